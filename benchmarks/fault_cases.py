@@ -6,6 +6,7 @@ import ctypes
 import os
 import random
 import resource
+import shutil
 import signal
 import socket
 import time
@@ -28,6 +29,8 @@ class Target(Protocol):
 
     directory: Path
     """Run directory."""
+    copied_checkpoints: Path
+    """Directory with copies of checkpoints that are to be restored."""
     draws: random.Random
 
     def pid(self, rank: int) -> int:
@@ -154,6 +157,8 @@ def damage_checkpoint(how: str) -> Callable[[Target], None]:
         os.kill(run.pid(0), signal.SIGKILL)
         paths = (run.directory / "checkpoints").glob("global_step_*")
         newest = sorted(paths, key=lambda path: int(path.name.rpartition("_")[2]), reverse=True)
+        if how == "all":
+            shutil.copytree(newest[0], run.copied_checkpoints / newest[0].name)
         for path in newest if how == "all" else newest[:1]:
             damage(path, how, run.draws)
 
@@ -182,8 +187,8 @@ def hook(rank: int, at: str, action: str, argument: float = 0) -> dict[str, Any]
 def _signals(number: int, cause: str) -> list[Case]:
     return [
         Case("engine", rf"rank 1\b.*{cause}", send(number, 1)),
-        Case("actor", rf"rank 0 on \S+ {cause}", send(number, 0)),
-        Case("second rank of the actor", rf"rank 1 on \S+ {cause}", send(number, 1), actors=2),
+        Case("actor", rf"rank 0 .*on \S+ {cause}", send(number, 0)),
+        Case("second rank of the actor", rf"rank 1 .*on \S+ {cause}", send(number, 1), actors=2),
         Case("engine, at the start", rf"rank 2\b.*{cause}", send(number, 2), at_start=True),
     ]
 
@@ -210,15 +215,18 @@ CASES: Mapping[str, list[Case]] = {
         Case("second rank of the actor", r"rank 1.*injected error", hook=hook(1, "learner", "raise"), actors=2),
     ],
     "exit 0": [
-        Case("engine", r"rank 1 on \S+ ended with status 0", hook=hook(1, "engine step", "exit")),
-        Case("engine, loading weights", r"rank 2 on \S+ ended with status 0", hook=hook(2, "engine load", "exit")),
-        Case("actor", r"rank 0 on \S+ ended with status 0", hook=hook(0, "learner", "exit")),
+        Case("engine", r"rank 1 .*on \S+ ended with status 0", hook=hook(1, "engine step", "exit")),
+        Case("engine, loading weights", r"rank 2 .*on \S+ ended with status 0", hook=hook(2, "engine load", "exit")),
+        Case("actor", r"rank 0 .*on \S+ ended with status 0", hook=hook(0, "learner", "exit")),
         Case(
-            "second rank of the actor", r"rank 1 on \S+ ended with status 0", hook=hook(1, "learner", "exit"), actors=2
+            "second rank of the actor",
+            r"rank 1 .*on \S+ ended with status 0",
+            hook=hook(1, "learner", "exit"),
+            actors=2,
         ),
         Case(
             "engine of an actor on two ranks",
-            r"rank 3 on \S+ ended with status 0",
+            r"rank 3 .*on \S+ ended with status 0",
             hook=hook(3, "engine step", "exit"),
             actors=2,
         ),
@@ -226,16 +234,19 @@ CASES: Mapping[str, list[Case]] = {
     "memory limit": [
         Case(
             "engine, cgroup",
-            rf"rank 1 on \S+ {KILLED}, .*memory",
+            rf"rank 1 .*on \S+ {KILLED}, .*memory",
             limit_memory(1),
             hook(1, "engine step", "allocate", 512),
         ),
         Case(
-            "actor, cgroup", rf"rank 0 on \S+ {KILLED}, .*memory", limit_memory(0), hook(0, "learner", "allocate", 512)
+            "actor, cgroup",
+            rf"rank 0 .*on \S+ {KILLED}, .*memory",
+            limit_memory(0),
+            hook(0, "learner", "allocate", 512),
         ),
         Case(
             "second rank of the actor, cgroup",
-            rf"rank 1 on \S+ {KILLED}, .*memory",
+            rf"rank 1 .*on \S+ {KILLED}, .*memory",
             limit_memory(1),
             hook(1, "learner", "allocate", 512),
             actors=2,
@@ -265,7 +276,14 @@ CASES: Mapping[str, list[Case]] = {
         Case("node of engines, all", r"node 127\.0\.0\.3 is lost.*; continuing without it", lose_machine, nodes=2),
         Case("node of an actor, Ray", r"node 127\.0\.0\.3 is lost", lose_ray, actors=2, nodes=2),
         Case("node of an actor, all", r"node 127\.0\.0\.3 is lost", lose_machine, actors=2, nodes=2),
-        Case("node of engines, at the start", r"node 127\.0\.0\.3 is lost", lose_machine, nodes=2, at_start=True),
+        Case(
+            "node of engines, at the start",
+            r"node 127\.0\.0\.3 is lost",
+            lose_machine,
+            nodes=2,
+            at_start=True,
+            options=("placement.join_timeout_seconds=20",),
+        ),
     ],
     "dropped connection": [
         Case("engine, calls", r"rank 1.*connection", drop_connection(1, 0)),
@@ -288,16 +306,24 @@ CASES: Mapping[str, list[Case]] = {
         Case("engine, length", CORRUPT, hook=hook(1, "message", "corrupt message", 8)),
         Case("engine, JSON", CORRUPT, hook=hook(1, "message", "corrupt message", 30)),
         Case("engine, a digit", CORRUPT, hook=hook(1, "message", "corrupt message", -30)),
-        Case("second rank of the actor, a digit", CORRUPT, hook=hook(1, "result", "corrupt result", -1), actors=2),
+        Case(
+            "engine on the second rank of the actor, a digit",
+            CORRUPT,
+            hook=hook(1, "result", "corrupt result", -1),
+            actors=2,
+            options=("placement.rollout.devices=[0, 1]",),
+        ),
     ],
     "failed start": [
         Case(
             "engine raises",
-            r"rank 1 on \S+ ended with status 1.*injected error",
+            r"rank 1 .*on \S+ ended with status 1.*injected error",
             hook=hook(1, "start", "raise"),
             at_start=True,
         ),
-        Case("engine exits with 0", r"rank 2 on \S+ ended with status 0", hook=hook(2, "start", "exit"), at_start=True),
+        Case(
+            "engine exits with 0", r"rank 2 .*on \S+ ended with status 0", hook=hook(2, "start", "exit"), at_start=True
+        ),
         Case(
             "engine hangs",
             r"rank 1.*did not connect",
@@ -314,7 +340,10 @@ CASES: Mapping[str, list[Case]] = {
             options=("placement.join_timeout_seconds=8",),
         ),
         Case(
-            "actor exits with 1", r"rank 0 on \S+ ended with status 1", hook=hook(0, "start", "exit", 1), at_start=True
+            "actor exits with 1",
+            r"rank 0 .*on \S+ ended with status 1",
+            hook=hook(0, "start", "exit", 1),
+            at_start=True,
         ),
     ],
     "broken checkpoint": [
@@ -330,7 +359,7 @@ CASES: Mapping[str, list[Case]] = {
         ),
         Case(
             "all checkpoints truncated",
-            r"skipping checkpoint global_step_",
+            r"every checkpoint in \S+ is damaged",
             damage_checkpoint("all"),
             is_at_resume=True,
         ),

@@ -18,6 +18,7 @@ import math
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -214,6 +215,11 @@ def watch(run: DrillRun, detection: Detection) -> int | None:
 def continue_run(run: DrillRun) -> None:
     """Remove the cause, and rerun the command."""
     (run.place / "runs/filler").unlink(missing_ok=True)
+    if run.case.nodes == 2:
+        run.add_node("127.0.0.4")
+    for copied in run.copied_checkpoints.glob("*"):
+        shutil.rmtree(run.directory / "checkpoints" / copied.name)
+        copied.rename(run.directory / "checkpoints" / copied.name)
     run.start()
     assert run.process is not None
     with suppress(subprocess.TimeoutExpired):

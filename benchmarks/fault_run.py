@@ -54,6 +54,11 @@ class DrillRun:
         return self.place / "runs/run"
 
     @property
+    def copied_checkpoints(self) -> Path:
+        """Directory with copies of checkpoints that are to be restored."""
+        return self.place / "copied_checkpoints"
+
+    @property
     def output(self) -> str:
         path = self.place / "output.log"
         return path.read_text() if path.exists() else ""

@@ -121,11 +121,10 @@ class GenerateEngine:
 
 def make_model(shape: str, directory: Path) -> None:
     """Create a model directory with random weights and a tokenizer."""
-    from quintet.policies.tiny_models import Preset, train_tokenizer
-    from quintet.policies.tiny_models import make_model as make
+    from quintet.policies.tiny_models import Preset, build_model, train_tokenizer
 
     preset = Preset(**SHAPES[shape], context=4096)
-    make(preset, preset.vocabulary, 2, 0, 0).save_pretrained(directory)
+    build_model(preset, preset.vocabulary, 2, 0, 0).save_pretrained(directory)
     train_tokenizer(640, [str(n) for n in range(1000)]).save_pretrained(directory)
 
 

@@ -5,8 +5,9 @@
 A standalone worker is started as in a run, with random float32 weights. A sync copies the learner's weights to where
 the worker reads them and ends when the engine has loaded them. Copies are timed in the same run between allocated
 tensors of the same sizes: one into shared memory and one into the engine. vLLM's copy on a CPU is followed by the
-packing of every matrix for its kernels, which is timed with vLLM's own function. Writes one JSON file: medians in
-milliseconds.
+packing of every matrix for its kernels, which is timed with vLLM's own function. With LoRA the learner only trains
+adapters of rank 16: these are sent, and the worker merges them. Writes one JSON file: medians in milliseconds, and the
+megabytes that a sync sends to an engine of another machine.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ ROUNDS = 15
 TRANSFERS = ("shared_memory", "process_group", "tcp")
 SIZES = {"3 M": (192, 6), "100 M": (768, 11)}
 """Hidden size and layers of the policies."""
+LORA_SIZE = "100 M"
+"""Size that is also measured with LoRA."""
 WORKER = """
 import sys
 from quintet.runtime.standalone.worker import ControllerAddress, StandaloneProcess
@@ -63,11 +66,10 @@ def standalone_worker() -> Iterator[Any]:
             listener.close()
 
 
-def measure(policy: Path, engine_name: str, options: list[str]) -> dict[str, Any]:
+def measure(policy: Path, engine_name: str, options: list[str], *, lora: bool = False) -> dict[str, Any]:
     import torch
 
     from quintet.config.compose import load_experiment
-    from quintet.policies.model_loading import load_model
     from quintet.runtime.standalone.engine_weights import EngineWeights
     from quintet.runtime.standalone.engines import StandaloneEngines
 
@@ -79,14 +81,15 @@ def measure(policy: Path, engine_name: str, options: list[str]) -> dict[str, Any
         name: load_experiment(None, [*words, f"placement.weight_transfer={name}"]).experiment for name in TRANSFERS
     }
     torch.set_num_threads(1)
-    model = load_model(policy)
+    actor = build_actor(policy, lora=lora)
+    tensors = [tensor for _, tensor in actor.base_weights()]
     with standalone_worker() as worker:
-        group = StandaloneEngines([worker], configs["shared_memory"], policy, model.named_parameters)
+        adapted = actor if lora else None
+        group = StandaloneEngines([worker], configs["shared_memory"], policy, actor.weights, adapted=adapted)
         (engine,) = group.engines()
         staged = {name: EngineWeights(config) for name, config in configs.items()}
         for each in staged.values():
             each.connect([worker])
-        tensors = [parameter.detach() for parameter in model.parameters()]
         copied = [torch.empty_like(tensor) for tensor in tensors]
 
         def sync(transfer: str) -> None:
@@ -107,11 +110,32 @@ def measure(policy: Path, engine_name: str, options: list[str]) -> dict[str, Any
         for number in range(ROUNDS + 2):
             for name, function in timed.items():
                 seconds[name] += [_seconds(function)] * (number >= 2)
+        sent = staged["tcp"].load_call(worker, 1).arguments["weights"].values()
         for each in staged.values():
             each.close()
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     ratios = {name: round(medians[name] / medians["copies"], 2) for name in medians if name != "copies"}
-    return {"ms": {name: round(1000 * median, 1) for name, median in medians.items()}, "ratio": ratios}
+    return {
+        "ms": {name: round(1000 * median, 1) for name, median in medians.items()},
+        "ratio": ratios,
+        "sent_mb": round(sum(tensor.nbytes for tensor in sent) / 1e6, 1),
+    }
+
+
+def build_actor(policy: Path, *, lora: bool) -> Any:
+    """Return a learner of the policy, which only trains adapters with `lora`."""
+    from quintet.config.native.learners import OptimizerConfig
+    from quintet.config.native.policy import LoraConfig
+    from quintet.policies.lora import add_lora
+    from quintet.policies.model_loading import load_model
+    from quintet.training.learner import ActorLearner
+    from quintet.training.learner_setup import LearnerSetup
+    from quintet.training.packing import MicroBatchBudget
+
+    model = load_model(policy)
+    if lora:
+        add_lora(model, LoraConfig(rank=16))
+    return ActorLearner(model, OptimizerConfig(), LearnerSetup(budget=MicroBatchBudget(64)))
 
 
 def pack(tensors: list[Any]) -> None:
@@ -144,9 +168,10 @@ def main() -> None:
                 separate = [True] if name == "vllm" else []
                 for is_separate in [False, *separate]:
                     words = [f"rollout.engine_options.separate_process={str(is_separate).lower()}"]
-                    row = f"{size}, {name}" + ", separate process" * is_separate
-                    result[row] = measure(Path(directory), name, words if name == "vllm" else [])
-                    print(row, json.dumps(result[row]), flush=True)
+                    for lora in [False, True] if size == LORA_SIZE else [False]:
+                        row = f"{size}, {name}" + ", separate process" * is_separate + ", LoRA" * lora
+                        result[row] = measure(Path(directory), name, words if name == "vllm" else [], lora=lora)
+                        print(row, json.dumps(result[row]), flush=True)
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -9,6 +9,7 @@ import sys
 import threading
 from contextlib import suppress
 
+from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
 from quintet.runtime.standalone.listener import StandaloneWorker
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket
 from quintet.runtime.standalone.worker import ControllerAddress, StandaloneComponents, _serve
@@ -30,13 +31,14 @@ def start_worker(address: ControllerAddress, rank: int) -> subprocess.Popen[byte
 class ThreadWorker(StandaloneWorker):
     """A worker in a thread of this process."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, learners: LocalStandaloneLearners | None = None) -> None:
         ours, self._theirs = socket.socketpair()
         super().__init__(rank, os.getpid(), "this one", MessageSocket(ours))
+        self._learners = learners
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
-        components = StandaloneComponents()
+        components = StandaloneComponents(self._learners)
         with suppress(ConnectionLostError):
             _serve(MessageSocket(self._theirs), components)
         components.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,6 +76,13 @@ def test_a_reward_models_scores_are_the_rewards(quintet: Command, sums: Path, tm
     assert scored_alone(tmp_path, found[0]["turns"][0]) == pytest.approx(
         found[0]["reward_components"]["model_score"], rel=1e-5
     )
+    # the same over two processes, with a part of the weights in each
+    words = ["-m", "quintet", "train", str(sums), "name=sharded"]
+    words.append("reward={model: {path: judge, min_sharded_parameters: 10000}, scale: 2.0}")
+    ranks = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    subprocess.run([*ranks, *words], cwd=tmp_path, check=True, capture_output=True, timeout=240)
+    sharded = [answer["reward"] for answer in answers(tmp_path / "runs/sharded")]
+    assert sharded == pytest.approx(rewards, rel=1e-4)
 
 
 def scored_alone(directory: Path, turn: dict[str, Any]) -> float:

@@ -62,10 +62,14 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
     assert path.exists(), f"{path} didn't come"
 
 
-def metrics(run: Path) -> Iterator[dict[str, Any]]:
+def all_metrics(run: Path) -> Iterator[dict[str, Any]]:
     for line in (run / "metrics.jsonl").read_text().splitlines():
-        found = without_timing(json.loads(line))
-        yield {name: value for name, value in found.items() if not any(word in name for word in ROUNDING)}
+        yield without_timing(json.loads(line))
+
+
+def metrics(run: Path) -> Iterator[dict[str, Any]]:
+    for line in all_metrics(run):
+        yield {name: value for name, value in line.items() if not any(word in name for word in ROUNDING)}
 
 
 def ranks(parent: subprocess.Popen[str]) -> dict[str, int]:
@@ -184,10 +188,11 @@ def test_a_killed_process_ends_the_run_with_its_rank(place: Path) -> None:
     assert (place / "runs/killed/checkpoints/global_step_1").exists()
 
 
-def test_critic_reference_and_engine_on_other_devices_are_the_run_of_one_process(place: Path) -> None:
+def test_log_probs_critic_reference_and_engine_on_other_devices_are_the_run_of_one_process(place: Path) -> None:
     """Also when a process is killed, and when the run goes on with all components on one device."""
     words = ("sft=null", "algorithm.advantage={name: gae}", "algorithm.kl={apply_to: loss}")
-    devices = {"actor": 0, "reference": 1, "critic": 1, "rollout": 2}
+    words += ("rollout.recompute_logprobs=true",)
+    devices = {"actor": 0, "logprobs": 1, "reference": 1, "critic": 1, "rollout": 2}
     apart = [f"placement.{name}.devices=[{device}]" for name, device in devices.items()]
     apart.append("placement.devices_per_node=3")
     assert start(place, "one", ONE, *words, "training.steps=4").wait(timeout=240) == 0, log(place, "one")
@@ -199,6 +204,7 @@ def test_critic_reference_and_engine_on_other_devices_are_the_run_of_one_process
     finally:
         run.kill()
     assert "rank 1 " in log(place, "apart")
+    assert "the run needs its log-prob workers and reference and critic" in log(place, "apart")
     for command, more in ((THREE, apart), (ONE, ["training.steps=4"])):
         assert start(place, "apart", command, *words, *more).wait(timeout=240) == 0, log(place, "apart")
     assert log(place, "apart").count("resuming from") == 2

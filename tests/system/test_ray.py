@@ -14,9 +14,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
+import torch
 from network_namespaces import INTERFACE, Network, can_create
-from test_ranks import TINY, metrics, wait_for
+from test_ranks import TINY, all_metrics, metrics, wait_for
 
+from quintet.kernels.decode import decode_kernels
 from quintet.tracking.run_status import read_status
 
 pytest.importorskip("ray", reason="pip install 'quintet[ray]'")
@@ -114,8 +116,9 @@ def test_a_killed_rank_costs_only_what_came_after_the_last_checkpoint(place: Pat
 
 
 def test_a_killed_engine_costs_neither_the_run_nor_a_number(place: Path, alone: Path) -> None:
-    devices = ("placement.devices_per_node=3", "placement.actor.devices=[0]", "placement.rollout.devices=[1,2]")
-    run = start(place, "three", "sft=null", *devices, "--ray", "local")
+    devices = ("placement.devices_per_node=2", "placement.actor.devices=[0]", "placement.rollout.devices=[1]")
+    words = ("sft=null", *devices, "placement.rollout.processes_per_device=2", "placement.rollout.group=Samplers")
+    run = start(place, "three", *words, "--ray", "local")
     try:
         wait_for(place / "runs/three/checkpoints/global_step_1", run)
         os.kill(rank(place, "three", 2), signal.SIGKILL)
@@ -123,12 +126,14 @@ def test_a_killed_engine_costs_neither_the_run_nor_a_number(place: Path, alone: 
     finally:
         run.kill()
     output = log(place, "three")
-    assert "quintet: rank 2 on " in output
+    assert "quintet: rank 2 (Samplers) on " in output
     assert "was killed by SIGKILL, probably because the node ran out of memory; restarting it (1 of 3)" in output
     assert "from the last checkpoint" not in output
     faults = {"engine/requests_reassigned": 0.0, "engine/restarts": 0.0}
-    for ours, theirs in zip(metrics(alone), metrics(place / "runs/three"), strict=True):
-        assert theirs | faults == pytest.approx(ours | faults, rel=1e-5, abs=1e-6)
+    has_kernels = decode_kernels(torch.float32, "cpu") is not None
+    for ours, theirs in zip(all_metrics(alone), all_metrics(place / "runs/three"), strict=True):
+        expected = ours | faults
+        assert theirs | faults == (expected if has_kernels else pytest.approx(expected, rel=1e-5, abs=1e-6))
     wait_until_gone(place)
 
 
@@ -137,9 +142,8 @@ def test_a_killed_env_host_costs_neither_the_run_nor_a_number(place: Path) -> No
     warm_start = ("warm_start.updates=12", "warm_start.episodes=60", "rollout.think=false")
     words = ("sft=null", *warm_start, "rollout.max_response_tokens=8", "rollout.max_turns=4", "training.steps=6")
     alone = start(place, "one", *words)
-    run = start(
-        place, "three", *words, "placement.devices_per_node=3", "placement.envs.devices=[1,2]", "--ray", "local"
-    )
+    hosts = ("placement.envs.devices=[1]", "placement.envs.processes_per_device=2")
+    run = start(place, "three", *words, "placement.devices_per_node=2", *hosts, "--ray", "local")
     try:
         wait_for(place / "runs/three/checkpoints/global_step_1", run)
         os.kill(rank(place, "three", 2), signal.SIGKILL)
@@ -149,7 +153,7 @@ def test_a_killed_env_host_costs_neither_the_run_nor_a_number(place: Path) -> No
         run.kill()
         alone.kill()
     output = log(place, "three")
-    assert "quintet: rank 2 on " in output
+    assert "quintet: rank 2 (environments) on " in output
     assert "restarting it (1 of 3)" in output
     assert "from the last checkpoint" not in output
     ours, theirs = list(metrics(place / "runs/one")), list(metrics(place / "runs/three"))

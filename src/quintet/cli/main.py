@@ -18,6 +18,7 @@ from quintet.cli.options import (
     MaxRestarts,
     Overrides,
     RayAddress,
+    ServeEnvsOptions,
     ServeOptions,
     UnknownKeys,
     split,
@@ -142,6 +143,19 @@ def serve(
     from quintet.cli.serve import run
 
     raise typer.Exit(run(model, list(overrides or []), options))
+
+
+@app.command("serve-envs")
+@with_options
+def serve_envs(
+    env: Annotated[list[str], typer.Option(metavar="NAME", help="Environment to serve, or file.py:Class; repeatable.")],
+    *,
+    options: ServeEnvsOptions,
+) -> None:
+    """Serve environments to the training runs of other machines, also those of VAGEN."""
+    from quintet.cli.serve_envs import run
+
+    raise typer.Exit(run(env, options))
 
 
 @app.command()

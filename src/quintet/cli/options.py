@@ -130,6 +130,36 @@ class ServeOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class ServeEnvsOptions:
+    """Options of `quintet serve-envs`."""
+
+    host: Annotated[str, typer.Option(help="Address to bind; other than loopback only with a token.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(help="Port; 0 selects a free one.", min=0, max=65535)] = 5000
+    token_env: Annotated[
+        str, typer.Option(metavar="NAME", help="Environment variable with the token that clients must send.")
+    ] = "QUINTET_TOKEN"  # noqa: S105 - the name of a variable
+    workers: Annotated[
+        int | None, typer.Option(help="Number of worker processes (default: number of CPU cores).", min=1)
+    ] = None
+    max_sessions: Annotated[int, typer.Option(help="Maximum number of sessions: clients at the same time.", min=1)] = (
+        256
+    )
+    max_envs: Annotated[int, typer.Option(help="Maximum number of environments of all sessions.", min=1)] = 4096
+    session_timeout: Annotated[
+        float, typer.Option(help="Seconds without a request after which a session is closed.", min=1.0)
+    ] = 600.0
+    env_timeout: Annotated[
+        float,
+        typer.Option(help="Seconds for a reset, or for the actions of a step; then the process is killed.", min=0.1),
+    ] = 60.0
+    worker_memory: Annotated[
+        float | None,
+        typer.Option(metavar="GIB", help="Address space limit of a worker process (default: none).", min=0.25),
+    ] = None
+    max_body: Annotated[float, typer.Option(metavar="MIB", help="Maximum size of a request's body.", min=0.001)] = 16.0
+
+
+@dataclass(frozen=True, slots=True)
 class FitOptions:
     """Options of `quintet plan --fit`; None uses the configuration or this machine."""
 

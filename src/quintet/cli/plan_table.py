@@ -26,8 +26,6 @@ WIDTH = 100
 MAX_NODE_COLUMNS = 4
 """With more nodes, one column stands for all of them."""
 BAR_WIDTH = 30
-TITLES = {"rollout": "engines", "reward": "reward model"}
-"""Titles of components whose name is not their title."""
 Row = tuple[str, str, str]
 
 
@@ -210,8 +208,7 @@ def _print_placement(out: Console, placement: Placement) -> None:
         cells = [format_ranges(places.get(node, ())) for node in nodes] or [format_ranges(component.devices)]
         if not component.devices:
             cells[0] = "CPU"
-        title = TITLES.get(component.name, component.name)
-        table.add_row(title, *cells, f"{component.copies:,}", describe_parallelism(component))
+        table.add_row(component.title, *cells, f"{component.copies:,}", describe_parallelism(component))
     out.print(Padding(table, (0, 0, 0, 2)))
     turns = "take turns on shared devices" if placement.colocated else "use shared devices at the same time"
     if all(len(names) == 1 for names in placement.groups()):
@@ -249,8 +246,9 @@ def _print_memory(out: Console, plan: RunPlan) -> None:
         return
     parts = ("weights", "gradients", "optimizer", "activations", "logits", "KV cache", "sum", "idle")
     table = plain_table("component", *(Column(part, justify="right", no_wrap=True) for part in parts))
+    titles = {component.name: component.title for component in plan.placement.components}
     for name, use in plan.memory.active.items():
-        table.add_row(TITLES.get(name, name), *_memory_cells(use), format_bytes(plan.memory.idle[name].total))
+        table.add_row(titles[name], *_memory_cells(use), format_bytes(plan.memory.idle[name].total))
     out.print(Padding(table, (0, 0, 0, 2)))
     for peak in plan.memory.peaks:
         out.print(_peak(peak, plan.device_bytes))

@@ -23,6 +23,7 @@ from quintet.errors import UserError
 
 if TYPE_CHECKING:
     from quintet.config.native.experiment import Experiment
+    from quintet.config.plan.process_layout import ProcessLayout
 
 
 @cache
@@ -42,11 +43,19 @@ def write_rank_report(message: str, *, delay: int = 0) -> None:
         path.write_text(json.dumps({"message": error}))
 
 
+def layout_of(config: Experiment) -> ProcessLayout:
+    """Return the processes of a run; its module is imported when a run starts, not for `quintet --help`."""
+    from quintet.config.plan.process_layout import process_layout
+
+    return process_layout(config)
+
+
 def sudden_death_report(rank: RankInfo, config: Experiment) -> str:
     """Return the report of a rank that ends without an error message."""
     log = f"Its log: {rank_log(rank.rank, config)}" if rank.local_rank else "Its output is above."
+    name = layout_of(config).describe_rank(rank.rank)
     return (
-        f"rank {rank.rank} ended before the run was complete. Without an error message it was killed, for example "
+        f"{name} ended before the run was complete. Without an error message it was killed, for example "
         f"because the machine ran out of memory (see `dmesg`).\n{log}\n"
         f"To continue from the last checkpoint: {continue_command(rank, config)}"
     )

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from quintet import __version__
-from quintet.cli.rank_report import output_to_log, sudden_death_report, write_rank_report
+from quintet.cli.rank_report import layout_of, output_to_log, sudden_death_report, write_rank_report
 from quintet.config.torchrun import RankInfo, current_rank
 from quintet.errors import MachineError, UserError
 from quintet.tracking.run_processes import LAUNCHED_BY_RAY
@@ -73,7 +73,8 @@ def run_on_all_ranks(composed: ComposedConfig, run: Callable[[Controller | None]
 
     rank = current_rank()
     hide_other_gpus(composed.experiment)
-    with registered_rank(RunDirectory.from_config(composed.experiment), rank):
+    components = layout_of(composed.experiment).components_of(rank.rank)
+    with registered_rank(RunDirectory.from_config(composed.experiment), rank, components):
         if rank.size == 1:
             return run(None)
         return _run_as_rank(rank, composed.experiment, run)
@@ -87,12 +88,11 @@ def hide_other_gpus(config: Experiment) -> None:
 
 
 def _run_as_rank(rank: RankInfo, config: Experiment, run: Callable[[Controller | None], int]) -> int:
-    from quintet.config.plan.process_layout import process_layout
     from quintet.training.parallel.rendezvous import join_run, local_address
 
     # torchrun ends rank 0 because of the others
     write_rank_report(sudden_death_report(rank, config), delay=0 if rank.rank else START_SECONDS)
-    layout, seconds = process_layout(config), config.placement.join_timeout_seconds
+    layout, seconds = layout_of(config), config.placement.join_timeout_seconds
     is_standalone = rank.rank not in layout.learner_ranks
     with output_to_log(rank, config, always=is_standalone), _reported_errors():
         address = local_address()
@@ -127,9 +127,10 @@ def _run_with_learners(
         placement.call_timeout_seconds,
         ranks=learner_ranks,
         store=store,
+        components=layout_of(config).components_of(rank.rank),
     )
     try:
-        with ranks.watchdog(partial(_exit_at_once, rank.rank)):
+        with ranks.watchdog(partial(_exit_at_once, rank.rank, config)):
             if rank.rank:
                 run_worker(ranks)
                 return 0
@@ -146,18 +147,19 @@ def _listen(host: str, ranks: Sequence[int], config: Experiment, store: Store) -
 
     placement = config.placement
     limits = placement.lost_after_seconds, placement.call_timeout_seconds
-    listener = WorkerListener(host, ranks, _fingerprint(config), *limits)
+    layout = layout_of(config)
+    components = {rank: layout.components_of(rank) for rank in ranks}
+    listener = WorkerListener(host, components, _fingerprint(config), *limits)
     ControllerAddress.of(listener).publish(store)
     return listener
 
 
 def _run_standalone(rank: RankInfo, config: Experiment, store: Store) -> int:
-    from quintet.config.plan.process_layout import process_layout
     from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
     from quintet.runtime.standalone.worker import ControllerAddress, StandaloneProcess
     from quintet.training.parallel.rendezvous import rendezvous
 
-    layout, seconds = process_layout(config), config.placement.join_timeout_seconds
+    layout, seconds = layout_of(config), config.placement.join_timeout_seconds
     learners, fingerprint = layout.standalone_learners_of(rank.rank), _fingerprint(config)
 
     address = ControllerAddress.wait_for(store, seconds)
@@ -165,10 +167,11 @@ def _run_standalone(rank: RankInfo, config: Experiment, store: Store) -> int:
         StandaloneProcess(address, rank.rank, fingerprint).run()
         return 0
     limit = config.placement.call_timeout_seconds
-    with closing(rendezvous(rank, fingerprint, seconds, limit, ranks=learners.ranks, store=store)) as ranks:
+    meet = partial(rendezvous, ranks=learners.ranks, store=store, components=layout.components_of(rank.rank))
+    with closing(meet(rank, fingerprint, seconds, limit)) as ranks:
         local = LocalStandaloneLearners(ranks.ranks, learners.shard_writer(rank.rank))
         process = StandaloneProcess(address, rank.rank, fingerprint, ranks)
-        with ranks.watchdog(partial(_exit_at_once, rank.rank)):
+        with ranks.watchdog(partial(_exit_at_once, rank.rank, config)):
             hosts_envs = rank.rank in layout.standalone.get("envs", ())
             process.run(local, has_engine=hosts_envs or layout.has_engine(rank.rank))
     return 0
@@ -184,9 +187,10 @@ def _reported_errors() -> Iterator[None]:
         raise
 
 
-def _exit_at_once(rank: int, cause: str) -> None:
+def _exit_at_once(rank: int, config: Experiment, cause: str) -> None:
     """End this process, whose main thread waits for a rank that has died and cannot be interrupted."""
-    message = f"{cause}, and a run needs all of its ranks" if rank == 0 else f"rank {rank} ends: {cause}"
+    name = layout_of(config).describe_rank(rank)
+    message = f"{cause}, and a run needs all of its ranks" if rank == 0 else f"{name} ends: {cause}"
     write_rank_report(message)
     print(f"quintet: {message}", file=sys.__stderr__, flush=True)
     os._exit(MachineError.exit_status)

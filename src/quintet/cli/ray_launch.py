@@ -72,6 +72,8 @@ def _launch(address: str, composed: ComposedConfig, words: Sequence[str], max_re
         directory.processes.process_of,
         layout.restartable_ranks,
         layout.cpu_ranks,
+        layout.used_devices_per_node,
+        [layout.components_of(rank) for rank in range(layout.size)],
     )
     with registered_launcher(directory, rank_command.ranks):
         return run_on_ray(address, rank_command, max_restarts, _show)

@@ -12,11 +12,10 @@ class Capability(StrEnum):
     """Not missing: `torchrun` or `--ray` starts them."""
 
     ENGINES = "an engine of TensorRT-LLM"
-    CLUSTER = "several processes per device and named worker groups"
     LOGGERS = "further loggers and stored pictures"
     VISION = "images in turns and vision-language policies"
     EMBODIED = "vision-language-action policies and simulators"
-    ENVS = "the environment service and further envs"
+    ENVS = "further envs and structured thoughts"
 
     @property
     def is_missing(self) -> bool:

@@ -51,6 +51,13 @@ RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
     "algorithm.advantage.name": {"outside": "custom"},
     "algorithm.loss.name": {"outside": "custom"},
 }
+UNUSED_CHANNEL = {"name": None, "queue": None, "size": 0}
+REMOVED_KEYS: Mapping[str, Any] = {
+    **{f"placement.{name}.devices_per_worker": 1 for name in ("actor", "critic", "reference", "reward", "envs")},
+    **{f"placement.{name}.processes_per_device": 1 for name in ("actor", "critic", "reference", "reward")},
+    **{f"placement.{name}.channel": UNUSED_CHANNEL for name in ("actor", "critic", "reference", "reward")},
+}
+"""Keys that had no valid value but their default, which stored configurations contain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +81,13 @@ def current_key(key: str) -> str:
 
 
 def upgrade_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored configuration with former keys and values replaced by today's."""
-    return upgrade(tree, {}).tree
+    """Return a stored configuration with former keys and values replaced by today's, and without removed keys."""
+    upgraded = upgrade(tree, {}).tree
+    for key, default in REMOVED_KEYS.items():
+        section, _, name = key.rpartition(".")
+        if get_value(upgraded, key) == default:
+            del get_value(upgraded, section)[name]
+    return upgraded
 
 
 def upgrade(tree: Mapping[str, Any], sources: Mapping[str, str]) -> Upgraded:

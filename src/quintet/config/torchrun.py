@@ -26,6 +26,11 @@ class RankInfo:
         return self.local_size == self.size
 
 
+def describe_rank(rank: int, components: str = "") -> str:
+    """Return the name of a rank in messages and records, such as `rank 2 (critic and reference)`."""
+    return f"rank {rank} ({components})" if components else f"rank {rank}"
+
+
 def current_rank(environment: Mapping[str, str] | None = None) -> RankInfo:
     """Read the rank from environment variables, by default those of this process.
 

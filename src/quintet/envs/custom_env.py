@@ -34,14 +34,24 @@ def load_custom_env(config: CustomEnvConfig) -> Callable[[], Env]:
         ConfigError: there is no such file, module or name, importing it fails, it lacks a method of `Env`, or it does
             not accept `env.arguments`.
     """
-    is_registered = ":" not in config.path and config.path in ENVS
-    factory = ENVS.get(config.path).load() if is_registered else load_user_object(config.path, KEY)
-    _check_methods(factory, config.path)
+    factory = load_env_class(config.path)
     if hasattr(factory, "config_class"):
         options = validate_options(factory, config.arguments, "env.arguments")
         return lambda: cast("Env", factory(options))
     _check_arguments(factory, config)
     return lambda: cast("Env", factory(**config.arguments))
+
+
+def load_env_class(path: str) -> Callable[..., Any]:
+    """Return the env class or factory of a path, as `env.path` has it.
+
+    Raises:
+        ConfigError: there is no such file, module or name, importing it fails, or it lacks a method of `Env`.
+    """
+    is_registered = ":" not in path and path in ENVS
+    factory: Callable[..., Any] = ENVS.get(path).load() if is_registered else load_user_object(path, KEY)
+    _check_methods(factory, path)
+    return factory
 
 
 def _check_methods(factory: Any, path: str) -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import cast
 
 from quintet.config.native.envs import ENVS, CustomEnvConfig, EnvConfig, InteractiveEnvSection
+from quintet.config.native.rollout import RolloutConfig
 from quintet.envs.custom_env import load_custom_env
 from quintet.envs.env import Env
 from quintet.envs.vector_env import LocalVectorEnv, VectorEnv
@@ -30,13 +31,18 @@ def env_factory(config: EnvConfig) -> Callable[[], Env]:
     return lambda: build(config)
 
 
-def build_vector_env(config: EnvConfig) -> VectorEnv:
-    """Return a vector env that runs in this process or, if `config.processes` is set, in worker processes.
+def build_vector_env(config: EnvConfig, rollout: RolloutConfig | None = None) -> VectorEnv:
+    """Return a vector env that runs in this process, in worker processes if `config.processes` is set, or on an
+    environment service if `config.service` is set. VAGEN's protocol also needs the format of responses, `rollout`.
 
     Raises:
         ConfigError: a custom env cannot be loaded.
-        MachineError: no worker process can be started.
+        MachineError: no worker process can be started, or no server reached.
     """
+    if isinstance(config, InteractiveEnvSection) and config.service is not None:
+        from quintet.envs.service.vector_env import service_vector_env
+
+        return service_vector_env(config, config.service, rollout or RolloutConfig())
     if not isinstance(config, InteractiveEnvSection) or config.processes is None:
         return LocalVectorEnv(env_factory(config))
     from quintet.envs.subprocess_env import SubprocessVectorEnv

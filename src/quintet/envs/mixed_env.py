@@ -150,7 +150,7 @@ def build_run_envs(config: Experiment) -> VectorEnv:
     with ExitStack() as started:
         for run_env in config.run_envs:
             with env_errors_under_key(run_env.key):
-                built.append(build_vector_env(run_env.config))
+                built.append(build_vector_env(run_env.config, run_env.rollout))
             started.callback(built[-1].close)
         started.pop_all()  # all have started: none is closed
     return built[0] if len(built) == 1 else MixedVectorEnv(built)

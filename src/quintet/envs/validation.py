@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quintet.records import Observation, Step
+
+if TYPE_CHECKING:
+    import numpy as np
 
 INVALID_OUTPUT = "InvalidOutput"
 """`Failure.error_type` of an `InvalidEnvOutputError`, part of a metric's name."""
@@ -94,32 +97,51 @@ def _type_name(value: Any) -> str:
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
-def observation_message(observation: Observation) -> dict[str, Any]:
-    """Return an observation as a JSON object; `quintet.sandbox.json_lines` encodes the bytes of images."""
-    images = [{"shape": list(image.shape), "pixels": image.tobytes()} for image in observation.images]
-    return {"text": observation.text, "images": images}
+ImageEncoder = Callable[["np.ndarray"], Any]
+"""Function from an RGB image to its form in a message."""
+ImageDecoder = Callable[[Any], "np.ndarray"]
+"""Inverse of an `ImageEncoder`; raises KeyError, TypeError or ValueError for another form."""
 
 
-def observation_from_message(message: Any) -> Observation:
+def raw_image(image: np.ndarray) -> dict[str, Any]:
+    """Return shape and pixels; `quintet.sandbox.json_lines` encodes the bytes."""
+    return {"shape": list(image.shape), "pixels": image.tobytes()}
+
+
+def from_raw_image(message: Any) -> np.ndarray:
+    """Return the image of `raw_image`."""
+    import numpy as np
+
+    return np.frombuffer(message["pixels"], np.uint8).reshape(message["shape"])
+
+
+def observation_message(observation: Observation, encode_image: ImageEncoder = raw_image) -> dict[str, Any]:
+    """Return an observation as a JSON object."""
+    return {"text": observation.text, "images": [encode_image(image) for image in observation.images]}
+
+
+def observation_from_message(message: Any, decode_image: ImageDecoder = from_raw_image) -> Observation:
     """Return the observation of `observation_message`.
 
     Raises:
         InvalidEnvOutputError: the message has another form.
     """
-    import numpy as np
+    return validate_observation(_observation_from_message(message, decode_image))
 
+
+def _observation_from_message(message: Any, decode_image: ImageDecoder) -> Observation:
+    """Return an observation that has not been validated."""
     try:
-        images = tuple(np.frombuffer(image["pixels"], np.uint8).reshape(image["shape"]) for image in message["images"])
-        observation = Observation(message["text"], images)
+        images = message["images"]
+        return Observation(message["text"], tuple(map(decode_image, images)) if images else ())
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidEnvOutputError(f"the worker process sent no valid observation: {message!r:.100}") from error
-    return validate_observation(observation)
 
 
-def step_message(step: Step) -> dict[str, Any]:
+def step_message(step: Step, encode_image: ImageEncoder = raw_image) -> dict[str, Any]:
     """Return a step as a JSON object; values in `info` that JSON cannot express become text."""
     return {
-        "observation": observation_message(step.observation),
+        "observation": observation_message(step.observation, encode_image),
         "reward": step.reward,
         "terminated": step.terminated,
         "truncated": step.truncated,
@@ -127,7 +149,7 @@ def step_message(step: Step) -> dict[str, Any]:
     }
 
 
-def step_from_message(message: Any) -> Step:
+def step_from_message(message: Any, decode_image: ImageDecoder = from_raw_image) -> Step:
     """Return the step of `step_message`.
 
     Raises:
@@ -135,5 +157,5 @@ def step_from_message(message: Any) -> Step:
     """
     if not isinstance(message, Mapping) or message.keys() != STEP_FIELDS:
         raise InvalidEnvOutputError(f"the worker process sent no valid step: {message!r:.100}")
-    observation = observation_from_message(message["observation"])
+    observation = _observation_from_message(message["observation"], decode_image)
     return validate_step(Step(**{**message, "observation": observation}))

@@ -247,7 +247,10 @@ struct Call {
     const index_t* order;
     T* out;
 
-    index_t token(index_t task) const { return order ? order[task / kv_heads] : task / kv_heads; }
+    // Tokens with the same keys and values next to each other: without an order those of one head, so that these stay in
+    // the cache.
+    index_t token(index_t task) const { return order ? order[task / kv_heads] : task % tokens; }
+    index_t kv_head(index_t task) const { return order ? task % kv_heads : task / tokens; }
 
     // Write a token's key and value to the last position of its own piece to which it attends.
     void put(index_t token, index_t head) const {
@@ -268,11 +271,11 @@ void attention_all(const Call<T>& call, bool put) {
 #pragma omp for schedule(dynamic, 16)
         for (index_t task = 0; task < call.tokens * kv_heads; ++task) {
             const index_t next = task + 1 < call.tokens * kv_heads ? task + 1 : task;
-            const index_t token = call.token(task), head = task % kv_heads;
+            const index_t token = call.token(task), head = call.kv_head(task);
             if (put) call.put(token, head);
             index_t total = 0;
             for (const auto& piece : call.pieces) total += piece.length[token];
-            attention_group<T, C>({call.pieces, token, head, call.token(next), next % kv_heads, total}, call.dim, group,
+            attention_group<T, C>({call.pieces, token, head, call.token(next), call.kv_head(next), total}, call.dim, group,
                                   call.query.at(token, head * group), call.query.head_stride, call.scale,
                                   call.out + (token * call.heads + head * group) * call.dim, scratch);
         }

@@ -24,6 +24,7 @@ from quintet.records import INCOMPLETE_OUTCOMES, Batch
 from quintet.rollout.collate import collate, reward_at_end, train_on_observations
 from quintet.runtime.components import Components
 from quintet.training.packing import select_trajectories
+from quintet.training.protocols import LogProbScorer
 
 
 def collate_rollout(rollout: Rollout, config: Experiment) -> Batch:
@@ -53,24 +54,28 @@ def _no_episodes(rollout: Rollout, config: Experiment) -> MachineError:
     return MachineError(message, "fix the environment, or its options")
 
 
-def add_log_probs(components: Components, batch: Batch) -> tuple[Batch, dict[str, float]]:
+def add_log_probs(components: Components, batch: Batch, step: int) -> tuple[Batch, dict[str, float]]:
     """Add the learner's log-probs, and return the gap between them and the engine's as metrics.
 
-    They are not computed if the engine's are used and observations are not trained.
+    They are not computed if the engine's are used and observations are not trained. Those of all batches of a step are
+    of the weights before its first update.
     """
-    config, scorer = components.config, components.learners.actor.scorer
-    response_mask = batch.loss_mask
+    config, response_mask = components.config, batch.loss_mask
+    if not config.scores_rollout:
+        return batch, {}
+    scorer = components.learners.policy_scorer(step)
     if config.algorithm.train_on_observations:
         batch = train_on_observations(batch)
-    elif not _needs_learner_log_probs(config):
-        return _with_sum_squared_probs(components, batch), {}
+    elif not config.needs_learner_logprobs:
+        return _with_sum_squared_probs(scorer, batch, config), {}
     log_probs = scorer.compute_log_probs(batch)
-    gap = _log_prob_gap(log_probs[response_mask], batch.logprobs[response_mask], scorer.dtype)
+    dtype = components.learners.actor.scorer.dtype
+    gap = _log_prob_gap(log_probs[response_mask], batch.logprobs[response_mask], dtype)
     rollout_log_probs = torch.where(response_mask, batch.logprobs, log_probs)
-    if not _needs_learner_log_probs(config):
-        return _with_sum_squared_probs(components, replace(batch, logprobs=rollout_log_probs)), {}
+    if not config.needs_learner_logprobs:
+        return _with_sum_squared_probs(scorer, replace(batch, logprobs=rollout_log_probs), config), {}
     batch = replace(batch, logprobs=log_probs, rollout_logprobs=rollout_log_probs)
-    batch = _with_sum_squared_probs(components, batch)
+    batch = _with_sum_squared_probs(scorer, batch, config)
     if config.algorithm.correction is None:
         return batch, gap
     weights, trained, metrics = rollout_correction(batch, config.algorithm.correction)
@@ -92,17 +97,11 @@ def _log_prob_gap(learner: torch.Tensor, engine: torch.Tensor, dtype: torch.dtyp
     }
 
 
-def _needs_learner_log_probs(config: Experiment) -> bool:
-    """Return whether the learner's log-probs are requested, or needed beside the engine's."""
-    algorithm = config.algorithm
-    return config.rollout.recompute_logprobs or algorithm.correction is not None or algorithm.loss.weighs_rollout_gap
-
-
-def _with_sum_squared_probs(components: Components, batch: Batch) -> Batch:
+def _with_sum_squared_probs(scorer: LogProbScorer, batch: Batch, config: Experiment) -> Batch:
     """Add the sum of squared probabilities if the advantage estimator needs it."""
-    if not components.config.algorithm.advantage.needs_sum_squared_probs:
+    if not config.algorithm.advantage.needs_sum_squared_probs:
         return batch
-    return replace(batch, sum_squared_probs=components.learners.actor.scorer.compute_sum_squared_probs(batch))
+    return replace(batch, sum_squared_probs=scorer.compute_sum_squared_probs(batch))
 
 
 def add_values(components: Components, batch: Batch) -> Batch:

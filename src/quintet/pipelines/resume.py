@@ -29,6 +29,11 @@ MAY_CHANGE = (
         "env.processes",
         "envs.*.env.processes",
     ),
+    *(
+        f"{env}.service.{key}"
+        for env in ("env", "envs.*.env")
+        for key in ("urls", "timeout_seconds", "max_retries", "token_env")
+    ),
     *("training.steps", "data.epochs", "data.max_steps", "validation.only", "sft.devices"),
     *("sft.name", "sft.project", "sft.loggers", "sft.output_dir", "sft.remote_dir", "sft.merge", "sft.epochs"),
 )

@@ -110,7 +110,7 @@ def train_step(components: Components, step: int, timings: Timings) -> tuple[Rol
         for rollout in iter_rollouts(components, step, timings):
             batch = collate_rollout(rollout, config)
             with timings.phase("old_log_prob"):
-                batch, log_prob_metrics = add_log_probs(components, batch)
+                batch, log_prob_metrics = add_log_probs(components, batch, step)
             with timings.phase("values"):
                 batch = add_values(components, batch)
             with timings.phase("ref"):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,6 +16,7 @@ from quintet.pipelines.timings import Timings
 from quintet.records import Trajectory
 from quintet.rollout.async_rollout import groups_with_signal
 from quintet.rollout.background_rollout import BackgroundRollout
+from quintet.rollout.channel import Channel
 from quintet.rollout.episode import Episode
 from quintet.rollout.response_log import response_lines
 from quintet.rollout.sampling_params import greedy_sampling, training_sampling, validation_prompts, validation_sampling
@@ -106,7 +107,8 @@ def _as_rollout(components: Components, episodes: list[Trajectory], metrics: dic
 
 def _new_metrics(components: Components) -> dict[str, float]:
     """Return the metrics of environments and engines since the last call."""
-    return {**components.envs.pop_metrics(), **components.engines.pop_metrics()}
+    groups = components.group_channel.pop_metrics() if components.group_channel is not None else {}
+    return {**components.envs.pop_metrics(), **components.engines.pop_metrics(), **groups}
 
 
 def _collect_groups(
@@ -120,7 +122,21 @@ def _collect_groups(
         episodes += [Episode(start, group, sample, num_visits[start]) for sample in range(samples)]
         num_visits[start] += 1
     seed = derive_seed(config.seed, "train", step)
-    return list(components.envs.collect_rollouts(episodes, training_sampling(config, seed)))
+    ended = components.envs.collect_rollouts(episodes, training_sampling(config, seed))
+    return list(ended if components.group_channel is None else _passed_on(components.group_channel, ended, samples))
+
+
+def _passed_on(
+    channel: Channel[list[Trajectory]], episodes: Iterable[Trajectory], samples: int
+) -> Iterator[Trajectory]:
+    """Yield the episodes of a rollout by complete group. Each goes through the channel and is taken at once."""
+    groups: dict[int, list[Trajectory]] = defaultdict(list)
+    for episode in episodes:
+        group = groups[episode.group]
+        group.append(episode)
+        if len(group) == samples:
+            channel.put_nowait(group)
+            yield from channel.get(0) or ()
 
 
 def _select_groups(episodes: list[Trajectory], with_signal: list[int], num_groups: int) -> list[Trajectory]:

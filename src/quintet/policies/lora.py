@@ -10,6 +10,7 @@ import copy
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -196,11 +197,32 @@ def merge_adapter_stream(
         roles = incomplete.setdefault(layer, {})
         roles[PARAMETER_ROLES[suffix]] = tensor
         if len(roles) == 3:
-            product = (roles["lora_b"] @ roles["lora_a"]) * scales[layer]
-            yield f"{layer}.weight", roles["base"] + (product.T if "embedding" in suffix else product)
+            product = (roles["lora_b"] @ roles["lora_a"]).mul_(scales[layer])
+            yield f"{layer}.weight", _sum(roles["base"], product.T if "embedding" in suffix else product)
             del incomplete[layer]
     if incomplete:
         raise ValueError(f"incomplete weights of adapted layers: {', '.join(sorted(incomplete))}")
+
+
+def _sum(weight: Tensor, product: Tensor) -> Tensor:
+    """Return the sum, in the memory of the product if that has its type and layout."""
+    has_type = torch.result_type(weight, product) == product.dtype and product.is_contiguous()
+    return product.add_(weight) if has_type else weight + product
+
+
+class BaseWeights:
+    """Host copies of the weights that adapters are merged into again and again."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, Tensor] = {}
+
+    def merge(self, weights: Iterable[tuple[str, Tensor]], scales: Mapping[str, float]) -> Iterator[tuple[str, Tensor]]:
+        """Keep the weights that are not adapters, and return all kept ones with the adapters merged; see
+        `merge_adapter_stream`. Tensors of the host are kept as they are, so that they must not be written to."""
+        adapters: dict[str, Tensor] = {}
+        for name, tensor in weights:
+            (adapters if is_adapter_name(name) else self._tensors)[name] = tensor.cpu()
+        return merge_adapter_stream(chain(self._tensors.items(), adapters.items()), scales)
 
 
 def iter_merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

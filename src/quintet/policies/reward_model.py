@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
@@ -85,8 +85,10 @@ class RewardModel:
         sequences_per_pass: int | None = None,
         offload: bool = False,
         device: str = "cpu",
+        num_passes: Callable[[int], int] = int,
     ) -> None:
-        """With `offload`, the weights are on the CPU except while scoring."""
+        """With `offload`, the weights are on the CPU except while scoring. `num_passes` returns how many forward passes
+        a call of `score` makes that needs so many; further ones have no responses."""
         self._model = model.eval().requires_grad_(False)
         self._encoder = encoder
         self._sequences_per_pass = sequences_per_pass
@@ -94,14 +96,24 @@ class RewardModel:
         self._device = device
         self._pad_token_id: int | None = model.config.get_text_config().pad_token_id
         self._is_token_classifier = type(model).__name__.endswith("ForTokenClassification")
+        self._num_passes = num_passes
         if not self._offload:
             self._model.to(device)
 
     @classmethod
-    def load(cls, config: RewardModelConfig, policy_dir: Path, max_length: int) -> RewardModel:
+    def load(
+        cls,
+        config: RewardModelConfig,
+        policy_dir: Path,
+        max_length: int,
+        *,
+        shard: Callable[[PreTrainedModel], None] | None = None,
+        num_passes: Callable[[int], int] = int,
+    ) -> RewardModel:
         """Load the configured model, on a GPU if there is one.
 
         `policy_dir` is the policy's directory, `max_length` the largest number of tokens of prompt and response.
+        `shard` replaces its weights by shards; for `num_passes`, see `__init__`.
 
         Raises:
             ConfigError: the directory contains no reward model, or one of its libraries cannot be imported.
@@ -122,12 +134,15 @@ class RewardModel:
         if config.tokenizer is not None:
             # only the vocabulary is read: no code of that directory runs
             policy_end_token = load_tokenizer(Path(config.tokenizer).expanduser()).eos_token or ""
+        if shard is not None:
+            shard(model)
         return cls(
             model,
             _SequenceEncoder(tokenizer, config.max_tokens or max_length, policy_end_token),
             sequences_per_pass=config.sequences_per_pass,
             offload=config.offload_parameters,
             device="cuda" if torch.cuda.is_available() else "cpu",
+            num_passes=num_passes,
         )
 
     @property
@@ -139,11 +154,15 @@ class RewardModel:
         """Return the model's raw scores of the responses; they may be NaN."""
         sequences = self._encoder.encode(prompt_rows, responses)
         scores = [math.nan] * len(sequences)
+        batches = list(self._batches(sequences))
+        num_empty = self._num_passes(len(batches)) - len(batches)
         with self._on_device():
-            for indices in self._batches(sequences):
+            for indices in batches:
                 results = self._forward([sequences[index] for index in indices]).tolist()
                 for index, score in zip(indices, results, strict=True):
                     scores[index] = score
+            for _ in range(num_empty):
+                self._forward([[0]])
         return scores
 
     def _batches(self, sequences: Sequence[list[int]]) -> Iterator[list[int]]:
@@ -156,7 +175,7 @@ class RewardModel:
             yield remaining[:size]
             remaining = remaining[size:]
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _forward(self, sequences: Sequence[list[int]]) -> Tensor:
         """Return the scores of token sequences, float32 [sequences]."""
         pad_token_id = self._choose_pad_token(sequences)

@@ -13,13 +13,12 @@ from typing import Self
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.rollout import RolloutConfig
 from quintet.envs.env import Env
-from quintet.envs.mixed_env import build_run_envs
 from quintet.envs.start_states import env_index
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeStarted, LocalVectorEnv, VectorEnv
 from quintet.records import Failure, FinishReason, Generation, ImageInput, Observation, Outcome, Step, Trajectory
 from quintet.rollout.chat.chat_format import ChatFormat, Dialogue, PromptChange
 from quintet.rollout.chat.response_parser import ParsedResponse, ResponseFormat
-from quintet.rollout.engines.engine import Engine
+from quintet.rollout.engines.engine import RequestEngine
 from quintet.rollout.episode import EMPTY, LOST, UNEXPLAINED, Episode, PolicyResponse, RunningEpisode
 from quintet.rollout.episode_limits import EpisodeLimits, EpisodeRules, FailureMonitor, build_episode_rules
 from quintet.rollout.sampling_params import SamplingParams
@@ -37,7 +36,7 @@ class AgentLoop:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: RequestEngine,
         chat: ChatFormat,
         envs: VectorEnv | Callable[[], Env],
         config: RolloutConfig,
@@ -66,16 +65,14 @@ class AgentLoop:
         self._reported_seconds = {"engine": 0.0, "env": 0.0, "loop": 0.0}
 
     @classmethod
-    def from_config(cls, engine: Engine, chat: ChatFormat, config: Experiment, envs: VectorEnv | None = None) -> Self:
-        """Build the loop of an experiment, and its envs unless they are given.
-
-        Raises:
-            ConfigError: a user-defined env cannot be loaded.
-        """
-        return cls.with_rules(engine, chat, envs or build_run_envs(config), build_episode_rules(config))
+    def from_config(cls, engine: RequestEngine, chat: ChatFormat, config: Experiment, envs: VectorEnv) -> Self:
+        """Build the loop of an experiment over its envs."""
+        return cls.with_rules(engine, chat, envs, build_episode_rules(config))
 
     @classmethod
-    def with_rules(cls, engine: Engine, chat: ChatFormat, envs: VectorEnv, rules: Sequence[EpisodeRules]) -> Self:
+    def with_rules(
+        cls, engine: RequestEngine, chat: ChatFormat, envs: VectorEnv, rules: Sequence[EpisodeRules]
+    ) -> Self:
         """Build a loop over one or several envs, each with its rules."""
         return cls(engine, chat, envs, rules[0].config, rules[0].name, rules=rules)
 

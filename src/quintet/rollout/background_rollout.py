@@ -41,7 +41,7 @@ class BackgroundRollout(AsyncRollout):
         """`load_missing_weights` is called by `take`, in the main thread, if no group is complete for a while."""
         super().__init__(loop, start_states, config)
         self._load_missing_weights = load_missing_weights
-        self._channel: Channel[Group] = Channel.from_config(config.placement.rollout.channel, "rollout", "groups")
+        self._channel: Channel[Group] = Channel.from_config(config.placement.rollout.channel)
         self._queued: set[int] = set()
         """Numbers of the groups that are in the channel, or wait for room in it."""
         self._unqueued: list[Group] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -27,7 +28,7 @@ class Channel(Generic[T]):
     def __init__(self, name: str, size: int = 0) -> None:
         """`size` is the maximum number of items; 0 sets no limit."""
         self.name = name
-        self._size = size
+        self.size = size
         self._items: deque[T] = deque()
         self._changed = Condition()
         self._is_closed = False
@@ -36,12 +37,21 @@ class Channel(Generic[T]):
         self._put_seconds = self._get_seconds = 0.0
 
     @classmethod
-    def from_config(cls, config: ChannelConfig, component: str, results: str) -> Self:
-        """Build the channel in which a component passes on its `results`, their name if the configuration has none."""
-        return cls(f"{config.name or component}/{config.queue or results}", config.size)
+    def from_config(cls, config: ChannelConfig) -> Self:
+        """Build a channel with its configured name and size."""
+        return cls(config.full_name, config.size)
 
     def __len__(self) -> int:
         return len(self._items)
+
+    @property
+    def room(self) -> float:
+        """Number of items that can be put into the queue now; infinite without a limit."""
+        return max(0, self.size - len(self._items)) if self.size else math.inf
+
+    @property
+    def is_full(self) -> bool:
+        return not self.room
 
     def put(self, item: T) -> None:
         """Append an item; wait while the queue is full.
@@ -51,13 +61,29 @@ class Channel(Generic[T]):
         """
         with self._changed:
             started = time.monotonic()
-            self._changed.wait_for(lambda: self._is_closed or not self._size or len(self._items) < self._size)
+            self._changed.wait_for(lambda: self._is_closed or not self.is_full)
             self._put_seconds += time.monotonic() - started
             if self._is_closed:
                 raise ChannelClosedError(f"channel {self.name} is closed")
             self._items.append(item)
             self._puts += 1
             self._changed.notify_all()
+
+    def put_nowait(self, item: T) -> None:
+        """Append an item to a queue that is not full.
+
+        Raises:
+            ChannelClosedError: the channel is closed.
+        """
+        if self.is_full:
+            raise AssertionError(f"channel {self.name} is full")
+        self.put(item)
+
+    def add_waiting(self, *, put_seconds: float = 0.0, get_seconds: float = 0.0) -> None:
+        """Count time that a producer or a consumer has waited elsewhere than in `put` or `get`."""
+        with self._changed:
+            self._put_seconds += put_seconds
+            self._get_seconds += get_seconds
 
     def get(self, timeout: float | None = None) -> T | None:
         """Remove and return the oldest item; wait while there is none, up to `timeout` seconds, then return None.

@@ -12,16 +12,20 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.plan.overlap import overlaps_training
 from quintet.config.plan.process_layout import process_layout
 from quintet.data.prompt_dataset import PromptDataset
-from quintet.envs.mixed_env import build_start_states
+from quintet.envs.mixed_env import build_run_envs, build_start_states
 from quintet.envs.start_states import StartStates
+from quintet.envs.vector_env import VectorEnv
+from quintet.records import Trajectory
 from quintet.rollout.agent_loop import AgentLoop
 from quintet.rollout.async_rollout import AsyncRollout
 from quintet.rollout.background_rollout import BackgroundRollout, PausingEnvs
+from quintet.rollout.channel import Channel
 from quintet.rollout.chat.chat_format import ChatFormat
 from quintet.rollout.chat.image_prompts import ImagePrompts
 from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.rollout.sampling_params import check_tokens
 from quintet.rollout.single_turn_loop import SingleTurnLoop
+from quintet.rollout.turn_channels import with_turn_channels
 from quintet.runtime.controller import Controller
 from quintet.runtime.engine_group import RoutedEngines
 from quintet.runtime.engines import engine_builder_of_rank, load_policy_tokenizer
@@ -55,6 +59,8 @@ class Components:
     kl: KlControl | None = None
     async_rollout: AsyncRollout | None = None
     """Collects episodes that may outlast their step; None if every step waits for its own."""
+    group_channel: Channel[list[Trajectory]] | None = None
+    """Channel for the complete groups of such a step, if it has a name or a size."""
 
     def close(self) -> None:
         """Stop the rollout and the processes of environments and engines."""
@@ -83,14 +89,16 @@ def build_components(
     chat = None if prompts else _chat(config, tokenizer, model)
     envs: AgentLoop | SingleTurnLoop
     if chat is not None:
-        envs = AgentLoop.from_config(engines, chat, config, controller.build_env_hosts(config))
+        vector_env: VectorEnv = controller.build_env_hosts(config) or build_run_envs(config)
+        engine, vector_env = with_turn_channels(config, engines, vector_env, len(engines.engines))
+        envs = AgentLoop.from_config(engine, chat, config, vector_env)
     elif prompts is not None:
         envs = _single_turn_loop(config, engines, tokenizer, learners, prompts, policy)
     start_states = prompts or build_start_states(config)
     schedules = OptimizerSchedules(config)
     kl = KlControl.from_config(config.algorithm.kl) if config.algorithm.kl else None
     async_rollout = _build_async_rollout(config, envs, start_states, weight_sync)
-    tokenizer_files = TokenizerFiles(tokenizer)
+    tokenizer_files, groups = TokenizerFiles(tokenizer), config.placement.rollout.channel
     return Components(
         config=config,
         tokenizer=tokenizer,
@@ -105,6 +113,7 @@ def build_components(
         prompts=prompts,
         kl=kl,
         async_rollout=async_rollout,
+        group_channel=None if async_rollout is not None or groups.is_default else Channel.from_config(groups),
     )
 
 
@@ -112,7 +121,7 @@ def _build_engines(
     config: Experiment, policy: Path, tokenizer: Any, learners: LearnerGroup, controller: Controller
 ) -> tuple[RoutedEngines, WeightSync]:
     """Return the engines of all ranks, and how they get the actor's weights."""
-    standalone = controller.build_standalone_engines(config, policy, learners.actor.weights)
+    standalone = controller.build_standalone_engines(config, policy, learners.actor)
     remote = controller.build_remote_engines(config, policy)
     engines = [*remote.engines(), *standalone.engines()]
     if process_layout(config).has_engine(0) or not engines:

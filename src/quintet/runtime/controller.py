@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.process_layout import process_layout
+from quintet.envs.hosted_envs import HostedVectorEnv
 from quintet.runtime.engines import standalone_engine_ranks
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_engines import RemoteEngines
 from quintet.runtime.remote_interface import WORKER
 from quintet.runtime.remote_learners import RemoteLearnerGroup
 from quintet.runtime.standalone.engines import StandaloneEngines
-from quintet.runtime.standalone.envs import HostedVectorEnv
+from quintet.runtime.standalone.envs import hosted_vector_env
 from quintet.runtime.standalone.learners import StandaloneLearnerGroup
 from quintet.runtime.standalone.listener import WorkerListener
 from quintet.runtime.standalone.transport import StandaloneTransport
@@ -23,9 +22,7 @@ from quintet.runtime.torchrun_transport import TorchrunTransport
 from quintet.runtime.transport import InProcessTransport, Transport
 from quintet.runtime.worker import Worker
 from quintet.training.parallel.rendezvous import Rendezvous
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from quintet.training.protocols import Actor
 
 
 class Controller:
@@ -37,6 +34,8 @@ class Controller:
         self._listener = listener
         self._standalone: dict[str, StandaloneTransport] = {}
         """Transports of standalone components besides engines, by the name of their section of `placement`."""
+        self._staging: list[StandaloneLearnerGroup | StandaloneEngines] = []
+        """Handles with memory of staged weights."""
 
     @classmethod
     def in_process(cls) -> Controller:
@@ -64,7 +63,9 @@ class Controller:
         self._connect(config)
         if sft or not self._standalone:
             return RemoteLearnerGroup(self._transport)
-        return StandaloneLearnerGroup(self._transport, self._standalone, config, policy)
+        learners = StandaloneLearnerGroup(self._transport, self._standalone, config, policy)
+        self._staging.append(learners)
+        return learners
 
     def _connect(self, config: Experiment) -> None:
         """Wait for the standalone workers, unless they have connected before.
@@ -90,20 +91,21 @@ class Controller:
         """Start to build engines of the model at `policy` on all workers but that of rank 0, after the learners."""
         return RemoteEngines(self._transport, config, policy)
 
-    def build_standalone_engines(
-        self, config: Experiment, policy: Path, weights: Callable[[], Iterator[tuple[str, Tensor]]]
-    ) -> StandaloneEngines:
-        """Start to build engines of the model at `policy` on the standalone workers that have one; `weights` yields
-        the weights of the actor.
+    def build_standalone_engines(self, config: Experiment, policy: Path, actor: Actor) -> StandaloneEngines:
+        """Start to build engines of the model at `policy` on the standalone workers that have one; they get the
+        weights of `actor`.
 
         Raises:
             MachineError: workers did not connect in time.
         """
         if self._listener is None:
-            return StandaloneEngines((), config, policy, weights)
+            return StandaloneEngines((), config, policy, actor.weights)
         ranks = standalone_engine_ranks(config)
         workers = self._listener.wait_for(ranks, config.placement.join_timeout_seconds)
-        return StandaloneEngines(workers, config, policy, weights, partial(self._listener.take_arrived, ranks))
+        adapted, take_arrived = actor if config.policy.lora else None, partial(self._listener.take_arrived, ranks)
+        engines = StandaloneEngines(workers, config, policy, actor.weights, take_arrived, adapted)
+        self._staging.append(engines)
+        return engines
 
     def build_env_hosts(self, config: Experiment) -> HostedVectorEnv | None:
         """Build the environments on the standalone workers that host them; None if the run has none of these.
@@ -116,7 +118,7 @@ class Controller:
         if self._listener is None or not ranks:
             return None
         take_arrived = partial(self._listener.take_arrived, ranks)
-        return HostedVectorEnv(self._listener.wait_for(ranks, seconds), config, take_arrived)
+        return hosted_vector_env(self._listener.wait_for(ranks, seconds), config, take_arrived)
 
     def check_alive(self) -> None:
         """Check that all workers are alive.
@@ -129,7 +131,9 @@ class Controller:
             transport.check_alive()
 
     def close(self) -> None:
-        """Stop all workers; workers that have already ended are ignored."""
+        """Stop all workers, and release the memory of staged weights; workers that have already ended are ignored."""
         if self._listener is not None:
             self._listener.close()
+        for staging in self._staging:
+            staging.close()
         self._transport.close()

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from quintet.config.native.experiment import Experiment
+from quintet.config.native.rollout import EngineConfig
+from quintet.config.plan.placement import place_components
 from quintet.config.plan.process_layout import process_layout
 from quintet.errors import ConfigError
 from quintet.policies.model_loading import load_model, load_tokenizer
@@ -24,6 +26,8 @@ from quintet.seeds import derive_seed
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+SHARE_OF_ALL_ENGINES = 0.9
+"""Of the memory of a device with several engines, if `memory_share` is not set."""
 DTYPES_BY_NAME = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -67,7 +71,7 @@ def engine_setup(
     Raises:
         ConfigError: the KV cache of one request does not fit into the engine's share of the memory.
     """
-    options = config.rollout.engine_options
+    options = _shared_device_options(config)
     dtype = engine_dtype(config, policy)
     max_requests = config.rollout.max_concurrent if max_concurrent is None else max_concurrent
 
@@ -87,6 +91,16 @@ def engine_setup(
         grammars=GrammarCompiler(tokenizer, model.config.get_text_config().vocab_size),
         is_learner_model=is_learner_model,
     )
+
+
+def _shared_device_options(config: Experiment) -> EngineConfig:
+    """Return the engine's options, with an equal share of the device if several engines on it have no `memory_share`:
+    vLLM and SGLang would each take most of the memory."""
+    options, rollout = config.rollout.engine_options, place_components(config).of("rollout")
+    count = rollout.processes_per_device if rollout else 1
+    if count < 2 or options.memory_share is not None or config.rollout.engine == "hf":
+        return options
+    return options.model_copy(update={"memory_share": SHARE_OF_ALL_ENGINES / count})
 
 
 def load_policy_tokenizer(config: Experiment, policy: Path, vocabulary: int) -> Any:

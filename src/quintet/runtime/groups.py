@@ -60,6 +60,10 @@ class LearnerGroup(Protocol):
     def snapshot_reference(self) -> LogProbScorer:
         """Make the current policy, or the model at `reference.path`, the reference."""
 
+    def policy_scorer(self, step: int) -> LogProbScorer:
+        """Return a scorer with the policy's weights before the first update of a step: log-prob workers, or the actor's
+        scorer. The first call of a step comes before that update."""
+
     def load_reward_model(self, config: RewardModelConfig, max_length: int) -> ResponseScorer:
         """Load a reward model for up to `max_length` tokens of prompt and response.
 
@@ -69,7 +73,8 @@ class LearnerGroup(Protocol):
         """
 
     def perturb_actor(self, max_change: float, seed: int) -> None:
-        """Multiply each weight tensor of the policy by a random factor in `1 ± max_change`."""
+        """Multiply each trained weight tensor of the policy by a random factor in `1 ± max_change`, or change adapters
+        by about as much."""
 
     def save(self, directory: Path) -> WriteFiles:
         """Copy the state that `checkpoint.contents` names; return the function that writes rank 0's copies into the

@@ -12,7 +12,7 @@ from quintet.registry import Registry
 
 if TYPE_CHECKING:  # `quintet plan` reads the registry and does without torch
     from quintet.training.parallel.process_group import RankGroup
-    from quintet.training.protocols import Learner, LocalActor, LocalCritic, LogProbScorer
+    from quintet.training.protocols import Learner, LocalActor, LocalCritic, LogProbScorer, PolicyCopy
 
 
 class LearnerBackend(Protocol):
@@ -35,6 +35,10 @@ class LearnerBackend(Protocol):
 
     def build_reference(self, config: Experiment, actor: Learner, policy: Path, ranks: RankGroup) -> LogProbScorer:
         """Build the reference from the model at `reference.path`, or from the current policy; see `build_critic`."""
+
+    def build_policy_scorer(self, config: Experiment, policy: Path, ranks: RankGroup) -> PolicyCopy:
+        """Build a scorer with the settings of the actor, without an optimizer, for copies of its weights; raises as
+        `build_actor` does."""
 
 
 LEARNER_BACKENDS: Registry[LearnerBackend] = Registry("learner backend", entry_points="quintet.learner_backends")

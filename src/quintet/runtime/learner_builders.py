@@ -244,6 +244,27 @@ def build_reference(config: Experiment, actor: Learner, policy: Path, ranks: Ran
     )
 
 
+def build_policy_scorer(config: Experiment, policy: Path, ranks: RankGroup = SINGLE_RANK) -> PolicyScorer:
+    """Build a scorer with the settings of the actor, without an optimizer, for the policy whose initial model is at
+    `policy`. It has no adapters: the actor's weights contain them."""
+    model = load_model(policy, trust_remote_code=config.policy.trust_remote_code, overrides=config.policy.overrides)
+    mesh = _device_mesh(config, "actor", ranks)
+    strategy = _parallelize(config, "actor", PolicyModule(model.requires_grad_(requires_grad=False)), mesh)
+    return PolicyScorer(
+        model,
+        LearnerSetup(
+            budget=MicroBatchBudget.from_config(
+                config.actor.inference_budget, config.training, _ranks_to_balance(config, mesh)
+            ),
+            dtype=_autocast_dtype(config, "actor"),
+            temperature=config.rollout.temperature,
+            ranks=mesh.data,
+            strategy=strategy,
+            offload=Offload.from_config(config.actor.memory, strategy.module, "actor"),
+        ),
+    )
+
+
 def _full_model(config: Experiment, actor: Learner, policy: Path) -> PreTrainedModel:
     """Return the current policy as a model with full weights: itself if its weights are not sharded, or else a copy."""
     if isinstance(actor, ActorLearner) and isinstance(actor.strategy, ReplicatedStrategy):
@@ -295,3 +316,6 @@ class TorchBackend:
 
     def build_reference(self, config: Experiment, actor: Learner, policy: Path, ranks: RankGroup) -> PolicyScorer:
         return build_reference(config, actor, policy, ranks)
+
+    def build_policy_scorer(self, config: Experiment, policy: Path, ranks: RankGroup) -> PolicyScorer:
+        return build_policy_scorer(config, policy, ranks)

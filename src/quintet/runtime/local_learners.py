@@ -13,8 +13,8 @@ from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import OptimizerConfig
 from quintet.config.plan.process_layout import process_layout
-from quintet.policies.lora import ADAPTER_DIRECTORY, has_lora, read_base_model_path
-from quintet.policies.reward_model import ResponseScorer, RewardModel
+from quintet.policies.lora import ADAPTER_DIRECTORY, has_lora, is_adapter_name, read_base_model_path
+from quintet.policies.reward_model import ResponseScorer
 from quintet.runtime.learner_backends import load_backend
 from quintet.runtime.learner_checkpoint import (
     ACTOR,
@@ -35,6 +35,7 @@ from quintet.training.learner import ActorLearner
 from quintet.training.parallel.process_group import RankGroup
 from quintet.training.parallel.strategy import ReplicatedStrategy
 from quintet.training.protocols import LocalActor, LocalCritic, LogProbScorer
+from quintet.training.sharded_reward_model import load_reward_model
 
 SINGLE_RANK = RankGroup()
 
@@ -101,8 +102,11 @@ class LocalLearners:
         self.reference = backend.build_reference(config, self.actor, self.policy, self.ranks)
         return self.reference
 
+    def policy_scorer(self, step: int) -> LogProbScorer:
+        return self.actor.scorer
+
     def load_reward_model(self, config: RewardModelConfig, max_length: int) -> ResponseScorer:
-        self.reward_model = RewardModel.load(config, self.policy, max_length)
+        self.reward_model = load_reward_model(config, self.policy, max_length, self.ranks)
         return self.reward_model
 
     @torch.no_grad()
@@ -113,8 +117,12 @@ class LocalLearners:
             return 1.0 + max_change * (2.0 * float(torch.rand((), generator=generator)) - 1.0)
 
         if isinstance(self.actor, ActorLearner):
-            for parameter in self.actor.model.parameters():
-                parameter.mul_(factor())
+            for name, parameter in self.actor.model.named_parameters():
+                if is_adapter_name(name):
+                    # the second matrix of new adapters is 0
+                    parameter.add_(0.1 * (factor() - 1.0))
+                elif parameter.requires_grad:
+                    parameter.mul_(factor())
         else:
             weights = {name: weight * factor() for name, weight in self.actor.weights()}
             cast("FullStateLearner", self.actor).load_weights(weights)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from quintet.config.native.experiment import Experiment
     from quintet.config.native.learners import OptimizerConfig
     from quintet.config.native.training import SftConfig
-    from quintet.training.protocols import Learner, LocalActor, LocalCritic, LogProbScorer
+    from quintet.training.protocols import Learner, LocalActor, LocalCritic, LogProbScorer, PolicyCopy
 
 CRITIC = "critic"
 CHECKPOINT_PREFIXES = {"model.": "body.", "value_head.": "head."}
@@ -111,6 +111,14 @@ class MegatronBackend:
         if path is None:
             reference.load_weights(dict(actor.weights()))
         return cast("LogProbScorer", reference)  # only Megatron's learners compute a divergence to it
+
+    def build_policy_scorer(self, config: Experiment, policy: Path, ranks: RankGroup) -> PolicyCopy:
+        from quintet.training.megatron.build import build_megatron_policy_scorer
+
+        raise_problems(backend_problems(ComposedConfig(config, {})))
+        with _without_warnings():
+            scorer = build_megatron_policy_scorer(with_dtypes(config), policy)
+        return cast("PolicyCopy", scorer)  # only Megatron's learners compute a divergence to it
 
 
 def _build_actor(config: Experiment, policy: Path, optimizer: OptimizerConfig) -> LocalActor:

@@ -28,11 +28,12 @@ from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import CriticConfig, OptimizerConfig
 from quintet.envs.event_messages import event_from_text, event_text
+from quintet.envs.hosted_envs import EnvRequest
 from quintet.envs.vector_env import EnvEvent
 from quintet.errors import MachineError
 from quintet.records import Batch, ImageInput, PromptRow, Request
 from quintet.rollout.engines.shared_weights import SharedTensor
-from quintet.runtime.remote_interface import REMOTE_OBJECTS, EngineReport, EnvRequest, properties_of, remote_methods
+from quintet.runtime.remote_interface import REMOTE_OBJECTS, EngineReport, properties_of, remote_methods
 from quintet.training.parallel.broadcast_group import GroupAddress
 
 DTYPES = {

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.experiment import Experiment
+from quintet.envs.hosted_envs import EnvRequest
 from quintet.envs.vector_env import EnvEvent
 from quintet.policies.reward_model import ResponseScorer
 from quintet.records import Failure, Generation, Request
@@ -29,6 +30,7 @@ CRITIC, REFERENCE = f"{LEARNERS}.critic", f"{LEARNERS}.reference"
 REWARD_MODEL = f"{LEARNERS}.reward_model"
 ENGINE, STANDALONE_ENGINE = "engine", "standalone_engine"
 STANDALONE_LEARNERS, STANDALONE_ENVS = "standalone_learners", "standalone_envs"
+POLICY_SCORER: Final = f"{STANDALONE_LEARNERS}.policy_scorer"
 STEPS_PER_CALL = 4
 """Steps of all engines between two exchanges of requests and responses, which take about a millisecond."""
 
@@ -90,14 +92,19 @@ class StandaloneEngineWorker(Protocol):
     def abort(self, ids: Sequence[int]) -> EngineReport | None:
         """Abort requests; see `Engine.abort`."""
 
-    def load_weights(self, version: int, weights: StagedTensors) -> EngineReport | None:
-        """Load weights as `version`."""
+    def load_weights(
+        self, version: int, weights: StagedTensors, adapter_scales: Mapping[str, float]
+    ) -> EngineReport | None:
+        """Load weights as `version`. With the scales of adapters, by layer, they are adapters and, in the first call,
+        the weights that these adapt; see `BaseWeights`."""
 
     def join_broadcast_group(self, address: GroupAddress, rank: int) -> None:
         """Join the process group over which weights are broadcast."""
 
-    def load_broadcast_weights(self, version: int, weights: Sequence[SharedTensor]) -> EngineReport | None:
-        """Receive the memory with these weights over the process group, and load them as `version`."""
+    def load_broadcast_weights(
+        self, version: int, weights: Sequence[SharedTensor], adapter_scales: Mapping[str, float]
+    ) -> EngineReport | None:
+        """Receive the memory with these weights over the process group, and load them as in `load_weights`."""
 
     def weights(self) -> Mapping[str, Tensor] | None:
         """Return the engine's weights under Hugging Face names; None if they cannot be read."""
@@ -110,8 +117,8 @@ class StandaloneEngineWorker(Protocol):
 
 
 class StandaloneLearnerWorker(Protocol):
-    """Builder of critic, reference and reward model on a standalone worker. All workers with the same components
-    execute the same calls at the same time."""
+    """Builder of log-prob scorer, critic, reference and reward model on a standalone worker. All workers with the same
+    components execute the same calls at the same time."""
 
     def build(self, config: Experiment, policy: Path) -> None:
         """Prepare for learners of the policy whose initial model is at `policy`, and free earlier ones."""
@@ -121,6 +128,9 @@ class StandaloneLearnerWorker(Protocol):
 
     def snapshot_reference(self, weights: StagedTensors) -> None:
         """Make the current policy, which has these weights, or the model at `reference.path`, the reference."""
+
+    def load_policy(self, weights: StagedTensors) -> None:
+        """Load the weights of the current policy into the scorer of log-prob workers; the first call builds it."""
 
     def load_reward_model(self, config: RewardModelConfig, max_length: int) -> None:
         """See `LearnerGroup.load_reward_model`."""
@@ -133,15 +143,6 @@ class StandaloneLearnerWorker(Protocol):
 
     def load(self, directory: Path, contents: Collection[str], extra: Mapping[str, Any]) -> None:
         """Load critic and reference, which exist already; see `LearnerGroup.load`."""
-
-
-@dataclass(frozen=True, slots=True)
-class EnvRequest:
-    """A call of `VectorEnv` for one episode: `start` with a seed, `step` with actions, `drop` with neither."""
-
-    episode: int
-    seed: int | None = None
-    actions: tuple[Any, ...] | None = None
 
 
 class StandaloneEnvWorker(Protocol):
@@ -161,6 +162,7 @@ REMOTE_OBJECTS: Final[Mapping[str, type]] = {
     STANDALONE_ENGINE: StandaloneEngineWorker,
     STANDALONE_LEARNERS: StandaloneLearnerWorker,
     STANDALONE_ENVS: StandaloneEnvWorker,
+    POLICY_SCORER: LogProbScorer,
     LEARNERS: LearnerGroup,
     ACTOR: Actor,
     f"{ACTOR}.scorer": LogProbScorer,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from inspect import Signature
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.learners import OptimizerConfig
 from quintet.policies.reward_model import ResponseScorer
+from quintet.records import PromptRow
 from quintet.runtime.remote_call import RemoteCall, RemoteRef
 from quintet.runtime.remote_interface import (
     ACTOR,
@@ -27,6 +29,7 @@ from quintet.runtime.remote_interface import (
 from quintet.runtime.transport import Transport
 from quintet.training.checkpoint.async_save import WriteFiles
 from quintet.training.protocols import Actor, Critic, LogProbScorer
+from quintet.training.sharded_reward_model import shards_reward_model
 
 
 class _Proxy:
@@ -71,6 +74,25 @@ def _getter(name: str) -> Callable[[_Proxy], Any]:
 
 def _as_reference(value: Any) -> Any:
     return RemoteRef(value._target) if isinstance(value, _Proxy) else value
+
+
+class RemoteShardedRewardModel:
+    """See `ResponseScorer`: a reward model that is sharded over all workers of the transport."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.offloads = bool(transport.call(RemoteCall(REWARD_MODEL, "offloads")))
+
+    def score(self, prompt_rows: Sequence[PromptRow], responses: Sequence[str]) -> list[float]:
+        """See `ResponseScorer.score`; each worker scores a part of the responses."""
+        arguments = {"prompt_rows": scored_rows(prompt_rows), "responses": list(responses)}
+        scores: list[float] = self._transport.broadcast(RemoteCall(REWARD_MODEL, "score", arguments))
+        return scores
+
+
+def scored_rows(prompt_rows: Sequence[PromptRow]) -> list[PromptRow]:
+    """Return rows with only what a reward model reads, to be sent to it."""
+    return [replace(row, ground_truth=None, extra={}, response=None) for row in prompt_rows]
 
 
 class RemoteLearnerGroup:
@@ -118,9 +140,16 @@ class RemoteLearnerGroup:
         proxy: LogProbScorer = remote_proxy(self._transport, REFERENCE)
         return proxy
 
+    def policy_scorer(self, step: int) -> LogProbScorer:
+        return self.actor.scorer
+
     def load_reward_model(self, config: RewardModelConfig, max_length: int) -> ResponseScorer:
-        """See `LearnerGroup.load_reward_model`; rank 0 loads and runs it."""
-        self._transport.call(RemoteCall(LEARNERS, "load_reward_model", {"config": config, "max_length": max_length}))
+        """See `LearnerGroup.load_reward_model`; rank 0 loads and runs it, or all ranks if it is sharded."""
+        call = RemoteCall(LEARNERS, "load_reward_model", {"config": config, "max_length": max_length})
+        if shards_reward_model(config, self._transport.world_size):
+            self._transport.broadcast(call)
+            return RemoteShardedRewardModel(self._transport)
+        self._transport.call(call)
         proxy: ResponseScorer = remote_proxy(self._transport, REWARD_MODEL)
         return proxy
 

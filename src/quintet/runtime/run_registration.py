@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quintet.config.torchrun import RankInfo
+from quintet.config.torchrun import RankInfo, describe_rank
 from quintet.errors import InterruptedRun, UserError
 from quintet.runtime.signals import exit_at_once
 from quintet.tracking.run_directory import RunDirectory
@@ -38,8 +38,9 @@ def registered_launcher(directory: RunDirectory, ranks: RankInfo) -> Iterator[No
 
 
 @contextmanager
-def registered_rank(directory: RunDirectory, rank: RankInfo) -> Iterator[None]:
-    """Register this process as a rank of a run. Without a Ray launcher, a request to stop sends SIGTERM to rank 0.
+def registered_rank(directory: RunDirectory, rank: RankInfo, components: str = "") -> Iterator[None]:
+    """Register this process as a rank of a run, with the names of its components. Without a Ray launcher, a request to
+    stop sends SIGTERM to rank 0.
 
     Raises:
         MachineError: the run is in use by another process, or its directory cannot be written.
@@ -52,7 +53,7 @@ def registered_rank(directory: RunDirectory, rank: RankInfo) -> Iterator[None]:
             processes.launcher.unlink(missing_ok=True)
             if "TORCHELASTIC_RUN_ID" in os.environ:
                 processes.write(processes.launcher, RunProcess.of(os.getppid(), "torchrun", rank.size))
-        path, role = processes.rank(rank.rank), f"rank {rank.rank}"
+        path, role = processes.rank(rank.rank), describe_rank(rank.rank, components)
         stack.enter_context(_recorded(processes, path, role, rank.size, is_leader=is_leader))
         yield
 

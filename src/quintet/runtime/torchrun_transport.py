@@ -62,6 +62,7 @@ class TorchrunTransport:
         def wait() -> Sequence[Any]:
             nonlocal results
             if results is None:
+                results = []  # the next call must not receive them again if one is corrupted
                 with self._translate_rank_loss():
                     results = receive_results(self._rendezvous.control_group)
                 self._in_call = False

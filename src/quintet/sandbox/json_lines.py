@@ -13,10 +13,11 @@ BYTES = "base64 of bytes"
 
 def encode(message: Any) -> bytes:
     """Return a message as one line: arrays as lists, bytes as base64, other values unknown to JSON as text."""
-    return json.dumps(message, default=_as_json, ensure_ascii=True).encode() + b"\n"
+    return json.dumps(message, default=as_json, ensure_ascii=True).encode() + b"\n"
 
 
-def _as_json(value: Any) -> Any:
+def as_json(value: Any) -> Any:
+    """Return the closest value that JSON has for one that it cannot express."""
     if isinstance(value, bytes | bytearray):
         return {BYTES: base64.b64encode(value).decode()}
     if isinstance(value, Mapping):

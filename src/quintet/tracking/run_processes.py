@@ -69,7 +69,7 @@ class RunProcess:
     """A process of a run, and how it ended."""
 
     role: str
-    """`rank N`, `Ray launcher` or `torchrun`."""
+    """`rank N`, with its components if they differ; `Ray launcher` or `torchrun`."""
     host: str
     pid: int
     namespace: str

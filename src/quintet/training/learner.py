@@ -141,6 +141,14 @@ class ActorLearner(_GradientLearner):
         """Yield the adapters, full tensors under the model's parameter names; none if all weights are trained."""
         return ((name, tensor) for name, tensor in super().weights() if is_adapter_name(name))
 
+    def base_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield all weights but the adapters, full tensors under the model's parameter names."""
+        return ((name, tensor) for name, tensor in super().weights() if not is_adapter_name(name))
+
+    def adapter_scales(self) -> dict[str, float]:
+        """Return the scale of B A by the name of the adapted layer."""
+        return self.scorer.adapter_scales()
+
     def update(
         self,
         batch: Batch,

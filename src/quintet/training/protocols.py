@@ -64,6 +64,13 @@ class LogProbScorer(DivergenceReference, Protocol):
         """See `PolicyScorer.compute_divergence`."""
 
 
+class PolicyCopy(LogProbScorer, Protocol):
+    """A scorer with a copy of the policy that is trained elsewhere."""
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Load full tensors under Hugging Face names."""
+
+
 class Actor(Protocol):
     """Learner of the policy; see `ActorLearner`."""
 
@@ -93,6 +100,12 @@ class Actor(Protocol):
 
     def adapters(self) -> Iterator[tuple[str, Tensor]]:
         """See `ActorLearner.adapters`."""
+
+    def base_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `ActorLearner.base_weights`."""
+
+    def adapter_scales(self) -> dict[str, float]:
+        """See `ActorLearner.adapter_scales`."""
 
 
 class LossScaled(Protocol):

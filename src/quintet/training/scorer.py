@@ -69,14 +69,20 @@ class PolicyScorer:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield full tensors under Hugging Face names; adapters are merged."""
-        scales = adapter_scales(self.model) if has_lora(self.model) else {}
+        scales = self.adapter_scales()
         with self.on_device():
             full = self.strategy.full_weights()
-            yield from (
-                merge_adapter_stream(full, {parameter_name(name): scale for name, scale in scales.items()})
-                if scales
-                else full
-            )
+            yield from merge_adapter_stream(full, scales) if scales else full
+
+    def adapter_scales(self) -> dict[str, float]:
+        """Return the scale of B A by the name of the adapted layer; empty without adapters."""
+        scales = adapter_scales(self.model) if has_lora(self.model) else {}
+        return {parameter_name(name): scale for name, scale in scales.items()}
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Load full tensors under Hugging Face names."""
+        with self.on_device():
+            self.strategy.load_weights(weights.items())
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the full weights under the model's parameter names."""

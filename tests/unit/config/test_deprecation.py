@@ -88,6 +88,17 @@ def test_a_stored_experiment_gets_present_names() -> None:
     stored = {"world": {"name": "frozenlake", "size": 5}, "policy": {"overrides": {"a.b": 1}}, "seed": 3}
     upgraded = upgrade_keys(stored)
     assert upgraded == {"env": {"name": "frozenlake", "size": 5}, "policy": {"overrides": {"a.b": 1}}, "seed": 3}
+    channel = {"name": None, "queue": None, "size": 0}
+    assert upgrade_keys({"placement": {"actor": {"channel": channel, "group": None}}}) == {
+        "placement": {"actor": {"group": None}}
+    }
     today = load_experiment(None).experiment.model_dump(mode="json")
     assert upgrade_keys(today) == today
     assert set(flatten(upgrade_keys(yaml.safe_load(FORMER)))) == set(flatten(yaml.safe_load(PRESENT)))
+
+
+def test_stored_configurations_lose_keys_that_only_had_their_default() -> None:
+    component = {"devices_per_worker": 1, "processes_per_device": 1}
+    stored = {"placement": {"actor": {**component, "devices": [0]}, "rollout": component, "envs": component}}
+    expected = {"actor": {"devices": [0]}, "rollout": component, "envs": {"processes_per_device": 1}}
+    assert upgrade_keys(stored)["placement"] == expected

@@ -76,6 +76,11 @@ ELSEWHERE = re.compile("is not supported yet: requires|not installed here")
 """Errors that other machines or later versions do not have."""
 TWO = "placement.devices_per_node=2"
 THREE = ("placement.devices_per_node=3", "placement.actor.devices=[0]", "algorithm.kl={apply_to: loss}")
+PIPELINED_APART = (
+    *("placement.devices_per_node=3", "placement.actor.devices=[0]", "placement.rollout.devices=[1]"),
+    *("placement.logprobs.devices=[2]", "training.pipelined=true", "actor.shuffle=false"),
+    "algorithm.drop_groups_without_signal=false",
+)
 MEGATRON = "actor.backend=megatron"
 PARALLEL, ENGINE = "actor.parallel", "rollout.engine_options"
 BESIDE_MEGATRON = {
@@ -117,7 +122,7 @@ CASES = [
     [f"{ENGINE}.validate_weights_dir=x"],
     ["rollout.partial=true"],
     ["rollout.max_staleness=1"],
-    ["placement.rollout.channel.size=4"],
+    ["placement.rollout.channel.size=4", "rollout.async_ratio=1"],
     ["training.pipelined=true"],
     ["training.pipelined=true", "training.mini_batches=1", "training.epochs=2", "algorithm.filter.keep_share=0.5"],
     ["training.pipelined=true", "training.mini_batches=64", "algorithm.filter.min_mean=0.1", "algorithm.correction={}"],
@@ -127,6 +132,15 @@ CASES = [
     ["training.pipelined=true", "algorithm.kl={apply_to: reward, target: 0.1, refresh_every_steps: 2}"],
     ["training.pipelined=true", "algorithm.train_on_observations=true", "algorithm.loss.name=decoupled_ppo"],
     ["placement.rollout.channel.name=pipe", "rollout.async_ratio=1"],
+    ["placement.actor.group=Workers", "placement.rollout.group=Workers"],
+    ["placement.actor.group=engines"],
+    ["placement.envs.channel={name: pipe, queue: all}", "placement.rollout.action_channel={name: pipe, queue: all}"],
+    ["placement.rollout.channel.queue=actions", "placement.rollout.action_channel.size=4"],
+    [
+        *("placement.devices_per_node=3", "placement.actor.devices=[0,1]", "placement.rollout.devices=[2]"),
+        *("rollout.async_ratio=1", "env.name=prompts", "data.train_files=[rows.jsonl]"),
+        "reward={model: {path: DIRECTORY, min_sharded_parameters: 1000}}",
+    ],
     ["rollout.async_ratio=1", f"{ENGINE}.sleep_between_steps=true"],
     ["rollout.do_sample=false", "rollout.temperature=0.5"],
     ["rollout.ignore_end=true", "rollout.end_token=1"],
@@ -159,17 +173,35 @@ CASES = [
     [LAKE, "env.size=5"],
     ["envs.lake={}", "envs.file.env.name=prompts"],
     ["env.name=prompts", "data.train_files=rows.jsonl", "data.epochs=1", "warm_start=null"],
+    ["env.name=prompts", "data.train_files=rows.jsonl", "warm_start=null", "placement.envs.channel.size=4"],
     # placement
     [TWO, "placement.actor.devices=[1,2,3]"],
     [TWO, "placement.actor.devices=[0,1]", "placement.envs.devices=[1]"],
     [TWO, "placement.visible_devices=[0]"],
     ["placement.devices_per_node=4", "placement.rollout.devices_per_worker=3"],
-    ["placement.devices_per_node=4", "placement.actor.devices_per_worker=3"],
+    ["placement.actor.devices=[0,0]"],
+    [TWO, "placement.rollout.processes_per_device=2"],
+    [TWO, "placement.actor.devices=[0]", "placement.rollout.devices=[0,1,1]"],
+    [TWO, "placement.envs.processes_per_device=2"],
+    [
+        *("placement.devices_per_node=3", "placement.actor.devices=[0]", "placement.rollout.devices=[1,2]"),
+        *("placement.rollout.processes_per_device=2", f"{ENGINE}.tensor_parallel=2", "rollout.engine=vllm"),
+    ],
+    [
+        *(TWO, "placement.actor.devices=[0]", "placement.rollout.devices=[1]", f"{ENGINE}.memory_share=0.6"),
+        "placement.rollout.processes_per_device=2",
+    ],
     [
         *("placement.devices_per_node=4", "placement.actor.devices=[0,1]", "placement.reference.devices=[1,2]"),
         "algorithm.kl={coefficient: 0.1}",
     ],
     [*THREE, "placement.reference.devices=[0,1]"],
+    [*THREE, "placement.logprobs.devices=[1,2]"],
+    [
+        *(TWO, f"{PARALLEL}.tensor=2", "placement.nodes=2", "placement.actor.devices=[0,1]"),
+        *("placement.rollout.devices=[0,1]", "placement.logprobs.devices=[2]", "rollout.recompute_logprobs=true"),
+    ],
+    [*PIPELINED_APART, "algorithm.correction={level: token, normalize: true}"],
     [*THREE, "placement.reference.devices=[1]", "placement.critic.devices=[1,2]", "algorithm.advantage={name: gae}"],
     [*THREE, "placement.reference.devices=[1]", FULL],
     [TWO, "placement.envs.devices=[1]", "env.name=prompts", "data.train_files=[rows.jsonl]"],
@@ -188,6 +220,7 @@ CASES = [
     [TWO, "actor.backend=fsdp", "actor.optimizer.kind=muon"],
     # engines
     [f"{ENGINE}.block_size=16"],
+    [TWO, "rollout.engine=vllm", f"{ENGINE}.executor=ray"],
     [f"{ENGINE}.load_format=gguf"],
     # adapters
     ["policy.lora.target_modules=nothing"],
@@ -219,6 +252,11 @@ CASES = [
     [MEGATRON, "actor.optimizer.kind=muon"],
     [MEGATRON, TWO, f"{PARALLEL}.tensor=2", "algorithm.kl={}", "reference.backend=megatron"],
     [MEGATRON, "algorithm.kl={estimator: full}"],
+    [
+        *(MEGATRON, f"{PARALLEL}.tensor=2", "reference.backend=megatron", "algorithm.kl={}", "placement.nodes=2", TWO),
+        *("placement.actor.devices=[0,1]", "placement.rollout.devices=[0,1]", "rollout.recompute_logprobs=true"),
+        *("placement.reference.devices=[2,3]", "placement.logprobs.devices=[2,3]"),
+    ],
     # names of before, and of after
     ["rollout.fold_case=true", "rollout.ignore_case=true"],
     # what this version lacks

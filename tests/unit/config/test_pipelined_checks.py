@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from quintet.config.checks.channels import channel_problems
 from quintet.config.checks.overlap import overlap_problems
 from quintet.config.compose import load_experiment
 from quintet.config.plan.overlap import overlaps_training
@@ -17,9 +18,13 @@ PIPELINED = (
     "algorithm.drop_groups_without_signal=false",
 )
 
+LOGPROBS = ("placement.devices_per_node=3", "placement.logprobs.devices=[2]")
+"""Workers that keep the weights before the first update of a step."""
+
 
 def refused(*overrides: str) -> list[str]:
-    return [problem.key for problem in overlap_problems(load_experiment(None, [*PIPELINED, *overrides]))]
+    composed = load_experiment(None, [*PIPELINED, *overrides])
+    return [problem.key for problem in (*overlap_problems(composed), *channel_problems(composed))]
 
 
 @pytest.mark.parametrize(
@@ -32,6 +37,10 @@ def refused(*overrides: str) -> list[str]:
         ["algorithm.shaping={center: group}"],
         ["rollout.async_ratio=1"],
         ["placement.rollout.channel.size=2"],
+        [*LOGPROBS, "rollout.recompute_logprobs=true"],
+        [*LOGPROBS, "algorithm.train_on_observations=true"],
+        [*LOGPROBS, "algorithm.correction={level: sequence}"],
+        [*LOGPROBS, "algorithm.loss.name=decoupled_ppo"],
     ],
 )
 def test_algorithms_that_look_at_one_group_at_a_time_can_be_pipelined(overrides: list[str]) -> None:
@@ -63,3 +72,9 @@ def test_algorithms_that_look_at_one_group_at_a_time_can_be_pipelined(overrides:
 )
 def test_what_looks_at_the_whole_step_is_refused(override: str, key: str) -> None:
     assert refused(override) == [key]
+
+
+def test_weights_of_a_correction_that_are_normalized_over_the_step_are_refused() -> None:
+    assert refused(*LOGPROBS, "algorithm.correction={level: token, normalize: true}") == [
+        "algorithm.correction.normalize"
+    ]

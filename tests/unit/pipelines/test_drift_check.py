@@ -96,8 +96,13 @@ def test_the_drift_check_fails_if_the_engines_weights_differ(
     assert found["measurements"][0]["drift"]["k3_kl"] > 100 * honest["measurements"][0]["drift"]["k3_kl"]
 
 
+@pytest.mark.parametrize("lora", [(), ("policy.lora={}",)])
 def test_the_drift_check_fails_if_a_weight_update_is_lost(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], policy_directory: Path, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    policy_directory: Path,
+    tmp_path: Path,
+    lora: tuple[str, ...],
 ) -> None:
     real = WeightSync.sync
 
@@ -106,7 +111,7 @@ def test_the_drift_check_fails_if_a_weight_update_is_lost(
             real(weight_sync, version)
 
     monkeypatch.setattr(WeightSync, "sync", once)
-    words = ("policy.dtype=bfloat16", "--json", "--limit", "0.05", "--share", "0.02")
+    words = ("policy.dtype=bfloat16", *lora, "--json", "--limit", "0.05", "--share", "0.02")
     assert check(monkeypatch, policy_directory, tmp_path, *words) == 1
     loaded, updated = printed_report(capsys)["measurements"]
     assert loaded["drift"]["share_above_limit"] <= 0.02 < updated["drift"]["share_above_limit"]

@@ -7,24 +7,35 @@ import itertools
 import json
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from rich.console import Console
 from safetensors.torch import load_file
 from separate_engines import use_separate_engines
+from standalone_workers import ThreadWorker
 
+from quintet.cli.configuration import inspect_config
 from quintet.config.compose import load_experiment
+from quintet.config.native.experiment import Experiment
 from quintet.errors import MachineError
 from quintet.pipelines.policy_optimization import PolicyUpdates
 from quintet.pipelines.rl import train
 from quintet.records import Batch, Generation
 from quintet.rollout.background_rollout import BackgroundRollout
 from quintet.rollout.engines.engine import EngineError
+from quintet.runtime.controller import Controller
+from quintet.runtime.remote_call import RemoteCall
+from quintet.runtime.remote_interface import WORKER
+from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
+from quintet.runtime.standalone.learners import StandaloneLearnerGroup
+from quintet.runtime.standalone.transport import StandaloneTransport
 from quintet.tracking.metrics import describe
+from quintet.training.parallel.process_group import RankGroup
 
 WORDS = (
     "training.steps=4",
@@ -111,6 +122,44 @@ def test_a_failure_of_the_rollout_ends_the_run(tmp_path: Path, monkeypatch: pyte
     assert not [thread for thread in threading.enumerate() if thread.name == "rollout"]
 
 
+def rlinf_channels(path: Path) -> list[str]:
+    """Overrides for the channels of an RLinf configuration."""
+    file = path / "rlinf.yaml"
+    channels = {
+        "env": {"channel": {"name": "pipe", "queue_size": 3}},
+        "rollout": {"channel": {"queue_size": 2}},
+        "actor": {"channel": {"queue_name": "episodes", "queue_size": 1}},
+    }
+    file.write_text(yaml.safe_dump({"runner": {"task_type": "embodied"}, **channels}))
+    placement = inspect_config(str(file), [], "rlinf", "refuse").composed.experiment.placement
+    sections = {
+        "rollout.channel": placement.rollout.channel,
+        "rollout.action_channel": placement.rollout.action_channel,
+        "envs.channel": placement.envs.channel,
+    }
+    return [f"placement.{name}={json.dumps(section.model_dump())}" for name, section in sections.items()]
+
+
+@pytest.mark.proves("rlinf", "actor.channel.name", "actor.channel.queue_name", "actor.channel.queue_size")
+@pytest.mark.parametrize("overlaps", [False, True], ids=["synchronous", "overlapped"])
+def test_a_run_with_full_queues_trains_on_every_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlaps: bool
+) -> None:
+    words = ["validation.every_steps=-1", "validation.before_training=false", "training.steps=2"]
+    use_separate_engines(monkeypatch, overlap=overlaps)
+    lines = run(tmp_path, *words, *(() if overlaps else PIPELINED), *rlinf_channels(tmp_path), "training.steps=2")
+    assert [line["step"] for line in lines] == [1, 2]
+    for line in lines:
+        assert line["trajectory/failed"] == 0
+        assert line["channel/pipe/episodes/gets"] == 4
+        assert line["channel/pipe/episodes/items"] <= 1
+        assert line["channel/pipe/observations/items"] <= 3
+        assert line["channel/pipe/actions/items"] <= 2
+        assert line["channel/pipe/observations/gets"] > 0
+        for name in set(line) - {"step", "time_seconds"}:
+            describe(name)
+
+
 PIPELINED = (
     "training.steps=3",
     "rollout.async_ratio=0",
@@ -125,12 +174,37 @@ PIPELINED = (
 )
 
 
+@pytest.fixture
+def log_prob_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """A function that lets a thread of this process compute log-probs with a copy of the policy."""
+    groups: list[StandaloneLearnerGroup] = []
+
+    def build_learners(controller: Controller, config: Experiment, policy: Path, **_: bool) -> StandaloneLearnerGroup:
+        arguments = {"config": config, "policy": policy, "sft": False}
+        controller._transport.broadcast(RemoteCall(WORKER, "build_learners", arguments))
+        workers = StandaloneTransport([ThreadWorker(1, LocalStandaloneLearners(RankGroup(), "1"))], "log-prob workers")
+        groups.append(StandaloneLearnerGroup(controller._transport, {"logprobs": workers}, config, policy))
+        return groups[-1]
+
+    def start() -> None:
+        monkeypatch.setattr(Controller, "build_learners", build_learners)
+        monkeypatch.setattr(Controller, "shard_writers", lambda *_: ["1"])
+
+    yield start
+    for group in groups:
+        group.close()
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["log-probs of the engine", "log-prob workers"])
 def test_pipelined_training_computes_the_numbers_of_a_synchronous_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_prob_workers: Callable[[], None], recompute: bool
 ) -> None:
     """With the groups in the same order, so that each mini-batch has the same ones."""
+    words = (*PIPELINED, f"rollout.recompute_logprobs={str(recompute).lower()}")
     use_separate_engines(monkeypatch, overlap=False)
-    synchronous = run(tmp_path / "synchronous", *PIPELINED)
+    synchronous = run(tmp_path / "synchronous", *words)
+    if recompute:
+        log_prob_workers()
     use_separate_engines(monkeypatch, overlap=True)
     complete: dict[int, Any] = {}
     taken = itertools.count()
@@ -144,11 +218,12 @@ def test_pipelined_training_computes_the_numbers_of_a_synchronous_run(
         return complete[number]
 
     monkeypatch.setattr(BackgroundRollout, "_next_group", in_order)
-    pipelined = run(tmp_path / "pipelined", *PIPELINED, "training.pipelined=true")
+    pipelined = run(tmp_path / "pipelined", *words, "training.pipelined=true")
     names = (
         "actor/pg_loss",
         "actor/grad_norm",
         "actor/entropy",
+        "actor/ppo_kl",
         "critic/score/mean",
         "critic/advantages/mean",
         "critic/advantages/max",

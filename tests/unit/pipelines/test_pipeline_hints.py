@@ -56,7 +56,7 @@ def checked(problem: str | None) -> None:
     """The episodes of `quintet check drift`."""
     starts = SimpleNamespace(warm_start_check_starts=range)
     envs = SimpleNamespace(collect_rollouts=lambda *_: trajectories(problem))
-    components: Any = SimpleNamespace(config=experiment([]), start_states=starts, envs=envs)
+    components: Any = SimpleNamespace(config=experiment([]), start_states=starts, envs=envs, group_channel=None)
     drift_check._run_episodes(components, 1)
 
 

@@ -45,6 +45,7 @@ def components(telling: int, *words: str) -> Any:
     experiment = load_experiment(None, [*WORDS, *words]).experiment
     engine = SimpleNamespace(pop_metrics=dict)
     return SimpleNamespace(
+        group_channel=None,
         config=experiment,
         envs=Table(telling),
         start_states=SeedStartStates(None, 0, 8),

@@ -8,7 +8,7 @@ import traceback
 
 import pytest
 
-from quintet.config.native.placement import ChannelConfig
+from quintet.config.native.placement import GroupChannelConfig
 from quintet.rollout.channel import Channel, ChannelClosedError
 from quintet.tracking.metrics import describe
 
@@ -113,14 +113,12 @@ def test_removed_items_make_room() -> None:
     assert [channel.get() for _ in range(3)] == [1, 3, 4]
 
 
-@pytest.mark.proves("rlinf", "rollout.channel.name")
-@pytest.mark.proves("rlinf", "rollout.channel.queue_name")
-@pytest.mark.proves("rlinf", "rollout.channel.queue_size")
 def test_a_channel_has_the_configured_names_and_size() -> None:
-    channel: Channel[int] = Channel.from_config(ChannelConfig(name="buffer", queue="done", size=1), "rollout", "groups")
+    channel: Channel[int] = Channel.from_config(GroupChannelConfig(name="buffer", queue="done", size=1))
     assert channel.name == "buffer/done"
+    assert GroupChannelConfig(name="buffer").full_name == "buffer/groups"
     channel.put(1)
     threading.Timer(0.1, channel.close).start()
     with pytest.raises(ChannelClosedError):
         channel.put(2)
-    assert Channel.from_config(ChannelConfig(), "rollout", "groups").name == "rollout/groups"
+    assert Channel.from_config(GroupChannelConfig()).name == "rollout/groups"

@@ -13,6 +13,7 @@ import pytest
 from quintet.config.native.envs import CustomEnvConfig, EnvProcessesConfig, FrozenLakeConfig
 from quintet.config.native.rollout import RolloutConfig
 from quintet.envs.factory import build_vector_env
+from quintet.envs.mixed_env import build_run_envs
 from quintet.errors import MachineError
 from quintet.policies.model_loading import load_model, load_tokenizer
 from quintet.records import Failure, FinishReason, Generation, Observation, Outcome, Request, Step, Trajectory
@@ -460,7 +461,7 @@ def test_rollouts_continue_while_a_user_defined_env_fails(policy_directory: Path
         detokenize=lambda tokens: str(tokenizer.decode(list(tokens))),
         options=config.rollout.engine_options,
     )
-    loop = AgentLoop.from_config(ENGINES.get("hf").load()(setup), ChatFormat(tokenizer), config)
+    loop = AgentLoop.from_config(ENGINES.get("hf").load()(setup), ChatFormat(tokenizer), config, build_run_envs(config))
     played = list(loop.collect_rollouts([Episode(seed, seed, 0) for seed in range(1, 13)], SAMPLED))
     loop.close()
     metrics = summarize_episodes(played)
@@ -469,7 +470,7 @@ def test_rollouts_continue_while_a_user_defined_env_fails(policy_directory: Path
     assert all(episode.turns for episode in played if not episode.failure)
     with pytest.raises(MachineError, match=r"env.max_failed_share \(now 0.5\)"):
         list(
-            AgentLoop.from_config(loop._engine, ChatFormat(tokenizer), config).collect_rollouts(
+            AgentLoop.from_config(loop._engine, ChatFormat(tokenizer), config, build_run_envs(config)).collect_rollouts(
                 [Episode(4, 0, 0)], SAMPLED
             )
         )

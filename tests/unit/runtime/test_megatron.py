@@ -18,8 +18,10 @@ from quintet.algorithms.objective import CriticObjective, CrossEntropyObjective
 from quintet.config.native.learners import CriticConfig
 from quintet.errors import ConfigError, MachineError
 from quintet.runtime.controller import Controller
+from quintet.runtime.learner_backends import load_backend
 from quintet.runtime.local_learners import LocalLearners
 from quintet.training.checkpoint.async_save import AsyncCheckpointer
+from quintet.training.parallel.process_group import RankGroup
 
 pytest.importorskip("megatron.core", reason="pip install -e '.[megatron]'")
 
@@ -176,6 +178,17 @@ def part(learners: LocalLearners) -> dict[str, Any]:
         "values": critic.compute_values(batch).tolist(),
         "kept": reference.compute_log_probs(batch).tolist(),
     }
+
+
+def test_log_prob_workers_of_a_megatron_actor_score_as_it_does(policy_directory: Path) -> None:
+    config, batch = experiment(*MEGATRON, "actor.balance_ranks=false"), sequences()
+    learners = LocalLearners.build(config, policy_directory)
+    scorer = load_backend("megatron").build_policy_scorer(config, policy_directory, RankGroup())
+    learners.actor.update(batch, CrossEntropyObjective(), "token-mean", 1e-3)
+    expected = learners.actor.scorer.compute_log_probs(batch)
+    assert float((scorer.compute_log_probs(batch) - expected).abs().max()) > 1e-4
+    scorer.load_weights(dict(learners.actor.weights()))
+    torch.testing.assert_close(scorer.compute_log_probs(batch), expected, rtol=0.0, atol=1e-6)
 
 
 def test_a_checkpoint_of_another_model_is_refused_by_name(policy_directory: Path, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ class Launched:
         self.directory = directory
         self.processes = NodeProcesses()
         self.output = ""
+        self.components = ("", "")
 
     def start(self, seconds: tuple[float, float], codes: tuple[int, int] = (0, 0)) -> None:
         program = "import os, sys, time; rank = int(os.environ['RANK']); time.sleep({0}[rank]); sys.exit({1}[rank])"
@@ -47,7 +48,7 @@ class Launched:
             self.output += text
 
         nodes = [LocalNode("here", self.processes, (0, 1), 2.0)]
-        return RankWatch(nodes, StopRequest(), show, restartable, 1, records.get).run()
+        return RankWatch(nodes, StopRequest(), show, restartable, 1, records.get, self.components).run()
 
 
 @pytest.fixture
@@ -103,10 +104,17 @@ def test_the_error_of_a_rank_that_does_not_print_is_shown(launched: Launched) ->
     assert launched.output == "quintet: rank 1 on here ended with status 1: ValueError: no such thing\n"
 
 
+def test_a_controller_that_ends_without_a_message_is_named(launched: Launched) -> None:
+    launched.start((0.5, 0.0), (1, 0))
+    assert launched.watch({0: RUNS, 1: ENDED}) == 1
+    assert launched.output == "quintet: rank 0 on here ended with status 1: without a message\n"
+
+
 def test_an_engine_that_failed_is_restarted_and_its_error_is_shown(launched: Launched) -> None:
+    launched.components = ("actor", "Samplers")
     launched.start((3.0, 0.0), (0, 1))
     failed = replace(RUNS, outcome="failed", message="RuntimeError: broken")
     assert launched.watch({0: ENDED, 1: failed}, restartable=frozenset({1})) == 0
     assert launched.output == (
-        "quintet: rank 1 on here ended with status 1: RuntimeError: broken; restarting it (1 of 1)\n"
+        "quintet: rank 1 (Samplers) on here ended with status 1: RuntimeError: broken; restarting it (1 of 1)\n"
     )

@@ -36,6 +36,15 @@ def test_a_node_that_only_hosts_environments_needs_no_gpu(cluster: list[Mapping[
         _resources_per_node(command(6, 2, 3, 4, 5))
 
 
+def test_engines_on_one_device_need_one_gpu(cluster: list[Mapping[str, float]]) -> None:
+    cluster += [GPU_NODE]
+    ranks = RankInfo(0, 5, 0, 5)
+    shared = RankCommand([], "", ranks, 0.0, 8.0, lambda rank: None, gpus_per_node=2)
+    assert _resources_per_node(shared) == [GPUS]
+    cluster[0] = {"CPU": 5.0}
+    assert _resources_per_node(shared) == [{"CPU": 5.0}]
+
+
 def test_each_node_gets_a_bundle_with_its_resources() -> None:
     hosts = ["10.0.0.9", "10.0.0.10", "10.0.0.2"]
     assert _order(hosts, [GPUS, CPUS, CPUS]) == [0, 2, 1]

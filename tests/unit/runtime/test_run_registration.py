@@ -87,10 +87,11 @@ def test_a_killed_launcher_is_noticed_and_the_run_can_be_started_again(start: St
     process.wait()
     assert read_status(directory.path).state == "died"
     directory.processes.request_stop(now=False)  # of this start, not of the next one
-    with registered_rank(directory, RankInfo()):
+    with registered_rank(directory, RankInfo(), "Trainers"):
         assert directory.processes.read_stop_request() is None
         status = read_status(directory.path)
         assert (status.state, status.launcher) == ("running", None)
+        assert [record.process.role for record in status.ranks] == ["rank 0 (Trainers)"]
 
 
 def test_a_second_start_is_refused_and_does_not_hide_the_first(start: Start, directory: RunDirectory) -> None:

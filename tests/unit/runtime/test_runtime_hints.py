@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +13,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
+from env_services import env_service
 from hint_cases import HintCase, case, name_of, sites_without_case
 from safetensors.torch import save_file
 
@@ -99,6 +100,14 @@ def listening(port: int | None) -> None:
         ServingServer(MagicMock(), Address("127.0.0.1", used if port is None else port)).close()
 
 
+def serving_envs(port_and_env: tuple[int | None, str]) -> None:
+    """An environment service at a port; None is one that is in use."""
+    port, env = port_and_env
+    Path("lake.py").write_text("from quintet.envs.frozenlake import FrozenLake as Lake\n")
+    with closing(socket.create_server(("127.0.0.1", 0))) as other, closing(ExitStack()) as stack:
+        stack.enter_context(env_service(env, port=other.getsockname()[1] if port is None else port))
+
+
 def on_a_cluster(nodes_and_devices: tuple[int, int]) -> None:
     """Ranks on a cluster of a node with two GPUs."""
     ray: Any = pytest.importorskip("ray")
@@ -141,13 +150,22 @@ CASES = [
     case(
         reachable,
         ("0.0.0.0", None),
-        "set the environment variable QUINTET_TOKEN (or --token), or listen on 127.0.0.1",
+        "set the environment variable QUINTET_TOKEN, or listen on 127.0.0.1",
         ("0.0.0.0", "sesame"),
         ("127.0.0.1", None),
     ),
     case(served, "empty", "use a directory in Hugging Face format", "model"),
     case(with_context, 9999, "use 512 or less", 512),
     case(listening, None, "use another --port; 0 selects a free one", 0),
+    case(serving_envs, (None, "frozenlake"), "use another --port; 0 selects a free one", (0, "frozenlake")),
+    case(
+        serving_envs,
+        (0, "frozenlak"),
+        "did you mean frozenlake? it has frozenlake, sokoban; name your own as file.py:Class",
+        (0, "frozenlake"),
+        (0, "sokoban"),
+        (0, "lake.py:Lake"),
+    ),
     # Ray
     case(
         on_a_cluster,
@@ -171,8 +189,8 @@ EXEMPT = (
         for function in (
             "engine_group.py _revive_dead",
             "remote_call.py _decode_result_of",
-            "standalone/envs.py __init__",
-            "standalone/envs.py _check_hosts",
+            "env_service/server.py __init__",
+            "env_service/worker_pool.py check_platform",
             "standalone/listener.py wait_for",
             "standalone/messages.py _decode_error",
             "standalone/worker.py wait_for",

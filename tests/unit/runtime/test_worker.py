@@ -37,6 +37,7 @@ from quintet.runtime.remote_interface import (
     CRITIC,
     ENGINE,
     LEARNERS,
+    POLICY_SCORER,
     REFERENCE,
     REMOTE_OBJECTS,
     STANDALONE_ENGINE,
@@ -223,7 +224,7 @@ def test_learners_and_engines_implement_every_remote_method(
     for target, component in standalone.items():
         assert all(hasattr(component, name) for name in remote_methods(REMOTE_OBJECTS[target]))
     for target, protocol in REMOTE_OBJECTS.items():
-        if target not in (WORKER, ENGINE, *standalone):
+        if target not in (WORKER, ENGINE, POLICY_SCORER, *standalone):
             found = reduce(getattr, target.split(".")[1:], learners)
             for name in (*remote_methods(protocol), *properties_of(protocol)):
                 assert hasattr(found, name), f"{target}.{name}"

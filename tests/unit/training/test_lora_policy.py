@@ -17,7 +17,7 @@ from quintet.config.native.algorithm import AlgorithmConfig, KlConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import OptimizerConfig
 from quintet.config.native.policy import LoraConfig
-from quintet.policies.lora import add_lora, iter_merged_weights, read_adapters, save_adapters
+from quintet.policies.lora import BaseWeights, add_lora, iter_merged_weights, read_adapters, save_adapters
 from quintet.policies.model_loading import load_model
 from quintet.records import Batch, Request
 from quintet.rollout.engines.hf.engine import HfEngine, _inference_model
@@ -89,6 +89,19 @@ def test_the_engine_gets_merged_weights_and_the_model_is_unchanged(untied: Path,
         torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=1e-6)
     after = named(model, adapters=False) | named(model, adapters=True)
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("modules", [("all-linear",), ("lm_head", "embed_tokens", "q_proj")])
+def test_an_engine_merges_new_adapters_into_the_weights_that_it_keeps(untied: Path, modules: tuple[str, ...]) -> None:
+    actor = actor_of(adapted(untied, LoraConfig(rank=2, alpha=3.0, target_modules=modules)))
+    base = BaseWeights()
+    sent = [*actor.base_weights(), *actor.adapters()]
+    for _ in range(2):
+        merged, expected = dict(base.merge(sent, actor.adapter_scales())), dict(actor.weights())
+        assert merged.keys() == expected.keys()
+        assert all(torch.equal(merged[name], tensor) for name, tensor in expected.items())
+        learnt(actor)
+        sent = list(actor.adapters())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

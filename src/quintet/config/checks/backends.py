@@ -15,7 +15,7 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import LearnerConfig
 from quintet.config.native.megatron import MegatronConfig
 from quintet.config.plan.models import find_models
-from quintet.config.plan.placement import place_components
+from quintet.config.plan.placement import LOGPROBS, place_components
 from quintet.config.problems import ConfigProblem
 from quintet.config.schema import format_value
 
@@ -131,8 +131,11 @@ def _check_degrees(composed: ComposedConfig, learners: Mapping[str, LearnerConfi
     """Check that all Megatron learners of a process have the same parallel degrees."""
     placement = place_components(composed.experiment)
     devices = {name: component.devices for name in learners if (component := placement.of(name))}
+    workers = placement.of(LOGPROBS) if "actor" in learners else None
     for name, learner in learners.items():
         first = next((other for other in learners if devices.get(other) == devices.get(name)), name)
+        if workers is not None and devices.get(name) == workers.devices:
+            first = "actor"
         for degree in DEGREES:
             expected, key = getattr(learners[first].parallel, degree), f"{name}.parallel.{degree}"
             if getattr(learner.parallel, degree) != expected:

@@ -1,17 +1,19 @@
 """Options of `rollout.engine_options` that each engine supports, and the engines that run on this machine."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quintet import hardware
 from quintet.config.composed import ComposedConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.rollout import EngineConfig
+from quintet.config.plan.process_layout import process_layout
 from quintet.config.problems import ConfigProblem
 from quintet.config.schema import format_value
 
 OPTIONS = "rollout.engine_options"
+EXECUTOR = f"{OPTIONS}.executor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ ENGINE_OPTIONS: Mapping[str, SupportedOptions] = {
         },
     ),
     "vllm": SupportedOptions(
-        frozenset((*_ALL_ENGINES, *_SEPARATE_PACKAGES, "swap_space_gib", "separate_process")),
+        frozenset((*_ALL_ENGINES, *_SEPARATE_PACKAGES, "swap_space_gib", "separate_process", "executor")),
         {
             "log_every_steps": ": vLLM logs at fixed times; log_statistics=true enables that",
             "torch_compile_max_batch": ": vLLM compiles for every batch",
@@ -101,7 +103,7 @@ def unsupported_options(experiment: Experiment) -> Iterator[UnsupportedOption]:
         return
     for name, info in EngineConfig.model_fields.items():
         value, default = getattr(rollout.engine_options, name), info.get_default(call_default_factory=True)
-        if name == "executor" or value == default:
+        if value == default:
             continue
         reason = _problem(rollout.engine, name, value)
         if reason is not None:
@@ -122,6 +124,22 @@ def engine_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     engine = composed.describe("rollout.engine")
     for option in unsupported_options(composed.experiment):
         yield composed.problem(option.key, f"{option.reason}; {engine}", option.hint)
+
+
+def executor_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+    """Yield why the processes of a vLLM engine cannot be started through Ray, if the run asks for that."""
+    config = composed.experiment
+    if config.rollout.engine != "vllm" or config.rollout.engine_options.executor != "ray":
+        return
+    reason = None
+    if several := process_layout(config).size > 1:
+        reason = "Ray would give an engine other GPUs than those of its rank; only a run in one process can have it"
+    elif not hardware.sees_gpu():
+        reason = "vLLM starts no processes through Ray without GPUs, and this machine has none"
+    elif not hardware.is_installed("ray"):
+        reason = "needs the package ray, which is not installed here"
+    if reason is not None:
+        yield replace(composed.problem(EXECUTOR, reason, f"{EXECUTOR}=mp"), elsewhere=not several)
 
 
 def runs_by_default(engine: str) -> bool:

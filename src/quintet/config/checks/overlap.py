@@ -1,22 +1,22 @@
-"""Keys of overlapped rollouts and pipelined training in runs that cannot have them."""
+"""Keys of pipelined training in runs that cannot have it."""
 
 from collections.abc import Iterator
 
 from quintet.config.composed import ComposedConfig
 from quintet.config.native.experiment import Experiment
-from quintet.config.native.placement import GroupChannelConfig
-from quintet.config.plan.overlap import engines_on_learner_devices, overlap_obstacle
+from quintet.config.plan.overlap import engines_on_learner_devices, overlaps_training
+from quintet.config.plan.placement import has_log_prob_workers
+from quintet.config.plan.process_layout import process_layout
 from quintet.config.problems import ConfigProblem
 
-CHANNEL = "placement.rollout.channel"
+SHARDED_REWARD = "reward.model.min_sharded_parameters"
 PIPELINED_OFF = "training.pipelined=false"
 Obstacle = tuple[str, str, str | None]
 """A key, why its value excludes pipelined training, and a setting that does not."""
 
 
 def overlap_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
-    """Yield the keys of the channel if there is none, and why training cannot be pipelined if it should."""
-    yield from _channel_problems(composed)
+    """Yield why training cannot be pipelined if it should."""
     config = composed.experiment
     if not config.training.pipelined:
         return
@@ -26,6 +26,16 @@ def overlap_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     for key, reason, setting in obstacles:
         problem = f"training.pipelined trains on a mini-batch before the others are generated, but {reason}"
         yield composed.problem(key, problem, f"{setting}, or {PIPELINED_OFF}" if setting else PIPELINED_OFF)
+
+
+def sharded_reward_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+    """Yield a reward model sharded over the ranks of the actor, which train while episodes are scored."""
+    reward, layout = composed.experiment.reward, process_layout(composed.experiment)
+    if reward is None or reward.model is None or reward.model.min_sharded_parameters == 0:
+        return
+    if len(layout.learner_ranks) > 1 and not layout.has_standalone("reward") and overlaps_training(composed.experiment):
+        problem = "the ranks of the actor train while they would score; placement.reward.devices gives it devices"
+        yield composed.problem(SHARDED_REWARD, problem, f"{SHARDED_REWARD}=0")
 
 
 def _batch_obstacles(config: Experiment) -> Iterator[Obstacle]:
@@ -54,15 +64,12 @@ def _batch_obstacles(config: Experiment) -> Iterator[Obstacle]:
 
 def _policy_obstacles(config: Experiment) -> Iterator[Obstacle]:
     """Yield what must be computed with the weights before the first update."""
-    algorithm, reason = config.algorithm, "its log-probs are those before the first update of the step"
-    if config.rollout.recompute_logprobs:
-        yield "rollout.recompute_logprobs", reason, "rollout.recompute_logprobs=false"
-    if algorithm.correction is not None:
-        yield "algorithm.correction", reason, "algorithm.correction=null"
-    if algorithm.train_on_observations:
-        yield "algorithm.train_on_observations", reason, "algorithm.train_on_observations=false"
-    if algorithm.loss.weighs_rollout_gap:
-        yield "algorithm.loss.name", reason, None
+    algorithm = config.algorithm
+    if not has_log_prob_workers(config):
+        yield from _log_prob_obstacles(config)
+    elif algorithm.correction is not None and algorithm.correction.normalize:
+        key = "algorithm.correction.normalize"
+        yield key, "its weights are normalized over the step", f"{key}=false"
     if config.needs_critic:
         yield "algorithm.advantage.name", "the critic's values are those before the first update of the step", None
     kl = algorithm.kl
@@ -71,6 +78,20 @@ def _policy_obstacles(config: Experiment) -> Iterator[Obstacle]:
         yield key, "the reference is renewed before the first update of the step", f"{key}=0"
     if kl is not None and kl.apply_to == "reward" and (kl.target is not None or kl.estimator == "full"):
         yield "algorithm.kl.apply_to", "this penalty is computed over the whole step", None
+
+
+def _log_prob_obstacles(config: Experiment) -> Iterator[Obstacle]:
+    """Yield what needs the log-probs of weights that only log-prob workers keep until the end of the step."""
+    algorithm = config.algorithm
+    reason = "its log-probs are those before the first update of the step, which needs log-prob workers (docs/async.md)"
+    if config.rollout.recompute_logprobs:
+        yield "rollout.recompute_logprobs", reason, "rollout.recompute_logprobs=false"
+    if algorithm.correction is not None:
+        yield "algorithm.correction", reason, "algorithm.correction=null"
+    if algorithm.train_on_observations:
+        yield "algorithm.train_on_observations", reason, "algorithm.train_on_observations=false"
+    if algorithm.loss.weighs_rollout_gap:
+        yield "algorithm.loss.name", reason, None
 
 
 def _reward_obstacles(config: Experiment) -> Iterator[Obstacle]:
@@ -89,14 +110,3 @@ def _reward_obstacles(config: Experiment) -> Iterator[Obstacle]:
         if getattr(algorithm.shaping, name) == "batch":
             key = f"algorithm.shaping.{name}"
             yield key, "rewards are compared over the step", f"{key}=group"
-
-
-def _channel_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
-    channel, default = composed.experiment.placement.rollout.channel, GroupChannelConfig()
-    if channel == default or (obstacle := overlap_obstacle(composed.experiment)) is None:
-        return
-    for name in GroupChannelConfig.model_fields:
-        key, value = f"{CHANNEL}.{name}", getattr(default, name)
-        if getattr(channel, name) != value:
-            problem = f"there is no queue, because rollout and training do not overlap: {obstacle} (docs/async.md)"
-            yield composed.problem(key, problem, f"{key}={'null' if value is None else value}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from quintet.config.composed import ComposedConfig
 from quintet.config.native.experiment import Experiment
-from quintet.config.plan.placement import place_components
+from quintet.config.plan.placement import LOGPROBS_DEVICES, idle_log_prob_workers, place_components
 from quintet.config.plan.process_layout import STANDALONE_LEARNERS, process_layout
 from quintet.config.problems import ConfigProblem
 from quintet.config.torchrun import RankInfo, current_rank
@@ -63,7 +63,15 @@ def placement_keys_satisfied_by_processes(config: Experiment, rank: RankInfo) ->
         for component in place_components(config).components
         if component.name in PLACEABLE or not layout.has_standalone(component.name)
     )
-    return frozenset((*COUNTS, "placement.colocated", "placement.rollout.devices_per_worker", *placed))
+    beside_actor = (f"placement.{name}.devices" for name in STANDALONE_LEARNERS if _is_beside_actor(config, name))
+    keys = (*COUNTS, "placement.colocated", "placement.rollout.devices_per_worker", LOGPROBS_DEVICES)
+    return frozenset((*keys, *placed, *beside_actor))
+
+
+def _is_beside_actor(config: Experiment, name: str) -> bool:
+    """Return whether a component, if the run has it, is on devices of the actor, which have processes anyway."""
+    actor, devices = place_components(config).of("actor"), getattr(config.placement, name).devices
+    return actor is not None and set(devices or ()) <= set(actor.devices)
 
 
 def planned_rank(config: Experiment) -> RankInfo:
@@ -100,12 +108,14 @@ def process_problems(composed: ComposedConfig, rank: RankInfo) -> Iterator[Confi
     """
     config = composed.experiment
     yield from _divergence_problems(composed)
+    yield from idle_log_prob_workers(composed)
     for demand in device_demands(config):
         if demand.devices == rank.size or (rank.size == 1 and demand.keys[0] in COUNTS):
             continue
         key = next((key for key in reversed(demand.keys) if composed.source(key) != "default"), demand.keys[0])
         running = "this is one process" if rank.size == 1 else f"torchrun started {rank.size} processes"
-        message = f"{composed.describe(key)}: the run needs {demand.devices} devices, and {running}"
+        unit = "devices" if demand.devices <= len(place_components(config).devices) else "processes"
+        message = f"{composed.describe(key)}: the run needs {demand.devices} {unit}, and {running}"
         start = "no torchrun, as `quintet …`" if demand.devices == 1 else launch_command(config, demand.devices)
         start += f" or `{ray_command(config)}`" if rank.size == 1 else ""
         yield ConfigProblem(key, demand.devices, composed.source(key), message, f"start it with {start}")

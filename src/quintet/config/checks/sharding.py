@@ -9,7 +9,7 @@ from quintet import hardware
 from quintet.config.composed import ComposedConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import LearnerConfig
-from quintet.config.plan.placement import place_components, split_problems
+from quintet.config.plan.placement import LOGPROBS, place_components, split_problems
 from quintet.config.plan.process_layout import process_layout
 from quintet.config.problems import ConfigProblem, raise_problems
 from quintet.config.schema import format_value
@@ -28,6 +28,9 @@ def sharding_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     for name in LEARNERS:
         if component := placement.of(name):
             yield from _check_learner(composed, name, component.num_processes, on_gpu=hardware.sees_gpu())
+    actor, workers = placement.of("actor"), placement.of(LOGPROBS)
+    if actor and workers and (actor.num_processes == 1) != (workers.num_processes == 1):
+        yield from _check_learner(composed, "actor", workers.num_processes, on_gpu=hardware.sees_gpu())
 
 
 def check_sharding(config: Experiment, name: str, ranks: int, *, on_gpu: bool) -> None:

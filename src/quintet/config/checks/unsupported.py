@@ -7,9 +7,11 @@ from typing import Any
 
 from quintet.config.capabilities import Capability, Requires
 from quintet.config.checks.backends import backend_problems
-from quintet.config.checks.engines import engine_problems
+from quintet.config.checks.channels import channel_problems
+from quintet.config.checks.device_sharing import device_sharing_problems
+from quintet.config.checks.engines import engine_problems, executor_problems
 from quintet.config.checks.env_hosts import env_host_problems
-from quintet.config.checks.overlap import overlap_problems
+from quintet.config.checks.overlap import overlap_problems, sharded_reward_problems
 from quintet.config.checks.processes import (
     COUNTS,
     devices_to_set,
@@ -65,9 +67,13 @@ def unsupported_problems(composed: ComposedConfig, rank: RankInfo | None = None)
         if unsupported.key not in met:
             yield _problem(composed, unsupported)
     yield from engine_problems(composed)
+    yield from executor_problems(composed)
     yield from backend_problems(composed)
     yield from sharding_problems(composed)
     yield from overlap_problems(composed)
+    yield from channel_problems(composed)
+    yield from sharded_reward_problems(composed)
+    yield from device_sharing_problems(composed)
     yield from env_host_problems(composed)
     yield from process_problems(composed, rank)
     yield from weight_transfer_problems(composed)

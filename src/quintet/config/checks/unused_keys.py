@@ -50,6 +50,11 @@ def unused_keys(values: Mapping[str, Any], sources: Mapping[str, str]) -> Iterat
 def _overriding_keys(key: str, values: Mapping[str, Any]) -> Iterator[str]:
     """Yield the keys whose values leave `key` without effect."""
     parts = key.split(".")
+    if "processes" in parts:
+        # an environment service has worker processes of its own
+        service = ".".join([*parts[: parts.index("processes")], "service", "urls"])
+        if service in values:
+            yield service
     for rule in RULES:
         for depth, part in enumerate(parts[:-1]):
             if part != rule.section or parts[depth + 1] not in rule.names:

@@ -8,6 +8,10 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from quintet.config.checks.backends import backend_problems, megatron_option_problems
+from quintet.config.checks.device_sharing import device_sharing_problems
+from quintet.config.checks.engines import executor_problems
+from quintet.config.checks.env_hosts import env_host_problems
+from quintet.config.checks.overlap import sharded_reward_problems
 from quintet.config.checks.processes import (
     devices_to_set,
     launch_command,
@@ -82,7 +86,9 @@ def load_config(config: ForeignConfig, dialect: Dialect, *, unknown: UnknownKeyP
 def conversion_problems(result: ConversionResult) -> tuple[ConfigProblem, ...]:
     """Return all settings that this version, or its learners on this machine, cannot honour."""
     ready = _runnable(result)
-    return (*result.unsupported, *backend_problems(ready), *sharding_problems(ready))
+    placement = (*executor_problems(ready), *device_sharing_problems(ready), *env_host_problems(ready))
+    placement += tuple(sharded_reward_problems(ready))
+    return (*result.unsupported, *backend_problems(ready), *sharding_problems(ready), *placement)
 
 
 def _runnable(result: ConversionResult) -> ComposedConfig:

@@ -99,8 +99,9 @@ class RewardModelConfig(Section):
     """Maximum tokens of prompt and response, which are truncated from the right; null uses the sum of their limits."""
     sequences_per_pass: PositiveInt | None = None
     """Sequences per forward pass and device; null uses as many as fit into 16,384 tokens."""
-    min_sharded_parameters: Annotated[Count, Requires(Capability.CLUSTER)] = 0
-    """Minimum parameters of a module to be a sharding unit."""
+    min_sharded_parameters: Count = 0
+    """Shard the weights over the ranks of the actor, or of `placement.reward.devices`, and gather modules with at least
+    so many parameters together. 0 keeps whole copies."""
     offload_parameters: bool = False
     """Offload weights to host memory while other components compute."""
 

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
 from quintet.config.capabilities import Capability, Requires
 from quintet.config.native.registry_union import NamedSection, RegistryUnion, register
-from quintet.config.native.section import NotEmpty, PositiveShare, Section, Seed, Share
+from quintet.config.native.section import Count, NotEmpty, PositiveShare, Section, Seed, Share, Texts
 from quintet.registry import Registry
 
 Observed = Literal["grid", "grid_neighbors"]
@@ -60,12 +60,34 @@ def _expand_processes(value: Any) -> Any:
 Processes = Annotated[EnvProcessesConfig | None, BeforeValidator(_expand_processes)]
 
 
+class EnvServiceConfig(Section):
+    """Environment service whose servers run the envs, started by `quintet serve-envs`."""
+
+    urls: Annotated[Texts, Field(min_length=1)]
+    """Base URLs of the servers, such as `http://10.0.0.7:5000`. Episodes are distributed over all of them; those of a
+    server that is lost continue on another one."""
+    protocol: Literal["quintet", "vagen"] = "quintet"
+    """Protocol of the servers: Quintet's own, or that of VAGEN's servers, which parse the actions again and return one
+    observation for all actions of a response. Quintet's servers have both."""
+    timeout_seconds: PositiveFloat = 600.0
+    """Time limit of a request, which steps all of a server's envs, and how long the run waits if all servers are lost,
+    seconds."""
+    max_retries: Count = 3
+    """Number of times that a request is sent again over another connection before its server is lost. Requests that
+    would be executed twice are not repeated."""
+    token_env: NotEmpty = "QUINTET_TOKEN"  # noqa: S105 - the name of a variable
+    """Environment variable with the token of the servers; if it is not set, no token is sent."""
+
+
 class InteractiveEnvSection(EnvSection):
     """Base class of the configuration of an environment with turns."""
 
     processes: Processes = None
     """Run envs in separate processes: a section, `true` for its defaults, or a number of processes. null runs them in
     the main process, which is faster for fast envs."""
+    service: EnvServiceConfig | None = None
+    """Environment service that runs the envs; null runs them in this run. `processes` has no effect on a service, which
+    has worker processes of its own."""
     max_actions: PositiveInt | None = None
     """Maximum number of actions in an episode, over all turns, after which the episode is truncated; null sets no
     limit besides the env's own."""
@@ -152,6 +174,8 @@ class VisualEnvSection(EnvSection):
 
     requires: ClassVar = Requires(Capability.ENVS)
 
+    service: EnvServiceConfig | None = None
+    """Environment service that runs the envs; null runs them in this run."""
     render: Literal["text", "vision"] = "vision"
     """`vision` shows an image instead of text."""
 

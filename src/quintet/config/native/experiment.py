@@ -95,6 +95,20 @@ class Experiment(Section):
         return self.algorithm.kl is not None or self.algorithm.loss.needs_teacher
 
     @property
+    def scores_rollout(self) -> bool:
+        """Whether the policy computes log-probs of a rollout before the updates of a step."""
+        algorithm = self.algorithm
+        return self.needs_learner_logprobs or (
+            algorithm.train_on_observations or algorithm.advantage.needs_sum_squared_probs
+        )
+
+    @property
+    def needs_learner_logprobs(self) -> bool:
+        """Whether the learner's log-probs are requested, or needed beside those of the engine."""
+        algorithm = self.algorithm
+        return self.rollout.recompute_logprobs or algorithm.correction is not None or algorithm.loss.weighs_rollout_gap
+
+    @property
     def run_envs(self) -> tuple[RunEnv, ...]:
         """All envs of the run with their settings: the entries of `envs` in their order, or `env` if there are none."""
         start_states, episodes = self.training.start_states, self.validation.episodes

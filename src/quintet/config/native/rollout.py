@@ -27,8 +27,8 @@ class EngineConfig(Section):
     option is refused."""
 
     memory_share: PositiveShare | None = None
-    """Share of device memory for weights and KV cache; fewer requests run concurrently if they do not fit. null sets no
-    limit."""
+    """Share of device memory for weights and KV cache of an engine; fewer requests run concurrently if they do not fit.
+    null sets no limit, and for several vLLM or SGLang engines on a device equal shares."""
     tensor_parallel: PositiveInt = 1
     """Tensor-parallel size of one engine."""
     pipeline_parallel: PositiveInt = 1
@@ -95,8 +95,10 @@ class EngineConfig(Section):
     separate_process: bool = False
     """Run vLLM in a separate process with its own threads and memory; if it dies, only its running requests are lost.
     Otherwise vLLM runs in this process."""
-    executor: Annotated[Literal["mp", "ray"], Requires(Capability.CLUSTER)] = "mp"
-    """Executor that starts the processes of an engine on several devices."""
+    executor: Literal["mp", "ray"] = "mp"
+    """What starts the processes of a vLLM engine on several devices: `mp` for processes of this machine, `ray` for
+    actors of a Ray that vLLM starts or joins (`RAY_ADDRESS`). With `mp`, an engine on one device has none. `ray` needs
+    GPUs, the package `ray`, and a run in one process."""
 
     def conflicts(self) -> Iterator[tuple[str, ...]]:
         if self.validate_weights_dir is not None and not self.validate_weights:
@@ -203,7 +205,8 @@ class RolloutConfig(Section):
     max_concurrent: PositiveInt = 256
     """Maximum concurrent requests of the engine."""
     recompute_logprobs: bool = False
-    """Use log-probs of the learner, not of the engine, as those of the behaviour policy."""
+    """Use log-probs of the learner, not of the engine, as those of the behaviour policy. `placement.logprobs` may give
+    their computation devices of its own."""
     async_ratio: NonNegative = 0.0
     """Episodes in flight beyond those of a step, as a ratio of the episodes of a step: they continue during policy
     updates and belong to the next step. 0 runs all episodes of a step with the same weights."""

@@ -12,7 +12,7 @@ from quintet.config.native.policy import LoraConfig
 from quintet.config.plan.batches import max_sequence_tokens, rank_workload
 from quintet.config.plan.model_shapes import ModelShape
 from quintet.config.plan.parallelism import Parallelism
-from quintet.config.plan.placement import Component
+from quintet.config.plan.placement import LOGPROBS, Component, actor_scores_rollout, learner_section
 from quintet.config.plan.process_layout import process_layout
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -48,6 +48,10 @@ class MemoryUse:
         states = self.weights + self.copies + self.gradients + self.optimizer
         return states + self.activations + self.logits + self.cache
 
+    def times(self, count: int) -> "MemoryUse":
+        """Return the memory of several processes."""
+        return MemoryUse(**{part: size * count for part, size in asdict(self).items()})
+
     def to_json(self) -> dict[str, int]:
         return asdict(self) | {"total": self.total}
 
@@ -65,7 +69,7 @@ class PlacedModel:
     @property
     def learner(self) -> Any:
         """Section of a learner."""
-        return getattr(self.config, self.component.name)
+        return getattr(self.config, learner_section(self.component.name))
 
     @property
     def parallelism(self) -> Parallelism:
@@ -161,8 +165,8 @@ def lora_parameters(shape: ModelShape, lora: LoraConfig) -> int:
 
 
 def active_memory(placed: PlacedModel) -> MemoryUse:
-    """Return the memory of a component while it computes."""
-    return _ESTIMATES[placed.component.name](placed)
+    """Return the memory of a component on each of its devices while it computes."""
+    return _ESTIMATES[placed.component.name](placed).times(placed.component.processes_per_device)
 
 
 def idle_memory(config: Experiment, name: str, active: MemoryUse) -> MemoryUse:
@@ -173,7 +177,7 @@ def idle_memory(config: Experiment, name: str, active: MemoryUse) -> MemoryUse:
     elif name == "reward":
         offloaded = {"weights": bool(config.reward and config.reward.model and config.reward.model.offload_parameters)}
     else:
-        memory = getattr(config, name).memory
+        memory = getattr(config, learner_section(name)).memory
         # the embedded engine generates with the learner's float32 weights, which then cannot be offloaded
         engine = config.rollout.engine == "hf" and (config.rollout.engine_options.dtype or config.policy.dtype)
         weights = memory.offload_parameters and not (name == "actor" and engine == "float32")
@@ -193,7 +197,7 @@ def _learner(placed: PlacedModel) -> MemoryUse:
     inference = rank_workload(config, component.name, component.copies, inference=True)
     predicted = max(
         work.predicted_tokens_per_micro_batch,
-        inference.predicted_tokens_per_micro_batch if config.rollout.recompute_logprobs else 0,
+        inference.predicted_tokens_per_micro_batch if actor_scores_rollout(config) else 0,
     )
     return replace(
         states,
@@ -294,20 +298,21 @@ def _logits(placed: PlacedModel, predicted_tokens: int) -> int:
     return min(entries, MAX_LOGITS_IN_MEMORY) * LOGIT_BYTES
 
 
-def _reference(placed: PlacedModel) -> MemoryUse:
-    """Return the memory of the reference: weights, activations of one layer and logits. Under FSDP its weights are
-    stored in float32 unless it has its own type, and gathered in the type of matrix products."""
+def _scorer(placed: PlacedModel) -> MemoryUse:
+    """Return the memory of the reference or of log-prob workers: weights, activations of one layer and logits. Under
+    FSDP weights are stored in float32 unless the reference has its own type, and gathered in the type of matrix
+    products."""
     config, learner, shape, component = placed.config, placed.learner, placed.shape, placed.component
-    megatron = learner.backend == "megatron"
-    stored = 4 if not megatron and learner.dtype is None else placed.width(learner.dtype)
-    width = placed.width(learner.sharding.parameter_dtype, learner.dtype)
+    megatron, dtype = learner.backend == "megatron", getattr(learner, "dtype", None)
+    stored = 4 if not megatron and dtype is None else placed.width(dtype)
+    width = placed.width(learner.sharding.parameter_dtype, dtype)
     shards = 1 if megatron else placed.fsdp_shards
     parameters = placed.local_parameters(shape.parameters) if megatron else shape.parameters
     shares_policy = config.reference_has_adapters and not process_layout(config).has_standalone("reference")
-    if shares_policy and config.policy.lora is not None:
+    if component.name == "reference" and shares_policy and config.policy.lora is not None:
         # the policy's weights with a copy of the initial adapters
         parameters = lora_parameters(shape, config.policy.lora)
-    work = rank_workload(config, "reference", component.copies, inference=True)
+    work = rank_workload(config, learner_section(component.name), component.copies, inference=True)
     tokens = placed.local_tokens(work.tokens_per_micro_batch)
     return MemoryUse(
         weights=0 if learner.memory.sharded_offload else parameters * stored // shards,
@@ -318,12 +323,20 @@ def _reference(placed: PlacedModel) -> MemoryUse:
 
 
 def _reward(placed: PlacedModel) -> MemoryUse:
-    """Return the memory of the reward model, a copy in bfloat16 on each of its devices (`policies/reward_model.py`)."""
+    """Return the memory of the reward model in bfloat16: a copy on each of its devices (`policies/reward_model.py`), or
+    a shard, with two units and the embedding gathered (`training/sharded_reward_model.py`)."""
     config, shape = placed.config, placed.shape
     model = config.reward.model if config.reward else None
     length = (model.max_tokens if model else None) or max_sequence_tokens(config)
     tokens = length * ((model.sequences_per_pass if model else None) or 1)
-    return MemoryUse(weights=shape.body * REWARD_BYTES, activations=activation_bytes(shape, tokens, REWARD_BYTES))
+    unit = model.min_sharded_parameters if model else 0
+    shards = placed.component.num_processes if unit else 1
+    gathered = min(2 * max(placed.largest_layer, unit) + shape.embedding, shape.body)
+    return MemoryUse(
+        weights=shape.body * REWARD_BYTES // shards,
+        copies=gathered * REWARD_BYTES if shards > 1 else 0,
+        activations=activation_bytes(shape, tokens, REWARD_BYTES),
+    )
 
 
 def _engine(placed: PlacedModel) -> MemoryUse:
@@ -345,7 +358,7 @@ def _engine(placed: PlacedModel) -> MemoryUse:
     if config.rollout.engine == "hf":
         cache_per_request = int(HF_SLOTS_PER_REQUEST * cache_per_request)
         slots = slots if budget is None else max(0, min(slots, (budget - weights) // cache_per_request))
-        shared = len(placed.component.devices) == 1 and width == 4
+        shared = placed.component.num_processes == 1 and width == 4
         return MemoryUse(weights=0 if shared else weights, cache=slots * cache_per_request)
     if budget is not None:
         return MemoryUse(weights=weights, cache=max(0, budget - weights))
@@ -356,7 +369,8 @@ def _engine(placed: PlacedModel) -> MemoryUse:
 _ESTIMATES: Mapping[str, Callable[[PlacedModel], MemoryUse]] = {
     "actor": _learner,
     "critic": _learner,
-    "reference": _reference,
+    LOGPROBS: _scorer,
+    "reference": _scorer,
     "reward": _reward,
     "rollout": _engine,
 }

@@ -11,7 +11,7 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.plan.batches import max_sequence_tokens, micro_batch_limits
 from quintet.config.plan.component_memory import MemoryUse, PlacedModel, active_memory, idle_memory
 from quintet.config.plan.models import Models
-from quintet.config.plan.placement import Placement
+from quintet.config.plan.placement import LOGPROBS, Placement
 from quintet.config.problems import ConfigProblem
 from quintet.config.schema import format_value
 
@@ -19,6 +19,7 @@ GIB = 1 << 30
 PHASES: Mapping[str, str] = {
     "actor": "while the actor learns",
     "rollout": "while the engine generates",
+    LOGPROBS: "while the log-prob workers compute",
     "reference": "while the reference computes",
     "critic": "while the critic learns",
     "reward": "while the reward model scores",
@@ -203,7 +204,7 @@ def _candidates(config: Experiment, current: MemoryPlan) -> Iterator[tuple[str, 
     for learner in ("actor", "critic", "reference"):
         if learner in current.active:
             yield from _smaller_budgets(config, learner, inference=learner == "reference")
-    if "actor" in current.active and config.rollout.recompute_logprobs:
+    if "actor" in current.active and config.scores_rollout:
         yield from _smaller_budgets(config, "actor", inference=True)
     concurrent = config.rollout.max_concurrent
     yield from (("rollout.max_concurrent", size) for size in _halves(concurrent, 1))

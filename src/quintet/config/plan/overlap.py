@@ -1,7 +1,7 @@
 """Whether a run generates and trains at the same time."""
 
 from quintet.config.native.experiment import Experiment
-from quintet.config.plan.placement import LEARNERS, place_components
+from quintet.config.plan.placement import LEARNERS, LOGPROBS, SECTION_TITLES, place_components
 
 
 def overlaps_training(config: Experiment) -> bool:
@@ -23,11 +23,12 @@ def overlap_obstacle(config: Experiment) -> str | None:
 def engines_on_learner_devices(config: Experiment) -> str | None:
     """Return that engines and learners share devices; None if they do not."""
     placement = place_components(config)
-    learners = [component for name in LEARNERS if (component := placement.of(name)) is not None]
+    learners = [component for name in (*LEARNERS, LOGPROBS) if (component := placement.of(name)) is not None]
     engines = placement.of("rollout")
     if engines is None or not learners:
         return "the run has no engines or no learners"
     shared = [learner.name for learner in learners if set(learner.devices) & set(engines.devices)]
     if not engines.devices and not all(learner.devices for learner in learners):
         shared = [learner.name for learner in learners if not learner.devices]
+    shared = [SECTION_TITLES.get(name, name) for name in shared]
     return f"the engines and {' and '.join(shared)} are on the same devices" if shared else None

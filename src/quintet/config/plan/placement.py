@@ -15,8 +15,18 @@ from quintet.config.plan.parallelism import Parallelism, learner_parallelism, ne
 from quintet.config.problems import ConfigProblem, raise_problems
 
 LEARNERS = ("actor", "reference", "critic")
-SECTION_TITLES = {"reward": "reward model", "envs": "environments"}
-"""Names of components in messages where they differ from their section."""
+RESTARTABLE = frozenset({"rollout", "envs"})
+"""Components that lose nothing that another process does not have, and may have several processes per device."""
+LOGPROBS = "logprobs"
+"""Log-prob workers; they are a component if they have devices of their own."""
+LOGPROBS_DEVICES = f"placement.{LOGPROBS}.devices"
+SECTION_TITLES = {
+    "rollout": "engines",
+    "reward": "reward model",
+    "envs": "environments",
+    LOGPROBS: "log-prob workers",
+}
+"""Names of components in messages and tables where they differ from their section."""
 STARTED = "several devices are started by torchrun, see docs/ranks.md"
 MAX_DEVICES = 1 << 16
 """More devices are taken for a mistake."""
@@ -31,16 +41,30 @@ class Component:
     devices: tuple[int, ...]
     """Global device numbers, ascending; empty for the CPU."""
     parallelism: Parallelism
+    processes: tuple[int, ...]
+    """Global device number of each process, ascending; empty for the CPU."""
+    group: str | None = None
+    """Name of its worker group, `placement.<component>.group`."""
+
+    @property
+    def title(self) -> str:
+        """Name in messages and tables."""
+        return self.group or SECTION_TITLES.get(self.name, self.name)
 
     @property
     def num_processes(self) -> int:
-        """One per device; one on the CPU."""
-        return max(1, len(self.devices))
+        """Number of processes; one on the CPU."""
+        return max(1, len(self.processes))
+
+    @property
+    def processes_per_device(self) -> int:
+        """Maximum number of processes of a device; 0 for the CPU."""
+        return max(map(self.processes.count, self.devices), default=0)
 
     @property
     def copies(self) -> int:
         """Number of data-parallel ranks of a learner, or of engines."""
-        return max(1, len(self.devices) // self.parallelism.devices_per_copy)
+        return max(1, len(self.processes) // self.parallelism.devices_per_copy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +108,35 @@ class Placement:
         return {names: tuple(devices) for names, devices in groups.items()}
 
 
+def learner_section(component: str) -> str:
+    """Return the section with the settings of a learner; log-prob workers have those of the actor."""
+    return "actor" if component == LOGPROBS else component
+
+
+def has_log_prob_workers(config: Experiment) -> bool:
+    """Return whether log-prob workers compute the log-probs of a rollout, and not the actor."""
+    devices = config.placement.logprobs.devices
+    return config.scores_rollout and bool(devices) and set(devices or ()) != set(_devices(config, "actor"))
+
+
+def actor_scores_rollout(config: Experiment) -> bool:
+    """Return whether the actor computes log-probs of a rollout before the updates of a step."""
+    return config.scores_rollout and not has_log_prob_workers(config)
+
+
 def place_components(config: Experiment) -> Placement:
     """Assign devices to every component, valid or not."""
     placement = config.placement
     components = tuple(
-        Component(name, _devices(config, name), _parallelism(config, name)) for name in _components(config)
+        Component(
+            name,
+            devices,
+            _parallelism(config, name),
+            _processes(config, name, devices),
+            getattr(placement, name).group,
+        )
+        for name in _components(config)
+        for devices in [_devices(config, name)]
     )
     # fine-tuning without reinforcement learning has its own key for devices
     tuned = 0 if config.sft_only is None else -(-config.sft_devices // placement.nodes)
@@ -105,12 +153,18 @@ def _components(config: Experiment) -> list[str]:
     needed = {
         "actor": True,
         "rollout": True,
+        LOGPROBS: has_log_prob_workers(config),
         "reference": config.needs_reference,
         "critic": config.needs_critic and not config.critic.shares_policy,
         "reward": config.reward is not None and config.reward.model is not None,
-        "envs": config.env.is_simulator or config.placement.envs.devices is not None,
+        "envs": config.env.is_simulator or config.placement.envs.devices is not None or _names_envs(config),
     }
     return [name for name, is_needed in needed.items() if is_needed]
+
+
+def _names_envs(config: Experiment) -> bool:
+    """Return whether the environments in the process of the controller have a name."""
+    return config.placement.envs.group is not None and not config.env.reads_prompts
 
 
 def _devices(config: Experiment, name: str) -> tuple[int, ...]:
@@ -128,7 +182,17 @@ def _devices(config: Experiment, name: str) -> tuple[int, ...]:
     free = tuple(device for device in all_devices if device not in env_devices) or tuple(all_devices)
     if name == "rollout":
         return tuple(device for device in free if placement.colocated or device not in (actor or ()))
-    return free if actor is None else tuple(sorted(set(actor)))
+    devices = free if actor is None else tuple(sorted(set(actor)))
+    return devices[:1] if name == "envs" and not config.env.is_simulator else devices
+
+
+def _processes(config: Experiment, name: str, devices: Sequence[int]) -> tuple[int, ...]:
+    """Return the device of each process: as often as it is listed, times the processes per device."""
+    if name not in RESTARTABLE:
+        return tuple(devices)
+    component = getattr(config.placement, name)
+    listed, count = component.devices or (), component.processes_per_device
+    return tuple(device for device in devices for _ in range(max(1, listed.count(device)) * count))
 
 
 def _engine_devices(config: Experiment) -> int:
@@ -141,8 +205,8 @@ def _engine_devices(config: Experiment) -> int:
 
 
 def _parallelism(config: Experiment, name: str) -> Parallelism:
-    if name in LEARNERS:
-        learner = getattr(config, name)
+    if name in (*LEARNERS, LOGPROBS):
+        learner = getattr(config, learner_section(name))
         return learner_parallelism(learner.backend, learner.parallel, learner.sharding.group_size)
     if name != "rollout":
         return Parallelism("engine")
@@ -155,14 +219,18 @@ def placement_problems(composed: ComposedConfig, placement: Placement, models: M
     """Yield missing devices and parallel degrees that do not divide."""
     yield from _check_cluster(composed)
     yield from _check_shared(composed, placement)
+    yield from _check_groups(composed, placement)
+    yield from idle_log_prob_workers(composed)
     for component in placement.components:
         missing = list(_check_missing(composed, placement, component))
         yield from missing
         if missing or not component.devices:
             continue
-        workers = list(_check_workers(composed, component))
+        workers = list(_check_workers(composed)) if component.name == "rollout" else []
         yield from workers
-        if component.name in (*LEARNERS, "rollout") and not workers:
+        if component.name == LOGPROBS:
+            yield from _check_log_prob_workers(composed, component)
+        elif component.name in (*LEARNERS, "rollout") and not workers:
             yield from split_problems(composed, component.name, len(component.devices), models.of(component.name))
 
 
@@ -190,18 +258,30 @@ def _check_cluster(composed: ComposedConfig) -> Iterator[ConfigProblem]:
 
 def _check_shared(composed: ComposedConfig, placement: Placement) -> Iterator[ConfigProblem]:
     """Yield components besides engines that share some devices with another one, and must share all or none."""
-    # a simulator takes turns with the learners on any of their devices
-    exempt = ("rollout", "envs") if composed.experiment.env.is_simulator else ("rollout",)
+    # a simulator takes turns with the learners on any of their devices, and the controller has one of them
+    in_place = composed.experiment.env.is_simulator or composed.experiment.placement.envs.devices is None
+    exempt = ("rollout", "envs") if in_place else ("rollout",)
     components = [component for component in placement.components if component.name not in exempt]
     for index, component in enumerate(components):
         for other in components[:index]:
             shared = set(component.devices).intersection(other.devices)
             if shared and component.devices != other.devices:
-                key, name = f"placement.{component.name}.devices", SECTION_TITLES.get(other.name, other.name)
+                key, name = f"placement.{component.name}.devices", other.title
                 numbers = format_ranges(sorted(shared))
                 problem = f"they share {numbers} with the {name}, and must share all devices or none"
                 yield composed.problem(key, problem, f"nearest valid value: {key}={list(other.devices)}")
                 break
+
+
+def _check_groups(composed: ComposedConfig, placement: Placement) -> Iterator[ConfigProblem]:
+    """Yield names of worker groups that another component has, too: messages would not say which one is meant."""
+    first: dict[str, Component] = {}
+    for component in sorted(placement.components, key=lambda each: each.group is not None):
+        other = first.setdefault(component.title, component)
+        if other is not component:
+            key, other_key = (f"placement.{each.name}.group" for each in (component, other))
+            its_name = composed.describe(other_key) if other.group else f"placement.{other.name}, by default"
+            yield composed.problem(key, f"another component has this name, too: {its_name}", f"{key}=null")
 
 
 def _check_missing(composed: ComposedConfig, placement: Placement, component: Component) -> Iterator[ConfigProblem]:
@@ -216,17 +296,35 @@ def _check_missing(composed: ComposedConfig, placement: Placement, component: Co
     yield composed.problem(key, problem, f"nearest valid value: {key}={existing}, or placement.nodes={nodes}")
 
 
-def _check_workers(composed: ComposedConfig, component: Component) -> Iterator[ConfigProblem]:
-    key, count = f"placement.{component.name}.devices_per_worker", len(component.devices)
-    size = composed.value(key)
-    options = composed.experiment.rollout.engine_options
+def _check_workers(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+    key, options = "placement.rollout.devices_per_worker", composed.experiment.rollout.engine_options
     split = options.tensor_parallel * options.pipeline_parallel
-    if component.name == "rollout" and size not in (1, split):
+    if composed.value(key) not in (1, split):
         problem = f"rollout.engine_options.tensor_parallel splits an engine over {split} devices"
         yield composed.problem(key, problem, f"nearest valid value: {key}={split}")
-    elif composed.experiment.sft_only is None and count % size:
-        hint = f"nearest valid value: {key}={nearest_number(size, divisors(count))}"
-        yield composed.problem(key, f"it does not divide the {count} devices", hint)
+
+
+def idle_log_prob_workers(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+    """Yield log-prob workers on devices of their own that would have nothing to compute."""
+    config, recompute = composed.experiment, "rollout.recompute_logprobs"
+    devices = frozenset(config.placement.logprobs.devices or ())
+    if config.scores_rollout or "actor" not in _components(config) or devices <= set(_devices(config, "actor")):
+        return
+    why = f"the workers would have no log-probs to compute: {composed.describe(recompute)}"
+    yield composed.problem(LOGPROBS_DEVICES, why, f"{LOGPROBS_DEVICES}=null, or {recompute}=true")
+
+
+def _check_log_prob_workers(composed: ComposedConfig, component: Component) -> Iterator[ConfigProblem]:
+    """Yield a number of devices over which the actor's parallel sizes cannot split its model."""
+    key, devices, split = LOGPROBS_DEVICES, component.devices, component.parallelism
+    problems = [problem for _, problem in parallelism_problems(split, len(devices), None)]
+    actor_devices = _devices(composed.experiment, "actor")
+    if not problems or any(parallelism_problems(split, len(actor_devices), None)):
+        return
+    fewer = (devices[:count] for count in range(len(devices), 0, -1))
+    valid = next((part for part in fewer if not any(parallelism_problems(split, len(part), None))), None)
+    hint = f"{key}=null" if valid is None else f"nearest valid value: {key}={list(valid)}, or {key}=null"
+    yield composed.problem(key, f"the workers split the model as the actor does, and {problems[0]}", hint)
 
 
 def split_problems(

@@ -1,15 +1,15 @@
-"""Processes of a run: one per device, with the components that run in each."""
+"""Processes of a run, and the components that run in each: one per device, or several engines or env hosts."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice, repeat
 
 from quintet.config.native.experiment import Experiment
-from quintet.config.plan.placement import SECTION_TITLES, Placement, place_components
-from quintet.config.torchrun import RankInfo
+from quintet.config.plan.placement import LOGPROBS, RESTARTABLE, SECTION_TITLES, Placement, place_components
+from quintet.config.torchrun import RankInfo, describe_rank
 
-RESTARTABLE = frozenset({"rollout", "envs"})
-"""Components that lose nothing that another process does not have."""
-STANDALONE_LEARNERS = ("reference", "critic", "reward")
+STANDALONE_LEARNERS = (LOGPROBS, "reference", "critic", "reward")
 """Components besides engines that may have devices without the actor."""
 
 
@@ -19,15 +19,24 @@ class StandaloneLearners:
 
     components: tuple[str, ...]
     ranks: tuple[int, ...]
-
-    @property
-    def name(self) -> str:
-        """Name in messages."""
-        return " and ".join(SECTION_TITLES.get(name, name) for name in self.components)
+    name: str
+    """Name in messages."""
 
     def shard_writer(self, rank: int) -> str:
         """Return the name of a rank that writes shards of a checkpoint, for example `2 (critic and reference)`."""
         return f"{rank} ({self.name})"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalDevice:
+    """Device of a rank on its node."""
+
+    number: int
+    """Its number among all devices of the node."""
+    index: int
+    """Its number among those that processes use."""
+    num_used: int
+    """How many devices of a node processes use; of the node with most, if nodes differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,10 @@ class ProcessLayout:
     """Ranks whose devices engines use."""
     standalone: Mapping[str, tuple[int, ...]]
     """Ranks of each component that has devices without the actor, by name."""
+    titles: Mapping[str, str]
+    """Name of each component in messages: that of its worker group, if it has one."""
+    rank_components: tuple[tuple[str, ...], ...]
+    """Components of each rank, by name."""
 
     @property
     def size(self) -> int:
@@ -74,21 +87,46 @@ class ProcessLayout:
         for name in STANDALONE_LEARNERS:
             if ranks := self.standalone.get(name):
                 components[ranks] = (*components.get(ranks, ()), name)
-        return tuple(StandaloneLearners(names, ranks) for ranks, names in components.items())
+        return tuple(StandaloneLearners(names, ranks, self._joined(names)) for ranks, names in components.items())
 
     def standalone_learners_of(self, rank: int) -> StandaloneLearners | None:
         """Return those that a rank has."""
         return next((learners for learners in self.standalone_learners if rank in learners.ranks), None)
 
+    def _joined(self, names: Iterable[str]) -> str:
+        return " and ".join(self.titles[name] for name in names)
+
+    def components_of(self, rank: int) -> str:
+        """Return the names of a rank's components for messages; empty if all ranks have the same and none has a name
+        of its own."""
+        is_named = any(title != SECTION_TITLES.get(name, name) for name, title in self.titles.items())
+        is_different = len(set(self.rank_components)) > 1
+        return self._joined(self.rank_components[rank]) if is_named or is_different else ""
+
+    def describe_rank(self, rank: int) -> str:
+        """Return the name of a rank in messages and records, for example `rank 2 (critic and reference)`."""
+        return describe_rank(rank, self.components_of(rank))
+
     @property
     def cpu_ranks(self) -> frozenset[int]:
-        """Ranks that need no GPU: those that only host environments."""
+        """Ranks that need no GPU: those that only host environments, or have nothing to do."""
         others = {rank for name, ranks in self.standalone.items() if name != "envs" for rank in ranks}
-        return frozenset(self.standalone.get("envs", ())) - others
+        return frozenset(range(self.size)).difference(self.learner_ranks, others)
 
-    def local_device(self, rank: int) -> int:
-        """Return the number of the rank's device on its node."""
-        return self.devices[rank] % self.devices_per_node
+    @property
+    def used_devices_per_node(self) -> int:
+        """How many devices of a node processes use; of the node with most, if nodes differ."""
+        return max(len(set(self._devices_of_node(rank))) for rank in range(0, self.size, self.per_node))
+
+    def local_device(self, rank: int) -> LocalDevice:
+        """Return the rank's device on its node."""
+        used = list(dict.fromkeys(self._devices_of_node(rank)))
+        device = self.devices[rank]
+        return LocalDevice(device % self.devices_per_node, used.index(device), self.used_devices_per_node)
+
+    def _devices_of_node(self, rank: int) -> Sequence[int]:
+        first = rank - rank % self.per_node
+        return self.devices[first : first + self.per_node]
 
     def rank_info(self, rank: int = 0) -> RankInfo:
         """Return the rank among all processes."""
@@ -111,22 +149,35 @@ def process_layout(config: Experiment) -> ProcessLayout:
     actor_devices = frozenset(actor.devices if actor else ())
     nodes = _devices_by_node(placement, actor_devices, _devices_with_process(config, placement))
     devices = tuple(device for node in nodes for device in node)
-    learner_ranks = tuple(rank for rank, device in enumerate(devices) if device in actor_devices)
-    free = {device: rank for rank, device in enumerate(devices) if device not in actor_devices}
+    learner_ranks = _first_ranks(devices, tuple(actor_devices))
     standalone = {
-        component.name: tuple(sorted(free[device] for device in component.devices if device in free))
+        component.name: _first_ranks(devices, [each for each in component.processes if each not in actor_devices])
         for component in placement.components
     }
     rollout = placement.of("rollout")
     engine_devices = frozenset(rollout.devices if rollout else ())
+    all_devices = devices or (0,)
+    colocated_engines = frozenset(rank for rank in learner_ranks if devices[rank] in engine_devices)
     return ProcessLayout(
-        devices or (0,),
+        all_devices,
         placement.devices_per_node,
         max(1, len(nodes)),
         learner_ranks or (0,),
-        frozenset(rank for rank, device in enumerate(devices) if device in engine_devices),
+        colocated_engines.union(standalone.get("rollout", ())),
         {name: ranks for name, ranks in standalone.items() if ranks},
+        {component.name: component.title for component in placement.components},
+        tuple(
+            _components_on(device, placement)
+            if rank in (learner_ranks or (0,))
+            else tuple(name for name, ranks in standalone.items() if rank in ranks)
+            for rank, device in enumerate(all_devices)
+        ),
     )
+
+
+def _components_on(device: int, placement: Placement) -> tuple[str, ...]:
+    """Return the names of the components on a device; those on the CPU are in every process."""
+    return tuple(each.name for each in placement.components if device in each.devices or not each.devices)
 
 
 def _devices_with_process(config: Experiment, placement: Placement) -> range:
@@ -135,18 +186,31 @@ def _devices_with_process(config: Experiment, placement: Placement) -> range:
     return placement.devices if config.sft_only else placement.devices[:count]
 
 
+def _first_ranks(devices: Sequence[int], processes: Sequence[int]) -> tuple[int, ...]:
+    """Return the first ranks on each of the devices in `processes`, as many as it contains the device."""
+    left = Counter(processes)
+    ranks = []
+    for rank, device in enumerate(devices):
+        if left[device]:
+            left[device] -= 1
+            ranks.append(rank)
+    return tuple(ranks)
+
+
 def _devices_by_node(
     placement: Placement, actor_devices: frozenset[int], devices: Sequence[int]
 ) -> list[Sequence[int]]:
-    """Return the devices with a process by node; nodes and devices of the actor come first, so that rank 0 has one."""
+    """Return the device of each process by node; nodes and devices of the actor come first, so that rank 0 has one."""
     used = {device for component in placement.components for device in component.devices}
     nodes: dict[int, list[int]] = {}
     for device in sorted(used.intersection(devices)):
-        nodes.setdefault(device // placement.devices_per_node, []).append(device)
-    if len({len(devices) for devices in nodes.values()}) > 1:
-        nodes = {
-            node: list(range(node * placement.devices_per_node, (node + 1) * placement.devices_per_node))
-            for node in nodes
-        }
-    actor_first = [sorted(each, key=lambda device: device not in actor_devices) for each in nodes.values()]
+        count = max(component.processes.count(device) for component in placement.components)
+        node = nodes.setdefault(device // placement.devices_per_node, [])
+        node += [device] * (1 if device in actor_devices else count)
+    most = max(map(len, nodes.values()), default=0)
+    for number, node in nodes.items():
+        all_devices = range(number * placement.devices_per_node, (number + 1) * placement.devices_per_node)
+        idle = [device for device in all_devices if device not in node]
+        node += islice(chain(idle, repeat(node[-1])), most - len(node))
+    actor_first = [sorted(each, key=lambda device: (device not in actor_devices, device)) for each in nodes.values()]
     return sorted(actor_first, key=lambda each: each[0] not in actor_devices)

@@ -25,7 +25,7 @@ from quintet.config.plan.memory import MemoryPlan
 from quintet.config.plan.model_shapes import ModelShape
 from quintet.config.plan.models import Models
 from quintet.config.plan.overlap import overlaps_training
-from quintet.config.plan.placement import Component, Placement
+from quintet.config.plan.placement import LOGPROBS, Component, Placement, actor_scores_rollout, learner_section
 
 COMPUTE_SHARE = 0.4
 """Share of the peak that training reaches: 38 to 43 % for Llama 3 on H100 (Grattafiori et al. 2024, arXiv:2407.21783,
@@ -39,8 +39,10 @@ ALL_REDUCE_SECONDS = 1e-5
 """Latency of an all-reduce of a few tokens within a node; an assumption."""
 ROLLOUT_PHASES = frozenset({"prefill", "decode"})
 """Phases that an overlapped rollout has beside the others."""
-PASSES = {"actor": "log-probs", "reference": "reference", "critic": "values"}
+PASSES = {"actor": "log-probs", LOGPROBS: "log-probs", "reference": "reference", "critic": "values"}
 """Phases of forward-only passes."""
+STORED_BYTES = 4
+"""Per weight of a learner."""
 Seconds = Mapping[str, float]
 """Seconds of each phase of a step."""
 Costs = Mapping[str, Cost]
@@ -199,7 +201,7 @@ def _offload_costs(config: Experiment, memory: MemoryPlan, figures: DeviceFigure
     for name, active in memory.active.items():
         idle = memory.idle[name]
         updates = _updates(config) if name in ("actor", "critic") else 0
-        calls = updates + 1 + (name == "actor" and config.rollout.recompute_logprobs)
+        calls = updates + 1 + (name == "actor" and actor_scores_rollout(config))
         moved = (active.weights - idle.weights) * calls + (active.optimizer - idle.optimizer) * updates
         both_ways = {("host", "offload"): 2.0 * moved}
         costs[f"offload of {name}"] = Cost(2 * moved / (figures.host * BANDWIDTH_SHARE), both_ways)
@@ -209,10 +211,13 @@ def _offload_costs(config: Experiment, memory: MemoryPlan, figures: DeviceFigure
 def _learner(timed: _TimedModel) -> Iterator[tuple[str, Cost]]:
     """Yield the phases of a learner: a pass for the log-probs or values that the step needs, and the updates."""
     config, component = timed.placed.config, timed.placed.component
-    if component.name != "actor" or config.rollout.recompute_logprobs:
-        work = rank_workload(config, component.name, component.copies, inference=True)
+    if component.name != "actor" or actor_scores_rollout(config):
+        work = rank_workload(config, learner_section(component.name), component.copies, inference=True)
         yield PASSES[component.name], timed.passes(work, backward=False)
-    if component.name != "reference":
+    if component.name == LOGPROBS:
+        devices = config.placement.nodes * config.placement.devices_per_node
+        yield "weight sync of log-prob workers", _transfer(timed, STORED_BYTES, devices)
+    if component.name in ("actor", "critic"):
         work = rank_workload(config, component.name, component.copies)
         reductions = max(1, work.micro_batches) if timed.placed.learner.sharding.sync_every_micro_batch else 1
         update = timed.passes(work, backward=True) + reductions * timed.reduction()
@@ -284,7 +289,10 @@ def _engine_costs(
         return {}
     use = memory.active["rollout"]
     sync = _sync(timed, use, len(placement.devices))
-    return _lasting({"prefill": _prefill(timed), "decode": _decode(timed, use), "weight sync": sync})
+    # the engines of a device share its compute and its memory bandwidth
+    count = timed.placed.component.processes_per_device
+    costs = {"prefill": _prefill(timed), "decode": _decode(timed, use), "weight sync": sync}
+    return _lasting({name: count * cost for name, cost in costs.items()})
 
 
 def episodes_per_slot(
@@ -328,6 +336,7 @@ def _running(timed: _TimedModel, use: MemoryUse) -> float:
     config = timed.placed.config
     per_token, length = _cache_per_token(timed), max_sequence_tokens(config)
     slots = use.cache / (per_token * length * (HF_SLOTS_PER_REQUEST if config.rollout.engine == "hf" else 1))
+    slots /= timed.placed.component.processes_per_device
     return min(max(1.0, slots), _episodes(config, timed.placed.component), config.rollout.max_concurrent)
 
 
@@ -355,8 +364,11 @@ def _decode(timed: _TimedModel, use: MemoryUse) -> Cost:
 
 def _sync(timed: _TimedModel, use: MemoryUse, devices: int) -> Cost:
     """Return the cost of bringing the weights to every engine; an engine that shares the learner's needs none."""
-    if use.weights == 0:
-        return Cost()
-    count = timed.placed.shape.parameters * _engine_width(timed)
+    return Cost() if use.weights == 0 else _transfer(timed, _engine_width(timed), devices)
+
+
+def _transfer(timed: _TimedModel, width: int, devices: int) -> Cost:
+    """Return the cost of copying the policy's weights, of `width` bytes each, and sending them to other devices."""
+    count = timed.placed.shape.parameters * width
     copy = count / (timed.figures.memory_bandwidth * BANDWIDTH_SHARE)
     return Cost(copy) + timed.send("weight sync", count, devices)

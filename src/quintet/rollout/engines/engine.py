@@ -23,14 +23,9 @@ class EngineError(RuntimeError):
     """An engine died, or rejected weights or a request; the message names the cause."""
 
 
-class Engine(Protocol):
-    """An inference engine with continuous batching: requests join and leave the running batch at every step."""
-
-    weight_version: int
-
-    @property
-    def max_model_len(self) -> int:
-        """Maximum number of tokens of prompt and response together."""
+class RequestEngine(Protocol):
+    """An engine with continuous batching, for those who use it: requests join and leave the running batch at every
+    step."""
 
     def add_request(self, request: Request) -> None:
         """Queue a request.
@@ -54,6 +49,19 @@ class Engine(Protocol):
     def abort(self, ids: Collection[int]) -> list[Generation]:
         """Abort requests and return their partial responses as `FinishReason.ABORT`. Unknown ids are ignored."""
 
+    def reset_prefix_cache(self) -> None:
+        """Drop the keys and values of earlier prompts, so that later results do not depend on earlier requests."""
+
+
+class Engine(RequestEngine, Protocol):
+    """An inference engine and its weights."""
+
+    weight_version: int
+
+    @property
+    def max_model_len(self) -> int:
+        """Maximum number of tokens of prompt and response together."""
+
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load full tensors under Hugging Face names and drop all cached keys and values; running requests continue
         under the new weights. An engine that shares the learner's model does not read `weights`.
@@ -61,9 +69,6 @@ class Engine(Protocol):
         Raises:
             EngineError: a weight is unknown to the engine, or one is missing.
         """
-
-    def reset_prefix_cache(self) -> None:
-        """Drop the keys and values of earlier prompts, so that later results do not depend on earlier requests."""
 
     def sleep(self) -> None:
         """Free the KV cache until `wake_up`; no request may be running."""

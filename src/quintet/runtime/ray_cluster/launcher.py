@@ -54,6 +54,10 @@ class RankCommand:
     """Ranks that are started again alone when they fail; the failure of any other rank restarts all."""
     cpu_ranks: frozenset[int] = frozenset()
     """Ranks that need no GPU; a node that only has such ranks may be one without."""
+    gpus_per_node: int | None = None
+    """GPUs of a node with other ranks; None for one per rank."""
+    components: Sequence[str] = ()
+    """Names of each rank's components, for messages; see `ProcessLayout.components_of`."""
 
     @property
     def num_nodes(self) -> int:
@@ -87,7 +91,8 @@ def run_on_ray(address: str, command: RankCommand, max_restarts: int, show: Call
             try:
                 resources = _wait_for_resources(command, wait_seconds, stop, show)
                 with _placed(command, resources, stop) as nodes:
-                    watch = RankWatch(nodes, stop, show, command.restartable, max_restarts, command.record_of)
+                    restartable, components = command.restartable, command.components
+                    watch = RankWatch(nodes, stop, show, restartable, max_restarts, command.record_of, components)
                     return watch.run()
             except RankFailureError as error:
                 if stop:
@@ -204,8 +209,8 @@ def _wait_for_resources(
 
 
 def _resources_per_node(command: RankCommand) -> list[dict[str, float]]:
-    """Return the resources of each node's ranks: a GPU each or, where no rank needs one and on a cluster without GPUs,
-    a CPU.
+    """Return the resources of each node's ranks: a GPU per device or, where no rank needs one and on a cluster without
+    GPUs, a CPU per rank.
 
     Raises:
         ConfigError: no node of the cluster, or too few, have so many.
@@ -216,7 +221,8 @@ def _resources_per_node(command: RankCommand) -> list[dict[str, float]]:
     kind = "GPU" if any(node.get("GPU") for node in nodes) else "CPU"
     per_node = command.ranks.local_size
     cpus = {"CPU": float(per_node)}
-    devices = {"GPU": float(per_node), "CPU": 1.0} if kind == "GPU" else cpus
+    gpus = per_node if command.gpus_per_node is None else command.gpus_per_node
+    devices = {"GPU": float(gpus), "CPU": 1.0} if kind == "GPU" else cpus
     resources = [cpus if node in command.cpu_nodes else devices for node in range(command.num_nodes)]
     with_devices = [node for node in nodes if _has(node, devices)]
     with_either = [node for node in nodes if _has(node, devices) or _has(node, cpus)]

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from quintet.config.torchrun import describe_rank
+from quintet.errors import UserError
 from quintet.runtime.ray_cluster.node_processes import NodeStatus
 from quintet.runtime.signals import StopRequest
 from quintet.tracking.run_processes import RunProcess
@@ -70,15 +72,20 @@ class RankWatch:
         restartable: frozenset[int],
         max_restarts: int,
         record_of: Callable[[int], RunProcess | None],
+        components: Sequence[str] = (),
     ) -> None:
         """`restartable` ranks are restarted alone, each up to `max_restarts` times; the run goes on without them.
-        `record_of` returns the record of a rank's process, which says how it ended."""
+        `record_of` returns the record of a rank's process, which says how it ended; `components` are the names of each
+        rank's components, for messages."""
         self._nodes = list(nodes)
         self._stop = stop
         self._show = show
         self._restartable = restartable
         self._max_restarts = max_restarts
         self._record_of = record_of
+        self._components = components
+        self._shown: set[int] = set()
+        """Ranks whose failure was shown."""
         self._stopped: set[int] = set()
         """Ranks that were killed because they were stopped."""
         self._restarts: dict[int, int] = {}
@@ -97,6 +104,7 @@ class RankWatch:
                 is_signalled = True
                 self._nodes[0].call("send_signal", int(self._stop.number or signal.SIGTERM), 0)
             self._poll()
+            self._show_failures()
             if set(self._codes).issuperset(rank for node in self._nodes for rank in node.ranks):
                 self._show(self._nodes[0].call("status").output)
                 break
@@ -105,15 +113,25 @@ class RankWatch:
                 if time.monotonic() - ending_since > EXIT_SECONDS:
                     break
             time.sleep(POLL_SECONDS)
-        failed = {rank: code for rank, code in self._codes.items() if code and rank not in self._restartable}
-        for rank in failed.keys() - {0}:  # the error of rank 0 is in its output
-            self._show(f"quintet: {self._describe_end(rank)}\n")
-        return self._codes.get(0) or next(iter(failed.values()), 0)
+        return self._codes.get(0) or next(iter(self._failures().values()), 0)
+
+    def _failures(self) -> dict[int, int]:
+        """Return the exit status of each rank that cannot be restarted alone and has failed."""
+        return {rank: code for rank, code in self._codes.items() if code and rank not in self._restartable}
+
+    def _show_failures(self) -> None:
+        """Show once how each of these ranks ended, unless the output has its error."""
+        for rank, code in self._failures().items():
+            record = self._record_of(rank)
+            has_error = rank == 0 and (code == UserError.exit_status or (record is not None and record.message))
+            if not has_error and rank not in self._shown:
+                self._show(f"quintet: {self._describe_end(rank)}\n")
+            self._shown.add(rank)
 
     @property
     def _is_ending(self) -> bool:
         """Whether the controller has ended, or a rank that cannot be restarted alone has failed."""
-        return 0 in self._codes or any(code and rank not in self._restartable for rank, code in self._codes.items())
+        return 0 in self._codes or bool(self._failures())
 
     def _poll(self) -> None:
         for node in list(self._nodes):
@@ -135,7 +153,7 @@ class RankWatch:
                 raise RankFailureError(self._describe_end(rank))
         for rank in node.stopped_ranks(status):
             if rank not in self._restartable:
-                raise RankFailureError(f"rank {rank} on {node.host} is stopped (SIGSTOP)")
+                raise RankFailureError(f"{self._name(rank)} is stopped (SIGSTOP)")
             self._stopped.add(rank)
             node.call("send_signal", int(signal.SIGKILL), rank)
         if not self._is_ending:
@@ -160,9 +178,14 @@ class RankWatch:
         record = self._record_of(rank)
         return self._codes[rank] < 0 or (self._codes[rank] == 0 and record is not None and record.outcome != "ended")
 
+    def _name(self, rank: int) -> str:
+        """Return the rank with its components and its node."""
+        components = self._components[rank] if self._components else ""
+        return f"{describe_rank(rank, components)} on {next(node for node in self._nodes if rank in node.ranks).host}"
+
     def _describe_end(self, rank: int) -> str:
         """Return how a rank ended: its signal, or its status and its error message."""
-        name = f"rank {rank} on {next(node for node in self._nodes if rank in node.ranks).host}"
+        name = self._name(rank)
         code, record = self._codes[rank], self._record_of(rank)
         if rank in self._stopped:
             return f"{name} is stopped (SIGSTOP)"

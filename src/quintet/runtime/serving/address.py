@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from quintet.errors import ConfigError
+from quintet.runtime.serving.request_schema import RequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +36,25 @@ class Address:
                 f"--host {self.host} is open to other machines, and there is no token",
                 key="--host",
                 value=self.host,
-                hint="set the environment variable QUINTET_TOKEN (or --token), or listen on 127.0.0.1",
+                hint="set the environment variable QUINTET_TOKEN, or listen on 127.0.0.1",
             )
         if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token.strip()):
             raise ConfigError("--token: use ASCII letters, digits and punctuation", key="--token")
+
+    def authenticate(self, authorization: str, host: str) -> None:
+        """Check a request's token or, without one, its Host header.
+
+        Raises:
+            RequestError: the token is missing or wrong, or a browser sends the request for a web page.
+        """
+        if self.token is not None:
+            sent = authorization.removeprefix("Bearer ")
+            if not hmac.compare_digest(sent.encode(errors="replace"), self.token.encode()):
+                message = 'missing or wrong token: send the header "Authorization: Bearer <token>"'
+                raise RequestError(message, status=401, kind="authentication_error", code="invalid_api_key")
+        elif not is_loopback(urlsplit(f"//{host or 'localhost'}").hostname or ""):
+            # DNS rebinding: a web page reaches this server under its own host name
+            raise RequestError("the Host header names another machine", status=403, code="wrong_host")
 
 
 def is_loopback(host: str) -> bool:

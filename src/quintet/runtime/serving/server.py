@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import logging
 import re
@@ -17,7 +16,7 @@ import h11
 from quintet.errors import MachineError
 from quintet.rollout.engines.async_engine import EngineDeadError
 from quintet.runtime.serving import connections
-from quintet.runtime.serving.address import Address, is_loopback
+from quintet.runtime.serving.address import Address
 from quintet.runtime.serving.connection_server import ConnectionServer
 from quintet.runtime.serving.connections import Connection, ConnectionTable
 from quintet.runtime.serving.http_connection import HttpConnection
@@ -126,7 +125,7 @@ class _ConnectionHandler:
         if path == "/health" and method == "GET":
             await self._send_health()
             return
-        self._authenticate()
+        self._address.authenticate(self._headers.get("authorization", ""), self._headers.get("host", ""))
         session = self._headers.get(SESSION_HEADER)
         if match := SESSION_PATH.fullmatch(path):
             session, path = match[1], match[2] or "/session"
@@ -136,22 +135,6 @@ class _ConnectionHandler:
         if method not in route:
             raise RequestError(f"{path} supports only {' or '.join(route)}", status=405, code="method_not_allowed")
         await route[method](self, session)
-
-    def _authenticate(self) -> None:
-        """Check the token or, without one, the Host header.
-
-        Raises:
-            RequestError: the token is missing or wrong, or a browser sends the request for a web page.
-        """
-        token = self._address.token
-        if token is not None:
-            sent = self._headers.get("authorization", "").removeprefix("Bearer ")
-            if not hmac.compare_digest(sent.encode(errors="replace"), token.encode()):
-                message = 'missing or wrong token: send the header "Authorization: Bearer <token>"'
-                raise RequestError(message, status=401, kind="authentication_error", code="invalid_api_key")
-        elif not is_loopback(urlsplit(f"//{self._headers.get('host', 'localhost')}").hostname or ""):
-            # DNS rebinding: a web page reaches this server under its own host name
-            raise RequestError("the Host header names another machine", status=403, code="wrong_host")
 
     def _body_bytes(self) -> int:
         """Return the size of the body.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import torch
 
 from quintet.config.native.experiment import Experiment
+from quintet.config.plan.process_layout import process_layout
 from quintet.config.plan.weight_transfer import KEY, choose_weight_transfer
 from quintet.errors import ConfigError
 from quintet.rollout.engines.shared_weights import StagedTensors
@@ -19,17 +20,32 @@ from quintet.runtime.standalone.listener import StandaloneWorker
 from quintet.runtime.standalone.staged_weights import StagedWeights
 from quintet.tracking.run_processes import process_namespace
 from quintet.training.parallel.broadcast_group import BroadcastGroup, GroupAddress, create_store
+from quintet.training.protocols import Actor
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+Member = tuple[int, int]
+"""Rank and process id of a worker."""
+
+
 class EngineWeights:
-    """Staged weights, and their transfer to each engine as `placement.weight_transfer` says."""
+    """Staged weights, and their transfer to each engine as `placement.weight_transfer` says.
+
+    If only adapters are trained, the weights that they adapt are staged once and go to each worker once.
+    """
 
     def __init__(self, config: Experiment) -> None:
         self._config = config
         self._staged = StagedWeights()
+        self._base = StagedWeights()
+        """The weights that adapters adapt; empty if all weights are trained."""
+        self._adapter_scales: Mapping[str, float] = {}
+        self._with_base: set[Member] = set()
+        """Workers that have the base weights."""
+        self._called: set[Member] = set()
+        """Workers that were called to load the staged weights."""
         self._broadcast: _Broadcast | None = None
 
     def connect(self, workers: Sequence[StandaloneWorker]) -> None:
@@ -42,31 +58,53 @@ class EngineWeights:
         transfers = [checked_transfer(self._config, worker) for worker in workers]
         members = [each for each, transfer in zip(workers, transfers, strict=True) if transfer == "process_group"]
         if members:
-            self._broadcast = _Broadcast(members, self._config.placement.join_timeout_seconds)
+            backend = "nccl" if torch.cuda.is_available() and not self._share_devices(members) else "gloo"
+            self._broadcast = _Broadcast(members, self._config.placement.join_timeout_seconds, backend)
+
+    def _share_devices(self, workers: Sequence[StandaloneWorker]) -> bool:
+        """Return whether two workers are on the same device, which NCCL refuses."""
+        layout = process_layout(self._config)
+        return len({layout.devices[worker.rank] for worker in workers}) < len(workers)
 
     def stage(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy the weights: full tensors under Hugging Face names. Those of the last call remain until the next one."""
         if self._broadcast is not None and not self._broadcast.finish():
             self._close_broadcast()
+        else:
+            self._with_base |= self._called
+        self._called.clear()
         self._staged.stage(weights)
         if self._broadcast is not None:
-            self._broadcast.prepare(self._staged.buffers())
+            base = () if self._broadcast.members <= self._with_base else self._base.buffers()
+            self._broadcast.prepare([*base, *self._staged.buffers()])
+
+    def stage_adapters(self, actor: Actor) -> None:
+        """Copy the actor's adapters; with the first call also the weights that they adapt, which must not change."""
+        if not self._base.places:
+            self._base.stage(actor.base_weights())
+            self._adapter_scales = actor.adapter_scales()
+        self.stage(actor.adapters())
 
     def load_call(self, worker: StandaloneWorker, version: int) -> RemoteCall:
         """Return the call by which a worker's engine loads the staged weights as `version`. An engine that loads them
         once more, after a restart, does so over its connection instead of a broadcast."""
         transfer, method = checked_transfer(self._config, worker), "load_weights"
-        weights: StagedTensors = self._staged.places
-        if self._broadcast is not None and self._broadcast.take(worker):
+        member = (worker.rank, worker.pid)
+        parts = [self._staged] if member in self._with_base else [self._base, self._staged]
+        self._called.add(member)
+        weights: StagedTensors = [place for part in parts for place in part.places]
+        if self._broadcast is not None and self._broadcast.take(member):
             method = "load_broadcast_weights"
         elif transfer != "shared_memory":
-            weights = self._staged.tensors()
-        return RemoteCall(STANDALONE_ENGINE, method, {"version": version, "weights": weights})
+            weights = {name: tensor for part in parts for name, tensor in part.tensors().items()}
+        arguments = {"version": version, "weights": weights, "adapter_scales": self._adapter_scales}
+        return RemoteCall(STANDALONE_ENGINE, method, arguments)
 
     def close(self) -> None:
         """Release the memory."""
         self._close_broadcast()
         self._staged.close()
+        self._base.close()
 
     def _close_broadcast(self) -> None:
         if self._broadcast is not None:
@@ -83,7 +121,7 @@ def checked_transfer(config: Experiment, worker: StandaloneWorker) -> str:
     shares_memory = worker.host == process_namespace()
     transfer = choose_weight_transfer(config, same_node=shares_memory)
     if transfer == "shared_memory" and not shares_memory:
-        message = f"{KEY} = shared_memory: rank {worker.rank} shares no memory with the controller"
+        message = f"{KEY} = shared_memory: {worker.name} shares no memory with the controller"
         raise ConfigError(message, key=KEY, value="shared_memory", hint=f"set {KEY}=auto")
     return transfer
 
@@ -91,16 +129,15 @@ def checked_transfer(config: Experiment, worker: StandaloneWorker) -> str:
 class _Broadcast:
     """A broadcast group of the controller and workers, and the broadcast of the staged weights in a thread."""
 
-    def __init__(self, workers: Sequence[StandaloneWorker], timeout_seconds: float) -> None:
-        self._members = frozenset((worker.rank, worker.pid) for worker in workers)
-        self._pending: set[tuple[int, int]] = set()
+    def __init__(self, workers: Sequence[StandaloneWorker], timeout_seconds: float, backend: str) -> None:
+        self.members = frozenset((worker.rank, worker.pid) for worker in workers)
+        self._pending: set[Member] = set()
         """Members that have not yet been called to receive the staged weights."""
         self._buffers: Sequence[Tensor] = ()
         self._running: Future[None] | None = None
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "weights")
         store = create_store(workers[0].messages.local_host, timeout_seconds)
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
         address = GroupAddress(store.host, store.port, len(workers) + 1, backend)
         for rank, worker in enumerate(workers, 1):
             worker.start(RemoteCall(STANDALONE_ENGINE, "join_broadcast_group", {"address": address, "rank": rank}))
@@ -110,12 +147,11 @@ class _Broadcast:
 
     def prepare(self, buffers: Sequence[Tensor]) -> None:
         """Expect each member to load weights that have just been staged in `buffers`."""
-        self._buffers, self._pending = buffers, set(self._members)
+        self._buffers, self._pending = buffers, set(self.members)
 
-    def take(self, worker: StandaloneWorker) -> bool:
+    def take(self, member: Member) -> bool:
         """Return whether the worker is still to receive the staged weights, and count it as called. The broadcast
         starts with the first worker, and advances when all have been called."""
-        member = (worker.rank, worker.pid)
         with self._lock:
             if member not in self._pending:
                 return False

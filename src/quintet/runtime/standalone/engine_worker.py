@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from quintet.config.native.experiment import Experiment
+from quintet.policies.lora import BaseWeights
 from quintet.records import Request
 from quintet.rollout.engines.shared_weights import SharedTensor, SharedWeightsReader, StagedTensors
 from quintet.runtime.engine_worker import EngineRunner
@@ -27,16 +28,22 @@ class BroadcastWeights:
 
     def __init__(self, group: BroadcastGroup) -> None:
         self._group = group
-        self._memory = SharedWeightsReader(lambda _, size: torch.empty(size, dtype=torch.uint8, device=group.device))
+        self._memory = self._empty_memory()
+
+    def _empty_memory(self) -> SharedWeightsReader:
+        device = self._group.device
+        return SharedWeightsReader(lambda _, size: torch.empty(size, dtype=torch.uint8, device=device))
 
     def receive(self, weights: Sequence[SharedTensor]) -> Iterator[tuple[str, Tensor]]:
-        """Receive all weights, then yield them; they are valid until the next call.
+        """Receive all weights, then yield them; they are valid until the next call. Memory of a GPU is released.
 
         Raises:
             RuntimeError: the connection to another process broke.
         """
         self._group.broadcast(self._memory.buffers(weights))
         yield from self._memory.read(weights)
+        if self._group.device.type != "cpu":
+            self._memory = self._empty_memory()
 
 
 class LocalStandaloneEngine:
@@ -46,6 +53,7 @@ class LocalStandaloneEngine:
         self._runner: EngineRunner | None = None
         self._shared_weights = SharedWeightsReader()
         self._broadcast_weights: BroadcastWeights | None = None
+        self._base_weights = BaseWeights()
 
     def build(self, config: Experiment, policy: Path) -> int:
         configure_process(config)
@@ -71,13 +79,17 @@ class LocalStandaloneEngine:
     def abort(self, ids: Sequence[int]) -> EngineReport | None:
         return self._engine.abort(ids)
 
-    def load_weights(self, version: int, weights: StagedTensors) -> EngineReport | None:
-        return self._engine.load_weights(version, self._shared_weights.read(weights))
+    def load_weights(
+        self, version: int, weights: StagedTensors, adapter_scales: Mapping[str, float]
+    ) -> EngineReport | None:
+        return self._engine.load_weights(version, self._merged(self._shared_weights.read(weights), adapter_scales))
 
     def join_broadcast_group(self, address: GroupAddress, rank: int) -> None:
         self._broadcast_weights = BroadcastWeights(BroadcastGroup(address, rank))
 
-    def load_broadcast_weights(self, version: int, weights: Sequence[SharedTensor]) -> EngineReport | None:
+    def load_broadcast_weights(
+        self, version: int, weights: Sequence[SharedTensor], adapter_scales: Mapping[str, float]
+    ) -> EngineReport | None:
         """See `StandaloneEngineWorker.load_broadcast_weights`.
 
         Raises:
@@ -85,7 +97,18 @@ class LocalStandaloneEngine:
         """
         if self._broadcast_weights is None:
             raise ValueError("weights were broadcast before the process group was joined")
-        return self._engine.load_weights(version, self._broadcast_weights.receive(weights))
+        received = self._broadcast_weights.receive(weights)
+
+        def merged() -> Iterator[tuple[str, Tensor]]:
+            # received when the engine reads them, so that a lost connection is a failure of the engine
+            yield from self._merged(received, adapter_scales)
+
+        return self._engine.load_weights(version, merged())
+
+    def _merged(
+        self, weights: Iterable[tuple[str, Tensor]], adapter_scales: Mapping[str, float]
+    ) -> Iterable[tuple[str, Tensor]]:
+        return self._base_weights.merge(weights, adapter_scales) if adapter_scales else weights
 
     def weights(self) -> Mapping[str, Tensor] | None:
         return self._engine.weights()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from multiprocessing.connection import wait
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quintet.config.native.experiment import Experiment
+from quintet.config.plan.process_layout import process_layout
 from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.engine import EngineError
 from quintet.rollout.engines.restarting_engine import RestartingEngine
@@ -16,6 +18,7 @@ from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import STANDALONE_ENGINE, EngineAction
 from quintet.runtime.standalone.engine_weights import EngineWeights
 from quintet.runtime.standalone.listener import StandaloneWorker, WorkerLostError
+from quintet.training.protocols import Actor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,22 +34,29 @@ class StandaloneEngines:
         policy: Path,
         weights: Callable[[], Iterator[tuple[str, Tensor]]],
         take_arrived: Callable[[], Sequence[StandaloneWorker]] = tuple,
+        adapted: Actor | None = None,
     ) -> None:
         """Start to build engines with the model at `policy` on the workers; `weights` yields those of the learner, and
-        `take_arrived` returns workers that were started again."""
+        `take_arrived` returns workers that were started again. `adapted` is the learner if it only trains adapters."""
         self._build_call = RemoteCall(STANDALONE_ENGINE, "build", {"config": config, "policy": policy})
         self._weights = weights
+        self._adapted = adapted
         self._take_arrived = take_arrived
         self.staged = EngineWeights(config)
         """Weights of the last `stage`."""
         self._engines = {worker.rank: StandaloneEngine(self, worker) for worker in workers}
-        for engine in self._engines.values():
+        self._builds = _one_per_device(list(self._engines.values()), process_layout(config).devices)
+        for engine in self._builds[0] if self._builds else ():
             engine.start_build(self._build_call)
 
     def engines(self) -> list[RestartingEngine]:
-        """Return the engines by rank of their worker."""
-        for engine in self._engines.values():
-            engine.finish_build()
+        """Return the engines by rank of their worker. Those of a device are built one after another, since vLLM
+        measures the free memory of its device when it starts."""
+        for index, builds in enumerate(self._builds):
+            for engine in builds if index else ():
+                engine.start_build(self._build_call)
+            for engine in builds:
+                engine.finish_build()
         self.staged.connect([engine.worker for engine in self._engines.values()])
         return [
             RestartingEngine(engine.rebuilt, tuple, is_available=partial(self._is_available, engine))
@@ -64,12 +74,27 @@ class StandaloneEngines:
 
     def stage(self) -> None:
         """Copy the learner's current weights to where the engines load them from."""
-        if self._engines:
+        if self._engines and self._adapted is not None:
+            self.staged.stage_adapters(self._adapted)
+        elif self._engines:
             self.staged.stage(self._weights())
 
     def close(self) -> None:
         """Release the memory of the weights."""
         self.staged.close()
+
+
+def _one_per_device(engines: Sequence[StandaloneEngine], devices: Sequence[int]) -> list[list[StandaloneEngine]]:
+    """Divide engines into lists, each with at most one of every device."""
+    lists: list[list[StandaloneEngine]] = []
+    counts: Counter[int] = Counter()
+    for engine in engines:
+        device = devices[engine.worker.rank]
+        if counts[device] == len(lists):
+            lists.append([])
+        lists[counts[device]].append(engine)
+        counts[device] += 1
+    return lists
 
 
 class StandaloneEngine:
@@ -214,7 +239,7 @@ class StandaloneEngine:
                 self._unfinished.difference_update(generation.id for generation in report.generations)
                 if report.failure is not None:
                     failure = report.failure
-                    self._failure = f"rank {self.worker.rank}: {failure.error_type}: {failure.message}"
+                    self._failure = f"{self.worker.name}: {failure.error_type}: {failure.message}"
         if self._failure is not None:
             cause, self._failure, self._has_died = self._failure, None, True
             self._drop_requests()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quintet.config.native.experiment import Experiment
+from quintet.envs.hosted_envs import EnvRequest
 from quintet.envs.mixed_env import build_run_envs
 from quintet.envs.vector_env import EnvEvent, VectorEnv
-from quintet.runtime.remote_interface import EnvRequest
 
 
 class LocalStandaloneEnvs:

@@ -1,15 +1,15 @@
-"""Critic, reference and reward model of a standalone worker, called by the controller."""
+"""Log-prob scorer, critic, reference and reward model of a standalone worker, called by the controller."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.experiment import Experiment
-from quintet.policies.reward_model import ResponseScorer, RewardModel
+from quintet.policies.reward_model import ResponseScorer
 from quintet.rollout.engines.shared_weights import SharedWeightsReader, StagedTensors
 from quintet.runtime.learner_backends import load_backend
 from quintet.runtime.learner_checkpoint import (
@@ -22,7 +22,8 @@ from quintet.runtime.learner_checkpoint import (
 from quintet.runtime.process_settings import configure_process, seed_torch
 from quintet.training.checkpoint.async_save import AsyncShardWriter
 from quintet.training.parallel.process_group import RankGroup
-from quintet.training.protocols import LocalCritic, LogProbScorer
+from quintet.training.protocols import LocalCritic, LogProbScorer, PolicyCopy
+from quintet.training.sharded_reward_model import load_reward_model
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,17 +47,20 @@ class LocalStandaloneLearners:
     """Workers with the same components."""
     writer: str
     """Name of this rank as a writer of checkpoints."""
+    policy_scorer: PolicyCopy | None = None
     critic: LocalCritic | None = None
     reference: LogProbScorer | None = None
     reward_model: ResponseScorer | None = None
     _built: tuple[Experiment, Path] | None = None
     _snapshots: LearnerSnapshots | None = None
     _shard_writer: AsyncShardWriter | None = None
+    _reader: SharedWeightsReader = field(default_factory=SharedWeightsReader)
+    """Keeps the memory mapped into which the weights of every step are written."""
 
     def build(self, config: Experiment, policy: Path) -> None:
         configure_process(config)
         seed_torch(config)
-        self.critic = self.reference = self.reward_model = None
+        self.policy_scorer = self.critic = self.reference = self.reward_model = None
         self._built, self._snapshots = (config, policy), LearnerSnapshots()
 
     @property
@@ -84,8 +88,15 @@ class LocalStandaloneLearners:
         backend = load_backend(config.reference.backend)
         self.reference = backend.build_reference(config, _RemoteActor(weights), policy, self.ranks)
 
+    def load_policy(self, weights: StagedTensors) -> None:
+        config, policy = self._setup
+        if self.policy_scorer is None:
+            backend = load_backend(config.actor.backend)
+            self.policy_scorer = backend.build_policy_scorer(config, policy, self.ranks)
+        self.policy_scorer.load_weights(dict(self._reader.read(weights)))
+
     def load_reward_model(self, config: RewardModelConfig, max_length: int) -> None:
-        self.reward_model = RewardModel.load(config, self._setup[1], max_length)
+        self.reward_model = load_reward_model(config, self._setup[1], max_length, self.ranks)
 
     def save(self, directory: Path) -> None:
         config, _ = self._setup

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import OptimizerConfig
+from quintet.config.plan.placement import LOGPROBS
 from quintet.policies.reward_model import ResponseScorer
 from quintet.records import PromptRow
 from quintet.runtime.remote_call import RemoteCall
-from quintet.runtime.remote_interface import CRITIC, REFERENCE, REWARD_MODEL, STANDALONE_LEARNERS
-from quintet.runtime.remote_learners import RemoteLearnerGroup, remote_proxy
+from quintet.runtime.remote_interface import CRITIC, POLICY_SCORER, REFERENCE, REWARD_MODEL, STANDALONE_LEARNERS
+from quintet.runtime.remote_learners import RemoteLearnerGroup, RemoteShardedRewardModel, remote_proxy, scored_rows
 from quintet.runtime.standalone.staged_weights import StagedWeights
 from quintet.runtime.standalone.transport import StandaloneTransport
 from quintet.runtime.transport import Transport
 from quintet.training.checkpoint.async_save import WriteFiles
 from quintet.training.protocols import Actor, Critic, LogProbScorer
+from quintet.training.sharded_reward_model import shards_reward_model
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +40,15 @@ class StandaloneLearnerGroup(RemoteLearnerGroup):
         self._created: dict[str, Any] = {}
         """Proxies of standalone components by name."""
         self._in_warm_start = False
+        self._policy_weights = StagedWeights(num_buffers=1)
+        """Weights of log-prob workers; the memory is kept between steps."""
+        self._scored_step: int | None = None
+        """Step whose weights the log-prob workers have; None before they have any."""
         self._broadcast_to_standalone("build", config=config, policy=policy)
+
+    def close(self) -> None:
+        """Release the memory of weights."""
+        self._policy_weights.close()
 
     @property
     def critic(self) -> Critic | None:
@@ -64,6 +73,24 @@ class StandaloneLearnerGroup(RemoteLearnerGroup):
         critic: Critic = self._create("critic", CRITIC, "create_critic", weights)
         return critic
 
+    def policy_scorer(self, step: int) -> LogProbScorer:
+        """See `LearnerGroup.policy_scorer`; the first call of a step gives log-prob workers the actor's weights.
+
+        Raises:
+            RankDiedError: a worker is lost.
+            MachineError: a worker cannot load the weights.
+        """
+        if LOGPROBS not in self._standalone:
+            return super().policy_scorer(step)
+        transport = self._standalone[LOGPROBS]
+        if step != self._scored_step:
+            self._scored_step = None
+            self._policy_weights.stage(self.actor.weights())
+            self._call_with_weights(transport, "load_policy", self._policy_weights)
+            self._scored_step = step
+        scorer: LogProbScorer = remote_proxy(transport, POLICY_SCORER)
+        return scorer
+
     def snapshot_reference(self) -> LogProbScorer:
         if "reference" not in self._standalone:
             return super().snapshot_reference()
@@ -85,20 +112,26 @@ class StandaloneLearnerGroup(RemoteLearnerGroup):
         try:
             if weights is not None:
                 staged.stage(weights())
-            arguments = [{"weights": staged.for_worker(worker)} for worker in transport.workers]
-            transport.execute_together([RemoteCall(STANDALONE_LEARNERS, method, each) for each in arguments])
+            self._call_with_weights(transport, method, staged)
         finally:
             staged.close()
         self._created[name] = remote_proxy(transport, target)
         return self._created[name]
 
+    def _call_with_weights(self, transport: StandaloneTransport, method: str, staged: StagedWeights) -> None:
+        """Call a method that loads the staged weights on all workers of a component."""
+        arguments = [{"weights": staged.for_worker(worker)} for worker in transport.workers]
+        transport.execute_together([RemoteCall(STANDALONE_LEARNERS, method, each) for each in arguments])
+
     def load_reward_model(self, config: RewardModelConfig, max_length: int) -> ResponseScorer:
-        """See `LearnerGroup.load_reward_model`; every worker of a standalone one has a copy."""
+        """See `LearnerGroup.load_reward_model`; every worker of a standalone one has a copy, or a shard."""
         if "reward" not in self._standalone:
             return super().load_reward_model(config, max_length)
         arguments = {"config": config, "max_length": max_length}
         self._standalone["reward"].broadcast(RemoteCall(STANDALONE_LEARNERS, "load_reward_model", arguments))
-        return StandaloneRewardModel(self._standalone["reward"])
+        transport = self._standalone["reward"]
+        is_sharded = shards_reward_model(config, transport.world_size)
+        return RemoteShardedRewardModel(transport) if is_sharded else StandaloneRewardModel(transport)
 
     def save(self, directory: Path) -> WriteFiles:
         self._broadcast_to_standalone("save", directory=directory)
@@ -112,6 +145,7 @@ class StandaloneLearnerGroup(RemoteLearnerGroup):
 
     def load(self, directory: Path, contents: Collection[str], extra: Mapping[str, Any]) -> None:
         super().load(directory, contents, extra)
+        self._scored_step = None
         if self._in_warm_start:
             return
         if "critic" in self._standalone:
@@ -145,7 +179,7 @@ class StandaloneRewardModel:
             RemoteCallError: the forward pass failed in a worker.
         """
         count = min(self._transport.world_size, len(responses))
-        rows = [replace(row, ground_truth=None, extra={}, response=None) for row in prompt_rows]
+        rows = scored_rows(prompt_rows)
         parts = [{"prompt_rows": rows[i::count], "responses": list(responses[i::count])} for i in range(count)]
         calls = [RemoteCall(REWARD_MODEL, "score", part) for part in parts]
         scores = [0.0] * len(responses)

@@ -12,12 +12,14 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import wait
 from typing import Any, Literal
 
+from quintet.config.torchrun import describe_rank
+from quintet.envs.hosted_envs import HostLostError
 from quintet.errors import MachineError
 from quintet.runtime.remote_call import STOP, RemoteCall
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket, RemoteCallError
@@ -32,8 +34,8 @@ Role = Literal["engine", "learners"]
 workers, which execute their calls at the same time."""
 
 
-class WorkerLostError(RuntimeError):
-    """A standalone worker has ended, hangs, or cannot be reached."""
+class WorkerLostError(HostLostError):
+    """A standalone worker has ended, hangs, or cannot be reached, whether it hosts envs or another component."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +75,17 @@ class StandaloneWorker:
     host: str
     messages: MessageSocket
     role: Role = "engine"
+    components: str = ""
+    """Names of the components of its rank in messages."""
     lost_reason: str | None = None
     """Why the worker cannot be called any more."""
     called_at: float | None = None
     """When the call was started whose result has not been taken, seconds of the monotonic clock."""
+
+    @property
+    def name(self) -> str:
+        """Name of its rank in messages."""
+        return describe_rank(self.rank, self.components)
 
     def fileno(self) -> int:
         """Return the file descriptor, which is readable when the result of the started call is there."""
@@ -105,7 +114,7 @@ class StandaloneWorker:
         try:
             return self.messages.receive_result()
         except RemoteCallError as error:
-            raise RemoteCallError(error.error_type, f"{error.message} (on rank {self.rank})") from error
+            raise RemoteCallError(error.error_type, f"{error.message} (on {self.name})") from error
         except ValueError as error:
             self.mark_lost(f"cannot be understood: {error}")
             raise self._lost(error) from error
@@ -140,7 +149,8 @@ class StandaloneWorker:
 
     def lost_error(self) -> WorkerLostError:
         """Return the error that says why the worker is lost."""
-        return WorkerLostError(f"the standalone worker of rank {self.rank} (process {self.pid}) {self.lost_reason}")
+        details = ", ".join(filter(None, (self.components, f"process {self.pid}")))
+        return WorkerLostError(f"the standalone worker of {describe_rank(self.rank, details)} {self.lost_reason}")
 
 
 @dataclass(slots=True)
@@ -157,12 +167,12 @@ class WorkerListener:
     """Accepts the connections of standalone workers in a thread, and watches their heartbeats in another one."""
 
     def __init__(
-        self, host: str, ranks: Collection[int], fingerprint: str, lost_seconds: float, call_seconds: float = 1800.0
+        self, host: str, ranks: Mapping[int, str], fingerprint: str, lost_seconds: float, call_seconds: float = 1800.0
     ) -> None:
-        """Listen at a free port of `host` for the workers of `ranks`; one that sends no heartbeat for `lost_seconds`,
-        or does not answer a call within `call_seconds`, is lost."""
+        """Listen at a free port of `host` for the workers of `ranks`, which map to the names of their components; one
+        that sends no heartbeat for `lost_seconds`, or does not answer a call within `call_seconds`, is lost."""
         self.token = secrets.token_hex(32)
-        self._ranks = frozenset(ranks)
+        self._ranks = dict(ranks)
         self._fingerprint = fingerprint
         self._lost_seconds = lost_seconds
         self._call_seconds = call_seconds
@@ -196,9 +206,9 @@ class WorkerListener:
         deadline = time.monotonic() + timeout_seconds
         while missing := sorted(set(ranks) - self._living(role).keys()):
             if time.monotonic() > deadline:
-                names = ", ".join(map(str, missing))
+                names = ", ".join(describe_rank(rank, self._ranks[rank]) for rank in missing)
                 raise MachineError(
-                    f"the standalone workers of ranks {names} did not connect within {timeout_seconds:g} seconds",
+                    f"the standalone workers of {names} did not connect within {timeout_seconds:g} seconds",
                     "see their logs in the run directory; start all ranks together, or raise "
                     "placement.join_timeout_seconds",
                 )
@@ -258,7 +268,8 @@ class WorkerListener:
         if hello.rank not in self._ranks:
             return f"rank {hello.rank} is no standalone worker of this run"
         if hello.fingerprint != self._fingerprint:
-            return f"rank {hello.rank} started with another configuration or version than the controller"
+            name = describe_rank(hello.rank, self._ranks[hello.rank])
+            return f"{name} started with another configuration or version than the controller"
         return ""
 
     def _register(self, hello: WorkerHello, connected: socket.socket) -> None:
@@ -269,7 +280,9 @@ class WorkerListener:
                 connections.last_heartbeat = time.monotonic()
                 connections.heartbeats.setblocking(False)
                 messages = MessageSocket(connections.calls)
-                connections.worker = StandaloneWorker(hello.rank, hello.pid, hello.host, messages, hello.role)
+                connections.worker = StandaloneWorker(
+                    hello.rank, hello.pid, hello.host, messages, hello.role, self._ranks[hello.rank]
+                )
                 self._arrived.append(connections.worker)
 
     def _watch(self) -> None:

@@ -18,8 +18,9 @@ class StagedWeights:
     machines receive it as tensors. Each worker loads it when it has finished its other calls, while the others continue
     and the learner is free."""
 
-    def __init__(self) -> None:
-        self._buffers = (SharedWeights(), SharedWeights())
+    def __init__(self, *, num_buffers: int = 2) -> None:
+        """One buffer suffices if all workers have loaded the weights before the next call of `stage`."""
+        self._buffers = tuple(SharedWeights() for _ in range(num_buffers))
         """Written in turns: workers may still load the weights of the last call."""
         self._reader = SharedWeightsReader()
         self.places: list[SharedTensor] = []

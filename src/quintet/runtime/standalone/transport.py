@@ -116,7 +116,7 @@ class StandaloneTransport:
     @contextmanager
     def _translate_errors(self, worker: StandaloneWorker) -> Iterator[None]:
         """Raise errors of a worker as user errors that name rank and components."""
-        place = f"rank {worker.rank} ({self._components})"
+        place = worker.name
         try:
             yield
         except WorkerLostError as error:

@@ -24,6 +24,7 @@ from quintet.errors import MachineError
 from quintet.runtime.remote_call import STOP, RemoteCall
 from quintet.runtime.remote_interface import (
     CRITIC,
+    POLICY_SCORER,
     REFERENCE,
     REWARD_MODEL,
     STANDALONE_ENGINE,
@@ -43,7 +44,13 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 logger = logging.getLogger(__name__)
-LEARNER_TARGETS = {STANDALONE_LEARNERS: "", CRITIC: "critic", REFERENCE: "reference", REWARD_MODEL: "reward_model"}
+LEARNER_TARGETS = {
+    STANDALONE_LEARNERS: "",
+    POLICY_SCORER: "policy_scorer",
+    CRITIC: "critic",
+    REFERENCE: "reference",
+    REWARD_MODEL: "reward_model",
+}
 """Attributes of `LocalStandaloneLearners` by target."""
 ADDRESS_KEY = "controller"
 """Key of the rendezvous store under which the controller's address is."""

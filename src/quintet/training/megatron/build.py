@@ -79,12 +79,24 @@ def build_megatron_critic(
 
 def build_megatron_reference(config: Experiment, policy_dir: Path) -> MegatronScorer:
     """Build a scorer from the Hugging Face directory `policy_dir`; raises as `build_megatron_actor` does."""
-    spec = _model_spec(config, config.reference, policy_dir)
+    budget = MicroBatchBudget.from_config(config.reference.inference_budget, config.training)
+    return _build_scorer(config, _model_spec(config, config.reference, policy_dir), policy_dir, budget)
+
+
+def build_megatron_policy_scorer(config: Experiment, policy_dir: Path) -> MegatronScorer:
+    """Build a scorer with the settings of the actor, whose weights it is to get; raises as `build_megatron_actor`
+    does."""
+    spec = _model_spec(config, config.actor, policy_dir)
+    num_ranks = spec.ranks.data.size if config.actor.balance_ranks else 1
+    budget = MicroBatchBudget.from_config(config.actor.inference_budget, config.training, num_ranks)
+    return _build_scorer(config, spec, policy_dir, budget)
+
+
+def _build_scorer(config: Experiment, spec: ModelSpec, policy_dir: Path, budget: MicroBatchBudget) -> MegatronScorer:
     model = spec.build_model()
     load_hf_weights(model.chunks, HfWeights(policy_dir), model.shape)
     for chunk in model.chunks:
         chunk.requires_grad_(requires_grad=False)
-    budget = MicroBatchBudget.from_config(config.reference.inference_budget, config.training)
     return MegatronScorer(model, budget=budget, temperature=config.rollout.temperature)
 
 

@@ -307,6 +307,14 @@ class MegatronActor(_GradientLearner):
         """Yield nothing: all weights are trained."""
         return iter(())
 
+    def base_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `weights`: there are no adapters."""
+        return self.weights()
+
+    def adapter_scales(self) -> dict[str, float]:
+        """Return nothing: there are no adapters."""
+        return {}
+
     def update(
         self,
         batch: Batch,

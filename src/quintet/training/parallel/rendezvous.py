@@ -19,7 +19,8 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch documents it here
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from quintet.config.torchrun import RankInfo
+from quintet.config.plan.process_layout import LocalDevice
+from quintet.config.torchrun import RankInfo, describe_rank
 from quintet.errors import MachineError
 from quintet.tracking.run_processes import ProcessStat, process_namespace
 from quintet.training.parallel.broadcast_group import address_towards
@@ -52,6 +53,8 @@ class Peer:
     host: str
     pid: int
     fingerprint: str
+    components: str = ""
+    """Names of its components, for messages."""
 
     @property
     def has_ended(self) -> bool:
@@ -78,12 +81,12 @@ class Rendezvous:
     """Group over which rank 0 sends calls to the others."""
     peers: tuple[Peer, ...]
 
-    def dead_ranks(self) -> list[int]:
+    def dead_ranks(self) -> list[Peer]:
         """Return the other ranks that have died."""
         others = (peer for index, peer in enumerate(self.peers) if index != self.ranks.rank)
-        return [peer.rank for peer in others if peer.has_ended]
+        return [peer for peer in others if peer.has_ended]
 
-    def _wait_for_dead_ranks(self) -> list[int]:
+    def _wait_for_dead_ranks(self) -> list[Peer]:
         """Return the dead ranks after a connection broke, and wait until the process list shows them."""
         deadline = time.monotonic() + REAPED_SECONDS
         while not (dead := self.dead_ranks()) and time.monotonic() < deadline:
@@ -124,9 +127,10 @@ class Rendezvous:
         dist.destroy_process_group()
 
 
-def describe_dead_ranks(dead: list[int]) -> str:
-    """Return for example "rank 1 has ended"."""
-    return f"{_format_ranks(dead)} {'has' if len(dead) == 1 else 'have'} ended"
+def describe_dead_ranks(dead: Sequence[Peer]) -> str:
+    """Return for example "rank 1 (critic) has ended"."""
+    names = ", ".join(describe_rank(peer.rank, peer.components) for peer in dead)
+    return f"{names} {'has' if len(dead) == 1 else 'have'} ended"
 
 
 def rendezvous(
@@ -137,19 +141,20 @@ def rendezvous(
     *,
     ranks: Sequence[int] | None = None,
     store: Store | None = None,
+    components: str = "",
 ) -> Rendezvous:
     """Wait for all `ranks` (default: all of the run) and create their process groups, which number them from 0.
     `fingerprint` identifies configuration and version, and must be equal on all ranks; `store` is that of `join_run`,
     which is called otherwise. `collective_seconds` is the timeout of collectives during a computation, in which all
-    ranks take part at the same time.
+    ranks take part at the same time. `components` are the names of this rank's components, for messages.
 
     Raises:
         MachineError: some ranks do not arrive in time, have another configuration or share a GPU; the message names
             them.
     """
     ranks = range(info.size) if ranks is None else ranks
-    store = store or join_run(info, info.local_rank, timeout_seconds)
-    peers = _exchange_peers(store, info, ranks, fingerprint, timeout_seconds)
+    store = store or join_run(info, LocalDevice(info.local_rank, info.local_rank, info.local_size), timeout_seconds)
+    peers = _exchange_peers(store, info, ranks, {"fingerprint": fingerprint, "components": components}, timeout_seconds)
     rank, size = ranks.index(info.rank), len(ranks)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
@@ -162,18 +167,17 @@ def rendezvous(
     return Rendezvous(RankGroup(rank, size), control_group, peers)
 
 
-def join_run(info: RankInfo, local_device: int | None, timeout_seconds: float) -> Store:
-    """Prepare this process as one of several, and return the store of all. Each uses the GPU with the number
-    `local_device` of its node, or none. If all run on this machine, they use the loopback interface unless
-    `GLOO_SOCKET_IFNAME` is set.
+def join_run(info: RankInfo, device: LocalDevice | None, timeout_seconds: float) -> Store:
+    """Prepare this process as one of several, and return the store of all. Each uses the GPU of its `device`, or none.
+    If all run on this machine, they use the loopback interface unless `GLOO_SOCKET_IFNAME` is set.
 
     Raises:
         MachineError: the store cannot be reached, or there are fewer GPUs than processes.
     """
     if info.is_single_node:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    if local_device is not None and torch.cuda.is_available():
-        torch.cuda.set_device(_local_gpu(info, local_device, torch.cuda.device_count()))
+    if device is not None and torch.cuda.is_available():
+        torch.cuda.set_device(_local_gpu(info.rank, device, torch.cuda.device_count()))
     store = _create_store(info, timeout_seconds)
     _remove_torchrun_variables()
     return store
@@ -185,20 +189,20 @@ def local_address() -> str:
     return address_towards(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
 
 
-def _local_gpu(info: RankInfo, local_device: int, visible: int) -> int:
-    """Return this process's GPU: the one of that number; with as many visible GPUs as processes, as Ray provides them,
-    the one of the local rank; or the only visible one, as under Slurm.
+def _local_gpu(rank: int, device: LocalDevice, visible: int) -> int:
+    """Return a rank's GPU: the one with the number of its device; with as many visible GPUs as devices are used, as Ray
+    provides them, the one of that index; or the only visible one, as under Slurm.
 
     Raises:
         MachineError: there are fewer GPUs.
     """
-    if visible == info.local_size:
-        return info.local_rank
-    if local_device < visible:
-        return local_device
+    if visible == device.num_used:
+        return device.index
+    if device.number < visible:
+        return device.number
     if visible == 1:
         return 0
-    raise _too_few_gpus(f"rank {info.rank} uses device {local_device} of its machine, which has {visible} GPUs")
+    raise _too_few_gpus(f"rank {rank} uses device {device.number} of its machine, which has {visible} GPUs")
 
 
 def _gpu_name() -> str | None:
@@ -256,10 +260,10 @@ def _create_store(info: RankInfo, timeout_seconds: float) -> Store:
 
 
 def _exchange_peers(
-    store: Store, info: RankInfo, ranks: Sequence[int], fingerprint: str, timeout_seconds: float
+    store: Store, info: RankInfo, ranks: Sequence[int], described: Mapping[str, str], timeout_seconds: float
 ) -> tuple[Peer, ...]:
-    """Publish this rank's process and return those of all `ranks`."""
-    card = {"host": process_namespace(), "process": os.getpid(), "fingerprint": fingerprint, "gpu": _gpu_name()}
+    """Publish this rank's process, with how it is `described`, and return those of all `ranks`."""
+    card = {"host": process_namespace(), "process": os.getpid(), "gpu": _gpu_name(), **described}
     store.set(f"card/{info.rank}", json.dumps(card))
     names = {rank: f"card/{rank}" for rank in ranks}
     try:
@@ -268,7 +272,10 @@ def _exchange_peers(
         problem = f"{_missing_ranks(store, names)} of {info.size} did not start within {timeout_seconds:g} seconds"
         raise _rendezvous_failed(problem) from error
     cards = {rank: json.loads(store.get(name)) for rank, name in names.items()}
-    peers = tuple(Peer(rank, str(c["host"]), int(c["process"]), str(c["fingerprint"])) for rank, c in cards.items())
+    peers = tuple(
+        Peer(rank, str(card["host"]), int(card["process"]), str(card["fingerprint"]), str(card["components"]))
+        for rank, card in cards.items()
+    )
     if other := [peer.rank for peer in peers if peer.fingerprint != peers[0].fingerprint]:
         hint = "start all ranks with the same command, files and version of quintet"
         raise MachineError(

@@ -48,6 +48,7 @@ OTHERS: dict[str, Any] = {
     "server_python": "/opt/sglang/bin/python",
     "server_weights_dir": "shared",
     "separate_process": True,
+    "executor": "ray",
 }
 """A value of each option that asks for something."""
 
@@ -63,13 +64,15 @@ def words(engine: str, option: str) -> list[str]:
 
 
 def test_every_option_is_looked_at() -> None:
-    assert set(OTHERS) == set(EngineConfig.model_fields) - {"executor"}
+    assert set(OTHERS) == set(EngineConfig.model_fields)
     assert {option for able in ENGINE_OPTIONS.values() for option in able.names} == set(OTHERS)
 
 
 @pytest.mark.parametrize("engine", ENGINE_OPTIONS)
 @pytest.mark.parametrize("option", OTHERS)
-def test_an_option_is_honoured_or_refused_by_name(engine: str, option: str) -> None:
+def test_an_option_is_honoured_or_refused_by_name(engine: str, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "sees_gpu", lambda: True)
+    monkeypatch.setattr(hardware, "is_installed", lambda name: True)
     composed = load_experiment(None, words(engine, option))
     if option in ENGINE_OPTIONS[engine].names:
         refuse_unsupported(composed)
@@ -81,6 +84,23 @@ def test_an_option_is_honoured_or_refused_by_name(engine: str, option: str) -> N
     assert f"the engine {engine} has no such option" in message
     able = [other for other in ENGINE_OPTIONS if option in ENGINE_OPTIONS[other].names]
     assert all(f", or rollout.engine={other}" in message for other in able)
+
+
+@pytest.mark.proves("rlinf", "rollout.distributed_executor_backend")
+def test_ray_starts_engines_only_where_vllm_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    composed = load_experiment(None, words("vllm", "executor"))
+    monkeypatch.setattr(hardware, "sees_gpu", lambda: False)
+    with pytest.raises(ConfigError, match=rf"{OPTIONS}.executor = 'ray' .*without GPUs, and this machine has none"):
+        refuse_unsupported(composed)
+    monkeypatch.setattr(hardware, "sees_gpu", lambda: True)
+    monkeypatch.setattr(hardware, "is_installed", lambda name: False)
+    with pytest.raises(ConfigError, match=rf"{OPTIONS}.executor = 'ray' .*needs the package ray"):
+        refuse_unsupported(composed)
+    monkeypatch.setattr(hardware, "is_installed", lambda name: True)
+    refuse_unsupported(composed)
+    several = load_experiment(None, [*words("vllm", "executor"), "placement.devices_per_node=2"])
+    with pytest.raises(ConfigError, match="other GPUs than those of its rank"):
+        refuse_unsupported(several)
 
 
 def test_hf_takes_the_types_that_it_computes_in_and_the_learners_weights() -> None:

@@ -111,6 +111,21 @@ def test_critic_reference_and_reward_model_with_devices_of_their_own_need_no_clu
     assert "a divergence over the whole vocabulary needs the reference on the devices of the actor" in full
 
 
+def test_log_prob_workers_need_no_cluster_but_something_to_compute(begun: Begin) -> None:
+    begun(2)
+    words = ["placement.devices_per_node=2", "placement.actor.devices=[0]", "placement.rollout.devices=[0]"]
+    words.append("placement.logprobs.devices=[1]")
+    recompute = "rollout.recompute_logprobs=true"
+    layout = process_layout(load_config(None, [*words, recompute], None, "refuse").experiment)
+    assert layout.standalone == {"logprobs": (1,)}
+    idle = refusal(*words)
+    assert "placement.logprobs.devices = [1] (command line): the workers would have no log-probs to compute" in idle
+    assert "rollout.recompute_logprobs = false" in idle
+    begun(1)
+    beside_actor = ["placement.actor.devices=[0]", "placement.logprobs.devices=[0]"]
+    assert load_config(None, beside_actor, None, "refuse").experiment.placement.logprobs.devices == (0,)
+
+
 def test_where_nobody_counts_devices_they_are_the_processes(begun: Begin) -> None:
     begun(4, 2)
     composed = load_config(None, ["sft={episodes: {}}"], None, "refuse")

@@ -23,7 +23,7 @@ WELL_KNOWN = [
         "algorithm.pf_ppo.weight_pow",
     ),
     ("verl", "actor_rollout_ref: {rollout: {agent: {num_workers: 8}}}", "actor_rollout_ref.rollout.agent.num_workers"),
-    ("vagen", "rollout_manager: {use_service: true}", "rollout_manager.use_service"),
+    ("vagen", "rollout_manager: {max_workers: 4}", "rollout_manager.max_workers"),
     ("vagen", "rollout_manager: {}\nactor_rollout_ref: {model: {lora_rank: 32}}", "actor_rollout_ref.model.lora_rank"),
     ("rlinf", "runner: {task_type: embodied}\nalgorithm: {filter_rewards: true}", "algorithm.filter_rewards"),
     ("roll", "actor_train: {}\nreward_pretrain: Qwen/Qwen2.5-7B", "reward_pretrain"),

@@ -86,6 +86,9 @@ REACHED: list[Row] = [
     (f"{MANAGER}.use_loss_mask", False, 0, "algorithm.train_on_observations", True),
     (f"{MANAGER}.use_gae_mask", False, 0, "algorithm.advantage_over_response_tokens", False),
     (f"{MANAGER}.n_trajectory", 4, 0, "training.samples_per_group", 4),
+    (f"{MANAGER}.use_service", True, 1, "env.service.protocol", "vagen"),
+    (f"{MANAGER}.base_url", "http://10.0.0.7:5001", 1, "env.service.urls", ("http://10.0.0.7:5001",)),
+    (f"{MANAGER}.timeout", 240, 0, "env.service.timeout_seconds", 240.0),
 ]
 ENVS: list[Row] = [
     ("env1.env_name", "svg", "chess", "env.name", "svg"),
@@ -116,6 +119,8 @@ WITH: dict[str, dict[str, Any]] = {
     f"{ACTOR}.kl_loss_coef": IN_LOSS,
     f"{ACTOR}.kl_loss_type": IN_LOSS,
     f"{ROLLOUT}.free_cache_engine": {f"{ROLLOUT}.enforce_eager": True},
+    f"{MANAGER}.base_url": {f"{MANAGER}.use_service": True},
+    f"{MANAGER}.timeout": {f"{MANAGER}.use_service": True},
     "trainer.nnodes": {f"{ROLLOUT}.tensor_model_parallel_size": 4},
     "env1.train_size": {"trainer.total_training_steps": 300},
     "trainer.total_epochs": {"trainer.total_training_steps": None},

@@ -26,6 +26,10 @@ ASYNC = "rollout.async_ratio=1"
         ),
         ([*APART, ASYNC, "algorithm.kl={coefficient: 0.1}", "placement.reference.devices=[0]"], None),
         (
+            [*APART, ASYNC, "rollout.recompute_logprobs=true", "placement.logprobs.devices=[1]"],
+            "the engines and log-prob workers are on the same devices",
+        ),
+        (
             ["placement.actor.devices=[]", "placement.rollout.devices=[]", ASYNC],
             "the engines and actor are on the same devices",
         ),

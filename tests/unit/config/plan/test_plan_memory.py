@@ -104,6 +104,8 @@ def test_a_reward_model_is_whole_on_each_of_its_devices(tmp_path: Path) -> None:
     model = f"reward.model={{path: {at(tmp_path, 'Qwen2.5-7B')}}}"
     words = ("env.name=prompts", "data.train_files=[x.jsonl]", model)
     assert measured(qwen(tmp_path, *words)).active["reward"].weights == 2 * (P - EMBEDDING)
+    sharded = measured(qwen(tmp_path, *words, "reward.model.min_sharded_parameters=1000")).active["reward"]
+    assert (sharded.weights, sharded.copies) == ((P - EMBEDDING) // 4, 2 * (2 * LAYER + EMBEDDING))
 
 
 def test_sharing_out_gradients_alone_leaves_whole_weights(tmp_path: Path) -> None:
@@ -287,6 +289,21 @@ def test_components_apart_have_peaks_of_their_own(tmp_path: Path) -> None:
     ]
 
 
+def test_log_prob_workers_have_weights_without_gradients_and_moments(tmp_path: Path) -> None:
+    """Two devices: half of the weights each, in float32, and what the actor gathers."""
+    words = ["placement.actor.devices=[0,1]", "placement.rollout.devices=[0,1]", "rollout.recompute_logprobs=true"]
+    words += ["actor.budget.sequences=1", "actor.inference_budget.sequences=4"]
+    beside, apart = (
+        measured(on(tmp_path, "Qwen2.5-7B", 1, 4, *VLLM, *words, *more))
+        for more in ((), ("placement.logprobs.devices=[2,3]",))
+    )
+    workers, learner = apart.active["logprobs"], apart.active["actor"]
+    assert (workers.weights, workers.gradients, workers.optimizer) == (4 * P // 2, 0, 0)
+    assert workers.copies == learner.copies
+    assert beside.active["actor"].logits == workers.logits > learner.logits
+    assert {peak.devices: peak.phase for peak in apart.peaks}[2, 3] == "while the log-prob workers compute"
+
+
 def test_a_model_of_an_unknown_size_takes_nothing_that_would_be_made_up(tmp_path: Path) -> None:
     words = ["policy.preset=null", f"policy.path={tmp_path}"]
     found = measured(load_experiment(None, words))
@@ -354,3 +371,12 @@ def test_an_engine_that_stays_awake_is_put_to_sleep(tmp_path: Path) -> None:
 def test_small_sizes_are_told_in_mebibytes() -> None:
     assert [format_bytes(size) for size in (1, 1 << 20, 3 << 29, GIB)] == ["1 MiB", "1 MiB", "1.5 GiB", "1.0 GiB"]
     assert format_bytes(2500 << 30) == "2,500.0 GiB"
+
+
+def test_engines_on_one_device_take_memory_each(tmp_path: Path) -> None:
+    words = ("placement.actor.devices=[0]", "placement.rollout.devices=[1]", *VLLM)
+    one = measured(qwen(tmp_path, *words)).active["rollout"]
+    several = measured(qwen(tmp_path, *words, "placement.rollout.processes_per_device=3")).active["rollout"]
+    assert several.weights == 3 * one.weights
+    # each has a third of the episodes
+    assert one.cache <= several.cache < 3 * one.cache

@@ -71,9 +71,14 @@ IN_MEGATRON = "actor.backend=megatron"
 GAE, KL = "algorithm.advantage.name=gae critic.backend=megatron", "algorithm.kl={} reference.backend=megatron"
 
 
+WORKERS = f"{TP}=2 rollout.recompute_logprobs=true placement.actor.devices=[0,1,2,3] placement.logprobs.devices"
+
+
 @pytest.mark.parametrize(
     ("model", "words", "reason", "nearest"),
     [
+        (QWEN, f"{WORKERS}=[4,5,6]", "tensor 2 does not divide the 3 devices", "placement.logprobs.devices=[4, 5]"),
+        (QWEN, f"{WORKERS}=[3,4]", "they share 3 with the actor", "placement.logprobs.devices=[0, 1, 2, 3]"),
         (QWEN, "placement.actor.devices=[14,15,16]", "16 devices (2 × 8)", "placement.actor.devices=[14, 15]"),
         (QWEN, f"{WORKER}=3", "splits an engine over 1 devices", f"{WORKER}=1"),
         (LLAMA, f"{IN_MEGATRON} {TP}=3", "the 16 devices", f"{TP}=2"),

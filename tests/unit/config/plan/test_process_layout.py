@@ -7,6 +7,8 @@ import pytest
 from quintet.config.compose import load_experiment
 from quintet.config.plan.process_layout import ProcessLayout, process_layout
 
+KL = "algorithm.kl={}"
+
 
 def layout(*words: str) -> ProcessLayout:
     return process_layout(load_experiment(None, [f"placement.{word}" for word in words]).experiment)
@@ -25,13 +27,13 @@ def test_the_controller_has_a_device_of_the_actor_wherever_that_is() -> None:
     assert placed.devices == (2, 3, 0, 1)
     assert placed.learner_ranks == (0, 1)
     assert placed.standalone == {"rollout": (2, 3)}
-    assert [placed.local_device(rank) for rank in range(4)] == [2, 3, 0, 1]
+    assert [placed.local_device(rank).number for rank in range(4)] == [2, 3, 0, 1]
 
 
 def test_the_node_of_the_actor_comes_first() -> None:
     placed = layout("nodes=2", "devices_per_node=2", "rollout.devices=[0,1]", "actor.devices=[2,3]")
     assert placed.devices == (2, 3, 0, 1)
-    assert placed.local_device(0) == 0
+    assert placed.local_device(0).number == 0
     assert (placed.num_nodes, placed.per_node) == (2, 2)
 
 
@@ -66,6 +68,25 @@ def test_components_with_the_same_devices_have_the_same_processes() -> None:
     assert both.shard_writer(2) == "2 (reference and critic)"
 
 
+def test_log_prob_workers_have_processes_of_their_own_only_if_they_compute_something() -> None:
+    words = ["placement.devices_per_node=4", "placement.actor.devices=[0,1]", "placement.rollout.devices=[0,1]"]
+
+    def standalone(devices: str, *more: str) -> dict[str, tuple[int, ...]]:
+        overrides = [*words, f"placement.logprobs.devices={devices}", *more]
+        return dict(process_layout(load_experiment(None, overrides).experiment).standalone)
+
+    recompute = "rollout.recompute_logprobs=true"
+    for needed in (recompute, "algorithm.correction={}", "algorithm.advantage.name=optimal_token_baseline"):
+        assert standalone("[2,3]", needed) == {"logprobs": (2, 3)}, needed
+    assert standalone("[2,3]") == standalone("null", recompute) == standalone("[0,1]", recompute) == {}
+    config = load_experiment(
+        None, [*words, recompute, *(f"placement.{name}.devices=[2,3]" for name in ("logprobs", "reference")), KL]
+    ).experiment
+    (both,) = process_layout(config).standalone_learners
+    assert both.name == "log-prob workers and reference"
+    assert process_layout(config).restartable_ranks == frozenset()
+
+
 def test_env_hosts_take_their_devices_from_the_actor_and_the_engines() -> None:
     placed = layout("devices_per_node=4", "envs.devices=[0,3]")
     assert placed.devices == (1, 2, 0, 3)
@@ -75,6 +96,64 @@ def test_env_hosts_take_their_devices_from_the_actor_and_the_engines() -> None:
     assert layout("devices_per_node=2", "envs.devices=[0,1]").standalone == {}
     explicit = layout("devices_per_node=4", "actor.devices=[0]", "rollout.devices=[1,2]", "envs.devices=[3]")
     assert explicit.standalone == {"rollout": (1, 2), "envs": (3,)}
+
+
+def test_ranks_are_named_by_their_components_where_these_differ() -> None:
+    assert layout("devices_per_node=2").describe_rank(1) == "rank 1"
+    words = ["devices_per_node=3", "actor.devices=[0]", "rollout.devices=[1]", "envs.devices=[2]"]
+    placed = layout(*words)
+    assert [placed.describe_rank(rank) for rank in range(3)] == [
+        "rank 0 (actor)",
+        "rank 1 (engines)",
+        "rank 2 (environments)",
+    ]
+    named = layout(*words, "rollout.group=Samplers", "envs.group=Worlds")
+    assert [named.components_of(rank) for rank in range(3)] == ["actor", "Samplers", "Worlds"]
+    together = layout("devices_per_node=2", "actor.group=Trainers", "envs.group=Worlds")
+    assert [together.components_of(rank) for rank in range(2)] == [
+        "Trainers and engines and Worlds",
+        "Trainers and engines",
+    ]
+    assert together.standalone_ranks == ()
+
+
+def test_a_device_has_several_engines_or_env_hosts() -> None:
+    words = ["devices_per_node=6", "actor.devices=[0,1]", "rollout.devices=[2,5]", "rollout.processes_per_device=2"]
+    placed = layout(*words, "envs.devices=[3]", "envs.processes_per_device=3")
+    assert placed.devices == (0, 1, 2, 2, 3, 3, 3, 5, 5)
+    assert placed.learner_ranks == (0, 1)
+    assert placed.standalone == {"rollout": (2, 3, 7, 8), "envs": (4, 5, 6)}
+    assert placed.restartable_ranks == set(range(2, 9))
+    assert placed.cpu_ranks == {4, 5, 6}
+    assert placed.rank_info(8).local_rank == 8
+    # both engines of a device see its GPU, whether the node shows all GPUs or only those in use
+    assert [(each.number, each.index, each.num_used) for each in map(placed.local_device, (2, 3, 8))] == [
+        (2, 2, 5),
+        (2, 2, 5),
+        (5, 4, 5),
+    ]
+
+
+def test_a_device_that_is_listed_twice_has_two_engines() -> None:
+    placed = layout("devices_per_node=3", "actor.devices=[0]", "rollout.devices=[1,1,2]")
+    assert (placed.devices, placed.standalone) == ((0, 1, 1, 2), {"rollout": (1, 2, 3)})
+
+
+def test_a_critic_shares_the_process_of_one_of_the_engines_on_its_device() -> None:
+    words = ["devices_per_node=2", "actor.devices=[0]", "rollout.devices=[1]", "rollout.processes_per_device=2"]
+    words = [f"placement.{word}" for word in (*words, "critic.devices=[1]")]
+    placed = process_layout(load_experiment(None, [*words, "algorithm.advantage={name: gae}"]).experiment)
+    assert placed.standalone == {"rollout": (1, 2), "critic": (1,)}
+    assert placed.restartable_ranks == {2}
+
+
+def test_a_node_with_fewer_processes_has_idle_ones_without_a_learner() -> None:
+    words = ["nodes=2", "devices_per_node=2", "actor.devices=[0,1]", "rollout.devices=[2,3]"]
+    placed = layout(*words, "rollout.processes_per_device=2")
+    assert placed.devices == (0, 1, 1, 1, 2, 2, 3, 3)
+    assert (placed.learner_ranks, placed.standalone) == ((0, 1), {"rollout": (4, 5, 6, 7)})
+    assert placed.cpu_ranks == {2, 3}
+    assert placed.used_devices_per_node == 2
 
 
 def test_idle_devices_have_no_process() -> None:

@@ -194,6 +194,16 @@ def test_moments_go_to_the_host_and_back_for_every_update(tmp_path: Path) -> Non
     assert both["offload of actor"] == pytest.approx(2 * (8 * P + 9 * P / 2) / HOST, rel=1e-6)
 
 
+def test_log_prob_workers_get_the_weights_and_compute_with_their_devices(tmp_path: Path) -> None:
+    """Two of four devices: 256 sequences each; 4 bytes of each weight are copied and sent."""
+    words = ["rollout.recompute_logprobs=true", "placement.actor.devices=[0,1]", "placement.rollout.devices=[0,1]"]
+    apart = seconds(on(tmp_path, "Qwen2.5-7B", 1, 4, *words, "placement.logprobs.devices=[2,3]"))
+    beside = seconds(on(tmp_path, "Qwen2.5-7B", 1, 4, *words))
+    assert apart["log-probs"] == beside["log-probs"] == pytest.approx(256 * 536 * FLOPS / COMPUTE * (1 + 512 / 16384))
+    assert apart["weight sync of log-prob workers"] == pytest.approx(4 * P / MEMORY + 4 * P * 3 / 4 / LINK)
+    assert "weight sync of log-prob workers" not in beside
+
+
 def test_no_time_for_what_a_run_does_not_do(tmp_path: Path) -> None:
     assert set(seconds(on(tmp_path, "Qwen2.5-7B", 1, 8))) == {"update of actor", "prefill", "decode", "weight sync"}
     gae = seconds(on(tmp_path, "Qwen2.5-7B", 1, 8, "algorithm.advantage.name=gae", "algorithm.kl={coefficient: 0.1}"))

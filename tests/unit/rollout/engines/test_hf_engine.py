@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from quintet.policies import inference_decoder
 from quintet.policies.model_loading import load_model
 from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.engine import EngineError, EngineSetup
+from quintet.rollout.engines.hf import attention_layouts, prefill
 from quintet.rollout.engines.hf.engine import HfEngine, build_hf_engine
 
 if TYPE_CHECKING:
@@ -83,7 +85,7 @@ def test_logprobs_match_transformers(engine: HfEngine, policy_directory: Path) -
 
 
 def test_long_and_short_prompts_in_one_batch(policy_directory: Path) -> None:
-    """Many new tokens use matrix products, few use the kernels; dialogues continue behind both."""
+    """Dialogues continue behind both."""
     engine = HfEngine(load_model(policy_directory), max_num_seqs=4, max_model_len=300)
     texts = [tuple(range(5, 5 + length)) for length in (150, 3, 90, 64, 65)]
     asked = [request(n, prompt=text, max_tokens=4, keep_kv_cache=True) for n, text in enumerate(texts)]
@@ -478,6 +480,31 @@ def test_log_probs_do_not_depend_on_the_other_requests_of_a_batch(policy_directo
     if inference_decoder.decode_kernels(torch.float32, "cpu") is None:
         pytest.skip("attention in torch depends on the shape of the batch")
     model = load_model(policy_directory)
-    requests = [Request(i, tuple(range(5 + i % 3, 12 + i % 7)), 4 + i % 9, seed=i) for i in range(24)]
-    by_size = [run(HfEngine(model, max_num_seqs=size, max_model_len=64), requests) for size in (24, 5, 1)]
+    prompts = [(*range(10, 30 + 10 * (i % 4)), *range(i, i + 3 + 13 * (i % 7))) for i in range(24)]
+    requests = [Request(i, prompt, 4 + i % 9, seed=i, keep_kv_cache=True) for i, prompt in enumerate(prompts)]
+    by_size = [_run_two_turns(HfEngine(model, max_num_seqs=size, max_model_len=160), requests) for size in (24, 5, 1)]
     assert all(generations == by_size[0] for generations in by_size[1:])
+
+
+def _run_two_turns(engine: HfEngine, requests: list[Request]) -> list[dict[int, Generation]]:
+    first = run(engine, requests)
+    second = [replace(each, prompt=(*each.prompt, *first[each.id].tokens, 7, each.id)) for each in requests]
+    return [first, run(engine, second)]
+
+
+def test_prompts_too_long_for_the_kernels_do_not_change_the_others(
+    policy_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if inference_decoder.decode_kernels(torch.float32, "cpu") is None:
+        pytest.skip("attention in torch depends on the shape of the batch")
+    for module in (attention_layouts, prefill):
+        monkeypatch.setattr(module, "MAX_KERNEL_TOKENS", 60)
+    lengths = (100, 59, 80, 30, 60)
+    asked = [request(n, prompt=tuple(range(9, 9 + length)), max_tokens=4) for n, length in enumerate(lengths)]
+    engine = HfEngine(load_model(policy_directory), max_num_seqs=5, max_model_len=160)
+    together = run(engine, asked)
+    for one in asked:
+        agrees(policy_directory, one, together[one.id])
+        engine.reset_prefix_cache()
+        if len(one.prompt) <= 60:
+            assert run(engine, [one])[one.id] == together[one.id]

@@ -58,6 +58,7 @@ def setup(directory: Path, **options: Any) -> EngineSetup:
         ("load_format", "safetensors", {"load_format": "safetensors"}),
         ("max_model_tokens", 128, {"max_model_len": 128}),
         ("tensor_parallel", 2, {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}),
+        ("executor", "ray", {"distributed_executor_backend": "ray"}),
         ("log_statistics", True, {"disable_log_stats": False}),
         ("detokenize", True, {"skip_tokenizer_init": False}),
         ("sleep_between_steps", True, {"enable_sleep_mode": True}),

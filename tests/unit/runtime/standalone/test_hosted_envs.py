@@ -19,7 +19,7 @@ from quintet.envs.mixed_env import build_run_envs
 from quintet.envs.start_states import env_start
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, EpisodeStarted, VectorEnv
 from quintet.errors import MachineError
-from quintet.runtime.standalone.envs import HostedVectorEnv
+from quintet.runtime.standalone.envs import hosted_vector_env
 from quintet.runtime.standalone.listener import StandaloneWorker, WorkerListener
 from quintet.runtime.standalone.worker import ControllerAddress
 
@@ -112,7 +112,7 @@ def without_hosts(config: Experiment, starts: Sequence[int] = range(EPISODES)) -
 
 def test_episodes_on_hosts_are_those_of_one_process_in_the_same_order() -> None:
     config = experiment("env.slippery=true")
-    envs = HostedVectorEnv([ThreadWorker(1), ThreadWorker(2)], config)
+    envs = hosted_vector_env([ThreadWorker(1), ThreadWorker(2)], config)
     events = play(envs, range(EPISODES))
     assert events == without_hosts(config)
     assert any(isinstance(event, ActionsExecuted) and len(event.steps) == 2 for event in events)
@@ -121,11 +121,11 @@ def test_episodes_on_hosts_are_those_of_one_process_in_the_same_order() -> None:
 
 
 def test_an_episode_goes_to_the_host_with_the_fewest_and_stays_there() -> None:
-    envs = HostedVectorEnv([ThreadWorker(1), ThreadWorker(2)], experiment())
+    envs = hosted_vector_env([ThreadWorker(1), ThreadWorker(2)], experiment())
     for number in range(5):
         envs.start(number, number)
     hosts = {number: envs._episodes[number].host for number in range(5)}
-    assert [host.worker.rank for host in hosts.values() if host] == [1, 2, 1, 2, 1]
+    assert [host.connection.rank for host in hosts.values() if host] == [1, 2, 1, 2, 1]
     envs.poll(wait=True)
     for number in (0, 2):
         envs.drop(number)
@@ -139,14 +139,14 @@ def test_an_episode_goes_to_the_host_with_the_fewest_and_stays_there() -> None:
 def test_several_envs_on_hosts_are_those_of_one_process() -> None:
     config = experiment("envs.lake={}", "envs.boxes={env: {name: sokoban}}")
     starts = [env_start(number % 2, 3 * number) for number in range(EPISODES)]
-    envs = HostedVectorEnv([ThreadWorker(1), ThreadWorker(2)], config)
+    envs = hosted_vector_env([ThreadWorker(1), ThreadWorker(2)], config)
     assert play(envs, starts) == without_hosts(config, starts)
 
 
 @pytest.mark.parametrize("processes", ["null", "2"])
 def test_your_own_env_runs_on_hosts_and_its_failure_costs_one_episode(counter: Path, processes: str) -> None:
     config = experiment(f"env={{name: custom, path: 'counter.py:Counter', processes: {processes}}}")
-    envs = HostedVectorEnv([ThreadWorker(1), ThreadWorker(2)], config)
+    envs = hosted_vector_env([ThreadWorker(1), ThreadWorker(2)], config)
     played = by_episode(play(envs, range(EPISODES)))
     assert played == by_episode(without_hosts(config))
     failed = {number for number, events in played.items() if isinstance(events[-1], EpisodeFailed)}
@@ -157,7 +157,7 @@ def test_your_own_env_runs_on_hosts_and_its_failure_costs_one_episode(counter: P
 def test_an_env_that_no_host_can_load_is_named(counter: Path) -> None:
     config = experiment("env={name: custom, path: 'counter.py:Missing'}")
     with pytest.raises(MachineError, match="Missing"):
-        HostedVectorEnv([ThreadWorker(1)], config)
+        hosted_vector_env([ThreadWorker(1)], config)
 
 
 @pytest.mark.parametrize("lost", [1, 2])
@@ -165,7 +165,7 @@ def test_an_env_that_no_host_can_load_is_named(counter: Path) -> None:
 def test_a_lost_host_changes_no_episode(lost: int, turn: int) -> None:
     config = experiment("env.slippery=true", "env.floor_density=1.0")
     workers = {rank: ThreadWorker(rank) for rank in (1, 2)}
-    envs = HostedVectorEnv(list(workers.values()), config)
+    envs = hosted_vector_env(list(workers.values()), config)
 
     def lose(now: int) -> None:
         if now == turn:
@@ -180,7 +180,7 @@ def test_a_lost_host_changes_no_episode(lost: int, turn: int) -> None:
 def test_a_lost_host_with_worker_processes_changes_no_episode() -> None:
     config = experiment("env.slippery=true", "env.floor_density=1.0", "env.processes=3")
     workers = {rank: ThreadWorker(rank) for rank in (1, 2)}
-    envs = HostedVectorEnv(list(workers.values()), config)
+    envs = hosted_vector_env(list(workers.values()), config)
     events = play(envs, range(EPISODES), lambda turn: workers[2].lose() if turn == 3 else None)
     assert by_episode(events) == by_episode(without_hosts(config))
     assert 1 <= envs.pop_metrics()["env/episodes_reassigned"] <= 4
@@ -190,7 +190,7 @@ def test_a_lost_host_with_worker_processes_changes_no_episode() -> None:
 def test_an_episode_that_waits_for_the_policy_continues_on_another_host() -> None:
     config = experiment("env.floor_density=1.0")
     workers = {rank: ThreadWorker(rank) for rank in (1, 2)}
-    envs, local = HostedVectorEnv(list(workers.values()), config), build_run_envs(config)
+    envs, local = hosted_vector_env(list(workers.values()), config), build_run_envs(config)
     for each in (envs, local):
         each.start(0, 5)
         each.start(1, 6)
@@ -207,8 +207,8 @@ def test_an_episode_that_waits_for_the_policy_continues_on_another_host() -> Non
 def test_an_episode_that_its_seed_does_not_reproduce_fails_and_says_so(counter: Path) -> None:
     config = experiment("env={name: custom, path: 'counter.py:Process', processes: 8}")
     workers = {rank: ThreadWorker(rank) for rank in (1, 2)}
-    envs = HostedVectorEnv(list(workers.values()), config)
-    lose = lambda turn: workers[1].lose() if turn == 2 else None  # noqa: E731
+    envs = hosted_vector_env(list(workers.values()), config)
+    lose = lambda turn: workers[1].lose() if turn >= 2 and not workers[1].lost_reason else None  # noqa: E731
     events = by_episode(play(envs, range(4, 4 + EPISODES), lose, min))
     failures = {
         number: played[-1].failure for number, played in events.items() if isinstance(played[-1], EpisodeFailed)
@@ -227,7 +227,7 @@ def test_an_episode_that_takes_three_hosts_with_it_fails() -> None:
         return taken
 
     worker = ThreadWorker(1)
-    envs = HostedVectorEnv([worker], experiment(), take_arrived)
+    envs = hosted_vector_env([worker], experiment(), take_arrived)
     envs.start(0, 0)
     for _ in range(2):
         worker.lose()
@@ -245,7 +245,7 @@ def test_an_episode_that_takes_three_hosts_with_it_fails() -> None:
 
 def test_a_run_without_living_hosts_ends_with_a_message() -> None:
     workers = [ThreadWorker(1), ThreadWorker(2)]
-    envs = HostedVectorEnv(workers, experiment("placement.join_timeout_seconds=1"))
+    envs = hosted_vector_env(workers, experiment("placement.join_timeout_seconds=1"))
     for worker in workers:
         worker.lose()
     envs.start(0, 0)
@@ -255,7 +255,7 @@ def test_a_run_without_living_hosts_ends_with_a_message() -> None:
 
 @pytest.fixture
 def listener() -> Iterator[WorkerListener]:
-    listener = WorkerListener("127.0.0.1", [1, 2], "the run", lost_seconds=3.0)
+    listener = WorkerListener("127.0.0.1", {1: "", 2: ""}, "the run", lost_seconds=3.0)
     yield listener
     listener.close()
 
@@ -266,7 +266,7 @@ def test_a_process_that_hangs_costs_nothing_and_one_that_is_started_again_joins(
     processes: dict[int, subprocess.Popen[bytes]] = {rank: start_worker(address, rank) for rank in (1, 2)}
     try:
         workers = listener.wait_for([1, 2], 60.0)
-        envs = HostedVectorEnv(workers, config, partial(listener.take_arrived, [1, 2]))
+        envs = hosted_vector_env(workers, config, partial(listener.take_arrived, [1, 2]))
         expected = without_hosts(config)
 
         def stop(turn: int) -> None:
@@ -280,7 +280,7 @@ def test_a_process_that_hangs_costs_nothing_and_one_that_is_started_again_joins(
             process.wait()
         processes[2] = start_worker(address, 2)
         assert play(envs, range(EPISODES)) == expected
-        assert {episode.worker.pid for episode in envs._hosts.values()} == {processes[2].pid}
+        assert {episode.connection.worker.pid for episode in envs._hosts.values()} == {processes[2].pid}
     finally:
         for process in processes.values():
             process.kill()

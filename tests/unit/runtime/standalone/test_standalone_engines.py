@@ -14,6 +14,9 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
@@ -22,24 +25,35 @@ from standalone_workers import start_worker
 
 from quintet.config.compose import load_experiment
 from quintet.config.native.experiment import Experiment
+from quintet.config.native.learners import OptimizerConfig
+from quintet.config.native.policy import LoraConfig
 from quintet.errors import ConfigError, MachineError
+from quintet.policies.lora import add_lora
 from quintet.policies.model_loading import load_model
 from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.rollout.engines.shared_weights import SharedWeights, SharedWeightsReader
-from quintet.rollout.engines.weight_verification import check_weights
+from quintet.rollout.engines.weight_verification import check_weights, read_weights
+from quintet.runtime.controller import Controller
 from quintet.runtime.engine_group import RoutedEngines
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import STANDALONE_ENGINE
-from quintet.runtime.standalone.engines import StandaloneEngine, StandaloneEngines
+from quintet.runtime.standalone.engine_weights import EngineWeights
+from quintet.runtime.standalone.engines import StandaloneEngine, StandaloneEngines, _one_per_device
 from quintet.runtime.standalone.listener import StandaloneWorker, WorkerHello, WorkerListener, WorkerLostError
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket, RemoteCallError
 from quintet.runtime.standalone.worker import ControllerAddress, StandaloneComponents
+from quintet.runtime.transport import InProcessTransport
+from quintet.runtime.worker import Worker
+from quintet.training.learner import ActorLearner
+from quintet.training.learner_setup import LearnerSetup
+from quintet.training.packing import MicroBatchBudget
+from quintet.training.parallel.broadcast_group import BroadcastGroup
 
 
 @pytest.fixture
 def listener() -> Iterator[WorkerListener]:
-    listener = WorkerListener("127.0.0.1", [1, 2], "the run", lost_seconds=3.0)
+    listener = WorkerListener("127.0.0.1", {1: "", 2: ""}, "the run", lost_seconds=3.0)
     yield listener
     listener.close()
 
@@ -77,6 +91,18 @@ def generate(engines: RoutedEngines, asked: list[Request]) -> dict[int, Generati
         assert time.monotonic() < end
         done |= {generation.id: generation for generation in engines.step()}
     return done
+
+
+def test_the_end_of_a_run_frees_the_memory_of_its_weights(tmp_path: Path) -> None:
+    controller = Controller(InProcessTransport(Worker()), WorkerListener("127.0.0.1", {}, "the run", lost_seconds=20.0))
+    config = load_experiment(None).experiment
+    actor: Any = SimpleNamespace(weights=lambda: iter(()))
+    engines = controller.build_standalone_engines(config, tmp_path, actor)
+    engines.staged.stage([("weight", torch.ones(3))])
+    (place,) = engines.staged._staged.places
+    assert Path(place.file).exists()
+    controller.close()
+    assert not Path(place.file).exists()
 
 
 def test_two_processes_generate_with_the_learners_new_weights_and_one_is_rebuilt(
@@ -162,6 +188,115 @@ def test_weights_of_another_machine_are_sent_instead_of_shared(
     group.close()
 
 
+def _lora_actor(policy_directory: Path) -> ActorLearner:
+    model = load_model(policy_directory)
+    add_lora(model, LoraConfig(rank=2, alpha=3.0))
+    return ActorLearner(model, OptimizerConfig(), LearnerSetup(budget=MicroBatchBudget(64)))
+
+
+@torch.no_grad()
+def _train_adapters(actor: ActorLearner, seed: int) -> None:
+    torch.manual_seed(seed)
+    for _, tensor in actor.adapters():
+        tensor.normal_(std=0.2)
+
+
+def _has_weights_of(engine: RestartingEngine, actor: ActorLearner) -> bool:
+    """Whether the engine's weights are exactly those that the actor would send merged."""
+    weights = read_weights(engine.current) or {}
+    return all(torch.equal(weights[name], tensor) for name, tensor in actor.weights())
+
+
+def _sent_bytes(group: StandaloneEngines, worker: StandaloneWorker, broadcasts: list[int]) -> int:
+    """Bytes of the staged weights that would go to a worker, or have been broadcast since the last call."""
+    if broadcasts:
+        sent = sum(broadcasts)
+        broadcasts.clear()
+        return sent
+    weights = group.staged.load_call(worker, 0).arguments["weights"]
+    tensors = weights if isinstance(weights, dict) else dict(SharedWeightsReader().read(weights))
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+@pytest.mark.parametrize("transfer", ["shared_memory", "process_group", "tcp"])
+def test_after_the_first_sync_only_adapters_are_sent_and_the_weights_are_those_of_a_full_sync(
+    workers: Workers, policy_directory: Path, transfer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broadcasts: list[int] = []
+    broadcast = BroadcastGroup.broadcast
+
+    def counted(group: BroadcastGroup, buffers: list[torch.Tensor]) -> None:
+        broadcasts.extend(map(len, buffers))
+        broadcast(group, buffers)
+
+    monkeypatch.setattr(BroadcastGroup, "broadcast", counted)
+    actor, config = _lora_actor(policy_directory), experiment(f"placement.weight_transfer={transfer}")
+    connected = [worker for _, worker in workers.values()]
+    group = StandaloneEngines(connected, config, policy_directory, actor.weights, adapted=actor)
+    engines = group.engines()
+    adapters = sum(tensor.nbytes for _, tensor in actor.adapters())
+    base = sum(tensor.nbytes for _, tensor in actor.base_weights())
+    for version in (1, 2, 3):
+        _train_adapters(actor, version)
+        group.stage()
+        if version == 3:
+            connected[1].call(RemoteCall(STANDALONE_ENGINE, "rebuild"))
+        for engine in engines:
+            engine.load_weights(version, ())
+        assert all(_has_weights_of(engine, actor) for engine in engines)
+        check_weights(engines[1].current, actor.model, [(5, 6, 7)], same_dtype=True)
+        padding = 64 * len(list(actor.model.parameters())) if transfer == "process_group" else 0
+        expected = adapters + base * (version == 1)
+        assert expected <= _sent_bytes(group, connected[0], broadcasts) <= expected + padding
+    group.close()
+
+
+def test_an_engine_that_is_started_again_gets_the_weights_that_adapters_adapt(
+    listener: WorkerListener, workers: Workers, policy_directory: Path
+) -> None:
+    actor, config = _lora_actor(policy_directory), experiment("placement.weight_transfer=tcp")
+    connected, take_arrived = [worker for _, worker in workers.values()], partial(listener.take_arrived, [1, 2])
+    group = StandaloneEngines(connected, config, policy_directory, actor.weights, take_arrived, actor)
+    engines = group.engines()
+    for version in (1, 2):
+        _train_adapters(actor, version)
+        group.stage()
+        for engine in engines:
+            engine.load_weights(version, ())
+    workers[2][0].kill()
+    engines[1].sleep()
+    assert engines[1].is_dead
+    restarted = start_worker(ControllerAddress.of(listener), 2)
+    try:
+        end = time.monotonic() + 60
+        while not engines[1].revive():
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        engines[1].load_weights(2, ())
+        assert all(_has_weights_of(engine, actor) for engine in engines)
+    finally:
+        restarted.kill()
+        restarted.wait()
+        group.close()
+
+
+def test_gpus_with_several_engines_receive_weights_without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL refuses two ranks on one GPU."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    joined = MagicMock()
+    monkeypatch.setattr("quintet.runtime.standalone.engine_weights._Broadcast", joined)
+    workers: Any = [MagicMock(rank=rank, host="another machine") for rank in (1, 2)]
+    for devices in ("[1,2]", "[1,1]"):
+        EngineWeights(experiment(f"placement.rollout.devices={devices}")).connect(workers)
+    assert [call.args[-1] for call in joined.call_args_list] == ["nccl", "gloo"]
+
+
+def test_engines_on_one_device_are_built_one_after_another() -> None:
+    """vLLM measures the free memory of its device, which an engine that starts beside it would take."""
+    engines: Any = [MagicMock(worker=MagicMock(rank=rank)) for rank in (1, 2, 3, 4)]
+    assert _one_per_device(engines, (0, 1, 1, 1, 2)) == [[engines[0], engines[3]], [engines[1]], [engines[2]]]
+
+
 def test_engines_of_a_lost_broadcast_load_their_weights_over_the_connection(
     workers: Workers, policy_directory: Path
 ) -> None:
@@ -206,7 +341,7 @@ def test_a_stopped_process_is_noticed_by_its_missing_heartbeats(workers: Workers
 
 
 def test_a_worker_that_does_not_answer_a_call_is_lost_and_a_late_controller_loses_none(policy_directory: Path) -> None:
-    limited = WorkerListener("127.0.0.1", [1], "the run", lost_seconds=60.0, call_seconds=1.0)
+    limited = WorkerListener("127.0.0.1", {1: ""}, "the run", lost_seconds=60.0, call_seconds=1.0)
     process = start_worker(ControllerAddress.of(limited), 1)
     try:
         (worker,) = limited.wait_for([1], 60.0)
@@ -235,7 +370,7 @@ def test_an_error_of_a_call_names_itself_and_the_worker_lives_on(workers: Worker
 
 
 def test_workers_that_do_not_come_are_named(listener: WorkerListener) -> None:
-    with pytest.raises(MachineError, match=r"standalone workers of ranks 1, 2 did not connect within 0\.2 seconds"):
+    with pytest.raises(MachineError, match=r"standalone workers of rank 1, rank 2 did not connect within 0\.2 seconds"):
         listener.wait_for([1, 2], 0.2)
 
 

@@ -1,5 +1,5 @@
-"""If these fail, a critic, reference or reward model on devices of its own computes something else than beside the
-actor, is lost with a checkpoint, or dies without anyone noticing."""
+"""If these fail, log-probs, a critic, reference or reward model on devices of their own differ from those beside the
+actor, are lost with a checkpoint, or die without anyone noticing."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ PLACED = (
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[tuple[StandaloneTransport, list[subprocess.Popen[bytes]]]]:
     """Two workers with one process group."""
-    listener = WorkerListener("127.0.0.1", [1, 2], "the run", lost_seconds=20.0)
+    listener = WorkerListener("127.0.0.1", {1: "Critics", 2: "Critics"}, "the run", lost_seconds=20.0)
     address = ControllerAddress.of(listener)
     words = [address.host, str(address.port), address.token, str(tmp_path / "rendezvous")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -128,9 +128,57 @@ def test_critic_and_reference_on_two_workers_are_those_of_one_process(
     transport.close()
 
 
-def test_every_worker_scores_a_part_of_the_responses(
-    processes: Processes, policy_directory: Path, tmp_path: Path
+@pytest.mark.parametrize("lora", [(), ("policy.lora.rank=2",)], ids=["all weights", "lora"])
+def test_log_prob_workers_have_the_weights_before_the_first_update_of_each_step(
+    processes: Processes, policy_directory: Path, tmp_path: Path, lora: tuple[str, ...]
 ) -> None:
+    """With a run that trains all weights, log-probs are those of the actor bit for bit."""
+    transport, _ = processes
+    settings = ("actor.balance_ranks=false", "algorithm.advantage={name: grpo}", "algorithm.kl=null", *lora)
+    config, batch = experiment(*settings), sequences()
+    controller = Controller(InProcessTransport(Worker()))
+    controller._standalone = {"logprobs": transport}
+    learners = controller.build_learners(config, policy_directory)
+    assert isinstance(learners, StandaloneLearnerGroup)
+
+    def update() -> None:
+        learners.actor.update(batch, CrossEntropyObjective(), "token-mean", 1e-2)
+
+    def check(step: int) -> torch.Tensor:
+        expected = learners.actor.scorer.compute_log_probs(batch)
+        log_probs = learners.policy_scorer(step).compute_log_probs(batch)
+        tolerance = 1e-5 if lora else 0.0
+        torch.testing.assert_close(log_probs, expected, rtol=0.0, atol=tolerance)
+        return log_probs
+
+    saver = AsyncCheckpointer(tmp_path, keep=1, other_ranks=["1", "2"])
+    saver.save(1, {}, learners.save)
+    saver.wait()
+    saver.close()
+    assert {path.name for path in (tmp_path / "global_step_1").iterdir()} >= {"actor", "hf"}
+    before = check(1)
+    update()
+    update()
+    assert learners.policy_scorer(1).compute_log_probs(batch).equal(before)
+    after = check(2)
+    assert not after.equal(before)
+    squares = learners.actor.scorer.compute_sum_squared_probs(batch)
+    torch.testing.assert_close(learners.policy_scorer(2).compute_sum_squared_probs(batch), squares, rtol=0.0, atol=1e-6)
+    learners.load(tmp_path / "global_step_1", ("model", "optimizer"), {})
+    assert check(2).equal(before)
+    staged = Path(learners._policy_weights.places[0].file)
+    assert staged.exists()
+    controller.close()
+    assert not staged.exists()
+    transport.close()
+
+
+@pytest.mark.proves("verl", "reward_model.model.fsdp_config.min_num_params")
+@pytest.mark.parametrize("min_sharded", [0, 1000, 10**9], ids=["copies", "sharded modules", "one unit"])
+def test_every_worker_scores_a_part_of_the_responses(
+    processes: Processes, policy_directory: Path, tmp_path: Path, min_sharded: int
+) -> None:
+    """With sharded weights, also a worker without responses takes part in every pass."""
     transport, _ = processes
     torch.manual_seed(0)
     model = tmp_path / "model"
@@ -140,7 +188,8 @@ def test_every_worker_scores_a_part_of_the_responses(
     actor = InProcessTransport(Worker())
     local = Controller(actor).build_learners(experiment(), policy_directory).load_reward_model(reward_model, 64)
     learners = StandaloneLearnerGroup(actor, {"reward": transport}, experiment(), policy_directory)
-    remote = learners.load_reward_model(reward_model, 64)
+    sharded = reward_model.model_copy(update={"min_sharded_parameters": min_sharded, "sequences_per_pass": 1})
+    remote = learners.load_reward_model(sharded, 64)
     rows = [PromptRow(i, "s", ({"role": "user", "content": "Left?"},), ground_truth=object()) for i in range(3)]
     for count in (3, 1):
         responses = ["Left", "Right, I think", "Up"][:count]
@@ -153,7 +202,9 @@ def test_a_killed_worker_is_named_with_its_components(processes: Processes) -> N
     threading.Timer(0.3, second.kill).start()
     while second.poll() is None:
         pass
-    with pytest.raises(RankDiedError, match=rf"rank 2 \(process {second.pid}\) .* needs its critic and reference"):
+    with pytest.raises(
+        RankDiedError, match=rf"rank 2 \(Critics, process {second.pid}\) .* needs its critic and reference"
+    ):
         transport.broadcast(RemoteCall(CRITIC, "compute_values", {"batch": sequences()}))
     with pytest.raises(RankDiedError, match="rank 2"):
         transport.check_alive()

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from quintet.config.torchrun import RankInfo
+from quintet.config.plan.process_layout import LocalDevice
 from quintet.errors import MachineError
 from quintet.tracking.run_processes import process_namespace
 from quintet.training.parallel import rendezvous as meeting
@@ -22,12 +22,18 @@ from quintet.training.parallel.rendezvous import Peer, Rendezvous, _check_no_sha
 def test_each_rank_uses_the_gpu_of_its_local_rank_or_the_only_visible_one(
     local_rank: int, visible: int, own: int
 ) -> None:
-    assert _local_gpu(RankInfo(local_rank, 4, local_rank, 4), local_rank, visible) == own
+    assert _local_gpu(local_rank, LocalDevice(local_rank, local_rank, 4), visible) == own
+
+
+def test_engines_on_one_device_use_the_same_gpu() -> None:
+    """Device 5 of 8 is the third in use, and Ray shows only those three."""
+    assert [_local_gpu(rank, LocalDevice(5, 2, 3), 8) for rank in (2, 3)] == [5, 5]
+    assert [_local_gpu(rank, LocalDevice(5, 2, 3), 3) for rank in (2, 3)] == [2, 2]
 
 
 def test_more_processes_than_gpus_is_an_error() -> None:
     with pytest.raises(MachineError, match="rank 6 uses device 2 of its machine, which has 2 GPUs"):
-        _local_gpu(RankInfo(6, 8, 2, 4), 2, 2)
+        _local_gpu(6, LocalDevice(2, 2, 4), 2)
 
 
 def test_ranks_with_the_same_gpu_are_named() -> None:
@@ -46,7 +52,8 @@ def other() -> Any:
 
 def beside(process: int, host: str | None = None) -> Rendezvous:
     """Rank 0 and a peer."""
-    peers = (Peer(0, process_namespace(), os.getpid(), ""), Peer(1, host or process_namespace(), process, ""))
+    host = host or process_namespace()
+    peers = (Peer(0, process_namespace(), os.getpid(), ""), Peer(1, host, process, "", "Trainers"))
     return Rendezvous(RankGroup(0, 2), cast(Any, None), peers)
 
 
@@ -59,7 +66,7 @@ def test_the_watchdog_reports_a_dead_rank(other: Any, monkeypatch: pytest.Monkey
         assert not heard.wait(0.6)  # while the other is there nobody is disturbed
         other.kill()
         assert heard.wait(20)
-    assert told == ["rank 1 has ended"]
+    assert told == ["rank 1 (Trainers) has ended"]
 
 
 def test_the_watchdog_does_not_interrupt_a_rank_that_ends_in_time(other: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,5 +82,5 @@ def test_the_watchdog_does_not_interrupt_a_rank_that_ends_in_time(other: Any, mo
 def test_processes_on_other_machines_are_never_reported_dead(other: Any) -> None:
     other.kill()
     other.wait()
-    assert beside(other.pid).dead_ranks() == [1]
+    assert [peer.rank for peer in beside(other.pid).dead_ranks()] == [1]
     assert beside(other.pid, "localhost another-boot pid:[7]").dead_ranks() == []

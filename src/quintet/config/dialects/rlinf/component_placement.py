@@ -2,14 +2,16 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from typing import Any
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.rlinf.key_values import COMPONENTS
+from quintet.config.native.experiment import Experiment
 from quintet.config.native.placement import ComponentConfig
+from quintet.config.plan.placement import RESTARTABLE, format_ranges
 from quintet.config.problems import ConfigProblem
 
 SECTION, NUM_NODES = "cluster.component_placement", "cluster.num_nodes"
@@ -91,11 +93,27 @@ def _place_components(
         if len(set(map(len, processes))) > 1:
             problem = f"all processes of {name} must have the same number of devices"
             yield values.problem(key, problem, "give each range the same number of devices per process")
+        placement.problems += _check_devices_of_processes(values, key, name, processes)
         # other names are reported as unknown keys
         if name in COMPONENTS:
             placement.processes[name] = processes
             if str(spec).strip().lower() == "all":
                 placement.on_all_devices.add(name)
+
+
+def _check_devices_of_processes(
+    values: ForeignValues, key: str, name: str, processes: Sequence[Process]
+) -> Iterator[ConfigProblem]:
+    """Yield processes that share a device or have several, where a component has one process per device."""
+    components = COMPONENTS.get(name, ())
+    devices = list(chain(*processes))
+    if components and "rollout" not in components and len(devices) > len(processes):
+        problem = f"a process of {name} has one device; parallelism of a model over devices has keys of its own"
+    elif components and RESTARTABLE.isdisjoint(components) and len(set(devices)) < len(devices):
+        problem = f"the processes of {name} cannot share a device, over which they would communicate"
+    else:
+        return
+    yield values.problem(key, problem, f"one process per device: {key}={format_ranges(sorted(set(devices)))}")
 
 
 def _devices_per_node(values: ForeignValues, specs: Mapping[str, object]) -> int:
@@ -165,32 +183,52 @@ def placement_to_native(placement: ComponentPlacement, native: NativeBuilder) ->
     if numbered or placement.devices_per_node > 1:
         native.set("placement.devices_per_node", placement.devices_per_node, *numbered, *chain(*SPLITS), NUM_NODES)
     for name, processes in placement.processes.items():
-        fields = {"devices": None} if name in placement.on_all_devices else _native_component(processes)
-        for field_name, value in fields.items():
-            native.set(f"placement.{COMPONENTS[name]}.{field_name}", value, keys[name])
+        for component in _needed_components(name, native):
+            fields = {"devices": None}
+            if name not in placement.on_all_devices:
+                fields = _native_component(component, processes)
+            for field_name, value in fields.items():
+                native.set(f"placement.{component}.{field_name}", value, keys[name])
     if placement.is_colocated is not None:
         native.set("placement.colocated", placement.is_colocated, keys["actor"], keys["rollout"])
 
 
-def _native_component(processes: list[Process]) -> dict[str, Any]:
+def _needed_components(name: str, native: NativeBuilder) -> tuple[str, ...]:
+    """Return the native components that a component stands for; of those of `inference` the ones that the run needs,
+    or, if it needs neither, the first one, which is refused on devices of its own."""
+    if name != "inference":
+        return COMPONENTS[name]
+    teaches = native.get("algorithm.loss.name") == "distillation"
+    needed = {
+        "logprobs": native.get("rollout.recompute_logprobs"),
+        "reference": native.get("algorithm.kl") is not None or teaches,
+    }
+    return tuple(component for component in COMPONENTS[name] if needed[component]) or COMPONENTS[name][:1]
+
+
+def _native_component(component: str, processes: list[Process]) -> dict[str, Any]:
     """Return the fields of a native component; devices are listed once if processes share them evenly."""
     devices = list(chain(*processes))
     unique = list(dict.fromkeys(devices))
     counts = {devices.count(device) for device in unique}
     is_even = len(counts) == 1
-    return {
-        "devices": unique if is_even else devices,
-        "devices_per_worker": len(processes[0]),
-        "processes_per_device": counts.pop() if is_even else 1,
-    }
+    native: dict[str, Any] = {"devices": unique if is_even else devices}
+    if component == "rollout":
+        native["devices_per_worker"] = len(processes[0])
+    if component in RESTARTABLE:
+        native["processes_per_device"] = counts.pop() if is_even else 1
+    return native
 
 
 def placement_from_native(foreign: ForeignBuilder) -> None:
     """Set one placement key for all components with the same devices."""
     placement = foreign.experiment.placement
     by_spec: dict[str, list[str]] = {}
-    for name, component in COMPONENTS.items():
-        if spec := _format_component(getattr(placement, component)):
+    for name, components in COMPONENTS.items():
+        if name == "inference":
+            components = _exported_inference(foreign.experiment)
+        specs = {_format_component(getattr(placement, component)) for component in components}
+        if len(specs) == 1 and (spec := specs.pop()):
             by_spec.setdefault(spec, []).append(name)
     on_all_devices = [name for name in ("actor", "rollout") if not getattr(placement, name).devices]
     if by_spec and on_all_devices:
@@ -199,10 +237,17 @@ def placement_from_native(foreign: ForeignBuilder) -> None:
         foreign.set(f"{SECTION}.{','.join(names)}", spec)
 
 
+def _exported_inference(run: Experiment) -> tuple[str, ...]:
+    """Return the components of a run that RLinf's `inference` computes."""
+    needed = {"logprobs": run.rollout.recompute_logprobs, "reference": run.needs_reference}
+    return tuple(name for name in COMPONENTS["inference"] if needed[name]) or COMPONENTS["inference"][:1]
+
+
 def _format_component(config: ComponentConfig) -> str:
     """Return a component's placement as text; empty for all devices."""
-    devices, per_worker, rank, parts = config.devices or (), config.devices_per_worker, 0, []
-    counts = {device: devices.count(device) * config.processes_per_device for device in devices}
+    devices, rank, parts = config.devices or (), 0, []
+    per_worker: int = getattr(config, "devices_per_worker", 1)
+    counts = {device: devices.count(device) * getattr(config, "processes_per_device", 1) for device in devices}
     for first, last, count in _device_ranges(counts):
         workers = (last - first + 1) * count // per_worker
         devices_text = str(first) if first == last else f"{first}-{last}"

@@ -26,12 +26,12 @@ VALUE_TYPES = {
     ),
 }
 COMPONENTS = {
-    "actor": "actor",
-    "rollout": "rollout",
-    "inference": "reference",
-    "reward": "reward",
-    "critic": "critic",
-    "env": "envs",
+    "actor": ("actor",),
+    "rollout": ("rollout",),
+    "inference": ("logprobs", "reference"),
+    "reward": ("reward",),
+    "critic": ("critic",),
+    "env": ("envs",),
 }
 """Native components by the names in `cluster.component_placement`; `inference` computes the log-probs of the policy
-and the reference."""
+before its updates, and those of the reference."""

@@ -17,7 +17,7 @@ _PROMPT_SECTIONS = ("data.", "reward_model.", "custom_reward_function.")
 
 def env_keys(names: Iterable[str]) -> tuple[KeySpec, ...]:
     """Return the keys of the named environments, and the keys of verl that mean something else with environments."""
-    files = ("any_env", *(name for name in dict.fromkeys(names) if name in ENVS_WITH_KEYS), "verl_overrides")
+    files = ("any_env", *(name for name in dict.fromkeys(names) if name in ENVS_WITH_KEYS), "service", "verl_overrides")
     return tuple(spec for file in files for spec in load_keys("vagen", f"vagen_{file}"))
 
 

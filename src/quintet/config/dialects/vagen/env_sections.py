@@ -17,7 +17,7 @@ from quintet.config.dialects.conversion import (
 from quintet.config.dialects.ledger import KeySpec, load_keys
 from quintet.config.dialects.vagen.dialect import ENVS_WITH_KEYS, env_keys
 from quintet.config.dialects.vagen.key_values import ENV
-from quintet.config.native.envs import ROLLOUT_OVERRIDES
+from quintet.config.native.envs import ROLLOUT_OVERRIDES, EnvServiceConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.mixed_envs import RunEnv
 from quintet.config.problems import ConfigProblem
@@ -30,6 +30,7 @@ ENVS = ("frozenlake", "sokoban", "svg", "navigation", "primitive_skill")
 DEFAULT_START_STATES = 10_000
 """Training start states of the reference."""
 PROMPT_FORMAT, ROOM = "env_config.prompt_format", "env_config.dim_room"
+USE_SERVICE, SERVICE_URL, SERVICE_TIMEOUT = (f"rollout_manager.{key}" for key in ("use_service", "base_url", "timeout"))
 THINKING_FORMATS = ("free_think", "no_think")
 """Prompt formats that each environment of a run may choose."""
 
@@ -66,7 +67,7 @@ def env_sections(values: ForeignValues) -> list[EnvSection]:
     return [EnvSection(name, values, len(names) > 1) for name in names]
 
 
-def _specs(env_name: str) -> dict[str, KeySpec]:
+def env_specs(env_name: str) -> dict[str, KeySpec]:
     """Return the keys of an environment's section by their name in the section."""
     prefix = f"{ENV}."
     specs = (*env_keys([env_name]), *load_keys("vagen", "vagen_env_config"))
@@ -92,7 +93,7 @@ def env_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
 
 def _unknown_options(values: ForeignValues, sections: list[EnvSection]) -> Iterator[ConfigProblem]:
     for section in sections:
-        valid = _specs(section["env_name"])
+        valid = env_specs(section["env_name"])
         for key in values.merged.sources:
             name, _, option = key.partition(".")
             if name == section.name and option.startswith("env_config.") and option not in valid:
@@ -120,6 +121,8 @@ def envs_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     rollout_values: dict[str, dict[str, tuple[Any, str]]] = {}
     for section in sections:
         native.set(section.native, {"name": section["env_name"]}, section.key("env_name"), *FILES)
+        if values[USE_SERVICE]:
+            _service_to_native(section, values, native)
         for key, value, *origins in _section_values(section):
             if key.startswith("env."):
                 native.set(section.native + key.removeprefix("env"), value, *origins)
@@ -140,9 +143,28 @@ def envs_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     )
 
 
+def _service_to_native(section: EnvSection, values: ForeignValues, native: NativeBuilder) -> None:
+    """Let an environment run on VAGEN's service; all environments of a run have the same one."""
+    native.set(f"{section.native}.service.protocol", "vagen", USE_SERVICE)
+    native.set(f"{section.native}.service.urls", [values[SERVICE_URL]], SERVICE_URL, USE_SERVICE)
+    native.set(
+        f"{section.native}.service.timeout_seconds", float(values[SERVICE_TIMEOUT]), SERVICE_TIMEOUT, USE_SERVICE
+    )
+
+
+def _service_from_native(foreign: ForeignBuilder) -> None:
+    """Set the service of all environments, if they have the same one, with one server."""
+    services = [getattr(env.config, "service", None) for env in foreign.experiment.run_envs]
+    service = services[0]
+    if isinstance(service, EnvServiceConfig) and all(each == service for each in services):
+        foreign.set(USE_SERVICE, True)
+        foreign.set(SERVICE_URL, service.urls[0])
+        foreign.set(SERVICE_TIMEOUT, service.timeout_seconds)
+
+
 def _section_values(section: EnvSection) -> Iterator[tuple[str, Any, str] | tuple[str, Any]]:
     """Yield the keys of `env` and `rollout` that a section sets, with value and foreign key."""
-    for option, spec in _specs(section["env_name"]).items():
+    for option, spec in env_specs(section["env_name"]).items():
         if spec.direct:
             yield spec.native[0], to_native_value(spec, section[option]), section.key(option)
     form, origin = section[PROMPT_FORMAT], section.key(PROMPT_FORMAT)
@@ -190,11 +212,12 @@ def _section_name(env: RunEnv, experiment: Experiment) -> str:
 def envs_from_native(foreign: ForeignBuilder) -> None:
     """Set the section of every environment."""
     run = foreign.experiment
+    _service_from_native(foreign)
     for key in [key for key in foreign.values if key.startswith(f"{ENV}.")]:
         del foreign.values[key]
     for env, size in zip(run.run_envs, _train_sizes(run), strict=True):
         name = _section_name(env, run)
-        for option, spec in _specs(env.config.name).items():
+        for option, spec in env_specs(env.config.name).items():
             section, _, field = spec.native[0].partition(".")
             value = to_foreign_value(spec, getattr(env.config if section == "env" else env.rollout, field, None))
             if spec.direct and spec.value_type.accepts(value):

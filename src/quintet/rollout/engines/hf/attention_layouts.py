@@ -2,6 +2,9 @@
 
 A running sequence attends to three segments: a prefix that several prompts share, the rest of its prompt, which the
 samples of one prompt share, and its own response. Each segment is stored once and read once for all its sequences.
+
+The compiled kernels sum over the positions of a sequence in their order, wherever a segment ends and whatever other
+sequences a pass has. So log-probs do not depend on the other requests of an engine.
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ from torch import Tensor
 from quintet.policies.attention import AttentionLayout, PaddedRows, attend_padded_rows
 from quintet.rollout.engines.hf.kv_cache import BLOCK, KVCache
 
-MAX_KERNEL_TOKENS = 64
-"""New tokens of a sequence up to which the compiled kernels are used; matrix products are faster beyond."""
+MAX_KERNEL_TOKENS = 4096
+"""Tokens of a prompt up to which the compiled kernels prefill it; matrix products are faster beyond."""
 
 
 class PrefillLayout:
@@ -39,12 +42,13 @@ class PrefillLayout:
         self._rows = PaddedRows(torch.tensor(lengths, device=device))
         self._prefix = prefix
         self._max_past = max(past)
-        self.max_length = self._max_past + self._rows.width + (prefix[2] if prefix else 0)
+        longest = max(before + new for before, new in zip(past, lengths, strict=True))
+        self.max_length = longest + (prefix[2] if prefix else 0)
         rows = torch.arange(len(slots), device=device).repeat_interleave(torch.tensor(lengths, device=device))
         counts, self._past = torch.tensor(lengths, device=device), torch.tensor(past, device=device)
         positions = torch.arange(len(rows), device=device) - (counts.cumsum(0) - counts - self._past)[rows]
         self._targets = (self._slots[rows], positions)
-        self._kernels = cache.kernels() if self._rows.width <= MAX_KERNEL_TOKENS else None
+        self._kernels = cache.kernels() if self.max_length <= MAX_KERNEL_TOKENS else None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         slots, positions = self._targets
@@ -177,8 +181,8 @@ class DecodeLayout:
     """`AttentionLayout` of a decode step: n new tokens attend to shared segments and their sequence's response."""
 
     def __init__(self, responses: KVCache, shared: Sequence[SharedSegment], slots: Tensor, positions: Tensor) -> None:
-        """`slots` and `positions`, int64 [n] each, say where each row's new token is stored. Unless
-        `responses.supports_any_slot`, row i is in slot i."""
+        """`shared` are the segments before the responses, in the order of positions. `slots` and `positions`, int64 [n]
+        each, say where each row's new token is stored. Unless `responses.supports_any_slot`, row i is in slot i."""
         self._responses = responses
         self._shared = shared
         self._slots = slots
@@ -213,7 +217,7 @@ class DecodeLayout:
         ]
         segments.append(self._responses.kernel_descriptor(layer, self._slots, self._num_visible))
         flat = [number for segment in segments for number in segment]
-        return self._kernels.attention(query, key, value, scale, flat, self._shared[0].order)
+        return self._kernels.attention(query, key, value, scale, flat, self._shared[-1].order)
 
     def _attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Attention by matrix products over all rows of a segment."""

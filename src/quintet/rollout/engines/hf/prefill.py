@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.rollout.engines.hf.attention_layouts import PrefillLayout
+from quintet.rollout.engines.hf.attention_layouts import MAX_KERNEL_TOKENS, PrefillLayout
 from quintet.rollout.engines.hf.kv_cache import CacheShape
 from quintet.rollout.engines.hf.model_runner import ForwardInput, ModelRunner
 from quintet.rollout.engines.hf.prefix_cache import (
@@ -47,7 +47,8 @@ class PrefillQueue:
         return prompts
 
     def next_batch(self, prompts: Iterable[CachedPrompt]) -> ForwardInput | None:
-        """Return the next tokens to prefill of prompts that share one prefix; None if all are computed."""
+        """Return the next tokens to prefill of prompts that share a prefix, and are short or long enough for the same
+        kind of attention; None if all are computed."""
         incomplete = dict.fromkeys(prompt for prompt in prompts if prompt.hidden is None)
         self._batch = batch = self._select(incomplete)
         if not batch:
@@ -73,12 +74,13 @@ class PrefillQueue:
                 prompt.hidden = state
 
     def _select(self, prompts: Iterable[CachedPrompt]) -> list[tuple[CachedPrompt, int]]:
-        """Prompts behind one prefix, each with the number of its tokens in the next pass, within `max_tokens`."""
+        """Prompts behind one prefix, each with the number of its tokens in the next pass, within `max_tokens`. Prompts
+        that are too long for the kernels have other passes, so that the others' numbers do not depend on them."""
         batch: list[tuple[CachedPrompt, int]] = []
         budget = self._max_tokens
         for prompt in prompts:
             missing = len(prompt.tokens) - prompt.num_computed
-            if budget <= 0 or (batch and prompt.prefix is not batch[0][0].prefix):
+            if budget <= 0 or (batch and _attention_key(prompt) != _attention_key(batch[0][0])):
                 continue
             if not self._chunked and missing > budget and batch:
                 break
@@ -104,3 +106,8 @@ class PrefillQueue:
 
     def _tensor(self, values: Sequence[Any]) -> Tensor:
         return torch.tensor(values, device=self._device)
+
+
+def _attention_key(prompt: CachedPrompt) -> tuple[int, bool]:
+    """What prompts of one pass have in common: the slot of their prefix, and whether the kernels compute them."""
+    return prompt.prefix.slot, len(prompt.tokens) <= MAX_KERNEL_TOKENS

@@ -257,15 +257,15 @@ class RunningBatch:
         self._sampling = self._shared = None
 
     def _shared_segments(self) -> list[SharedSegment]:
-        """Prompts and prefixes of the running sequences."""
+        """Prefixes and prompts of the running sequences."""
         if self._shared is None:
             cache = self._prefix_cache
             prompts = [each.prompt for each in self.requests if each.prompt]
             slots, lengths = [prompt.slot for prompt in prompts], [prompt.num_in_slot for prompt in cache.in_use]
             self._shared = [SharedSegment(cache.kv_cache, slots, lengths)]
             if any(prompt.prefix.tokens for prompt in prompts):
-                lengths = [len(prefix.tokens) for prefix in cache.prefixes]
-                self._shared.append(SharedSegment(cache.prefix_kv, [prompt.prefix.slot for prompt in prompts], lengths))
+                slots, lengths = [p.prefix.slot for p in prompts], [len(prefix.tokens) for prefix in cache.prefixes]
+                self._shared.insert(0, SharedSegment(cache.prefix_kv, slots, lengths))
         return self._shared
 
     def _to_device(self, values: npt.NDArray[Any]) -> Tensor:

@@ -50,9 +50,8 @@ class LlmEngine:
         """See `build_vllm_engine`."""
         self._setup = setup
         self._separate_process = setup.options.separate_process
-        self._has_workers = (
-            self._separate_process or setup.options.tensor_parallel * setup.options.pipeline_parallel > 1
-        )
+        several = setup.options.tensor_parallel * setup.options.pipeline_parallel > 1
+        self._has_workers = self._separate_process or several or setup.options.executor == "ray"
         if not self._separate_process:
             _check_exclusive()
         self._engine: Any = None
@@ -117,7 +116,9 @@ class LlmEngine:
         """Child processes of vLLM as `multiprocessing` processes."""
         if self._separate_process:
             return list(self._engine.engine_core.resources.engine_manager.processes)
-        return [worker.proc for worker in self._engine.model_executor.workers] if self._has_workers else []
+        # Ray ends its actors itself
+        has_children = self._has_workers and self._setup.options.executor == "mp"
+        return [worker.proc for worker in self._engine.model_executor.workers] if has_children else []
 
     def _start_watcher(self) -> None:
         threading.Thread(target=self._watch, args=(self._engine.engine_core,), daemon=True).start()

@@ -1,0 +1,98 @@
+"""Conversion of one environment as VAGEN's clients of an environment service name it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quintet.config.dialects.conversion import to_foreign_value, to_native_value
+from quintet.config.dialects.ledger import KeySpec
+from quintet.config.dialects.vagen.dialect import ENVS_WITH_KEYS
+from quintet.config.dialects.vagen.env_sections import PROMPT_FORMAT, ROOM, THINKING_FORMATS, env_specs
+from quintet.config.native.envs import InteractiveEnvSection
+from quintet.config.native.rollout import RolloutConfig
+from quintet.errors import ConfigError, nearest
+
+FORMAT_REWARD = "env_config.format_reward"
+
+
+@dataclass(frozen=True, slots=True)
+class VagenResponses:
+    """How an environment of VAGEN parses responses."""
+
+    think: bool
+    """Thoughts precede the actions."""
+    separator: str
+    max_actions: int
+    """Maximum number of actions executed per response."""
+    format_reward: float
+    """Added to the reward of a response in the right format with valid actions."""
+
+
+def env_from_vagen(name: str, env_config: Mapping[str, Any]) -> tuple[dict[str, Any], VagenResponses]:
+    """Return the native configuration of an environment, and how it parses responses.
+
+    Raises:
+        ConfigError: an option is unknown, invalid or not supported.
+    """
+    if name not in ENVS_WITH_KEYS:
+        message = f"env_name {name!r:.100} is not supported"
+        raise ConfigError(message, key="env_name", value=name, hint=f"use {' or '.join(ENVS_WITH_KEYS)}")
+    specs = {option: spec for option, spec in env_specs(name).items() if option.startswith("env_config.")}
+    values = {option: spec.default for option, spec in specs.items()}
+    for key, value in env_config.items():
+        values[f"env_config.{key}"] = _checked(f"env_config.{key}", value, specs)
+    env = {"name": name, "observation": "grid"}
+    for option, spec in specs.items():
+        if spec.direct and spec.native[0].startswith("env."):
+            env[spec.native[0].removeprefix("env.")] = to_native_value(spec, values[option])
+    if ROOM in values:
+        env["height"], env["width"] = values[ROOM]
+    responses = VagenResponses(
+        think=values[PROMPT_FORMAT] != "no_think",
+        separator=values["env_config.action_sep"],
+        max_actions=values["env_config.max_actions_per_step"],
+        format_reward=float(values[FORMAT_REWARD]),
+    )
+    return env, responses
+
+
+def _checked(option: str, value: Any, specs: Mapping[str, KeySpec]) -> Any:
+    spec = specs.get(option)
+    if spec is None:
+        close = nearest(option, specs)
+        hint = f"did you mean {close}?" if close else f"valid: {', '.join(specs)}"
+        raise ConfigError(f"{option:.100} is unknown", key=option, value=value, hint=hint)
+    if not spec.value_type.accepts(value):
+        raise ConfigError(f"{option} must be {spec.value_type.description}", key=option, value=value)
+    # the service adds the format reward itself
+    if spec.requires is not None and option != FORMAT_REWARD and value not in spec.noop:
+        message = f"{option} = {value!r:.100} {spec.requires.refusal()}"
+        raise ConfigError(message, key=option, value=value, hint=f"use {' or '.join(map(str, spec.noop))}")
+    return value
+
+
+def env_to_vagen(env: InteractiveEnvSection, rollout: RolloutConfig) -> dict[str, Any]:
+    """Return the `env_config` of a native environment whose actions Quintet parses itself.
+
+    Raises:
+        ConfigError: VAGEN has no such environment.
+    """
+    if env.name not in ENVS_WITH_KEYS:
+        message = f"VAGEN's protocol has no environment {env.name}"
+        raise ConfigError(
+            message, key="env.service.protocol", hint=f"use {' or '.join(ENVS_WITH_KEYS)}, or protocol=quintet"
+        )
+    values: dict[str, Any] = {}
+    for option, spec in env_specs(env.name).items():
+        if spec.direct and spec.native[0].startswith("env."):
+            values[option.removeprefix("env_config.")] = to_foreign_value(
+                spec, getattr(env, spec.native[0].removeprefix("env."))
+            )
+    if env.name == "sokoban":
+        values["dim_room"] = [getattr(env, side) for side in ("height", "width")]
+    return values | {
+        "prompt_format": THINKING_FORMATS[0] if rollout.think else THINKING_FORMATS[1],
+        "action_sep": rollout.action_separator,
+        "max_actions_per_step": rollout.max_actions_per_turn,
+        "format_reward": 0.0,
+    }

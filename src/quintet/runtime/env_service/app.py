@@ -1,0 +1,213 @@
+"""Routes of an environment service: Quintet's own protocol."""
+
+# the annotations of routes are evaluated by FastAPI
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from fastapi import APIRouter, FastAPI, Header, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from quintet import __version__
+from quintet.envs.service.payload import CONTENT_TYPES, JSON, MSGPACK, Format, join_payloads
+from quintet.runtime.env_service.request_guard import RequestGuard, error_body
+from quintet.runtime.env_service.schema import EnvsBody, ExchangeBody, ExchangeItem, ResetBody, SessionBody, StepBody
+from quintet.runtime.env_service.served_envs import ServedEnvs
+from quintet.runtime.env_service.sessions import Call, Session, SessionLimits, SessionTable
+from quintet.runtime.env_service.vagen_routes import vagen_router
+from quintet.runtime.env_service.worker_pool import WorkerPool
+from quintet.runtime.serving.address import Address
+from quintet.runtime.serving.request_schema import RequestError
+
+MAX_BODY_BYTES = 16 << 20
+"""Maximum size of a request's body."""
+IDLE_CHECKS_PER_TIME_LIMIT = 8
+DESCRIPTION = """
+A session has the environments of one client; its id is a secret. One request steps any number of environments. Results
+are in the order of the requests, each of them `{"instruction", "actions", "observation"}`, `{"steps"}`, `{"closed"}`,
+`{"failure": [where, type, message]}`, or `{"lost": reason}`: start it again from its seed. Send the header
+`Accept: application/msgpack` for responses in msgpack, with images as bytes instead of base64.
+"""
+Accept = Annotated[str, Header()]
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSettings:
+    """Settings of a server."""
+
+    address: Address
+    num_workers: int = 1
+    env_seconds: float = 60.0
+    """Time limit of a reset or of the actions of one step."""
+    memory_bytes: int | None = None
+    """Address space limit of a worker process."""
+    max_body_bytes: int = MAX_BODY_BYTES
+    limits: SessionLimits = field(default_factory=SessionLimits)
+
+
+def build_app(envs: ServedEnvs, settings: ServiceSettings) -> FastAPI:
+    """Return the application; its worker processes run while it does."""
+    pool = WorkerPool(settings.num_workers, list(envs.modules), settings.env_seconds, settings.memory_bytes)
+    sessions = SessionTable(pool, settings.limits)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await pool.start()
+        sweep = asyncio.create_task(_close_idle(sessions))
+        yield
+        sweep.cancel()
+        pool.close()
+
+    app = FastAPI(
+        title="Quintet environment service",
+        version=__version__,
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        redoc_url=None,
+    )
+    app.add_middleware(RequestGuard, address=settings.address, max_body_bytes=settings.max_body_bytes)
+    app.add_exception_handler(RequestError, _send_error)
+    app.add_exception_handler(HTTPException, _send_http_error)
+    app.add_exception_handler(RequestValidationError, _send_validation_error)
+    app.include_router(_service_router(envs, sessions, pool))
+    app.include_router(_session_router(envs, sessions))
+    app.include_router(_batch_router(sessions))
+    app.include_router(vagen_router(envs, sessions))
+    return app
+
+
+async def _close_idle(sessions: SessionTable) -> None:
+    while True:
+        await asyncio.sleep(sessions.limits.idle_seconds / IDLE_CHECKS_PER_TIME_LIMIT)
+        sessions.close_idle()
+
+
+async def _send_error(_: Request, error: Exception) -> JSONResponse:
+    if not isinstance(error, RequestError):
+        raise error
+    headers = {"Retry-After": "1"} if error.status == 503 else None
+    return JSONResponse(error_body(error), error.status, headers)
+
+
+async def _send_http_error(_: Request, error: Exception) -> JSONResponse:
+    """Respond to unknown paths, and to bodies that are no JSON."""
+    if not isinstance(error, HTTPException):
+        raise error
+    return JSONResponse({"error": str(error.detail), "code": "bad_request"}, error.status_code)
+
+
+async def _send_validation_error(_: Request, error: Exception) -> JSONResponse:
+    if not isinstance(error, RequestValidationError):
+        raise error
+    problems = [f"{'.'.join(map(str, each['loc'][1:])) or 'body'}: {each['msg']}" for each in error.errors()[:8]]
+    return JSONResponse({"error": "; ".join(problems), "code": "bad_request"}, 400)
+
+
+def _service_router(envs: ServedEnvs, sessions: SessionTable, pool: WorkerPool) -> APIRouter:
+    router = APIRouter(tags=["service"])
+
+    @router.get("/health")
+    async def health() -> dict[str, Any]:
+        """State of the server; 503 if no worker process can run."""
+        if pool.error is not None:
+            raise RequestError(pool.error, status=503, kind="server_error", code="no_worker")
+        return {
+            "status": "ok",
+            "message": "Environment server is running",
+            "registered_envs": list(envs.names),
+            "active_services": list(envs.names),
+            "active_environments": sessions.num_envs,
+            "sessions": len(sessions),
+            "workers": len(pool.workers),
+        }
+
+    @router.get("/envs")
+    async def list_envs() -> dict[str, Any]:
+        """Environments, and their default configuration."""
+        return {"envs": [{"name": name, "config": json.loads(envs.config({"name": name}))} for name in envs.names]}
+
+    return router
+
+
+def _session_router(envs: ServedEnvs, sessions: SessionTable) -> APIRouter:
+    router = APIRouter(tags=["sessions"])
+
+    @router.post("/sessions")
+    async def create_session(body: SessionBody) -> dict[str, Any]:
+        """Create a session; `timeout_seconds` without a request end it."""
+        session = sessions.create(envs.config(body.env))
+        return {"session": session.id, "timeout_seconds": sessions.limits.idle_seconds}
+
+    @router.delete("/sessions/{session_id}")
+    async def close_session(session_id: str) -> dict[str, Any]:
+        """Close a session and its environments, if it still exists."""
+        sessions.close(session_id)
+        return {"closed": True}
+
+    @router.post("/sessions/{session_id}/exchange")
+    async def exchange(session_id: str, body: ExchangeBody, accept: Accept = "") -> Response:
+        """Reset, step and close environments in one request."""
+        session, form = sessions.get(session_id), _form(accept)
+        calls = [_call(item, session) for item in body.requests]
+        if body.number is None:
+            return _results(await sessions.exchange(session, calls, form), form)
+        return _results(await sessions.numbered_exchange(session, body.number, calls, form), form)
+
+    return router
+
+
+def _batch_router(sessions: SessionTable) -> APIRouter:
+    router = APIRouter(tags=["sessions"])
+
+    async def send(session: Session, calls: Sequence[Call], accept: str) -> Response:
+        form = _form(accept)
+        return _results(await sessions.exchange(session, calls, form), form)
+
+    @router.post("/sessions/{session_id}/reset")
+    async def reset(session_id: str, body: ResetBody, accept: Accept = "") -> Response:
+        """Start an episode in each environment."""
+        session = sessions.get(session_id)
+        calls = [Call(env, "start", (session.config, seed)) for env, seed in body.seeds.items()]
+        return await send(session, calls, accept)
+
+    @router.post("/sessions/{session_id}/step")
+    async def step(session_id: str, body: StepBody, accept: Accept = "") -> Response:
+        """Execute actions; an episode that ends discards the remaining ones."""
+        calls = [Call(env, "step", (actions,)) for env, actions in body.actions.items()]
+        return await send(sessions.get(session_id), calls, accept)
+
+    @router.post("/sessions/{session_id}/reward")
+    async def reward(session_id: str, body: EnvsBody, accept: Accept = "") -> Response:
+        """Sum of the rewards of each episode so far."""
+        return await send(sessions.get(session_id), [Call(env, "reward") for env in body.envs], accept)
+
+    @router.post("/sessions/{session_id}/system_prompt")
+    async def system_prompt(session_id: str, body: EnvsBody, accept: Accept = "") -> Response:
+        """Instruction of each environment."""
+        return await send(sessions.get(session_id), [Call(env, "system_prompt") for env in body.envs], accept)
+
+    @router.post("/sessions/{session_id}/close")
+    async def close(session_id: str, body: EnvsBody, accept: Accept = "") -> Response:
+        """Close environments, if they still exist."""
+        return await send(sessions.get(session_id), [Call(env, "close") for env in body.envs], accept)
+
+    return router
+
+
+def _call(item: ExchangeItem, session: Session) -> Call:
+    if item.seed is not None:
+        return Call(item.env, "start", (session.config, item.seed))
+    return Call(item.env, "close") if item.actions is None else Call(item.env, "step", (item.actions,))
+
+
+def _form(accept: str) -> Format:
+    return MSGPACK if CONTENT_TYPES[MSGPACK] in accept else JSON
+
+
+def _results(results: Sequence[bytes], form: Format) -> Response:
+    return Response(join_payloads("results", results, form), media_type=CONTENT_TYPES[form])

@@ -1,0 +1,175 @@
+"""Worker process of an environment service: the envs of many sessions, one request after another.
+
+Forked by `quintet.sandbox.forkserver`. A message is its length, 4 bytes, and a body. The server sends batches of
+requests as JSON, the worker one result per request, in order and in the format of the client, so that the server passes
+results on as they are. The number of executed requests is in shared memory: if the process dies or hangs, the server
+knows which request did it.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import random
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter
+
+from quintet.config.native.envs import ENVS, EnvConfig
+from quintet.envs.env import Env
+from quintet.envs.event_messages import event_message
+from quintet.envs.factory import env_factory
+from quintet.envs.service.payload import Format, encode_payload, image_message, value_from_message
+from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, EpisodeStarted, LocalVectorEnv
+from quintet.records import Failure
+from quintet.runtime.env_service.vagen_episode import VagenEpisode
+from quintet.sandbox.seccomp import limit_resources
+
+LENGTH = struct.Struct(">I")
+PROGRESS = struct.Struct("q")
+FLUSH_BYTES, FLUSH_SECONDS = 64 << 10, 0.02
+"""Size and age at which results are sent before the end of their batch."""
+UNKNOWN = {"lost": "the server has no such environment; it was closed, timed out, or its worker process was lost"}
+
+
+def preload() -> None:
+    """Load before forking everything that is slow to load."""
+    TypeAdapter(EnvConfig)
+    list(ENVS)
+
+
+def work(connection: socket.socket, setup: Mapping[str, Any]) -> None:
+    """Serve batches until the connection ends; `setup` has the path of the shared memory and the memory limit."""
+    descriptor = os.open(setup["progress"], os.O_RDWR)
+    progress = mmap.mmap(descriptor, PROGRESS.size)
+    os.close(descriptor)
+    if setup["memory_bytes"] is not None:
+        limit_resources(setup["memory_bytes"])
+    worker, num_executed = _EnvWorker(), 0
+    output = _Output(connection)
+    with connection.makefile("rb") as stream:
+        while (head := stream.read(LENGTH.size)) and len(head) == LENGTH.size:
+            batch = json.loads(stream.read(*LENGTH.unpack(head)))
+            for request in batch["requests"]:
+                output.add(worker.execute(request, batch["format"]))
+                num_executed += 1
+                PROGRESS.pack_into(progress, 0, num_executed)
+            output.flush()
+
+
+class _Output:
+    """Results that are sent together."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._buffer = bytearray()
+        self._flushed_at = time.monotonic()
+
+    def add(self, result: bytes) -> None:
+        self._buffer += LENGTH.pack(len(result)) + result
+        if len(self._buffer) >= FLUSH_BYTES or time.monotonic() - self._flushed_at >= FLUSH_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        self._connection.sendall(self._buffer)
+        self._buffer.clear()
+        self._flushed_at = time.monotonic()
+
+
+@lru_cache(maxsize=64)
+def _factory(config: str) -> Callable[[], Env]:
+    """Return the factory of the env with this configuration, JSON."""
+    adapter: TypeAdapter[EnvConfig] = TypeAdapter(EnvConfig)
+    return env_factory(adapter.validate_json(config))
+
+
+class _Episode:
+    """An env, what it has told the policy, and its reward so far."""
+
+    def __init__(self, build_env: Callable[[], Env]) -> None:
+        self._envs = LocalVectorEnv(build_env)
+        self.instruction = ""
+        self.reward = 0.0
+
+    def start(self, seed: int) -> EnvEvent:
+        # the global generators are equal in all processes forked from one
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        self._envs.start(0, seed)
+        event = self._poll()
+        if isinstance(event, EpisodeStarted):
+            self.instruction = event.instruction
+        return event
+
+    def step(self, actions: Sequence[Any]) -> EnvEvent:
+        try:
+            decoded = [value_from_message(action) for action in actions]
+        except (KeyError, TypeError, ValueError) as error:
+            return EpisodeFailed(0, Failure("step", "InvalidAction", str(error)))
+        self._envs.step(0, decoded)
+        event = self._poll()
+        if isinstance(event, ActionsExecuted):
+            self.reward += sum(step.reward for step in event.steps)
+        return event
+
+    def _poll(self) -> EnvEvent:
+        (event,) = self._envs.poll()
+        return event
+
+    def close(self) -> None:
+        self._envs.close()
+
+
+class _EnvWorker:
+    """Envs by number."""
+
+    def __init__(self) -> None:
+        self._episodes: dict[int, _Episode | VagenEpisode] = {}
+
+    def execute(self, request: Sequence[Any], form: Format) -> bytes:
+        """Return the encoded result of a request: number of the env, method, arguments."""
+        number, method, *arguments = request
+        try:
+            return encode_payload(self._result(number, method, arguments), form)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - any error of an env is recorded as data
+            return encode_payload({"failure": [method, type(error).__name__, str(error)[:2000]]}, form)
+
+    def _result(self, number: int, method: str, arguments: Sequence[Any]) -> Mapping[str, Any]:
+        if method == "close":
+            return self._close(number)
+        if method == "start":
+            config, seed = arguments
+            self._close(number)
+            self._episodes[number] = started = _Episode(_factory(config))
+            return event_message(started.start(seed), image_message)
+        if method == "vagen_create":
+            config, vagen = arguments
+            self._episodes[number] = VagenEpisode(_factory(config), vagen)
+            return {}
+        episode = self._episodes.get(number)
+        if episode is None:
+            return UNKNOWN
+        return _call(episode, method, arguments)
+
+    def _close(self, number: int) -> Mapping[str, Any]:
+        episode = self._episodes.pop(number, None)
+        if episode is not None:
+            with suppress(Exception):  # the episode is over
+                episode.close()
+        return {"closed": True}
+
+
+def _call(episode: _Episode | VagenEpisode, method: str, arguments: Sequence[Any]) -> Mapping[str, Any]:
+    if isinstance(episode, VagenEpisode):
+        return episode.call(method, arguments)
+    if method == "step":
+        return event_message(episode.step(*arguments), image_message)
+    return {"reward": episode.reward} if method == "reward" else {"system_prompt": episode.instruction}

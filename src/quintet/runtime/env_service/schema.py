@@ -1,0 +1,64 @@
+"""Requests of Quintet's own protocol of an environment service."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_REQUESTS = 8192
+"""Maximum number of requests in a body."""
+MAX_ACTIONS = 1024
+"""Maximum number of actions in a request."""
+EnvName = Annotated[str, Field(min_length=1, max_length=200)]
+StartSeed = Annotated[int, Field(ge=0, lt=1 << 62)]
+Actions = Annotated[list[Any], Field(max_length=MAX_ACTIONS)]
+
+
+class Body(BaseModel):
+    """Base class of all bodies."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class SessionBody(Body):
+    """A new session."""
+
+    env: dict[str, Any] = {}
+    """Configuration of the session's environments, with the keys of `env` in a run, such as `{"name": "frozenlake",
+    "size": 4}`; the default is that of the server's first environment."""
+
+
+class ExchangeItem(Body):
+    """A call of one environment: `reset` with a seed, `step` with actions, `close` with neither."""
+
+    env: EnvName
+    """Name of the environment in the session; the client chooses it."""
+    seed: StartSeed | None = None
+    actions: Actions | None = None
+
+
+class ExchangeBody(Body):
+    """Calls of environments; the response has their results in the same order."""
+
+    number: Annotated[int, Field(ge=0)] | None = None
+    """Number of the exchange: a repetition of the last one gets the same response, without executing it again."""
+    requests: Annotated[list[ExchangeItem], Field(max_length=MAX_REQUESTS)]
+
+
+class ResetBody(Body):
+    """Start states of environments by name. Others than those of the session are created."""
+
+    seeds: Annotated[dict[EnvName, StartSeed], Field(max_length=MAX_REQUESTS)]
+
+
+class StepBody(Body):
+    """Actions of environments by name."""
+
+    actions: Annotated[dict[EnvName, Actions], Field(max_length=MAX_REQUESTS)]
+
+
+class EnvsBody(Body):
+    """Names of environments."""
+
+    envs: Annotated[list[EnvName], Field(max_length=MAX_REQUESTS)]

@@ -1,0 +1,80 @@
+"""Environments that a service offers, and the configurations that clients may choose."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from quintet.config.native.envs import ENVS, EnvConfig, InteractiveEnvSection
+from quintet.envs.custom_env import load_env_class
+from quintet.errors import ConfigError, nearest
+from quintet.runtime.serving.request_schema import RequestError
+
+
+class ServedEnvs:
+    """Named envs, and files with envs of the server's owner; clients choose their options, but no other file."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """
+        Raises:
+            ConfigError: a name is unknown, or a file cannot be loaded.
+        """
+        self.names = tuple(names)
+        for name in names:
+            if ":" in name:
+                load_env_class(name)
+            elif name not in _names():
+                raise _unknown_env(name)
+        self.config_text = lru_cache(maxsize=1024)(self._config_text)
+
+    @property
+    def modules(self) -> Iterator[str]:
+        """Modules and files to load before worker processes are forked."""
+        for name in self.names:
+            target = ENVS.get(name).target if ":" not in name else None
+            if target is None:
+                yield name
+            else:
+                yield target.partition(":")[0] if isinstance(target, str) else target.__module__
+
+    def config(self, values: Mapping[str, Any]) -> str:
+        """Return a client's configuration of an env as canonical JSON.
+
+        Raises:
+            RequestError: it is invalid, or the server does not offer the env.
+        """
+        return self.config_text(json.dumps(values, sort_keys=True))
+
+    def _config_text(self, text: str) -> str:
+        values = json.loads(text)
+        name = values.get("path") if values.get("name") == "custom" else values.get("name", self.names[0])
+        if name not in self.names:
+            message = f"this server has no environment {name!r:.100}; it has {', '.join(self.names)}"
+            raise RequestError(message, status=404, code="unknown_env")
+        if ":" in name:
+            values |= {"name": "custom", "path": name}
+        adapter: TypeAdapter[EnvConfig] = TypeAdapter(EnvConfig)
+        try:
+            config = adapter.validate_json(json.dumps({"name": name} | values | {"processes": None, "service": None}))
+        except ValidationError as error:
+            problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+            raise RequestError(f"env: {problems}", code="invalid_env") from error
+        if not isinstance(config, InteractiveEnvSection):
+            raise RequestError(f"{name} has no environment", code="invalid_env")
+        return config.model_dump_json()
+
+
+def _names() -> list[str]:
+    return [entry.name for entry in ENVS if entry.name != "custom"]
+
+
+def _unknown_env(name: str) -> ConfigError:
+    valid = _names()
+    close = nearest(name, valid)
+    suggestion = f"did you mean {close}? " if close else ""
+    hint = f"{suggestion}it has {', '.join(valid)}; name your own as file.py:Class"
+    return ConfigError(f"--env {name}: there is no such environment", key="--env", value=name, hint=hint)

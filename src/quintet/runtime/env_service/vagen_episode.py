@@ -1,0 +1,94 @@
+"""An env behind VAGEN's protocol: it parses responses of the policy itself, and describes their effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from quintet.envs.env import Env
+from quintet.envs.service.png import encode_png
+from quintet.envs.vector_env import close_env, execute_actions
+from quintet.records import Observation
+from quintet.rollout.chat.response_parser import ResponseFormat
+
+IMAGE_PLACEHOLDER = "<image>"
+
+
+class VagenEpisode:
+    """One env of a client; `reset` starts further episodes in it."""
+
+    def __init__(self, build_env: Callable[[], Env], responses: Mapping[str, Any]) -> None:
+        """`responses` has the fields of `VagenResponses`."""
+        self._build_env = build_env
+        self._format_reward = float(responses["format_reward"])
+        self._max_actions = int(responses["max_actions"])
+        self._separator = str(responses["separator"])
+        self._think = bool(responses["think"])
+        self._env = build_env()
+        self._last = Observation("")
+        self._format = ResponseFormat(
+            tuple(self._env.actions),
+            think=self._think,
+            separator=self._separator,
+            max_actions=self._max_actions,
+            ignore_case=False,
+            special=(IMAGE_PLACEHOLDER,),
+        )
+
+    def call(self, method: str, arguments: Sequence[Any]) -> Mapping[str, Any]:
+        """Return the result of a method of VAGEN's protocol; errors of the env are raised."""
+        if method == "reset":
+            return {"result": self._reset(*arguments)}
+        if method == "step":
+            return {"result": self._step(*arguments)}
+        # rewards are those of the steps; VAGEN adds this one to them
+        return {"result": 0.0 if method == "reward" else self._system_prompt()}
+
+    def close(self) -> None:
+        """End the episode."""
+        close_env(self._env)
+
+    def _reset(self, seed: int) -> list[Any]:
+        close_env(self._env)
+        self._env = self._build_env()
+        self._last = self._env.reset(seed)
+        return [self._observation("[Initial Observation]:"), {}]
+
+    def _step(self, response: str) -> list[Any]:
+        parsed = self._format.parse(response)
+        steps = list(execute_actions(self._env, parsed.actions)) if parsed.actions else []
+        is_valid = parsed.valid and bool(parsed.actions)
+        done = bool(steps) and (steps[-1].terminated or steps[-1].truncated)
+        success = done and bool(steps[-1].info.get("success"))
+        reward = sum(step.reward for step in steps) + (self._format_reward if is_valid else 0.0)
+        executed = self._separator.join(parsed.actions[: len(steps)])
+        head = f"After your answer, the executed actions are: {executed or 'none'}.\nThe observation is:"
+        self._last = steps[-1].observation if steps else self._last
+        metrics = {
+            "turn_metrics": {"action_is_valid": is_valid, "action_is_effective": bool(steps)},
+            "traj_metrics": {"success": success},
+        }
+        info = {
+            "metrics": metrics,
+            "llm_raw_response": response,
+            "actions": list(parsed.actions),
+            "format_correct": is_valid,
+        }
+        return [self._observation(head), reward, done, info]
+
+    def _observation(self, head: str) -> dict[str, Any]:
+        observation = self._last
+        placeholders = [IMAGE_PLACEHOLDER] * len(observation.images)
+        text = "\n".join([head, *placeholders, observation.text, "Decide your next actions.", self._reply_format()])
+        if not observation.images:
+            return {"obs_str": text}
+        images = [{"__pil_image__": encode_png(image)} for image in observation.images]
+        return {"obs_str": text, "multi_modal_data": {IMAGE_PLACEHOLDER: images}}
+
+    def _reply_format(self) -> str:
+        thought = "<think>…</think>" if self._think else ""
+        limit = f"up to {self._max_actions} actions, separated by {self._separator!r}"
+        return f"Answer with {limit}, in this format: {thought}<answer>…</answer>"
+
+    def _system_prompt(self) -> str:
+        return f"{self._env.instruction()}\n{self._reply_format()}"

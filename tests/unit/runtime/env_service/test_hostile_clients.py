@@ -1,0 +1,238 @@
+"""If these fail, a client can take an environment service down, read its files, or use the sessions of others."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import struct
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgpack
+import psutil
+import pytest
+from env_services import env_service, post, request
+
+from quintet.envs.service.png import MAX_PIXELS, SIGNATURE, decode_png
+from quintet.errors import ConfigError
+from quintet.runtime.env_service.server import EnvServiceServer
+from quintet.runtime.env_service.sessions import SessionLimits
+from quintet.runtime.serving import connections
+from quintet.runtime.serving.address import Address
+
+TOKEN = "the right token"
+SECRET = "a file that nobody serves"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvServiceServer]:
+    folder = tmp_path_factory.mktemp("secret")
+    (folder / "secret.py").write_text(f"raise SystemExit({SECRET!r})")
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        env_service("frozenlake", limits=SessionLimits(max_sessions=32), max_body_bytes=1 << 20) as server,
+    ):
+        patch.chdir(folder)
+        patch.setattr(connections, "BODY_SECONDS", 1.0)
+        patch.setattr(connections, "HEAD_SECONDS", 1.0)
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def still_serves(server: EnvServiceServer) -> Iterator[None]:
+    yield
+    session = post(server.url, "/sessions", {})["session"]
+    (result,) = post(server.url, f"/sessions/{session}/reset", {"seeds": {"a": 1}})["results"]
+    assert "observation" in result
+    post(server.url, f"/sessions/{session}", method="DELETE")
+
+
+def refused(server: EnvServiceServer, path: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, str]:
+    status, _, data = request(server.url, "POST", path, body, headers or {})
+    return status, str(json.loads(data)["error"])
+
+
+def connect(server: EnvServiceServer) -> socket.socket:
+    parts = urlsplit(server.url)
+    return socket.create_connection((parts.hostname, parts.port), timeout=20)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[" * 100_000,
+        b'{"env": ' * 20_000,
+        b"\xff\xfe\x00",
+        b'{"env": {"size": 1e999}}',
+        b'{"env": {"size": "' + b"9" * 10_000 + b'"}}',
+        b'{"env": {"name": {"a": 1}}}',
+        b'{"env": {"name": null, "path": [1]}}',
+    ],
+)
+def test_a_malformed_body_is_refused(server: EnvServiceServer, body: bytes) -> None:
+    status, error = refused(server, "/sessions", body)
+    assert 400 <= status < 500
+    assert len(error) < 4000
+
+
+@pytest.mark.parametrize("body", [b"\xc1", b"\x91" * 100_000, b"\xdf\xff\xff\xff\xff", msgpack.packb({1: 2})])
+def test_a_malformed_msgpack_body_is_refused(server: EnvServiceServer, body: bytes) -> None:
+    assert refused(server, "/sessions", body, {"Content-Type": "application/msgpack"})[0] == 400
+
+
+@pytest.mark.parametrize(
+    "name", ["../../etc/passwd", "/etc/passwd:x", "secret.py:Env", "..%2f..%2fetc", "custom", "os:system", "simulator"]
+)
+def test_no_file_or_module_but_those_served_can_be_named(server: EnvServiceServer, name: str) -> None:
+    for env in ({"name": name}, {"name": "custom", "path": name}, {"name": "frozenlake", "path": name}):
+        status, error = refused(server, "/sessions", {"env": env})
+        assert status in (400, 404)
+        assert SECRET not in error
+    assert request(server.url, "GET", f"/sessions/{name}")[0] in (404, 405)
+    assert request(server.url, "GET", "/../../etc/passwd")[0] == 404
+    status, error = refused(server, "/environments", {"ids2configs": {"a": {"env_name": name}}})
+    assert status == 400
+
+
+def test_an_oversized_body_is_refused_by_its_declared_size(server: EnvServiceServer) -> None:
+    with connect(server) as connection:
+        connection.sendall(
+            b"POST /sessions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 99999999999\r\n\r\n"
+        )
+        assert connection.recv(100).startswith(b"HTTP/1.1 413")
+    assert refused(server, "/sessions", b" " * ((1 << 20) + 1))[0] == 413
+
+
+def test_bodies_without_a_size_type_or_plain_encoding_are_refused(server: EnvServiceServer) -> None:
+    for headers, status in (
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "multipart/form-data; boundary=x"}, 415),
+        ({"Content-Encoding": "gzip"}, 415),
+    ):
+        assert refused(server, "/sessions", b"{}", headers)[0] == status
+    with connect(server) as connection:
+        connection.sendall(
+            b"POST /sessions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+        )
+        assert connection.recv(100).startswith(b"HTTP/1.1 411")
+
+
+def test_slow_bodies_and_heads_are_cut_off_and_delay_nobody(server: EnvServiceServer) -> None:
+    head = (
+        b"POST /sessions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+    )
+    with ExitStack() as stack:
+        bodies = [stack.enter_context(connect(server)) for _ in range(20)]
+        heads = [stack.enter_context(connect(server)) for _ in range(20)]
+        silent = [stack.enter_context(connect(server)) for _ in range(20)]
+        for connection in bodies:
+            connection.sendall(head + b"{")
+        for connection in heads:
+            connection.sendall(head[:30])
+        started = time.monotonic()
+        assert request(server.url, "GET", "/health")[0] == 200
+        assert time.monotonic() - started < 1.0
+        assert all(connection.recv(100).startswith(b"HTTP/1.1 408") for connection in bodies)
+        assert all(connection.recv(100) == b"" for connection in heads + silent)
+
+
+def test_ten_thousand_sessions_are_refused_beyond_the_maximum(server: EnvServiceServer) -> None:
+    opened: list[str] = []
+    with connect(server) as connection, connection.makefile("rb") as stream:
+        head = b"POST /sessions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        body = head + b"Content-Length: 2\r\n\r\n{}"
+        for _ in range(100):
+            connection.sendall(body * 100)
+            for _ in range(100):
+                status = stream.readline().split()[1]
+                size = 0
+                while (line := stream.readline().lower()) != b"\r\n":
+                    size = int(line.split(b":")[1]) if line.startswith(b"content-length") else size
+                answer = json.loads(stream.read(size))
+                assert status == (b"200" if "session" in answer else b"503")
+                opened += [answer["session"]] if "session" in answer else []
+    assert len(opened) == 32
+    assert len(set(opened)) == 32
+    for session in opened:
+        post(server.url, f"/sessions/{session}", method="DELETE")
+
+
+def test_too_many_requests_or_impossible_seeds_are_refused(server: EnvServiceServer) -> None:
+    session = post(server.url, "/sessions", {})["session"]
+    many = [{"env": str(number), "seed": 0} for number in range(9000)]
+    assert refused(server, f"/sessions/{session}/exchange", {"requests": many})[0] == 400
+    for seed in (-1, 1 << 70, 0.5, "x", [1]):
+        assert refused(server, f"/sessions/{session}/reset", {"seeds": {"a": seed}})[0] == 400
+    post(server.url, f"/sessions/{session}", method="DELETE")
+
+
+def test_a_session_of_another_client_cannot_be_guessed(server: EnvServiceServer) -> None:
+    session = post(server.url, "/sessions", {})["session"]
+    assert len(session) >= 32
+    for guess in (session[:-1], session + "x", "1", "vagen", "%00", "a" * 5000):
+        assert request(server.url, "POST", f"/sessions/{guess}/reset", {"seeds": {"a": 1}})[0] == 404
+    post(server.url, f"/sessions/{session}", method="DELETE")
+
+
+def png_bomb(width: int, height: int) -> bytes:
+    """A PNG file of a few KB that declares a large image, and has its zeros."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    packer = zlib.compressobj(9)
+    data = b"".join(packer.compress(bytes(1 << 20)) for _ in range(64)) + packer.flush()
+    return SIGNATURE + header + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+def test_a_png_bomb_fails_its_own_step_without_being_decompressed(server: EnvServiceServer) -> None:
+    session = post(server.url, "/sessions", {})["session"]
+    post(server.url, f"/sessions/{session}/reset", {"seeds": {"a": 1, "b": 2}})
+    bomb = base64.b64encode(png_bomb(100_000, 100_000)).decode()
+    before = psutil.Process().memory_info().rss
+    answer = post(server.url, f"/sessions/{session}/step", {"actions": {"a": [{"png": bomb}], "b": [{"png": "AAAA"}]}})
+    assert [result["failure"][1] for result in answer["results"]] == ["InvalidAction", "InvalidAction"]
+    assert "100000×100000" in answer["results"][0]["failure"][2]
+    assert psutil.Process().memory_info().rss - before < 64 << 20
+    (stepped,) = post(server.url, f"/sessions/{session}/step", {"actions": {"a": ["Up"]}})["results"]
+    assert "steps" in stepped
+    post(server.url, f"/sessions/{session}", method="DELETE")
+
+
+def test_a_client_refuses_a_png_bomb_of_a_server() -> None:
+    with pytest.raises(ValueError, match=f"at maximum {MAX_PIXELS}"):
+        decode_png(png_bomb(100_000, 100_000))
+    with pytest.raises(ValueError, match="PNG"):
+        decode_png(png_bomb(4000, 1)[:60])
+
+
+@pytest.mark.parametrize("header", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN[:-1]}])
+def test_a_server_with_a_token_answers_only_those_who_have_it(header: dict[str, str]) -> None:
+    with env_service("frozenlake", token=TOKEN) as server:
+        for method, path, body in (
+            ("POST", "/sessions", {}),
+            ("GET", "/envs", None),
+            ("POST", "/environments", {"ids2configs": {}}),
+            ("DELETE", "/close/a", None),
+        ):
+            assert request(server.url, method, path, body, header)[0] == 401
+        assert request(server.url, "GET", "/health")[0] == 200
+        assert request(server.url, "POST", "/sessions", {}, {"Authorization": f"Bearer {TOKEN}"})[0] == 200
+
+
+def test_other_machines_and_web_pages_have_no_access_without_a_token(server: EnvServiceServer, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no token"):
+        Address("0.0.0.0").check()
+    assert request(server.url, "GET", "/envs", headers={"Host": "evil.example"})[0] == 403
