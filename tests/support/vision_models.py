@@ -92,6 +92,11 @@ def _tokens() -> dict[str, int]:
 
 def _save(model: PreTrainedModel, directory: Path) -> Path:
     randomize_biases(model)
+    with torch.no_grad():
+        for name, parameter in model.model.visual.named_parameters():
+            if name.endswith("weight") and parameter.dim() > 1:
+                # as large as those of the decoder: else log-probs hardly depend on images
+                parameter.mul_(0.15 / parameter.std())
     model.save_pretrained(directory)
     PROCESSOR.save(directory)
     return directory

@@ -14,8 +14,9 @@ from torch import nn
 from quintet.errors import ConfigError, MachineError, nearest
 from quintet.policies.attention import PackedLayout, register_attention
 from quintet.policies.hidden_states import compute_hidden_states
-from quintet.policies.masked_head import MaskedHead
+from quintet.policies.masked_head import MASKED_LOGIT, MaskedHead
 from quintet.policies.vision.image_encoder import is_vision_language, placeholder_tokens, prepare_vision_encoder
+from quintet.policies.vision.image_probe import image_probe
 from quintet.policies.vision.image_processing import ImageProcessor
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def load_model(
 
 
 def _verify_against_transformers(model: PreTrainedModel, directory: str | Path) -> None:
-    """Compare the logits of a few tokens with transformers' own forward pass.
+    """Compare the logits of a few tokens, with an image if the model reads images, with transformers' own forward pass.
 
     Models whose attention or head does more than ours (soft caps, sinks, scaled logits, other kinds of layers) would
     otherwise be computed wrongly without an error.
@@ -80,18 +81,22 @@ def _verify_against_transformers(model: PreTrainedModel, directory: str | Path) 
         MachineError: the logits differ, or are not finite.
     """
     tokens = torch.arange(PROBE_TOKENS) * 7919 % model.config.get_text_config().vocab_size
-    layout = PackedLayout(torch.tensor([PROBE_TOKENS]))
+    position_ids, images, arguments = torch.arange(PROBE_TOKENS), None, {"input_ids": tokens[None]}
+    if is_vision_language(model.config):
+        tokens, position_ids, images, arguments = image_probe(model, tokens)
+    layout = PackedLayout(torch.tensor([len(tokens)]))
     with torch.inference_mode():
-        logits = model.lm_head(compute_hidden_states(model.model, tokens, torch.arange(len(tokens)), layout))
+        logits = model.lm_head(compute_hidden_states(model.model, tokens, position_ids, layout, images))
         model.set_attn_implementation("eager")
-        reference = model(tokens[None], use_cache=False).logits[0]
+        reference = model(**arguments, use_cache=False).logits[0]
         model.set_attn_implementation(register_attention())
     if not bool(reference.isfinite().all()):
         raise MachineError(
             f"the weights at {directory} contain NaN or infinite values", "use an earlier checkpoint, or another model"
         )
     difference = float((logits - reference).abs().max())
-    if not difference <= MAX_PROBE_DIFFERENCE * max(1.0, float(reference.abs().max())):
+    largest = float(reference.masked_fill(reference == MASKED_LOGIT, 0.0).abs().max())
+    if not difference <= MAX_PROBE_DIFFERENCE * max(1.0, largest):
         raise MachineError(
             f"{type(model).__name__} at {directory} is not supported: logits differ by {difference:.2g} from those of"
             " transformers",

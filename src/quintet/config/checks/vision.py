@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 from quintet.config.composed import ComposedConfig
+from quintet.config.native.experiment import Experiment
+from quintet.config.native.mixed_envs import RunEnv
 from quintet.config.plan.model_shapes import ModelShape
 from quintet.config.plan.models import find_models
 from quintet.config.problems import ConfigProblem
@@ -28,12 +30,17 @@ def vision_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
 
 def _text_policy_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     config, reason = composed.experiment, "the policy reads no images"
-    for env in config.run_envs:
-        if getattr(env.config, "render", "text") == "vision":
-            key = f"{env.key}.render"
-            yield composed.problem(key, reason, f"{key}=text, or policy.preset=grid-vl")
+    for env in _envs_with_images(config):
+        key = f"{env.key}.render"
+        yield composed.problem(key, reason, f"{key}=text, or policy.preset=grid-vl")
     if config.policy.vision.freeze:
         yield composed.problem("policy.vision.freeze", "the policy has no vision encoder", "policy.vision.freeze=false")
+
+
+def _envs_with_images(config: Experiment) -> list[RunEnv]:
+    """Return the run's environments that show images, of those that this version has."""
+    supported = (env for env in config.run_envs if env.config.requires is None)
+    return [env for env in supported if getattr(env.config, "render", "text") == "vision"]
 
 
 def _unsupported_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
@@ -47,7 +54,7 @@ def _unsupported_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
             if getattr(learner.parallel, way) > 1:
                 key = f"{name}.parallel.{way}"
                 yield composed.problem(key, "not with a vision-language policy", f"{key}=1")
-    shown = [env for env in config.run_envs if getattr(env.config, "render", "text") == "vision"]
+    shown = _envs_with_images(config)
     if shown and config.rollout.engine not in ENGINES:
         yield composed.problem("rollout.engine", "this engine does not read images yet", "rollout.engine=hf")
     if shown and config.sft is not None and config.sft.episodes is not None:

@@ -116,7 +116,6 @@ VAGEN = [
     ["trainer.total_training_steps=null", "lake.env_name=frozenlake", "lake.train_size=3"],
     ["lake.env_name=frozenlake", "boxes.env_name=sokoban", "lake.env_config.num_boxes=2"],
     [*LAKES, "lake.env_config.format_reward=0.25"],
-    ["lake.env_name=frozenlake", "lake.env_config.render_mode=vision"],
     [f"{R}.min_tokens=9000"],
 ]
 PLACED = "cluster.component_placement"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,8 @@ from vision_models import (
     turn,
 )
 
+from quintet.errors import MachineError
+from quintet.policies import hidden_states
 from quintet.policies.masked_head import MaskedHead
 from quintet.policies.model_loading import load_model
 from quintet.policies.token_statistics import compute_token_statistics
@@ -78,6 +81,15 @@ def test_log_probs_of_packed_sequences_are_those_of_transformers(
         torch.testing.assert_close(learner_logprobs(model, batch, max_tokens), expected, rtol=0, atol=1e-5)
 
 
+def test_log_probs_depend_on_images(model: PreTrainedModel, batch: Batch) -> None:
+    """Else the other tests would not notice wrong features."""
+    assert batch.image_patches is not None
+    other = replace(batch, image_patches=255 - batch.image_patches)
+    with torch.no_grad():
+        difference = (learner_logprobs(model, batch) - learner_logprobs(model, other)).abs()
+    assert difference.max() > 0.05
+
+
 def test_gradients_are_those_of_transformers(model: PreTrainedModel, directory: Path, batch: Batch) -> None:
     theirs = load_in_transformers(directory)
     transformers_logprobs(theirs, batch, 0.7).square().sum().backward()
@@ -107,3 +119,11 @@ def test_a_selection_of_sequences_has_the_same_log_probs(model: PreTrainedModel,
     with torch.no_grad():
         everything = learner_logprobs(model, batch).split(batch.lengths.tolist())
         torch.testing.assert_close(learner_logprobs(model, part), torch.cat([everything[3], everything[0]]))
+
+
+def test_a_model_that_reads_images_in_another_way_is_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a model whose encoder is not that of its family would."""
+    encode = hidden_states.encode_images
+    monkeypatch.setattr(hidden_states, "encode_images", lambda *inputs: 1.5 * encode(*inputs))
+    with pytest.raises(MachineError, match="is not supported: logits differ"):
+        load_model(directory)
