@@ -83,6 +83,8 @@ NEEDED = {
     "reward.judge.": ["reward.judge.url=http://127.0.0.1:1/v1", "reward.judge.model=x"],
     "reward.overlong.": ["reward.overlong.buffer=1"],
     "evaluation.": ["evaluation.path=x"],
+    "env.service.": ["env.service.urls=[http://127.0.0.1:1]"],
+    "envs.*.env.service.": ["envs.*.env.service.urls=[http://127.0.0.1:1]"],
 }
 """What a section can't be without."""
 BESIDE = {

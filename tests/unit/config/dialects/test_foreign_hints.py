@@ -156,6 +156,8 @@ RLINF = [
     ["cluster.num_nodes=100000"],
     [f"{PLACED}.actor=0-3", f"{PLACED}.actor,rollout=0-3"],
     [f"{PLACED}.actor=0-3", f"{PLACED}.rollout=2-5"],
+    [f"{PLACED}.actor=0-1:0-3", f"{PLACED}.rollout=0-1"],
+    [f"{PLACED}.actor=0-3:0", f"{PLACED}.rollout=0-3"],
     [f"{PLACED}.actor=0-3", f"{PLACED}.rollout=4-7", "runner.enable_dynamic_batch_size=true"],
     [f"{PLACED}.actor=0-3", f"{PLACED}.rollout=4-7", f"{PLACED}.inference=8-9", "rollout.recompute_logprobs=false"],
     [f"{PLACED}.actor,rollout=0-3", "actor.model.tensor_model_parallel_size=3"],
