@@ -14,7 +14,7 @@ name=${NAME:-slurm}
 port=${PORT:-6379}
 
 set -euo pipefail
-first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 RAY_AUTH_TOKEN=$(python -c 'import secrets; print(secrets.token_hex(32))')  # of this job alone
 export RAY_AUTH_TOKEN RAY_AUTH_MODE=token RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=300
 

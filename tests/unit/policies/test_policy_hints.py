@@ -27,6 +27,7 @@ from quintet.policies.model_loading import enable_activation_checkpointing, load
 from quintet.policies.reward_model import RewardModel
 from quintet.policies.routers import freeze_routers
 from quintet.policies.tiny_models import get_preset
+from quintet.policies.vision.image_processing import ImageProcessor
 
 
 def model() -> Any:
@@ -35,6 +36,10 @@ def model() -> Any:
 
 def loaded(directory: str) -> None:
     load_model(directory)
+
+
+def with_images(directory: str) -> None:
+    ImageProcessor.from_directory(Path(directory))
 
 
 def overridden(overrides: Mapping[str, Any]) -> None:
@@ -142,6 +147,12 @@ CASES = [
     case(loaded, "nowhere", DIRECTORY, "model"),
     case(loaded, "empty", "use a Hugging Face model directory, as save_pretrained writes it", "model"),
     case(loaded, "truncated", "use a Hugging Face model directory, as save_pretrained writes it", "model"),
+    case(
+        with_images,
+        "model",
+        "add its preprocessor_config.json, as save_pretrained of transformers' image processor writes it",
+        "images",
+    ),
     case(loaded, "broken", "use an earlier checkpoint, or another model", "model"),
     case(loaded, "gemma", ARCHITECTURE, "model"),
     case(overridden, {"router_aux_loss_coef": 0.1}, "remove policy.overrides.router_aux_loss_coef", {}),
@@ -191,6 +202,9 @@ def directories(tmp_path_factory: pytest.TempPathFactory, policy_directory: Path
     root = tmp_path_factory.mktemp("models")
     (root / "model").symlink_to(policy_directory)
     (root / "mixture").symlink_to(mixture_directory)
+    (root / "images").mkdir()
+    settings = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
+    (root / "images/preprocessor_config.json").write_text(json.dumps(settings))
     (root / "empty").mkdir()
     (root / "empty/config.json").write_text("{}")
     AutoModelForCausalLM.from_config(AutoConfig.for_model("gemma2", **GEMMA)).save_pretrained(root / "gemma")

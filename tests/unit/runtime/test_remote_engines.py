@@ -317,7 +317,8 @@ def test_only_the_first_rank_of_an_engines_devices_builds_it(
     monkeypatch.setattr("quintet.runtime.engine_worker.engine_builder_of_rank", lambda *_: lambda: CountingEngine(rank))
     words = ("rollout.engine=vllm", "rollout.engine_options.tensor_parallel=2", "placement.devices_per_node=5")
     config = load_experiment(None, words).experiment
-    model = SimpleNamespace(config=SimpleNamespace(vocab_size=9))
+    model_config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(vocab_size=9))
+    model = SimpleNamespace(config=model_config)
     learners = SimpleNamespace(ranks=SimpleNamespace(rank=rank, size=5), actor=SimpleNamespace(model=model))
     worker = build_engine_worker(config, Path("policy"), cast("LocalLearners", learners))
     assert worker.max_model_len == (CONTEXT if has_engine else 0)

@@ -93,8 +93,8 @@ def met(other: dict[str, object] | None) -> None:
     """Rank 0 meets another rank, or nobody."""
     store = dist.HashStore()  # type: ignore[attr-defined]
     if other is not None:
-        store.set("card/1", json.dumps({"host": "", "process": 1, "gpu": None, **other}))
-    rendezvous._exchange_peers(store, RankInfo(0, 2, 0, 2), range(2), "same", 0.05)
+        store.set("card/1", json.dumps({"host": "", "process": 1, "gpu": None, "components": "", **other}))
+    rendezvous._exchange_peers(store, RankInfo(0, 2, 0, 2), range(2), {"fingerprint": "same", "components": ""}, 0.05)
 
 
 def placed(gpus: Sequence[str | None]) -> None:

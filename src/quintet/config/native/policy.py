@@ -25,6 +25,8 @@ class LoraConfig(Section):
 class VisionConfig(Section):
     """Images and vision encoder of a vision-language policy."""
 
+    ranges = (("min_pixels", "max_pixels"),)
+
     freeze: bool = False
     """Do not train the vision encoder."""
     min_pixels: PositiveInt | None = None
@@ -32,11 +34,6 @@ class VisionConfig(Section):
     max_pixels: PositiveInt | None = None
     """Larger images are reduced to this number of pixels, which limits the tokens of an image; null uses that of the
     model's image processor."""
-
-    def conflicts(self) -> Iterator[tuple[str, ...]]:
-        low, high = self.min_pixels, self.max_pixels
-        if low is not None and high is not None and low > high:
-            yield f"`min_pixels` {low} is larger than `max_pixels` {high}", f"min_pixels={high}"
 
 
 class VlaConfig(Section):

@@ -215,5 +215,5 @@ def test_an_error_of_a_call_is_named_with_rank_components_and_cause(processes: P
     call = RemoteCall(CRITIC, "compute_values", {"batch": sequences()})
     with pytest.raises(RemoteCallError, match="before it was created"):
         transport.call(call)
-    with pytest.raises(MachineError, match=r"rank [12] \(critic and reference\) failed: ValueError: .*before it was"):
+    with pytest.raises(MachineError, match=r"rank [12] \(Critics\) failed: ValueError: .*before it was"):
         transport.broadcast(call)
