@@ -123,7 +123,7 @@ def test_two_processes_are_one_run_also_when_they_are_stopped_and_go_on(place: P
 
 
 def test_two_processes_continue_a_stopped_warm_start(place: Path) -> None:
-    words = ("sft=null", "training.steps=1", "warm_start.updates=8", "checkpoint.keep=8")
+    words = ("sft=null", "training.steps=1", "warm_start.updates=24", "checkpoint.keep=24")
     whole, stopped = place / "runs/whole", place / "runs/stopped"
     assert start(place, "whole", TWO, *words).wait(timeout=240) == 0, log(place, "whole")
     run = start(place, "stopped", TWO, *words)
