@@ -8,7 +8,7 @@ import os
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
@@ -156,6 +156,9 @@ class SleepingEnvs:
     @property
     def pending(self) -> bool:
         return bool(self._due)
+
+    def pop_metrics(self) -> Mapping[str, float]:
+        return {}
 
     def close(self) -> None:
         """There are no processes."""

@@ -49,7 +49,7 @@ def standalone_worker() -> Iterator[Any]:
     from quintet.runtime.standalone.listener import WorkerListener
     from quintet.runtime.standalone.worker import ControllerAddress
 
-    listener = WorkerListener("127.0.0.1", [1], "benchmark", lost_seconds=60.0)
+    listener = WorkerListener("127.0.0.1", {1: ""}, "benchmark", lost_seconds=60.0)
     address = ControllerAddress.of(listener)
     with tempfile.TemporaryDirectory() as directory:
         script = Path(directory) / "worker.py"
