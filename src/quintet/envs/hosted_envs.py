@@ -154,7 +154,7 @@ class EnvHost:
 
 @dataclass(frozen=True, slots=True)
 class HostWait:
-    """How long a run waits for a host if all are lost."""
+    """Time limit of a wait for a host if all are lost."""
 
     seconds: float
     key: str
@@ -378,7 +378,7 @@ class HostedVectorEnv:
                 self._place(episode)
 
     def _leave_host(self, episode: HostedEpisode) -> None:
-        """Let the host discard an episode."""
+        """Discard an episode on its host."""
         host, episode.host = episode.host, None
         if host is not None:
             del host.episodes[episode.number]

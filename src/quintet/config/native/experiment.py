@@ -143,6 +143,8 @@ class Experiment(Section):
         if self.reference.path is not None and self.algorithm.kl and self.algorithm.kl.refresh_every_steps:
             refresh = "algorithm.kl.refresh_every_steps"
             yield "a reference from `reference.path` cannot be refreshed", f"{refresh}=0", "reference.path=null"
+        if self.rollout.thoughts is not None and self.env.reads_prompts:
+            yield "`rollout.thoughts` needs an env with actions; answers to prompts have none", "rollout.thoughts=null"
         if self.rollout.thoughts is not None and self.sft is not None and self.sft.episodes is not None:
             problem = "thoughts of `sft.episodes` have no sections, which `rollout.thoughts` demands"
             yield problem, "rollout.thoughts=null", "sft.episodes=null"

@@ -36,7 +36,7 @@ class LocalDevice:
     index: int
     """Its number among those that processes use."""
     num_used: int
-    """How many devices of a node processes use; of the node with most, if nodes differ."""
+    """Maximum number of devices that the processes of one node use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class ProcessLayout:
 
     @property
     def used_devices_per_node(self) -> int:
-        """How many devices of a node processes use; of the node with most, if nodes differ."""
+        """Maximum number of devices that the processes of one node use."""
         return max(len(set(self._devices_of_node(rank))) for rank in range(0, self.size, self.per_node))
 
     def local_device(self, rank: int) -> LocalDevice:
@@ -213,10 +213,10 @@ def _devices_by_node(
         count = max(each[device] for each in counts)
         node = nodes.setdefault(device // placement.devices_per_node, [])
         node += [device] * (1 if device in actor_devices else count)
-    most = max(map(len, nodes.values()), default=0)
+    max_processes = max(map(len, nodes.values()), default=0)
     for number, node in nodes.items():
         all_devices = range(number * placement.devices_per_node, (number + 1) * placement.devices_per_node)
         idle = sorted(set(all_devices).difference(node))
-        node += islice(chain(idle, repeat(node[-1])), most - len(node))
+        node += islice(chain(idle, repeat(node[-1])), max_processes - len(node))
     actor_first = [sorted(each, key=lambda device: (device not in actor_devices, device)) for each in nodes.values()]
     return sorted(actor_first, key=lambda each: each[0] not in actor_devices)

@@ -13,7 +13,7 @@ KEY = "placement.weight_transfer"
 
 @dataclass(frozen=True, slots=True)
 class WeightTransfer:
-    """How the engines of some ranks receive weights."""
+    """Transfer of weights to the engines of some ranks."""
 
     transfer: str
     """`shared_memory`, `process_group` or `tcp`."""

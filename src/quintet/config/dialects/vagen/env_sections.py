@@ -144,7 +144,7 @@ def envs_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 
 
 def _service_to_native(section: EnvSection, values: ForeignValues, native: NativeBuilder) -> None:
-    """Let an environment run on VAGEN's service; all environments of a run have the same one."""
+    """Set the service of an environment; all environments of a run have the same one."""
     native.set(f"{section.native}.service.protocol", "vagen", USE_SERVICE)
     native.set(f"{section.native}.service.urls", [values[SERVICE_URL]], SERVICE_URL, USE_SERVICE)
     native.set(

@@ -15,7 +15,7 @@ from quintet.errors import ConfigError, nearest
 
 @dataclass(frozen=True, slots=True)
 class VagenResponses:
-    """How an environment of VAGEN parses responses."""
+    """Parsing of responses by an environment of VAGEN."""
 
     think: bool
     """Thoughts precede the actions."""
