@@ -145,6 +145,7 @@ CASES = [
     ["rollout.do_sample=false", "rollout.temperature=0.5"],
     ["rollout.ignore_end=true", "rollout.end_token=1"],
     ["rollout.thoughts=grounding", "rollout.think=false"],
+    ["rollout.thoughts=grounding", "envs.lake={think: false}", "envs.boxes={env: {name: sokoban}}"],
     ["rollout.thoughts=grounding", "env.name=prompts", "data.train_files=[rows.jsonl]"],
     ["rollout.thoughts=grounding", "sft.episodes={}", "sft.then_reinforce=true"],
     ["rollout.min_response_tokens=30"],

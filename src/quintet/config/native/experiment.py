@@ -145,6 +145,10 @@ class Experiment(Section):
             yield "a reference from `reference.path` cannot be refreshed", f"{refresh}=0", "reference.path=null"
         if self.rollout.thoughts is not None and self.env.reads_prompts:
             yield "`rollout.thoughts` needs an env with actions; answers to prompts have none", "rollout.thoughts=null"
+        for name, env in self.envs.items() if self.rollout.thoughts is not None else ():
+            if env.think is False:
+                problem = f"`envs.{name}.think=false` excludes the sections that `rollout.thoughts` demands"
+                yield problem, f"envs.{name}.think=null", "rollout.thoughts=null"
         if self.rollout.thoughts is not None and self.sft is not None and self.sft.episodes is not None:
             problem = "thoughts of `sft.episodes` have no sections, which `rollout.thoughts` demands"
             yield problem, "rollout.thoughts=null", "sft.episodes=null"
