@@ -176,6 +176,7 @@ def _as_response(
 ) -> Trajectory:
     tokens = tokenizer.encode(row.response, add_special_tokens=False)[: rollout.max_response_tokens - 1]
     turn = _expert_turn(prompts.prompt(index), (*tokens, tokenizer.eos_token_id), str(row.response))
+    turn = replace(turn, image_inputs=prompts.images(index))
     return Trajectory("demonstration", index, index, 0, (turn,), Outcome.SUCCESS)
 
 

@@ -234,7 +234,7 @@ CASES = [
     ["policy.vision={min_pixels: 9000, max_pixels: 4000}"],
     *(["policy.preset=grid-vl", TWO, f"{PARALLEL}.{way}=2"] for way in ("tensor", "pipeline", "context", "ulysses")),
     ["policy.preset=grid-vl", MEGATRON],
-    ["policy.preset=grid-vl", "env.render=vision", "sft={episodes: {}}"],
+    ["policy.preset=grid-vl", "env.render=vision", "sft={episodes: {form: base}}", "rollout.window_size=null"],
     # Megatron
     *([MEGATRON, f"actor.megatron.{name}={'x' if name.endswith('cfg') else 'true'}"] for name in GPU_OPTIONS),
     *([MEGATRON, *words] for words in BESIDE_MEGATRON.values()),

@@ -108,3 +108,6 @@ def test_pixel_limits_set_the_tokens_of_an_image(tmp_path: Path) -> None:
         prompts = ImagePrompts.from_model(model, VisionConfig(**limits))
         assert prompts is not None
         assert prompts.process([image])[0].grid == grid
+        # the data are read before the model is loaded
+        assert ImagePrompts.from_directory(directory, VisionConfig(**limits)) == prompts
+        assert prompts.measure(b"12345678", 64, 64).grid == grid

@@ -55,8 +55,10 @@ def _unsupported_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
                 key = f"{name}.parallel.{way}"
                 yield composed.problem(key, "not with a vision-language policy", f"{key}=1")
     shown = _envs_with_images(config)
-    if shown and config.rollout.engine not in ENGINES:
+    has_images = bool(shown) or (config.env.reads_prompts and config.data is not None and bool(config.data.image_key))
+    if has_images and config.rollout.engine not in ENGINES:
         yield composed.problem("rollout.engine", "this engine does not read images yet", "rollout.engine=hf")
-    if shown and config.sft is not None and config.sft.episodes is not None:
-        key = f"{shown[0].key}.render"
-        yield composed.problem(key, "rows of solved episodes have no images", f"{key}=text")
+    episodes = config.sft and config.sft.episodes
+    if shown and episodes and episodes.form != "message":
+        key = "sft.episodes.form"
+        yield composed.problem(key, "only messages have images", f"{key}=message, or {shown[0].key}.render=text")
