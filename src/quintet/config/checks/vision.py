@@ -11,8 +11,6 @@ from quintet.config.problems import ConfigProblem
 
 FAMILIES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl"})
 """Families of vision-language models that read images; of others, only the language model is trained."""
-ENGINES = frozenset({"hf", "vllm"})
-"""Engines that read images."""
 PARALLEL = ("tensor", "pipeline", "context", "ulysses")
 """Ways of splitting a model or a sequence that its vision encoder does not support."""
 
@@ -55,8 +53,6 @@ def _unsupported_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
                 key = f"{name}.parallel.{way}"
                 yield composed.problem(key, "not with a vision-language policy", f"{key}=1")
     shown = _envs_with_images(config)
-    if shown and config.rollout.engine not in ENGINES:
-        yield composed.problem("rollout.engine", "this engine does not read images yet", "rollout.engine=hf")
     if shown and config.sft is not None and config.sft.episodes is not None:
         key = f"{shown[0].key}.render"
         yield composed.problem(key, "rows of solved episodes have no images", f"{key}=text")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -85,3 +86,14 @@ def test_placeholders_are_never_sampled(bench: Bench) -> None:
     sampled = {token for generation in done.values() for token in generation.tokens}
     assert len(sampled) > 50
     assert sampled.isdisjoint(placeholder_tokens(bench.model.config))
+
+
+def test_memory_is_reserved_for_the_largest_image(bench: Bench) -> None:
+    """The largest image of this model has 64 tokens, each of 4 patches."""
+    from vllm.multimodal import MULTIMODAL_REGISTRY
+
+    engine: Any = bench.engine
+    model_config = engine._llm_engine._engine.vllm_config.model_config
+    inputs = MULTIMODAL_REGISTRY.create_processor(model_config).get_dummy_mm_inputs({"image": 2})
+    assert [place.length for place in inputs["mm_placeholders"]["image"]] == [64, 64]
+    assert [len(item["pixel_values"].data) for item in inputs["mm_kwargs"]["image"]] == [256, 256]

@@ -49,11 +49,19 @@ WITHOUT_TORCHVISION = "transformers.models.qwen2_vl.image_processing_pil_qwen2_v
 """Module of transformers with the same function."""
 
 
+class ImageInputItems(ProcessorBatchItems[ImageInput]):  # type: ignore[misc]
+    """Images of a prompt."""
+
+    def get_item_for_hash(self, index: int) -> str:
+        """Return the image's own hash."""
+        return f"{self.get(index).key:x}"
+
+
 class ImageInputParser(MultiModalDataParser):  # type: ignore[misc]
     """Accepts `ImageInput` as images."""
 
     def _parse_image_data(self, data: Sequence[ImageInput]) -> Any:
-        return ProcessorBatchItems(data, "image")
+        return ImageInputItems(data, "image")
 
 
 class ImageInfo(BaseProcessingInfo):  # type: ignore[misc]
