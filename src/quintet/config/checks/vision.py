@@ -11,8 +11,6 @@ from quintet.config.problems import ConfigProblem
 
 FAMILIES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl"})
 """Families of vision-language models that read images; of others, only the language model is trained."""
-ENGINES = frozenset({"hf", "vllm"})
-"""Engines that read images."""
 PARALLEL = ("tensor", "pipeline", "context", "ulysses")
 """Ways of splitting a model or a sequence that its vision encoder does not support."""
 
@@ -55,9 +53,6 @@ def _unsupported_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
                 key = f"{name}.parallel.{way}"
                 yield composed.problem(key, "not with a vision-language policy", f"{key}=1")
     shown = _envs_with_images(config)
-    has_images = bool(shown) or (config.env.reads_prompts and config.data is not None and bool(config.data.image_key))
-    if has_images and config.rollout.engine not in ENGINES:
-        yield composed.problem("rollout.engine", "this engine does not read images yet", "rollout.engine=hf")
     episodes = config.sft and config.sft.episodes
     if shown and episodes and episodes.form != "message":
         key = "sft.episodes.form"
