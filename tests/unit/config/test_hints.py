@@ -232,7 +232,7 @@ CASES = [
     ["env.render=vision"],
     ["policy.vision.freeze=true"],
     ["policy.vision={min_pixels: 9000, max_pixels: 4000}"],
-    *(["policy.preset=grid-vl", TWO, f"{PARALLEL}.{way}=2"] for way in ("tensor", "pipeline", "context", "ulysses")),
+    ["policy.preset=grid-vl", TWO, f"{PARALLEL}.pipeline=2"],
     ["policy.preset=grid-vl", MEGATRON],
     ["policy.preset=grid-vl", "env.render=vision", "sft={episodes: {}}"],
     # Megatron

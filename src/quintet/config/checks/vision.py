@@ -13,8 +13,6 @@ FAMILIES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl"})
 """Families of vision-language models that read images; of others, only the language model is trained."""
 ENGINES = frozenset({"hf", "vllm"})
 """Engines that read images."""
-PARALLEL = ("tensor", "pipeline", "context", "ulysses")
-"""Ways of splitting a model or a sequence that its vision encoder does not support."""
 
 
 def vision_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
@@ -45,15 +43,14 @@ def _envs_with_images(config: Experiment) -> list[RunEnv]:
 
 def _unsupported_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     config = composed.experiment
-    for name in ("actor", "critic"):
+    for name in ("actor", "critic", "reference"):
         learner = getattr(config, name)
         if learner.backend == "megatron":
             key = f"{name}.backend"
             yield composed.problem(key, "this backend has no vision encoder", f"{key}=fsdp2")
-        for way in PARALLEL:
-            if getattr(learner.parallel, way) > 1:
-                key = f"{name}.parallel.{way}"
-                yield composed.problem(key, "not with a vision-language policy", f"{key}=1")
+        if learner.parallel.pipeline > 1:
+            key = f"{name}.parallel.pipeline"
+            yield composed.problem(key, "pipeline stages do not pass on the features of images", f"{key}=1")
     shown = _envs_with_images(config)
     if shown and config.rollout.engine not in ENGINES:
         yield composed.problem("rollout.engine", "this engine does not read images yet", "rollout.engine=hf")
