@@ -234,6 +234,8 @@ CASES = [
     ["policy.vision={min_pixels: 9000, max_pixels: 4000}"],
     ["policy.preset=grid-vl", TWO, f"{PARALLEL}.pipeline=2"],
     ["policy.preset=grid-vl", MEGATRON],
+    ["policy.preset=grid-vl", "env.render=vision", "env.tile_size=256", "policy.vision.max_pixels=16000000"],
+    ["policy.preset=grid-vl", "env.render=vision", "env.tile_size=96", "rollout.window_size=4"],
     ["policy.preset=grid-vl", "env.render=vision", "sft={episodes: {}}"],
     # Megatron
     *([MEGATRON, f"actor.megatron.{name}={'x' if name.endswith('cfg') else 'true'}"] for name in GPU_OPTIONS),

@@ -38,7 +38,7 @@ def _text_policy_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
 def _envs_with_images(config: Experiment) -> list[RunEnv]:
     """Return the run's environments that show images, of those that this version has."""
     supported = (env for env in config.run_envs if env.config.requires is None)
-    return [env for env in supported if getattr(env.config, "render", "text") == "vision"]
+    return [env for env in supported if env.config.shows_images]
 
 
 def _unsupported_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
