@@ -232,9 +232,11 @@ CASES = [
     ["env.render=vision"],
     ["policy.vision.freeze=true"],
     ["policy.vision={min_pixels: 9000, max_pixels: 4000}"],
-    *(["policy.preset=grid-vl", TWO, f"{PARALLEL}.{way}=2"] for way in ("tensor", "pipeline", "context", "ulysses")),
+    ["policy.preset=grid-vl", TWO, f"{PARALLEL}.pipeline=2"],
     ["policy.preset=grid-vl", MEGATRON],
     ["policy.preset=grid-vl", "env.render=vision", "sft={episodes: {form: base}}", "rollout.window_size=null"],
+    ["policy.preset=grid-vl", "env.render=vision", "env.tile_size=256", "policy.vision.max_pixels=16000000"],
+    ["policy.preset=grid-vl", "env.render=vision", "env.tile_size=96", "rollout.window_size=4"],
     # Megatron
     *([MEGATRON, f"actor.megatron.{name}={'x' if name.endswith('cfg') else 'true'}"] for name in GPU_OPTIONS),
     *([MEGATRON, *words] for words in BESIDE_MEGATRON.values()),

@@ -33,6 +33,16 @@ class EnvSection(NamedSection):
     name: str = ""
     """Environment."""
 
+    @property
+    def shows_images(self) -> bool:
+        """Whether observations have images, as far as the configuration says."""
+        return getattr(self, "render", "text") == "vision"
+
+    @property
+    def image_size(self) -> tuple[int, int] | None:
+        """Height and width of the images, pixels; None if the configuration does not set them."""
+        return None
+
 
 class EnvProcessesConfig(Section):
     """Each episode's env in a separate process, so that an env that hangs or dies only costs its own episode."""
@@ -122,6 +132,10 @@ class FrozenLakeConfig(InteractiveEnvSection, name="frozenlake"):
     tile_size: TileSize = 32
     """Height and width of a cell in the image, pixels."""
 
+    @property
+    def image_size(self) -> tuple[int, int] | None:
+        return self.size * self.tile_size, self.size * self.tile_size
+
 
 @_register("sokoban:Sokoban", "push boxes onto targets")
 class SokobanConfig(InteractiveEnvSection, name="sokoban"):
@@ -147,6 +161,10 @@ class SokobanConfig(InteractiveEnvSection, name="sokoban"):
     """`vision` shows an image instead of text."""
     tile_size: TileSize = 32
     """Height and width of a cell in the image, pixels."""
+
+    @property
+    def image_size(self) -> tuple[int, int] | None:
+        return self.height * self.tile_size, self.width * self.tile_size
 
 
 @_register("custom_env:build_custom_env", "your own env class")
