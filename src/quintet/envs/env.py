@@ -22,7 +22,11 @@ class UnsolvableError(Exception):
 
 
 class Env(Protocol):
-    """Environment that runs one episode at a time. The same seed gives the same start state and the same randomness."""
+    """Environment that runs one episode at a time. The same seed gives the same start state and the same randomness.
+
+    A class may have a static method `prepare_steps`, which gets several of its envs, each with the action of its next
+    step, and computes for all of them together what these steps need.
+    """
 
     actions: tuple[str, ...]
     """Valid action words. One word with `ELLIPSIS` is an element, `<svg…</svg>`: any text with that beginning and end,

@@ -27,7 +27,7 @@ from quintet.sandbox.worker_processes import WorkerProcesses, close_fork_servers
 
 WORKER: Final = "quintet.envs.svg.render_worker"
 MAX_WORKERS: Final = 4
-TIMEOUT_SECONDS: Final = 20.0
+TIMEOUT_SECONDS: Final = 60.0
 """Time limit of one image, beyond its CPU time: for a machine that is busy or a process that is stopped."""
 START_SECONDS: Final = 60.0
 MAX_FAILED_STARTS: Final = 3

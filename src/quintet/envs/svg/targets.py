@@ -56,7 +56,7 @@ def _read(dataset: str) -> Iterator[str]:
     for file in files:
         try:
             yield from filter(None, map(svg_part, _READERS[file.suffix](file)))
-        except (OSError, KeyError, ValueError) as error:
+        except (OSError, TypeError, ValueError) as error:
             reason = str(error) if isinstance(error, OSError) else f"it is no {file.suffix} file with a column svg"
             hint = f"use files that end in {', '.join(SUFFIXES)}, with code in a column {' or '.join(COLUMNS)}"
             raise _error(dataset, f"cannot read {file}: {reason}", hint) from error
@@ -98,7 +98,8 @@ def _read_jsonl(file: Path) -> Iterator[str]:
     with file.open(encoding="utf-8") as lines:
         for line in filter(str.strip, lines):
             row = json.loads(line)
-            yield next(row[name] for name in COLUMNS if name in row)
+            (code, *_) = [row[name] for name in COLUMNS if name in row]
+            yield str(code)
 
 
 _READERS: Final = {".svg": _read_svg, ".parquet": _read_parquet, ".arrow": _read_arrow, ".jsonl": _read_jsonl}

@@ -132,6 +132,7 @@ def test_pictures_of_other_proportions_are_centred_on_white(renderer: SvgRendere
 
 def test_code_that_takes_too_long_is_killed_by_its_cpu_time(monkeypatch: pytest.MonkeyPatch) -> None:
     # without the check of the document: the limits of the process are the second line of defence
+    monkeypatch.setattr("quintet.envs.svg.renderer.TIMEOUT_SECONDS", 300.0)
     monkeypatch.setattr("quintet.envs.svg.renderer.WORKER", "unchecked_svg_worker")
     text = HOSTILE["noise of many octaves"][0].replace(RECT, RECT.replace("/>", ' filter="url(#f)"/>'))
     with closing(SvgRenderer(max_workers=1)) as unchecked:

@@ -30,7 +30,7 @@ DEFAULTS = {
 def svg_to_native(option: Callable[[str], Any]) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
     """Yield native keys with their values and the options that they are computed from."""
     directory, name, split = map(option, DATASET)
-    yield "env.dataset", f"{directory}/{name.replace('/', '-')}/{split}", DATASET
+    yield "env.dataset", str(PurePosixPath(directory, name.replace("/", "-"), split)), DATASET
     yield "env.dino_path", DINO.format(option(MODEL_SIZE)), (MODEL_SIZE,)
     for key, device in DEVICES.items():
         value = option(device)
@@ -42,7 +42,7 @@ def svg_to_native(option: Callable[[str], Any]) -> Iterator[tuple[str, Any, tupl
 def svg_from_native(config: SvgConfig) -> Iterator[tuple[str, Any]]:
     """Yield the options that have a counterpart to the native values."""
     path = PurePosixPath(config.dataset or "")
-    if len(path.parts) > 2:
+    if len(path.parts) > 1:
         values = (str(path.parent.parent), path.parent.name.replace("-", "/", 1), path.name)
         yield from zip(DATASET, values, strict=True)
     yield from ((MODEL_SIZE, size) for size in SIZES if config.dino_path == DINO.format(size))
