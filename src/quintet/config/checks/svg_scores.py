@@ -34,14 +34,14 @@ def svg_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
 
 def _missing(composed: ComposedConfig, key: str, config: SvgConfig) -> Iterator[ConfigProblem]:
     if config.dataset is not None and not os.path.exists(config.dataset):
-        hint = f"put files with SVG code there, or {key}.dataset=null draws icons"
-        yield composed.problem(f"{key}.dataset", "does not exist", hint)
+        problem = "does not exist; put files with SVG code there"
+        yield composed.problem(f"{key}.dataset", problem, f"{key}.dataset=null to draw icons")
     reasons = {"dino": _dino_reason(config), "dreamsim": _dreamsim_reason(config)}
     for name, reason in reasons.items():
         if name in config.weights and reason is not None:
             problem, remedy = reason
-            hint = f"{remedy}, and set {key}.{name}_path=DIRECTORY, or {key}.{name}_weight=0"
-            yield composed.problem(f"{key}.{name}_weight", problem, hint)
+            provided = f"{remedy}, and set {key}.{name}_path=DIRECTORY, or " if remedy else ""
+            yield composed.problem(f"{key}.{name}_weight", problem, f"{provided}{key}.{name}_weight=0")
 
 
 def _dino_reason(config: SvgConfig) -> tuple[str, str] | None:
@@ -50,17 +50,17 @@ def _dino_reason(config: SvgConfig) -> tuple[str, str] | None:
         return None
     remedy = "download a DINOv2 model, `hf download facebook/dinov2-small`"
     if config.dino_path is None:
-        return "the score needs a DINOv2 model, and dino_path is not set", remedy
+        return "needs a DINOv2 model, and dino_path is not set", remedy
     return f"there is no config.json of dino_path = {config.dino_path} on this machine", remedy
 
 
 def _dreamsim_reason(config: SvgConfig) -> tuple[str, str] | None:
     """Return why DreamSim is not available, and what to do."""
     if not hardware.is_installed("dreamsim"):
-        return "the score needs the package dreamsim, not installed here", "pip install --no-deps dreamsim"
+        return "needs the package dreamsim, with the torchvision of your torch, not installed here", ""
     remedy = f"put {', '.join(DREAMSIM_FILES)} of dreamsim_checkpoint.zip of its release into a directory"
     if config.dreamsim_path is None:
-        return "the score needs DreamSim's weights, and dreamsim_path is not set", remedy
+        return "needs DreamSim's weights, and dreamsim_path is not set", remedy
     directory = Path(os.path.expanduser(config.dreamsim_path))
     missing = [name for name in DREAMSIM_FILES if not (directory / name).exists()]
     return (f"{config.dreamsim_path} lacks {', '.join(missing)}", remedy) if missing else None

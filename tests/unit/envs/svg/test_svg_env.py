@@ -202,7 +202,7 @@ SVG = ["env.name=svg", "policy.preset=grid-vl"]
     [
         (["env.dino_weight=1"], ("env.dino_weight = 1", "dino_path is not set", "hf download facebook/dinov2-small")),
         (["env.dino_weight=1", "env.dino_path=nowhere"], ("no config.json of dino_path = nowhere",)),
-        (["env.dreamsim_weight=1"], ("env.dreamsim_weight = 1", "package dreamsim", "pip install --no-deps dreamsim")),
+        (["env.dreamsim_weight=1"], ("env.dreamsim_weight = 1", "package dreamsim", "env.dreamsim_weight=0")),
         (["env.dataset=nowhere"], ("env.dataset = 'nowhere'", "does not exist", "env.dataset=null")),
         (["env.pixel_weight=0", "env.structural_weight=0"], ("all weights are 0", "env.structural_weight=1")),
     ],
