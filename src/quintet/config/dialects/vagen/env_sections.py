@@ -104,7 +104,8 @@ def env_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
 
 def _unknown_options(values: ForeignValues, sections: list[EnvSection]) -> Iterator[ConfigProblem]:
     for section in sections:
-        valid = env_specs(section["env_name"])
+        options = env_specs(section["env_name"])
+        valid = options.keys() | {option.rpartition(".")[0] for option in options}
         for key in values.merged.sources:
             name, _, option = key.partition(".")
             if name == section.name and option.startswith("env_config.") and option not in valid:
