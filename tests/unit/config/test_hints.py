@@ -266,6 +266,16 @@ CASES = [
     # what this version lacks
     ["tracking.loggers=[mlflow]"],
     ["env.name=simulator", "env.simulator=libero"],
+    ["env.name=svg"],
+    *(
+        ["env.name=svg", "policy.preset=grid-vl", *words]
+        for words in (
+            ["env.dino_weight=1"],
+            ["env.dreamsim_weight=1"],
+            ["env.dataset=nowhere"],
+            ["env.pixel_weight=0", "env.structural_weight=0"],
+        )
+    ),
 ]
 
 

@@ -28,7 +28,8 @@ def _text_policy_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     config, reason = composed.experiment, "the policy reads no images"
     for env in _envs_with_images(config):
         key = f"{env.key}.render"
-        yield composed.problem(key, reason, f"{key}=text, or policy.preset=grid-vl")
+        other = "" if env.config.name == "svg" else f"{key}=text, or "
+        yield composed.problem(key, reason, f"{other}policy.preset=grid-vl")
     if config.policy.vision.freeze:
         yield composed.problem("policy.vision.freeze", "the policy has no vision encoder", "policy.vision.freeze=false")
 

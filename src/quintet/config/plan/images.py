@@ -45,7 +45,7 @@ def plan_images(config: Experiment, encoder: VisionEncoderShape) -> Iterator[Pla
     for env in config.run_envs:
         if env.config.requires is not None:
             continue
-        size = env.config.image_size if env.config.shows_images else None
+        size = env.config.rendered_size if env.config.shows_images else None
         if size is not None:
             rows, columns = _grid(config, encoder, *size)
             yield PlannedImages(env.key, rows, columns, _visible_turns(env), is_exact=True)
@@ -105,7 +105,7 @@ def has_unknown_images(config: Experiment) -> bool:
     if config.policy.vision.max_pixels is not None:
         return False
     envs = [env.config for env in config.run_envs if env.config.requires is None]
-    shown = any((env.shows_images and env.image_size is None) or env.name == "custom" for env in envs)
+    shown = any((env.shows_images and env.rendered_size is None) or env.name == "custom" for env in envs)
     return shown or bool(config.env.reads_prompts and config.data and config.data.image_key)
 
 

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from quintet.config.composed import ComposedConfig
+from quintet.config.native.envs import SvgConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.mixed_envs import RunEnv
 from quintet.config.native.training import SftConfig
@@ -207,6 +208,9 @@ def _env(env: RunEnv, config: Experiment) -> str:
     """Describe an env, and its share of the groups if there are several."""
     values = env.config.model_dump()
     sizes = [f"{key} {format_value(values[key])}" for key in ("size", "width", "height", "boxes") if key in values]
+    if isinstance(env.config, SvgConfig):
+        scores = (f"{name} × {weight:g}" for name, weight in env.config.weights.items())
+        sizes = [env.config.dataset or "icons", " + ".join(scores) or "no score"]
     kind = ", ".join([str(values.get("simulator", env.config.name)), *sizes])
     if not config.envs:
         return kind
