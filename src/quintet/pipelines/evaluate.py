@@ -30,6 +30,7 @@ from quintet.rollout.engines.engine import ENGINES, Engine
 from quintet.rollout.engines.openai_endpoint import (
     UNLIMITED,
     EndpointEngine,
+    EndpointImages,
     EndpointSettings,
     message_tokenizer,
     without_tokens,
@@ -417,7 +418,8 @@ def _endpoint_policy(endpoint: EndpointSettings) -> _Policy:
     """Return the model behind an endpoint."""
     tokenizer = message_tokenizer()
     stop_tokens = (int(tokenizer.eos_token_id),)
-    return _Policy(Path("policy"), tokenizer, stop_tokens, lambda _: EndpointEngine(endpoint, tokenizer))
+    images = EndpointImages.build()
+    return _Policy(Path("policy"), tokenizer, stop_tokens, lambda _: EndpointEngine(endpoint, tokenizer), images)
 
 
 def _prompt_evaluator(config: Experiment, policy: _Policy, sampling: SamplingParams) -> _Evaluator:

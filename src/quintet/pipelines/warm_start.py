@@ -92,6 +92,7 @@ def _solve(run_env: RunEnv, episodes: int, config: Experiment) -> EnvDemonstrati
             split=Split.DEMONSTRATION,
             max_turns=run_env.rollout.max_turns,
             max_actions_per_turn=run_env.rollout.max_actions_per_turn,
+            epsilon=config.warm_start.epsilon if config.warm_start else 0.0,
         )
     except ConfigError as error:
         if not config.envs:

@@ -131,10 +131,15 @@ class ImagePrompts:
         return (self.before, *image_tokens(ImageInput(key, (rows, columns), b"")), self.after)
 
 
+def image_marker(image: ImageInput) -> str:
+    """Return the marker of an image."""
+    return f"{MARK}{image.key}:{image.grid[0]}:{image.grid[1]}{MARK}"
+
+
 def place_images(text: str, images: Sequence[ImageInput]) -> str:
     """Return the text with markers in place of its placeholders."""
     text = text.replace(MARK, "")
-    markers = [f"{MARK}{image.key}:{image.grid[0]}:{image.grid[1]}{MARK}" for image in images]
+    markers = list(map(image_marker, images))
     first, *others = text.split(IMAGE)
     num_placed = min(len(others), len(markers))
     num_before = len(markers) - num_placed
