@@ -236,7 +236,7 @@ CASES = [
     ["policy.preset=grid-vl", MEGATRON],
     ["policy.preset=grid-vl", "env.render=vision", "env.tile_size=256", "policy.vision.max_pixels=16000000"],
     ["policy.preset=grid-vl", "env.render=vision", "env.tile_size=96", "rollout.window_size=4"],
-    ["policy.preset=grid-vl", "env.render=vision", "sft={episodes: {}}"],
+    ["policy.preset=grid-vl", "env.render=vision", "sft={episodes: {form: base}}", "rollout.window_size=null"],
     # Megatron
     *([MEGATRON, f"actor.megatron.{name}={'x' if name.endswith('cfg') else 'true'}"] for name in GPU_OPTIONS),
     *([MEGATRON, *words] for words in BESIDE_MEGATRON.values()),
@@ -269,8 +269,6 @@ CASES = [
 ]
 
 
-NO_IMAGES = ["policy.preset=grid-vl", "env.render=vision", "rollout.engine=sglang"]
-"""An engine that need not be installed, so that there are other hints as well."""
 ON_A_GPU = [
     ["actor.memory.sharded_offload=true"],
     [TWO, "actor.memory.sharded_offload=true", "actor.sharding.policy=no_shard"],
@@ -299,13 +297,6 @@ def check(words: Sequence[str]) -> None:
 @pytest.mark.parametrize("words", CASES, ids=" ".join)
 def test_a_hint_removes_its_error(words: list[str]) -> None:
     check(words)
-
-
-def test_an_engine_that_reads_images_takes_the_place_of_one_that_does_not() -> None:
-    hints = printed_hints(printed(NO_IMAGES))
-    ((message, hint),) = (each for each in hints.items() if "read images" in each[0])
-    for changed in followed(message, hint, NO_IMAGES):
-        assert message not in printed(changed)
 
 
 @pytest.mark.parametrize("words", ON_A_GPU, ids=" ".join)
@@ -383,7 +374,7 @@ EXEMPT = {
 
 def test_every_hint_about_native_keys_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     with recorded_sites() as places:
-        for words in (*CASES, NO_IMAGES):
+        for words in CASES:
             printed(words)
         monkeypatch.setattr(hardware, "num_gpus", lambda: 8)
         for words in ON_A_GPU:

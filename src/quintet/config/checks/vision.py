@@ -11,8 +11,6 @@ from quintet.config.problems import ConfigProblem
 
 FAMILIES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl"})
 """Families of vision-language models that read images; of others, only the language model is trained."""
-ENGINES = frozenset({"hf", "vllm"})
-"""Engines that read images."""
 
 
 def vision_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
@@ -52,8 +50,7 @@ def _unsupported_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
             key = f"{name}.parallel.pipeline"
             yield composed.problem(key, "pipeline stages do not pass on the features of images", f"{key}=1")
     shown = _envs_with_images(config)
-    if shown and config.rollout.engine not in ENGINES:
-        yield composed.problem("rollout.engine", "this engine does not read images yet", "rollout.engine=hf")
-    if shown and config.sft is not None and config.sft.episodes is not None:
-        key = f"{shown[0].key}.render"
-        yield composed.problem(key, "rows of solved episodes have no images", f"{key}=text")
+    episodes = config.sft and config.sft.episodes
+    if shown and episodes and episodes.form != "message":
+        key = "sft.episodes.form"
+        yield composed.problem(key, "only messages have images", f"{key}=message, or {shown[0].key}.render=text")

@@ -26,8 +26,8 @@ from quintet.records import ImageInput
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 """Mean and standard deviation of each channel in the training of CLIP, which are the processors' defaults."""
-MAX_CACHED_IMAGES = 4096
-"""Images whose patches are kept for the next environment that shows the same."""
+MAX_CACHED_BYTES = 256 << 20
+"""Size of the patches that are kept for the next environment that shows the same image, if all are as large."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,9 @@ class ImageProcessor:
         digest = blake2b(repr(image.shape).encode() + image.tobytes(), digest_size=16).digest()
         processed = self._processed.get(digest)
         if processed is None:
-            if len(self._processed) >= MAX_CACHED_IMAGES:
-                del self._processed[next(iter(self._processed))]
             processed = self._processed[digest] = self._process(image)
+            while len(self._processed) > max(1, MAX_CACHED_BYTES // len(processed.patches)):
+                del self._processed[next(iter(self._processed))]
         return processed
 
     @cached_property

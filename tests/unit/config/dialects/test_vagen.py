@@ -314,10 +314,22 @@ def test_an_estimator_has_its_own_discounts_and_idle_ones_are_told(
 
 
 def test_what_concerns_prompts_from_files_waits_where_envs_are_played(tmp_path: Path) -> None:
-    asked = {"data.shuffle": False, "data.truncation": "left", "reward_model.enable": True, "data.prompt_key": "prompt"}
+    asked = {"data.shuffle": False, "reward_model.enable": True, "data.prompt_key": "prompt"}
     waits = {fault.key for fault in converted(tmp_path, "vagen", changed(LAKE, asked)).unsupported}
-    assert {"data.shuffle", "data.truncation", "reward_model.enable"} <= waits
+    assert {"data.shuffle", "reward_model.enable"} <= waits
     assert "data.prompt_key" not in waits
+
+
+@pytest.mark.proves("vagen", "data.truncation", "data.image_key")
+@pytest.mark.parametrize("truncation", ["error", "left", "right", "middle"])
+def test_no_sample_is_truncated_since_episodes_end_before_the_limit(tmp_path: Path, truncation: str) -> None:
+    """Whatever the truncation, prompt and response together have at most `data.max_trajectory_length` tokens."""
+    keys = {"data.truncation": truncation, "data.image_key": "pictures", "data.max_trajectory_length": 2400}
+    found = converted(tmp_path, "vagen", changed(LAKE, keys))
+    assert found.unsupported == ()
+    limits = [natively(found, f"rollout.max_{part}_tokens") for part in ("prompt", "response")]
+    assert sum(limits) == 2400
+    assert translated(found, "vagen").lost == {}
 
 
 def test_replies_can_go_without_thoughts(tmp_path: Path) -> None:
