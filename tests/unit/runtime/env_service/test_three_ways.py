@@ -20,6 +20,8 @@ from quintet.config.native.envs import ENVS
 from quintet.config.native.experiment import Experiment
 from quintet.envs.event_messages import event_digest
 from quintet.envs.mixed_env import build_run_envs
+from quintet.envs.svg.env import SvgEnv
+from quintet.envs.svg.icons import icon_code
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, EpisodeStarted, VectorEnv
 from quintet.hardware import is_installed
 from quintet.runtime.standalone.envs import hosted_vector_env
@@ -75,6 +77,7 @@ with _connected("local", RankInfo(rank=0, size=2, local_rank=0, local_size=2)):
 ARGUMENTS: Mapping[str, Sequence[Sequence[str]]] = {
     "frozenlake": [["env.slippery=true", "env.floor_density=0.9"], ["env.render=vision"]],
     "sokoban": [["env.max_steps=9"], ["env.render=vision"]],
+    "svg": [["env.image_size=32", "env.max_shapes=1", "env.success_score=0.7"]],
     "custom": [["env.path=painter.py:Painter", "env.processes=null"]],
 }
 """Configurations in which each registered env is compared; its defaults if it has none here."""
@@ -82,6 +85,8 @@ ARGUMENTS: Mapping[str, Sequence[Sequence[str]]] = {
 
 SEEDS = range(12)
 TURNS = 8
+DRAWINGS = [icon_code(seed, 1) for seed in range(24)] + ["<svg><script/></svg>", ""]
+"""Actions of the env `svg`: any code, most of it of another picture."""
 Ways = Mapping[str, Callable[[Sequence[str]], VectorEnv]]
 
 
@@ -156,7 +161,7 @@ def play(envs: VectorEnv) -> list[EnvEvent]:
             events.append(event)
             number = event.episode
             if isinstance(event, EpisodeStarted):
-                actions[number] = event.actions
+                actions[number] = DRAWINGS if event.actions == SvgEnv.actions else event.actions
             turns[number] += 1
             ended = isinstance(event, ActionsExecuted) and (event.steps[-1].terminated or event.steps[-1].truncated)
             if isinstance(event, EpisodeFailed) or ended or turns[number] == TURNS:
