@@ -1,6 +1,7 @@
 """Measure an environment service on loopback: steps and images per second, and its state under random kills.
 
-    python benchmarks/env_service.py [--kill-seconds 600] [--workers 2] [--out benchmarks/results/env_service.json]
+    python benchmarks/env_service.py [--only kills] [--kill-seconds 600] [--workers 2]
+        [--out benchmarks/results/env_service.json]
 
 `steps`: 256 text environments (FrozenLake of 8×8 cells), stepped in this process, behind the service with one request
 for all, and with one request per environment: over one connection, over one each, and by `requests.post` as VAGEN's
@@ -290,7 +291,8 @@ def measure_kills(directory: Path, workers: int, seconds: float) -> dict[str, An
         reassigned = dict(remote.pop_metrics())["env/episodes_reassigned"]
         remote.close()
         proxy.kill()
-    return {"seconds": seconds, "killed": counts, "episodes_replayed": reassigned} | result
+    load = os.getloadavg()[0]
+    return {"seconds": seconds, "load": load, "killed": counts, "episodes_replayed": reassigned} | result
 
 
 def play_both(local: VectorEnv, remote: VectorEnv, end: float, result: dict[str, Any], first: int) -> None:
@@ -333,17 +335,22 @@ def compare(expected: EnvEvent, event: EnvEvent, result: dict[str, Any]) -> None
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kill-seconds", type=float, default=600.0)
+    parser.add_argument("--only", choices=("steps", "images", "kills"), help="keep the file's other figures")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/env_service.json")
     options = parser.parse_args()
     machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()[0]}
     result: dict[str, Any] = {"machine": machine, "workers": options.workers}
+    if options.only:
+        result = json.loads(options.out.read_text())
     with tempfile.TemporaryDirectory() as folder:
         for name, measure in (
             ("steps", measure_steps),
             ("images", measure_images),
             ("kills", lambda *words: measure_kills(*words, options.kill_seconds)),
         ):
+            if options.only not in (None, name):
+                continue
             result[name] = measure(Path(folder), options.workers)
             print(name, json.dumps(result[name]), flush=True)
             options.out.write_text(json.dumps(result, indent=1) + "\n")

@@ -268,6 +268,8 @@ class Turn:
     """Images of the observation, RGB `uint8[height, width, 3]`."""
     image_inputs: tuple[ImageInput, ...] = ()
     """The same, as the policy saw them."""
+    images_after: tuple[np.ndarray, ...] = ()
+    """Images of the env after the last executed action; in the next turn they are `images`."""
     version_changes: tuple[tuple[int, int], ...] = ()
     """See `Generation.version_changes`."""
 

@@ -12,7 +12,7 @@ class Capability(StrEnum):
     """Not missing: `torchrun` or `--ray` starts them."""
 
     ENGINES = "an engine of TensorRT-LLM"
-    LOGGERS = "further loggers and stored pictures"
+    LOGGERS = "further loggers and videos"
     EMBODIED = "vision-language-action policies and simulators"
     ENVS = "further envs"
 

@@ -71,13 +71,20 @@ def validate_step(value: Any) -> Step:
     if not isinstance(value, Step):
         raise InvalidEnvOutputError(f"step() returned {_type_name(value)}, not a Step")
     reward = value.reward
-    if not isinstance(reward, Real) or not math.isfinite(reward):
+    if not isinstance(reward, Real) or not _is_finite(reward):
         raise InvalidEnvOutputError(f"the reward of step() is {reward!r:.100}, not a finite number")
     if not isinstance(value.info, Mapping):
         raise InvalidEnvOutputError(f"the info of step() is {_type_name(value.info)}, not a mapping")
     observation = validate_observation(value.observation, "step()")
     terminated, truncated = _flag(value.terminated, "terminated"), _flag(value.truncated, "truncated")
     return Step(observation, float(reward), terminated, truncated, dict(value.info))
+
+
+def _is_finite(number: Real) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an integer larger than any float
+        return False
 
 
 def _text(value: Any, where: str) -> str:

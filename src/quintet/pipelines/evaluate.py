@@ -276,7 +276,9 @@ def evaluate_model(
                 phase.advance()
         if stored:
             stored.sort(key=lambda t: (t.group, t.sample))
-            write_trajectories(directory.path / EPISODES, 0, "validation", stored)
+            write_trajectories(
+                directory.path / EPISODES, 0, "validation", stored, image_episodes=config.tracking.image_episodes
+            )
         return _finish(directory, writer, statistics, evaluator.endpoint_counts(endpoint))
 
 

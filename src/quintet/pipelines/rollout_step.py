@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
 
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.mixed_envs import ALL_ENVS
 from quintet.envs.start_states import env_start
+from quintet.pipelines.episode_log import store_training_episodes, store_validation_episodes
 from quintet.pipelines.run import Run, is_due
 from quintet.pipelines.timings import Timings
 from quintet.records import Trajectory
@@ -22,10 +21,8 @@ from quintet.rollout.response_log import response_lines
 from quintet.rollout.sampling_params import greedy_sampling, training_sampling, validation_prompts, validation_sampling
 from quintet.runtime.components import Components
 from quintet.seeds import derive_seed
-from quintet.tracking.episode_pages import write_episode_pages
 from quintet.tracking.eval_statistics import Sample, validation_metrics
 from quintet.tracking.summaries import summarize_validation
-from quintet.tracking.trajectories import write_trajectories
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +162,7 @@ def show_rollout(run: Run, step: int, rollout: Rollout) -> None:
     if run.config.rollout.engine_options.print_responses:
         run.progress.note("\n".join(response_lines(rollout.trajectories, step=step)))
     if is_due(step, run.config.tracking.trajectories_every_steps):
-        store_trajectories(run, step, "train", rollout.trajectories)
+        store_training_episodes(run, step, rollout.trajectories)
 
 
 def validate(run: Run, components: Components, step: int) -> dict[str, float]:
@@ -183,7 +180,7 @@ def validate(run: Run, components: Components, step: int) -> dict[str, float]:
                 trajectories.append(trajectory)
                 progress.advance()
     trajectories.sort(key=lambda t: (t.group, t.sample))
-    store_trajectories(run, step, "validation", trajectories)
+    store_validation_episodes(run, step, trajectories, size)
     metrics = _summary(config, trajectories)
     return metrics | (validation_metrics([_sample(t) for t in trajectories]) if config.data else {})
 
@@ -206,18 +203,3 @@ def _sample(trajectory: Trajectory) -> Sample:
         dict(trajectory.reward_components),
         trajectory.extracted_answer,
     )
-
-
-def store_trajectories(
-    run: Run, step: int, split: Literal["train", "validation"], trajectories: list[Trajectory]
-) -> None:
-    """Store episodes as data and, with `tracking.rendered_episodes`, as pages with drawings."""
-    tracking = run.config.tracking
-    write_trajectories(run.directory.trajectories(split, step), step, split, trajectories)
-    if tracking.rendered_episodes:
-        pages = (
-            Path(tracking.rendered_episodes_dir) / run.config.name
-            if tracking.rendered_episodes_dir
-            else run.directory.path / "pictures"
-        )
-        write_episode_pages(pages / split, step, trajectories[: tracking.rendered_episodes])

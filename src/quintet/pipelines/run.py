@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,8 +20,9 @@ from quintet.errors import InterruptedRun
 from quintet.pipelines.resume import find_resume_checkpoint
 from quintet.runtime.signals import StopRequest
 from quintet.tracking.atomic_files import translate_os_errors, write_atomic
+from quintet.tracking.generations import LoggedGeneration
 from quintet.tracking.logger import LoggerContext
-from quintet.tracking.loggers import MetricLogger, build_loggers, truncate
+from quintet.tracking.loggers import GENERATIONS_FILE, MetricLogger, build_loggers, truncate
 from quintet.tracking.progress import Progress, build_progress
 from quintet.tracking.progress_file import RecordedProgress
 from quintet.tracking.run_directory import RunDirectory
@@ -57,6 +58,8 @@ class Run:
     """Checkpoint of its warm start that it resumes from; `checkpoint` is None then."""
     _started_at: float = field(default_factory=time.perf_counter)
     _logger: MetricLogger | None = None
+    _is_noted: bool = False
+    """Whether the user knows that no logger shows generations."""
 
     @property
     def config(self) -> Experiment:
@@ -77,6 +80,21 @@ class Run:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of one step to all loggers."""
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+        self._open_logger().log(step, self.seconds, {**metrics, "perf/max_memory_rss_gb": memory})
+
+    def log_generations(self, step: int, generations: Sequence[LoggedGeneration]) -> None:
+        """Send episodes of a validation to the loggers; the run continues if that fails."""
+        try:
+            has_logger = self._open_logger().log_generations(step, generations)
+        except Exception as error:  # noqa: BLE001 - whatever a logger's library raises must not end a run
+            self.progress.note(f"tracking.validation_generations of step {step} are not logged: {error}")
+            return
+        if not has_logger and not self._is_noted:
+            self._is_noted = True
+            self.progress.note("tracking.validation_generations: none of tracking.loggers shows generations")
+
+    def _open_logger(self) -> MetricLogger:
         if self._logger is None:
             config = self.config
             stage = config.sft if config.sft and not config.sft.then_reinforce else SftConfig()
@@ -88,8 +106,7 @@ class Run:
                 project=stage.project or config.tracking.project or "quintet",
             )
             self._logger = build_loggers(config.tracking.loggers if stage.loggers is None else stage.loggers, context)
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-        self._logger.log(step, self.seconds, {**metrics, "perf/max_memory_rss_gb": memory})
+        return self._logger
 
     def reopen(self) -> None:
         """Mark a finished run that has more steps to do now as running, with its current configuration."""
@@ -220,7 +237,8 @@ def _copy_config(run: Run) -> None:
 
 def _prepare(run: Run) -> None:
     """Remove logs and files from after the checkpoint, and write the configuration."""
-    truncate(run.directory.path, run.checkpoint.step if run.checkpoint else -1)
+    for filename in (run.directory.metrics.name, GENERATIONS_FILE):
+        truncate(run.directory.path, run.checkpoint.step if run.checkpoint else -1, filename)
     if run.warm_start_checkpoint:
         truncate(run.directory.path, run.warm_start_checkpoint.step, run.directory.warm_start.name)
     if run.checkpoint is None:

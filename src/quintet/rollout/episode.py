@@ -102,6 +102,7 @@ class RunningEpisode:
             frames=tuple(step.observation.text for step in steps),
             images=self.observation.images,
             image_inputs=self.image_inputs,
+            images_after=steps[-1].observation.images if steps else (),
             version_changes=generation.version_changes,
         )
         self.turns.append(turn)

@@ -57,8 +57,10 @@ def writable_hint(key: str = OUTPUT_KEY) -> str:
     return f"set {key}=DIRECTORY to a writable directory"
 
 
-def write_atomic(path: Path, data: bytes, key: str = OUTPUT_KEY) -> None:
+def write_atomic(path: Path, data: bytes, key: str = OUTPUT_KEY, *, flush: bool = True) -> None:
     """Write a file atomically: write a temporary file, flush it to disk and rename it. `key` is that of its directory.
+
+    Without `flush` it is much faster, and the file may be empty after a power failure.
 
     Raises:
         MachineError: The file cannot be written; no temporary file is left behind.
@@ -68,12 +70,14 @@ def write_atomic(path: Path, data: bytes, key: str = OUTPUT_KEY) -> None:
         try:
             with temporary.open("wb") as file:
                 file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+                if flush:
+                    file.flush()
+                    os.fsync(file.fileno())
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-        _sync_directory(path.parent)
+        if flush:
+            _sync_directory(path.parent)
 
 
 def _sync_directory(path: Path) -> None:

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quintet.envs.env import IMAGE
 from quintet.tracking.chart_svg import number_text
 from quintet.tracking.grid_svg import GridSheet, visible
 
 Episode = Mapping[str, Any]
+"""A stored trajectory. The report replaces the names of its image files by their contents, bytes."""
 
 OUTCOMES: Mapping[str, str] = {
     "success": "solved",
@@ -72,7 +74,7 @@ def _mark(episode: Episode) -> str:
 
 def _selector_button(index: int, pair: EpisodePair, boards: GridSheet) -> str:
     change = f"{_mark(pair.before)}<i>→</i>" if pair.before is not None else ""
-    board = boards.show(_kind(pair.after), pair.after["turns"][0]["observation"])
+    board = observation_html(_kind(pair.after), pair.after["turns"][0], boards)[0]
     return (
         f'<button type="button" class="chip" data-episode="{index}" aria-label="Episode {index + 1}">'
         f'{board}<span class="marks">{change}{_mark(pair.after)}</span></button>'
@@ -99,7 +101,7 @@ def _play(when: str, label: str, episode: Episode, boards: GridSheet) -> str:
     count = f"{len(turns)} turn" + ("" if len(turns) == 1 else "s")
     film = "".join(
         f'<button type="button" data-turn="{number}" aria-label="Turn {number + 1}">'
-        f"{boards.show(_kind(episode), turn['observation'])}</button>"
+        f"{observation_html(_kind(episode), turn, boards)[0]}</button>"
         for number, turn in enumerate(turns)
     )
     slides = "".join(_slide(number, episode, boards) for number in range(len(turns)))
@@ -123,13 +125,26 @@ def _failure(episode: Episode) -> str:
 
 def _slide(number: int, episode: Episode, boards: GridSheet) -> str:
     turn = episode["turns"][number]
-    shown = [boards.show(_kind(episode), text) for text in (turn["observation"], *turn["frames"])]
+    shown = [*observation_html(_kind(episode), turn, boards), *_frames_html(_kind(episode), turn, boards)]
     row = '<i class="then" aria-hidden="true">→</i>'.join(shown)
     return (
         f'<div class="slide" data-turn="{number}"><div class="boards many{min(len(shown), 4)}">{row}</div>'
         f'<div class="said"><h4>Turn {number + 1} <span>of {len(episode["turns"])}</span></h4>'
         f"<blockquote>{_response_html(turn['text'])}</blockquote>{_facts(turn)}</div></div>"
     )
+
+
+def observation_html(kind: str, turn: Mapping[str, Any], boards: GridSheet) -> list[str]:
+    """Return the observation of a turn: its images and the text around them, or its grid or text."""
+    images = [boards.show_image(png) for png in turn.get("image_files", ())]
+    text = turn["observation"].replace(IMAGE, "").strip() if images else turn["observation"]
+    return [*images, *([boards.show(kind, text)] if text or not images else [])]
+
+
+def _frames_html(kind: str, turn: Mapping[str, Any], boards: GridSheet) -> list[str]:
+    """Return the env after each action, or its images after the last one."""
+    images = [boards.show_image(png) for png in turn.get("image_files_after", ())]
+    return images or [boards.show(kind, text) for text in turn["frames"]]
 
 
 def _response_html(text: str) -> str:

@@ -1,10 +1,13 @@
-"""Text grids as inline SVG; equal grids are drawn once and referenced."""
+"""Text grids and images as inline SVG; equal ones are drawn once and referenced."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from html import escape
 from string import Template
+
+from quintet.envs.service.png import SIZE, SIZE_START
 
 LEGENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "frozenlake": {
@@ -57,10 +60,10 @@ def find_grid(env: str, text: str) -> list[list[str]] | None:
 
 
 class GridSheet:
-    """Grids of a page, each distinct grid defined once."""
+    """Grids and images of a page, each distinct one defined once."""
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[str, str], int] = {}
+        self._numbers: dict[tuple[str, str] | bytes, int] = {}
         self._symbols: list[str] = []
 
     def show(self, env: str, text: str) -> str:
@@ -69,21 +72,30 @@ class GridSheet:
         if grid is None:
             return f'<pre class="board text">{visible(text)}</pre>'
         rows = "\n".join(" ".join(row) for row in grid)
-        width, height = len(grid[0]) * _TILE, len(grid) * _TILE
-        number = self._numbers.setdefault((env, rows), len(self._numbers))
+        size = len(grid[0]) * _TILE, len(grid) * _TILE
+        return self._use((env, rows), _grid_content(env, grid), size, visible(rows))
+
+    def show_image(self, png: bytes) -> str:
+        """Return HTML for the PNG file of an image."""
+        width, height = SIZE.unpack_from(png, SIZE_START)
+        data = base64.b64encode(png).decode()
+        content = f'<image href="data:image/png;base64,{data}" width="{width}" height="{height}"/>'
+        return self._use(png, content, (width, height), f"image of {width}×{height} pixels")
+
+    def _use(self, key: tuple[str, str] | bytes, content: str, size: tuple[int, int], label: str) -> str:
+        """Return the reference to a drawing, which is defined if it is new."""
+        box = f'viewBox="0 0 {size[0]} {size[1]}"'
+        number = self._numbers.setdefault(key, len(self._numbers))
         if number == len(self._symbols):
-            self._symbols.append(_symbol(number, env, grid))
-        return (
-            f'<svg class="board" viewBox="0 0 {width} {height}" role="img" aria-label="{visible(rows)}">'
-            f'<use href="#b{number}"/></svg>'
-        )
+            self._symbols.append(f'<symbol id="b{number}" {box}>{content}</symbol>\n')
+        return f'<svg class="board" {box} role="img" aria-label="{label}"><use href="#b{number}"/></svg>'
 
     def definitions(self, tiles: str) -> str:
         """Return the hidden SVG with all tile and grid definitions; `tiles` is the SVG template of the tiles."""
         return Template(tiles).substitute(boards="".join(self._symbols))
 
 
-def _symbol(number: int, env: str, grid: list[list[str]]) -> str:
+def _grid_content(env: str, grid: list[list[str]]) -> str:
     width, height = len(grid[0]) * _TILE, len(grid) * _TILE
     uses = [
         f'<use href="#t-{tile}" x="{column * _TILE}" y="{row * _TILE}" width="{_TILE}" height="{_TILE}"/>'
@@ -91,5 +103,4 @@ def _symbol(number: int, env: str, grid: list[list[str]]) -> str:
         for column, cell in enumerate(cells)
         for tile in LEGENDS[env][cell]
     ]
-    floor = f'<rect width="{width}" height="{height}" fill="url(#{FLOORS[env]})"/>'
-    return f'<symbol id="b{number}" viewBox="0 0 {width} {height}">{floor}{"".join(uses)}</symbol>\n'
+    return f'<rect width="{width}" height="{height}" fill="url(#{FLOORS[env]})"/>{"".join(uses)}'

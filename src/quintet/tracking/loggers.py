@@ -6,22 +6,29 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from quintet.envs.service.png import encode_png
 from quintet.tracking.atomic_files import translate_os_errors, write_atomic
+from quintet.tracking.generations import TABLE, GenerationLogger, LoggedGeneration
+from quintet.tracking.image_files import write_image
 from quintet.tracking.logger import LOGGERS, Logger, LoggerContext
 from quintet.tracking.metrics import describe
+
+GENERATIONS_FILE = "generations.jsonl"
 
 
 class JsonlLogger:
     """Logger of one JSON line per step: `step`, `time_seconds`, then the metrics by name. On disk before `log` returns.
 
-    Values that are not finite are written as null, because JSON cannot express them.
+    Values that are not finite are written as null, because JSON cannot express them. Generations are lines of
+    `generations.jsonl`, with the names of PNG files in `images`.
     """
 
     def __init__(self, context: LoggerContext) -> None:
+        self._directory = context.directory
         self._path = context.directory / context.filename
         with translate_os_errors(self._path):
             self._file = self._path.open("ab", buffering=0)
@@ -32,6 +39,16 @@ class JsonlLogger:
         with translate_os_errors(self._path):
             self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
             os.fsync(self._file.fileno())
+
+    def log_generations(self, step: int, generations: Sequence[LoggedGeneration]) -> None:
+        lines = [
+            {"step": step, "input": each.input, "output": each.output, "score": _finite(each.score)}
+            | {"images": [write_image(self._directory, image) for image in each.images]}
+            for each in generations
+        ]
+        path = self._directory / GENERATIONS_FILE
+        with translate_os_errors(path), path.open("ab") as file:
+            file.write("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode())
 
     def close(self) -> None:
         self._file.close()
@@ -69,6 +86,23 @@ class TensorboardLogger:
         with translate_os_errors(self._path):
             self._writer.flush()
 
+    def log_generations(self, step: int, generations: Sequence[LoggedGeneration]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.text.metadata import create_summary_metadata
+
+        values = []
+        for row, generation in enumerate(generations, 1):
+            text = f"**score {generation.score:g}**\n\n{_quoted(generation.input)}\n\n{_quoted(generation.output)}"
+            tag, metadata = f"{TABLE}/{row}", create_summary_metadata("", "")
+            values.append(Summary.Value(tag=tag, metadata=metadata, tensor=_text_tensor(text)))
+            for number, image in enumerate(generation.images, 1):
+                height, width, channels = image.shape
+                png = Summary.Image(
+                    height=height, width=width, colorspace=channels, encoded_image_string=encode_png(image)
+                )
+                values.append(Summary.Value(tag=f"{tag}/image_{number}", image=png))
+        self._add(step=step, summary=Summary(value=values))
+
     def close(self) -> None:
         with translate_os_errors(self._path):
             self._writer.close()
@@ -78,6 +112,19 @@ class TensorboardLogger:
 
         with translate_os_errors(self._path):
             self._writer.add_event(event_pb2.Event(wall_time=time.time(), **fields))
+
+
+def _quoted(text: str) -> str:
+    """Return text as a code block of Markdown, in which it is not interpreted."""
+    return "\n".join(f"    {line}" for line in text.splitlines())
+
+
+def _text_tensor(text: str) -> Any:
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+
+    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+    return TensorProto(dtype="DT_STRING", string_val=[text.encode(errors="backslashreplace")], tensor_shape=shape)
 
 
 class ConsoleLogger:
@@ -112,6 +159,13 @@ class MetricLogger:
                 raise ValueError(f"{error.args[0]} Define it with quintet.tracking.metrics.define") from None
         for logger in self._loggers:
             logger.log(step, time_seconds, metrics)
+
+    def log_generations(self, step: int, generations: Sequence[LoggedGeneration]) -> bool:
+        """Send generations to each logger that shows them; return whether there is one."""
+        loggers = [logger for logger in self._loggers if isinstance(logger, GenerationLogger)]
+        for logger in loggers:
+            logger.log_generations(step, generations)
+        return bool(loggers)
 
     def close(self) -> None:
         for logger in self._loggers:

@@ -15,13 +15,14 @@ from string import Template
 from typing import Any
 
 from quintet.tracking.chart_svg import Chart, Series, number_text
-from quintet.tracking.episode_html import choose_episodes, episodes_html
+from quintet.tracking.episode_html import Episode, EpisodePair, choose_episodes, episodes_html
 from quintet.tracking.grid_svg import GridSheet
+from quintet.tracking.image_files import read_png
 from quintet.tracking.loggers import read_metrics
 from quintet.tracking.metrics import describe, healthy_text
 from quintet.tracking.run_directory import RunDirectory
 from quintet.tracking.timing_tree import TimedPhase, timing_tree
-from quintet.tracking.trajectories import read_trajectories
+from quintet.tracking.trajectories import IMAGE_FILES, read_trajectories
 
 Lines = Sequence[Mapping[str, Any]]
 
@@ -181,7 +182,11 @@ def _episodes(run: RunDirectory, count: int, boards: GridSheet) -> str:
         return ""
     last = read_trajectories(files[-1])
     first = read_trajectories(files[0]) if len(files) > 1 else []
-    chosen = choose_episodes(last, first, count)
+    folder = files[-1].parent
+    chosen = [
+        EpisodePair(_load_images(folder, pair.after), pair.before and _load_images(folder, pair.before))
+        for pair in choose_episodes(_with_images(last), first, count)
+    ]
     if not chosen:
         return ""
     solved = sum(bool(episode["success"]) for episode in last)
@@ -193,3 +198,18 @@ def _episodes(run: RunDirectory, count: int, boards: GridSheet) -> str:
     return (
         f'<section id="episodes"><h2>Episodes</h2><p class="lead">{intro}</p>{episodes_html(chosen, boards)}</section>'
     )
+
+
+def _with_images(episodes: Sequence[Episode]) -> Sequence[Episode]:
+    """Return the episodes whose images are stored, all if none are."""
+    stored = [episode for episode in episodes if any("image_files" in turn for turn in episode["turns"])]
+    return stored or episodes
+
+
+def _load_images(directory: Path, episode: Episode) -> Episode:
+    """Return the episode with the contents of its image files; missing ones are left out."""
+    turns = []
+    for turn in episode["turns"]:
+        files = {name: [read_png(directory, each) for each in turn[name]] for name in IMAGE_FILES if name in turn}
+        turns.append({**turn, **{name: [png for png in each if png] for name, each in files.items()}})
+    return {**episode, "turns": turns}

@@ -11,11 +11,14 @@ from typing import Any, Literal
 from quintet.errors import MachineError
 from quintet.records import Trajectory, Turn
 from quintet.tracking.atomic_files import translate_os_errors, write_atomic
+from quintet.tracking.image_files import write_image
 
 FORMER_KEYS = {"world": "env", "kind": "env_type", "parts": "reward_components", "predicted": "extracted_answer"}
 """Keys of trajectories in files of earlier versions, and their names now."""
 FORMER_TURN_KEYS = {"stop": "finish_reason"}
 """The same for turns."""
+IMAGE_FILES = ("image_files", "image_files_after")
+"""Keys of a turn with the names of image files: of `Turn.images` and `Turn.images_after`."""
 CHANGED_HINT = "the file was changed or cut: remove it"
 
 
@@ -26,11 +29,13 @@ def write_trajectories(
     trajectories: Iterable[Trajectory],
     *,
     tokens: bool = False,
+    image_episodes: int = 0,
 ) -> None:
     """Write the trajectories of one step atomically.
 
     `tokens` adds token ids, log-probs (nats) and the weight version of each turn, which makes the file several times
-    larger. Images are counted, not stored.
+    larger. The images of the first `image_episodes` trajectories are written as PNG files next to it, which turns refer
+    to by `image_files` and `image_files_after`.
 
     Raises:
         MachineError: The file cannot be written.
@@ -38,8 +43,9 @@ def write_trajectories(
     with translate_os_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
     lines = (
-        json.dumps({"step": step, "split": split} | _trajectory(item, tokens), ensure_ascii=False)
-        for item in trajectories
+        json.dumps({"step": step, "split": split} | _trajectory(item, tokens, images), ensure_ascii=False)
+        for number, item in enumerate(trajectories)
+        for images in [path.parent if number < image_episodes else None]
     )
     # Sampled bytes may decode to lone surrogates, which UTF-8 cannot encode: write them as JSON's \uXXXX.
     write_atomic(path, "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace"))
@@ -77,7 +83,7 @@ def _rename_former_keys(episode: dict[str, Any]) -> None:
         episode["failure"]["error_type"] = episode["failure"].pop("kind")
 
 
-def _trajectory(item: Trajectory, tokens: bool) -> dict[str, Any]:
+def _trajectory(item: Trajectory, tokens: bool, image_directory: Path | None) -> dict[str, Any]:
     return {
         "env": item.env,
         **({} if item.env_type is None else {"env_type": item.env_type}),
@@ -93,7 +99,7 @@ def _trajectory(item: Trajectory, tokens: bool) -> dict[str, Any]:
             if item.reward_components
             else {}
         ),
-        "turns": [_turn(turn, tokens) for turn in item.turns],
+        "turns": [_turn(turn, tokens) | _image_files(turn, image_directory) for turn in item.turns],
     }
 
 
@@ -119,6 +125,14 @@ def _turn(turn: Turn, tokens: bool) -> dict[str, Any]:
             "weight_version": turn.weight_version,
         }
     return record
+
+
+def _image_files(turn: Turn, directory: Path | None) -> dict[str, list[str]]:
+    """Write the images of a turn and return their paths relative to `directory`; nothing if it is None."""
+    if directory is None:
+        return {}
+    images = zip(IMAGE_FILES, (turn.images, turn.images_after), strict=True)
+    return {name: [write_image(directory, image) for image in each] for name, each in images if each}
 
 
 def _action(action: Any) -> Any:

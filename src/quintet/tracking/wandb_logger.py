@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from quintet.tracking.atomic_files import translate_os_errors, write_atomic
+from quintet.tracking.generations import TABLE, LoggedGeneration, table_columns
 from quintet.tracking.logger import LoggerContext
 
 RUN_ID_FILE = "wandb_id"
 """File in the run directory with the W&B run id, so that a resumed run continues it."""
+MAX_TABLE_ROWS = 10
+"""Validations in a table of generations; each logs the whole table again."""
 
 
 class WandbLogger:
@@ -21,6 +25,8 @@ class WandbLogger:
         import wandb
 
         directory = context.directory
+        self._rows: list[dict[str, Any]] = []
+        self._num_images = 0
         self._run = wandb.init(
             project=context.project,
             name=context.name,
@@ -33,6 +39,23 @@ class WandbLogger:
 
     def log(self, step: int, time_seconds: float, metrics: Mapping[str, float]) -> None:
         self._run.log({**metrics, "time_seconds": time_seconds}, step=step)
+
+    def log_generations(self, step: int, generations: Sequence[LoggedGeneration]) -> None:
+        """Log the table `val/generations` with a row for each of the last `MAX_TABLE_ROWS` validations of this process,
+        in the columns of verl and VAGEN. The whole table is sent each time."""
+        import wandb
+
+        row: dict[str, Any] = {"step": step}
+        for number, each in enumerate(generations, 1):
+            row |= {f"input_{number}": each.input, f"output_{number}": each.output, f"score_{number}": each.score}
+            images = [wandb.Image(image, file_type="png") for image in each.images]
+            row |= {f"image_{number}_{index}": image for index, image in enumerate(images, 1)}
+        self._rows = [*self._rows, row][-MAX_TABLE_ROWS:]
+        self._num_images = max(self._num_images, *(len(each.images) for each in generations), 0)
+        columns = table_columns(len(generations), self._num_images)
+        data = [[each.get(column) for column in columns] for each in self._rows]
+        table = wandb.Table(columns=[*columns], data=data)
+        self._run.log({TABLE: table}, step=step)
 
     def close(self) -> None:
         self._run.finish()

@@ -39,12 +39,18 @@ class TrackingConfig(Section):
     """Directory of the files of loggers; null uses the run directory."""
     trajectories_every_steps: Count = 10
     """Store the episodes of every n-th step; 0 only stores validation episodes."""
-    validation_generations: Annotated[Count, Requires(Capability.LOGGERS)] = 0
-    """Number of episodes per validation whose text is sent to the loggers."""
+    image_episodes: Count = 16
+    """Number of episodes per stored step and per validation whose images are stored as PNG files, next to the episodes;
+    equal images are stored once. The report shows these episodes."""
+    validation_generations: Count = 0
+    """Number of episodes per validation that are sent to the loggers `wandb`, `tensorboard` and `jsonl` as a table
+    `val/generations` of observations, responses, rewards and images; `seed` selects them."""
     rendered_episodes: Count = 0
-    """Number of episodes per stored step that are rendered as images, turn by turn."""
+    """Number of episodes per stored step, and per batch of each validation, that are rendered as HTML pages, turn by
+    turn: the state before each response as an image, and the response."""
     rendered_episodes_dir: str | None = None
-    """Directory of the rendered episodes; null uses the run directory."""
+    """Directory of the rendered episodes, `{name}/train/step_{step}/trajectory_data_{i}.html` and
+    `{name}/validation_{number}/step_{batch}/trajectory_data_{i}.html`; null uses `pictures` in the run directory."""
     video: Annotated[VideoConfig | None, Requires(Capability.LOGGERS)] = None
     """Videos of training episodes; null records none."""
     validation_video: Annotated[VideoConfig | None, Requires(Capability.LOGGERS)] = None

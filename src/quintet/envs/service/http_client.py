@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import http.client
 import socket
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +19,7 @@ from quintet.errors import MachineError
 CONNECT_SECONDS = 3.0
 FIRST_PAUSE_SECONDS = 0.1
 """Pause before the first retry; it doubles with each further one."""
-MAX_RESPONSE_BYTES = 1 << 30
+MAX_RESPONSE_BYTES, READ_BYTES = 1 << 30, 1 << 20
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """Time until a machine that no longer answers is noticed, seconds and probes."""
 OVERLOADED = 503
@@ -142,13 +144,18 @@ class ServiceClient:
     def _read(self) -> tuple[int, Mapping[str, str], bytes]:
         if self._connection is None:
             raise ConnectionError("the connection was closed")
-        response = self._connection.getresponse()
-        declared = response.length
-        # only without an argument, `read` notices that the connection ended too early
-        body = response.read() if (declared or 0) <= MAX_RESPONSE_BYTES else b""
-        if max(declared or 0, len(body)) > MAX_RESPONSE_BYTES:
-            raise HostLostError(f"{self.url} sent more than {MAX_RESPONSE_BYTES >> 30} GiB")
-        return response.status, dict(response.headers), body
+        with _shut_down_after(self._connection.sock, self._deadline - time.monotonic()):
+            response = self._connection.getresponse()
+            body = bytearray()
+            while (response.length or 0) <= MAX_RESPONSE_BYTES and (chunk := response.read(READ_BYTES)):
+                body += chunk
+                if len(body) > MAX_RESPONSE_BYTES:
+                    break
+        if len(body) + (response.length or 0) > MAX_RESPONSE_BYTES:
+            raise HostLostError(f"{self.url} sent more than {MAX_RESPONSE_BYTES / (1 << 30):g} GiB")
+        if response.length:  # with a size, `read` does not notice that the connection ended too early
+            raise http.client.IncompleteRead(bytes(body), response.length)
+        return response.status, dict(response.headers), bytes(body)
 
     def _retry(self, problem: str, *, is_executed: bool) -> None:
         """Send the request again over a new connection, unless it may have been executed and must not be twice."""
@@ -164,8 +171,9 @@ class ServiceClient:
             HostLostError: there have been too many attempts.
         """
         self.close()
+        self.check_deadline()
         self._num_attempts += 1
-        if self._num_attempts > self._max_retries or time.monotonic() > self._deadline:
+        if self._num_attempts > self._max_retries:
             raise HostLostError(f"{self.url}: {problem}")
         time.sleep(FIRST_PAUSE_SECONDS * 2 ** (self._num_attempts - 1))
 
@@ -181,6 +189,23 @@ class ServiceClient:
             return decode_payload(body, JSON if is_json else self._form)
         except ValueError as error:
             raise HostLostError(f"{self.url} sent an invalid response: {error}") from error
+
+
+@contextmanager
+def _shut_down_after(connection: socket.socket, seconds: float) -> Iterator[None]:
+    """End the connection if the block takes longer: a server may send byte after byte, or 100 Continue for ever."""
+
+    def shut_down() -> None:
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(max(seconds, 0.0), shut_down)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _error_text(body: bytes) -> str:

@@ -9,7 +9,7 @@ import base64
 import binascii
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -23,6 +23,9 @@ JSON: Final = "json"
 MSGPACK: Final = "msgpack"
 CONTENT_TYPES: Final[Mapping[Format, str]] = {JSON: "application/json", MSGPACK: "application/msgpack"}
 DTYPES = frozenset({"bool", "int8", "int16", "int32", "int64", "uint8", "float16", "float32", "float64"})
+MAX_DIMENSIONS, MAX_SIZE = 32, 1 << 31
+MAX_RESPONSE_PIXELS = 1 << 28
+"""Pixels of all images of a response; a small file can have many."""
 ARRAY_FIELDS = {"dtype", "shape", "data"}
 
 
@@ -45,12 +48,10 @@ def decode_payload(data: bytes, form: Format) -> Any:
         ValueError: the body is damaged.
         MachineError: msgpack is not installed.
     """
-    if form == JSON:
-        return json.loads(data)
     try:
-        return _msgpack().unpackb(data, strict_map_key=True)
+        return json.loads(data) if form == JSON else _msgpack().unpackb(data, strict_map_key=True)
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"no valid msgpack: {error}") from error
+        raise ValueError(f"no valid {form}: {error}") from error
 
 
 def join_payloads(name: str, items: Sequence[bytes], form: Format) -> bytes:
@@ -82,6 +83,21 @@ def image_from_message(message: Any) -> np.ndarray:
         KeyError, TypeError, ValueError: it has another form, or see `decode_png`.
     """
     return decode_png(_bytes(message["png"]))
+
+
+def limited_image_decoder() -> Callable[[Any], np.ndarray]:
+    """Return `image_from_message` for the images of one response, which refuses more than `MAX_RESPONSE_PIXELS`."""
+    num_pixels = 0
+
+    def decode(message: Any) -> np.ndarray:
+        nonlocal num_pixels
+        image = image_from_message(message)
+        num_pixels += image.shape[0] * image.shape[1]
+        if num_pixels > MAX_RESPONSE_PIXELS:
+            raise ValueError(f"images of more than {MAX_RESPONSE_PIXELS} pixels in one response")
+        return image
+
+    return decode
 
 
 def _bytes(value: Any) -> bytes:
@@ -121,7 +137,9 @@ def value_from_message(value: Any) -> Any:
 
 def _array_from_message(message: Mapping[str, Any]) -> np.ndarray:
     dtype, shape, data = message["dtype"], message["shape"], _bytes(message["data"])
-    if dtype not in DTYPES or not all(isinstance(size, int) and size >= 0 for size in shape):
+    # the product of thousands of huge numbers would take minutes
+    is_shape = len(shape) <= MAX_DIMENSIONS and all(isinstance(size, int) and 0 <= size < MAX_SIZE for size in shape)
+    if dtype not in DTYPES or not is_shape:
         raise ValueError(f"an array of {dtype!r:.40} with shape {shape!r:.40}")
     if math.prod(shape) * np.dtype(dtype).itemsize != len(data):
         raise ValueError(f"an array of {dtype} {shape} with {len(data)} bytes")

@@ -12,8 +12,8 @@ from quintet.config.native.envs import ENVS, InteractiveEnvSection
 from quintet.config.native.rollout import RolloutConfig
 from quintet.envs.hosted_envs import EnvRequest, HostEvent, HostLostError
 from quintet.envs.service.http_client import ServiceClient
-from quintet.envs.service.payload import image_from_message
-from quintet.envs.validation import InvalidEnvOutputError, validate_observation, validate_step
+from quintet.envs.service.payload import limited_image_decoder
+from quintet.envs.validation import ImageDecoder, InvalidEnvOutputError, validate_observation, validate_step
 from quintet.envs.vector_env import ActionsExecuted, EpisodeStarted
 from quintet.errors import MachineError
 from quintet.records import Observation, Step
@@ -66,15 +66,15 @@ class VagenHost:
             self._is_built = True
             return ()
         try:
-            results = response.get("results", {})
+            results, decode_image = response.get("results", {}), limited_image_decoder()
             events: dict[int, HostEvent] = {
-                each.episode: self._stepped(each.episode, results[self._id(each)])
+                each.episode: _stepped(each.episode, results[self._id(each)], decode_image)
                 for each in self._requests
                 if each.actions is not None
             }
             self._close([each.episode for each in self._requests if each.seed is None and each.actions is None])
             events |= dict(self._start([each for each in self._requests if each.seed is not None]))
-        except (AttributeError, InvalidEnvOutputError, KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, InvalidEnvOutputError, LookupError, TypeError, ValueError) as error:
             raise HostLostError(f"{self._client.url} sent an invalid response: {error!r}") from error
         return [events[each.episode] for each in self._requests if each.episode in events]
 
@@ -106,8 +106,9 @@ class VagenHost:
         seeds = {name: request.seed for name, request in zip(ids, requests, strict=True)}
         started = self._client.call("POST", "/batch/reset", {"ids2seeds": seeds})["results"]
         prompts = self._client.call("POST", "/batch/system_prompt", {"env_ids": ids})["system_prompts"]
+        decode_image = limited_image_decoder()
         for name, request in zip(ids, requests, strict=True):
-            observation = validate_observation(_observation(started[name][0]))
+            observation = validate_observation(_observation(started[name][0], decode_image))
             yield request.episode, EpisodeStarted(request.episode, str(prompts[name]), self._actions, observation)
 
     def _close(self, episodes: Sequence[int]) -> None:
@@ -116,15 +117,14 @@ class VagenHost:
         if known:
             self._client.call("POST", "/batch/close", {"env_ids": [f"{self._prefix}{each}" for each in sorted(known)]})
 
-    def _stepped(self, episode: int, result: Sequence[Any]) -> ActionsExecuted:
-        observation, reward, done, info = result
-        success = bool(info.get("metrics", {}).get("traj_metrics", {}).get("success", False))
-        step = Step(_observation(observation), float(reward), bool(done), False, {**info, "success": success})
-        return ActionsExecuted(episode, (validate_step(step),))
+
+def _stepped(episode: int, result: Sequence[Any], decode_image: ImageDecoder) -> ActionsExecuted:
+    observation, reward, done, info = result
+    success = bool(info.get("metrics", {}).get("traj_metrics", {}).get("success", False))
+    step = Step(_observation(observation, decode_image), float(reward), bool(done), False, {**info, "success": success})
+    return ActionsExecuted(episode, (validate_step(step),))
 
 
-def _observation(message: Mapping[str, Any]) -> Observation:
+def _observation(message: Mapping[str, Any], decode_image: ImageDecoder) -> Observation:
     images = itertools.chain.from_iterable(message.get("multi_modal_data", {}).values())
-    return Observation(
-        message["obs_str"], tuple(image_from_message({"png": image["__pil_image__"]}) for image in images)
-    )
+    return Observation(message["obs_str"], tuple(decode_image({"png": image["__pil_image__"]}) for image in images))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import socket
 import time
@@ -24,15 +25,17 @@ from quintet.envs.hosted_envs import (
     HostWait,
 )
 from quintet.envs.service.http_client import RefusedRequestError, ServiceClient
-from quintet.envs.service.payload import image_from_message
+from quintet.envs.service.payload import limited_image_decoder
 from quintet.envs.service.vagen_host import VagenHost
 from quintet.envs.validation import InvalidEnvOutputError
+from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed
 from quintet.errors import MachineError
 
 FIRST_REJOIN_SECONDS, MAX_REJOIN_SECONDS = 1.0, 30.0
 """Time between attempts to reach a lost server; it doubles with each."""
 HINT = "start the servers with `quintet serve-envs`, and check env.service.urls"
 NO_SESSION = 404
+SESSION = re.compile(r"[A-Za-z0-9_.~-]{1,256}")
 
 
 class ServiceHost:
@@ -73,7 +76,7 @@ class ServiceHost:
             raise
         try:
             if self._session is None:
-                self._session = str(response["session"])
+                self._session = _checked_session(response["session"])
                 return ()
             return self._events(response["results"])
         except (InvalidEnvOutputError, KeyError, TypeError, ValueError) as error:
@@ -94,12 +97,39 @@ class ServiceHost:
 
     def _events(self, results: Sequence[Mapping[str, Any]]) -> list[HostEvent]:
         events: list[HostEvent] = []
+        decode_image = limited_image_decoder()
         for request, result in zip(self._requests, results, strict=True):
             if "lost" in result:
                 events.append(EpisodeLost(request.episode, str(result["lost"])))
             elif "closed" not in result:
-                events.append(event_from_message(request.episode, result, image_from_message))
+                events.append(_checked_event(request, event_from_message(request.episode, result, decode_image)))
         return events
+
+
+def _checked_session(session: Any) -> str:
+    """Return a session as a part of a path.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(session, str) or not SESSION.fullmatch(session):
+        raise ValueError(f"no valid session: {session!r:.100}")
+    return session
+
+
+def _checked_event(request: EnvRequest, event: EnvEvent) -> EnvEvent:
+    """Return an event that answers its request.
+
+    Raises:
+        ValueError: it answers another one.
+    """
+    if isinstance(event, ActionsExecuted):
+        is_answer = request.actions is not None and 0 < len(event.steps) <= len(request.actions)
+    else:
+        is_answer = isinstance(event, EpisodeFailed) or request.seed is not None
+    if not is_answer:
+        raise ValueError(f"{type(event).__name__} does not answer the request of episode {request.episode}")
+    return event
 
 
 def _message(request: EnvRequest) -> dict[str, Any]:

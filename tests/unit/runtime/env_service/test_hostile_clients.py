@@ -185,6 +185,28 @@ def test_a_session_of_another_client_cannot_be_guessed(server: EnvServiceServer)
     post(server.url, f"/sessions/{session}", method="DELETE")
 
 
+def test_impossible_actions_fail_their_own_step_without_being_computed(server: EnvServiceServer) -> None:
+    session = post(server.url, "/sessions", {})["session"]
+    array = {"dtype": "uint8", "data": "AAAA"}
+    actions = ["1e999", "NaN", "1" + "0" * 400, "[" * 150 + "]" * 150, '{"png": 5}', json.dumps({"png": "AAAA"})]
+    actions += [
+        json.dumps({**array, "shape": shape}) for shape in ([-1], [1] * 1000, [10**18, 10**18], ["x"], 5, [4.5])
+    ]
+    actions += [json.dumps({**array, "dtype": "object", "shape": [4]})]
+    for action in actions:
+        post(server.url, f"/sessions/{session}/reset", {"seeds": {"a": 1}})
+        body = f'{{"actions": {{"a": [{action}]}}}}'.encode()
+        status, _, data = request(server.url, "POST", f"/sessions/{session}/step", body)
+        assert status in (200, 400)
+        if status == 200:
+            assert "failure" in json.loads(data)["results"][0], action
+    started = time.monotonic()
+    body = json.dumps({"actions": {"a": [{"dtype": "uint8", "shape": [int("9" * 4000)] * 200, "data": ""}]}}).encode()
+    request(server.url, "POST", f"/sessions/{session}/step", body)
+    assert time.monotonic() - started < 5.0
+    post(server.url, f"/sessions/{session}", method="DELETE")
+
+
 def png_bomb(width: int, height: int) -> bytes:
     """A PNG file of a few KB that declares a large image, and has its zeros."""
 
