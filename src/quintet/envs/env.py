@@ -14,6 +14,10 @@ IMAGE = "<image>"
 """Place of an image in the text of an observation; images without one come before the text."""
 
 
+NUMBER, TEXT = "{number}", "{text}"
+"""Placeholders in an action word of `Env.actions` for any decimal number and for any text: `pick({number})`."""
+
+
 class UnsolvableError(Exception):
     """The expert of an env knows no way to success from the current state, or finds none within its search limit."""
 
@@ -22,7 +26,7 @@ class Env(Protocol):
     """Environment that runs one episode at a time. The same seed gives the same start state and the same randomness."""
 
     actions: tuple[str, ...]
-    """Valid action words."""
+    """Valid action words; `NUMBER` and `TEXT` are placeholders in them."""
 
     def instruction(self) -> str:
         """Return the system message: task, legend, valid actions."""
@@ -31,7 +35,7 @@ class Env(Protocol):
         """Start the episode of this seed."""
 
     def step(self, action: Any) -> Step:
-        """Execute one valid action."""
+        """Execute one valid action, as the response spells it if it has placeholders."""
 
     def render(self) -> np.ndarray:
         """Return the current state as RGB `uint8[height, width, 3]`."""

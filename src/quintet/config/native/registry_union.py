@@ -29,12 +29,21 @@ class NamedSection(Section):
 
 
 def register(
-    registry: Registry[Any], package: str, target: str, summary: str, name: str | None = None
+    registry: Registry[Any],
+    package: str,
+    target: str,
+    summary: str,
+    name: str | None = None,
+    *,
+    requires: tuple[str, ...] = (),
+    extra: str | None = None,
 ) -> Callable[[T], T]:
-    """Return a decorator that registers a config class with `module:function` of a package, under the class's name."""
+    """Return a decorator that registers a config class with `module:function` of a package, under the class's name. See
+    `Entry` for `requires` and `extra`."""
 
     def decorate(config: T) -> T:
-        registry.add(name or _names(config)[0], f"{package}.{target}", help=summary, config=config)
+        address, entry_name = f"{package}.{target}", name or _names(config)[0]
+        registry.add(entry_name, address, help=summary, config=config, requires=requires, extra=extra)
         return config
 
     return decorate

@@ -14,6 +14,7 @@ from standalone_workers import ThreadWorker
 from quintet.config.compose import load_experiment
 from quintet.config.native.envs import ENVS
 from quintet.config.native.experiment import Experiment
+from quintet.envs.env import NUMBER, TEXT
 from quintet.envs.event_messages import event_digest
 from quintet.envs.mixed_env import build_run_envs
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, EpisodeStarted, VectorEnv
@@ -51,10 +52,17 @@ ENV_WORDS = {
     "frozenlake": ["env.slippery=true", "env.floor_density=0.9"],
     "sokoban": ["env.name=sokoban", "env.max_steps=9"],
     "custom": ["env={name: custom, path: 'painter.py:Painter', processes: null}"],
+    "gymnasium": ["env={name: gymnasium, id: Blackjack-v1, processes: null}"],
+    "textarena": ["env={name: textarena, id: TicTacToe-v0, processes: null}"],
+    "navigation": ["env={name: navigation, render: text, max_steps: 12, distance_reward: 0.5}"],
+    "primitive_skill": ["env={name: primitive_skill, task: StackThreeCube, render: text}"],
 }
+IMAGE_SIZE = "env.resolution=24"
 CASES = ENV_WORDS | {
     "frozenlake as images": ["env.render=vision"],
     "sokoban as images": ["env.name=sokoban", "env.render=vision"],
+    "navigation as images": ["env={name: navigation, multiview: true, eval_set: long_horizon}", IMAGE_SIZE],
+    "primitive_skill as images": ["env={name: primitive_skill, task: PutAppleInDrawer}", IMAGE_SIZE],
 }
 SEEDS = range(12)
 TURNS = 8
@@ -67,7 +75,7 @@ def experiment(*words: str) -> Experiment:
 @contextmanager
 def opened(way: str, words: Sequence[str]) -> Iterator[VectorEnv]:
     if way == "service":
-        with env_service("frozenlake", "sokoban", "painter.py:Painter") as server:
+        with env_service(*(name for name in ENV_WORDS if name != "custom"), "painter.py:Painter") as server:
             envs = build_run_envs(experiment(*words, f"env.service={{urls: [{server.url}]}}"))
             yield envs
             envs.close()
@@ -100,8 +108,16 @@ def play(envs: VectorEnv) -> list[EnvEvent]:
                 if number < len(SEEDS):
                     envs.start(number + len(SEEDS), number + 100)
             else:
-                envs.step(number, choices[number].choices(actions[number], k=2, weights=_weights(actions[number])))
+                words = choices[number].choices(actions[number], k=2, weights=_weights(actions[number]))
+                envs.step(number, [_filled(word, choices[number]) for word in words])
     return events
+
+
+def _filled(word: str, choices: random.Random) -> str:
+    """An action with numbers and texts for its placeholders."""
+    while NUMBER in word:
+        word = word.replace(NUMBER, str(choices.randrange(-120, 160)), 1)
+    return word.replace(TEXT, f"[{choices.randrange(9)}]")
 
 
 def _weights(actions: Sequence[str]) -> list[int]:
@@ -127,8 +143,9 @@ def test_episodes_are_those_of_one_process_in_the_same_order(painter: None, name
         played = play(envs)
     assert [event_digest(event) for event in played] == [event_digest(event) for event in expected]
     assert [event.episode for event in played] == [event.episode for event in expected]
-    if name in ("frozenlake", "sokoban"):
+    if "image" not in name and name != "custom":
         assert played == expected
+        assert len({event.observation.text for event in played if isinstance(event, EpisodeStarted)}) > 1
     else:
         assert any(isinstance(event, EpisodeStarted) and event.observation.images for event in played)
         assert any(isinstance(event, EpisodeFailed) for event in played) == (name == "custom")

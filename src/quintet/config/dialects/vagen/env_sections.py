@@ -15,7 +15,7 @@ from quintet.config.dialects.conversion import (
     to_native_value,
 )
 from quintet.config.dialects.ledger import KeySpec, load_keys
-from quintet.config.dialects.vagen.dialect import ENVS_WITH_KEYS, env_keys
+from quintet.config.dialects.vagen.dialect import env_keys
 from quintet.config.dialects.vagen.key_values import ENV
 from quintet.config.native.envs import ROLLOUT_OVERRIDES, EnvServiceConfig
 from quintet.config.native.experiment import Experiment
@@ -29,10 +29,21 @@ ENVS = ("frozenlake", "sokoban", "svg", "navigation", "primitive_skill")
 """VAGEN's environments with a native counterpart."""
 DEFAULT_START_STATES = 10_000
 """Training start states of the reference."""
+GRID_ENVS = ("frozenlake", "sokoban")
+CASELESS_ENVS = ("navigation", "primitive_skill")
+"""Environments whose actions may be written in any case."""
+STRICT_ENVS = ("navigation",)
+"""Environments that execute only responses with nothing else in them."""
 PROMPT_FORMAT, ROOM = "env_config.prompt_format", "env_config.dim_room"
 USE_SERVICE, SERVICE_URL, SERVICE_TIMEOUT = (f"rollout_manager.{key}" for key in ("use_service", "base_url", "timeout"))
 THINKING_FORMATS = ("free_think", "no_think")
 """Prompt formats that each environment of a run may choose."""
+_EMBODIED = {"env_config.render_mode": "vision", PROMPT_FORMAT: "grounding_worldmodeling"}
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "navigation": {**_EMBODIED, "env_config.max_actions_per_step": 5},
+    "primitive_skill": {**_EMBODIED, "env_config.max_actions_per_step": 2, "env_config.action_sep": "|"},
+}
+"""Defaults of environments that differ from the reference, by environment and option."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +62,10 @@ class EnvSection:
 
     def __getitem__(self, key: str) -> Any:
         full_key = f"{self.name}.{key}"
-        is_set = self.values.is_set(full_key)
-        return self.values[full_key] if is_set else self.values.dialect.specs()[f"{ENV}.{key}"].default
+        if self.values.is_set(full_key):
+            return self.values[full_key]
+        specs = self.values.dialect.specs()
+        return specs[f"{ENV}.{key}"].default if key == "env_name" else env_specs(self["env_name"])[key].default
 
     @property
     def native(self) -> str:
@@ -68,10 +81,12 @@ def env_sections(values: ForeignValues) -> list[EnvSection]:
 
 
 def env_specs(env_name: str) -> dict[str, KeySpec]:
-    """Return the keys of an environment's section by their name in the section."""
+    """Return the keys of an environment's section by their name in the section, with its own defaults."""
     prefix = f"{ENV}."
     specs = (*env_keys([env_name]), *load_keys("vagen", "vagen_env_config"))
-    return {spec.key.removeprefix(prefix): spec for spec in specs if spec.key.startswith(prefix)}
+    by_name = {spec.key.removeprefix(prefix): spec for spec in specs if spec.key.startswith(prefix)}
+    defaults = DEFAULTS.get(env_name, {})
+    return by_name | {key: by_name[key].model_copy(update={"default": value}) for key, value in defaults.items()}
 
 
 def env_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
@@ -138,9 +153,7 @@ def envs_to_native(values: ForeignValues, native: NativeBuilder) -> None:
         native.set(f"envs.{name}.validation_episodes", test_size, section.key("test_size"))
     episodes = sum(section["test_size"] for section in sections)
     native.set("validation.episodes", episodes, *(section.key("test_size") for section in sections))
-    native.set_constants(
-        {"rollout.format_penalty": 0.0, "rollout.ignore_case": False, "rollout.strip_special_tokens": True}
-    )
+    native.set_constants({"rollout.format_penalty": 0.0, "rollout.strip_special_tokens": True})
 
 
 def _service_to_native(section: EnvSection, values: ForeignValues, native: NativeBuilder) -> None:
@@ -174,8 +187,11 @@ def _section_values(section: EnvSection) -> Iterator[tuple[str, Any, str] | tupl
         height, width = section[ROOM]
         yield "env.height", height, section.key(ROOM)
         yield "env.width", width, section.key(ROOM)
-    if section["env_name"] in ENVS_WITH_KEYS:
+    if section["env_name"] in GRID_ENVS:
         yield "env.observation", "grid"
+    name, origin = section["env_name"], section.key("env_name")
+    yield "rollout.ignore_case", name in CASELESS_ENVS, origin
+    yield "rollout.response_format", "strict" if name in STRICT_ENVS else "whole", origin
 
 
 def _rollout_to_native(key: str, by_section: Mapping[str, tuple[Any, str]], native: NativeBuilder) -> None:

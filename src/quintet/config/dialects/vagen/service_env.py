@@ -7,7 +7,15 @@ from typing import Any
 from quintet.config.dialects.conversion import to_foreign_value, to_native_value
 from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dialects.vagen.dialect import ENVS_WITH_KEYS
-from quintet.config.dialects.vagen.env_sections import PROMPT_FORMAT, ROOM, THINKING_FORMATS, env_specs
+from quintet.config.dialects.vagen.env_sections import (
+    CASELESS_ENVS,
+    GRID_ENVS,
+    PROMPT_FORMAT,
+    ROOM,
+    STRICT_ENVS,
+    THINKING_FORMATS,
+    env_specs,
+)
 from quintet.config.native.envs import InteractiveEnvSection
 from quintet.config.native.rollout import RolloutConfig
 from quintet.errors import ConfigError, nearest
@@ -26,6 +34,10 @@ class VagenResponses:
     """Maximum number of actions executed per response."""
     format_reward: float
     """Added to the reward of a response in the right format with valid actions."""
+    ignore_case: bool = False
+    """Whether actions may be written in any case."""
+    form: str = "whole"
+    """Required form of a response, as `rollout.response_format`."""
 
 
 def env_from_vagen(name: str, env_config: Mapping[str, Any]) -> tuple[dict[str, Any], VagenResponses]:
@@ -41,7 +53,7 @@ def env_from_vagen(name: str, env_config: Mapping[str, Any]) -> tuple[dict[str, 
     values = {option: spec.default for option, spec in specs.items()}
     for key, value in env_config.items():
         values[f"env_config.{key}"] = _checked(f"env_config.{key}", value, specs)
-    env = {"name": name, "observation": "grid"}
+    env: dict[str, Any] = {"name": name} | ({"observation": "grid"} if name in GRID_ENVS else {})
     for option, spec in specs.items():
         if spec.direct and spec.native[0].startswith("env."):
             env[spec.native[0].removeprefix("env.")] = to_native_value(spec, values[option])
@@ -53,6 +65,8 @@ def env_from_vagen(name: str, env_config: Mapping[str, Any]) -> tuple[dict[str, 
         separator=values["env_config.action_sep"],
         max_actions=values["env_config.max_actions_per_step"],
         format_reward=float(values["env_config.format_reward"]),
+        ignore_case=name in CASELESS_ENVS,
+        form="strict" if name in STRICT_ENVS else "whole",
     )
     return env, responses
 
