@@ -141,6 +141,8 @@ def test_episodes_are_those_of_one_process_in_the_same_order(painter: None, name
         expected = play(envs)
     with opened(way, CASES[name]) as envs:
         played = play(envs)
+    failures = [event.failure for event in played if isinstance(event, EpisodeFailed)]
+    assert bool(failures) == (name == "custom"), failures[:1]
     assert [event_digest(event) for event in played] == [event_digest(event) for event in expected]
     assert [event.episode for event in played] == [event.episode for event in expected]
     if "image" not in name and name != "custom":
