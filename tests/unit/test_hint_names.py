@@ -13,7 +13,11 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[2]
 OWN_ENVIRONMENT = {"vllm": "docs/vllm.md", "sglang": "docs/sglang.md", "sglang-kernel": "docs/sglang.md"}
 """Engines that need other versions of torch than the extras, and the page that says how they are installed."""
-OPTIONAL = {"liger-kernel": "src/quintet/policies/liger.py"}
+OPTIONAL = {
+    "liger-kernel": "src/quintet/policies/liger.py",
+    "ai2thor": "src/quintet/envs/navigation/thor.py",
+    "mani_skill": "src/quintet/envs/primitive_skill/maniskill.py",
+}
 """Packages that are used if they are there, and the module that imports them."""
 
 

@@ -17,6 +17,10 @@ ELLIPSIS = "…"
 """Place of any text in the only word of `Env.actions`."""
 
 
+NUMBER, TEXT = "{number}", "{text}"
+"""Placeholders in an action word of `Env.actions` for any decimal number and for any text: `pick({number})`."""
+
+
 class UnsolvableError(Exception):
     """The expert of an env knows no way to success from the current state, or finds none within its search limit."""
 
@@ -29,8 +33,9 @@ class Env(Protocol):
     """
 
     actions: tuple[str, ...]
-    """Valid action words. One word with `ELLIPSIS` is an element, `<svg…</svg>`: any text with that beginning and end,
-    wherever it is in a response; a response without it is the empty action."""
+    """Valid action words; `NUMBER` and `TEXT` are placeholders in them. One word with `ELLIPSIS` is an element, as
+    `<svg…</svg>`: any text with that beginning and end, wherever it is in a response; a response without it is the
+    empty action."""
 
     def instruction(self) -> str:
         """Return the system message: task, legend, valid actions."""
@@ -39,7 +44,7 @@ class Env(Protocol):
         """Start the episode of this seed."""
 
     def step(self, action: Any) -> Step:
-        """Execute one valid action."""
+        """Execute one valid action, as the response spells it if it has placeholders."""
 
     def render(self) -> np.ndarray:
         """Return the current state as RGB `uint8[height, width, 3]`."""

@@ -23,11 +23,14 @@ def env_factory(config: EnvConfig) -> Callable[[], Env]:
     """Return a function that builds an env, to be called once per episode.
 
     Raises:
-        ConfigError: a custom env cannot be loaded.
+        ConfigError: a custom env cannot be loaded, or an env's `check_config` refuses its configuration.
     """
     if isinstance(config, CustomEnvConfig):
         return load_custom_env(config)
     build = ENVS.get(config.name).load()
+    check_config = getattr(build, "check_config", None)
+    if check_config is not None:
+        check_config(config)
     return lambda: build(config)
 
 
@@ -36,7 +39,7 @@ def build_vector_env(config: EnvConfig, rollout: RolloutConfig | None = None) ->
     environment service if `config.service` is set. VAGEN's protocol also needs the format of responses, `rollout`.
 
     Raises:
-        ConfigError: a custom env cannot be loaded.
+        ConfigError: the env cannot be loaded.
         MachineError: no worker process can be started, or no server reached.
     """
     if isinstance(config, InteractiveEnvSection) and config.service is not None:
@@ -48,7 +51,7 @@ def build_vector_env(config: EnvConfig, rollout: RolloutConfig | None = None) ->
     from quintet.envs.subprocess_env import SubprocessVectorEnv
 
     envs = SubprocessVectorEnv(config, config.processes)
-    if isinstance(config, CustomEnvConfig):
+    if config.is_foreign:
         envs.check()
     return envs
 

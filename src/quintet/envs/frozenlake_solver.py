@@ -1,4 +1,4 @@
-"""Optimal policies for FrozenLake, computed from gymnasium's transition table.
+"""Optimal policies for FrozenLake and other tabular envs, computed from gymnasium's transition table.
 
 The table is `env.P`: a list of `(probability, next state, reward, terminated)` per state and action.
 """
@@ -47,8 +47,9 @@ def slippery_policy(table: Table, gamma: float = 0.99) -> list[int]:
     Value iteration, `V(s) = max_a Σ p (r + γ V(s'))` (Bellman 1957), to within 1e-9. Without the
     discount, waiting at the edge until the ice slips the right way would cost nothing.
     """
-    reward = np.zeros((len(table), 4))
-    transitions = np.zeros((len(table), 4, len(table)))
+    num_actions = max(map(len, table.values()))
+    reward = np.zeros((len(table), num_actions))
+    transitions = np.zeros((len(table), num_actions, len(table)))
     for state, actions in table.items():
         for action, branches in actions.items():
             for probability, new, gain, ended in branches:

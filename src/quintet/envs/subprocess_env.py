@@ -99,7 +99,7 @@ class SubprocessVectorEnv:
         """Start a process before there is an episode for it.
 
         Raises:
-            ConfigError: the process fails because the user's env cannot be loaded.
+            ConfigError: the process fails because the env cannot be loaded.
             MachineError: no process can be started.
         """
         while self._start_failure is None and not any(process.ready for process in self._processes):
@@ -111,7 +111,8 @@ class SubprocessVectorEnv:
             message = (
                 failure.message if failure.error_type == "ConfigError" else f"{failure.error_type}: {failure.message}"
             )
-            raise ConfigError(message, key="env.path", value=getattr(self._config, "path", None))
+            field = "path" if isinstance(self._config, CustomEnvConfig) else "name"
+            raise ConfigError(message, key=f"env.{field}", value=getattr(self._config, field))
 
     def close(self) -> None:
         self._processes.close()

@@ -1,117 +1,40 @@
 """Configuration of each environment."""
 
-from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from quintet.config.capabilities import Capability, Requires
-from quintet.config.native.registry_union import NamedSection, RegistryUnion, register
-from quintet.config.native.section import Count, NonNegative, NotEmpty, PositiveShare, Section, Seed, Share, Texts
-from quintet.registry import Registry
+from quintet.config.native.embodied_envs import NavigationConfig, PrimitiveSkillConfig
+from quintet.config.native.env_section import (
+    ENVS,
+    EnvProcessesConfig,
+    EnvSection,
+    EnvServiceConfig,
+    InteractiveEnvSection,
+    Processes,
+    Rendered,
+)
+from quintet.config.native.env_section import register_env as _register
+from quintet.config.native.package_envs import GymnasiumConfig, TextArenaConfig
+from quintet.config.native.registry_union import RegistryUnion
+from quintet.config.native.section import NonNegative, NotEmpty, PositiveShare, Section, Seed
+
+__all__ = [
+    "ENVS",
+    "EnvProcessesConfig",
+    "EnvSection",
+    "EnvServiceConfig",
+    "GymnasiumConfig",
+    "InteractiveEnvSection",
+    "NavigationConfig",
+    "PrimitiveSkillConfig",
+    "Processes",
+    "TextArenaConfig",
+]
 
 Observed = Literal["grid", "grid_neighbors"]
-Rendered = Literal["text", "vision"]
 TileSize = Annotated[int, Field(ge=4, le=256)]
-
-
-ENVS: Registry[Any] = Registry("env", entry_points="quintet.envs", old_entry_points="quintet.worlds")
-"""Env classes or factories called with the config; see `quintet.envs.env.Env`."""
-_register = partial(register, ENVS, "quintet.envs")
-
-
-class EnvSection(NamedSection):
-    """Base class of the configuration of an environment."""
-
-    reads_prompts: ClassVar[bool] = False
-    """Episodes are prompts from `data.train_files` with one response each, scored by `reward`."""
-    is_simulator: ClassVar[bool] = False
-    """Episodes run in a vectorized robot simulator with its own placement."""
-    has_expert: ClassVar[bool] = False
-    """The env class has `expert_action` and `expert_thought`, which demonstrations are made with."""
-
-    name: str = ""
-    """Environment."""
-
-    @property
-    def shows_images(self) -> bool:
-        """Whether observations have images, as far as the configuration says."""
-        return getattr(self, "render", "text") == "vision"
-
-    @property
-    def rendered_size(self) -> tuple[int, int] | None:
-        """Height and width of the images, pixels; None if the configuration does not set them."""
-        return None
-
-    def paths(self) -> dict[str, str]:
-        """Return the files and directories that the env reads, by key. Clients of an environment service may only name
-        those in its working directory."""
-        return {}
-
-
-class EnvProcessesConfig(Section):
-    """Each episode's env in a separate process, so that an env that hangs or dies only costs its own episode."""
-
-    max_processes: PositiveInt = 256
-    """Maximum number of processes; further episodes wait."""
-    reset_timeout_seconds: PositiveFloat = 60.0
-    """Time limit of an episode's start; then its process is killed and the episode has failed."""
-    step_timeout_seconds: PositiveFloat = 10.0
-    """Time limit of one action; then its process is killed and the episode has failed."""
-    episodes_per_process: PositiveInt | None = None
-    """Episodes after which a process is replaced by a fresh one; 1 gives each episode a fresh process. null keeps a
-    process as long as its episodes end without a failure."""
-    memory_gib: PositiveFloat | None = None
-    """Address space limit of a process, GiB; null sets no limit."""
-
-
-def _expand_processes(value: Any) -> Any:
-    """Accept `true`, `false`, or a number of processes in place of a section."""
-    if isinstance(value, bool):
-        return {} if value else None
-    return {"max_processes": value} if isinstance(value, int) else value
-
-
-Processes = Annotated[EnvProcessesConfig | None, BeforeValidator(_expand_processes)]
-
-
-class EnvServiceConfig(Section):
-    """Environment service whose servers run the envs, started by `quintet serve-envs`."""
-
-    urls: Annotated[Texts, Field(min_length=1)]
-    """Base URLs of the servers, such as `http://10.0.0.7:5000`. Episodes are distributed over all of them; those of a
-    server that is lost continue on another one."""
-    protocol: Literal["quintet", "vagen"] = "quintet"
-    """Protocol of the servers: Quintet's own, or that of VAGEN's servers, which parse the actions again and return one
-    observation for all actions of a response. Quintet's servers have both."""
-    timeout_seconds: PositiveFloat = 600.0
-    """Time limit of a request, which steps all of a server's envs, and how long the run waits if all servers are lost,
-    seconds."""
-    max_retries: Count = 3
-    """Number of times that a request is sent again over another connection before its server is lost. Requests that
-    would be executed twice are not repeated."""
-    token_env: NotEmpty = "QUINTET_TOKEN"  # noqa: S105 - the name of a variable
-    """Environment variable with the token of the servers; if it is not set, no token is sent."""
-
-
-class InteractiveEnvSection(EnvSection):
-    """Base class of the configuration of an environment with turns."""
-
-    processes: Processes = None
-    """Run envs in separate processes: a section, `true` for its defaults, or a number of processes. null runs them in
-    the main process, which is faster for fast envs."""
-    service: EnvServiceConfig | None = None
-    """Environment service that runs the envs; null runs them in this run. `processes` has no effect on a service, which
-    has worker processes of its own."""
-    max_actions: PositiveInt | None = None
-    """Maximum number of actions in an episode, over all turns, after which the episode is truncated; null sets no
-    limit besides the env's own."""
-    max_tokens: PositiveInt | None = None
-    """Maximum number of tokens in an episode, prompts and responses; the response is cut there, and no further turn
-    begins. null sets no limit besides those of the turns."""
-    max_failed_share: Share = 0.5
-    """Maximum share of the concurrent episodes whose env or engine fails before the run stops; failed episodes are left
-    out of the update."""
 
 
 @_register("frozenlake:FrozenLake", "cross the ice to the goal")
@@ -237,6 +160,8 @@ class SvgConfig(InteractiveEnvSection, name="svg"):
 class CustomEnvConfig(InteractiveEnvSection, name="custom"):
     """Custom env class."""
 
+    is_foreign: ClassVar[bool] = True
+
     path: str
     """Env class or factory: `file.py:Class`, `module:Class`, or a name that a package registers as `quintet.envs`. See
     `docs/envs.md` for its methods."""
@@ -251,25 +176,6 @@ class PromptsConfig(EnvSection, name="prompts"):
     """Prompt from a data file and one response, which a reward function scores."""
 
     reads_prompts: ClassVar[bool] = True
-
-
-class VisualEnvSection(EnvSection):
-    """Base class of the configuration of VAGEN's other envs."""
-
-    requires: ClassVar = Requires(Capability.ENVS)
-
-    service: EnvServiceConfig | None = None
-    """Environment service that runs the envs; null runs them in this run."""
-    render: Literal["text", "vision"] = "vision"
-    """`vision` shows an image instead of text."""
-
-
-class NavigationConfig(VisualEnvSection, name="navigation"):
-    """Find an object in a house."""
-
-
-class PrimitiveSkillConfig(VisualEnvSection, name="primitive_skill"):
-    """Move objects on a table by pick, place and push."""
 
 
 class SimulatorConfig(EnvSection, name="simulator"):
@@ -311,12 +217,12 @@ class SimulatorConfig(EnvSection, name="simulator"):
 ENV_UNION = RegistryUnion(
     ENVS,
     EnvSection,
-    others=(PromptsConfig, NavigationConfig, PrimitiveSkillConfig, SimulatorConfig),
+    others=(PromptsConfig, SimulatorConfig),
 )
 EnvConfig = Annotated[EnvSection, ENV_UNION]
 
 
-ROLLOUT_OVERRIDES = ("think", "max_actions_per_turn", "action_separator")
+ROLLOUT_OVERRIDES = ("think", "max_actions_per_turn", "action_separator", "ignore_case", "response_format")
 """Keys of `rollout` that an entry of `envs` may replace."""
 
 
@@ -338,6 +244,10 @@ class MixedEnvConfig(Section):
     """Replaces `rollout.max_actions_per_turn` for this env; null keeps it."""
     action_separator: NotEmpty | None = None
     """Replaces `rollout.action_separator` for this env; null keeps it."""
+    ignore_case: bool | None = None
+    """Replaces `rollout.ignore_case` for this env; null keeps it."""
+    response_format: Literal["whole", "strict"] | None = None
+    """Replaces `rollout.response_format` for this env; null keeps it."""
 
     def rollout_overrides(self) -> dict[str, Any]:
         """Return the keys of `rollout` that this env replaces."""

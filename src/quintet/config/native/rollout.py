@@ -149,9 +149,10 @@ class RolloutConfig(Section):
     """Separator between the actions of one response."""
     think: bool = True
     """The policy writes `<think>…</think>` before `<answer>…</answer>`."""
-    response_format: Literal["whole", "anywhere", "answer"] = "whole"
-    """Required form of a response. `whole`: thoughts and answer only. `anywhere`: the first place with thoughts
-    followed by an answer counts. `answer`: the first answer counts."""
+    response_format: Literal["whole", "strict", "anywhere", "answer"] = "whole"
+    """Required form of a response. `whole`: thoughts and answer only. `strict`: the same with `thoughts`, too, which
+    otherwise count wherever they are. `anywhere`: the first place with thoughts followed by an answer counts. `answer`:
+    the first answer counts."""
     ignore_case: bool = True
     """Ignore the case of action names."""
     numbered_actions: bool = False
@@ -232,7 +233,7 @@ class RolloutConfig(Section):
         if not self.do_sample and self.temperature != 1.0 and not self.recompute_logprobs:
             problem = "an engine's log-probs of greedy tokens (do_sample=false) ignore a temperature other than 1"
             yield problem, "recompute_logprobs=true", "temperature=1", "do_sample=true"
-        if self.thoughts is not None and (not self.think or self.response_format != "whole"):
+        if self.thoughts is not None and (not self.think or self.response_format not in ("whole", "strict")):
             problem = f"`thoughts` needs think=true and response_format=whole: it demands the form {self.thoughts}"
             yield problem, "think=true response_format=whole", "thoughts=null"
         if self.ignore_end and self.end_token is not None:

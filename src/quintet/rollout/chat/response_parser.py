@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from quintet.config.native.rollout import RolloutConfig, Thoughts
-from quintet.envs.env import ELLIPSIS
+from quintet.envs.env import ELLIPSIS, NUMBER, TEXT
 from quintet.rollout.chat.thought_sections import format_thoughts, thought_pattern
 
-Form = Literal["whole", "anywhere", "answer"]
+Form = Literal["whole", "anywhere", "answer", "strict"]
 _ANSWER = r"<answer>((?:(?!</?answer>).)*)</answer>"
 _THOUGHT = r"<think>(?:(?!</?think>).)*</think>\s*"
+_PLACEHOLDERS = {NUMBER: r"[+-]?\d{1,9}(?:\.\d{1,9})?", TEXT: r".+"}
 _NUMBERED = re.compile(r"(\d{1,3})\s*(?:\((.*)\))?")
 
 
@@ -46,7 +47,10 @@ class ResponseFormat:
         is removed before parsing; `thoughts` is `rollout.thoughts`."""
         self._fold = str.casefold if ignore_case else str
         self._actions = actions
-        self._legal = {self._fold(action): action for action in actions}
+        words = [action for action in actions if NUMBER not in action and TEXT not in action]
+        self._legal = {self._fold(word): word for word in words}
+        self._templates = _action_templates(actions, ignore_case=ignore_case)
+        self._is_free_text = actions == (TEXT,) and max_actions == 1
         self._element = _element_pattern(actions)
         self._think = think
         self._separator = separator
@@ -86,7 +90,8 @@ class ResponseFormat:
             return self._parse_elements(text if answer is None else answer, follows_format)
         if answer is None:
             return ParsedResponse((), valid=False)
-        parsed = [self._action(word.strip()) for word in answer.split(self._separator)]
+        words = [answer] if self._is_free_text else answer.split(self._separator)
+        parsed = [self._action(word.strip()) for word in words]
         legal = [action for action in parsed if action is not None]
         if len(legal) < len(parsed) and not self._skip:
             legal = [action for action in parsed[: parsed.index(None)] if action is not None]
@@ -113,12 +118,15 @@ class ResponseFormat:
         """Text between the answer tags, None if it does not count, and whether the format is followed."""
         plain = (text if self._special is None else self._special.sub("", text)).strip()
         match = whole = self._pattern.fullmatch(plain)
-        if whole is None and (self._form != "whole" or self._thoughts is not None):
+        is_strict = self._form == "strict" or (self._form == "whole" and self._thoughts is None)
+        if whole is None and not is_strict:
             match = self._pattern.search(plain)
-        return (None if match is None else match[1]), bool(whole or (match and self._form != "whole"))
+        return (None if match is None else match[1]), bool(whole or (match and self._form not in ("whole", "strict")))
 
     def _action(self, word: str) -> str | None:
-        """The env's name of an action; None if unknown."""
+        """The env's name of an action, or the word itself if the action has placeholders; None if unknown."""
+        if any(template.fullmatch(word) for template in self._templates):
+            return word
         legal = self._legal.get(self._fold(word))
         if legal is not None or not self._numbers:
             return legal
@@ -136,3 +144,16 @@ def _element_pattern(actions: tuple[str, ...]) -> re.Pattern[str] | None:
         return None
     start, _, end = actions[0].partition(ELLIPSIS)
     return re.compile(f"{re.escape(start)}.*?{re.escape(end)}", re.DOTALL)
+
+
+def _action_templates(actions: Sequence[str], *, ignore_case: bool) -> list[re.Pattern[str]]:
+    """Return patterns of the actions with placeholders; spaces around a placeholder are ignored."""
+    patterns = []
+    for action in actions:
+        parts = re.split(f"({re.escape(NUMBER)}|{re.escape(TEXT)})", action)
+        if len(parts) > 1:
+            pattern = "".join(
+                rf"\s*{_PLACEHOLDERS[part]}\s*" if part in _PLACEHOLDERS else re.escape(part) for part in parts
+            )
+            patterns.append(re.compile(pattern, re.DOTALL | (re.IGNORECASE if ignore_case else 0)))
+    return patterns

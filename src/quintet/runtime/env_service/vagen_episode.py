@@ -30,7 +30,8 @@ class VagenEpisode:
             think=self._think,
             separator=self._separator,
             max_actions=self._max_actions,
-            ignore_case=False,
+            ignore_case=bool(responses["ignore_case"]),
+            form=responses["form"],
             special=(IMAGE,),
             thoughts=self._thoughts,
         )

@@ -20,6 +20,8 @@ from quintet.errors import ConfigError
 PICTURES: dict[str, Any] = {"env1": {"env_name": "svg"}, "rollout_manager": {"max_turns": 2}}
 LAKE: dict[str, Any] = {"env1": {"env_name": "frozenlake"}, "rollout_manager": {"max_turns": 3}}
 PUZZLE: dict[str, Any] = {"boxes": {"env_name": "sokoban"}, "rollout_manager": {"max_turns": 3}}
+HOUSE: dict[str, Any] = {"env1": {"env_name": "navigation"}, "rollout_manager": {"max_turns": 3}}
+TABLE: dict[str, Any] = {"env1": {"env_name": "primitive_skill"}, "rollout_manager": {"max_turns": 3}}
 
 ACTOR, MODEL, REF, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "model", "ref", "rollout"))
 ENGINE, MANAGER, ENV = "rollout.engine_options", "rollout_manager", "env1.env_config"
@@ -127,6 +129,21 @@ OF_SVG: list[Row] = [
     (f"{ENV}.device.dreamsim", "cpu", -1, "env.dreamsim_device", "cpu"),
     (f"{ENV}.format_penalty", -0.5, "low", "env.format_penalty", -0.5),
 ]
+OF_NAVIGATION: list[Row] = [
+    (f"{ENV}.eval_set", "long_horizon", "far", "env.eval_set", "long_horizon"),
+    (f"{ENV}.down_sample_ratio", 0.5, 0, "env.down_sample_ratio", 0.5),
+    (f"{ENV}.resolution", 64, 8, "env.resolution", 64),
+    (f"{ENV}.fov", 90, 10, "env.fov", 90.0),
+    (f"{ENV}.multiview", True, 1, "env.multiview", True),
+    (f"{ENV}.step_length", 0.25, 0, "env.step_length", 0.25),
+    (f"{ENV}.success_threshold", 1.0, 0, "env.success_threshold", 1.0),
+    (f"{ENV}.gpu_device", 1, -1, "env.gpu_device", 1),
+    (f"{ENV}.max_objects_in_state", 3, 0, "env.max_objects", 3),
+]
+OF_SKILLS: list[Row] = [
+    (f"{ENV}.env_id", "StackThreeCube", "Juggle", "env.task", "StackThreeCube"),
+    (f"{ENV}.mask_success", False, 1, "env.mask_success", False),
+]
 WITH: dict[str, dict[str, Any]] = {
     "data.max_prompt_length": {"data.max_trajectory_length": 2000},
     f"{ACTOR}.kl_loss_coef": IN_LOSS,
@@ -145,6 +162,8 @@ CASES = [
     *((LAKE, WITH.get(row[0], {}), row) for row in (*REACHED, *ENVS)),
     *((PUZZLE, {}, row) for row in OF_SOKOBAN),
     *((PICTURES, {}, row) for row in OF_SVG),
+    *((HOUSE, {}, row) for row in OF_NAVIGATION),
+    *((TABLE, {}, row) for row in OF_SKILLS),
 ]
 
 
@@ -271,6 +290,36 @@ def test_a_run_with_svg_and_a_lake_keeps_the_options_of_each(tmp_path: Path) -> 
     assert natively(found, "envs.art.env.dataset").endswith("/test")
     assert natively(found, "envs.art.action_separator") == "~~"
     assert (natively(found, "envs.lake.action_separator"), natively(found, "envs.lake.env.render")) == (",", "text")
+
+
+@pytest.mark.proves("vagen", "env1.env_name")
+@pytest.mark.parametrize(
+    ("env", "turn", "separator", "form"), [("navigation", 5, ",", "strict"), ("primitive_skill", 2, "|", "whole")]
+)
+def test_envs_with_a_body_have_vagens_own_defaults(
+    tmp_path: Path, env: str, turn: int, separator: str, form: str
+) -> None:
+    converted_config = converted(tmp_path, "vagen", changed(LAKE, {"env1.env_name": env}))
+    run = converted_config.composed.experiment
+    assert (run.env.name, run.env.model_dump()["render"], run.rollout.thoughts) == (
+        env,
+        "vision",
+        "grounding_worldmodeling",
+    )
+    assert (run.rollout.max_actions_per_turn, run.rollout.action_separator) == (turn, separator)
+    assert (run.rollout.ignore_case, run.rollout.response_format) == (True, form)
+    assert run.rollout.format_reward == 0.5
+    assert converted_config.unsupported == ()
+    assert translated(converted_config, "vagen").lost == {}
+
+
+def test_an_env_with_a_body_beside_another_keeps_its_rules(tmp_path: Path) -> None:
+    house = {"env_name": "navigation", "env_config": {"prompt_format": "free_think", "resolution": 32}}
+    found = converted(tmp_path, "vagen", changed(MIXED, {"house": house}))
+    rules = {env.name: env.rollout for env in found.composed.experiment.run_envs}
+    assert (rules["house"].response_format, rules["house"].ignore_case) == ("strict", True)
+    assert (rules["lake"].response_format, rules["lake"].ignore_case) == ("whole", False)
+    assert (rules["house"].max_actions_per_turn, rules["lake"].max_actions_per_turn) == (5, 3)
     assert translated(found, "vagen").lost == {}
 
 

@@ -93,6 +93,46 @@ def test_response_forms(form: str, text: str, actions: tuple[str, ...]) -> None:
     assert (parsed.actions, parsed.valid) == (actions, bool(actions))
 
 
+SKILLS = ("pick({number},{number},{number})", "Wait")
+
+
+@pytest.mark.parametrize(
+    ("answer", "actions", "valid"),
+    [
+        ("pick(62,-55,20)|wait", ("pick(62,-55,20)", "Wait"), True),
+        (" PICK( 1.5 , 2,3 ) ", ("PICK( 1.5 , 2,3 )",), True),
+        ("pick(1,2)", (), False),
+        ("pick(1,2,x)|Wait", (), False),
+        ("Wait|pick(1,2,3", ("Wait",), False),
+    ],
+)
+def test_actions_with_numbers_are_taken_as_they_are_spelt(answer: str, actions: tuple[str, ...], valid: bool) -> None:
+    parsed = ResponseFormat(SKILLS, think=False, separator="|", max_actions=2).parse(f"<answer>{answer}</answer>")
+    assert (parsed.actions, parsed.valid) == (actions, valid)
+
+
+def test_a_placeholder_itself_is_no_action() -> None:
+    skills = ResponseFormat(SKILLS, think=False, separator="|", max_actions=2)
+    assert skills.parse(f"<answer>{SKILLS[0]}</answer>") == ParsedResponse((), valid=False)
+
+
+def test_an_action_of_any_text_is_the_whole_answer() -> None:
+    """With one action per turn; otherwise the separator is between texts."""
+    text = "<answer> [a || b]\nand more </answer>"
+    one = ResponseFormat(("{text}",), think=False, separator="||", max_actions=1)
+    two = ResponseFormat(("{text}",), think=False, separator="||", max_actions=2)
+    assert one.parse(text).actions == ("[a || b]\nand more",)
+    assert two.parse(text).actions == ("[a", "b]\nand more")
+    assert not one.parse("<answer> </answer>").valid
+
+
+def test_a_strict_format_also_holds_for_thoughts_with_sections() -> None:
+    text = "So: <think><observation>a</observation><reasoning>b</reasoning></think><answer>Up</answer>"
+    assert reads(thoughts="grounding").parse(text) == ParsedResponse(("Up",), valid=False)
+    assert reads(thoughts="grounding", response_format="strict").parse(text) == ParsedResponse((), valid=False)
+    assert reads(thoughts="grounding", response_format="strict").parse(text.removeprefix("So: ")).valid
+
+
 def test_letter_case_can_matter() -> None:
     text = "<think></think><answer>uP</answer>"
     assert reads().parse(text).actions == ("Up",)

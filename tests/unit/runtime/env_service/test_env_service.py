@@ -25,6 +25,7 @@ from quintet.errors import ConfigError, MachineError
 from quintet.runtime.env_service.served_envs import ServedEnvs
 from quintet.runtime.env_service.server import EnvServiceServer
 from quintet.runtime.env_service.sessions import SessionLimits
+from quintet.runtime.serving.request_schema import RequestError
 
 ENVS = """
 import os, time, signal
@@ -235,6 +236,24 @@ def test_more_envs_than_allowed_are_refused_one_by_one(server: EnvServiceServer)
     assert started[-1]["failure"][1] == "TooManyEnvironments"
     results(server, session, "close", {"envs": ["0", "1"]})
     assert all("observation" in each for each in results(server, session, "reset", {"seeds": {"8": 1, "9": 2}}))
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"name": "gymnasium", "id": "antigravity:FrozenLake-v1"},
+        {"name": "navigation", "backend": "ai2thor", "thor_build": "/bin/sh"},
+        {"name": "navigation", "backend": "ai2thor", "thor_tasks": "/etc"},
+        {"name": "primitive_skill", "backend": "maniskill", "maniskill_builder": "os:system"},
+    ],
+)
+def test_clients_name_no_modules_files_or_programs_of_the_server(env: dict[str, Any]) -> None:
+    served = ServedEnvs(("gymnasium", "navigation", "primitive_skill"))
+    with pytest.raises(RequestError, match="names a file, module or program of the server") as refused:
+        served.config(env)
+    assert refused.value.status == 403
+    plain = {"name": env["name"]} | {key: env[key] for key in ("backend",) if key in env}
+    assert json.loads(served.config(plain))["name"] == env["name"]
 
 
 def test_unknown_envs_and_addresses_in_use_are_named(server: EnvServiceServer) -> None:

@@ -24,6 +24,7 @@ FIRST, SECOND = (np.random.default_rng(seed).integers(0, 256, (6, 5, 3), dtype=n
 
 
 RESPONSES = {"think": False, "thoughts": None, "separator": ",", "max_actions": 2, "format_reward": 0.25}
+RESPONSES |= {"ignore_case": False, "form": "whole"}
 
 
 class Seen:

@@ -10,7 +10,7 @@ from quintet.config.dialects.ledger import KeySpec, load_keys
 from quintet.config.dialects.vagen.key_values import ENV
 from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS, VERL, references_for
 
-ENVS_WITH_KEYS = ("frozenlake", "sokoban", "svg")
+ENVS_WITH_KEYS = ("frozenlake", "sokoban", "svg", "navigation", "primitive_skill")
 """Environments with keys beyond those in the reference."""
 _PROMPT_SECTIONS = ("data.", "reward_model.", "custom_reward_function.")
 

@@ -32,11 +32,21 @@ ENVS = ("frozenlake", "sokoban", "svg", "navigation", "primitive_skill")
 DEFAULT_START_STATES = 10_000
 """Training start states of the reference."""
 GRID_ENVS = ("frozenlake", "sokoban")
+CASELESS_ENVS = ("navigation", "primitive_skill")
+"""Environments whose actions may be written in any case."""
+STRICT_ENVS = ("navigation",)
+"""Environments that execute only responses with nothing else in them."""
 PROMPT_FORMAT, ROOM = "env_config.prompt_format", "env_config.dim_room"
 RENDER_MODE = "env_config.render_mode"
 USE_SERVICE, SERVICE_URL, SERVICE_TIMEOUT = (f"rollout_manager.{key}" for key in ("use_service", "base_url", "timeout"))
 THINKING_FORMATS = ("free_think", "no_think")
 """Prompt formats that each environment of a run may choose."""
+_EMBODIED = {"env_config.render_mode": "vision", PROMPT_FORMAT: "grounding_worldmodeling"}
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "navigation": {**_EMBODIED, "env_config.max_actions_per_step": 5},
+    "primitive_skill": {**_EMBODIED, "env_config.max_actions_per_step": 2, "env_config.action_sep": "|"},
+}
+"""Defaults of environments that differ from the reference, by environment and option."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +88,7 @@ def env_specs(env_name: str) -> dict[str, KeySpec]:
     prefix = f"{ENV}."
     specs = (*env_keys([env_name]), *load_keys("vagen", "vagen_env_config"))
     by_name = {spec.key.removeprefix(prefix): spec for spec in specs if spec.key.startswith(prefix)}
-    defaults = SVG_DEFAULTS if env_name == SVG else {}
+    defaults = SVG_DEFAULTS if env_name == SVG else DEFAULTS.get(env_name, {})
     return by_name | {key: by_name[key].model_copy(update={"default": value}) for key, value in defaults.items()}
 
 
@@ -150,9 +160,7 @@ def envs_to_native(values: ForeignValues, native: NativeBuilder) -> None:
         native.set(f"envs.{name}.validation_episodes", test_size, section.key("test_size"))
     episodes = sum(section["test_size"] for section in sections)
     native.set("validation.episodes", episodes, *(section.key("test_size") for section in sections))
-    native.set_constants(
-        {"rollout.format_penalty": 0.0, "rollout.ignore_case": False, "rollout.strip_special_tokens": True}
-    )
+    native.set_constants({"rollout.format_penalty": 0.0, "rollout.strip_special_tokens": True})
 
 
 def _service_to_native(section: EnvSection, values: ForeignValues, native: NativeBuilder) -> None:
@@ -191,6 +199,9 @@ def _section_values(section: EnvSection) -> Iterator[tuple[Any, ...]]:
     if section["env_name"] == SVG:
         for key, value, options in svg_to_native(section.__getitem__):
             yield key, value, *map(section.key, options)
+    name, origin = section["env_name"], section.key("env_name")
+    yield "rollout.ignore_case", name in CASELESS_ENVS, origin
+    yield "rollout.response_format", "strict" if name in STRICT_ENVS else "whole", origin
 
 
 def _rollout_to_native(key: str, by_section: Mapping[str, tuple[Any, str]], native: NativeBuilder) -> None:

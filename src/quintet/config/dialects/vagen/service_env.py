@@ -7,7 +7,15 @@ from typing import Any
 from quintet.config.dialects.conversion import to_foreign_value, to_native_value
 from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dialects.vagen.dialect import ENVS_WITH_KEYS
-from quintet.config.dialects.vagen.env_sections import GRID_ENVS, PROMPT_FORMAT, ROOM, THINKING_FORMATS, env_specs
+from quintet.config.dialects.vagen.env_sections import (
+    CASELESS_ENVS,
+    GRID_ENVS,
+    PROMPT_FORMAT,
+    ROOM,
+    STRICT_ENVS,
+    THINKING_FORMATS,
+    env_specs,
+)
 from quintet.config.dialects.vagen.svg_env import SVG, svg_from_native, svg_to_native
 from quintet.config.dotted import flatten
 from quintet.config.native.envs import InteractiveEnvSection, SvgConfig
@@ -28,6 +36,10 @@ class VagenResponses:
     """Maximum number of actions executed per response."""
     format_reward: float
     """Added to the reward of a response in the right format with valid actions."""
+    ignore_case: bool = False
+    """Whether actions may be written in any case."""
+    form: str = "whole"
+    """Required form of a response, as `rollout.response_format`."""
 
 
 def env_from_vagen(name: str, env_config: Mapping[str, Any]) -> tuple[dict[str, Any], VagenResponses]:
@@ -57,6 +69,8 @@ def env_from_vagen(name: str, env_config: Mapping[str, Any]) -> tuple[dict[str, 
         separator=values["env_config.action_sep"],
         max_actions=values["env_config.max_actions_per_step"],
         format_reward=float(values["env_config.format_reward"]),
+        ignore_case=name in CASELESS_ENVS,
+        form="strict" if name in STRICT_ENVS else "whole",
     )
     return env, responses
 

@@ -1,0 +1,116 @@
+"""Base classes of the configuration of environments, and their registry."""
+
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
+
+from quintet.config.native.registry_union import NamedSection, register
+from quintet.config.native.section import Count, NotEmpty, Section, Share, Texts
+from quintet.registry import Registry
+
+Rendered = Literal["text", "vision"]
+
+
+ENVS: Registry[Any] = Registry("env", entry_points="quintet.envs", old_entry_points="quintet.worlds")
+"""Env classes or factories called with the config; see `quintet.envs.env.Env`."""
+register_env = partial(register, ENVS, "quintet.envs")
+
+
+class EnvSection(NamedSection):
+    """Base class of the configuration of an environment."""
+
+    reads_prompts: ClassVar[bool] = False
+    """Episodes are prompts from `data.train_files` with one response each, scored by `reward`."""
+    is_simulator: ClassVar[bool] = False
+    """Episodes run in a vectorized robot simulator with its own placement."""
+    has_expert: ClassVar[bool] = False
+    """The env class has `expert_action` and `expert_thought`, which demonstrations are made with."""
+    is_foreign: ClassVar[bool] = False
+    """The env is code of the user or of another package: it is loaded once before the run starts."""
+    local_keys: ClassVar[tuple[str, ...]] = ()
+    """Keys with files, modules or programs of the machine that runs the env, which clients of an environment service
+    may not set."""
+
+    name: str = ""
+    """Environment."""
+
+    @property
+    def shows_images(self) -> bool:
+        """Whether observations have images, as far as the configuration says."""
+        return getattr(self, "render", "text") == "vision"
+
+    @property
+    def rendered_size(self) -> tuple[int, int] | None:
+        """Height and width of the images, pixels; None if the configuration does not set them."""
+        return None
+
+    def paths(self) -> dict[str, str]:
+        """Return the files and directories that the env reads, by key. Clients of an environment service may only name
+        those in its working directory."""
+        return {}
+
+
+class EnvProcessesConfig(Section):
+    """Each episode's env in a separate process, so that an env that hangs or dies only costs its own episode."""
+
+    max_processes: PositiveInt = 256
+    """Maximum number of processes; further episodes wait."""
+    reset_timeout_seconds: PositiveFloat = 60.0
+    """Time limit of an episode's start; then its process is killed and the episode has failed."""
+    step_timeout_seconds: PositiveFloat = 10.0
+    """Time limit of one action; then its process is killed and the episode has failed."""
+    episodes_per_process: PositiveInt | None = None
+    """Episodes after which a process is replaced by a fresh one; 1 gives each episode a fresh process. null keeps a
+    process as long as its episodes end without a failure."""
+    memory_gib: PositiveFloat | None = None
+    """Address space limit of a process, GiB; null sets no limit."""
+
+
+def _expand_processes(value: Any) -> Any:
+    """Accept `true`, `false`, or a number of processes in place of a section."""
+    if isinstance(value, bool):
+        return {} if value else None
+    return {"max_processes": value} if isinstance(value, int) else value
+
+
+Processes = Annotated[EnvProcessesConfig | None, BeforeValidator(_expand_processes)]
+
+
+class EnvServiceConfig(Section):
+    """Environment service whose servers run the envs, started by `quintet serve-envs`."""
+
+    urls: Annotated[Texts, Field(min_length=1)]
+    """Base URLs of the servers, such as `http://10.0.0.7:5000`. Episodes are distributed over all of them; those of a
+    server that is lost continue on another one."""
+    protocol: Literal["quintet", "vagen"] = "quintet"
+    """Protocol of the servers: Quintet's own, or that of VAGEN's servers, which parse the actions again and return one
+    observation for all actions of a response. Quintet's servers have both."""
+    timeout_seconds: PositiveFloat = 600.0
+    """Time limit of a request, which steps all of a server's envs, and how long the run waits if all servers are lost,
+    seconds."""
+    max_retries: Count = 3
+    """Number of times that a request is sent again over another connection before its server is lost. Requests that
+    would be executed twice are not repeated."""
+    token_env: NotEmpty = "QUINTET_TOKEN"  # noqa: S105 - the name of a variable
+    """Environment variable with the token of the servers; if it is not set, no token is sent."""
+
+
+class InteractiveEnvSection(EnvSection):
+    """Base class of the configuration of an environment with turns."""
+
+    processes: Processes = None
+    """Run envs in separate processes: a section, `true` for its defaults, or a number of processes. null runs them in
+    the main process, which is faster for fast envs."""
+    service: EnvServiceConfig | None = None
+    """Environment service that runs the envs; null runs them in this run. `processes` has no effect on a service, which
+    has worker processes of its own."""
+    max_actions: PositiveInt | None = None
+    """Maximum number of actions in an episode, over all turns, after which the episode is truncated; null sets no
+    limit besides the env's own."""
+    max_tokens: PositiveInt | None = None
+    """Maximum number of tokens in an episode, prompts and responses; the response is cut there, and no further turn
+    begins. null sets no limit besides those of the turns."""
+    max_failed_share: Share = 0.5
+    """Maximum share of the concurrent episodes whose env or engine fails before the run stops; failed episodes are left
+    out of the update."""

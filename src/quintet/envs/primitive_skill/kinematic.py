@@ -1,0 +1,175 @@
+"""Table whose objects move without forces: they are carried, fall, rest on each other, slide off and are pushed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from quintet.config.native.embodied_envs import PrimitiveSkillConfig
+from quintet.envs.env import UnsolvableError
+from quintet.envs.primitive_skill.scene import draw_scene
+from quintet.envs.primitive_skill.table import Position
+from quintet.envs.primitive_skill.tasks import TASKS, Body, Drawer
+
+GRASP = 20.0
+"""Maximum distance of the gripper from the center of the object that it grasps, along each axis, millimeters."""
+GRIPPER = 10.0
+"""Half the width of the closed gripper, millimeters."""
+RELEASE = 10.0
+"""Distance by which a released object may overlap what it is placed on, millimeters."""
+
+
+class KinematicTable:
+    """See `Table`."""
+
+    def __init__(self, config: PrimitiveSkillConfig) -> None:
+        self._config = config
+        self._task = TASKS[config.task]
+        self.instruction, self.limits = self._task.instruction, self._task.limits
+
+    def reset(self, seed: int) -> None:
+        self._scene = self._task.start(np.random.default_rng(seed))
+
+    def execute(self, skill: str, parameters: Sequence[float]) -> None:
+        start, end = parameters[:3], parameters[3:]
+        if skill == "pick":
+            self._pick(*start)
+        elif skill == "place":
+            self._place(*start)
+        else:
+            self._push(start, end)
+
+    def positions(self) -> Mapping[str, Position]:
+        return self._task.positions(self._scene)
+
+    def information(self, *, masked: bool) -> Mapping[str, Any]:
+        scene = self._scene
+        values = dict(self._task.values(scene))
+        if not masked:
+            values |= {f"is_{name}_grasped": scene.held == name for name in scene.bodies}
+            values |= {f"stage_{number}_success": done for number, done in enumerate(self._task.stages(scene))}
+        return values
+
+    def stage(self) -> int:
+        solved = [number for number, done in enumerate(self._task.stages(self._scene), 1) if done]
+        return max(solved, default=0)
+
+    def is_solved(self) -> bool:
+        return self._task.is_solved(self._scene)
+
+    def picture(self) -> np.ndarray:
+        return draw_scene(self._scene, self._config.resolution)
+
+    def expert_skill(self) -> str:
+        skill = self._task.expert(self._scene)
+        if skill is None:
+            raise UnsolvableError("the expert knows no solution from this state")
+        return skill
+
+    def close(self) -> None:
+        """See `Table.close`."""
+
+    # ---- skills
+
+    def _pick(self, x: float, y: float, z: float) -> None:
+        """Open the gripper, close it at a position, and lift what is there."""
+        scene = self._scene
+        self._release(*scene.home)
+        for name, body in scene.bodies.items():
+            is_there = abs(body.x - x) <= GRASP and abs(body.y - y) <= GRASP and abs(body.z - z) <= body.half
+            if is_there and not self._is_covered(body):
+                scene.held = name
+                body.x, body.y, body.z = scene.home
+                self._settle()
+                return
+
+    def _place(self, x: float, y: float, z: float) -> None:
+        self._release(x, y, z)
+
+    def _push(self, start: Sequence[float], end: Sequence[float]) -> None:
+        """Move the closed gripper along a line at the height of its start, and what it meets ahead of it."""
+        scene = self._scene
+        length = math.hypot(end[0] - start[0], end[1] - start[1])
+        if length == 0:
+            return
+        along = ((end[0] - start[0]) / length, (end[1] - start[1]) / length)
+        for name, body in scene.bodies.items():
+            is_inside = scene.drawer is not None and scene.drawer.contains(body)
+            if name == scene.held or is_inside or abs(body.z - start[2]) > body.half + GRIPPER:
+                continue
+            ahead = (body.x - start[0]) * along[0] + (body.y - start[1]) * along[1]
+            beside = (body.x - start[0]) * along[1] - (body.y - start[1]) * along[0]
+            reach = length + body.half + GRIPPER
+            if 0 <= ahead < reach and abs(beside) <= body.half + GRIPPER:
+                body.x += (reach - ahead) * along[0]
+                body.y += (reach - ahead) * along[1]
+        if scene.drawer is not None:
+            self._push_drawer(scene.drawer, start, end)
+        self._settle()
+
+    def _push_drawer(self, drawer: Drawer, start: Sequence[float], end: Sequence[float]) -> None:
+        """Close the drawer as far as the gripper moves against its handle, with what is in it."""
+        x, y, z = drawer.handle
+        is_met = abs(start[0] - x) <= drawer.half and abs(start[2] - z) <= drawer.half and start[1] >= y - GRASP
+        shift = min(max(y - end[1], 0.0), drawer.opening)
+        if not is_met or shift == 0:
+            return
+        for body in self._scene.bodies.values():
+            if drawer.contains(body):
+                body.y -= shift
+        drawer.opening -= shift
+
+    def _release(self, x: float, y: float, z: float) -> None:
+        """Let go of the held object at a position."""
+        scene = self._scene
+        if scene.held is None:
+            return
+        body = scene.bodies[scene.held]
+        scene.held = None
+        body.x, body.y, body.z = x, y, z
+        self._settle()
+
+    # ---- resting
+
+    def _settle(self) -> None:
+        """Let all objects fall, the lowest first."""
+        resting: list[Body] = []
+        for name, body in sorted(self._scene.bodies.items(), key=lambda item: item[1].z):
+            if name != self._scene.held:
+                self._drop(body, resting)
+                resting.append(body)
+
+    def _drop(self, body: Body, others: Sequence[Body]) -> None:
+        """Lower an object onto what is below it; it slides off what it only overlaps at the edge or from the side."""
+        drawer = self._scene.drawer
+        floor = drawer.bottom if drawer is not None and drawer.catches(body) else 0.0
+        for other in sorted(others, key=lambda each: -each.z):
+            reach = body.half + other.half
+            dx, dy = body.x - other.x, body.y - other.y
+            if abs(dx) >= reach or abs(dy) >= reach or body.z <= other.z - reach:
+                continue
+            is_above = body.z + RELEASE >= other.z + reach
+            if is_above and abs(dx) <= other.half and abs(dy) <= other.half:
+                floor = max(floor, other.z + other.half)
+                break
+            if abs(dx) >= abs(dy):
+                body.x = other.x + math.copysign(reach, dx)
+            else:
+                body.y = other.y + math.copysign(reach, dy)
+        body.z = floor + body.half
+
+    def _is_covered(self, body: Body) -> bool:
+        """Return whether another object rests on this one, or the closed drawer is around it."""
+        drawer = self._scene.drawer
+        if drawer is not None and drawer.contains(body) and drawer.opening < drawer.half:
+            return True
+        return any(
+            other is not body
+            and abs(other.x - body.x) < other.half + body.half
+            and abs(other.y - body.y) < other.half + body.half
+            and 0 < other.z - body.z <= other.half + body.half + RELEASE
+            for other in self._scene.bodies.values()
+        )
