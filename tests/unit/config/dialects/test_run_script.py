@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -83,6 +84,11 @@ def test_nothing_of_it_is_run(tmp_path: Path) -> None:
         command("data.seed=1", f"touch {mark}; trap 'touch {mark}' EXIT; eval touch {mark}; : $(touch {mark})"),
     )
     assert not mark.exists()
+
+
+def test_a_name_may_have_the_time(tmp_path: Path) -> None:
+    (name,) = read(tmp_path, command("trainer.experiment_name=run_$(date +%Y%m%d_%H%M)")).words
+    assert re.fullmatch(r"trainer.experiment_name=run_20\d{6}_\d{4}", name)
 
 
 SNIPPETS = {

@@ -1,14 +1,18 @@
-"""Output of the commands in `$(…)` that only compute paths and texts; nothing is run."""
+"""Output of the commands in `$(…)` that only compute paths, texts and the time; nothing is run."""
 
 from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 FIELD_RANGE = re.compile(r"(?P<first>\d{1,4})?(?P<dash>-)?(?P<last>\d{1,4})?")
 """Argument of `cut -f`: `2`, `1-3`, `2-` or `-3`."""
+
+DATE = re.compile(r"\+(?:%[YymdHMSj]|[\w.:-])+")
+"""Argument of `date`: `+%Y%m%d_%H%M%S`."""
 
 
 def command_output(commands: Sequence[Sequence[str]], directory: Path, *, piped: bool) -> str | None:
@@ -25,6 +29,8 @@ def command_output(commands: Sequence[Sequence[str]], directory: Path, *, piped:
             return os.path.dirname(path) or "."
         case [["basename", path, *suffix]]:
             return os.path.basename(path).removesuffix("".join(suffix))
+        case [["date", form]] if DATE.fullmatch(form):
+            return time.strftime(form[1:])
         case [["echo", *texts], *filters] if (piped or not filters) and not "".join(texts[:1]).startswith("-"):
             return _filtered(" ".join(texts), filters)
     return None
