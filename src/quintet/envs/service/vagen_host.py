@@ -13,7 +13,12 @@ from quintet.config.native.rollout import RolloutConfig
 from quintet.envs.hosted_envs import EnvRequest, HostEvent, HostLostError
 from quintet.envs.service.http_client import ServiceClient
 from quintet.envs.service.payload import image_from_message
-from quintet.envs.validation import InvalidEnvOutputError, validate_observation, validate_step
+from quintet.envs.validation import (
+    InvalidEnvOutputError,
+    relations_from_message,
+    validate_observation,
+    validate_step,
+)
 from quintet.envs.vector_env import ActionsExecuted, EpisodeStarted
 from quintet.errors import MachineError
 from quintet.records import Observation, Step
@@ -125,6 +130,6 @@ class VagenHost:
 
 def _observation(message: Mapping[str, Any]) -> Observation:
     images = itertools.chain.from_iterable(message.get("multi_modal_data", {}).values())
-    return Observation(
-        message["obs_str"], tuple(image_from_message({"png": image["__pil_image__"]}) for image in images)
-    )
+    pixels = tuple(image_from_message({"png": image["__pil_image__"]}) for image in images)
+    # only Quintet's servers send relations
+    return Observation(message["obs_str"], pixels, relations_from_message(message.get("relations")))

@@ -10,6 +10,7 @@ from quintet.config.dialects.vagen.dialect import ENVS_WITH_KEYS
 from quintet.config.dialects.vagen.env_sections import PROMPT_FORMAT, ROOM, THINKING_FORMATS, env_specs
 from quintet.config.native.envs import InteractiveEnvSection
 from quintet.config.native.rollout import RolloutConfig
+from quintet.config.native.state_reward import SECTIONS
 from quintet.errors import ConfigError, nearest
 
 
@@ -26,6 +27,8 @@ class VagenResponses:
     """Maximum number of actions executed per response."""
     format_reward: float
     """Added to the reward of a response in the right format with valid actions."""
+    state_reward: Mapping[str, float] | None
+    """Weights of the scores of descriptions of states by kind, `grounding` and `worldmodeling`."""
 
 
 def env_from_vagen(name: str, env_config: Mapping[str, Any]) -> tuple[dict[str, Any], VagenResponses]:
@@ -47,12 +50,14 @@ def env_from_vagen(name: str, env_config: Mapping[str, Any]) -> tuple[dict[str, 
             env[spec.native[0].removeprefix("env.")] = to_native_value(spec, values[option])
     if ROOM in values:
         env["height"], env["width"] = values[ROOM]
+    weights = {kind: float(values[f"env_config.{kind}_reward_weight"]) for kind in SECTIONS}
     responses = VagenResponses(
         think=values[PROMPT_FORMAT] != "no_think",
         thoughts=None if values[PROMPT_FORMAT] in THINKING_FORMATS else values[PROMPT_FORMAT],
         separator=values["env_config.action_sep"],
         max_actions=values["env_config.max_actions_per_step"],
         format_reward=float(values["env_config.format_reward"]),
+        state_reward=weights if values["env_config.use_state_reward"] else None,
     )
     return env, responses
 
