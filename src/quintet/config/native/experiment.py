@@ -148,10 +148,11 @@ class Experiment(Section):
             yield "`rollout.thoughts` needs an env with actions; answers to prompts have none", "rollout.thoughts=null"
         if self.envs and not any(entry.share for entry in self.envs.values()):
             first = next(iter(self.envs))
-            yield "no env of `envs` has a `share` above 0", f"envs.{first}.share=1"
+            yield f"`envs.{first}.share` is 0, as of every env: none is for training", f"envs.{first}.share=1"
         if self.envs and not self.validation_start_states:
             first = next(iter(self.envs))
-            yield "no env of `envs` has `validation_episodes`", f"envs.{first}.validation_episodes=64"
+            key = f"envs.{first}.validation_episodes"
+            yield f"`{key}` is 0, as of every env: none is for validation", f"{key}=64"
         for name, env in self.envs.items() if self.rollout.thoughts is not None else ():
             if env.think is False:
                 problem = f"`envs.{name}.think=false` excludes the sections that `rollout.thoughts` demands"

@@ -38,4 +38,8 @@ class StateRewardConfig(Section):
 
     def conflicts(self) -> Iterator[tuple[str, ...]]:
         if self.scorer == "judge" and self.judge is None:
-            yield "`scorer: judge` needs the endpoint `judge`", "judge={url: …, model: …}", "scorer=rules"
+            yield (
+                "`scorer: judge` needs the endpoint `judge`",
+                "judge.url=http://127.0.0.1:8000/v1 judge.model=NAME",
+                "scorer=rules",
+            )
