@@ -1,23 +1,14 @@
-"""If these fail, VAGEN's scripts, start states or environment servers do not train here."""
+"""If these fail, VAGEN's scripts and files of start states do not train here."""
 
 from __future__ import annotations
 
 import json
-import os
-import re
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-
-from quintet.config.dotted import flatten
 
 Command = Any
-REFERENCE = Path(__file__).parents[1] / "unit/config/dialects/keys/vagen.yaml"
 SCRIPT = """\
 set -x
 read -p "Enter port number (default: 5000): " PORT_INPUT
@@ -128,48 +119,3 @@ def test_a_script_trains_on_the_rows_of_its_files(
     (validation,) = tmp_path.glob("checkpoints/*/*/trajectories/validation/step_000000.jsonl")
     seeds = [(episode["env"], episode["seed"]) for episode in map(json.loads, validation.read_text().splitlines())]
     assert seeds == [("env1", 1), ("env1", 4), ("env1", 7), ("env2", 1), ("env2", 4)]
-
-
-@pytest.fixture
-def lake_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A server of FrozenLake, which ends with the test."""
-    monkeypatch.delenv("QUINTET_TOKEN", raising=False)
-    words = [sys.executable, "-m", "quintet", "serve-envs", "--env", "frozenlake", "--port", "0", "--workers", "1"]
-    process = subprocess.Popen(
-        words, cwd=tmp_path, env=dict(os.environ), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        address = re.search(r"http://127\.0\.0\.1:\d+", line)
-        assert address, line
-        yield address[0]
-        assert process.poll() is None, "the server outlives the run"
-        process.terminate()
-        assert process.wait(30) == 0
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
-
-
-@pytest.mark.usefixtures("small")
-def test_the_references_overrides_train_on_pictures_of_a_server(
-    quintet: Command, tmp_path: Path, lake_server: str
-) -> None:
-    """Every key of the reference as it stands, but for the model, sizes and devices of this machine."""
-    models = made_model(quintet, tmp_path, *VISION)
-    reference = flatten(yaml.safe_load(REFERENCE.read_text()))
-    (tmp_path / "run.txt").write_text("".join(f"{key}={json.dumps(value)}\n" for key, value in reference.items()))
-    lake = {"env_name": "frozenlake", "env_config": {"render_mode": "vision"}, "train_size": 20, "test_size": 4}
-    (tmp_path / "env_config.yaml").write_text(yaml.safe_dump({"env1": lake}))
-    sizes = (
-        *("data.train_batch_size=2", "rollout_manager.n_trajectory=2", "actor_rollout_ref.actor.ppo_mini_batch_size=2"),
-        *("data.max_response_length=24", "trainer.logger=['console']", "trainer.val_generations_to_log_to_wandb=0"),
-    )
-    service = ("rollout_manager.use_service=True", f"rollout_manager.base_url={lake_server}")
-    quintet("train", "run.txt", *models, *HERE, *sizes, *service)
-    steps = training_metrics(tmp_path)
-    assert [line["step"] for line in steps] == [0, 1, 2]
-    assert all(line["trajectory/failed"] == 0 for line in steps[1:])
-    assert all(line["num_turns/max"] == 2 for line in steps[1:])
