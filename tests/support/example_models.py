@@ -12,7 +12,7 @@ from quintet.config.plan.memory import MemoryPlan, plan_memory
 from quintet.config.plan.models import find_models
 from quintet.config.plan.placement import place_components
 
-__all__ = ["CONFIGS", "PARAMETERS", "at", "measured", "on"]
+__all__ = ["CONFIGS", "PARAMETERS", "VISION_CONFIGS", "VISION_PARAMETERS", "at", "measured", "on"]
 
 
 def _config(kind: str, numbers: tuple[int, int, int, int, int, int], **others: Any) -> dict[str, Any]:
@@ -97,13 +97,52 @@ VISION = _config(
     tie_word_embeddings=False,
     vision_config=_VISION | {"patch_size": 14},
 )
+_DEEPSTACK = {"in_channels": 3, "patch_size": 16, "num_position_embeddings": 2304}
+_VISION_4B = {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "deepstack_visual_indexes": [5, 11, 17]}
+_VISION_8B = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "deepstack_visual_indexes": [8, 16, 24]}
+VISION_CONFIGS = {
+    "Qwen2-VL-2B": _config(
+        "qwen2_vl",
+        (1536, 8960, 28, 12, 2, 151936),
+        tie_word_embeddings=True,
+        vision_config={"depth": 32, "embed_dim": 1280, "hidden_size": 1536, "mlp_ratio": 4, "num_heads": 16},
+    ),
+    "Qwen2.5-VL-3B": _config(
+        "qwen2_5_vl",
+        (2048, 11008, 36, 16, 2, 151936),
+        tie_word_embeddings=True,
+        vision_config=_VISION | {"out_hidden_size": 2048},
+    ),
+    "Qwen2.5-VL-7B": VISION,
+    "Qwen3-VL-4B": _config(
+        "qwen3_vl",
+        (2560, 9728, 36, 32, 8, 151936),
+        head_dim=128,
+        tie_word_embeddings=True,
+        vision_config=_VISION_4B | _DEEPSTACK | {"out_hidden_size": 2560},
+    ),
+    "Qwen3-VL-8B": _config(
+        "qwen3_vl",
+        (4096, 12288, 36, 32, 8, 151936),
+        head_dim=128,
+        tie_word_embeddings=False,
+        vision_config=_VISION_8B | _DEEPSTACK | {"out_hidden_size": 4096},
+    ),
+}
+VISION_PARAMETERS = {
+    "Qwen2-VL-2B": 2_208_985_600,
+    "Qwen2.5-VL-3B": 3_754_622_976,
+    "Qwen2.5-VL-7B": 8_292_166_656,
+    "Qwen3-VL-4B": 4_437_815_808,
+    "Qwen3-VL-8B": 8_767_123_696,
+}
 
 
 def at(tmp_path: Path, name: str) -> str:
     """A directory with that model's `config.json` and no weights."""
     directory = tmp_path / name
     directory.mkdir(exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(CONFIGS[name]))
+    (directory / "config.json").write_text(json.dumps((CONFIGS | VISION_CONFIGS)[name]))
     return str(directory)
 
 

@@ -89,6 +89,8 @@ CONSTRUCTORS = {
     "TemplateLimitError": 9,
     "_unsupported": 0,
     "_invalid_column": 4,
+    "image_error": 3,
+    "read_error": 1,
     "_raise_option_error": 3,
 }
 """Functions that make an error with a hint, and the position of the hint; 0 if there is always one."""

@@ -74,6 +74,7 @@ CASES: dict[str, Case] = {
     "no_shard": Case("fsdp", {"policy": "no_shard"}),
     "tensor": Case(parallel={"tensor": 2}),
     "tensor by tokens": Case(parallel={"tensor": 2, "sequence": True}),
+    "tensor units": Case(sharding={"min_parameters": 3000}, parallel={"tensor": 2}),
     "ulysses": Case(parallel={"ulysses": 2}),
     "context": Case(parallel={"context": 2}),
     "fsdp ulysses": Case("fsdp", parallel={"ulysses": 2}),

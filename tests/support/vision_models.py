@@ -44,20 +44,18 @@ def save_qwen2_5_vl(directory: Path, shape: Preset = SHAPE) -> Path:
     return directory
 
 
-def save_qwen2_vl(directory: Path) -> Path:
+def save_qwen2_vl(directory: Path, head_dim: int = 16) -> Path:
     """Create a Qwen2-VL."""
-    text = _text_sizes() | {
-        "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 3, 3]}
-    }
+    text = _text_sizes(head_dim) | {"rope_parameters": _rope(head_dim)}
     vision = {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 2, "patch_size": 4}
     config = Qwen2VLConfig(text_config=text, vision_config=vision, **_tokens(), tie_word_embeddings=True)
     return _save(Qwen2VLForConditionalGeneration(config), directory)
 
 
-def save_qwen3_vl(directory: Path) -> Path:
+def save_qwen3_vl(directory: Path, head_dim: int = 16) -> Path:
     """Create a Qwen3-VL, whose encoder adds features to the states after the decoder's first layer."""
-    rope = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 3, 3], "mrope_interleaved": True}
-    text = _text_sizes() | {"rope_parameters": rope, "head_dim": 16}
+    rope = _rope(head_dim) | {"mrope_interleaved": True}
+    text = _text_sizes(head_dim) | {"rope_parameters": rope, "head_dim": head_dim}
     vision = {
         "depth": 2,
         "hidden_size": 32,
@@ -72,14 +70,19 @@ def save_qwen3_vl(directory: Path) -> Path:
     return _save(Qwen3VLForConditionalGeneration(config), directory)
 
 
-def _text_sizes() -> dict[str, Any]:
+def _rope(head_dim: int) -> dict[str, Any]:
+    section = [head_dim // 8, 3 * head_dim // 16, 3 * head_dim // 16]
+    return {"rope_type": "default", "rope_theta": 100.0, "mrope_section": section}
+
+
+def _text_sizes(head_dim: int) -> dict[str, Any]:
     return {
         "vocab_size": 300,
         "hidden_size": 64,
         "intermediate_size": 96,
         "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
+        "num_attention_heads": 64 // head_dim,
+        "num_key_value_heads": 32 // head_dim,
         "initializer_range": 0.125,
         "bos_token_id": None,
     }

@@ -205,12 +205,17 @@ def _cells(rows: Any, count: int, config: Any, model: str | None) -> Iterator[li
 
     reader, form = RowReader(config), None
     if model is not None:
+        from quintet.config.native.policy import VisionConfig
         from quintet.policies.model_loading import load_tokenizer
+        from quintet.rollout.chat.image_prompts import ImagePrompts
 
-        form = PromptFormat(load_tokenizer(model), config.template, max_tokens=1)
+        images = ImagePrompts.from_directory(model, VisionConfig())
+        form = PromptFormat(load_tokenizer(model), config.template, max_tokens=1, images=images)
     for number in range(count):
-        prompt_row = reader.read(rows[number], number, rows.describe_row(number))
-        tokens = [] if form is None else [str(len(form.untruncated_tokens(prompt_row)))]
+        place = rows.describe_row(number)
+        prompt_row = reader.read(rows[number], number, place)
+        shown = reader.images(rows[number], place, rows.directory(number))
+        tokens = [] if form is None else [str(len(form.untruncated_tokens(prompt_row, place, shown)))]
         prompt = "\n".join(f"{message['role']}: {_short(message['content'])}" for message in prompt_row.messages)
         yield [
             str(number),

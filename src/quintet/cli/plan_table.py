@@ -110,6 +110,7 @@ def _arithmetic_rows(plan: RunPlan) -> Iterator[Row]:
     elif numbers:
         yield from _step_rows(plan)
         yield from _rank_rows(plan)
+        yield from _image_rows(plan)
         yield from _run_rows(plan)
 
 
@@ -153,6 +154,19 @@ def _rank_rows(plan: RunPlan) -> Iterator[Row]:
         yield f"{name}: ranks", _number(work.data_parallel_ranks), how
         how = f"in each optimizer step, with gradient accumulation;\n{work.budget.description} each ({work.budget.key})"
         yield f"{name}: micro-batches", _at_most(work.micro_batches), how
+
+
+def _image_rows(plan: RunPlan) -> Iterator[Row]:
+    images = plan.images
+    if images is None:
+        return
+    tokens = images["tokens_per_image"]
+    size = f"each image of {images['key']}" if images["is_exact"] else "each image, by policy.vision.max_pixels"
+    yield "image tokens", _number(tokens) if images["is_exact"] else _at_most(tokens), size
+    yield "images", _at_most(images["images_per_sequence"]), "in each sequence; their tokens are part of the prompt"
+    activations = format_bytes(images["encoder_activations"])
+    share = f"{images['encoder_share_of_update']:.0%} of the FLOPs of an update; activations {activations}"
+    yield "vision encoder", _number(images["encoder_parameters"]), f"parameters, {share}"
 
 
 def _run_rows(plan: RunPlan) -> Iterator[Row]:

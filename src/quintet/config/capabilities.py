@@ -13,7 +13,6 @@ class Capability(StrEnum):
 
     ENGINES = "an engine of TensorRT-LLM"
     LOGGERS = "further loggers and stored pictures"
-    VISION = "images in turns and vision-language policies"
     EMBODIED = "vision-language-action policies and simulators"
     ENVS = "further envs"
 

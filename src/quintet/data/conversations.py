@@ -12,9 +12,10 @@ itself, the original content is trained after the generation prompt.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,8 +23,9 @@ import torch
 
 from quintet.config.native.data import DataConfig
 from quintet.data.chat_templates import KEY, chat_template
-from quintet.data.prompt_format import Truncation, truncate
-from quintet.data.row_reader import RowReader, lookup, parse_json
+from quintet.data.prompt_format import Truncation, kept_positions
+from quintet.data.row_images import PromptImages, RowImage, keeps_images, place_in_messages
+from quintet.data.row_reader import RowReader, lookup, message_text, parse_json
 from quintet.data.template_rendering import TemplateInput, TemplateRenderingError, render_chat_templates
 from quintet.errors import ConfigError, nearest
 from quintet.records import Batch
@@ -49,6 +51,8 @@ class Conversation:
     first_trained: int = 0
     prompt: str | None = None
     answer: str = ""
+    images: tuple[RowImage, ...] = ()
+    """Images of the placeholders in the messages, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +64,30 @@ class TokenSequence:
 
 
 def parse_conversation(
-    row: Mapping[str, Any], config: DataConfig, number: int, row_name: str, *, rendered: bool = False
+    row: Mapping[str, Any],
+    config: DataConfig,
+    number: int,
+    row_name: str,
+    *,
+    rendered: bool = False,
+    directory: Path = Path(),
 ) -> Conversation:
     """Read a conversation, or a prompt and its response, from the configured columns of a row.
 
     `number` is the row number over all files, `row_name` names the row in errors; `rendered` means that prompts have
-    the chat template applied already.
+    the chat template applied already; `directory` is that of the row's file.
 
     Raises:
-        ConfigError: a column is missing or has an unexpected type.
+        ConfigError: a column is missing or has an unexpected type, or messages and images do not fit together.
     """
+    reader = RowReader(config)
+    images = reader.images(row, row_name, directory)
     if config.messages_key is not None:
-        return Conversation(_with_system_prompt(_messages(row, config.messages_key, row_name), config.system_prompt))
-    prompt_row = RowReader(config).read(row, number, row_name)
+        messages = _with_system_prompt(_messages(row, config.messages_key, row_name), config.system_prompt)
+        if images:
+            messages = _with_text_contents(messages, config.messages_key, row_name)
+        return Conversation(reader.place_images(row, messages, row_name), images=images)
+    prompt_row = reader.read(row, number, row_name)
     if prompt_row.response is None:
         message = f"{row_name} has no response to train on"
         hint = f"set data.response_key to its column; columns: {', '.join(row)}"
@@ -80,7 +95,16 @@ def parse_conversation(
     if rendered:
         return Conversation(prompt=str(prompt_row.messages[-1]["content"]), answer=prompt_row.response)
     answer = {"role": ASSISTANT, "content": prompt_row.response}
-    return Conversation((*prompt_row.messages, answer), first_trained=len(prompt_row.messages))
+    return Conversation((*prompt_row.messages, answer), first_trained=len(prompt_row.messages), images=images)
+
+
+def _with_text_contents(messages: Sequence[Message], column: str, row_name: str) -> tuple[Message, ...]:
+    """Return messages whose contents are texts with placeholders of images."""
+    key = "data.messages_key"
+    return tuple(
+        {**message, "content": message_text(message.get("content"), key, column, row_name, has_images=True)}
+        for message in messages
+    )
 
 
 def _messages(row: Mapping[str, Any], column: str, row_name: str) -> tuple[Message, ...]:
@@ -111,12 +135,15 @@ def _with_system_prompt(messages: tuple[Message, ...], system: str | None) -> tu
 class ConversationFormat:
     """Tokenizes conversations with the chat template of a tokenizer."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, template: str | None = None) -> None:
-        """`template` replaces the tokenizer's chat template.
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, template: str | None = None, images: PromptImages | None = None
+    ) -> None:
+        """`template` replaces the tokenizer's chat template; `images` converts images, None if the policy reads none.
 
         Raises:
             ConfigError: unknown template.
         """
+        self._images = images
         self._tokenizer = tokenizer
         self._template = chat_template(template)
         added = tokenizer.added_tokens_decoder.values()
@@ -129,7 +156,8 @@ class ConversationFormat:
         """Return token sequences in which each trained reply occurs once.
 
         Raises:
-            ConfigError: there is no reply, or the template cannot render the conversation or omits a reply.
+            ConfigError: there is no reply, the template cannot render the conversation or omits a reply, or an image
+                cannot be read.
         """
         if conversation.prompt is not None:
             return [self._tokenize([(conversation.prompt, False), (conversation.answer, True)], is_closed=False)]
@@ -137,10 +165,24 @@ class ConversationFormat:
             raise ConfigError(
                 "the tokenizer has no chat template", key=KEY, hint=f"set {KEY}, for example {KEY}=chatml"
             )
-        return list(self._sequences(conversation, row_name))
+        try:
+            return list(self._sequences(conversation, row_name))
+        except _PlaceholderError as error:
+            hint = "remove that token from the text"
+            raise ConfigError(f"{row_name}: {error}", key="data.train_files", source=row_name, hint=hint) from error
+
+    def _shown_messages(self, conversation: Conversation) -> Sequence[Message]:
+        """Return the messages with markers of their images."""
+        if self._images is None:
+            if conversation.images:
+                hint = "train a vision-language model, or data.image_key=null for the text"
+                raise conversation.images[0].read_error("cannot be read by the policy", hint)
+            return conversation.messages
+        measured = [image.measure(self._images) for image in conversation.images]
+        return place_in_messages(conversation.messages, measured, self._images)
 
     def _sequences(self, conversation: Conversation, row_name: str) -> Iterator[TokenSequence]:
-        messages = conversation.messages
+        messages = self._shown_messages(conversation)
         reply_indices = [
             i for i in range(conversation.first_trained, len(messages)) if messages[i]["role"] == ASSISTANT
         ]
@@ -211,10 +253,23 @@ class ConversationFormat:
         tokens: list[int] = []
         loss_mask: list[bool] = []
         for text, is_trained in pieces:
-            encoded = self._tokenizer.encode(text, add_special_tokens=False)
-            tokens += encoded
-            loss_mask += [is_trained] * len(encoded)
+            for encoded, is_image in self._encode_parts(text):
+                tokens += encoded
+                loss_mask += [is_trained and not is_image] * len(encoded)
         return tokens, loss_mask
+
+    def _encode_parts(self, text: str) -> Iterator[tuple[Sequence[int], bool]]:
+        """Yield the tokens of texts and images, and whether they are an image's."""
+        if self._images is None:
+            yield self._encode_text(text), False
+            return
+        try:
+            yield from self._images.encode_parts(text, self._encode_text)
+        except ValueError as error:
+            raise _PlaceholderError(error) from error
+
+    def _encode_text(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _encode_jointly(self, pieces: Sequence[TextPiece]) -> tuple[list[int], list[bool]]:
         """Encode all pieces at once; a token belongs to the piece in which it ends."""
@@ -234,31 +289,43 @@ def truncate_sequence(sequence: TokenSequence, limit: int, truncation: Truncatio
     """Truncate a sequence to at most `limit` tokens, like `truncate`.
 
     Raises:
-        ConfigError: the sequence is longer and `truncation` is `error`.
+        ConfigError: the sequence is longer and `truncation` is `error`, or an image would be removed.
     """
     length = len(sequence.tokens)
     if length <= limit:
         return sequence
-    if truncation == "error":
-        message = f"{row_name} has {length:,} tokens, more than sft.max_tokens = {limit:,}"
-        hint = f"sft.max_tokens={length}, or data.truncation=left, right or middle"
-        raise ConfigError(message, key="sft.max_tokens", value=limit, source=row_name, hint=hint)
-    positions = truncate(range(length), limit, truncation)
-    loss_mask = [sequence.loss_mask[position] for position in positions]
-    return TokenSequence(tuple(sequence.tokens[position] for position in positions), (False, *loss_mask[1:]))
+    positions = kept_positions(length, limit, truncation)
+    if truncation != "error" and keeps_images(sequence.tokens, positions):
+        loss_mask = [sequence.loss_mask[position] for position in positions]
+        return TokenSequence(tuple(sequence.tokens[position] for position in positions), (False, *loss_mask[1:]))
+    message = f"{row_name} has {length:,} tokens, more than sft.max_tokens = {limit:,}"
+    hint = f"sft.max_tokens={length}, or data.truncation=left, right or middle"
+    if truncation != "error":
+        message += f", and data.truncation = {truncation} would remove a part of an image"
+        hint = f"sft.max_tokens={length}, or a smaller policy.vision.max_pixels"
+    raise ConfigError(message, key="sft.max_tokens", value=limit, source=row_name, hint=hint)
+
+
+class _PlaceholderError(Exception):
+    """A text spells a token that stands for images."""
 
 
 class TokenizedConversations:
-    """Concatenated token sequences of rows, five bytes per token in memory.
+    """Concatenated token sequences of rows, five bytes per token in memory, or nine with images, which are read when
+    they are used.
 
     A row has one or several sequences. Rows without trained tokens, for example after truncation, are dropped.
     """
 
-    def __init__(self, rows: Iterable[Sequence[TokenSequence]]) -> None:
+    def __init__(
+        self, rows: Iterable[Sequence[TokenSequence]], add_images: Callable[[Batch, list[int]], Batch] | None = None
+    ) -> None:
+        """`add_images` adds the images of input rows to their batch; None if the policy reads none."""
+        self._add_images = add_images
         self.included_rows: list[int] = []
         """Indices of the input rows that are not dropped."""
         self.num_input_rows = 0
-        self._tokens = array("i")
+        self._tokens = array("i" if add_images is None else "q")
         self._loss_mask = bytearray()
         self._ends = array("q", [0])
         """Boundaries of the sequences in `_tokens`."""
@@ -285,12 +352,12 @@ class TokenizedConversations:
         """Return the sequences of rows as a batch in which each row is a trajectory."""
         sequences_by_row = [range(self._sequences[row], self._sequences[row + 1]) for row in rows]
         spans = [slice(self._ends[i], self._ends[i + 1]) for sequences in sequences_by_row for i in sequences]
-        columns = (np.frombuffer(self._tokens, np.int32), np.frombuffer(self._loss_mask, np.bool_))
+        columns = (np.frombuffer(self._tokens, self._tokens.typecode), np.frombuffer(self._loss_mask, np.bool_))
         tokens, loss_mask = (torch.from_numpy(np.concatenate([column[span] for span in spans])) for column in columns)
         lengths = torch.tensor([span.stop - span.start for span in spans])
         starts = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
         following = torch.cat([loss_mask[1:], loss_mask.new_zeros(1)])
-        return Batch(
+        batch = Batch(
             tokens=tokens.long(),
             positions=torch.arange(len(tokens)) - starts,
             lengths=lengths,
@@ -302,3 +369,4 @@ class TokenizedConversations:
             logprobs=torch.zeros(len(tokens)),
             rewards=torch.zeros(len(tokens)),
         )
+        return batch if self._add_images is None else self._add_images(batch, [self.included_rows[row] for row in rows])

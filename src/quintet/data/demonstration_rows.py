@@ -7,6 +7,7 @@ slippery ice are skipped, and responses name the action in all formats, where RA
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, cast
@@ -16,11 +17,13 @@ from pydantic import TypeAdapter
 from quintet.config.native.envs import ENVS, EnvConfig
 from quintet.config.native.section import Section
 from quintet.config.native.training import SolvedEpisodesConfig
-from quintet.data.demonstrations import Expert, run_episode
+from quintet.data.demonstrations import DemonstratedTurn, Expert, run_episode
 from quintet.data.tasks.generation import SPLITS, check_directory, write_rows
 from quintet.data.tasks.task import parse_options
 from quintet.data.worker_pool import WorkerPool
+from quintet.envs.env import IMAGE
 from quintet.envs.factory import build_env
+from quintet.envs.service.png import encode_png
 from quintet.envs.start_states import Split, split_seed
 from quintet.errors import ConfigError, nearest
 
@@ -29,8 +32,10 @@ MAX_TRIES_PER_EPISODE: Final = 50
 EPISODES_PER_REQUEST: Final = 8
 """Episodes per request to a worker."""
 RowFormat = Literal["message", "qwen-instruct", "base"]
-Turns = list[tuple[str, str, str]]
-"""Observation, thought and action per turn."""
+Turns = list[tuple[str, str, str, list[str]]]
+"""Observation, thought, action and images per turn; images are PNG files in base64."""
+IMAGE_COLUMN: Final = "images"
+"""Column of the images of a row."""
 
 
 def parse_env_config(name: str, options: Mapping[str, Any]) -> EnvConfig:
@@ -75,12 +80,13 @@ def write_demonstration_rows(
 def _iter_distinct_episodes(env: EnvConfig, episodes: SolvedEpisodesConfig) -> Iterator[tuple[int, Turns]]:
     """Yield seeds and turns of solved episodes with different first observations, training episodes first."""
     num_episodes = episodes.episodes + episodes.validation_episodes
-    first_observations, num_tries, num_solved = set[str](), 0, 0
+    first_observations, num_tries, num_solved = set[tuple[str, ...]](), 0, 0
     for seed, turns in _iter_episodes(env, episodes):
         num_tries += 1
         num_solved += bool(turns)
-        if turns and turns[0][0] not in first_observations:
-            first_observations.add(turns[0][0])
+        observation = (turns[0][0], *turns[0][3]) if turns else ()
+        if turns and observation not in first_observations:
+            first_observations.add(observation)
             yield seed, turns
         if len(first_observations) == num_episodes:
             return
@@ -125,7 +131,14 @@ def _block_seeds(first: int) -> list[int]:
 def _solve(env: Expert, seed: int, max_depth: int) -> Turns | None:
     """Return the turns of the expert's episode, or None if it does not succeed in `max_depth` moves."""
     episode = run_episode(env, seed, max_depth)
-    return None if episode is None else [(turn.observation, turn.thought, turn.actions[0]) for turn in episode.turns]
+    return None if episode is None else [_as_texts(turn) for turn in episode.turns]
+
+
+def _as_texts(turn: DemonstratedTurn) -> tuple[str, str, str, list[str]]:
+    """Return a turn of `Turns`, whose observation has a placeholder for each image."""
+    missing = len(turn.images) - turn.observation.count(IMAGE)
+    images = [b64encode(encode_png(image)).decode() for image in turn.images]
+    return f"{IMAGE * missing}{turn.observation}", turn.thought, turn.actions[0], images
 
 
 def _build_rows(
@@ -133,7 +146,9 @@ def _build_rows(
 ) -> Iterator[Mapping[str, Any]]:
     """Yield a row per move: the conversation so far and the response."""
     messages = [{"role": "system", "content": instruction}]
-    for number, (observation, thought, action) in enumerate(turns):
+    images: list[dict[str, bytes]] = []
+    for number, (observation, thought, action, shown) in enumerate(turns):
+        images = [*images, *({"bytes": b64decode(image)} for image in shown)]
         messages = [*messages, {"role": "user", "content": observation}]
         thought_text = f" {thought} " if think else ""
         reply = f"<think>{thought_text}</think><answer> {action} </answer>"
@@ -145,6 +160,7 @@ def _build_rows(
             "ability": "bfs",
             "reward_model": {"style": "rule", "ground_truth": action},
             "extra_info": {"split": split, "index": seed, "turn": number},
+            **({IMAGE_COLUMN: images} if images else {}),
         }
         messages = [*messages, {"role": "assistant", "content": response if form == "message" else reply}]
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from random import Random
 from typing import Any, Final, Protocol, cast
 
 from quintet.envs.env import Env, UnsolvableError
 from quintet.envs.start_states import Split, split_seed
 from quintet.errors import ConfigError
 from quintet.records import Observation
+from quintet.seeds import derive_seed
 
 MAX_TRIES_PER_WIN: Final = 50
 """Tried episodes per successful one, after which the environment is considered too hard."""
@@ -28,6 +30,28 @@ class Expert(Env, Protocol):
 
     def expert_thought(self) -> str:
         """Return a short description of the current state."""
+
+
+class EpsilonGreedyExpert:
+    """An expert that takes a random action of the environment with probability `epsilon`, chosen by the episode's
+    seed."""
+
+    def __init__(self, expert: Expert, epsilon: float) -> None:
+        self._expert, self._epsilon = expert, epsilon
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._expert, name)
+
+    def reset(self, seed: int) -> Observation:
+        """See `Env.reset`."""
+        self._random = Random(derive_seed("epsilon", seed))  # noqa: S311 - reproducible, not secret
+        return self._expert.reset(seed)
+
+    def expert_action(self) -> str:
+        """See `Expert.expert_action`."""
+        if self._random.random() < self._epsilon:
+            return self._random.choice(self._expert.actions)
+        return self._expert.expert_action()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +98,15 @@ def collect_demonstrations(
     split: Split = Split.DEMONSTRATION,
     max_turns: int,
     max_actions_per_turn: int = 1,
+    epsilon: float = 0.0,
 ) -> list[Demonstration]:
-    """Collect `episodes` successful episodes of the split.
+    """Collect `episodes` successful episodes of the split, in which actions are random with probability `epsilon`.
 
     The expert cannot predict slipping on ice; episodes in which it fails are skipped.
 
     Raises:
-        ConfigError: the environment has no expert, or too few episodes succeed within `max_turns`.
+        ConfigError: the environment has no expert, too few episodes succeed within `max_turns`, or an environment
+            without a list of actions is to take random ones.
     """
     env = build_env()
     if not hasattr(env, "expert_action"):
@@ -91,9 +117,15 @@ def collect_demonstrations(
             hint="add the method, or train an existing model without a warm start: policy.path=DIRECTORY"
             " policy.preset=null warm_start=null",
         )
-    demonstrations, num_tries, env_error = _collect(
-        cast("Expert", env), split, episodes, max_turns, max_actions_per_turn
-    )
+    if epsilon and not env.actions:
+        raise ConfigError(
+            "the environment has no list of actions to choose a random one from",
+            key="warm_start.epsilon",
+            value=epsilon,
+            hint="remove warm_start.epsilon",
+        )
+    expert = cast("Expert", EpsilonGreedyExpert(cast("Expert", env), epsilon) if epsilon else env)
+    demonstrations, num_tries, env_error = _collect(expert, split, episodes, max_turns, max_actions_per_turn)
     if len(demonstrations) < episodes:
         cause = f"; the env failed: {type(env_error).__name__}: {env_error}" if env_error else ""
         raise ConfigError(

@@ -9,9 +9,10 @@ from quintet.config.native.data import DataConfig
 from quintet.config.native.experiment import Experiment
 from quintet.data.prompt_source import open_rows
 from quintet.data.prompt_split import PromptSplit
+from quintet.data.row_images import PromptImages
 from quintet.data.row_reader import RowReader
 from quintet.errors import ConfigError
-from quintet.records import PromptRow
+from quintet.records import ImageInput, PromptRow
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -33,8 +34,10 @@ class PromptDataset:
         self._validations = 0
 
     @classmethod
-    def from_config(cls, config: Experiment, tokenizer: PreTrainedTokenizerFast) -> PromptDataset:
-        """Read the prompts of a run.
+    def from_config(
+        cls, config: Experiment, tokenizer: PreTrainedTokenizerFast, images: PromptImages | None = None
+    ) -> PromptDataset:
+        """Read the prompts of a run. `images` converts images; None if the policy reads none.
 
         Raises:
             ConfigError: files, columns, templates or lengths do not match the configuration.
@@ -46,7 +49,7 @@ class PromptDataset:
         trust_code = policy.trust_remote_code or policy.trust_tokenizer_code
         train, validation = (
             PromptSplit.from_config(
-                config.data, tokenizer, max_prompt_tokens, split, config.seed, trust_remote_code=trust_code
+                config.data, tokenizer, max_prompt_tokens, split, config.seed, images, trust_remote_code=trust_code
             )
             for split in ("train", "validation")
         )
@@ -59,6 +62,11 @@ class PromptDataset:
         """Return the prompt's token ids, at most `rollout.max_prompt_tokens`."""
         row = number - len(self.train)
         return self._validation.prompt(row) if row >= 0 else self.train.prompt(number)
+
+    def images(self, number: int) -> tuple[ImageInput, ...]:
+        """Return the distinct images of the prompt."""
+        row = number - len(self.train)
+        return self._validation.images(row) if row >= 0 else self.train.images(number)
 
     def sources(self) -> set[str]:
         """Return the sources of the first rows of each split, to detect missing reward functions early."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
 from quintet.data.chat_templates import KEY, chat_template
+from quintet.data.row_images import Message, PromptImages, RowImage, keeps_images, place_in_messages
 from quintet.data.template_rendering import TemplateRenderingError, render_chat_template
 from quintet.errors import ConfigError
 from quintet.records import PromptRow
@@ -17,34 +19,39 @@ Truncation = Literal["error", "left", "right", "middle"]
 
 
 def truncate(tokens: Sequence[int], limit: int, side: Truncation, place: str = "the prompt") -> tuple[int, ...]:
-    """Truncate to at most `limit` tokens.
+    """Truncate to at most `limit` tokens, of which those of images are negative.
 
     `left` removes the beginning, `right` the end, `middle` keeps the first limit // 2 and the last limit - limit // 2
     tokens, as verl does.
 
     Raises:
-        ConfigError: there are more tokens and `side` is `error`.
+        ConfigError: there are more tokens and `side` is `error`, or an image would be removed.
     """
     if len(tokens) <= limit:
         return tuple(tokens)
-    if side == "error":
-        raise ConfigError(
-            f"{place} has {len(tokens):,} tokens, more than rollout.max_prompt_tokens = {limit:,}",
-            key="rollout.max_prompt_tokens",
-            value=limit,
-            hint=f"rollout.max_prompt_tokens={len(tokens)}, or data.filter_long_prompts=true, or data.truncation=left,"
-            " right or middle",
-        )
+    kept = kept_positions(len(tokens), limit, side)
+    if side != "error" and keeps_images(tokens, kept):
+        return tuple(tokens[position] for position in kept)
+    message = f"{place} has {len(tokens):,} tokens, more than rollout.max_prompt_tokens = {limit:,}"
+    hint = f"rollout.max_prompt_tokens={len(tokens)}, or data.filter_long_prompts=true"
+    if side != "error":
+        message += f", and data.truncation = {side} would remove a part of an image"
+    alternative = "data.truncation=left, right or middle" if side == "error" else "a smaller policy.vision.max_pixels"
+    raise ConfigError(message, key="rollout.max_prompt_tokens", value=limit, hint=f"{hint}, or {alternative}")
+
+
+def kept_positions(length: int, limit: int, side: Truncation) -> Sequence[int]:
+    """Return the positions that truncation keeps of more than `limit` tokens."""
     if side == "left":
-        return tuple(tokens[-limit:])
-    if side == "right":
-        return tuple(tokens[:limit])
-    head = limit // 2
-    return (*tokens[:head], *tokens[len(tokens) - (limit - head) :])
+        return range(length - limit, length)
+    if side == "middle":
+        head = limit // 2
+        return (*range(head), *range(length - (limit - head), length))
+    return range(limit)
 
 
 class PromptFormat:
-    """Formats prompts with a chat template and a tokenizer, and truncates them."""
+    """Formats prompts with a chat template, a tokenizer and a converter of images, and truncates them."""
 
     def __init__(
         self,
@@ -53,8 +60,10 @@ class PromptFormat:
         *,
         max_tokens: int,
         truncation: Truncation = "error",
+        images: PromptImages | None = None,
     ) -> None:
-        """
+        """`images` converts images; None if the policy reads none.
+
         Raises:
             ConfigError: unknown template, or the tokenizer has no template.
         """
@@ -62,6 +71,7 @@ class PromptFormat:
         self._template = chat_template(template)
         self._limit = max_tokens
         self._truncation: Truncation = truncation
+        self._images = images
         if self._template.text is None and not tokenizer.chat_template:
             raise ConfigError(
                 "the tokenizer has no chat template",
@@ -76,24 +86,53 @@ class PromptFormat:
         Raises:
             ConfigError: the template cannot be applied, or exceeds a limit.
         """
+        return self._render(prompt_row, prompt_row.messages)
+
+    def _render(self, prompt_row: PromptRow, messages: Sequence[Message]) -> str:
         try:
-            text = render_chat_template(
-                self._tokenizer, prompt_row.messages, self._template, add_generation_prompt=True
-            )
+            text = render_chat_template(self._tokenizer, messages, self._template, add_generation_prompt=True)
         except TemplateRenderingError as error:
             message = f"{KEY}: the chat template cannot be applied to row {prompt_row.id}: {error}"
             hint = f"use roles that the template supports, or another template, such as {KEY}=chatml"
             raise ConfigError(message, key=KEY, hint=hint) from error
         return f"{text}{self._template.response_prefix}"
 
-    def untruncated_tokens(self, prompt_row: PromptRow) -> tuple[int, ...]:
-        """Return all tokens of a prompt."""
-        return tuple(self._tokenizer.encode(self.text(prompt_row), add_special_tokens=False))
+    def untruncated_tokens(
+        self, prompt_row: PromptRow, place: str = "the prompt", images: Sequence[RowImage] = ()
+    ) -> tuple[int, ...]:
+        """Return all tokens of a prompt with these images, of which only the headers are read; `place` names the row in
+        errors.
 
-    def tokens(self, prompt_row: PromptRow, place: str) -> tuple[int, ...]:
+        Raises:
+            ConfigError: the policy does not read the images, or the template does not show them.
+        """
+        if self._images is None:
+            if images:
+                raise images[0].read_error(
+                    "cannot be read by the policy", "train a vision-language model, or data.image_key=null for the text"
+                )
+            return tuple(self._encode(self.text(prompt_row)))
+        measured = [image.measure(self._images) for image in images]
+        text = self._render(prompt_row, place_in_messages(prompt_row.messages, measured, self._images))
+        try:
+            parts = list(self._images.encode_parts(text, self._encode))
+        except ValueError as error:
+            hint = "remove that token from the text"
+            raise ConfigError(f"{place}: {error}", key="data.train_files", source=place, hint=hint) from error
+        if sum(is_image for _, is_image in parts) != len(images):
+            message = f"{place}: the chat template does not show each image of the prompt once"
+            raise ConfigError(message, key=KEY, source=place, hint=f"use another template, such as {KEY}=chatml")
+        return tuple(chain.from_iterable(tokens for tokens, _ in parts))
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def tokens(self, prompt_row: PromptRow, place: str, images: Sequence[RowImage] = ()) -> tuple[int, ...]:
         """Return the tokens of a prompt, truncated if necessary; `place` names the row in errors.
 
         Raises:
-            ConfigError: the prompt is too long and `data.truncation` is `error`.
+            ConfigError: see `untruncated_tokens`; or the prompt is too long and `data.truncation` is `error`, or would
+                remove an image.
         """
-        return truncate(self.untruncated_tokens(prompt_row), self._limit, self._truncation, place)
+        tokens = self.untruncated_tokens(prompt_row, place, images)
+        return truncate(tokens, self._limit, self._truncation, place)

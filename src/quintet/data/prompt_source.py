@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from quintet.config.native.data import DataConfig
 from quintet.data.data_files import cache_directory, resolve_files
 from quintet.data.prompt_format import PromptFormat
+from quintet.data.row_images import PromptImages, RowImage
 from quintet.data.row_reader import RowReader
 from quintet.data.tables import ConcatenatedRows, open_table
 from quintet.errors import ConfigError
@@ -39,13 +41,15 @@ def open_rows(names: Sequence[str], key: str, cache_dir: str | None = None) -> t
 
 
 class RowSource(Protocol):
-    """Rows by number; `describe_row` returns a row's file and line."""
+    """Rows by number; `describe_row` returns a row's file and line, `directory` that in which its images are."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, number: int) -> Mapping[str, Any]: ...
 
     def describe_row(self, number: int) -> str: ...
+
+    def directory(self, number: int) -> Path: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +89,10 @@ def open_split_files(config: DataConfig, tokenizer: Any, names: Sequence[str], k
 class _CustomRows:
     """Rows of a user-defined dataset."""
 
-    def __init__(self, rows: Any, name: str) -> None:
+    def __init__(self, rows: Any, name: str, directory: Path) -> None:
         self._rows = rows
         self._name = name
+        self._directory = directory
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -104,6 +109,9 @@ class _CustomRows:
     def describe_row(self, number: int) -> str:
         return f"{self._name}, row {number}"
 
+    def directory(self, _number: int) -> Path:
+        return self._directory
+
 
 def _load_custom_rows(config: DataConfig, names: Sequence[str], tokenizer: Any) -> _CustomRows:
     """Create the user's dataset with `(data_files, tokenizer, config)`."""
@@ -115,16 +123,22 @@ def _load_custom_rows(config: DataConfig, names: Sequence[str], tokenizer: Any) 
     missing = [method for method in ("__len__", "__getitem__") if not hasattr(dataset, method)]
     if missing:
         raise ConfigError(f"{CLASS_KEY} = {name} does not define {' and '.join(missing)}", key=CLASS_KEY, value=name)
-    return _CustomRows(dataset, name)
+    return _CustomRows(dataset, name, Path(names[0]).expanduser().parent)
 
 
 class PromptRows:
     """Prompts by row number over all files."""
 
     def __init__(
-        self, config: DataConfig, tokenizer: PreTrainedTokenizerFast, max_prompt_tokens: int, split: SplitName
+        self,
+        config: DataConfig,
+        tokenizer: PreTrainedTokenizerFast,
+        max_prompt_tokens: int,
+        split: SplitName,
+        images: PromptImages | None = None,
     ) -> None:
-        """
+        """`images` converts images; None if the policy reads none.
+
         Raises:
             ConfigError: files, columns or the chat template do not match the configuration.
             MachineError: a file cannot be copied, or the cache cannot be written.
@@ -133,8 +147,9 @@ class PromptRows:
         self.names, self.sizes, self._rows = split_rows.names, split_rows.sizes, split_rows.rows
         self._reader = RowReader(config)
         self._prompt_format = PromptFormat(
-            tokenizer, config.template, max_tokens=max_prompt_tokens, truncation=config.truncation
+            tokenizer, config.template, max_tokens=max_prompt_tokens, truncation=config.truncation, images=images
         )
+        self._has_images = config.image_key is not None
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -154,10 +169,19 @@ class PromptRows:
         """Return a prompt's tokens, truncated according to `data.truncation`.
 
         Raises:
-            ConfigError: the prompt is too long and `data.truncation` is `error`.
+            ConfigError: an image cannot be read; or the prompt is too long and `data.truncation` is `error`, or would
+                remove an image.
         """
-        return self._prompt_format.tokens(prompt_row, self._rows.describe_row(prompt_row.id))
+        number = prompt_row.id
+        return self._prompt_format.tokens(prompt_row, self._rows.describe_row(number), self.images(number))
+
+    def images(self, number: int) -> tuple[RowImage, ...]:
+        """Return the images of a row, unread."""
+        if not self._has_images:
+            return ()
+        return self._reader.images(self._rows[number], self._rows.describe_row(number), self._rows.directory(number))
 
     def num_tokens(self, number: int) -> int:
         """Return the number of tokens of a row's untruncated prompt."""
-        return len(self._prompt_format.untruncated_tokens(self[number]))
+        place = self._rows.describe_row(number)
+        return len(self._prompt_format.untruncated_tokens(self[number], place, self.images(number)))

@@ -13,9 +13,10 @@ import numpy as np
 from quintet.config.native.data import DataConfig
 from quintet.data.prompt_source import PromptRows, SplitName
 from quintet.data.prompt_workers import PromptWorkers
+from quintet.data.row_images import PromptImages
 from quintet.data.row_order import RowOrder, RowSampler, sample_rows
 from quintet.errors import ConfigError
-from quintet.records import PromptRow
+from quintet.records import ImageInput, PromptRow
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -24,6 +25,8 @@ MIN_ROWS_PER_WORKER: Final = 1024
 """Number of rows below which another process does not pay off."""
 MAX_CACHED_PROMPTS: Final = 8192
 """Number of tokenized prompts in the cache."""
+MAX_CACHED_BYTES: Final = 256 << 20
+"""Bytes of the images in the cache, which the samples of a group share."""
 
 CreateWorkers = Callable[[int], PromptWorkers]
 
@@ -36,7 +39,13 @@ class PromptSplit:
     """
 
     def __init__(
-        self, source: PromptRows, numbers: np.ndarray, config: DataConfig, seed: int, create_workers: CreateWorkers
+        self,
+        source: PromptRows,
+        numbers: np.ndarray,
+        config: DataConfig,
+        seed: int,
+        create_workers: CreateWorkers,
+        images: PromptImages | None = None,
     ) -> None:
         """`numbers` int64 [rows] selects rows of the source, in its order."""
         self.num_filtered = 0
@@ -48,6 +57,9 @@ class PromptSplit:
         self._create_workers = create_workers
         self._workers: PromptWorkers | None = None
         self._prompts: OrderedDict[int, tuple[int, ...]] = OrderedDict()
+        self._converter = images
+        self._images: OrderedDict[int, tuple[ImageInput, ...]] = OrderedDict()
+        self._cached_bytes = 0
 
     @classmethod
     def from_config(
@@ -57,23 +69,26 @@ class PromptSplit:
         max_prompt_tokens: int,
         split: SplitName = "train",
         seed: int = 0,
+        images: PromptImages | None = None,
         *,
         trust_remote_code: bool = False,
     ) -> PromptSplit:
-        """Read and filter a split. `seed` is used if `data.seed` is null; `trust_remote_code` is the tokenizer's.
+        """Read and filter a split. `seed` is used if `data.seed` is null; `images` converts images, None if the policy
+        reads none; `trust_remote_code` is the tokenizer's.
 
         Raises:
             ConfigError: files, columns, templates or lengths do not match the configuration.
             MachineError: a file cannot be copied, the cache cannot be written, or a worker died.
         """
         seed = seed if config.seed is None else config.seed
-        source = PromptRows(config, tokenizer, max_prompt_tokens, split)
+        source = PromptRows(config, tokenizer, max_prompt_tokens, split, images)
         create_workers = partial(
             PromptWorkers,
             config=config,
             tokenizer=tokenizer,
             max_prompt_tokens=max_prompt_tokens,
             split=split,
+            images=images,
             trust_remote_code=trust_remote_code,
         )
         rows_within_limit = np.arange(len(source))
@@ -84,7 +99,7 @@ class PromptSplit:
         max_rows = config.train_rows if split == "train" else None
         numbers = rows_within_limit[sample_rows(len(rows_within_limit), max_rows, seed)]
         numbers = numbers[: config.validation_rows] if split == "validation" else numbers
-        split_rows = cls(source, numbers, config, seed, create_workers)
+        split_rows = cls(source, numbers, config, seed, create_workers, images)
         split_rows.num_filtered = len(source) - len(rows_within_limit)
         return split_rows
 
@@ -100,7 +115,7 @@ class PromptSplit:
         config, prompt_row = self._config, self._source[int(self._row_numbers[row])]
         extra: dict[str, Any] = {}
         if config.keep_raw_tokens:
-            extra["raw_prompt_ids"] = list(self._tokens(row, prompt_row))
+            extra["raw_prompt_ids"] = self._raw_tokens(row, prompt_row)
         if config.keep_messages:
             extra["raw_prompt"] = [dict(message) for message in prompt_row.messages]
         if config.keep_text:
@@ -123,6 +138,30 @@ class PromptSplit:
             ConfigError: the prompt is longer and `data.truncation` is `error`.
         """
         return self._tokens(row, None)
+
+    def images(self, row: int) -> tuple[ImageInput, ...]:
+        """Return the distinct images of a row's prompt; the latest images are cached.
+
+        Raises:
+            ConfigError: an image cannot be decoded.
+        """
+        if self._converter is None:
+            return ()
+        if row not in self._images:
+            loaded = [image.load(self._converter) for image in self._source.images(int(self._row_numbers[row]))]
+            self._images[row] = tuple({image.key: image for image in loaded}.values())
+            self._cached_bytes += _size(self._images[row])
+            while self._cached_bytes > MAX_CACHED_BYTES and len(self._images) > 1:
+                self._cached_bytes -= _size(self._images.popitem(last=False)[1])
+        self._images.move_to_end(row)
+        return self._images[row]
+
+    def _raw_tokens(self, row: int, prompt_row: PromptRow) -> list[int]:
+        tokens = self._tokens(row, prompt_row)
+        if min(tokens, default=0) < 0:
+            message = f"data.keep_raw_tokens: row {prompt_row.id} has images, which have no token ids"
+            raise ConfigError(message, key="data.keep_raw_tokens", value=True, hint="data.keep_raw_tokens=false")
+        return list(tokens)
 
     def create_sampler(self) -> RowSampler:
         """Create a sampler of training rows, mixed by `data.weights` and shuffled if `data.shuffle` is set.
@@ -176,6 +215,10 @@ class PromptSplit:
         self._prompts[row] = tokens
         while len(self._prompts) > MAX_CACHED_PROMPTS:
             self._prompts.popitem(last=False)
+
+
+def _size(images: Sequence[ImageInput]) -> int:
+    return sum(len(image.patches) for image in images)
 
 
 def _prompt_lengths(source: PromptRows, max_workers: int, create_workers: CreateWorkers) -> np.ndarray:

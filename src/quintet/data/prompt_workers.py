@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from quintet.config.native.data import DataConfig
 from quintet.data.prompt_source import PromptRows, SplitName
+from quintet.data.row_images import PromptImages
 from quintet.data.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ class PromptWorkers(WorkerPool):
         tokenizer: PreTrainedTokenizerFast,
         max_prompt_tokens: int,
         split: SplitName,
+        images: PromptImages | None = None,
         *,
         trust_remote_code: bool = False,
     ) -> None:
@@ -36,6 +39,7 @@ class PromptWorkers(WorkerPool):
             "trust_remote_code": trust_remote_code,
             "max_prompt_tokens": max_prompt_tokens,
             "split": split,
+            "images": None if images is None else [type(images).__module__, type(images).__name__, images.settings()],
         }
         super().__init__(_create_handler, setup, count, tokenizer)
         self.count = count
@@ -82,11 +86,21 @@ def _load_tokenizer(directory: str, *, trust_remote_code: bool) -> PreTrainedTok
     return AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
 
 
+def _load_images(setup: tuple[str, str, Mapping[str, Any]] | None) -> PromptImages | None:
+    """Build the converter of images in this process, from its class and settings."""
+    if setup is None:
+        return None
+    module, name, settings = setup
+    images: PromptImages = getattr(import_module(module), name).from_settings(settings)
+    return images
+
+
 def _create_handler(setup: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
     tokenizer = _load_tokenizer(setup["tokenizer"], trust_remote_code=setup["trust_remote_code"])
     tokenizer.name_or_path = setup["tokenizer_name"]
     config = DataConfig.model_validate(setup["config"])
-    source = PromptRows(config, tokenizer, setup["max_prompt_tokens"], setup["split"])
+    images = _load_images(setup["images"])
+    source = PromptRows(config, tokenizer, setup["max_prompt_tokens"], setup["split"], images)
 
     def handle(request: Mapping[str, Any]) -> list[Any]:
         if "lengths" in request:

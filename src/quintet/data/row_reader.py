@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from quintet.config.native.data import DataConfig
+from quintet.data.row_images import RowImage, image_error, row_images, with_placeholders
+from quintet.envs.env import IMAGE
 from quintet.errors import ConfigError, nearest
 from quintet.records import PromptRow
 
@@ -34,20 +37,50 @@ class RowReader:
         Raises:
             ConfigError: a column is missing, or has an unexpected type.
         """
-        image_column = self._config.image_key
-        if image_column is not None and row.get(image_column):
-            raise _invalid_column(
-                "data.image_key", image_column, row_name, "contains images, which are not supported", "remove them"
-            )
         messages, response = self._conversation(row, row_name)
         return PromptRow(
             id=number,
             data_source=self._source(row),
-            messages=messages,
+            messages=self.place_images(row, messages, row_name),
             ground_truth=self._truth(row, row_name),
             extra=self._extra(row),
             response=self._response(row, row_name) or response,
         )
+
+    def images(self, row: Mapping[str, Any], row_name: str, directory: Path) -> tuple[RowImage, ...]:
+        """Return the images of a row, unread; their paths are relative to `directory`.
+
+        Raises:
+            ConfigError: the column contains anything else, or a path leads out of the directory.
+        """
+        return row_images(self._image_cells(row) or [], str(self._config.image_key), row_name, directory)
+
+    def place_images(self, row: Mapping[str, Any], messages: Sequence[Message], row_name: str) -> tuple[Message, ...]:
+        """Return the messages of a row with one placeholder for each of its images. In rows without the column of
+        images, `<image>` is text.
+
+        Raises:
+            ConfigError: there are more or fewer placeholders than images.
+        """
+        images = self._image_cells(row)
+        if images is None:
+            return tuple(messages)
+        placed = with_placeholders(messages, len(images))
+        if placed is None:
+            count = sum(str(message.get("content")).count(IMAGE) for message in messages)
+            problem = f"{len(images)} images and {count} placeholders {IMAGE} in its messages"
+            hint = f"write {IMAGE} once for each image, or nowhere: then they come before the first message of the user"
+            raise image_error(str(self._config.image_key), row_name, problem, hint)
+        return placed
+
+    def _image_cells(self, row: Mapping[str, Any]) -> Sequence[object] | None:
+        """Return the images in the column, None if the row has no such column; cells of CSV files contain JSON."""
+        cell = MISSING if self._config.image_key is None else lookup(row, self._config.image_key)
+        if isinstance(cell, str) and cell.lstrip().startswith(("[", "{")):
+            cell = parse_json(cell)
+        if cell is MISSING:
+            return None
+        return cell if isinstance(cell, list | tuple) else [] if cell is None or cell == "" else [cell]
 
     def _conversation(self, row: Mapping[str, Any], row_name: str) -> tuple[tuple[Message, ...], str | None]:
         """Return the messages of the prompt, and the response if the conversation ends with one."""
@@ -57,7 +90,8 @@ class RowReader:
         value = _column(row, column, f"data.{key}", row_name)
         if config.messages_key is not None and isinstance(value, str):
             value = parse_json(value)
-        messages = list(_messages(value, f"data.{key}", column, row_name))
+        has_images = self._image_cells(row) is not None
+        messages = list(_messages(value, f"data.{key}", column, row_name, has_images=has_images))
         response = None
         if messages and messages[-1]["role"] == "assistant":
             response = str(messages.pop()["content"])
@@ -94,7 +128,8 @@ class RowReader:
 
     def _used_columns(self) -> set[str]:
         config = self._config
-        keys = (config.prompt_key, config.messages_key, config.source_key, config.truth_key, config.response_key)
+        columns = (config.prompt_key, config.messages_key, config.image_key)
+        keys = (*columns, config.source_key, config.truth_key, config.response_key)
         return {key.partition(".")[0] for key in keys if key is not None}
 
     def _response(self, row: Mapping[str, Any], row_name: str) -> str | None:
@@ -135,7 +170,7 @@ def parse_json(text: str) -> object:
         return text
 
 
-def _messages(value: object, key: str, column: str, row_name: str) -> Iterator[Message]:
+def _messages(value: object, key: str, column: str, row_name: str, *, has_images: bool) -> Iterator[Message]:
     if isinstance(value, str):
         yield {"role": "user", "content": value}
         return
@@ -149,20 +184,33 @@ def _messages(value: object, key: str, column: str, row_name: str) -> Iterator[M
             )
         # in Parquet, all messages have the same fields, null if they had none
         fields = {name: part for name, part in message.items() if part is not None}
-        yield {**fields, "content": _content(message.get("content"), key, column, row_name)}
+        yield {**fields, "content": message_text(message.get("content"), key, column, row_name, has_images=has_images)}
 
 
-def _content(content: object, key: str, column: str, row_name: str) -> str:
-    """Return the text of a content, which may be a list of typed parts."""
+def message_text(content: object, key: str, column: str, row_name: str, *, has_images: bool) -> str:
+    """Return the text of a content, which may be a list of typed parts. Images are placeholders, if the row
+    `has_images` in a column.
+
+    Raises:
+        ConfigError: a part is neither.
+    """
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, Sequence) else [content]
-    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    texts = [_part_text(part, has_images=has_images) for part in parts]
     if not all(isinstance(text, str) for text in texts):
-        raise _invalid_column(key, column, row_name, "contains a message with more than text", "remove images")
+        hint = 'remove images, or write them as {"type": "image"} and set data.image_key to the column that has them'
+        raise _invalid_column(key, column, row_name, "contains a message with more than text", hint)
     return "".join(str(text) for text in texts)
+
+
+def _part_text(part: object, *, has_images: bool) -> object:
+    if not isinstance(part, Mapping):
+        return part
+    is_placeholder = has_images and part.get("type") == "image" and part.get("image") is None
+    return IMAGE if is_placeholder else part.get("text")
 
 
 def _invalid_column(key: str, column: str, row_name: str, problem: str, hint: str) -> ConfigError:

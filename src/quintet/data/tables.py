@@ -225,6 +225,10 @@ class ConcatenatedRows:
         index, offset = _locate(number, self._ends)
         return f"{self._tables[index].path}, row {offset}"
 
+    def directory(self, number: int) -> Path:
+        """Return the directory of the file that has a row."""
+        return self._tables[_locate(number, self._ends)[0]].path.parent
+
 
 def _locate(number: int, ends: Sequence[int]) -> tuple[int, int]:
     """Return the index of the part that has a row, and the row's number in it; `ends` are the ends of the parts."""

@@ -13,16 +13,24 @@ if TYPE_CHECKING:
 IMAGE = "<image>"
 """Place of an image in the text of an observation; images without one come before the text."""
 
+ELLIPSIS = "…"
+"""Place of any text in the only word of `Env.actions`."""
+
 
 class UnsolvableError(Exception):
     """The expert of an env knows no way to success from the current state, or finds none within its search limit."""
 
 
 class Env(Protocol):
-    """Environment that runs one episode at a time. The same seed gives the same start state and the same randomness."""
+    """Environment that runs one episode at a time. The same seed gives the same start state and the same randomness.
+
+    A class may have a static method `prepare_steps`, which gets several of its envs, each with the action of its next
+    step, and computes for all of them together what these steps need.
+    """
 
     actions: tuple[str, ...]
-    """Valid action words."""
+    """Valid action words. One word with `ELLIPSIS` is an element, `<svg…</svg>`: any text with that beginning and end,
+    wherever it is in a response; a response without it is the empty action."""
 
     def instruction(self) -> str:
         """Return the system message: task, legend, valid actions."""

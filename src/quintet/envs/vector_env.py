@@ -89,39 +89,44 @@ class VectorEnv(Protocol):
 
 
 class LocalVectorEnv:
-    """`VectorEnv` with the envs in this process, each request executed at once. An env that hangs blocks the run."""
+    """`VectorEnv` with the envs in this process, each request executed at once; the steps of envs with `prepare_steps`
+    (see `quintet.envs.env`) together in `poll`. An env that hangs blocks the run."""
 
     def __init__(self, build_env: Callable[[], Env]) -> None:
         self._build_env = build_env
         self._envs: dict[int, Env] = {}
         self._events: list[EnvEvent] = []
+        self._waiting: list[tuple[int, int | Sequence[Any]]] = []
+        """Seed or actions of episodes whose requests `poll` executes, in their order."""
         self.seconds = 0.0
 
     def start(self, episode: int, seed: int) -> None:
-        started = time.perf_counter()
-        self._events.append(self._start(episode, seed))
-        self.seconds += time.perf_counter() - started
+        self._waiting.append((episode, seed))
+        if len(self._waiting) == 1:
+            self._execute()
 
     def step(self, episode: int, actions: Sequence[Any]) -> None:
-        started = time.perf_counter()
-        self._events.append(self._step(episode, actions))
-        self.seconds += time.perf_counter() - started
+        self._waiting.append((episode, actions))
+        if len(self._waiting) == 1 and not hasattr(self._envs.get(episode), "prepare_steps"):
+            self._execute()
 
     def drop(self, episode: int) -> None:
         """See `VectorEnv.drop`. Errors while closing the env are ignored because its episode is over."""
         env = self._envs.pop(episode, None)
         if env is not None:
             close_env(env)
+        self._waiting = [request for request in self._waiting if request[0] != episode]
         if self._events:
             self._events = [event for event in self._events if event.episode != episode]
 
     def poll(self, *, wait: bool = False, seconds: float | None = None) -> list[EnvEvent]:
+        self._execute()
         events, self._events = self._events, []
         return events
 
     @property
     def pending(self) -> bool:
-        return bool(self._events)
+        return bool(self._events or self._waiting)
 
     def pop_metrics(self) -> Mapping[str, float]:
         return {}
@@ -129,6 +134,31 @@ class LocalVectorEnv:
     def close(self) -> None:
         for episode in list(self._envs):
             self.drop(episode)
+
+    def _execute(self) -> None:
+        """Execute the waiting requests in their order."""
+        started = time.perf_counter()
+        requests, self._waiting = self._waiting, []
+        if len(requests) > 1:
+            self._prepare(requests)
+        for episode, request in requests:
+            event = self._start(episode, request) if isinstance(request, int) else self._step(episode, request)
+            self._events.append(event)
+        self.seconds += time.perf_counter() - started
+
+    def _prepare(self, requests: Sequence[tuple[int, int | Sequence[Any]]]) -> None:
+        """Let envs that can do so compute the first actions of several episodes together."""
+        steps = [
+            (self._envs[episode], request[0])
+            for episode, request in requests
+            if not isinstance(request, int) and episode in self._envs
+        ]
+        prepare = getattr(steps[0][0], "prepare_steps", None) if steps else None
+        try:
+            if prepare is not None:
+                prepare(steps)
+        except Exception:  # noqa: BLE001 - the step of each env raises its own error
+            return
 
     def _start(self, episode: int, seed: int) -> EnvEvent:
         where = "start"

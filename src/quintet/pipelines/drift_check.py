@@ -34,6 +34,7 @@ from quintet.policies.model_loading import load_tokenizer
 from quintet.policies.tiny_models import create_preset_policy
 from quintet.records import INCOMPLETE_OUTCOMES, Batch, Trajectory
 from quintet.rollout.chat.chat_format import REPLACEMENT_CHARACTER, ChatFormat, Dialogue
+from quintet.rollout.chat.image_prompts import ImagePrompts
 from quintet.rollout.chat.parity import RetokenizedSpan, TemplateDeviation, find_retokenized_spans
 from quintet.rollout.chat.template import TemplateReport
 from quintet.rollout.collate import collate
@@ -243,9 +244,9 @@ def _prompts(config: Experiment, policy_dir: Path) -> PromptDataset | None:
     if not config.env.reads_prompts:
         return None
     trusted = config.policy.trust_remote_code or config.policy.trust_tokenizer_code
-    return PromptDataset.from_config(
-        config, load_tokenizer(config.policy.tokenizer or policy_dir, trust_remote_code=trusted)
-    )
+    tokenizer = load_tokenizer(config.policy.tokenizer or policy_dir, trust_remote_code=trusted)
+    images = ImagePrompts.from_directory(policy_dir, config.policy.vision, trust_remote_code=trusted)
+    return PromptDataset.from_config(config, tokenizer, images)
 
 
 def _perturb_and_sync(components: Components, updates: int) -> None:

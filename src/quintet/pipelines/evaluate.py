@@ -31,6 +31,7 @@ from quintet.rollout.engines.engine import ENGINES, Engine
 from quintet.rollout.engines.openai_endpoint import (
     UNLIMITED,
     EndpointEngine,
+    EndpointImages,
     EndpointSettings,
     message_tokenizer,
     without_tokens,
@@ -379,7 +380,7 @@ class _Policy:
     open: Callable[[int], Engine]
     """Builds the engine for prompts of up to this number of tokens."""
     images: ImagePrompts | None = None
-    """Converts images of observations."""
+    """Converts images of observations and prompts."""
 
 
 def _load_policy(config: Experiment) -> _Policy:
@@ -418,7 +419,8 @@ def _endpoint_policy(endpoint: EndpointSettings) -> _Policy:
     """Return the model behind an endpoint."""
     tokenizer = message_tokenizer()
     stop_tokens = (int(tokenizer.eos_token_id),)
-    return _Policy(Path("policy"), tokenizer, stop_tokens, lambda _: EndpointEngine(endpoint, tokenizer))
+    images = EndpointImages.build()
+    return _Policy(Path("policy"), tokenizer, stop_tokens, lambda _: EndpointEngine(endpoint, tokenizer), images)
 
 
 def _prompt_evaluator(config: Experiment, policy: _Policy, sampling: SamplingParams) -> _Evaluator:
@@ -428,7 +430,7 @@ def _prompt_evaluator(config: Experiment, policy: _Policy, sampling: SamplingPar
     if config.data is None:
         raise ConfigError("no prompts to evaluate on", key="data", hint="data.validation_files=[FILE]")
     limit = config.rollout.max_prompt_tokens
-    prompts = PromptSplit.from_config(config.data, policy.tokenizer, limit, "validation", config.seed)
+    prompts = PromptSplit.from_config(config.data, policy.tokenizer, limit, "validation", config.seed, policy.images)
     rows = range(len(prompts))
     engine = policy.open(max(len(prompts.prompt(row)) for row in rows))
     scorer = build_reward_scorer(config, policy.directory)

@@ -137,8 +137,12 @@ def _utilization(components: Components, batches: Sequence[Batch], timings: Timi
     if not config.tracking.flops or not seconds:
         return {}
     model = components.learners.actor.model.config
+    trains_encoder = not config.policy.vision.freeze
     per_epoch = sum(
-        training_flops(model, batch.lengths, int(batch.loss_mask.sum()), batch.image_grids) for batch in batches
+        training_flops(
+            model, batch.lengths, int(batch.loss_mask.sum()), batch.image_grids, trains_encoder=trains_encoder
+        )
+        for batch in batches
     )
     return utilization(config.training.epochs * per_epoch, seconds, components.learners.world_size)
 

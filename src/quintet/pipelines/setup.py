@@ -29,6 +29,7 @@ from quintet.pipelines.warm_start import (
 from quintet.policies.model_loading import load_tokenizer
 from quintet.policies.tiny_models import create_preset_policy
 from quintet.records import Batch
+from quintet.rollout.chat.image_prompts import ImagePrompts
 from quintet.rollout.engines.weight_verification import WeightsCheck, check_weights
 from quintet.rollout.episode import Episode
 from quintet.rollout.sampling_params import greedy_sampling
@@ -68,9 +69,9 @@ def build_prompts(run: Run, resources: ExitStack) -> PromptDataset | None:
     else:
         policy_dir = _create_preset(run, islice(iter_training_texts(config.data), VOCABULARY_TEXTS))
     trusted = config.policy.trust_remote_code or config.policy.trust_tokenizer_code
-    prompts = PromptDataset.from_config(
-        config, load_tokenizer(config.policy.tokenizer or policy_dir, trust_remote_code=trusted)
-    )
+    tokenizer = load_tokenizer(config.policy.tokenizer or policy_dir, trust_remote_code=trusted)
+    images = ImagePrompts.from_directory(policy_dir, config.policy.vision, trust_remote_code=trusted)
+    prompts = PromptDataset.from_config(config, tokenizer, images)
     resources.callback(prompts.close)
     if prompts.train.num_filtered:
         run.progress.note(f"left out {prompts.train.num_filtered:,} prompts that are too long")
@@ -140,7 +141,7 @@ def _verify_engine_weights(components: Components) -> WeightsCheck:
     config = components.config
     starts = components.start_states.warm_start_check_starts(4)
     if components.chat is None or components.prompts is not None:
-        prompts = [components.prompts.prompt(start) for start in starts] if components.prompts else []
+        prompts = [_text_tokens(components.prompts.prompt(start)) for start in starts] if components.prompts else []
     else:
         envs = [build_env(env.config) for env in config.run_envs]
         seeded = [(envs[env_index(start)], env_seed(start)) for start in starts]
@@ -151,6 +152,11 @@ def _verify_engine_weights(components: Components) -> WeightsCheck:
     engines = components.engines.engines
     checks = [check_weights(engine, model, prompts, same_dtype=exact, directory=directory) for engine in engines]
     return checks[0]
+
+
+def _text_tokens(prompt: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a prompt without its images, whose tokens are negative."""
+    return tuple(token for token in prompt if token >= 0)
 
 
 def _solve_episodes(run: Run) -> list[EnvDemonstrations]:

@@ -92,6 +92,7 @@ def _solve(run_env: RunEnv, episodes: int, config: Experiment) -> EnvDemonstrati
             split=Split.DEMONSTRATION,
             max_turns=run_env.rollout.max_turns,
             max_actions_per_turn=run_env.rollout.max_actions_per_turn,
+            epsilon=config.warm_start.epsilon if config.warm_start else 0.0,
         )
     except ConfigError as error:
         if not config.envs:
@@ -175,6 +176,7 @@ def _as_response(
 ) -> Trajectory:
     tokens = tokenizer.encode(row.response, add_special_tokens=False)[: rollout.max_response_tokens - 1]
     turn = _expert_turn(prompts.prompt(index), (*tokens, tokenizer.eos_token_id), str(row.response))
+    turn = replace(turn, image_inputs=prompts.images(index))
     return Trajectory("demonstration", index, index, 0, (turn,), Outcome.SUCCESS)
 
 

@@ -9,14 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from quintet.policies.hidden_states import compute_hidden_states
 from quintet.policies.lora import merged_head_weight
 from quintet.policies.masked_head import head_logits
 from quintet.policies.packed_batch import PackedBatch
 from quintet.policies.parallel.token_sharding import TokenSharding
-from quintet.policies.parallel.vocab_parallel import vocab_parallel_linear
 from quintet.policies.token_statistics import (
     LazyLogits,
     StatisticsFn,
@@ -80,8 +78,6 @@ class PolicyModule(nn.Module):
         if self.head_persists:
             return logits
         weight = merged_head_weight(self.policy.lm_head)
-        if isinstance(weight, DTensor):
-            return LazyLogits(logits.hidden_states, partial(vocab_parallel_linear, weight=weight))
         return LazyLogits(logits.hidden_states, partial(head_logits, self.policy.lm_head, weight))
 
 

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from quintet.policies.parallel.vocab_parallel import fill_vocab_columns, vocab_parallel_linear
 
 MASKED_LOGIT = -1e4
 """Logit of masked tokens: their probability is exactly 0, and differences and products stay finite in every dtype."""
@@ -32,7 +35,13 @@ class MaskedHead(nn.Linear):
 
 
 def head_logits(head: nn.Module, weight: Tensor, inputs: Tensor) -> Tensor:
-    """Return the logits [n, vocabulary] of `head` for [n, hidden], with a copy of its weight."""
+    """Return the logits [n, vocabulary] of `head` for [n, hidden], with a copy of its weight; of a weight that is
+    sharded by rows, as a DTensor."""
+    if isinstance(weight, DTensor):
+        sharded = vocab_parallel_linear(inputs, weight)
+        if isinstance(head, MaskedHead):
+            return fill_vocab_columns(sharded, head.masked_tokens, MASKED_LOGIT)
+        return sharded
     logits = F.linear(inputs, weight)
     return logits.index_fill(-1, head.masked_tokens, MASKED_LOGIT) if isinstance(head, MaskedHead) else logits
 

@@ -65,10 +65,20 @@ def load_model(
         raise MachineError(f"cannot load a model from {directory}: {error}", hint) from error
     model.eval()
     if has_vision:
-        prepare_vision_encoder(model, ImageProcessor.from_directory(directory))
-        model.lm_head = MaskedHead(model.lm_head.weight, placeholder_tokens(config))
+        prepare_vision_language_model(model, directory)
     _verify_against_transformers(model, directory)
     return model
+
+
+def prepare_vision_language_model(model: PreTrainedModel, directory: str | Path) -> None:
+    """Let a vision-language model read images as the image processor in `directory` says, and never sample their
+    placeholders.
+
+    Raises:
+        MachineError: the directory has no image processor.
+    """
+    prepare_vision_encoder(model, ImageProcessor.from_directory(directory))
+    model.lm_head = MaskedHead(model.lm_head.weight, placeholder_tokens(model.config))
 
 
 def _verify_against_transformers(model: PreTrainedModel, directory: str | Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import count
 from typing import Self
@@ -312,6 +313,8 @@ class AgentLoop:
         if running.response is None:
             raise AssertionError("an env step before a response")
         config = running.rules.config
+        if any(step.info.get("valid_format") is False for step in steps):
+            running.response = replace(running.response, parsed=replace(running.response.parsed, valid=False))
         binary = config.binary_reward
         reward = config.format_reward if running.response.valid else config.format_penalty
         reward = 0.0 if binary else reward

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quintet.records import FinishReason, Turn
+from quintet.records import FinishReason, ImageInput, Turn
 
 FORMER_KEYS = {"stop": "finish_reason", "switches": "version_changes"}
 """Keys of exchanges that earlier versions wrote, and their names now."""
@@ -29,6 +29,13 @@ class Prompt:
     """Number of leading tokens reused from an earlier exchange, prompt and completion, as given and sampled."""
     shown: str = ""
     """The last message, for display."""
+    images: tuple[ImageInput, ...] = ()
+    """The distinct images of the image tokens in `tokens`."""
+
+    @property
+    def image_bytes(self) -> int:
+        """Size of the images."""
+        return sum(len(image.patches) for image in self.images)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from quintet.records import (
     Failure,
     FinishReason,
     Generation,
+    ImageInput,
     Outcome,
     PromptRow,
     Response,
@@ -37,6 +38,9 @@ class PromptSource(Protocol):
     def prompt(self, number: int) -> tuple[int, ...]:
         """Return the token ids of a prompt, truncated as configured."""
 
+    def images(self, number: int) -> tuple[ImageInput, ...]:
+        """Return the distinct images of a prompt."""
+
 
 @dataclass(slots=True)
 class _RunningPrompt:
@@ -46,6 +50,7 @@ class _RunningPrompt:
     prompt_row: PromptRow
     prompt: tuple[int, ...]
     stop_token_ids: tuple[int, ...]
+    images: tuple[ImageInput, ...] = ()
     generation: Generation | None = None
     text: str = ""
 
@@ -77,6 +82,7 @@ class _RunningPrompt:
             valid_format=ended and result.reward_components.get("format", 1.0) > 0,
             reward=result.score,
             finish_reason=generation.finish_reason,
+            image_inputs=self.images,
             version_changes=generation.version_changes,
         )
 
@@ -187,11 +193,12 @@ class SingleTurnLoop:
         for episode in episodes:
             number = next(self._ids)
             started.add(number)
-            prompt = self._prompts.prompt(episode.seed)
-            self._running[number] = _RunningPrompt(episode, self._prompts[episode.seed], prompt, stop_token_ids)
+            prompt, images = self._prompts.prompt(episode.seed), self._prompts.images(episode.seed)
+            self._running[number] = _RunningPrompt(episode, self._prompts[episode.seed], prompt, stop_token_ids, images)
             max_tokens, seed = self._config.max_response_tokens, episode.sampling_seed(sampling, 0)
+            request = sampling.request(number, prompt, max_tokens, seed, self._stop_token_ids, images=images)
             try:
-                self._engine.add_request(sampling.request(number, prompt, max_tokens, seed, self._stop_token_ids))
+                self._engine.add_request(request)
             except ValueError:
                 # the prompt is longer than the engine's context: only its own episode ends
                 self._end(number, Outcome.CONTEXT)

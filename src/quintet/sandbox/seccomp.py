@@ -83,8 +83,9 @@ def is_confined() -> bool:
     return _confined
 
 
-def confine(*, execute: bool = False) -> None:
+def confine(*, execute: bool = False, read_files: bool = True) -> None:
     """Confine this process irrevocably. With `execute`, it can still execute another program, which is confined, too.
+    Without `read_files`, it can no longer open any file: everything that it needs must have been imported.
 
     Raises:
         ConfinementError: the machine or kernel does not support it; the process works as before.
@@ -94,16 +95,17 @@ def confine(*, execute: bool = False) -> None:
     if sys.platform != "linux" or machine not in ARCHITECTURES:
         raise ConfinementError(f"processes can be confined on Linux (x86-64, AArch64), not on {sys.platform} {machine}")
     _drop_capabilities()
-    program = b"".join(struct.pack("HBBI", *step) for step in _program(machine, os.getpid(), execute))
-    steps = ctypes.create_string_buffer(program, len(program))
-    table = struct.pack("HP", len(program) // 8, ctypes.addressof(steps))
+    steps = _program(machine, os.getpid(), execute, read_files)
+    program = b"".join(struct.pack("HBBI", *step) for step in steps)
+    instructions = ctypes.create_string_buffer(program, len(program))
+    table = struct.pack("HP", len(program) // 8, ctypes.addressof(instructions))
     filters = ctypes.create_string_buffer(table, len(table))
     if _prctl(NO_NEW_PRIVS, 1) or _prctl(SECCOMP, 2, ctypes.addressof(filters)):
         raise ConfinementError("the kernel refuses seccomp filters")
     _confined = True
 
 
-def _program(machine: str, own: int, execute: bool) -> Iterator[Instruction]:
+def _program(machine: str, own: int, execute: bool, read_files: bool) -> Iterator[Instruction]:
     """Yield the instructions of the filter: refuse listed calls, check the arguments of some, allow the rest."""
     known = ARGUMENT_CHECKED[machine]
     yield from [(LOAD, 0, 0, 4), (EQUAL, 1, 0, ARCHITECTURES[machine]), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
@@ -113,6 +115,8 @@ def _program(machine: str, own: int, execute: bool) -> Iterator[Instruction]:
         yield from [(EQUAL, 0, 1, known[name]), _refusal(errno.ENOSYS)]
     for number in (*REFUSED[machine], *NEWER, *(() if execute else (known["execve"], known["execveat"]))):
         yield from [(EQUAL, 0, 1, number), _refusal()]
+    for name in () if read_files else {"open", "openat"} & known.keys():
+        yield from [(EQUAL, 0, 1, known[name]), _refusal(errno.EACCES)]
     yield from _where(known["clone"], 0, (ANY_BIT, 1, 0, CLONE_THREAD))
     yield from _where(known["openat"], 2, (ANY_BIT, 0, 1, WRITING), errno.EACCES)
     if "open" in known:

@@ -107,7 +107,7 @@ def _turn(turn: Turn, tokens: bool) -> dict[str, Any]:
         "finish_reason": turn.finish_reason.value,
         "prompt_tokens": len(turn.prompt),
         "response_tokens": len(turn.tokens),
-        "images": len(turn.images),
+        "images": len(turn.image_inputs or turn.images),
         "frames": list(turn.frames),
     }
     if turn.state_scores:

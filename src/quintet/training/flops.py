@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quintet.config.plan.vision_encoder import read_vision_encoder
+
 PEAK_FLOPS = {
     "B200": 2250e12,
     "GH200": 989e12,
@@ -59,25 +61,27 @@ def _mlp_weights(config: Any) -> int:
 
 def image_flops(config: Any, grids: Tensor) -> int:
     """Return the FLOPs of a forward pass of a vision encoder over images with `grids`, int64 [I, 2] rows and columns of
-    image tokens; counted as in `forward_flops`, without windows of attention."""
-    vision, gated = config.vision_config, config.model_type == "qwen2_5_vl"
-    width = getattr(vision, "embed_dim", None) or vision.hidden_size
-    mlp = getattr(vision, "intermediate_size", None) or int(width * vision.mlp_ratio)
-    area, pixels = vision.spatial_merge_size**2, vision.temporal_patch_size * vision.patch_size**2 * vision.in_channels
-    tokens = grids.prod(1)
-    layer = 4 * width**2 + (3 if gated else 2) * width * mlp
-    encoder = int(tokens.sum()) * area * (pixels * width + vision.depth * layer)
-    attention = vision.depth * 2 * width * int((tokens * area).square().sum())
-    merger = int(tokens.sum()) * area * width * (area * width + config.get_text_config().hidden_size)
-    return int(2 * (encoder + attention + merger))
+    image tokens, with the windows of attention of Qwen2.5-VL; see `VisionEncoderShape.flops`."""
+    encoder = read_vision_encoder(config.to_dict(), config.get_text_config().hidden_size)
+    if encoder is None:
+        return 0
+    sizes, counts = torch.unique(grids, dim=0, return_counts=True)
+    pairs = zip(sizes.tolist(), counts.tolist(), strict=True)
+    return sum(count * encoder.flops(rows, columns) for (rows, columns), count in pairs)
 
 
 def training_flops(
-    config: Any, lengths: Tensor, num_logits: int | None = None, image_grids: Tensor | None = None
+    config: Any,
+    lengths: Tensor,
+    num_logits: int | None = None,
+    image_grids: Tensor | None = None,
+    *,
+    trains_encoder: bool = True,
 ) -> int:
-    """Return the FLOPs of forward and backward pass, three times those of the forward pass, without recomputation."""
+    """Return the FLOPs of forward and backward pass, three times those of the forward pass, without recomputation. A
+    vision encoder that is not trained has no backward pass."""
     images = 0 if image_grids is None else image_flops(config, image_grids)
-    return 3 * (forward_flops(config, lengths, num_logits) + images)
+    return 3 * forward_flops(config, lengths, num_logits) + (3 if trains_encoder else 1) * images
 
 
 def peak_flops(device: str) -> float | None:

@@ -107,7 +107,7 @@ def test_envs_that_are_no_mapping_are_told() -> None:
 
 
 def test_what_a_mixed_env_waits_for_is_told_by_its_own_key() -> None:
-    composed = load_experiment(None, [LAKE, "envs.lake.env.render=vision", "envs.art.env.name=svg"])
+    composed = load_experiment(None, [LAKE, "envs.lake.env.render=vision", "envs.art.env.name=navigation"])
     assert {fault.key for fault in unsupported_problems(composed)} == {"envs.lake.env.render", "envs.art.env"}
 
 

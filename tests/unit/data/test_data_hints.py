@@ -10,6 +10,7 @@ import fsspec  # type: ignore[import-untyped]
 import pytest
 import test_conversation_hints
 import test_generation_hints
+import test_image_hints
 from data_directory import fill
 from hint_cases import HintCase, case, name_of, sites_without_case
 from test_conversation_hints import tokenizer
@@ -133,8 +134,15 @@ CASES = [
     case(column, "questio", "did you mean question? columns: question", "question"),
     case(read(), {"prompt": 5}, "it must be text or a list of chat messages", {"prompt": "5"}, {"prompt": [MESSAGE]}),
     case(read(), {"prompt": ["a"]}, 'a message is {"role": "user", "content": "…"}', {"prompt": [MESSAGE]}),
-    case(read(), {"prompt": [IMAGE]}, "remove images", {"prompt": [MESSAGE]}),
-    case(read(image_key="x"), {"prompt": "a", "x": [1]}, "remove them", {"prompt": "a", "x": []}),
+    case(read(), {"prompt": [IMAGE]}, "remove images, or write them as ", {"prompt": [MESSAGE]}),
+    case(read(image_key="x"), {"prompt": [IMAGE]}, "remove images, or write them as ", {"prompt": [IMAGE], "x": [1]}),
+    case(
+        read(image_key="x"),
+        {"prompt": "<image>", "x": [1, 2]},
+        "write <image> once for each image, or nowhere",
+        {"prompt": "<image> <image>", "x": [1, 2]},
+        {"prompt": "a", "x": [1, 2]},
+    ),
     case(rows_to_answer, [[MESSAGE], []], "remove that row", [[MESSAGE]]),
     # prompts
     case(sampled, (FILTERED, 3), "at least: rollout.max_prompt_tokens=17", (FILTERED, 17)),
@@ -177,5 +185,5 @@ def test_a_hint_about_data_removes_its_error(entry: HintCase) -> None:
 
 
 def test_every_hint_about_data_is_followed() -> None:
-    cases = [*CASES, *test_conversation_hints.CASES, *test_generation_hints.CASES]
+    cases = [*CASES, *test_conversation_hints.CASES, *test_generation_hints.CASES, *test_image_hints.CASES]
     assert not sites_without_case("data", cases, EXEMPT)

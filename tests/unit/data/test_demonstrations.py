@@ -28,6 +28,21 @@ def test_several_actions_go_into_one_turn() -> None:
     assert max(len(turn.actions) for episode in shown for turn in episode.turns) == 3
 
 
+def test_random_demonstrations_win_are_reproducible_and_seldom_the_best() -> None:
+    shown, again = (
+        collect_demonstrations(lambda: build_env(FrozenLakeConfig()), 40, max_turns=8, epsilon=1.0) for _ in range(2)
+    )
+    assert shown == again
+    env, best = build_env(FrozenLakeConfig()), []
+    for episode in shown:
+        env.reset(episode.seed)
+        for turn in episode.turns:
+            best.append(turn.actions[0] == env.expert_action())
+            step = env.step(turn.actions[0])
+        assert step.info["success"]
+    assert 0.3 < sum(best) / len(best) < 0.8
+
+
 def test_an_unsolvable_env_is_an_error() -> None:
     with pytest.raises(ConfigError, match="solved"):
         collect_demonstrations(lambda: build_env(SokobanConfig(min_solution_pushes=3)), 2, max_turns=1)

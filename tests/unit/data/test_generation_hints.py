@@ -50,6 +50,19 @@ def demonstrated_for(asked: tuple[Any, list[str]]) -> None:
         collect_demonstrations(env, 2, max_turns=9)
 
 
+def random_walks(epsilon_and_env: tuple[float, Callable[[], Env]]) -> None:
+    """Demonstrations with random actions."""
+    epsilon, env = epsilon_and_env
+    collect_demonstrations(env, 1, max_turns=30, epsilon=epsilon)
+
+
+def without_actions() -> Env:
+    """An environment with an expert that takes any text as an action."""
+    env = boxes(1)()
+    env.actions = ()
+    return env
+
+
 def solved(asked: tuple[Mapping[str, Any], int, int], env: str = "sokoban") -> None:
     """Solve episodes of an environment with these options, in so many moves."""
     options, episodes, depth = asked
@@ -93,6 +106,7 @@ CASES = [
         (boxes(2), 30),
         (boxes(1), 1),
     ),
+    case(random_walks, (0.5, without_actions), "remove warm_start.epsilon", (0.0, without_actions)),
     case(
         solved,
         ({"min_solution_pushes": 2}, 1, 1),

@@ -139,7 +139,7 @@ def test_content_in_parts_and_empty_fields() -> None:
         ({"prompt": [{"role": "assistant", "content": "5"}]}, {}, "data.prompt_key", "no message to respond to"),
         ({"prompt": ["2 + 3 = ?"]}, {}, "data.prompt_key", "a message is"),
         ({"prompt": [user("?") | {"content": [{"type": "image"}]}]}, {}, "data.prompt_key", "more than text"),
-        ({"prompt": "?", "images": [b"png"]}, {"image_key": "images"}, "data.image_key", "contains images"),
+        ({"prompt": "<image>", "images": [1, 2]}, {"image_key": "images"}, "data.image_key", "2 images and 1 place"),
     ],
 )
 def test_a_missing_column_is_named(row: dict[str, Any], config: dict[str, Any], key: str, told: str) -> None:

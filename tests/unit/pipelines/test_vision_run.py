@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 from transformers import AutoImageProcessor, AutoModelForImageTextToText
+from vision_models import SHAPE, save_qwen2_5_vl
 
 from quintet.config.checks.unsupported import refuse_unsupported
 from quintet.config.compose import load_experiment
@@ -67,6 +70,17 @@ def test_engine_and_learner_agree_in_every_step(tmp_path: Path, words: tuple[str
     assert sum(row["actor/grad_norm"] for row in steps) > 0
 
 
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+def test_vllm_and_learner_agree_in_every_step(tmp_path: Path) -> None:
+    """The second step's episodes come from weights that vLLM has received. Its attention on a CPU needs heads of 32."""
+    model = save_qwen2_5_vl(tmp_path / "model", replace(SHAPE, hidden=128))
+    words = (f"policy.path={model}", "policy.preset=null", "warm_start=null", "rollout.engine=vllm")
+    train(experiment(tmp_path, *words, "rollout.max_prompt_tokens=256"), Console(file=io.StringIO()))
+    steps = [row for row in metrics(tmp_path / "run") if "training/rollout_probs_diff_max" in row]
+    assert len(steps) == 2
+    assert max(row["training/rollout_probs_diff_max"] for row in steps) < 1e-4
+
+
 def test_checkpoints_load_in_transformers_with_the_image_processor(tmp_path: Path) -> None:
     train(experiment(tmp_path, "training.steps=1", "warm_start=null"), Console(file=io.StringIO()))
     (model,) = (tmp_path / "run" / "checkpoints").glob("*1/hf")
@@ -114,3 +128,6 @@ def test_pixel_limits_set_the_tokens_of_an_image(tmp_path: Path) -> None:
         prompts = ImagePrompts.from_model(model, VisionConfig(**limits))
         assert prompts is not None
         assert prompts.process([image])[0].grid == grid
+        # the data are read before the model is loaded
+        assert ImagePrompts.from_directory(directory, VisionConfig(**limits)) == prompts
+        assert prompts.measure(b"12345678", 64, 64).grid == grid

@@ -12,7 +12,17 @@ import pytest
 from quintet.config.native.rollout import RolloutConfig
 from quintet.errors import MachineError
 from quintet.policies.model_loading import load_tokenizer
-from quintet.records import Failure, FinishReason, Generation, Outcome, PromptRow, Request, Response, RewardResult
+from quintet.records import (
+    Failure,
+    FinishReason,
+    Generation,
+    ImageInput,
+    Outcome,
+    PromptRow,
+    Request,
+    Response,
+    RewardResult,
+)
 from quintet.rollout.collate import collate
 from quintet.rollout.episode import Episode
 from quintet.rollout.sampling_params import SamplingParams
@@ -29,6 +39,9 @@ class Book:
 
     def prompt(self, number: int) -> tuple[int, ...]:
         return (5, 6, number)
+
+    def images(self, number: int) -> tuple[ImageInput, ...]:
+        return ()
 
 
 class Echo:

@@ -74,10 +74,16 @@ class Client:
 
 
 @contextmanager
-def served(engine: Any, directory: Path, token: str | None = None, host: str = "127.0.0.1") -> Iterator[Client]:
+def served(
+    engine: Any,
+    directory: Path,
+    token: str | None = None,
+    host: str = "127.0.0.1",
+    chat_tokenizer: ChatTokenizer | None = None,
+) -> Iterator[Client]:
     """A server around an engine that is open already."""
     tokenizer = load_tokenizer(directory)
-    chat_tokenizer = ChatTokenizer(tokenizer, (tokenizer.eos_token_id,))
+    chat_tokenizer = chat_tokenizer or ChatTokenizer(tokenizer, (tokenizer.eos_token_id,))
     grammars = GrammarCompiler(tokenizer, len(tokenizer))
     handler = RequestHandler(AsyncEngine(engine), chat_tokenizer, "tiny", len(tokenizer), grammars)
     service = ServingServer(handler, Address(host, 0, token))

@@ -12,15 +12,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 from serving_clients import Client, hf_engine, served
+from vision_models import save_qwen2_5_vl
 
 from quintet.cli.evaluate import run
 from quintet.cli.options import EvalOptions
 from quintet.config.compose import load_experiment
+from quintet.config.native.policy import VisionConfig
 from quintet.errors import ConfigError
 from quintet.pipelines.evaluate import Evaluation, Statistics, evaluate_model
+from quintet.policies.model_loading import load_model, load_tokenizer
 from quintet.policies.tiny_models import Preset, build_model, train_tokenizer
 from quintet.rewards import chat_endpoint
 from quintet.rollout.engines.openai_endpoint import UNLIMITED, EndpointSettings
+from quintet.runtime.serving.build import build_chat_tokenizer
 
 QUESTIONS = [
     {"data_source": "openai/gsm8k", "prompt": f"{n} + {n} = ?", "reward_model": {"ground_truth": str(2 * n)}}
@@ -93,6 +97,26 @@ def test_the_same_result_as_of_the_model_itself(
     assert asked.endpoint["failed"] == 0
     assert asked.endpoint["completion_tokens"] > 0
     assert json.loads((asked.directory / "results.json").read_text())["endpoint"] == asked.endpoint
+
+
+def test_a_visual_environment_has_the_same_result_as_of_the_model_itself(tmp_path: Path) -> None:
+    """The endpoint gets the pictures as files, and reduces them as the model's image processor does."""
+    directory = save_qwen2_5_vl(tmp_path / "model")
+    tokenizer = load_tokenizer(directory)
+    chat_tokenizer = build_chat_tokenizer(load_model(directory), tokenizer, (tokenizer.eos_token_id,), VisionConfig())
+    engine = hf_engine(directory)
+    engine._max_model_len = 512
+    shown = ("env.render=vision", "env.tile_size=24", "rollout.window_size=1")
+    texts = set()
+    with served(engine, directory, chat_tokenizer=chat_tokenizer) as client:
+        for how in ("validation.sampling.do_sample=false", DRAWN):
+            direct, asked = both(client, directory, *LAKE, *shown, how)
+            assert lines(asked) == lines(direct)
+            assert asked.metrics == direct.metrics
+            assert asked.endpoint
+            assert asked.endpoint["failed"] == 0
+            texts |= {line["response"] for line in lines(asked)}
+    assert len(texts) > 5
 
 
 def test_a_whole_history_keeps_its_tokens_in_a_session(client: Client, directory: Path) -> None:

@@ -29,6 +29,7 @@ from quintet.runtime.serving.tokenization import ChatTokenizer
 CHAT, COMPLETE, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 HELLO = [{"role": "system", "content": "Walk to the goal G."}, {"role": "user", "content": "_ P G"}]
 PROMPT = [40, 41, 42, 43]
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
 TOOL = {"type": "function", "function": {"name": "move"}}
 
 
@@ -255,7 +256,8 @@ def test_completions_conform_to_a_schema_or_a_choice(client: Client) -> None:
         (CHAT, {"messages": HELLO, "chat_template_kwargs": {"enable_thinking": True}}, None, "no such variable"),
         (CHAT, {"messages": [{"role": "user", "content": "a", "name": "b"}]}, "messages.0.name", "does not use it"),
         (CHAT, {"messages": [{"role": "king", "content": "a"}]}, "messages.0.role", "'system'"),
-        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None, "'text'"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, None, "'text', 'image_url'"),
+        (CHAT, {"messages": [{"role": "user", "content": [PICTURE]}]}, None, "the model reads no images"),
         (CHAT, {"messages": []}, "messages", "at least 1"),
         (CHAT, {"messages": HELLO, "max_tokens": 1, "max_completion_tokens": 1}, None, "not both"),
         (CHAT, {}, "messages", "missing"),

@@ -64,7 +64,7 @@ def test_mfu_is_the_share_of_peak_flops() -> None:
 def test_flops_of_images_agree_with_torchs_counter(tmp_path: Path) -> None:
     """Of an encoder without windows, where every patch attends to all of its image."""
     model = load_model(save_qwen2_5_vl(tmp_path))
-    model.model.visual.fullatt_block_indexes = [0, 1]
+    model.model.visual.fullatt_block_indexes = model.config.vision_config.fullatt_block_indexes = [0, 1]
     grids = torch.tensor([[2, 3], [1, 4]])
     patches = torch.zeros(10, 4 * 3 * 16, dtype=torch.uint8)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -75,3 +75,5 @@ def test_flops_of_images_agree_with_torchs_counter(tmp_path: Path) -> None:
     text = training_flops(model.config, torch.ones(2, dtype=torch.long))
     images = training_flops(model.config, torch.ones(2, dtype=torch.long), image_grids=grids) - text
     assert images == 3 * image_flops(model.config, grids)
+    frozen = training_flops(model.config, torch.ones(2, dtype=torch.long), image_grids=grids, trains_encoder=False)
+    assert frozen - text == image_flops(model.config, grids)

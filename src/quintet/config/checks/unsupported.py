@@ -21,6 +21,7 @@ from quintet.config.checks.processes import (
     torchrun_command,
 )
 from quintet.config.checks.sharding import sharding_problems
+from quintet.config.checks.svg_scores import svg_problems
 from quintet.config.checks.vision import vision_problems
 from quintet.config.composed import ComposedConfig, config_value, with_value
 from quintet.config.dotted import flatten
@@ -78,6 +79,7 @@ def unsupported_problems(composed: ComposedConfig, rank: RankInfo | None = None)
     yield from process_problems(composed, rank)
     yield from weight_transfer_problems(composed)
     yield from vision_problems(composed)
+    yield from svg_problems(composed)
 
 
 def _problem(composed: ComposedConfig, unsupported: UnsupportedValue) -> ConfigProblem:

@@ -11,10 +11,6 @@ from quintet.config.problems import ConfigProblem
 
 FAMILIES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl"})
 """Families of vision-language models that read images; of others, only the language model is trained."""
-ENGINES = frozenset({"hf", "vllm"})
-"""Engines that read images."""
-PARALLEL = ("tensor", "pipeline", "context", "ulysses")
-"""Ways of splitting a model or a sequence that its vision encoder does not support."""
 
 
 def vision_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
@@ -32,7 +28,8 @@ def _text_policy_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     config, reason = composed.experiment, "the policy reads no images"
     for env in _envs_with_images(config):
         key = f"{env.key}.render"
-        yield composed.problem(key, reason, f"{key}=text, or policy.preset=grid-vl")
+        other = "" if env.config.name == "svg" else f"{key}=text, or "
+        yield composed.problem(key, reason, f"{other}policy.preset=grid-vl")
     if config.policy.vision.freeze:
         yield composed.problem("policy.vision.freeze", "the policy has no vision encoder", "policy.vision.freeze=false")
 
@@ -40,23 +37,21 @@ def _text_policy_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
 def _envs_with_images(config: Experiment) -> list[RunEnv]:
     """Return the run's environments that show images, of those that this version has."""
     supported = (env for env in config.run_envs if env.config.requires is None)
-    return [env for env in supported if getattr(env.config, "render", "text") == "vision"]
+    return [env for env in supported if env.config.shows_images]
 
 
 def _unsupported_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     config = composed.experiment
-    for name in ("actor", "critic"):
+    for name in ("actor", "critic", "reference"):
         learner = getattr(config, name)
         if learner.backend == "megatron":
             key = f"{name}.backend"
             yield composed.problem(key, "this backend has no vision encoder", f"{key}=fsdp2")
-        for way in PARALLEL:
-            if getattr(learner.parallel, way) > 1:
-                key = f"{name}.parallel.{way}"
-                yield composed.problem(key, "not with a vision-language policy", f"{key}=1")
+        if learner.parallel.pipeline > 1:
+            key = f"{name}.parallel.pipeline"
+            yield composed.problem(key, "pipeline stages do not pass on the features of images", f"{key}=1")
     shown = _envs_with_images(config)
-    if shown and config.rollout.engine not in ENGINES:
-        yield composed.problem("rollout.engine", "this engine does not read images yet", "rollout.engine=hf")
-    if shown and config.sft is not None and config.sft.episodes is not None:
-        key = f"{shown[0].key}.render"
-        yield composed.problem(key, "rows of solved episodes have no images", f"{key}=text")
+    episodes = config.sft and config.sft.episodes
+    if shown and episodes and episodes.form != "message":
+        key = "sft.episodes.form"
+        yield composed.problem(key, "only messages have images", f"{key}=message, or {shown[0].key}.render=text")

@@ -43,8 +43,8 @@ class DataConfig(Section):
     template: str | None = None
     """Chat template: `chatml`, `qwen2_5`, `qwen3`, `llama3`, a `.jinja` file or a Jinja template, `none` for plain
     text; null or `native` takes the tokenizer's."""
-    image_key: Annotated[str | None, Requires(Capability.VISION, ("images",))] = None
-    """Column of images; null for none."""
+    image_key: str | None = None
+    """Column with the images of a row, for which its messages have the placeholder `<image>`; null for none."""
     shuffle: bool = True
     """Shuffle rows in each epoch."""
     validation_shuffle: bool = False
@@ -59,7 +59,7 @@ class DataConfig(Section):
     """Processes for that filter."""
     truncation: Literal["error", "left", "right", "middle"] = "error"
     """Truncation of prompts that exceed `rollout.max_prompt_tokens`: their beginning, end or middle is removed; `error`
-    ends the run."""
+    ends the run, and so does a truncation that would remove an image."""
     keep_raw_tokens: bool = False
     """Pass the token ids of the prompt to reward functions, as `raw_prompt_ids` in `extra_info`."""
     keep_messages: bool = False

@@ -34,6 +34,21 @@ class EnvSection(NamedSection):
     name: str = ""
     """Environment."""
 
+    @property
+    def shows_images(self) -> bool:
+        """Whether observations have images, as far as the configuration says."""
+        return getattr(self, "render", "text") == "vision"
+
+    @property
+    def rendered_size(self) -> tuple[int, int] | None:
+        """Height and width of the images, pixels; None if the configuration does not set them."""
+        return None
+
+    def paths(self) -> dict[str, str]:
+        """Return the files and directories that the env reads, by key. Clients of an environment service may only name
+        those in its working directory."""
+        return {}
+
 
 class EnvProcessesConfig(Section):
     """Each episode's env in a separate process, so that an env that hangs or dies only costs its own episode."""
@@ -138,6 +153,10 @@ class FrozenLakeConfig(InteractiveEnvSection, name="frozenlake"):
     tile_size: TileSize = 32
     """Height and width of a cell in the image, pixels."""
 
+    @property
+    def rendered_size(self) -> tuple[int, int] | None:
+        return self.size * self.tile_size, self.size * self.tile_size
+
 
 @_register("sokoban:Sokoban", "push boxes onto targets")
 class SokobanConfig(InteractiveEnvSection, name="sokoban"):
@@ -174,6 +193,71 @@ class SokobanConfig(InteractiveEnvSection, name="sokoban"):
     tile_size: TileSize = 32
     """Height and width of a cell in the image, pixels."""
 
+    @property
+    def rendered_size(self) -> tuple[int, int] | None:
+        return self.height * self.tile_size, self.width * self.tile_size
+
+
+@_register("svg.env:SvgEnv", "draw an image as SVG code", requires=("resvg_py",), extra="svg")
+class SvgConfig(InteractiveEnvSection, name="svg"):
+    """Write SVG code that reproduces an image; each attempt is rendered and scored by its similarity."""
+
+    has_expert: ClassVar[bool] = True
+    dataset: str | None = None
+    """SVG file, or Parquet, Arrow or JSON Lines file with a column `svg` or `Svg`, or directory with such files; null
+    draws simple icons from the seed."""
+    max_shapes: Annotated[int, Field(ge=1, le=16)] = 2
+    """Maximum number of shapes of an icon, if `dataset` is null."""
+    image_size: Annotated[int, Field(ge=16, le=1024)] = 224
+    """Height and width of images, pixels."""
+    render: Literal["vision"] = "vision"
+    """Observations are images."""
+    pixel_weight: NonNegative = 1.0
+    """Weight of 1 − mean squared error of the RGB values."""
+    structural_weight: NonNegative = 1.0
+    """Weight of the intersection over union of the edges (Canny, thresholds 100 and 200)."""
+    color_weight: NonNegative = 0.0
+    """Weight of exp(−mean squared difference in CIELAB / 1000)."""
+    code_weight: NonNegative = 0.0
+    """Weight of the length of the code: 0.8 for that of the target, up to 1 for shorter code, less for longer code."""
+    dino_weight: NonNegative = 0.0
+    """Weight of the similarity of DINOv2 features; above 0 it needs `dino_path`."""
+    dino_path: str | None = None
+    """Directory of a DINOv2 model in the format of transformers, or its name in the local cache of the Hugging Face
+    hub."""
+    dino_device: NotEmpty = "cpu"
+    """Device of the DINOv2 model: `cpu`, `cuda:1`."""
+    dreamsim_weight: NonNegative = 0.0
+    """Weight of the similarity by DreamSim; above 0 it needs `dreamsim_path` and the package `dreamsim`."""
+    dreamsim_path: str | None = None
+    """Directory of DreamSim's weights (`ensemble`)."""
+    dreamsim_device: NotEmpty = "cpu"
+    """Device of the DreamSim model: `cpu`, `cuda:1`."""
+    format_penalty: float = 0.0
+    """Reward of a response without SVG code, or with code that cannot be rendered."""
+    success_score: PositiveShare = 0.9
+    """Share of the score of the target's own code that is a success."""
+    accumulate_scores: bool = False
+    """Reward each attempt by its score, and let every episode continue, as VAGEN does. `false` rewards the difference
+    from the score of the last valid attempt, so that an episode earns the score of its last one, and a success ends
+    it."""
+
+    @property
+    def rendered_size(self) -> tuple[int, int]:
+        return self.image_size, self.image_size
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Weight of each score that counts, by its name."""
+        names = ("pixel", "structural", "color", "code", "dino", "dreamsim")
+        weights = {name: float(getattr(self, f"{name}_weight")) for name in names}
+        return {name: weight for name, weight in weights.items() if weight}
+
+    def paths(self) -> dict[str, str]:
+        """See `EnvSection.paths`."""
+        keys = ("dataset", *(f"{name}_path" for name in ("dino", "dreamsim") if name in self.weights))
+        return {key: getattr(self, key) for key in keys if getattr(self, key) is not None}
+
 
 @_register("custom_env:build_custom_env", "your own env class")
 class CustomEnvConfig(InteractiveEnvSection, name="custom"):
@@ -206,10 +290,6 @@ class VisualEnvSection(EnvSection):
     """Environment service that runs the envs; null runs them in this run."""
     render: Literal["text", "vision"] = "vision"
     """`vision` shows an image instead of text."""
-
-
-class SvgConfig(VisualEnvSection, name="svg"):
-    """Draw an image as SVG code."""
 
 
 class NavigationConfig(VisualEnvSection, name="navigation"):
@@ -259,7 +339,7 @@ class SimulatorConfig(EnvSection, name="simulator"):
 ENV_UNION = RegistryUnion(
     ENVS,
     EnvSection,
-    others=(PromptsConfig, SvgConfig, NavigationConfig, PrimitiveSkillConfig, SimulatorConfig),
+    others=(PromptsConfig, NavigationConfig, PrimitiveSkillConfig, SimulatorConfig),
 )
 EnvConfig = Annotated[EnvSection, ENV_UNION]
 

@@ -29,12 +29,21 @@ class NamedSection(Section):
 
 
 def register(
-    registry: Registry[Any], package: str, target: str, summary: str, name: str | None = None
+    registry: Registry[Any],
+    package: str,
+    target: str,
+    summary: str,
+    name: str | None = None,
+    *,
+    requires: tuple[str, ...] = (),
+    extra: str | None = None,
 ) -> Callable[[T], T]:
-    """Return a decorator that registers a config class with `module:function` of a package, under the class's name."""
+    """Return a decorator that registers a config class with `module:function` of a package, under the class's name;
+    `requires` and `extra` as in `Entry`."""
 
     def decorate(config: T) -> T:
-        registry.add(name or _names(config)[0], f"{package}.{target}", help=summary, config=config)
+        names = name or _names(config)[0]
+        registry.add(names, f"{package}.{target}", help=summary, config=config, requires=requires, extra=extra)
         return config
 
     return decorate

@@ -45,6 +45,9 @@ class WarmStartConfig(Section):
 
     episodes: PositiveInt = 400
     """Number of demonstrations."""
+    epsilon: Share = 0.0
+    """Probability that a demonstrated action is a random one (ε-greedy expert). Episodes that then fail are left out:
+    the demonstrations show the response format and safe actions, but seldom the best one."""
     updates: Count = 250
     """Maximum number of optimizer steps."""
     until_success: Share | None = 0.5

@@ -7,6 +7,7 @@ from quintet.config.composed import ComposedConfig, config_value
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.batch_arithmetic import BatchArithmetic
 from quintet.config.plan.batches import max_sequence_tokens, micro_batch_limits
+from quintet.config.plan.images import has_unknown_images, largest_images
 from quintet.config.plan.memory import MemoryPlan, format_bytes, memory_savings
 from quintet.config.plan.models import Models, policy_path
 from quintet.config.plan.overlap import overlaps_training
@@ -52,7 +53,7 @@ def advice(planned: PlannedRun) -> tuple[str, ...]:
     """Return all warnings, those that affect results first."""
     checks: tuple[Callable[[PlannedRun], Iterator[str]], ...] = (_fine_tuning_rate, _devices, _tight, _family)
     if planned.config.sft_only is None and planned.config.evaluation is None:
-        learning = (_rate, _warmup, _divergence, _overlap, _context, _history, _validation)
+        learning = (_rate, _warmup, _divergence, _overlap, _context, _history, _images, _validation)
         checks = (*learning, _budgets, _uneven, _recompute, _cache, *checks)
     return tuple(line for check in checks for line in check(planned))
 
@@ -114,6 +115,20 @@ def _history(planned: PlannedRun) -> Iterator[str]:
     if last > rollout.max_prompt_tokens:
         setting = planned.setting("rollout.max_prompt_tokens")
         yield f"{setting}: the last of {rollout.max_turns} turns may need {last:,} tokens; longer episodes end early"
+
+
+def _images(planned: PlannedRun) -> Iterator[str]:
+    """Warn about episodes that images end early, and about images of unknown size."""
+    config, shape = planned.config, planned.models.of("actor")
+    images = largest_images(config, shape)
+    if images is not None and config.rollout.window_size is None:
+        limit, tokens = config.rollout.max_prompt_tokens, images.sequence_tokens
+        if tokens > limit:
+            setting, turns = planned.setting("rollout.max_prompt_tokens"), images.per_sequence
+            yield f"{setting}: the images of {turns} turns take {tokens:,} tokens; longer episodes end early"
+    if shape is not None and shape.encoder is not None and images is None and has_unknown_images(config):
+        setting = planned.setting("policy.vision.max_pixels")
+        yield f"{setting}: images are of unknown size, so that memory and times are those without images"
 
 
 def _validation(planned: PlannedRun) -> Iterator[str]:

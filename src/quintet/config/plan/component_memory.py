@@ -9,7 +9,8 @@ from typing import Any
 
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.policy import LoraConfig
-from quintet.config.plan.batches import max_sequence_tokens, rank_workload
+from quintet.config.plan.batches import RankWorkload, max_sequence_tokens, rank_workload
+from quintet.config.plan.images import encoder_work, trains_encoder
 from quintet.config.plan.model_shapes import ModelShape
 from quintet.config.plan.parallelism import Parallelism
 from quintet.config.plan.placement import LOGPROBS, Component, actor_scores_rollout, learner_section
@@ -279,7 +280,24 @@ def _activations(placed: PlacedModel, micro_batch_tokens: int) -> int:
     saved, recomputed = saved_layers(placed)
     if learner.memory.offload_activations:
         return 2 * layer
-    return layer * (saved + recomputed) + tokens * shape.hidden * width * (shape.layers - saved)
+    decoder = layer * (saved + recomputed) + tokens * shape.hidden * width * (shape.layers - saved)
+    work = rank_workload(config, placed.component.name, placed.component.copies)
+    if not trains_encoder(config, placed.component.name):
+        return max(decoder, encoder_activations(placed, work, backward=False))
+    return decoder + encoder_activations(placed, work, backward=True)
+
+
+def encoder_activations(placed: PlacedModel, work: RankWorkload, *, backward: bool) -> int:
+    """Return the activations of the vision encoder for one micro-batch: those saved for a `backward` pass, otherwise
+    those of one block. Every device that shares a sequence encodes all of its images."""
+    encoder = placed.shape.encoder
+    if encoder is None:
+        return 0
+    patches = encoder_work(placed.config, placed.shape, work).patches
+    width = placed.width(placed.learner.sharding.parameter_dtype)
+    if not backward:
+        return encoder.block_activations(patches, width)
+    return encoder.activations(patches, width, recompute=saved_layers(placed)[0] < placed.shape.layers)
 
 
 def saved_layers(placed: PlacedModel) -> tuple[int, int]:
@@ -317,7 +335,10 @@ def _scorer(placed: PlacedModel) -> MemoryUse:
     return MemoryUse(
         weights=0 if learner.memory.sharded_offload else parameters * stored // shards,
         copies=0 if shards == 1 else min(placed.gathered, parameters) * width // placed.parallelism.tensor,
-        activations=activation_bytes(shape, tokens, width, tensor=placed.parallelism.tensor),
+        activations=max(
+            activation_bytes(shape, tokens, width, tensor=placed.parallelism.tensor),
+            encoder_activations(placed, work, backward=False),
+        ),
         logits=_logits(placed, work.predicted_tokens_per_micro_batch),
     )
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from quintet.config.plan.vision_encoder import VisionEncoderShape, read_vision_encoder
+
 
 class UnreadableConfigError(Exception):
     """A `config.json` lacks a required size, or has an invalid one."""
@@ -67,7 +69,9 @@ class ModelShape:
     experts: Experts | None = None
     latent: LatentAttention | None = None
     vision: int = 0
-    """Parameters of the vision encoder, accurate to one per cent."""
+    """Parameters of the vision encoder: exact with `encoder`, otherwise accurate to one per cent."""
+    encoder: VisionEncoderShape | None = None
+    """Vision encoder, None if there is none or its architecture is unknown."""
     dtype: str = "float32"
     """Type of the stored weights."""
     family: str = "llama"
@@ -175,6 +179,7 @@ def _latent_linears(hidden: int, heads: int, latent: LatentAttention) -> Mapping
     return {"q_a_proj": (hidden, latent.query_rank), "q_b_proj": (latent.query_rank, query), **linears}
 
 
+GRID_VL_ENCODER = VisionEncoderShape(*("qwen2_5_vl", 2, 64, 128, 4, 128), patch=8, min_pixels=16**2, max_pixels=256**2)
 PRESET_SHAPES: Mapping[str, ModelShape] = {
     "grid-1m": ModelShape(4, 128, 384, 8, 2, 16, 640, 2048, qkv_bias=True, family="qwen2"),
     "grid-3m": ModelShape(4, 256, 704, 8, 4, 32, 640, 4096, qkv_bias=True, family="qwen2"),
@@ -184,7 +189,13 @@ PRESET_SHAPES: Mapping[str, ModelShape] = {
         experts=Experts(8, 128, active=2),
         family="qwen3_moe",
     ),
-    "grid-vl": ModelShape(4, 128, 384, 8, 2, 16, 640, 2048, qkv_bias=True, vision=206_656, family="qwen2_5_vl"),
+    "grid-vl": ModelShape(
+        *(4, 128, 384, 8, 2, 16, 640, 2048),
+        qkv_bias=True,
+        vision=GRID_VL_ENCODER.parameters,
+        encoder=GRID_VL_ENCODER,
+        family="qwen2_5_vl",
+    ),
     "numbers-1m": ModelShape(4, 128, 384, 4, 4, 32, 512, 2048, qkv_bias=True, family="qwen2"),
 }
 """Shapes of the preset policies; the actual vocabulary may be slightly smaller."""
@@ -221,7 +232,7 @@ def read_shape(config: Config) -> ModelShape:
     family = str(text.get("model_type") or config.get("model_type"))
     merged = {**FAMILY_DEFAULTS.get(family, {}), **config, **text}
     heads, hidden = _number(merged, "num_attention_heads"), _number(merged, "hidden_size")
-    base = FAMILIES.get(family, LLAMA)
+    base, encoder = FAMILIES.get(family, LLAMA), _encoder(config, hidden)
     bias = merged.get("attention_bias") is True
     return replace(
         base,
@@ -239,7 +250,8 @@ def read_shape(config: Config) -> ModelShape:
         mlp_bias=merged.get("mlp_bias") is True,
         experts=_experts(merged, family),
         latent=_latent(merged) if "kv_lora_rank" in merged else None,
-        vision=_vision(config),
+        vision=encoder.parameters if encoder else _vision(config),
+        encoder=encoder,
         dtype=str(merged.get("dtype") or merged.get("torch_dtype") or "float32"),
         family=family,
         known=family in FAMILIES,
@@ -286,6 +298,13 @@ def _latent(config: Config) -> LatentAttention:
     names = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
     rank, rope, nope, out = (_number(config, name) for name in names)
     return LatentAttention(_number(config, "q_lora_rank", 0) or None, rank, rope, nope, out)
+
+
+def _encoder(config: Config, hidden: int) -> VisionEncoderShape | None:
+    try:
+        return read_vision_encoder(config, hidden)
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise UnreadableConfigError(f"vision_config has an invalid size: {error}") from error
 
 
 def _vision(config: Config) -> int:

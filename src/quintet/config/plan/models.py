@@ -4,13 +4,14 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from quintet.config.composed import config_value
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.model_shapes import PRESET_SHAPES, ModelShape, UnreadableConfigError, read_shape
+from quintet.config.plan.vision_encoder import VisionEncoderShape
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+", re.ASCII)
 MODEL_PATHS = {"critic": "critic.path", "reward": "reward.model.path", "reference": "reference.path"}
@@ -75,9 +76,22 @@ def find_model_shape(path: str, overrides: Mapping[str, Any]) -> ModelShape | Un
             return UnknownModel(reason, f"hf download {path} config.json")
         return UnknownModel(f"no config.json at {_directory(path)}", "give a Hugging Face model directory")
     try:
-        return read_shape({**read_config(file), **overrides})
+        shape = read_shape({**read_config(file), **overrides})
+        return shape if shape.encoder is None else replace(shape, encoder=_with_limits(shape.encoder, file.parent))
     except (UnreadableConfigError, OSError, ValueError, RecursionError) as error:
         return UnknownModel(f"{file} has no known shape: {error}", "supported: models like Llama, Qwen and Gemma")
+
+
+def _with_limits(encoder: VisionEncoderShape, directory: Path) -> VisionEncoderShape:
+    """Return the encoder with the limits of the model's image processor, if its file is there."""
+    file = directory / "preprocessor_config.json"
+    settings = read_config(file) if os.path.exists(file) else {}
+    size = settings.get("size") or {}
+    least, most = size.get("shortest_edge"), size.get("longest_edge")
+    smallest, largest = least or settings.get("min_pixels"), most or settings.get("max_pixels")
+    return replace(
+        encoder, min_pixels=int(smallest or encoder.min_pixels), max_pixels=int(largest or encoder.max_pixels)
+    )
 
 
 def config_file(path: str) -> Path | None:

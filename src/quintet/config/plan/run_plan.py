@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from quintet.config.composed import ComposedConfig
+from quintet.config.native.envs import SvgConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.mixed_envs import RunEnv
 from quintet.config.native.training import SftConfig
@@ -18,10 +19,13 @@ from quintet.config.plan.batches import (
     rank_workload,
     sft_passes_per_step,
 )
+from quintet.config.plan.component_memory import PlacedModel, encoder_activations
+from quintet.config.plan.images import image_problems, largest_images, trains_encoder
 from quintet.config.plan.memory import memory_problems, plan_memory
 from quintet.config.plan.models import Models, find_models, policy_path
 from quintet.config.plan.placement import Placement, place_components, placement_problems
 from quintet.config.plan.row_counts import TrainingRows, batch_key, count_rows, count_training_rows, too_few_rows
+from quintet.config.plan.step_time import encoder_share
 from quintet.config.plan.weight_transfer import weight_transfers
 from quintet.config.problems import raise_problems
 from quintet.config.schema import format_value
@@ -50,6 +54,26 @@ class RunPlan(PlannedRun):
         return {learner.name: rank_workload(self.config, learner.name, learner.copies) for learner in learners}
 
     @cached_property
+    def images(self) -> Mapping[str, Any] | None:
+        """Images of a vision-language policy: tokens of each, their maximum per sequence, parameters and activations of
+        the vision encoder, and its share of the FLOPs of an update; None without images or if their size is unknown."""
+        shape, actor = self.models.of("actor"), self.placement.of("actor")
+        images = largest_images(self.config, shape)
+        if shape is None or shape.encoder is None or actor is None or images is None or self.config.sft_only:
+            return None
+        placed, work = PlacedModel(self.config, actor, shape), self.workloads["actor"]
+        trained = trains_encoder(self.config, "actor")
+        return {
+            "key": images.key,
+            "tokens_per_image": images.tokens,
+            "is_exact": images.is_exact,
+            "images_per_sequence": images.per_sequence,
+            "encoder_parameters": shape.encoder.parameters,
+            "encoder_activations": encoder_activations(placed, work, backward=trained),
+            "encoder_share_of_update": encoder_share(placed, work),
+        }
+
+    @cached_property
     def warnings(self) -> tuple[str, ...]:
         return advice(self)
 
@@ -62,6 +86,7 @@ class RunPlan(PlannedRun):
         return {
             "run": describe_run(self.config, self.models),
             "arithmetic": {**self.numbers, "learners": learners},
+            "images": self.images,
             "placement": _placement_json(self.placement)
             | {"weight_transfers": [asdict(each) for each in weight_transfers(self.config)]},
             "memory": _memory_json(self),
@@ -84,7 +109,7 @@ def plan_run(composed: ComposedConfig, device_bytes: int | None = None) -> RunPl
         steps = None
     counts = compute_batch_arithmetic(composed, steps)
     placement, models = place_components(config), find_models(config)
-    raise_problems(placement_problems(composed, placement, models))
+    raise_problems([*placement_problems(composed, placement, models), *image_problems(composed, models)])
     if device_bytes is not None:
         raise_problems(memory_problems(composed, placement, models, device_bytes))
     memory = plan_memory(config, placement, models, device_bytes)
@@ -183,6 +208,9 @@ def _env(env: RunEnv, config: Experiment) -> str:
     """Describe an env, and its share of the groups if there are several."""
     values = env.config.model_dump()
     sizes = [f"{key} {format_value(values[key])}" for key in ("size", "width", "height", "boxes") if key in values]
+    if isinstance(env.config, SvgConfig):
+        scores = (f"{name} × {weight:g}" for name, weight in env.config.weights.items())
+        sizes = [env.config.dataset or "icons", " + ".join(scores) or "no score"]
     kind = ", ".join([str(values.get("simulator", env.config.name)), *sizes])
     if not config.envs:
         return kind

@@ -21,6 +21,7 @@ from quintet.config.plan.component_memory import (
 )
 from quintet.config.plan.costs import Cost
 from quintet.config.plan.devices import DeviceFigures
+from quintet.config.plan.images import encoder_work, largest_images, trains_encoder
 from quintet.config.plan.memory import MemoryPlan
 from quintet.config.plan.model_shapes import ModelShape
 from quintet.config.plan.models import Models
@@ -108,11 +109,11 @@ class _TimedModel:
         stages × micro-batches) of that time (Narayanan et al. 2021, arXiv:2104.04473, section 2.2).
         """
         placed, parallelism = self.placed, self.placed.parallelism
-        length, adapted = max_sequence_tokens(placed.config), placed.config.policy.lora is not None
+        length = max_sequence_tokens(placed.config)
         tokens, micro_batches = work.sequences_per_rank * length, max(1, work.micro_batches)
         again = 1 - saved_layers(placed)[0] / placed.shape.layers if backward else 0
-        factor = 1 + (1 if adapted and placed.component.name == "actor" else 2) * backward + again
-        flops = tokens * forward_flops(placed.shape, length) * factor / parallelism.devices_per_copy
+        flops = tokens * forward_flops(placed.shape, length) * decoder_passes(placed, backward=backward)
+        flops /= parallelism.devices_per_copy
         local = (placed.shape.parameters - placed.remote_experts) * self.width / parallelism.weight_split
         gathered = micro_batches * (1 + backward) * local
         gathers = self.send("gather of weights", gathered, self.shards, placed.fsdp_shards)
@@ -121,6 +122,11 @@ class _TimedModel:
         busy += (1 + backward + again) * self._exchange(tokens)
         idle = (parallelism.pipeline - 1) / (parallelism.virtual_pipeline * micro_batches)
         return busy.lasting(busy.seconds * (1 + idle))
+
+    def images(self, work: RankWorkload, *, backward: bool) -> Cost:
+        """Return the cost of the vision encoder, which each device that shares a sequence runs on all of its images."""
+        flops = encoder_work(self.placed.config, self.placed.shape, work).flops
+        return Cost(self.compute(flops * encoder_passes(self.placed, backward=backward), self.width))
 
     def _exchange(self, tokens: int) -> Cost:
         """Return the cost of exchanging activations between devices in a forward pass.
@@ -159,6 +165,31 @@ class _TimedModel:
         purpose = "reduction of gradients"
         shard = self.send(purpose, count, self.shards, placed.fsdp_shards)
         return shard + 2 * self.send(purpose, count / self.shards, copies, extent)
+
+
+def decoder_passes(placed: PlacedModel, *, backward: bool) -> float:
+    """Return the FLOPs of the language model in multiples of a forward pass."""
+    if not backward:
+        return 1.0
+    is_adapted = placed.config.policy.lora is not None and placed.component.name == "actor"
+    return (2 if is_adapted else 3) + 1 - saved_layers(placed)[0] / placed.shape.layers
+
+
+def encoder_share(placed: PlacedModel, work: RankWorkload) -> float:
+    """Return the share of the vision encoder in the FLOPs of an update by one device."""
+    length = max_sequence_tokens(placed.config)
+    decoder = work.sequences_per_rank * length * forward_flops(placed.shape, length)
+    decoder *= decoder_passes(placed, backward=True) / placed.parallelism.devices_per_copy
+    encoder = encoder_work(placed.config, placed.shape, work).flops * encoder_passes(placed, backward=True)
+    return encoder / (decoder + encoder)
+
+
+def encoder_passes(placed: PlacedModel, *, backward: bool) -> int:
+    """Return the FLOPs of the vision encoder in multiples of a forward pass: a backward pass takes twice as many, and
+    recomputation one more. A frozen encoder has no backward pass."""
+    if not backward or not trains_encoder(placed.config, placed.component.name):
+        return 1
+    return 3 + (saved_layers(placed)[0] < placed.shape.layers)
 
 
 def learner_seconds(config: Experiment, placement: Placement, models: Models, figures: DeviceFigures) -> Seconds:
@@ -209,11 +240,13 @@ def _offload_costs(config: Experiment, memory: MemoryPlan, figures: DeviceFigure
 
 
 def _learner(timed: _TimedModel) -> Iterator[tuple[str, Cost]]:
-    """Yield the phases of a learner: a pass for the log-probs or values that the step needs, and the updates."""
-    config, component = timed.placed.config, timed.placed.component
+    """Yield the phases of a learner: a pass for the log-probs or values that the step needs, the updates, and the
+    vision encoder in all of them."""
+    config, component, images = timed.placed.config, timed.placed.component, Cost()
     if component.name != "actor" or actor_scores_rollout(config):
         work = rank_workload(config, learner_section(component.name), component.copies, inference=True)
         yield PASSES[component.name], timed.passes(work, backward=False)
+        images += timed.images(work, backward=False)
     if component.name == LOGPROBS:
         devices = config.placement.nodes * config.placement.devices_per_node
         yield "weight sync of log-prob workers", _transfer(timed, STORED_BYTES, devices)
@@ -222,6 +255,8 @@ def _learner(timed: _TimedModel) -> Iterator[tuple[str, Cost]]:
         reductions = max(1, work.micro_batches) if timed.placed.learner.sharding.sync_every_micro_batch else 1
         update = timed.passes(work, backward=True) + reductions * timed.reduction()
         yield f"update of {component.name}", _updates(config) * update
+        images += _updates(config) * timed.images(work, backward=True)
+    yield f"images of {component.name}", images
 
 
 def _updates(config: Experiment) -> int:
@@ -318,7 +353,18 @@ def _prefill(timed: _TimedModel) -> Cost:
         prompts = max(1, prompts / config.training.samples_per_group)
     tokens = prompts * config.rollout.max_prompt_tokens
     flops = tokens * forward_flops(timed.placed.shape, config.rollout.max_prompt_tokens)
+    flops += _images_of_engine(timed)
     return Cost(timed.compute(flops / timed.placed.parallelism.devices_per_copy, _engine_width(timed)))
+
+
+def _images_of_engine(timed: _TimedModel) -> float:
+    """Return the FLOPs of encoding the images of an engine's episodes, each of which it encodes once."""
+    shape, config = timed.placed.shape, timed.placed.config
+    images = largest_images(config, shape)
+    if images is None or shape.encoder is None:
+        return 0.0
+    turns = 1 if config.env.reads_prompts else config.rollout.max_turns
+    return float(_episodes(config, timed.placed.component) * turns * shape.encoder.flops(images.rows, images.columns))
 
 
 def _engine_width(timed: _TimedModel) -> int:

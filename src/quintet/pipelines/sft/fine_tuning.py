@@ -19,11 +19,12 @@ from quintet.errors import ConfigError
 from quintet.pipelines.run import Run, interrupted, is_due, open_run
 from quintet.pipelines.sft.episodes import build_solved_episodes, validate_in_episodes
 from quintet.pipelines.sft.final_weights import FinalWeights, copy_to_remote, remote_file_system, write_directory
-from quintet.pipelines.sft.rows import SftDataset, build_sft_dataset, iter_texts
+from quintet.pipelines.sft.rows import SftDataset, build_sft_dataset, iter_texts, row_config
 from quintet.pipelines.sft.stage import SftStage, build_stage, load_sft_tokenizer, sft_config
 from quintet.pipelines.timings import Timings, throughput
 from quintet.policies.lora import ADAPTER_DIRECTORY
 from quintet.policies.tiny_models import create_preset_policy
+from quintet.rollout.chat.image_prompts import ImagePrompts
 from quintet.runtime.controller import Controller
 from quintet.runtime.signals import StopRequest, stop_on_signals
 from quintet.seeds import derive_seed
@@ -241,7 +242,8 @@ def _set_up(run: Run, controller: Controller) -> tuple[SftStage, SftDataset]:
     train, held_out = solved or (open_split(data, tokenizer, "train"), open_split(data, tokenizer, "validation"))
     if not solved and not data.validation_files:
         run.progress.note("no data.validation_files: val/loss is measured on the training rows")
-    dataset = build_sft_dataset(config, tokenizer, train, held_out, run.progress)
+    images = ImagePrompts.from_directory(base, config.policy.vision, trust_remote_code=config.policy.trust_remote_code)
+    dataset = build_sft_dataset(config, tokenizer, train, held_out, run.progress, images)
     stage = build_stage(config, base, tokenizer, controller)
     if run.checkpoint:
         stage.load(run.checkpoint)
@@ -265,7 +267,7 @@ def _base_model(run: Run, solved: tuple[SplitRows, SplitRows] | None) -> Path:
     data = config.data or DataConfig()
     rows = (solved[0] if solved else open_split(data, None, "train")).rows
     with translate_os_errors(run.directory.policy):
-        texts, seed = iter_texts(rows, data, VOCABULARY_ROWS), derive_seed(config.seed, "policy")
+        texts, seed = iter_texts(rows, row_config(config), VOCABULARY_ROWS), derive_seed(config.seed, "policy")
         create_preset_policy(str(config.policy.preset), run.directory.policy, texts, seed)
     return run.directory.policy
 

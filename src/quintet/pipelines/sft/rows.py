@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -20,12 +21,17 @@ from quintet.data.conversations import (
     parse_conversation,
     truncate_sequence,
 )
+from quintet.data.demonstration_rows import IMAGE_COLUMN
 from quintet.data.prompt_source import RowSource, SplitRows, open_split_files
 from quintet.data.row_order import RowOrder, sample_rows
 from quintet.data.worker_pool import WorkerPool
+from quintet.envs.env import IMAGE
 from quintet.errors import ConfigError
 from quintet.pipelines.sft.stage import sft_config
 from quintet.policies.model_loading import load_tokenizer
+from quintet.records import Batch, ImageInput
+from quintet.rollout.chat.image_prompts import ImagePrompts
+from quintet.rollout.collate import with_images
 from quintet.tracking.progress import Progress
 
 MIN_ROWS_PER_WORKER: Final = 4096
@@ -45,7 +51,8 @@ UNSUPPORTED_KEYS = {
 def iter_texts(source: RowSource, config: DataConfig, max_rows: int) -> Iterator[str]:
     """Yield the texts of the first rows, to train a tokenizer on."""
     for number in range(min(max_rows, len(source))):
-        conversation = parse_conversation(source[number], config, number, source.describe_row(number))
+        place, directory = source.describe_row(number), source.directory(number)
+        conversation = parse_conversation(source[number], config, number, place, directory=directory)
         yield conversation.prompt or ""
         yield conversation.answer
         yield from (f"{message['role']}\n{message.get('content') or ''}" for message in conversation.messages)
@@ -54,15 +61,19 @@ def iter_texts(source: RowSource, config: DataConfig, max_rows: int) -> Iterator
 class RowEncoder:
     """Encodes a row, given by its number, as token sequences."""
 
-    def __init__(self, config: Experiment, tokenizer: Any, split: SplitRows) -> None:
-        """Load the chat template that encodes the rows of `split`.
+    def __init__(
+        self, config: Experiment, tokenizer: Any, split: SplitRows, images: ImagePrompts | None = None
+    ) -> None:
+        """Load the chat template that encodes the rows of `split`; `images` converts images, None if the policy reads
+        none.
 
         Raises:
             ConfigError: the chat template does not exist.
         """
-        sft, self._data = sft_config(config), config.data or DataConfig()
+        sft, self._data = sft_config(config), row_config(config)
         self._rows = split.rows
-        self._format = ConversationFormat(tokenizer, self._data.template)
+        self._images = images
+        self._format = ConversationFormat(tokenizer, self._data.template, images)
         self._limit = sft.max_tokens
         self._rendered = sft.episodes is not None and sft.episodes.form != "message"
         self._window = config.rollout.window_size if sft.episodes else None
@@ -74,11 +85,30 @@ class RowEncoder:
             ConfigError: the row cannot be read or rendered, or is too long and `data.truncation` is error.
         """
         place = self._rows.describe_row(number)
-        conversation = parse_conversation(self._rows[number], self._data, number, place, rendered=self._rendered)
-        if self._window is not None:
-            conversation = _with_window(conversation, self._window)
-        sequences = self._format.encode(conversation, place)
+        sequences = self._format.encode(self._conversation(number), place)
         return [truncate_sequence(sequence, self._limit, self._data.truncation, place) for sequence in sequences]
+
+    def images(self, number: int) -> Iterator[ImageInput]:
+        """Yield the images of a row.
+
+        Raises:
+            ConfigError: an image cannot be decoded.
+        """
+        if self._images is not None:
+            for image in self._conversation(number).images:
+                yield image.load(self._images)
+
+    def _conversation(self, number: int) -> Conversation:
+        place, directory = self._rows.describe_row(number), self._rows.directory(number)
+        row, rendered = self._rows[number], self._rendered
+        conversation = parse_conversation(row, self._data, number, place, rendered=rendered, directory=directory)
+        return conversation if self._window is None else _with_window(conversation, self._window)
+
+
+def row_config(config: Experiment) -> DataConfig:
+    """Return the columns of the rows; solved episodes have their images in a column of their own."""
+    data = config.data or DataConfig()
+    return data.model_copy(update={"image_key": IMAGE_COLUMN}) if sft_config(config).episodes else data
 
 
 def _with_window(conversation: Conversation, window: int) -> Conversation:
@@ -86,7 +116,9 @@ def _with_window(conversation: Conversation, window: int) -> Conversation:
     messages = conversation.messages
     system = messages[:1] if messages[0]["role"] == "system" else ()
     visible = (*system, *messages[len(system) :][-2 * window :])
-    return Conversation(visible, first_trained=len(visible) - 1)
+    num_shown = sum(str(message["content"]).count(IMAGE) for message in visible) if conversation.images else 0
+    images = conversation.images[len(conversation.images) - num_shown :]
+    return replace(conversation, messages=visible, first_trained=len(visible) - 1, images=images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +149,14 @@ class SftDataset:
 
 
 def build_sft_dataset(
-    config: Experiment, tokenizer: Any, train: SplitRows, held_out: SplitRows, progress: Progress
+    config: Experiment,
+    tokenizer: Any,
+    train: SplitRows,
+    held_out: SplitRows,
+    progress: Progress,
+    images: ImagePrompts | None = None,
 ) -> SftDataset:
-    """Read and encode both splits.
+    """Read and encode both splits. `images` converts images; None if the policy reads none.
 
     Raises:
         ConfigError: a row cannot be read or rendered or is too long, or there are fewer rows than a step needs.
@@ -129,9 +166,10 @@ def build_sft_dataset(
     _check_supported(data)
     seed = config.seed if data.seed is None else data.seed
     numbers = sample_rows(len(train.rows), data.train_rows, seed)
-    encoded_train = _encode(config, tokenizer, train, numbers.tolist(), progress, "reading rows")
+    encode = partial(_encode, config, tokenizer, images, progress)
+    encoded_train = encode(train, numbers.tolist(), "reading rows")
     held_out_rows = range(len(held_out.rows))[: data.validation_rows]
-    encoded_held_out = _encode(config, tokenizer, held_out, held_out_rows, progress, "reading held-out rows")
+    encoded_held_out = encode(held_out, held_out_rows, "reading held-out rows")
     used = numbers[encoded_train.included_rows]
     sizes = np.diff(np.searchsorted(used, np.cumsum(train.sizes)), prepend=0).tolist()
     _check_fills_one_step(encoded_train, sft)
@@ -156,32 +194,46 @@ def _check_supported(data: DataConfig) -> None:
 def _encode(
     config: Experiment,
     tokenizer: Any,
+    images: ImagePrompts | None,
+    progress: Progress,
     split: SplitRows,
     numbers: Sequence[int],
-    progress: Progress,
     phase_name: str,
 ) -> TokenizedConversations:
     """Encode the rows of those numbers, with `data.workers` processes if there are enough rows."""
+    encoder = RowEncoder(config, tokenizer, split, images)
     workers = min(config.data.workers if config.data else 0, len(numbers) // MIN_ROWS_PER_WORKER)
     with progress.phase(phase_name, len(numbers), unit="row") as phase, ExitStack() as stack:
         if workers:
-            setup = {"experiment": config.model_dump(mode="json"), "names": split.names, "key": split.key}
+            setup = {
+                "experiment": config.model_dump(mode="json"),
+                "names": split.names,
+                "key": split.key,
+                "images": None if images is None else images.settings(),
+            }
             pool = stack.enter_context(WorkerPool(_prepare, setup, workers, tokenizer))
             rows = _encode_in_workers(numbers, pool)
         else:
-            rows = map(RowEncoder(config, tokenizer, split), numbers)
+            rows = map(encoder, numbers)
 
         def counted() -> Iterator[list[TokenSequence]]:
             for row in rows:
                 yield row
                 phase.advance()
 
-        conversations = TokenizedConversations(counted())
+        add_images = None if images is None else partial(_add_images, encoder, numbers)
+        conversations = TokenizedConversations(counted(), add_images)
     if num_dropped := conversations.num_input_rows - len(conversations):
         progress.note(
             f"{num_dropped} of {conversations.num_input_rows} rows have no response left after truncation: left out"
         )
     return conversations
+
+
+def _add_images(encoder: RowEncoder, numbers: Sequence[int], batch: Batch, rows: Sequence[int]) -> Batch:
+    """Return the batch with the images of its rows, which are indices of `numbers`."""
+    images = {image.key: image for row in rows for image in encoder.images(numbers[row])}
+    return with_images(batch, images.values()) if images else batch
 
 
 def _check_fills_one_step(train: TokenizedConversations, sft: SftConfig) -> None:
@@ -204,9 +256,9 @@ def _prepare(setup: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
     trusted = config.policy.trust_remote_code or config.policy.trust_tokenizer_code
     tokenizer = load_tokenizer(setup["tokenizer"], trust_remote_code=trusted)
     tokenizer.name_or_path = setup["tokenizer_name"]
-    encode = RowEncoder(
-        config, tokenizer, open_split_files(config.data or DataConfig(), tokenizer, setup["names"], setup["key"])
-    )
+    split = open_split_files(config.data or DataConfig(), tokenizer, setup["names"], setup["key"])
+    images = None if setup["images"] is None else ImagePrompts.from_settings(setup["images"])
+    encode = RowEncoder(config, tokenizer, split, images)
 
     def answer(request: Mapping[str, Any]) -> list[list[tuple[list[int], list[int]]]]:
         return [

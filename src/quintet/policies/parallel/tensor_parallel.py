@@ -2,7 +2,8 @@
 
 Query, key, value, gate and up projections are sharded by columns, output and down projections by rows, embedding and
 head by vocabulary; norms are replicated. All ranks run the same passes on the same tokens, and each rank's attention
-function receives the rank's heads.
+function receives the rank's heads. All ranks run the vision encoder of a vision-language model on all images of a pass,
+with whole layers: its heads and widths need not be divisible, and the gradients of its features are equal on all ranks.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from math import gcd
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import (
@@ -26,13 +28,18 @@ from torch.distributed.tensor.parallel import (
 from quintet.config.divisors import nearest_divisor
 from quintet.errors import ConfigError
 from quintet.policies.lora import ADAPTER_NAME, has_adapters
+from quintet.policies.parallel.collectives import copy_to_group
+from quintet.policies.vision.image_encoder import text_decoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from quintet.policies.causal_lm import ValueModel
 
-SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+SUPPORTED_MODEL_TYPES = (
+    *("llama", "mistral", "qwen2", "qwen3", "qwen3_moe"),
+    *("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"),
+)
 """`model_type` of the decoders whose layers can be sharded."""
 COLWISE_MODULES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
 ROWWISE_MODULES = ("self_attn.o_proj", "mlp.down_proj")
@@ -85,12 +92,13 @@ def apply_tensor_parallel(
         ConfigError: the model cannot be sharded over this number of ranks.
     """
     check_tensor_parallel(model, mesh.size(), component)
-    is_tied = model.lm_head.weight is model.model.embed_tokens.weight
+    decoder: Any = text_decoder(model.model)
+    is_tied = model.lm_head.weight is decoder.embed_tokens.weight
     _parallelize_body(model.model, mesh, sequence=sequence)
     head = ColwiseParallel(input_layouts=Replicate(), use_local_output=False)
     parallelize_module(model, mesh, {"lm_head": head}, src_data_rank=None)
     if is_tied:
-        model.lm_head.weight = model.model.embed_tokens.weight
+        model.lm_head.weight = decoder.embed_tokens.weight
 
 
 def apply_tensor_parallel_to_critic(model: ValueModel, mesh: DeviceMesh, *, sequence: bool = False) -> None:
@@ -104,15 +112,48 @@ def apply_tensor_parallel_to_critic(model: ValueModel, mesh: DeviceMesh, *, sequ
     parallelize_module(model, mesh, {"head": _ReplicatedWeights(Replicate())}, src_data_rank=None)
 
 
-def _parallelize_body(body: Any, mesh: DeviceMesh, *, sequence: bool) -> None:
+def _parallelize_body(body: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> None:
+    decoder: Any = text_decoder(body)
     activations: Placement = Shard(TOKENS_DIM) if sequence else Replicate()
+    shows_images = decoder is not body
+    embeddings = Replicate() if shows_images else activations
     plan: dict[str, ParallelStyle] = {
-        "embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=activations),
+        "embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=embeddings),
         "norm": _ReplicatedWeights(activations, Replicate()),
     }
-    parallelize_module(body, mesh, plan, src_data_rank=None)
-    for layer in body.layers:
+    parallelize_module(decoder, mesh, plan, src_data_rank=None)
+    for layer in decoder.layers:
         parallelize_module(layer, mesh, _layer_plan(layer, activations), src_data_rank=None)
+    if sequence and shows_images:
+        _split_embeddings_with_images(decoder, mesh)
+
+
+def _split_embeddings_with_images(decoder: Any, mesh: DeviceMesh) -> None:
+    """Shard embeddings by tokens after the features of images are among them, and the features that are added to the
+    states of further layers (deepstack) with these states."""
+    split = PrepareModuleInput(
+        input_layouts=Replicate(), desired_input_layouts=Shard(TOKENS_DIM), use_local_output=True
+    )
+    parallelize_module(decoder.layers[0], mesh, split)
+    add_features = getattr(decoder, "_deepstack_process", None)
+    if add_features is None:
+        return
+
+    def add_local_features(states: Tensor, is_image: Tensor, features: Tensor) -> Tensor:
+        local_mask, local_features = _local_features(states.shape[TOKENS_DIM], is_image, features, mesh.get_group())
+        out: Tensor = add_features(states, local_mask, local_features)
+        return out
+
+    decoder._deepstack_process = add_local_features
+
+
+def _local_features(tokens: int, is_image: Tensor, features: Tensor, group: ProcessGroup) -> tuple[Tensor, Tensor]:
+    """Return mask [1, tokens] and features of the image tokens among this rank's `tokens`, for `is_image`, bool
+    [1, P], and `features` [k, hidden] of all."""
+    start = group.rank() * tokens
+    local = is_image[:, start : start + tokens]
+    first = int(is_image[:, :start].sum())
+    return local, copy_to_group(features, group)[first : first + int(local.sum())]
 
 
 def _layer_plan(layer: nn.Module, activations: Placement) -> dict[str, ParallelStyle]:

@@ -17,6 +17,7 @@ from quintet.policies.parallel.collectives import scatter_all_reduce
 from quintet.policies.parallel.context_parallel import ContextParallelLayout
 from quintet.policies.parallel.ulysses_parallel import PaddedLayout, UlyssesLayout
 from quintet.policies.token_statistics import TokenStatistics
+from quintet.policies.vision.image_encoder import PackedImages
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,8 @@ class TokenSharding:
         prediction_indices = local_index[packed.prediction_indices]
         predicted = (prediction_indices >= 0).nonzero().squeeze(-1)
         tokens, position_ids = (
-            torch.where(is_local, x[indices.clamp(min=0)], 0) for x in (packed.tokens, packed.position_ids)
+            torch.where(is_local.view(-1, *(1,) * (x.dim() - 1)), x[indices.clamp(min=0)], 0)
+            for x in (packed.tokens, packed.position_ids)
         )
         local = replace(
             packed,
@@ -67,6 +69,7 @@ class TokenSharding:
             layout=layout,
             prediction_indices=prediction_indices[predicted],
             targets=packed.targets[predicted],
+            images=packed.images and _select_images(packed.images, local_index),
         )
         groups = tuple(group for group in (self.ulysses, self.context) if group is not None and group.size() > 1)
         if not groups:
@@ -93,6 +96,16 @@ class TokenSharding:
             layout = UlyssesLayout(layout, self.ulysses)
             indices = indices.chunk(num_ranks)[self.ulysses.rank()]
         return indices, layout
+
+
+def _select_images(images: PackedImages, local_index: Tensor) -> PackedImages:
+    """Return the images with this rank's image tokens, by each token's index on this rank [P], -1 if it is on another.
+
+    Every rank encodes all images: with sharded weights, all ranks have to run the encoder together.
+    """
+    indices, order = local_index[images.indices].sort()
+    is_local = indices >= 0
+    return replace(images, indices=indices[is_local], sources=images.sources[order[is_local]])
 
 
 def _pad_to(indices: Tensor, size: int) -> Tensor:

@@ -5,7 +5,7 @@ Ranks exchange a few numbers per token, as in Megatron-LM (arXiv:1909.08053, sec
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -26,10 +26,27 @@ class VocabShard(NamedTuple):
     """Token id of the first column."""
 
 
-def vocab_parallel_linear(hidden_states: Tensor, weight: DTensor) -> Tensor:
+def vocab_parallel_linear(hidden_states: Tensor, weight: DTensor) -> DTensor:
     """Return [m, hidden], equal on all ranks, times a matrix sharded by rows, as a DTensor."""
-    replicated = DTensor.from_local(hidden_states, weight.device_mesh, [Replicate()], run_check=False)
-    return F.linear(replicated, weight)
+    if not isinstance(hidden_states, DTensor):
+        hidden_states = DTensor.from_local(hidden_states, weight.device_mesh, [Replicate()], run_check=False)
+    logits: Any = F.linear(hidden_states, weight)
+    return cast(DTensor, logits)
+
+
+def fill_vocab_columns(logits: DTensor, tokens: Tensor, value: float) -> DTensor:
+    """Return logits [m, vocabulary], sharded by columns, with `value` in the columns of `tokens`, int64 [k]."""
+    shard = _local_shard(logits)
+    columns = (tokens.to_local() if isinstance(tokens, DTensor) else tokens) - shard.vocab_start
+    columns = columns[(columns >= 0) & (columns < shard.columns.shape[1])]
+    return DTensor.from_local(
+        shard.columns.index_fill(-1, columns, value),
+        logits.device_mesh,
+        logits.placements,
+        run_check=False,
+        shape=logits.shape,
+        stride=logits.stride(),
+    )
 
 
 def vocab_parallel_statistics(

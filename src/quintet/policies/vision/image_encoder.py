@@ -6,6 +6,7 @@ defines which patches attend to each other, instead of a loop over images.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -84,6 +85,12 @@ def placeholder_tokens(config: Any) -> tuple[int, ...]:
 def text_decoder(body: nn.Module) -> nn.Module:
     """Return the language model of a vision-language model's body; other bodies are one themselves."""
     return getattr(body, "language_model", body)
+
+
+def vision_encoder(module: nn.Module) -> nn.Module | None:
+    """Return the vision encoder within a policy's or critic's module; None if it has none."""
+    bodies: Iterator[Any] = (part for part in module.modules() if hasattr(part, "visual"))
+    return next((body.visual for body in bodies), None)
 
 
 def prepare_vision_encoder(model: PreTrainedModel, processor: ImageProcessor) -> None:

@@ -7,7 +7,6 @@ of the pixel values that the vision encoder reads, to which `pixel_values` conve
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,16 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quintet.config.plan.vision_encoder import image_grid
 from quintet.errors import MachineError
 from quintet.policies.vision.image_tokens import KEY_BITS, MAX_SIDE
 from quintet.records import ImageInput
 
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
-MAX_ASPECT_RATIO = 200
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 """Mean and standard deviation of each channel in the training of CLIP, which are the processors' defaults."""
-MAX_CACHED_IMAGES = 4096
-"""Images whose patches are kept for the next environment that shows the same."""
+MAX_CACHED_BYTES = 256 << 20
+"""Size of the patches that are kept for the next environment that shows the same image, if all are as large."""
 
 
 @dataclass(frozen=True)
@@ -91,19 +90,8 @@ class ImageProcessor:
         Raises:
             ValueError: one side is more than 200 times as long as the other, or the image has too many tokens.
         """
-        if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
-            raise ValueError(f"an image of {height}×{width} pixels: one side is more than 200 times the other")
         factor = self.factor
-        rows, columns = round(height / factor), round(width / factor)
-        pixels = rows * columns * factor**2
-        if pixels > self.max_pixels:
-            shrink = math.sqrt(height * width / self.max_pixels)
-            rows, columns = (max(1, math.floor(side / shrink / factor)) for side in (height, width))
-        elif pixels < self.min_pixels:
-            growth = math.sqrt(self.min_pixels / (height * width))
-            rows, columns = (math.ceil(side * growth / factor) for side in (height, width))
-        if max(rows, columns) > MAX_SIDE:
-            raise ValueError(f"an image of {rows}×{columns} tokens; at most {MAX_SIDE} per side are supported")
+        rows, columns = image_grid(height, width, factor, self.min_pixels, self.max_pixels, MAX_SIDE)
         return rows * factor, columns * factor
 
     def process(self, image: np.ndarray) -> ImageInput:
@@ -115,9 +103,9 @@ class ImageProcessor:
         digest = blake2b(repr(image.shape).encode() + image.tobytes(), digest_size=16).digest()
         processed = self._processed.get(digest)
         if processed is None:
-            if len(self._processed) >= MAX_CACHED_IMAGES:
-                del self._processed[next(iter(self._processed))]
             processed = self._processed[digest] = self._process(image)
+            while len(self._processed) > max(1, MAX_CACHED_BYTES // len(processed.patches)):
+                del self._processed[next(iter(self._processed))]
         return processed
 
     @cached_property

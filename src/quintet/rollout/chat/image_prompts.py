@@ -8,17 +8,19 @@ grid, so that messages remain strings.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from quintet.config.native.policy import VisionConfig
+from quintet.data.row_images import EncodeText
 from quintet.envs.env import IMAGE
-from quintet.policies.vision.image_encoder import is_vision_language
+from quintet.policies.vision.image_encoder import is_vision_language, placeholder_tokens
 from quintet.policies.vision.image_processing import ImageProcessor
-from quintet.policies.vision.image_tokens import image_tokens
+from quintet.policies.vision.image_tokens import KEY_BITS, image_tokens
 from quintet.records import ImageInput
 
 if TYPE_CHECKING:
@@ -39,16 +41,81 @@ class ImagePrompts:
     """Token before an image, `<|vision_start|>`."""
     after: int
     """Token behind an image, `<|vision_end|>`."""
+    placeholders: frozenset[int] = frozenset()
+    """Tokens that only images may have in a prompt."""
 
     @classmethod
     def from_model(cls, model: PreTrainedModel, vision: VisionConfig) -> Self | None:
         """Return those of a vision-language model, with the limits in `policy.vision`; None for other models."""
-        config: Any = model.config
-        if not is_vision_language(config):
+        if not is_vision_language(model.config):
             return None
-        processor: ImageProcessor = model.base_model.image_processor
+        body: Any = model.base_model
+        return cls._from_config(model.config, body.image_processor, vision)
+
+    @classmethod
+    def from_directory(
+        cls, directory: str | Path, vision: VisionConfig, *, trust_remote_code: bool = False
+    ) -> Self | None:
+        """Return those of the model in a directory, see `from_model`, without loading its weights.
+
+        Raises:
+            MachineError: the vision-language model has no image processor.
+        """
+        from transformers import AutoConfig
+
+        try:
+            model: Any = AutoConfig.from_pretrained(
+                directory, trust_remote_code=trust_remote_code, local_files_only=True
+            )
+        except (OSError, ValueError):
+            return None
+        if not is_vision_language(model):
+            return None
+        return cls._from_config(model, ImageProcessor.from_directory(directory), vision)
+
+    @classmethod
+    def _from_config(cls, config: Any, processor: ImageProcessor, vision: VisionConfig) -> Self:
         limits = {name: value for name in LIMITS if (value := getattr(vision, name)) is not None}
-        return cls(replace(processor, **limits), config.vision_start_token_id, config.vision_end_token_id)
+        placeholders = frozenset(placeholder_tokens(config))
+        return cls(replace(processor, **limits), config.vision_start_token_id, config.vision_end_token_id, placeholders)
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> Self:
+        """Build them from `settings()`."""
+        processor = ImageProcessor(**settings["processor"])
+        return cls(processor, settings["before"], settings["after"], frozenset(settings["placeholders"]))
+
+    def settings(self) -> dict[str, Any]:
+        """Return JSON data from which `from_settings` builds the same."""
+        return {**asdict(self), "placeholders": sorted(self.placeholders)}
+
+    def measure(self, digest: bytes, height: int, width: int) -> ImageInput:
+        """Return an image without its patches, identified by a hash, from its size in pixels.
+
+        Raises:
+            ValueError: see `ImageProcessor.resized`.
+        """
+        rows, columns = (side // self.processor.factor for side in self.processor.resized(height, width))
+        return ImageInput(int.from_bytes(digest[:8]) >> (64 - KEY_BITS), (rows, columns), b"")
+
+    def place(self, text: str, images: Sequence[ImageInput]) -> str:
+        """Return the text with markers in place of its placeholders, see `place_images`."""
+        return place_images(text, images)
+
+    def encode_parts(self, text: str, encode: EncodeText) -> Iterator[tuple[tuple[int, ...], bool]]:
+        """Yield the tokens of each part of a text with markers, and whether it is an image.
+
+        Raises:
+            ValueError: the text spells a token that stands for images.
+        """
+        for part in split_at_markers(text):
+            if is_marker(part):
+                yield self.tokens(part), True
+                continue
+            tokens = tuple(encode(part))
+            if not self.placeholders.isdisjoint(tokens):
+                raise ValueError("the text spells a token that stands for images, such as <|image_pad|>")
+            yield tokens, False
 
     def process(self, images: Sequence[np.ndarray]) -> tuple[ImageInput, ...]:
         """Return the patches of RGB images `uint8[height, width, 3]`.
@@ -64,10 +131,15 @@ class ImagePrompts:
         return (self.before, *image_tokens(ImageInput(key, (rows, columns), b"")), self.after)
 
 
+def image_marker(image: ImageInput) -> str:
+    """Return the marker of an image."""
+    return f"{MARK}{image.key}:{image.grid[0]}:{image.grid[1]}{MARK}"
+
+
 def place_images(text: str, images: Sequence[ImageInput]) -> str:
     """Return the text with markers in place of its placeholders."""
     text = text.replace(MARK, "")
-    markers = [f"{MARK}{image.key}:{image.grid[0]}:{image.grid[1]}{MARK}" for image in images]
+    markers = list(map(image_marker, images))
     first, *others = text.split(IMAGE)
     num_placed = min(len(others), len(markers))
     num_before = len(markers) - num_placed

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Self
 
 from quintet.config.native.rollout import RolloutConfig, Thoughts
+from quintet.envs.env import ELLIPSIS
 from quintet.rollout.chat.thought_sections import format_thoughts, thought_pattern
 
 Form = Literal["whole", "anywhere", "answer"]
@@ -48,6 +49,7 @@ class ResponseFormat:
         self._fold = str.casefold if ignore_case else str
         self._actions = actions
         self._legal = {self._fold(action): action for action in actions}
+        self._element = _element_pattern(actions)
         self._think = think
         self._separator = separator
         self._max_actions = max_actions
@@ -82,6 +84,8 @@ class ResponseFormat:
         """Parse a response. Text without the format has no actions. An unknown action makes the response invalid; it is
         skipped, or ends the list of actions. Actions beyond the limit are dropped."""
         match, follows_format = self._match(text)
+        if self._element is not None:
+            return self._parse_elements(text if match is None else match["answer"], follows_format)
         if match is None:
             return ParsedResponse((), valid=False)
         sections = {name: content.strip() for name, content in match.groupdict().items()}
@@ -92,6 +96,14 @@ class ResponseFormat:
             legal = [action for action in parsed[: parsed.index(None)] if action is not None]
         valid = follows_format and None not in parsed
         return ParsedResponse(tuple(legal[: self._max_actions]), valid, sections)
+
+    def _parse_elements(self, answer: str, follows_format: bool) -> ParsedResponse:
+        """Parse the answer of an env whose actions are elements, or a whole response without the format. One without an
+        element is the empty action, which the env handles."""
+        matches = [self._element.search(part) for part in answer.split(self._separator)] if self._element else []
+        elements = [match[0] for match in matches if match is not None]
+        valid = follows_format and len(elements) == len(matches)
+        return ParsedResponse(tuple(elements[: self._max_actions]) or ("",), valid=valid)
 
     def format(self, thought: str, actions: tuple[str, ...], *, observation: str = "", prediction: str = "") -> str:
         """Format a response that `parse` understands; parts of the thoughts that the format lacks are omitted."""
@@ -121,3 +133,11 @@ class ResponseFormat:
         action = self._actions[int(match[1]) - 1]
         name = match[2]
         return action if name is None or self._legal.get(self._fold(name.strip())) == action else None
+
+
+def _element_pattern(actions: tuple[str, ...]) -> re.Pattern[str] | None:
+    """Return the pattern of an env's only action if it is an element; see `Env.actions`."""
+    if len(actions) != 1 or ELLIPSIS not in actions[0]:
+        return None
+    start, _, end = actions[0].partition(ELLIPSIS)
+    return re.compile(f"{re.escape(start)}.*?{re.escape(end)}", re.DOTALL)

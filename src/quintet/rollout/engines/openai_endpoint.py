@@ -12,16 +12,24 @@ import json
 import re
 import threading
 import time
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
 
 from quintet.data.chat_templates import MARKED, MARKER_END, MARKER_START
+from quintet.envs.service.png import encode_png
 from quintet.errors import ConfigError
-from quintet.records import Failure, FinishReason, Generation, Request, StructuredOutput, Trajectory
+from quintet.policies.vision.image_processing import ImageProcessor
+from quintet.policies.vision.image_tokens import KEY_BITS, decode_image_tokens
+from quintet.records import Failure, FinishReason, Generation, ImageInput, Request, StructuredOutput, Trajectory
 from quintet.rewards.chat_endpoint import ChatEndpoint, EndpointError, with_retries
+from quintet.rollout.chat.image_prompts import ImagePrompts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,9 +103,32 @@ def message_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
+class _PngProcessor(ImageProcessor):
+    """Encodes images as PNG files, since the patches of the endpoint's model are unknown."""
+
+    def _process(self, image: np.ndarray) -> ImageInput:
+        """Return the file as a single image token."""
+        file = encode_png(image)
+        digest = blake2b(file, digest_size=8).digest()
+        return ImageInput(int.from_bytes(digest) >> (64 - KEY_BITS), (1, 1), file)
+
+
+class EndpointImages(ImagePrompts):
+    """Images of prompts for an endpoint: a token for each, without tokens around it."""
+
+    @classmethod
+    def build(cls) -> Self:
+        """Return the converter of RGB images to PNG files."""
+        return cls(_PngProcessor(), 0, 0)
+
+    def tokens(self, marker: str) -> tuple[int, ...]:
+        """See `ImagePrompts.tokens`."""
+        return super().tokens(marker)[1:-1]
+
+
 def without_tokens(trajectory: Trajectory) -> Trajectory:
-    """Return an episode for storage, without the bytes that stood for tokens."""
-    turns = tuple(replace(turn, prompt=(), tokens=(), logprobs=()) for turn in trajectory.turns)
+    """Return an episode for storage, without the bytes that stood for tokens and the files that stood for patches."""
+    turns = tuple(replace(turn, prompt=(), tokens=(), logprobs=(), image_inputs=()) for turn in trajectory.turns)
     return replace(trajectory, turns=turns)
 
 
@@ -228,7 +259,7 @@ class EndpointEngine:
         """The request body. Parameters with default values are left out, because not every endpoint supports them."""
         body: dict[str, Any] = {
             "model": self._settings.model,
-            "messages": self._messages(request.prompt),
+            "messages": self._messages(request),
             self._length_field: request.max_tokens,
             "temperature": request.temperature,
         }
@@ -246,19 +277,33 @@ class EndpointEngine:
         body |= {name: value for name, (value, default) in parameters.items() if value != default}
         return body | _response_format(request.structured_output)
 
-    def _messages(self, prompt: Sequence[int]) -> list[dict[str, str]]:
+    def _messages(self, request: Request) -> list[dict[str, Any]]:
         """The messages of a prompt, without the generation prompt at its end."""
-        messages: list[dict[str, str]] = []
+        urls = {image.key: f"data:image/png;base64,{b64encode(image.patches).decode()}" for image in request.images}
+        messages: list[dict[str, Any]] = []
         tokens: list[int] = []
-        for token in prompt:
+        for token in request.prompt:
             if token == self._start:
                 tokens = []
             elif token == self._end:
-                role, _, content = self._text(tokens).partition("\n")
-                messages.append({"role": role, "content": content})
+                messages.append(self._message(tokens, urls))
             else:
                 tokens.append(token)
         return messages
+
+    def _message(self, tokens: Sequence[int], urls: Mapping[int, str]) -> dict[str, Any]:
+        """The message of tokens that start with its role; `urls` are those of images by their keys."""
+        parts: list[dict[str, Any]] = []
+        for is_image, part in itertools.groupby(tokens, lambda token: token < 0):
+            if not is_image:
+                parts.append({"type": "text", "text": self._text(list(part))})
+                continue
+            keys = decode_image_tokens(np.array(list(part), np.int64)).keys.tolist()
+            parts += [{"type": "image_url", "image_url": {"url": urls[key]}} for key in keys]
+        role, _, parts[0]["text"] = parts[0]["text"].partition("\n")
+        if len(parts) == 1:
+            return {"role": role, "content": parts[0]["text"]}
+        return {"role": role, "content": [part for part in parts if part.get("text") != ""]}
 
     def _text(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -65,7 +66,19 @@ class ServedEnvs:
             raise RequestError(f"env: {problems}", code="invalid_env") from error
         if not isinstance(config, InteractiveEnvSection):
             raise RequestError(f"{name} has no environment", code="invalid_env")
+        for key, path in config.paths().items():
+            _check_path(key, path)
         return config.model_dump_json()
+
+
+def _check_path(key: str, path: str) -> None:
+    """
+    Raises:
+        RequestError: a client names a file outside of the server's working directory.
+    """
+    if not Path(path).expanduser().resolve().is_relative_to(Path.cwd()):
+        message = f"env.{key} = {path!r:.100} is outside of the directory of the server"
+        raise RequestError(message, status=403, code="forbidden_path")
 
 
 def _names() -> list[str]:

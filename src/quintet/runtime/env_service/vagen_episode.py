@@ -65,6 +65,7 @@ class VagenEpisode:
         parsed = self._format.parse(response)
         steps = list(execute_actions(self._env, parsed.actions)) if parsed.actions else []
         is_valid = parsed.valid and bool(parsed.actions)
+        is_valid = is_valid and all(step.info.get("valid_format", True) for step in steps)
         done = bool(steps) and (steps[-1].terminated or steps[-1].truncated)
         success = done and bool(steps[-1].info.get("success"))
         reward = sum(step.reward for step in steps) + (self._format_reward if is_valid else 0.0)

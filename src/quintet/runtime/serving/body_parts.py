@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from itertools import repeat
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from quintet.envs.env import IMAGE
 from quintet.records import StructuredOutput
 
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
@@ -84,6 +87,24 @@ class TextPart(Part):
     text: str
 
 
+class ImageUrl(Part):
+    """An image in a data URL."""
+
+    url: str
+    detail: Literal["auto", "low", "high"] | None = None
+    """`low` reduces the image to at most 512 × 512 pixels; otherwise only the model's limits apply."""
+
+
+class ImagePart(Part):
+    """Image part of a message."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+ContentPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+
+
 class Function(Part):
     """Function that the model may call."""
 
@@ -158,7 +179,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
     tool_calls: Annotated[list[MessageToolCall], Field(fail_fast=True)] = []
     """Calls in a message of the model."""
     tool_call_id: str | None = None
@@ -166,10 +187,17 @@ class Message(BaseModel):
 
     @property
     def text(self) -> str:
-        """Text of the message; parts are joined by line breaks, as in vLLM."""
-        if isinstance(self.content, list):
-            return "\n".join(part.text for part in self.content)
-        return self.content or ""
+        """Text of the message, with `<image>` in place of images."""
+        return self.text_with(repeat(IMAGE))
+
+    def text_with(self, markers: Iterable[str]) -> str:
+        """Return the text with the next of `markers` in place of each image. Texts are joined by line breaks, as in
+        vLLM, but parts with images directly, as chat templates of vision-language models do."""
+        if not isinstance(self.content, list):
+            return self.content or ""
+        remaining = iter(markers)
+        texts = [part.text if isinstance(part, TextPart) else next(remaining) for part in self.content]
+        return ("" if any(isinstance(part, ImagePart) for part in self.content) else "\n").join(texts)
 
     @property
     def others(self) -> dict[str, Any]:

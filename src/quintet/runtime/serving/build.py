@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -10,8 +11,11 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from quintet.config.native.experiment import Experiment
+from quintet.config.native.policy import VisionConfig
 from quintet.errors import ConfigError, MachineError
-from quintet.policies.model_loading import load_model, load_tokenizer
+from quintet.policies.model_loading import load_model, load_tokenizer, prepare_vision_language_model
+from quintet.policies.vision.image_encoder import is_vision_language
+from quintet.rollout.chat.image_prompts import ImagePrompts
 from quintet.rollout.engines.async_engine import AsyncEngine
 from quintet.rollout.engines.engine import ENGINES
 from quintet.runtime.components import stop_token_ids
@@ -23,7 +27,7 @@ from quintet.runtime.serving.request_handler import RequestHandler
 from quintet.runtime.serving.tokenization import ChatTokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 DEFAULT_CONTEXT = 4096
 """Default context in tokens of models that support more, since the KV cache is allocated for all of it."""
@@ -61,9 +65,19 @@ def build_request_handler(config: Experiment, policy: Path, *, name: str, contex
     )
     vocab_size, stop_tokens = int(model.get_input_embeddings().num_embeddings), stop_token_ids(tokenizer, model)
     setup = engine_setup(config, policy, model, tokenizer, _context(config, model, context))
-    engine, chat_tokenizer = AsyncEngine(build_engine(setup), setup.max_num_seqs), ChatTokenizer(tokenizer, stop_tokens)
+    chat_tokenizer = build_chat_tokenizer(model, tokenizer, stop_tokens, config.policy.vision)
+    engine = AsyncEngine(build_engine(setup), setup.max_num_seqs)
     handler = RequestHandler(engine, chat_tokenizer, name, vocab_size, setup.grammars)
     return ServedModel(handler, setup.max_num_seqs, str(setup.dtype).removeprefix("torch."))
+
+
+def build_chat_tokenizer(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, stop_tokens: Sequence[int], vision: VisionConfig
+) -> ChatTokenizer:
+    """Build the tokenizer of a model, with the images that it reads."""
+    images = ImagePrompts.from_model(model, vision)
+    names = ("image_token_id", "video_token_id") if images else ()
+    return ChatTokenizer(tokenizer, stop_tokens, images, [getattr(model.config, name) for name in names])
 
 
 def _model(config: Experiment, policy: Path) -> PreTrainedModel:
@@ -73,12 +87,16 @@ def _model(config: Experiment, policy: Path) -> PreTrainedModel:
         return move_to_engine_device(
             load_model(policy, trust_remote_code=trusted, overrides=config.policy.overrides), config
         )
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, GenerationConfig
 
     try:
         model_config = AutoConfig.from_pretrained(policy, trust_remote_code=trusted, local_files_only=True)
+        has_vision = is_vision_language(model_config)
+        auto = AutoModelForImageTextToText if has_vision else AutoModelForCausalLM
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(model_config, trust_remote_code=trusted)
+            model = auto.from_config(model_config, trust_remote_code=trusted)
+        if has_vision:
+            prepare_vision_language_model(model, policy)
         if (policy / "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(policy, local_files_only=True)
     except (OSError, ValueError) as error:

@@ -15,6 +15,7 @@ from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.async_engine import AsyncEngine, EngineDeadError, PendingRequests
 from quintet.rollout.engines.grammars import GrammarCompiler
 from quintet.rollout.sessions import Exchange, Prompt, Session
+from quintet.runtime.serving.image_files import read_images
 from quintet.runtime.serving.request_schema import (
     Body,
     ChatBody,
@@ -32,6 +33,8 @@ MAX_COMPLETIONS = 4096
 """Maximum number of completions per request."""
 MAX_UNFINISHED = 4 * MAX_COMPLETIONS
 """Maximum number of unfinished completions per client."""
+MAX_IMAGE_BYTES, MAX_IMAGE_BYTES_PER_CLIENT = 1 << 30, 1 << 28
+"""Maximum size of the images of all unfinished requests, and of those of a client."""
 MAX_SESSIONS = 4096
 MAX_SESSION_TOKENS = 1 << 26
 """Maximum number of tokens in all sessions together."""
@@ -94,6 +97,7 @@ class RequestHandler:
         self._grammars = grammars
         self._sessions: dict[str, Session] = {}
         self._num_unfinished: Counter[str] = Counter()
+        self._image_bytes: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -160,7 +164,7 @@ class RequestHandler:
         self._check_format(body)
         requests = [self._request(body, prompt, choice) for prompt in prompts for choice in range(num_choices)]
         streaming = isinstance(body, OpenAiBody) and body.stream
-        self._count_unfinished(client, len(requests))
+        self._count_unfinished(client, len(requests), sum(prompt.image_bytes for prompt in prompts))
         session_request_id = session.acquire_request_id() if session is not None and len(requests) == 1 else None
         pending = self.engine.submit(
             requests, streaming=streaming, request_id=session_request_id, client=client, notify=notify
@@ -173,6 +177,7 @@ class RequestHandler:
             self.engine.abort(job.pending)
         with self._lock:
             self._num_unfinished[job.pending.client] -= len(job.pending.requests)
+            self._image_bytes[job.pending.client] -= sum(prompt.image_bytes for prompt in job.prompts)
         if job.session is not None and job.session_request_id is not None:
             job.session.release_request_id()
 
@@ -204,13 +209,20 @@ class RequestHandler:
         if job.session is not None:
             job.session.add(_exchange(job, choice, index) for index, choice in enumerate(choices))
 
-    def _count_unfinished(self, client: str, count: int) -> None:
+    def _count_unfinished(self, client: str, count: int, image_bytes: int) -> None:
         with self._lock:
             unfinished = self._num_unfinished[client]
             if unfinished + count > MAX_UNFINISHED:
                 message = f"{unfinished} completions of this client are unfinished, the maximum is {MAX_UNFINISHED}"
                 raise RequestError(message, status=429, kind="rate_limit_error", code="too_many_requests")
+            total, of_client = self._image_bytes.total(), self._image_bytes[client]
+            if image_bytes and (
+                total + image_bytes > MAX_IMAGE_BYTES or of_client + image_bytes > MAX_IMAGE_BYTES_PER_CLIENT
+            ):
+                message = f"the images of unfinished requests take {total >> 20} MiB: try again later"
+                raise RequestError(message, status=503, kind="server_error", code="overloaded")
             self._num_unfinished[client] += count
+            self._image_bytes[client] += image_bytes
 
     def _check_session_tokens(self) -> None:
         with self._lock:
@@ -222,15 +234,23 @@ class RequestHandler:
     def _prompts(self, body: ChatBody | CompletionBody | GenerateBody, session: Session | None) -> list[Prompt]:
         if isinstance(body, ChatBody):
             self._check_length(sum(len(message.text) for message in body.messages), "messages")
-            text = self.tokenizer.render(body)
-            self._check_length(len(text), "messages")
-            return [
-                self._checked(self._encoded(text, session, special=False, shown=_latest_messages(body)), "messages")
-            ]
+            return [self._checked(self._chat_prompt(body, session), "messages")]
         if isinstance(body, GenerateBody):
             return [self._checked(Prompt(tuple(body.prompt_token_ids)), "prompt_token_ids")]
         prompts = body.prompt if isinstance(body.prompt, list) and not _is_tokens(body.prompt) else [body.prompt]
         return [self._checked(self._prompt(prompt, body, session), "prompt") for prompt in prompts]
+
+    def _chat_prompt(self, body: ChatBody, session: Session | None) -> Prompt:
+        processor = None if self.tokenizer.images is None else self.tokenizer.images.processor
+        images = read_images(body.messages, processor, self.engine.max_model_len)
+        if images.inputs and session is not None:
+            raise RequestError("messages: sessions do not record images: use /v1/chat/completions", param="messages")
+        text = self.tokenizer.render(body, images.markers)
+        self._check_length(len(text) - sum(map(len, images.markers)), "messages")
+        shown = _latest_messages(body)
+        if not images.inputs:
+            return self._encoded(text, session, special=False, shown=shown)
+        return Prompt(self.tokenizer.encode(text, markers=images.markers), text, shown=shown, images=images.inputs)
 
     def _prompt(self, prompt: Any, body: CompletionBody, session: Session | None) -> Prompt:
         if isinstance(prompt, str):
@@ -274,6 +294,8 @@ class RequestHandler:
         if num_tokens >= context:
             message = f"{param}: a prompt of {num_tokens} tokens leaves no room in a context of {context}"
             raise RequestError(message, code="context_length_exceeded", param=param)
+        if not set(self.tokenizer.placeholders).isdisjoint(prompt.tokens):
+            raise RequestError(f"{param}: placeholders of images: send images as parts of messages", param=param)
         if (largest := max(prompt.tokens)) >= self._vocab_size:
             raise RequestError(
                 f"{param}: there is no token {largest}, the vocabulary has {self._vocab_size}", param=param
@@ -305,6 +327,7 @@ class RequestHandler:
             stop_strings=body.stops,
             structured_output=body.structured_output if isinstance(body, OpenAiBody) else None,
             top_logprobs=_top_logprobs(body),
+            images=prompt.images,
         )
 
 

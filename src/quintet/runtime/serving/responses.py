@@ -71,7 +71,7 @@ def completion_body(
     response["choices"] = [form.full(index, choice) for index, choice in enumerate(choices)]
     response["usage"] = _usage(job, sum(len(choice.generation.tokens) for choice in choices))
     if form.is_chat and body.return_token_ids:
-        response["prompt_token_ids"] = job.prompts[0].tokens
+        response["prompt_token_ids"] = handler.tokenizer.with_placeholders(job.prompts[0].tokens)
     return response
 
 
@@ -207,7 +207,8 @@ class _EventStream:
         """Yield the events before the first part of each completion."""
         body, job = self._body, self._job
         for index in range(len(self._num_sent)):
-            tokens = {"prompt_token_ids": job.prompt_of(index).tokens} if body.return_token_ids else {}
+            prompt = self._handler.tokenizer.with_placeholders(job.prompt_of(index).tokens)
+            tokens = {"prompt_token_ids": prompt} if body.return_token_ids else {}
             if self._form.is_chat:
                 start = {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
                 yield self._event([start]) | (tokens if index == 0 else {})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quintet.data.template_rendering import TemplateLimitError, TemplateRenderingError, render_chat_template
 from quintet.records import FinishReason, Generation, Request
+from quintet.rollout.chat.image_prompts import ImagePrompts
 from quintet.runtime.serving.body_parts import Message
 from quintet.runtime.serving.request_schema import ChatBody, RequestError
 from quintet.runtime.serving.tool_calls import FORCED_START, overlap, renders_tool_calls
@@ -38,8 +40,18 @@ class Response:
 class ChatTokenizer:
     """Thread-safe tokenizer."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, stop_token_ids: Sequence[int]) -> None:
-        """`stop_token_ids` are the tokens that end a response."""
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        stop_token_ids: Sequence[int],
+        images: ImagePrompts | None = None,
+        placeholders: Sequence[int] = (),
+    ) -> None:
+        """`stop_token_ids` are the tokens that end a response. `images` converts images to tokens; None if the model
+        reads none. `placeholders` are the tokens that stand for images and videos in other programs, those of images
+        first."""
+        self.images = images
+        self.placeholders = tuple(placeholders)
         self._tokenizer = tokenizer
         # the first call switches truncation and padding off; later calls only read, so that threads need no lock
         tokenizer.encode("")
@@ -53,8 +65,9 @@ class ChatTokenizer:
         template = self._tokenizer.chat_template
         return "\n".join(template.values()) if isinstance(template, dict) else str(template or "")
 
-    def encode(self, text: str, *, special: bool = False) -> tuple[int, ...]:
-        """Encode a text; with `special`, add the special tokens around it.
+    def encode(self, text: str, *, special: bool = False, markers: Collection[str] = ()) -> tuple[int, ...]:
+        """Encode a text; with `special`, add the special tokens around it. `markers` are those of images, which
+        only chats have.
 
         Raises:
             RequestError: the text is not valid Unicode.
@@ -65,7 +78,16 @@ class ChatTokenizer:
             raise RequestError(
                 f"the prompt is not valid Unicode: unpaired surrogate at character {error.start}"
             ) from None
-        return tuple(self._tokenizer.encode(text, add_special_tokens=special))
+        if not markers or self.images is None:
+            return tuple(self._tokenizer.encode(text, add_special_tokens=special))
+        tokens: list[int] = []
+        for part in re.split(f"({'|'.join(map(re.escape, markers))})", text):
+            tokens += self.images.tokens(part) if part in markers else self.encode(part)
+        return tuple(tokens)
+
+    def with_placeholders(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Return prompt tokens as other programs write them, with a placeholder for each token of an image."""
+        return tuple(token if token >= 0 else self.placeholders[0] for token in tokens)
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Decode tokens."""
@@ -75,8 +97,9 @@ class ChatTokenizer:
         """Decode a single token."""
         return self.decode((token,))
 
-    def render(self, body: ChatBody) -> str:
-        """Render a conversation by the chat template, up to the start of the response.
+    def render(self, body: ChatBody, markers: Sequence[str] = ()) -> str:
+        """Render a conversation by the chat template, up to the start of the response, with `markers` in place of its
+        images.
 
         Raises:
             RequestError: there is no template, or it fails on the conversation, exceeds a limit or ignores a part.
@@ -92,7 +115,8 @@ class ChatTokenizer:
             raise RequestError(f"tool_choice: {message}", param="tool_choice")
         tools = [tool.model_dump(exclude_none=True) for tool in body.tools]
         variables: dict[str, Any] = {"tools": tools} if tools else {}
-        messages = [self._template_message(message, index) for index, message in enumerate(body.messages)]
+        remaining = iter(markers)
+        messages = [self._template_message(message, index, remaining) for index, message in enumerate(body.messages)]
         try:
             text = render_chat_template(
                 self._tokenizer,
@@ -102,6 +126,8 @@ class ChatTokenizer:
             )
         except (TemplateRenderingError, TemplateLimitError) as error:
             raise RequestError(f"the chat template failed on these messages: {error}", param="messages") from error
+        if not all(marker in text for marker in markers):
+            raise RequestError("messages: the chat template does not show all images", param="messages")
         return text + FORCED_START if body.forced_tools else text
 
     def _check_variables(self, names: Mapping[str, Any]) -> None:
@@ -110,14 +136,14 @@ class ChatTokenizer:
                 param = f"chat_template_kwargs.{name}"
                 raise RequestError(f"{param}: the chat template has no such variable", param=param)
 
-    def _template_message(self, message: Message, index: int) -> dict[str, Any]:
-        """Return a message as the template sees it."""
+    def _template_message(self, message: Message, index: int, markers: Iterator[str]) -> dict[str, Any]:
+        """Return a message as the template sees it; its images get the next markers."""
         for name in message.others:
             if name not in self.template:
                 param = f"messages.{index}.{name}"
                 raise RequestError(f"{param}: the chat template does not use it", param=param)
         call_id = {"tool_call_id": message.tool_call_id} if message.tool_call_id is not None else {}
-        return {"role": message.role, "content": message.text, **call_id, **message.others}
+        return {"role": message.role, "content": message.text_with(markers), **call_id, **message.others}
 
     def answer(
         self, request: Request, generation: Generation, *, include_stop_text: bool, skip_special_tokens: bool

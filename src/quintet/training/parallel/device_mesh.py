@@ -70,12 +70,22 @@ class LearnerMesh:
         Raises:
             ValueError: there is a single rank.
         """
+        return self._sharding_mesh(FSDP_DIMENSIONS, "fsdp")
+
+    @property
+    def vision_encoder_mesh(self) -> DeviceMesh:
+        """Mesh over which FSDP shards a vision encoder, which tensor-parallel ranks do not split: these ranks as well.
+
+        Raises:
+            ValueError: there is a single rank.
+        """
+        return self._sharding_mesh((*FSDP_DIMENSIONS, "tensor"), "vision_encoder")
+
+    def _sharding_mesh(self, names: tuple[str, ...], name: str) -> DeviceMesh:
         if self.device_mesh is None:
             raise ValueError("a single rank has no device mesh")
-        flat = _flatten(self.device_mesh, FSDP_DIMENSIONS, "fsdp")
-        if self.size("replicate") == 1:
-            return flat
-        return self.device_mesh["replicate", "fsdp"]
+        flat = _flatten(self.device_mesh, names, name)
+        return flat if self.size("replicate") == 1 else self.device_mesh["replicate", name]
 
     @property
     def replicas(self) -> RankGroup:

@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from quintet.config.native.learners import MemoryConfig, ShardingConfig
 from quintet.policies.causal_lm import PolicyModule
+from quintet.policies.vision.image_encoder import vision_encoder
 from quintet.training.optim.grad_norm import GradNormGroup, clip_grad_norm
 from quintet.training.parallel.device_mesh import LearnerMesh
 from quintet.training.parallel.parallelize import ModuleParallelism
@@ -227,6 +228,10 @@ def _fully_shard(
     layer_options = options | {"reshard_after_forward": True if reshard is None else reshard}
     if parallelism.experts and parallelism.expert_replicas:
         parallelism.experts.shard(parallelism.expert_replicas, mesh.replicas.size, **layer_options)
+    if mesh.size("tensor") > 1 and (encoder := vision_encoder(module)) is not None:
+        # the same gradients on all tensor-parallel ranks: their average is one of them
+        for part in (*fsdp_units(encoder, config.min_parameters), encoder):
+            fully_shard(part, mesh=mesh.vision_encoder_mesh, **layer_options)
     units = [unit for unit in fsdp_units(module, config.min_parameters) if not isinstance(unit, FSDPModule)]
     for unit in units:
         fully_shard(unit, mesh=mesh.fsdp_mesh, **layer_options)

@@ -17,6 +17,7 @@ from quintet.config.schema import keys
 from quintet.config.translate import translate
 from quintet.errors import ConfigError
 
+PICTURES: dict[str, Any] = {"env1": {"env_name": "svg"}, "rollout_manager": {"max_turns": 2}}
 LAKE: dict[str, Any] = {"env1": {"env_name": "frozenlake"}, "rollout_manager": {"max_turns": 3}}
 PUZZLE: dict[str, Any] = {"boxes": {"env_name": "sokoban"}, "rollout_manager": {"max_turns": 3}}
 
@@ -39,7 +40,7 @@ REACHED: list[Row] = [
     ("data.max_response_length", 200, 0, "rollout.max_prompt_tokens", 1600),
     ("data.max_trajectory_length", 2400, 0, "rollout.max_prompt_tokens", 1752),
     ("data.image_key", "pictures", 1, "data.image_key", "pictures"),
-    ("data.truncation", "right", "start", "data.truncation", "right"),
+    ("data.truncation", "left", "start", "data.truncation", "left"),
     (f"{MODEL}.path", "some/model", 1, "policy.path", "some/model"),
     (f"{MODEL}.use_remove_padding", False, 1, "actor.memory.remove_padding", False),
     (f"{MODEL}.enable_gradient_checkpointing", False, 0, "actor.gradient_checkpointing", False),
@@ -130,6 +131,18 @@ OF_SOKOBAN: list[Row] = [
     ("boxes.env_config.max_steps", 50, 0, "env.max_steps", 50),
     ("boxes.env_config.search_depth", 40, 0, "env.pull_steps", 40),
 ]
+OF_SVG: list[Row] = [
+    (f"{ENV}.dataset_name", "mine/icons-two", 1, "env.dataset", "data/mine-icons-two/train"),
+    (f"{ENV}.data_dir", "other", 1, "env.dataset", "other/starvector-svg-icons-simple/train"),
+    (f"{ENV}.split", "test", 1, "env.dataset", "data/starvector-svg-icons-simple/test"),
+    (f"{ENV}.model_size", "base", "huge", "env.dino_path", "facebook/dinov2-base"),
+    (f"{ENV}.dino_weight", 5.0, -1, "env.dino_weight", 5.0),
+    (f"{ENV}.structural_weight", 2, "two", "env.structural_weight", 2.0),
+    (f"{ENV}.dreamsim_weight", 0.5, -1, "env.dreamsim_weight", 0.5),
+    (f"{ENV}.device.dino", 1, -1, "env.dino_device", "cuda:1"),
+    (f"{ENV}.device.dreamsim", "cpu", -1, "env.dreamsim_device", "cpu"),
+    (f"{ENV}.format_penalty", -0.5, "low", "env.format_penalty", -0.5),
+]
 WITH: dict[str, dict[str, Any]] = {
     "data.max_prompt_length": {"data.max_trajectory_length": 2000},
     f"{ACTOR}.kl_loss_coef": IN_LOSS,
@@ -152,6 +165,7 @@ WITH: dict[str, dict[str, Any]] = {
 CASES = [
     *((LAKE, WITH.get(row[0], {}), row) for row in (*REACHED, *ENVS, *OF_TRAINER)),
     *((PUZZLE, {}, row) for row in OF_SOKOBAN),
+    *((PICTURES, {}, row) for row in OF_SVG),
 ]
 
 
@@ -308,6 +322,29 @@ def test_a_run_in_text_that_this_version_can_do_waits_for_nothing(tmp_path: Path
     assert (run.env.name, run.training.steps, run.training.mini_batches, run.data) == (env, 60, 2, None)
 
 
+def test_svg_has_its_own_defaults_and_shows_images(tmp_path: Path) -> None:
+    found = converted(tmp_path, "vagen", changed(PICTURES, {f"{ENV}.structural_weight": 10.0}))
+    run = found.composed.experiment
+    assert found.unsupported == ()
+    assert (run.env.name, run.rollout.max_actions_per_turn, run.rollout.action_separator) == ("svg", 1, "~~")
+    assert run.rollout.thoughts == "grounding_worldmodeling"
+    fixed = {"render": "vision", "accumulate_scores": True, "pixel_weight": 0.0, "dino_weight": 0.0}
+    assert {key: natively(found, f"env.{key}") for key in fixed} == fixed
+    with pytest.raises(ConfigError, match=r"render_mode = 'text'.*shows images"):
+        converted(tmp_path, "vagen", changed(PICTURES, {f"{ENV}.render_mode": "text"}))
+
+
+def test_a_run_with_svg_and_a_lake_keeps_the_options_of_each(tmp_path: Path) -> None:
+    tree = {"art": {"env_name": "svg", "env_config": {"split": "test"}}, "lake": {"env_name": "frozenlake"}}
+    both = {**tree, "rollout_manager": {"max_turns": 2}}
+    shared = {"art.env_config.prompt_format": "free_think"}
+    found = converted(tmp_path, "vagen", changed(both, shared))
+    assert natively(found, "envs.art.env.dataset").endswith("/test")
+    assert natively(found, "envs.art.action_separator") == "~~"
+    assert (natively(found, "envs.lake.action_separator"), natively(found, "envs.lake.env.render")) == (",", "text")
+    assert translated(found, "vagen").lost == {}
+
+
 def test_the_references_own_values_fit_together(tmp_path: Path) -> None:
     run = converted(tmp_path, "vagen", {"rollout_manager": {}}).composed.experiment
     assert run.training.mini_batches == 4
@@ -385,15 +422,22 @@ def test_an_estimator_has_its_own_discounts_and_idle_ones_are_told(
 
 
 def test_what_concerns_prompts_from_files_waits_where_envs_are_played(tmp_path: Path) -> None:
-    asked = {
-        "data.shuffle": False,
-        "data.truncation": "right",
-        "reward_model.enable": True,
-        "data.prompt_key": "prompt",
-    }
+    asked = {"data.shuffle": False, "reward_model.enable": True, "data.prompt_key": "prompt"}
     waits = {fault.key for fault in converted(tmp_path, "vagen", changed(LAKE, asked)).unsupported}
-    assert {"data.shuffle", "data.truncation", "reward_model.enable"} <= waits
+    assert {"data.shuffle", "reward_model.enable"} <= waits
     assert "data.prompt_key" not in waits
+
+
+@pytest.mark.proves("vagen", "data.truncation", "data.image_key")
+@pytest.mark.parametrize("truncation", ["error", "left", "right", "middle"])
+def test_no_sample_is_truncated_since_episodes_end_before_the_limit(tmp_path: Path, truncation: str) -> None:
+    """Whatever the truncation, prompt and response together have at most `data.max_trajectory_length` tokens."""
+    keys = {"data.truncation": truncation, "data.image_key": "pictures", "data.max_trajectory_length": 2400}
+    found = converted(tmp_path, "vagen", changed(LAKE, keys))
+    assert found.unsupported == ()
+    limits = [natively(found, f"rollout.max_{part}_tokens") for part in ("prompt", "response")]
+    assert sum(limits) == 2400
+    assert translated(found, "vagen").lost == {}
 
 
 def test_replies_can_go_without_thoughts(tmp_path: Path) -> None:

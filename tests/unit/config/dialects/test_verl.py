@@ -561,13 +561,13 @@ def test_a_name_of_another_package_is_no_estimator(tmp_path: Path) -> None:
     assert "adv_estimator = 'mine'" in told(tmp_path, PPO, {"algorithm.adv_estimator": "mine"})
 
 
-def test_pictures_wait_and_the_columns_usual_name_alone_asks_for_none(tmp_path: Path) -> None:
-    def waits(column: str) -> list[str]:
-        found = converted(tmp_path, "verl", changed(PPO, {"data.image_key": column}))
-        return [fault.key for fault in found.unsupported]
-
-    assert waits("images") == []
-    assert waits("pictures") == ["data.image_key"]
+def test_the_column_of_images_is_read_in_prompts_and_in_fine_tuning(tmp_path: Path) -> None:
+    for tree in (PPO, SFT):
+        for keys, column in (({}, "images"), ({"data.image_key": "pictures"}, "pictures")):
+            found = converted(tmp_path, "verl", changed(tree, keys))
+            assert natively(found, "data.image_key") == column
+            assert "data.image_key" not in {fault.key for fault in found.unsupported}
+            assert translated(found, "verl").lost == {}
 
 
 def test_an_evaluation_is_named_for_the_answers_that_it_judges(tmp_path: Path) -> None:

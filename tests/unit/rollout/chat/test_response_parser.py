@@ -49,6 +49,26 @@ def test_formatted_responses_are_parsed_back(actions: list[str], thought: str) -
     assert parsed == type(parsed)(tuple(actions), valid=True)
 
 
+DRAWING = '<svg viewBox="0 0 1 1"><g/></svg>'
+
+
+@pytest.mark.parametrize(
+    ("text", "actions", "valid"),
+    [
+        (f"<think>a</think><answer>{DRAWING}</answer>", (DRAWING,), True),
+        (f"<think>a</think><answer> ```{DRAWING}``` </answer>", (DRAWING,), True),
+        (f"<think>a</think><answer>{DRAWING}~~{DRAWING}</answer>", (DRAWING,), True),
+        (f"Here it is: {DRAWING}, or {DRAWING}", (DRAWING,), False),
+        ("<think>a</think><answer>none</answer>", ("",), False),
+        ("<think>a</think><answer><svg viewBox", ("",), False),
+        ("", ("",), False),
+    ],
+)
+def test_an_element_is_found_wherever_it_is(text: str, actions: tuple[str, ...], valid: bool) -> None:
+    parsed = ResponseFormat(("<svg…</svg>",), think=True, separator="~~", max_actions=1).parse(text)
+    assert (parsed.actions, parsed.valid) == (actions, valid)
+
+
 @given(st.text(max_size=200))
 def test_any_text_can_be_parsed(text: str) -> None:
     assert all(action in MOVES for action in THINKING.parse(text).actions)

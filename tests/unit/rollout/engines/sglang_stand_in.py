@@ -9,6 +9,8 @@ are passed over. Names of arguments, records and fields that SGLang doesn't have
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 import multiprocessing
 import threading
@@ -21,6 +23,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
@@ -48,6 +51,8 @@ class Asked:
     rows: list[list[Any]] = field(default_factory=list)
     events: list[tuple[str, int]] = field(default_factory=list)
     dropped: bool = False
+    vision: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the model for the images of the prompt."""
 
 
 class Brain:
@@ -56,12 +61,18 @@ class Brain:
     def __init__(self, arguments: Mapping[str, Any]) -> None:
         if unknown := arguments.keys() - set(PUBLISHED["server_args"]):
             raise TypeError(f"ServerArgs has no {sorted(unknown)}")
+        from transformers import AutoConfig
         from transformers.models.qwen2.modeling_qwen2 import Qwen2ForCausalLM
+        from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
 
         self.arguments = dict(arguments)
-        self.model = Qwen2ForCausalLM.from_pretrained(arguments["model_path"], dtype=torch.float32).eval()
+        config = AutoConfig.from_pretrained(arguments["model_path"])
+        self.reads_images = hasattr(config, "vision_config")
+        kind = Qwen2_5_VLForConditionalGeneration if self.reads_images else Qwen2ForCausalLM
+        self.model = kind.from_pretrained(arguments["model_path"], dtype=torch.float32).eval()
+        self.vocab_size = config.get_text_config().vocab_size
         self.tokenizer = Tokenizer.from_file(str(Path(arguments["model_path"], "tokenizer.json")))
-        self.grammars = GrammarCompiler(load_tokenizer(Path(arguments["model_path"])), self.model.config.vocab_size)
+        self.grammars = GrammarCompiler(load_tokenizer(Path(arguments["model_path"])), self.vocab_size)
         self.length = int(arguments["context_length"])
         self.version = str(arguments.get("weight_version", "default"))
         self.turn = threading.Condition()
@@ -77,12 +88,17 @@ class Brain:
     def texts(self) -> bool:
         return not self.arguments.get("skip_tokenizer_init", False)
 
+    @property
+    def end_token(self) -> int:
+        return self.model.config.get_text_config().eos_token_id
+
     def generate(self, body: Mapping[str, Any]) -> dict[str, Any]:
         if unknown := set(body) - set(PUBLISHED["generate_json"]):
             raise No(f"unknown {sorted(unknown)}")
         if unknown := set(body["sampling_params"]) - set(PUBLISHED["sampling_json"]):
             raise No(f"unknown {sorted(unknown)}")
-        asked = Asked(body["rid"], list(body["input_ids"]), self._checked(body))
+        prompt, vision = self._expanded(body)
+        asked = Asked(body["rid"], prompt, self._checked({**body, "input_ids": prompt}), vision=vision)
         if "logprob_start_len" in body:
             return self._scored(asked, body["logprob_start_len"])
         with self.turn:
@@ -114,21 +130,42 @@ class Brain:
             raise No(f"The input ({prompt} tokens) is longer than the model's context length")
         if prompt + given["max_new_tokens"] > self.length:
             raise No("Requested token count exceeds the model's maximum context length")
-        if any(not 0 <= token < self.model.config.vocab_size for token in body["input_ids"]):
+        if any(not 0 <= token < self.vocab_size for token in body["input_ids"]):
             raise No("token id out of the vocabulary")
         given["max_new_tokens"] = min(given["max_new_tokens"], self.length - 1 - prompt - 1)
         return given
 
+    def _expanded(self, body: Mapping[str, Any]) -> tuple[list[int], dict[str, Any]]:
+        """The prompt with a placeholder per token of its images, as SGLang expands it, and the images."""
+        tokens = list(body["input_ids"])
+        if not body.get("image_data"):
+            return tokens, {}
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+        processor = Qwen2VLImageProcessorPil.from_pretrained(self.arguments["model_path"])
+        files = [base64.b64decode(url.removeprefix("data:image/png;base64,")) for url in body["image_data"]]
+        vision = dict(processor([Image.open(io.BytesIO(file)) for file in files], return_tensors="pt"))
+        sizes = [int(grid.prod()) // processor.merge_size**2 for grid in vision["image_grid_thw"]]
+        placeholder = self.model.config.image_token_id
+        if tokens.count(placeholder) != len(sizes):
+            raise No("prompt has another number of image placeholder token(s)")
+        remaining = iter(sizes)
+        return [each for token in tokens for each in [token] * (next(remaining) if token == placeholder else 1)], vision
+
     @torch.no_grad()
-    def _logits(self, tokens: list[int]) -> torch.Tensor:
-        return self.model(torch.tensor([tokens])).logits[0]
+    def _logits(self, asked: Asked) -> torch.Tensor:
+        ids = torch.tensor([asked.prompt + asked.tokens])
+        if not self.reads_images:
+            return self.model(ids).logits[0]
+        kinds = (ids == self.model.config.image_token_id).int()
+        return self.model(ids, mm_token_type_ids=kinds, use_cache=False, **asked.vision).logits[0]
 
     def _step(self, asked: Asked) -> dict[str, Any] | None:
         """Generate one token; return the finish reason, if any."""
         given = asked.sampling
         if len(asked.tokens) >= given["max_new_tokens"]:
             return {"type": "length", "length": given["max_new_tokens"]}
-        logits = self._logits(asked.prompt + asked.tokens)[-1].clone()
+        logits = self._logits(asked)[-1].clone()
         if logits.isnan().any():
             asked.tokens.append(0)
             asked.rows.append([None, 0, None])
@@ -136,7 +173,7 @@ class Brain:
         seen = torch.tensor(sorted(set(asked.tokens)), dtype=torch.long)
         penalty = given.get("repetition_penalty", 1.0)
         logits[seen] = torch.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
-        ends = {self.model.config.eos_token_id, *given.get("stop_token_ids", ())}
+        ends = {self.end_token, *given.get("stop_token_ids", ())}
         if len(asked.tokens) < given.get("min_new_tokens", 0):
             logits[sorted(ends)] = -torch.inf
         if given.get("json_schema") or given.get("regex"):
@@ -154,10 +191,10 @@ class Brain:
         """The tokens that the grammar allows next; only the model's own end ends it."""
         given = asked.sampling
         kind, spec = ("regex", given["regex"]) if "regex" in given else ("json_schema", given["json_schema"])
-        matcher = self.grammars.matcher(StructuredOutput(kind, spec), (self.model.config.eos_token_id,))
+        matcher = self.grammars.matcher(StructuredOutput(kind, spec), (self.end_token,))
         for token in asked.tokens:
             matcher.accept_token(token)
-        return torch.from_numpy(allowed_tokens([matcher], self.model.config.vocab_size)[0])
+        return torch.from_numpy(allowed_tokens([matcher], self.vocab_size)[0])
 
     def _drawn(self, logprobs: torch.Tensor, given: Mapping[str, Any], place: int) -> int:
         """Random numbers from seed and position with deterministic inference."""
@@ -171,7 +208,7 @@ class Brain:
         return int(order[torch.multinomial(values * keep, 1, generator=source)])
 
     def _scored(self, asked: Asked, start: int) -> dict[str, Any]:
-        rows = self._logits(asked.prompt).log_softmax(-1)
+        rows = self._logits(asked).log_softmax(-1)
         given = [rows[place - 1, token].item() for place, token in enumerate(asked.prompt) if place > start]
         told = [[value, token, None] for value, token in zip([None, *given], asked.prompt[start:], strict=True)]
         meta = {"finish_reason": {"type": "length", "length": 0}, "input_token_logprobs": told}
@@ -179,7 +216,7 @@ class Brain:
 
     def _told(self, asked: Asked, finish: dict[str, Any]) -> dict[str, Any]:
         meta = {"id": asked.rid, "finish_reason": finish, "output_token_logprobs": asked.rows}
-        meta["weight_version"] = self.version
+        meta |= {"weight_version": self.version, "prompt_tokens": len(asked.prompt)}
         if self.spans:
             meta["weight_versions"] = self._spans(asked)
         return {"text": "", "output_ids": asked.tokens, "meta_info": meta}
@@ -241,7 +278,12 @@ class Brain:
     def take(self, weights: Mapping[str, torch.Tensor], version: str) -> None:
         """Copy weights; running requests must have been retracted."""
         with self.turn:
-            own = dict(self.model.named_parameters())
+            # names of the published files of Qwen2.5-VL
+            files = {"model.language_model.": "model.", "model.visual.": "visual."}
+            own = {}
+            for name, parameter in self.model.named_parameters():
+                prefix = next((prefix for prefix in files if name.startswith(prefix)), "")
+                own[files.get(prefix, "") + name.removeprefix(prefix)] = parameter
             for name, tensor in weights.items():
                 if name in own:
                     own[name].data.copy_(tensor)

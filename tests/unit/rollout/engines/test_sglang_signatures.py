@@ -52,7 +52,7 @@ def test_the_tested_release_is_the_documented_one() -> None:
 )
 def test_generate_requests_match_the_signatures(body: dict[str, Any]) -> None:
     """Over HTTP, which rejects unknown fields, and as arguments of the in-process engine."""
-    told = {*body, "rid"}
+    told = {*body, "rid", "image_data"}
     assert told <= set(PUBLISHED["generate_json"])
     assert told <= set(PUBLISHED["engine"]["async_generate"])
     assert told <= set(PUBLISHED["records"]["GenerateReqInput"])
@@ -73,7 +73,7 @@ def test_sampling_parameters_are_valid_for_sglang() -> None:
 
 
 def test_parsed_response_fields_exist() -> None:
-    read = {"finish_reason", "output_token_logprobs", "input_token_logprobs", "weight_versions"}
+    read = {"finish_reason", "prompt_tokens", "output_token_logprobs", "input_token_logprobs", "weight_versions"}
     assert read <= set(PUBLISHED["meta_info_json"])
 
 

@@ -2,33 +2,51 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from vision_models import SHAPE, batch_of, process, prompt_with, save_qwen2_5_vl, turn
+from vision_models import (
+    SHAPE,
+    TEXTS,
+    batch_of,
+    process,
+    prompt_with,
+    save_qwen2_5_vl,
+    save_qwen2_vl,
+    save_qwen3_vl,
+    turn,
+)
 from vllm_bench import Bench, needs_vllm, open_bench, shift
 
+from quintet.policies.tiny_models import train_tokenizer
 from quintet.policies.token_statistics import compute_token_statistics
 from quintet.policies.vision.image_encoder import placeholder_tokens
 from quintet.records import Generation, Request
 from quintet.training.packing import MicroBatchBudget, iter_micro_batches
 
-pytestmark = [
-    needs_vllm,
-    pytest.mark.skipif(
-        importlib.util.find_spec("torchvision") is None, reason="transformers' video processors need torchvision"
-    ),
-]
+pytestmark = needs_vllm
 IMAGES = [process(16, 24), process(8, 40), process(24, 24)]
 
 
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """One engine in this process; vLLM's attention on a CPU needs heads of at least 32."""
-    opened = open_bench(save_qwen2_5_vl(tmp_path_factory.mktemp("model"), replace(SHAPE, hidden=128)))
+# vLLM's attention on a CPU needs heads of at least 32
+MODELS: dict[str, Callable[[Path], Path]] = {
+    "qwen2_5_vl": lambda directory: save_qwen2_5_vl(directory, replace(SHAPE, hidden=128)),
+    "qwen2_vl": lambda directory: save_qwen2_vl(directory, head_dim=32),
+    "qwen3_vl": lambda directory: save_qwen3_vl(directory, head_dim=32),
+}
+
+
+@pytest.fixture(scope="module", params=[("qwen2_5_vl", False), ("qwen2_vl", False), ("qwen3_vl", True)], ids=str)
+def bench(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """An engine in this process or in its own."""
+    name, separate_process = request.param
+    directory = MODELS[name](tmp_path_factory.mktemp("model"))
+    train_tokenizer(300, TEXTS, images=True).save_pretrained(directory)
+    opened = open_bench(directory, separate_process=separate_process)
     yield opened
     opened.engine.close()
 
@@ -68,3 +86,14 @@ def test_placeholders_are_never_sampled(bench: Bench) -> None:
     sampled = {token for generation in done.values() for token in generation.tokens}
     assert len(sampled) > 50
     assert sampled.isdisjoint(placeholder_tokens(bench.model.config))
+
+
+def test_memory_is_reserved_for_the_largest_image(bench: Bench) -> None:
+    """The largest image of this model has 64 tokens, each of 4 patches."""
+    from vllm.multimodal import MULTIMODAL_REGISTRY
+
+    engine: Any = bench.engine
+    model_config = engine._llm_engine._engine.vllm_config.model_config
+    inputs = MULTIMODAL_REGISTRY.create_processor(model_config).get_dummy_mm_inputs({"image": 2})
+    assert [place.length for place in inputs["mm_placeholders"]["image"]] == [64, 64]
+    assert [len(item["pixel_values"].data) for item in inputs["mm_kwargs"]["image"]] == [256, 256]

@@ -16,6 +16,8 @@ from quintet.config.native.envs import ENVS
 from quintet.config.native.experiment import Experiment
 from quintet.envs.event_messages import event_digest
 from quintet.envs.mixed_env import build_run_envs
+from quintet.envs.svg.env import SvgEnv
+from quintet.envs.svg.icons import icon_code
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, EpisodeStarted, VectorEnv
 from quintet.runtime.standalone.envs import hosted_vector_env
 
@@ -50,6 +52,7 @@ class Painter:
 ENV_WORDS = {
     "frozenlake": ["env.slippery=true", "env.floor_density=0.9"],
     "sokoban": ["env.name=sokoban", "env.max_steps=9"],
+    "svg": ["env={name: svg, image_size: 32, max_shapes: 1, success_score: 0.7}"],
     "custom": ["env={name: custom, path: 'painter.py:Painter', processes: null}"],
 }
 CASES = ENV_WORDS | {
@@ -58,6 +61,8 @@ CASES = ENV_WORDS | {
 }
 SEEDS = range(12)
 TURNS = 8
+DRAWINGS = [icon_code(seed, 1) for seed in range(24)] + ["<svg><script/></svg>", ""]
+"""Actions of the env `svg`: any code, most of it of another picture."""
 
 
 def experiment(*words: str) -> Experiment:
@@ -67,7 +72,7 @@ def experiment(*words: str) -> Experiment:
 @contextmanager
 def opened(way: str, words: Sequence[str]) -> Iterator[VectorEnv]:
     if way == "service":
-        with env_service("frozenlake", "sokoban", "painter.py:Painter") as server:
+        with env_service("frozenlake", "sokoban", "svg", "painter.py:Painter") as server:
             envs = build_run_envs(experiment(*words, f"env.service={{urls: [{server.url}]}}"))
             yield envs
             envs.close()
@@ -92,7 +97,7 @@ def play(envs: VectorEnv) -> list[EnvEvent]:
             events.append(event)
             number = event.episode
             if isinstance(event, EpisodeStarted):
-                actions[number] = event.actions
+                actions[number] = DRAWINGS if event.actions == SvgEnv.actions else event.actions
             turns[number] += 1
             ended = isinstance(event, ActionsExecuted) and (event.steps[-1].terminated or event.steps[-1].truncated)
             if isinstance(event, EpisodeFailed) or ended or turns[number] == TURNS:

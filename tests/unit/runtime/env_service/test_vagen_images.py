@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from quintet.config.native.envs import FrozenLakeConfig
+from quintet.config.dialects.vagen.service_env import env_from_vagen
+from quintet.config.native.envs import FrozenLakeConfig, SvgConfig
 from quintet.envs.frozenlake import FrozenLake
 from quintet.envs.service.payload import encode_payload
 from quintet.envs.service.vagen_host import _observation
+from quintet.envs.svg.env import SvgEnv
+from quintet.envs.svg.icons import icon_code
 from quintet.records import Observation, Step
+from quintet.runtime.env_service.served_envs import ServedEnvs
 from quintet.runtime.env_service.vagen_episode import VagenEpisode
+from quintet.runtime.serving.request_schema import RequestError
 
 FIRST, SECOND = (np.random.default_rng(seed).integers(0, 256, (6, 5, 3), dtype=np.uint8) for seed in range(2))
 
@@ -73,6 +79,45 @@ def test_a_response_without_actions_shows_the_last_observation_again(episode: Va
     assert isinstance(again, dict)
     assert again["multi_modal_data"] == first["multi_modal_data"]
     assert (reward, done) == (0.0, False)
+
+
+SVG_RESPONSES = RESPONSES | {"separator": "~~", "max_actions": 1}
+
+
+def test_svg_code_is_executed_without_tags_and_only_valid_code_earns_the_format_reward() -> None:
+    config, responses = env_from_vagen("svg", {"structural_weight": 2.0, "format_penalty": -0.5, "device": {"dino": 1}})
+    assert (config["dino_device"], config["accumulate_scores"], responses.max_actions) == ("cuda:1", True, 1)
+    drawn = VagenEpisode(lambda: SvgEnv(SvgConfig(dataset=None, **_fields(config))), SVG_RESPONSES)
+    observation, _ = drawn.call("reset", [3])["result"]
+    assert len(observation["multi_modal_data"]["<image>"]) == 1
+    code = icon_code(3, 2)
+    for response, reward, valid in (
+        (f"<answer>{code}</answer>", 2.25, True),
+        (f"I draw {code}", 2.0, False),
+        ("<answer><svg><script/></svg></answer>", -0.5, False),
+        ("<answer>nothing</answer>", -0.5, False),
+    ):
+        _, earned, done, info = drawn.call("step", [response])["result"]
+        assert (earned, done) == (reward, False)
+        assert info["metrics"]["turn_metrics"]["action_is_valid"] == valid
+    drawn.close()
+
+
+def _fields(config: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in ("name", "dataset")} | {"image_size": 32}
+
+
+def test_clients_reach_no_files_outside_of_the_servers_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    served = ServedEnvs(["svg"])
+    for path in ("/etc", "../other", "~/icons"):
+        for fields in ({"dataset": path}, {"dino_weight": 1.0, "dino_path": path}):
+            with pytest.raises(RequestError, match="outside") as error:
+                served.config({"name": "svg", **fields})
+            assert error.value.status == 403
+    assert "icons/train" in served.config({"name": "svg", "dataset": "icons/train"})
 
 
 def test_descriptions_of_states_are_rewarded_and_relations_reach_quintets_clients() -> None:

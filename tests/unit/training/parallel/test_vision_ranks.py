@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from parallel_cases import Case
+from parallel_cases import Case, actor
 from safetensors.torch import load_file
-from vision_models import save_qwen2_5_vl
-from vision_ranks import NAMES, tell
+from vision_ranks import EVERYTHING, MODELS, SAVED, batch_with_images, steps, tell
 
+from quintet.training.checkpoint.learner_state import restore_learner
 from quintet.training.parallel.device_mesh import LearnerMesh
 
 SCRIPT = Path(__file__).parents[3] / "support" / "vision_ranks.py"
@@ -27,22 +27,20 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(place: Path) -> Path:
-    return save_qwen2_5_vl(place / "model")
+def alone(place: Path) -> dict[str, Told]:
+    """What one process says of each model."""
+    return {
+        name: tell(save(place / name), LearnerMesh(), Case(), place / f"{name} alone.safetensors")
+        for name, (save, _) in MODELS.items()
+    }
 
 
 @pytest.fixture(scope="module")
-def alone(model: Path, place: Path) -> Told:
-    return tell(model, LearnerMesh(), Case(), place / "alone.safetensors")
-
-
-@pytest.fixture(scope="module")
-def two(model: Path, place: Path) -> list[Told]:
-    command = [sys.executable, str(SCRIPT), str(model)]
+def two(alone: dict[str, Told], place: Path) -> list[dict[str, dict[str, Told]]]:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    ranks = [subprocess.Popen([*command, str(rank), str(place)], **pipes) for rank in range(2)]
+    ranks = [subprocess.Popen([sys.executable, str(SCRIPT), str(rank), str(place)], **pipes) for rank in range(2)]
     try:
-        heard = [rank.communicate(timeout=180) for rank in ranks]
+        heard = [rank.communicate(timeout=400) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
@@ -51,15 +49,28 @@ def two(model: Path, place: Path) -> list[Told]:
     return [json.loads(said) for said, _ in heard]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_two_ranks_train_as_one(name: str, alone: Told, two: list[Told], place: Path) -> None:
-    """Also where one rank's micro-batch has images and the other's has none."""
+@pytest.mark.parametrize(("model", "name"), [(model, name) for model, (_, names) in MODELS.items() for name in names])
+def test_two_ranks_train_as_one(
+    model: str, name: str, alone: dict[str, Told], two: list[dict[str, dict[str, Told]]], place: Path
+) -> None:
+    """Also where one rank's micro-batch, or its part of one, has images and the other's has none."""
     for rank in two:
-        for what, expected in alone.items():
-            assert rank[name][what] == pytest.approx(expected, rel=1e-5, abs=2e-6), what
-    weights, expected_weights = (load_file(place / f"{each}.safetensors") for each in (name, "alone"))
+        for what, expected in alone[model].items():
+            assert rank[model][name][what] == pytest.approx(expected, rel=1e-5, abs=2e-6), what
+    weights, expected_weights = (load_file(place / f"{model} {each}.safetensors") for each in (name, "alone"))
     assert weights.keys() == expected_weights.keys()
     assert any("visual" in weight for weight in weights)
     for key, value in expected_weights.items():
         largest = float(value.abs().max())
         torch.testing.assert_close(weights[key], value, rtol=0, atol=1e-4 * largest + 1e-6, msg=key)
+
+
+@pytest.mark.parametrize("model", [model for model, (_, names) in MODELS.items() if SAVED in names])
+def test_one_process_resumes_what_two_ranks_saved(
+    model: str, two: list[dict[str, dict[str, Told]]], place: Path
+) -> None:
+    """The second step afterwards depends on the moments of the optimizer."""
+    learner = actor(place / model, LearnerMesh(), Case())
+    restore_learner(learner, place / f"{model} saved", "actor", EVERYTHING)
+    expected = two[0][model][SAVED]["resumed"]
+    assert steps(learner, batch_with_images(), 2) == pytest.approx(expected, rel=1e-5)

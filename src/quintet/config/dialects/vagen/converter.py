@@ -168,12 +168,7 @@ def _data_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     for spec in values.dialect.specs().values():
         if spec.key.startswith("data.") and _sets(spec, "data.") and values.is_set(spec.key):
             field, value = spec.native[0].removeprefix("data."), to_native_value(spec, values[spec.key])
-            if (
-                value not in spec.noop
-                and spec.key != "data.image_key"
-                and hasattr(defaults, field)
-                and value != getattr(defaults, field)
-            ):
+            if spec.key != "data.image_key" and hasattr(defaults, field) and value != getattr(defaults, field):
                 native.set(spec.native[0], value, spec.key)
     if values["data.image_key"] != "images":
         native.set("data.image_key", values["data.image_key"], "data.image_key")

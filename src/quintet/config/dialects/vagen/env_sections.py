@@ -15,10 +15,12 @@ from quintet.config.dialects.conversion import (
     to_native_value,
 )
 from quintet.config.dialects.ledger import KeySpec, load_keys
-from quintet.config.dialects.vagen.dialect import ENVS_WITH_KEYS, env_keys
+from quintet.config.dialects.vagen.dialect import env_keys
 from quintet.config.dialects.vagen.env_rows import SIZES, TEST_FILES, TRAIN_FILES, existing_files
 from quintet.config.dialects.vagen.key_values import ENV
-from quintet.config.native.envs import ROLLOUT_OVERRIDES, EnvServiceConfig
+from quintet.config.dialects.vagen.svg_env import DEFAULTS as SVG_DEFAULTS
+from quintet.config.dialects.vagen.svg_env import SVG, svg_from_native, svg_to_native
+from quintet.config.native.envs import ROLLOUT_OVERRIDES, EnvServiceConfig, SvgConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.mixed_envs import RunEnv
 from quintet.config.native.state_reward import SECTIONS
@@ -36,7 +38,9 @@ START_STATE_FILES = {
 """Native key of files that exist, and their split."""
 DEFAULT_START_STATES = 10_000
 """Training start states of the reference."""
+GRID_ENVS = ("frozenlake", "sokoban")
 PROMPT_FORMAT, ROOM = "env_config.prompt_format", "env_config.dim_room"
+RENDER_MODE = "env_config.render_mode"
 USE_SERVICE, SERVICE_URL, SERVICE_TIMEOUT = (f"rollout_manager.{key}" for key in ("use_service", "base_url", "timeout"))
 STATE_REWARD = "env_config.use_state_reward"
 STATE_WEIGHTS = {f"env_config.{kind}_reward_weight": f"{kind}_weight" for kind in SECTIONS}
@@ -62,8 +66,10 @@ class EnvSection:
 
     def __getitem__(self, key: str) -> Any:
         full_key = f"{self.name}.{key}"
-        is_set = self.values.is_set(full_key)
-        return self.values[full_key] if is_set else self.values.dialect.specs()[f"{ENV}.{key}"].default
+        if self.values.is_set(full_key):
+            return self.values[full_key]
+        specs = self.values.dialect.specs()
+        return specs[f"{ENV}.{key}"].default if key == "env_name" else env_specs(self["env_name"])[key].default
 
     @property
     def native(self) -> str:
@@ -79,10 +85,12 @@ def env_sections(values: ForeignValues) -> list[EnvSection]:
 
 
 def env_specs(env_name: str) -> dict[str, KeySpec]:
-    """Return the keys of an environment's section by their name in the section."""
+    """Return the keys of an environment's section by their name in the section, with its own defaults."""
     prefix = f"{ENV}."
     specs = (*env_keys([env_name]), *load_keys("vagen", "vagen_env_config"))
-    return {spec.key.removeprefix(prefix): spec for spec in specs if spec.key.startswith(prefix)}
+    by_name = {spec.key.removeprefix(prefix): spec for spec in specs if spec.key.startswith(prefix)}
+    defaults = SVG_DEFAULTS if env_name == SVG else {}
+    return by_name | {key: by_name[key].model_copy(update={"default": value}) for key, value in defaults.items()}
 
 
 def env_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
@@ -93,6 +101,9 @@ def env_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
             problem = f"this environment requires {Capability.ENVS}"
             hint = f"supported environments: {', '.join(ENVS)}"
             yield values.problem(section.key("env_name"), problem, hint)
+        if section["env_name"] == SVG and section[RENDER_MODE] != "vision":
+            hint = f"{section.key(RENDER_MODE)}=vision"
+            yield values.problem(section.key(RENDER_MODE), "the environment svg shows images", hint)
     if not any(values.is_set(f"{section.name}.env_name") for section in sections):
         for key in filter(values.is_set, FILES):
             problem = "its rows name environments, and no section with an env_name configures them"
@@ -112,7 +123,8 @@ def env_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
 
 def _unknown_options(values: ForeignValues, sections: list[EnvSection]) -> Iterator[ConfigProblem]:
     for section in sections:
-        valid = env_specs(section["env_name"])
+        options = env_specs(section["env_name"])
+        valid = options.keys() | {option.rpartition(".")[0] for option in options}
         for key in values.merged.sources:
             name, _, option = key.partition(".")
             if name == section.name and option.startswith("env_config.") and option not in valid:
@@ -199,7 +211,7 @@ def _service_from_native(foreign: ForeignBuilder) -> None:
 
 
 def _section_values(section: EnvSection) -> Iterator[tuple[Any, ...]]:
-    """Yield the keys of `env` and `rollout` that a section sets, with value and foreign key."""
+    """Yield the keys of `env` and `rollout` that a section sets, with value and foreign keys."""
     for option, spec in env_specs(section["env_name"]).items():
         if spec.direct:
             yield spec.native[0], to_native_value(spec, section[option]), section.key(option)
@@ -214,8 +226,11 @@ def _section_values(section: EnvSection) -> Iterator[tuple[Any, ...]]:
         height, width = section[ROOM]
         yield "env.height", height, section.key(ROOM)
         yield "env.width", width, section.key(ROOM)
-    if section["env_name"] in ENVS_WITH_KEYS:
+    if section["env_name"] in GRID_ENVS:
         yield "env.observation", "grid"
+    if section["env_name"] == SVG:
+        for key, value, options in svg_to_native(section.__getitem__):
+            yield key, value, *map(section.key, options)
 
 
 def _rollout_to_native(key: str, by_section: Mapping[str, tuple[Any, ...]], native: NativeBuilder) -> None:
@@ -277,6 +292,8 @@ def envs_from_native(foreign: ForeignBuilder) -> None:
             foreign.set(f"{name}.{key}", getattr(run.rollout.state_reward, weight))
         if env.config.name == "sokoban":
             foreign.set(f"{name}.{ROOM}", [getattr(env.config, side) for side in ("height", "width")])
+        for option, value in svg_from_native(env.config) if isinstance(env.config, SvgConfig) else ():
+            foreign.set(f"{name}.{option}", value)
         foreign.set(f"{name}.train_size", size)
         foreign.set(f"{name}.test_size", env.validation_episodes)
 

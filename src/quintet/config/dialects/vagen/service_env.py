@@ -7,8 +7,10 @@ from typing import Any
 from quintet.config.dialects.conversion import to_foreign_value, to_native_value
 from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dialects.vagen.dialect import ENVS_WITH_KEYS
-from quintet.config.dialects.vagen.env_sections import PROMPT_FORMAT, ROOM, THINKING_FORMATS, env_specs
-from quintet.config.native.envs import InteractiveEnvSection
+from quintet.config.dialects.vagen.env_sections import GRID_ENVS, PROMPT_FORMAT, ROOM, THINKING_FORMATS, env_specs
+from quintet.config.dialects.vagen.svg_env import SVG, svg_from_native, svg_to_native
+from quintet.config.dotted import flatten
+from quintet.config.native.envs import InteractiveEnvSection, SvgConfig
 from quintet.config.native.rollout import RolloutConfig
 from quintet.config.native.state_reward import SECTIONS
 from quintet.errors import ConfigError, nearest
@@ -42,14 +44,16 @@ def env_from_vagen(name: str, env_config: Mapping[str, Any]) -> tuple[dict[str, 
         raise ConfigError(message, key="env_name", value=name, hint=f"use {' or '.join(ENVS_WITH_KEYS)}")
     specs = {option: spec for option, spec in env_specs(name).items() if option.startswith("env_config.")}
     values = {option: spec.default for option, spec in specs.items()}
-    for key, value in env_config.items():
+    for key, value in flatten(env_config).items():
         values[f"env_config.{key}"] = _checked(f"env_config.{key}", value, specs)
-    env = {"name": name, "observation": "grid"}
+    env: dict[str, Any] = {"name": name} | ({"observation": "grid"} if name in GRID_ENVS else {})
     for option, spec in specs.items():
         if spec.direct and spec.native[0].startswith("env."):
             env[spec.native[0].removeprefix("env.")] = to_native_value(spec, values[option])
     if ROOM in values:
         env["height"], env["width"] = values[ROOM]
+    if name == SVG:
+        env |= {key.removeprefix("env."): value for key, value, _ in svg_to_native(values.__getitem__)}
     weights = {kind: float(values[f"env_config.{kind}_reward_weight"]) for kind in SECTIONS}
     responses = VagenResponses(
         think=values[PROMPT_FORMAT] != "no_think",
@@ -95,6 +99,8 @@ def env_to_vagen(env: InteractiveEnvSection, rollout: RolloutConfig) -> dict[str
             )
     if env.name == "sokoban":
         values["dim_room"] = [getattr(env, side) for side in ("height", "width")]
+    if isinstance(env, SvgConfig):
+        values |= {option.removeprefix("env_config."): value for option, value in svg_from_native(env)}
     return values | {
         "prompt_format": THINKING_FORMATS[0] if rollout.think else THINKING_FORMATS[1],
         "action_sep": rollout.action_separator,

@@ -16,7 +16,8 @@ CRITIC_SECTIONS = {
 _ACTOR = "actor_rollout_ref.actor"
 _SFT_KEYS = frozenset(
     (
-        *(f"data.{key}" for key in ("train_files", "val_files", "prompt_key", "train_batch_size", "truncation")),
+        *(f"data.{key}" for key in ("train_files", "val_files", "prompt_key", "image_key", "train_batch_size")),
+        "data.truncation",
         *("data.custom_cls.path", "data.custom_cls.name", "trainer.total_epochs", "trainer.project_name"),
         *("trainer.experiment_name", "trainer.logger", "trainer.nnodes", "trainer.n_gpus_per_node"),
         *("trainer.save_freq", "trainer.test_freq", "trainer.default_hdfs_dir", "trainer.default_local_dir"),

@@ -16,8 +16,10 @@ from torch import Tensor
 
 from quintet.errors import ConfigError
 from quintet.policies.hf_weight_names import hf_named_weights
+from quintet.policies.vision.image_tokens import check_images
 from quintet.records import Failure, FinishReason, Generation, Request
 from quintet.rollout.engines.engine import Engine, EngineError, EngineSetup
+from quintet.rollout.engines.sglang.image_data import ImageData
 from quintet.rollout.engines.sglang.options import KEY, Release, find_mismatch, installed_release, server_arguments
 from quintet.rollout.engines.sglang.protocol import (
     MalformedResponseError,
@@ -147,6 +149,7 @@ class SglangEngine:
         self._max_model_len = max_model_len or setup.max_model_len
         self._has_tokenizer = has_tokenizer
         self._weight_names = WeightNames.from_setup(setup)
+        self._images = ImageData.from_model(setup.model)
         self._waiting: deque[PendingRequest] = deque()
         self._running: dict[str, PendingRequest] = {}
         self._finished: list[Generation] = []
@@ -172,6 +175,7 @@ class SglangEngine:
         if self._sleeping:
             raise RuntimeError("the engine is asleep")
         check_request(request, self._max_model_len, has_tokenizer=self._has_tokenizer)
+        check_images(request, supported=self._images is not None)
         self._waiting.append(PendingRequest(request, self.weight_version))
 
     def step(self) -> list[Generation]:
@@ -265,6 +269,8 @@ class SglangEngine:
             self._send(pending, generate_body(pending, self._max_model_len))
 
     def _send(self, pending: PendingRequest, body: Mapping[str, Any]) -> None:
+        if self._images is not None and pending.request.images:
+            body = {**body, **self._images.fields(pending.request, pending.tokens)}
         rid = f"{self._id_prefix}{next(self._counter):012d}"
         self._running[rid] = pending
         self._transport.generate(rid, body)
@@ -297,6 +303,8 @@ class SglangEngine:
             self._finish(pending, pending.finished)
             return
         chunk = parse_chunk(response)
+        if self._images is not None:
+            self._images.check(pending.request, len(pending.tokens), chunk)
         pending.add(chunk, self._weight_versions(chunk, pending))
         reason = pending.finish_reason(chunk, self._max_model_len)
         if reason is FinishReason.ABORT and not pending.aborted:

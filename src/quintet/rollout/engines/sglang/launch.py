@@ -32,6 +32,9 @@ def serve(arguments: dict[str, Any]) -> None:
     """Import SGLang and run the server."""
     # it would turn off the temperature in log-probs
     os.environ.pop("SGLANG_RETURN_ORIGINAL_LOGPROB", None)
+    # features of images by earlier weights are not dropped with the other caches
+    os.environ["SGLANG_VLM_CACHE_SIZE_MB"] = "0"
+    os.environ["SGLANG_MM_AVOID_RETOKENIZE"] = "1"
     server_args = importlib.import_module("sglang.srt.server_args").ServerArgs(**arguments)
     importlib.import_module("sglang.srt.entrypoints.http_server").launch_server(server_args)
 

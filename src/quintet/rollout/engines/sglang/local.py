@@ -49,6 +49,8 @@ class InProcessConnection:
                 "SGLang in this process must be started in the main thread", hint="use rollout.engine=sglang-server"
             )
         os.environ.pop("SGLANG_RETURN_ORIGINAL_LOGPROB", None)
+        # see `launch.serve`
+        os.environ |= {"SGLANG_VLM_CACHE_SIZE_MB": "0", "SGLANG_MM_AVOID_RETOKENIZE": "1"}
         self._previous_handler = signal.getsignal(signal.SIGQUIT)
         self._responses: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         others = {child.pid for child in multiprocessing.active_children()}

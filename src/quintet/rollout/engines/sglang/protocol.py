@@ -67,6 +67,8 @@ class ResponseChunk:
     """`(index, version)` of the weights from that token on. Empty if SGLang does not report them."""
     message: str = ""
     top_logprobs: tuple[TopLogprobs, ...] = ()
+    prompt_tokens: int | None = None
+    """Number of prompt tokens that SGLang has read."""
 
 
 @dataclass(slots=True)
@@ -238,6 +240,7 @@ def parse_chunk(body: Mapping[str, Any]) -> ResponseChunk:
             versions,
             str(end.get("message") or ""),
             tuple(map(_likeliest, meta.get("output_top_logprobs") or ())),
+            meta.get("prompt_tokens"),
         )
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise MalformedResponseError(f"not a response of SGLang: {type(error).__name__}: {error}") from error

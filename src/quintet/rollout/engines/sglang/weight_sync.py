@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -16,9 +16,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from quintet.errors import MachineError, nearest
+from quintet.policies.vision.image_encoder import is_vision_language
 from quintet.rollout.engines.engine import EngineError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from quintet.rollout.engines.engine import EngineSetup
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory is created in it
@@ -32,6 +35,8 @@ class WeightNames:
 
     required: frozenset[str]
     allowed: frozenset[str]
+    file_names: Mapping[str, str] = field(default_factory=dict)
+    """Names in files of weights that have others in memory."""
 
     @classmethod
     def from_setup(cls, setup: EngineSetup) -> WeightNames:
@@ -39,17 +44,19 @@ class WeightNames:
         state = frozenset(setup.model.state_dict())
         parameters = frozenset(name for name, _ in setup.model.named_parameters())
         stored = frozenset(_stored_names(setup.directory)) or parameters
-        return cls(stored - (state - parameters), stored | state)
+        file_names = _file_names(setup.model) if is_vision_language(setup.model.config) else {}
+        return cls(stored - (state - parameters), stored | state, file_names)
 
     def check(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights and check their names, because SGLang ignores unknown names and keeps old values of missing
-        ones.
+        """Yield the weights under their names in files and check these, because SGLang ignores unknown names and keeps
+        old values of missing ones.
 
         Raises:
             EngineError: a weight is unknown to SGLang, or one is missing.
         """
         loaded: set[str] = set()
-        for name, tensor in weights:
+        for known_name, tensor in weights:
+            name = self.file_names.get(known_name, known_name)
             if name not in self.allowed:
                 close = nearest(name, self.required)
                 raise EngineError(f"SGLang has no weight {name!r}" + (f"; the nearest is {close!r}" if close else ""))
@@ -57,6 +64,16 @@ class WeightNames:
             yield name, tensor
         if missing := sorted(self.required - loaded):
             raise EngineError(f"the weight sync lacks {len(missing)} weights of SGLang, the first is {missing[0]!r}")
+
+
+def _file_names(model: PreTrainedModel) -> dict[str, str]:
+    """Return the names in files of a vision-language model's weights."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return {
+        name: next(iter(revert_weight_conversion(model, {name: parameter})))
+        for name, parameter in model.named_parameters()
+    }
 
 
 def _stored_names(directory: Path) -> Iterator[str]:

@@ -14,7 +14,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quintet.errors import ConfigError
-from quintet.policies.vision.image_processing import ImageProcessor
+from quintet.policies.vision.image_encoder import is_vision_language
 from quintet.policies.vision.image_tokens import check_images, with_placeholders
 from quintet.records import Failure, FinishReason, Generation, Request, StructuredOutput, TopLogprobs
 from quintet.rollout.engines.async_engine import PartialResponse
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
-MAX_PIXELS = 1 << 40
-"""Limit of images that are resized already."""
-MAX_PIXELS = 1 << 40
-"""Limit of pixels for images that are resized already."""
 MIN_TEMPERATURE = 0.01
 """vLLM raises lower temperatures above 0 to this one."""
 
@@ -117,7 +113,7 @@ class VllmEngine:
         self._llm_engine = llm_engine
         self._plan = WeightPlan.from_model(setup.model)
         self._vocab_size = setup.model.config.get_text_config().vocab_size
-        self._processor: ImageProcessor | None = getattr(setup.model.base_model, "image_processor", None)
+        self._has_images = is_vision_language(setup.model.config)
         self._running: dict[str, _Running] = {}
         self._name_by_id: dict[int, str] = {}
         self._finished: list[Generation] = []
@@ -136,7 +132,7 @@ class VllmEngine:
         remaining = self.max_model_len - len(request.prompt)
         if not request.prompt or remaining < 1:
             raise ValueError(f"a prompt of {len(request.prompt)} tokens in a context of {self.max_model_len}")
-        check_images(request, supported=self._processor is not None)
+        check_images(request, supported=self._has_images)
         if request.id in self._name_by_id:
             raise ValueError(f"request {request.id} is already running")
         stop_strings = StopStringMatcher(request.stop_strings, self._setup.detokenize)
@@ -153,7 +149,7 @@ class VllmEngine:
         self._name_by_id[request.id] = name
 
     def _check(self, request: Request) -> None:
-        smallest = 0 if self._processor else min(request.prompt)
+        smallest = 0 if self._has_images else min(request.prompt)
         if not 0 <= smallest <= max(request.prompt) < self._vocab_size:
             raise RequestRejectedError(f"the prompt has token ids outside of the vocabulary of {self._vocab_size}")
         if 0 < request.temperature < MIN_TEMPERATURE:
@@ -167,19 +163,15 @@ class VllmEngine:
             )
 
     def _prompt(self, request: Request) -> dict[str, Any]:
-        """The prompt as vLLM reads it. Images are passed as they were resized, and are not resized again."""
-        if not request.images or self._processor is None:
+        """The prompt as vLLM reads it, see `image_inputs`."""
+        if not request.images:
             return {"type": "token", "prompt_token_ids": list(request.prompt)}
-        from PIL import Image
-
         tokens, keys = with_placeholders(request.prompt, self._setup.model.config.image_token_id)
         images = {image.key: image for image in request.images}
-        shown = [Image.fromarray(self._processor.resized_image(images[key])) for key in keys]
         return {
             "prompt_token_ids": tokens,
-            "multi_modal_data": {"image": shown},
+            "multi_modal_data": {"image": [images[key] for key in keys]},
             "multi_modal_uuids": {"image": [f"{key:x}" for key in keys]},
-            "mm_processor_kwargs": {"min_pixels": 1, "max_pixels": MAX_PIXELS},
         }
 
     def _sampling_params(self, request: Request, remaining: int) -> dict[str, Any]:

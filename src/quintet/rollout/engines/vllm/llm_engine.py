@@ -6,6 +6,7 @@ call; in its own processes it runs ahead and puts outputs into a queue.
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import logging
 import os
@@ -24,6 +25,7 @@ import torch
 
 from quintet.errors import ConfigError, UserError
 from quintet.policies.masked_head import MaskedHead
+from quintet.policies.vision.image_encoder import is_vision_language
 from quintet.rollout.engines.engine import EngineError, EngineSetup
 from quintet.rollout.engines.shared_weights import MappedWeights, SharedWeights
 from quintet.rollout.engines.vllm.options import KEY, Release, engine_arguments, environment
@@ -100,6 +102,8 @@ class LlmEngine:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        if is_vision_language(self._setup.model.config):
+            importlib.import_module("quintet.rollout.engines.vllm.image_inputs")
         self._release = _installed_release(EngineArgs)
         config = EngineArgs(**engine_arguments(self._setup, self._release)).create_engine_config()
         self._has_sleep_mode = bool(config.model_config.enable_sleep_mode)

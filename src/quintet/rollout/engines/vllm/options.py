@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 KEY = "rollout.engine_options"
 WORKER = "quintet.rollout.engines.vllm.worker_extension.QuintetWorker"
+WORKER_WITH_IMAGES = "quintet.rollout.engines.vllm.image_inputs.QuintetWorker"
+"""The same class in the module that every process with a worker imports to read images."""
 DEFAULT_CPU_BLOCK_SIZE = 128
 DEFAULT_CPU_MEMORY_SHARE = 0.5
 """Maximum share of the machine's memory for the KV cache on a CPU."""
@@ -114,15 +116,17 @@ def has_dummy_weights(options: EngineConfig) -> bool:
 
 def _fixed_arguments(setup: EngineSetup, release: Release) -> dict[str, Any]:
     """Arguments from the setup, and those that exact tokens and log-probs require."""
-    options = setup.options
+    options, reads_images = setup.options, is_vision_language(setup.model.config)
     several = options.tensor_parallel * options.pipeline_parallel > 1
     optional = {
         # responses are token ids; without a tokenizer vLLM does not add an EOS token either
-        "skip_tokenizer_init": not (options.detokenize or is_vision_language(setup.model.config)),
+        "skip_tokenizer_init": not options.detokenize,
         "generation_config": "vllm",
         "enable_prefix_caching": True,
         "use_tqdm_on_load": False,
         "hf_overrides": _overrides(setup) or None,
+        # pixel values are normalized already
+        "mm_device_do_normalize": False if reads_images else None,
         # steps must not overlap, so that a weight sync knows which weights generated a token
         "async_scheduling": None if options.separate_process else False,
         "distributed_executor_backend": options.executor if several or options.executor != "mp" else None,
@@ -138,7 +142,7 @@ def _fixed_arguments(setup: EngineSetup, release: Release) -> dict[str, Any]:
         "pipeline_parallel_size": options.pipeline_parallel,
         "disable_log_stats": not options.log_statistics,
         "logprobs_mode": "raw_logprobs",
-        "worker_extension_cls": WORKER,
+        "worker_extension_cls": WORKER_WITH_IMAGES if reads_images else WORKER,
     }
 
 
