@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
+from quintet.relations import Relation
+
 if TYPE_CHECKING:
     import numpy as np
     import torch
@@ -63,6 +65,9 @@ class Observation:
 
     text: str
     images: tuple[np.ndarray, ...] = ()
+    relations: tuple[Relation, ...] | None = None
+    """The state behind the observation, which descriptions of the policy are compared with; None if the env does not
+    say. The policy does not see it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +240,19 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
+class StateScore:
+    """Score of a description of a state by the policy."""
+
+    kind: Literal["grounding", "worldmodeling"]
+    """Description of the state before the actions of a turn, or prediction of the state after them."""
+    text: str
+    score: float
+    """0 to 1, or a penalty."""
+    failure: Failure | None = None
+    """Why it could not be scored; `score` is then 0."""
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One turn of an episode: observation, response and its effect.
 
@@ -260,7 +278,7 @@ class Turn:
     """Valid parsed actions in order: words, or arrays for continuous control."""
     valid_format: bool
     reward: float
-    """Sum of the env's rewards in this turn and the format penalty."""
+    """Sum of the env's rewards in this turn, the format penalty or reward, and the state reward."""
     finish_reason: FinishReason
     frames: tuple[str, ...] = ()
     """Text of the env after each executed action."""
@@ -272,6 +290,8 @@ class Turn:
     """Images of the env after the last executed action; in the next turn they are `images`."""
     version_changes: tuple[tuple[int, int], ...] = ()
     """See `Generation.version_changes`."""
+    state_scores: tuple[StateScore, ...] = ()
+    """Scores of `rollout.state_reward`, whose weighted sum `reward` includes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import pytest
 
 SRC = Path(__file__).parents[2] / "src" / "quintet"
 LAYERS = [
+    ("relations",),
     ("errors", "hardware", "records", "seeds"),
     ("registry",),
     ("sandbox", "kernels"),

@@ -62,6 +62,21 @@ def make(
 
 
 @app.command()
+def envs(
+    file: Annotated[str, typer.Argument(help="VAGEN's env_config.yaml.")],
+    out_dir: Annotated[str, typer.Argument(help="Directory for train.parquet and test.parquet.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Overwrite existing files.")] = False,
+) -> None:
+    """Write start states of environments for data.train_files and data.val_files of VAGEN."""
+    from quintet.config.dialects.vagen.env_config_file import read_sections
+    from quintet.data.start_state_files import write_start_state_files
+
+    sections = read_sections(Path(file).expanduser())
+    for split, path in write_start_state_files(sections, Path(out_dir).expanduser(), overwrite=overwrite).items():
+        print(f"{path}: {_count(path):,} {split} rows")
+
+
+@app.command()
 def tasks() -> None:
     """List the available tasks and their options."""
     from quintet.data.tasks.arithmetic import AdditionOptions, ArithmeticOptions

@@ -89,9 +89,11 @@ class FrozenLake:
         return grid.paint(self._symbols(), _tiles())
 
     def _observation(self) -> Observation:
+        symbols = self._symbols()
+        relations = self._config.relation_scoring.grid_relations(symbols)
         if self._config.render == "text":
-            return Observation(self._text())
-        return Observation(IMAGE, (grid.paint(self._symbols(), _tiles_of(self._config.tile_size)),))
+            return Observation(self._text(), relations=relations)
+        return Observation(IMAGE, (grid.paint(symbols, _tiles_of(self._config.tile_size)),), relations)
 
     def close(self) -> None:
         """See `Env.close`."""

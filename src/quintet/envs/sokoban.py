@@ -192,9 +192,11 @@ class Sokoban:
         return grid.paint(self._level.symbols(), _tiles())
 
     def _observation(self) -> Observation:
+        symbols = self._level.symbols()
+        relations = self._config.relation_scoring.grid_relations(symbols)
         if self._config.render == "text":
-            return Observation(self._text())
-        return Observation(IMAGE, (grid.paint(self._level.symbols(), _tiles_of(self._config.tile_size)),))
+            return Observation(self._text(), relations=relations)
+        return Observation(IMAGE, (grid.paint(symbols, _tiles_of(self._config.tile_size)),), relations)
 
     def close(self) -> None:
         """See `Env.close`."""

@@ -8,6 +8,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from quintet.records import Observation, Step
+from quintet.relations import Relation
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 INVALID_OUTPUT = "InvalidOutput"
 """`Failure.error_type` of an `InvalidEnvOutputError`, part of a metric's name."""
 NUMPY_BOOLS = ("bool_", "bool")
+VERTICAL, HORIZONTAL = ("above", "below", "same", None), ("left", "right", "same", None)
+DIRECTIONS = tuple(dict.fromkeys(filter(None, VERTICAL + HORIZONTAL)))
 STEP_FIELDS = frozenset({"observation", "reward", "terminated", "truncated", "info"})
 
 
@@ -53,7 +56,15 @@ def validate_observation(value: Any, where: str = "reset()") -> Observation:
     _text(value.text, f"the observation of {where}")
     if not all(map(_is_image, value.images)):
         raise InvalidEnvOutputError(f"an image of {where} is not a uint8 array [height, width, 3]")
+    if value.relations is not None and not all(map(_is_relation, value.relations)):
+        raise InvalidEnvOutputError(f"a relation of {where} is no Relation with {', '.join(DIRECTIONS)} or None")
     return value
+
+
+def _is_relation(relation: Any) -> bool:
+    if not isinstance(relation, Relation) or not isinstance(relation.name, str):
+        return False
+    return relation.vertical in VERTICAL and relation.horizontal in HORIZONTAL
 
 
 def _is_image(image: Any) -> bool:
@@ -124,7 +135,24 @@ def from_raw_image(message: Any) -> np.ndarray:
 
 def observation_message(observation: Observation, encode_image: ImageEncoder = raw_image) -> dict[str, Any]:
     """Return an observation as a JSON object."""
-    return {"text": observation.text, "images": [encode_image(image) for image in observation.images]}
+    message = {"text": observation.text, "images": [encode_image(image) for image in observation.images]}
+    if observation.relations is None:
+        return message
+    return message | {"relations": relations_message(observation.relations)}
+
+
+def relations_message(relations: Sequence[Relation]) -> list[list[str | None]]:
+    """Return relations as JSON arrays of name, vertical and horizontal."""
+    return [[relation.name, relation.vertical, relation.horizontal] for relation in relations]
+
+
+def relations_from_message(message: Any) -> tuple[Relation, ...] | None:
+    """Return the relations of `relations_message`; None stays None.
+
+    Raises:
+        TypeError: the message has another form.
+    """
+    return None if message is None else tuple(Relation(*relation) for relation in message)
 
 
 def observation_from_message(message: Any, decode_image: ImageDecoder = from_raw_image) -> Observation:
@@ -140,8 +168,9 @@ def _observation_from_message(message: Any, decode_image: ImageDecoder) -> Obser
     """Return an observation that has not been validated."""
     try:
         images = message["images"]
-        return Observation(message["text"], tuple(map(decode_image, images)) if images else ())
-    except (KeyError, TypeError, ValueError) as error:
+        relations = relations_from_message(message.get("relations"))
+        return Observation(message["text"], tuple(map(decode_image, images)) if images else (), relations)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidEnvOutputError(f"the worker process sent no valid observation: {message!r:.100}") from error
 
 

@@ -16,7 +16,8 @@ from quintet.config.composed import ComposedConfig
 from quintet.config.native.data import RewardConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.yaml_writer import dump_config
-from quintet.envs.mixed_env import build_run_envs, build_start_states
+from quintet.data.start_state_files import build_start_states
+from quintet.envs.mixed_env import build_run_envs
 from quintet.errors import ConfigError
 from quintet.pipelines.stored_responses import StoredResponses
 from quintet.policies.lora import add_lora, merge_adapters

@@ -13,6 +13,7 @@ from quintet.pipelines.episode_log import store_training_episodes, store_validat
 from quintet.pipelines.run import Run, is_due
 from quintet.pipelines.timings import Timings
 from quintet.records import Trajectory
+from quintet.rewards.state_reward import penalize_repeated
 from quintet.rollout.async_rollout import groups_with_signal
 from quintet.rollout.background_rollout import BackgroundRollout
 from quintet.rollout.channel import Channel
@@ -97,6 +98,8 @@ def collect_rollouts(components: Components, step: int) -> Rollout:
 
 def _as_rollout(components: Components, episodes: list[Trajectory], metrics: dict[str, float]) -> Rollout:
     """Return the episodes with the metrics of environments and engines, and with the greedy baseline if needed."""
+    if (state_reward := components.config.rollout.state_reward) is not None:
+        episodes = penalize_repeated(episodes, state_reward)
     needs_baseline = components.config.algorithm.advantage.needs_greedy_baseline
     baseline = _greedy_rewards(components, episodes) if needs_baseline else None
     return Rollout(sorted(episodes, key=lambda t: (t.group, t.sample)), metrics | _new_metrics(components), baseline)
@@ -190,8 +193,9 @@ def _summary(config: Experiment, trajectories: list[Trajectory]) -> dict[str, fl
     if not config.envs:
         return summarize_validation(config.env.name, trajectories)
     metrics = summarize_validation(ALL_ENVS, trajectories)
-    for name in config.envs:
-        metrics |= summarize_validation(name, [episode for episode in trajectories if episode.env == name])
+    for env in config.run_envs:
+        if env.validation_episodes:
+            metrics |= summarize_validation(env.name, [episode for episode in trajectories if episode.env == env.name])
     return metrics
 
 

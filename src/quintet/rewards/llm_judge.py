@@ -6,12 +6,12 @@ import json
 import re
 import threading
 from collections.abc import Mapping
-from queue import SimpleQueue
 from typing import Any
 
 from quintet.config.native.data import RewardConfig
 from quintet.records import Failure, PromptRow, Response, RewardResult
 from quintet.rewards.chat_endpoint import ChatEndpoint, EndpointError, shortened, with_retries
+from quintet.rewards.request_threads import RequestThreads
 from quintet.rewards.reward_computation import RewardComputation
 
 PROMPT = """You judge an answer to a question.
@@ -57,43 +57,24 @@ class LlmJudge:
         self._terms = RewardComputation(reward, max_response_tokens)
         self._endpoint = ChatEndpoint.at(config.url, config.key_variable, config.timeout_seconds)
         self._body = {"model": config.model, "max_tokens": config.max_tokens, "temperature": config.temperature}
-        self._waiting: SimpleQueue[Response | None] = SimpleQueue()
-        self._done: SimpleQueue[RewardResult] = SimpleQueue()
-        self._num_pending = 0
-        self._threads: list[threading.Thread] = []
         self._closed = threading.Event()
+        self._requests = RequestThreads(self._judge, config.concurrent, "judge", self._closed)
 
     def submit(self, response: Response) -> None:
         """Queue a response; at most `concurrent` requests are in progress."""
-        self._num_pending += 1
-        self._waiting.put(response)
-        if len(self._threads) < min(self._config.concurrent, self._num_pending):
-            # daemon threads: the end of the run does not wait for an endpoint that does not respond
-            thread = threading.Thread(target=self._work, name=f"judge-{len(self._threads)}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        self._requests.submit(response)
 
     def ready(self) -> list[RewardResult]:
         """Return the results since the last call, without waiting."""
-        results = [self._done.get() for _ in range(self._done.qsize())]
-        self._num_pending -= len(results)
-        return results
+        return self._requests.ready()
 
     def drain(self) -> list[RewardResult]:
         """Wait for all responses and return their results."""
-        results = [self._done.get() for _ in range(self._num_pending)]
-        self._num_pending = 0
-        return results
+        return self._requests.drain()
 
     def close(self) -> None:
         """Drop queued responses; requests in progress are abandoned."""
-        self._closed.set()
-        for _ in self._threads:
-            self._waiting.put(None)
-
-    def _work(self) -> None:
-        while (response := self._waiting.get()) is not None and not self._closed.is_set():
-            self._done.put(self._judge(response))
+        self._requests.close()
 
     def _judge(self, response: Response) -> RewardResult:
         return self._terms.reward(response, self._outcome(response))

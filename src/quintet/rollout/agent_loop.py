@@ -17,10 +17,11 @@ from quintet.envs.env import Env
 from quintet.envs.start_states import env_index
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeStarted, LocalVectorEnv, VectorEnv
 from quintet.records import Failure, FinishReason, Generation, ImageInput, Observation, Outcome, Step, Trajectory
+from quintet.rewards.state_reward import StateRewards
 from quintet.rollout.chat.chat_format import ChatFormat, Dialogue, PromptChange
 from quintet.rollout.chat.response_parser import ParsedResponse, ResponseFormat
 from quintet.rollout.engines.engine import RequestEngine
-from quintet.rollout.episode import EMPTY, LOST, UNEXPLAINED, Episode, PolicyResponse, RunningEpisode
+from quintet.rollout.episode import EMPTY, LOST, NO_RELATIONS, UNEXPLAINED, Episode, PolicyResponse, RunningEpisode
 from quintet.rollout.episode_limits import EpisodeLimits, EpisodeRules, FailureMonitor, build_episode_rules
 from quintet.rollout.sampling_params import SamplingParams
 
@@ -58,6 +59,8 @@ class AgentLoop:
         # trained policies repeat their responses
         self._parse_cached = lru_cache(maxsize=MAX_CACHED_RESPONSES)(self._parse)
         self._finished: list[tuple[int, Trajectory]] = []
+        state_reward = self._rules[0].config.state_reward
+        self._state_rewards = None if state_reward is None else StateRewards(state_reward)
         self._prompt_changes: Counter[PromptChange] = Counter()
         self.engine_seconds = 0.0
         """Time spent in the engine, over all episodes."""
@@ -85,7 +88,11 @@ class AgentLoop:
     @property
     def busy(self) -> bool:
         """Whether episodes are running, or have ended without having been returned."""
-        return bool(self._running or self._finished)
+        return bool(self._running or self._finished or self._is_scoring)
+
+    @property
+    def _is_scoring(self) -> bool:
+        return self._state_rewards is not None and self._state_rewards.pending
 
     def collect_rollouts(self, episodes: Sequence[Episode], sampling: SamplingParams) -> Iterator[Trajectory]:
         """Run all episodes and yield their trajectories in the order in which they end. Episodes that are already
@@ -108,6 +115,8 @@ class AgentLoop:
         finally:
             # the consumer may have stopped iterating, or an error ends the run
             self._abort(running for running in self._running.values() if running.id in pending)
+            if self._state_rewards is not None:
+                self._state_rewards.withdraw(pending)
             self._finished = [entry for entry in self._finished if entry[0] not in pending]
 
     def start(self, episodes: Sequence[Episode], sampling: SamplingParams) -> None:
@@ -129,6 +138,8 @@ class AgentLoop:
         """Abort the running episodes of groups and return them as `Outcome.ABORTED`, together with episodes of these
         groups that had ended and were not yet returned."""
         ended = [trajectory for _, trajectory in self._finished if trajectory.group in groups]
+        if self._state_rewards is not None:
+            ended += self._state_rewards.withdraw(groups=groups)
         self._finished = [entry for entry in self._finished if entry[1].group not in groups]
         return ended + self._abort(running for running in self._running.values() if running.episode.group in groups)
 
@@ -145,6 +156,8 @@ class AgentLoop:
         """Abort running episodes and stop the processes of the envs."""
         self._abort(self._running.values())
         self._envs.close()
+        if self._state_rewards is not None:
+            self._state_rewards.close()
 
     def _start(self, episodes: Sequence[Episode], sampling: SamplingParams) -> set[int]:
         """Start episodes and return their ids."""
@@ -168,8 +181,10 @@ class AgentLoop:
             for generation in self._step_engine():
                 self._handle_generation(generation)
         idle = not self._engine.busy and not self._finished
-        for event in self._envs.poll(wait=idle):
+        for event in self._envs.poll(wait=idle and bool(self._running)):
             self._handle_env_event(event)
+        if self._state_rewards is not None:
+            self._finished += self._state_rewards.ready(wait=not self._running and not self._finished)
         if self._running and not (self._engine.busy or self._envs.pending or self._finished):
             # neither the engine nor an env is working on them
             for running in list(self._running.values()):
@@ -234,7 +249,10 @@ class AgentLoop:
         if isinstance(event, EpisodeStarted):
             running.dialogue = Dialogue.from_config(running.rules.config, self.chat, event.instruction)
             running.format = self._response_format(running.rules, event.actions)
-            self._request_turn(running, event.observation)
+            if running.rules.config.state_reward is not None and event.observation.relations is None:
+                self._end(running, Outcome.FAILED, NO_RELATIONS)
+            else:
+                self._request_turn(running, event.observation)
         elif isinstance(event, ActionsExecuted):
             self._finish_turn(running, event.steps)
         else:
@@ -307,6 +325,7 @@ class AgentLoop:
             reward += float(success and ended) if binary else step.reward
             if ended:
                 outcome = _outcome(success, terminated=step.terminated)
+        running.describe_states(steps[-1].observation if steps else running.observation)
         running.add_turn(running.response, reward, steps)
         running.num_actions += len(steps)
         running.response = None
@@ -331,7 +350,11 @@ class AgentLoop:
     def _end(self, running: RunningEpisode, outcome: Outcome, failure: Failure | None = None) -> None:
         self._envs.drop(running.id)
         del self._running[running.id]
-        self._finished.append((running.id, running.finish(outcome, failure)))
+        trajectory = running.finish(outcome, failure)
+        if self._state_rewards is None or outcome is Outcome.ABORTED:
+            self._finished.append((running.id, trajectory))
+        else:
+            self._state_rewards.submit(running.id, trajectory, running.descriptions)
         if outcome is not Outcome.ABORTED:
             self._failures[running.rules.name].record(failure)
 

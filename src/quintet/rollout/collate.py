@@ -52,12 +52,22 @@ class _Columns:
 
 
 def train_on_observations(batch: Batch) -> Batch:
-    """Return the batch with observations included in the loss mask: all tokens behind the first prompt of a sequence.
-    Their log-probs are unknown and stay 0."""
+    """Return the batch with observations included in the loss mask: all tokens behind the first prompt of a sequence
+    except images, which a policy never samples. Their log-probs are unknown and stay 0."""
     num_trained = batch.loss_mask.long().cumsum(0)
     starts = batch.lengths.cumsum(0) - batch.lengths
     before = torch.where(starts > 0, num_trained[(starts - 1).clamp(min=0)], 0)
-    return replace(batch, loss_mask=num_trained > before.repeat_interleave(batch.lengths))
+    behind = num_trained > before.repeat_interleave(batch.lengths)
+    return replace(batch, loss_mask=batch.loss_mask | (behind & ~_is_image(batch.tokens)))
+
+
+def _is_image(tokens: Tensor) -> Tensor:
+    """Return the image tokens and the marks before and after each image, bool [N]."""
+    inside = tokens < 0
+    marks = inside.clone()
+    marks[:-1] |= inside[1:]
+    marks[1:] |= inside[:-1]
+    return marks
 
 
 def reward_at_end(batch: Batch) -> Batch:

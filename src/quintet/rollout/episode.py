@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from quintet.config.native.relations import RelationScoring
 from quintet.envs.start_states import env_seed
 from quintet.records import Failure, FinishReason, Generation, ImageInput, Observation, Outcome, Step, Trajectory, Turn
+from quintet.rewards.state_reward import Description, descriptions
 from quintet.rollout.chat.chat_format import Dialogue
 from quintet.rollout.chat.response_parser import ParsedResponse, ResponseFormat
 from quintet.rollout.episode_limits import EpisodeRules
@@ -15,6 +17,9 @@ from quintet.seeds import derive_seed
 
 UNEXPLAINED = Failure("engine", "Unexplained", "the engine stopped in the middle of a response without a reason")
 EMPTY = Failure("engine", "EmptyResponse", "the engine returned no token, not even an end token")
+NO_RELATIONS = Failure(
+    "observation", "NoRelations", "rollout.state_reward needs observations with relations, and this env sends none"
+)
 LOST = Failure("engine", "Lost", "the engine has no requests left and never finished this one")
 NO_ACTIONS = ParsedResponse((), valid=False)
 
@@ -75,6 +80,8 @@ class RunningEpisode:
     """Whether the engine has its request."""
     num_actions: int = 0
     num_tokens: int = 0
+    descriptions: list[tuple[Description, ...]] = field(default_factory=list)
+    """Descriptions of states in the responses, by turn; empty without `rollout.state_reward`."""
 
     @property
     def reached_limit(self) -> Outcome | None:
@@ -106,6 +113,14 @@ class RunningEpisode:
             version_changes=generation.version_changes,
         )
         self.turns.append(turn)
+
+    def describe_states(self, after: Observation) -> None:
+        """Record what the response says about the states before and after its actions, if its format is valid."""
+        if self.rules.config.state_reward is None or self.response is None:
+            return
+        sections = self.response.parsed.sections if self.response.valid else {}
+        scoring = self.rules.relation_scoring or RelationScoring()
+        self.descriptions.append(descriptions(sections, self.observation.relations, after.relations, scoring))
 
     def finish(self, outcome: Outcome, failure: Failure | None) -> Trajectory:
         """Return the record of the episode."""

@@ -9,6 +9,7 @@ from typing import Self
 from quintet.config.native.envs import EnvConfig, InteractiveEnvSection
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.mixed_envs import RunEnv
+from quintet.config.native.relations import RelationScoring
 from quintet.config.native.rollout import RolloutConfig
 from quintet.errors import MachineError
 from quintet.records import Failure
@@ -45,12 +46,16 @@ class EpisodeRules:
     """Config section of the env."""
     env_type: str | None = None
     """Registered name of the env if it differs from `name`."""
+    relation_scoring: RelationScoring | None = None
+    """How `rollout.state_reward` scores descriptions of its states."""
 
     @classmethod
     def from_config(cls, env: RunEnv) -> Self:
         """Build the rules of one of a run's envs."""
         kind = None if env.name == env.config.name else env.config.name
-        return cls(env.name, env.rollout, EpisodeLimits.from_config(env.config), env.key, kind)
+        limits = EpisodeLimits.from_config(env.config)
+        scoring = env.config.relation_scoring if isinstance(env.config, InteractiveEnvSection) else None
+        return cls(env.name, env.rollout, limits, env.key, kind, scoring)
 
     def tolerating_failures(self) -> Self:
         """Return the same rules without a limit on failed episodes."""

@@ -12,7 +12,8 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.plan.overlap import overlaps_training
 from quintet.config.plan.process_layout import process_layout
 from quintet.data.prompt_dataset import PromptDataset
-from quintet.envs.mixed_env import build_run_envs, build_start_states
+from quintet.data.start_state_files import build_start_states
+from quintet.envs.mixed_env import build_run_envs
 from quintet.envs.start_states import StartStates
 from quintet.envs.vector_env import VectorEnv
 from quintet.records import Trajectory

@@ -55,7 +55,24 @@ def summarize_episodes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         },
         **_failures(trajectories),
         **_reward_components(trajectories),
+        **_state_scores(turns),
     }
+
+
+def _state_scores(turns: Iterable[Turn]) -> dict[str, float]:
+    """Return the mean score of each kind of description, and the number of those that could not be scored."""
+    scores = [score for turn in turns for score in turn.state_scores]
+    if not scores:
+        return {}
+    kinds = sorted({score.kind for score in scores})
+    means = {
+        f"state_reward/{kind}/mean": _mean([score.score for score in scores if score.kind == kind]) for kind in kinds
+    }
+    return means | {"state_reward/failed": sum(score.failure is not None for score in scores)}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / max(1, len(values))
 
 
 def _is_empty(turn: Turn) -> bool:

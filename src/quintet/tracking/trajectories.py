@@ -116,6 +116,8 @@ def _turn(turn: Turn, tokens: bool) -> dict[str, Any]:
         "images": len(turn.image_inputs or turn.images),
         "frames": list(turn.frames),
     }
+    if turn.state_scores:
+        record["state_scores"] = [asdict(score) for score in turn.state_scores]
     if tokens:
         record |= {
             "prompt": list(turn.prompt),

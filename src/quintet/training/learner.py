@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -37,7 +38,7 @@ def _never_skip(metrics: Mapping[str, float]) -> bool:
 
 class _GradientLearner:
     """Base of learners: gradients accumulate over micro-batches and ranks, are clipped, and one optimizer step follows.
-    A step with a gradient that is not finite is skipped and counted."""
+    A step with a gradient that is not finite, or above `skip_above_grad_norm`, is skipped and counted."""
 
     def __init__(self, strategy: ParallelStrategy, config: OptimizerConfig, setup: LearnerSetup) -> None:
         self.strategy = strategy
@@ -83,15 +84,16 @@ class _GradientLearner:
                 self.loss_scale.unscale(self.strategy.parameters())
             grad_norm = self.strategy.clip_grad_norm(self._config.max_grad_norm)
             is_finite = bool(torch.isfinite(grad_norm))
+            is_usable = is_finite and float(grad_norm) <= (self._config.skip_above_grad_norm or math.inf)
             if self.loss_scale:
                 self.loss_scale.update(finite=is_finite)
-            if is_finite and not should_skip(sums):
+            if is_usable and not should_skip(sums):
                 decay = self._config.weight_decay if weight_decay is None else weight_decay
                 for group in self.optimizer.param_groups:
                     group["lr"], group["weight_decay"] = learning_rate, decay
                 self._optimizer_step()
             self.optimizer.zero_grad(set_to_none=True)
-        return {**sums, "grad_norm": float(grad_norm), "skipped": float(not is_finite), "lr": learning_rate}
+        return {**sums, "grad_norm": float(grad_norm), "skipped": float(not is_usable), "lr": learning_rate}
 
     def _accumulate_gradients(
         self,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from quintet.algorithms.advantages.gae import bi_level_gae, gae, turn_ends, turn_wise_gae
+from quintet.algorithms.advantages.gae import bi_level_gae, critic_mask, gae, turn_ends, turn_wise_gae
 from quintet.algorithms.advantages.turns import gigpo, grpo_dynamic
 from quintet.config.native.advantages import (
     BiLevelGaeConfig,
@@ -51,6 +51,20 @@ def test_turn_wise_advantages_are_whitened_over_turns(make_batch: MakeBatch) -> 
     half = 0.5**0.5
     close(advantages, [half] * 5 + [0, 0] + [-half] * 3)
     close(returns, [0, 0, 0, 0, 1.95, 0, 0, 0, 0, 1.0])
+
+
+def test_the_value_of_a_turn_can_be_that_of_its_first_token(make_batch: MakeBatch) -> None:
+    """A2 = 1 - 0.8, A1 = (1 + 0.95 * 0.8 - 0.1) + 0.95² * 0.2; the last token of turn 1 gets A1 + 0.1 - 0.5."""
+    batch, discounts = two_turns(make_batch), {"lam": 0.95, "turn_value": "first", "whiten": False}
+    by_turn = TurnWiseGaeConfig.model_validate({"name": "turn_wise_gae", "gamma": 0.95, **discounts})
+    advantages, returns = turn_wise_gae(batch, by_turn)
+    close(advantages, [1.8405] * 5 + [0, 0] + [0.2] * 3)
+    close(returns, [1.9405, 0, 0, 0, 0, 0, 0, 1.0, 0, 0])
+    assert critic_mask(batch, by_turn).nonzero().flatten().tolist() == [0, 7]
+    config = BiLevelGaeConfig.model_validate({"gamma": 1.0, "turn_gamma": 0.95, "turn_lam": 0.95, **discounts})
+    advantages, returns = bi_level_gae(batch, config)
+    close(advantages, [1.54428375, 1.5202986875, 1.49505125, 1.468475, 1.4405, 0, 0, 0.195, 0.1, 0.0])
+    close(returns - advantages, [0.1, 0.2, 0.3, 0.4, 0.5, 0, 0, 0.8, 0.9, 1.0])
 
 
 @pytest.mark.parametrize(("ends", "first"), [("turns", 0.85), ("rewards", 0.9)])

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from quintet.envs.subprocess_env import SubprocessVectorEnv
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, EpisodeStarted, LocalVectorEnv, VectorEnv
 from quintet.errors import ConfigError, MachineError
 from quintet.records import Failure, Observation, Step
+from quintet.relations import Relation
 
 TIMEOUT = 0.6
 
@@ -461,9 +463,14 @@ def test_no_process_outlives_the_run(
 
 
 def test_observations_and_actions_are_unchanged_between_processes() -> None:
-    step = Step(Observation("seen", (np.arange(24, dtype=np.uint8).reshape(2, 4, 3),)), 0.5, True, False, {"a": 1})
+    image, relations = np.arange(24, dtype=np.uint8).reshape(2, 4, 3), (Relation("box", "above", None),)
+    step = Step(Observation("seen", (image,), relations), 0.5, True, False, {"a": 1})
     again = validation.step_from_message(validation.step_message(step))
     assert (again.reward, again.terminated, again.info) == (0.5, True, {"a": 1})
     assert np.array_equal(again.observation.images[0], step.observation.images[0])
+    assert again.observation.relations == relations
+    wrong = replace(step.observation, relations=(Relation("box", "up", None),))
+    with pytest.raises(validation.InvalidEnvOutputError, match="above, below, same, left, right or None"):
+        validation.validate_observation(wrong)
     with pytest.raises(validation.InvalidEnvOutputError):
         validation.step_from_message({**validation.step_message(step), "reward": math.inf})

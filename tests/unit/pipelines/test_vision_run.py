@@ -49,11 +49,17 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 SOKOBAN = "env={name: sokoban, width: 5, height: 5, render: vision, tile_size: 16}"
 
 
+OBSERVATIONS = "algorithm={train_on_observations: true, turn_rewards: true}"
 ADAPTERS = "policy.lora={rank: 4}"
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("rollout.window_size=1", SOKOBAN), (ADAPTERS, "algorithm.advantage={name: gae}", "algorithm.kl={}")]
+    "words",
+    [
+        (),
+        ("rollout.window_size=1", SOKOBAN, OBSERVATIONS),
+        (ADAPTERS, "algorithm.advantage={name: gae}", "algorithm.kl={}"),
+    ],
 )
 def test_engine_and_learner_agree_in_every_step(tmp_path: Path, words: tuple[str, ...]) -> None:
     """Whole dialogues of several images, windows of one, and adapters with critic and reference."""

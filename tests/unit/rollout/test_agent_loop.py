@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from vision_models import PROCESSOR, SHAPE, TEXTS, random_image
 
+from quintet.config.native.relations import RelationScoring
 from quintet.config.native.rollout import RolloutConfig
+from quintet.config.native.state_reward import StateRewardConfig
 from quintet.envs.env import Env
+from quintet.envs.vector_env import LocalVectorEnv
 from quintet.errors import ConfigError
 from quintet.policies.model_loading import load_tokenizer
+from quintet.policies.tiny_models import train_tokenizer
 from quintet.records import FinishReason, Generation, Observation, Outcome, Request, Step, Trajectory
+from quintet.relations import Relation
 from quintet.rollout.agent_loop import AgentLoop
 from quintet.rollout.chat.chat_format import ChatFormat, Dialogue
+from quintet.rollout.chat.image_prompts import ImagePrompts
 from quintet.rollout.collate import collate
 from quintet.rollout.episode import Episode
+from quintet.rollout.episode_limits import EpisodeLimits, EpisodeRules
 from quintet.rollout.sampling_params import SamplingParams
 from quintet.seeds import derive_seed
+from quintet.tracking.summaries import summarize_episodes
 
 GREEDY = SamplingParams(0.0, 0, 1.0, 0)
 
@@ -145,6 +155,87 @@ def test_required_thoughts_are_described_to_the_policy(chat: ChatFormat) -> None
     assert "Walk right.\nAlways respond in this form" in prompt
     assert "<observation> the current state, as a JSON object" in prompt
     assert "<answer> your actions, separated by | </answer>" in prompt
+
+
+class Placed(Corridor):
+    """The corridor, which says where its goal is."""
+
+    def reset(self, seed: int) -> Observation:
+        return replace(super().reset(seed), relations=(Relation("target", "same", "right"),))
+
+    def step(self, action: str) -> Step:
+        step = super().step(action)
+        side = "same" if self.place == 3 else "right"
+        return replace(step, observation=replace(step.observation, relations=(Relation("target", "same", side),)))
+
+
+DESCRIBED = "<think><observation>target right</observation><reasoning>-</reasoning><prediction>{}</prediction></think>"
+
+
+@pytest.mark.proves(
+    "vagen",
+    "env1.env_config.use_state_reward",
+    "env1.env_config.grounding_reward_weight",
+    "env1.env_config.worldmodeling_reward_weight",
+)
+def test_descriptions_of_the_state_before_and_after_the_actions_are_rewarded(chat: ChatFormat) -> None:
+    """The goal is in the same row, which the first description omits: a half match, F1 ½."""
+    at_goal = DESCRIBED.format("The player is at the same position as the target") + "<answer>Right</answer>"
+    config = RolloutConfig(max_turns=3, max_prompt_tokens=4096, thoughts="grounding_worldmodeling")
+    scored = {"grounding_weight": 0.5, "worldmodeling_weight": 2.0}
+    config = config.model_copy(update={"state_reward": StateRewardConfig.model_validate(scored)})
+    scoring = RelationScoring({"target": 1.0}, partial=True)
+    rules = EpisodeRules("corridor", config, relation_scoring=scoring)
+    loop = AgentLoop.with_rules(Script(chat, [at_goal]), chat, LocalVectorEnv(Placed), [rules])
+    (episode,) = loop.collect_rollouts([Episode(1, 0, 0)], GREEDY)
+    # the prediction is half right until the last move, by which the goal is reached
+    assert [[score.score for score in turn.state_scores] for turn in episode.turns] == [[0.5, 0.5]] * 2 + [[0.5, 1.0]]
+    assert [turn.reward for turn in episode.turns] == [0.25 + 1.0, 0.25 + 1.0, 1.0 + 0.25 + 2.0]
+    assert not loop.busy
+    summary = summarize_episodes([episode])
+    assert summary["state_reward/worldmodeling/mean"] == pytest.approx(2 / 3)
+    assert summary["state_reward/failed"] == 0
+    silent = AgentLoop.with_rules(Script(chat, [at_goal]), chat, LocalVectorEnv(Corridor), [rules])
+    (failed,) = silent.collect_rollouts([Episode(1, 0, 0)], GREEDY)
+    assert failed.failure is not None
+    assert failed.failure.error_type == "NoRelations"
+
+
+def test_responses_in_another_form_have_no_state_reward(chat: ChatFormat) -> None:
+    config = RolloutConfig(max_turns=1, max_prompt_tokens=4096, thoughts="grounding_worldmodeling")
+    rules = EpisodeRules("corridor", config.model_copy(update={"state_reward": StateRewardConfig()}))
+    told = DESCRIBED.format("target right")
+    for text in (f"well, {told}<answer>Right</answer>", f"{told}<answer>Jump</answer>", "<answer>Right</answer>"):
+        loop = AgentLoop.with_rules(Script(chat, [text]), chat, LocalVectorEnv(Placed), [rules])
+        (episode,) = loop.collect_rollouts([Episode(1, 0, 0)], GREEDY)
+        assert episode.turns[0].state_scores == ()
+
+
+class Pictures(Corridor):
+    """The corridor as a picture of six tokens."""
+
+    def reset(self, seed: int) -> Observation:
+        super().reset(seed)
+        return Observation("<image>", (random_image(16, 24),))
+
+
+def test_limits_of_an_episode_count_the_tokens_of_images() -> None:
+    tokenizer = train_tokenizer(SHAPE.vocabulary, TEXTS, images=True)
+    before, after = tokenizer.convert_tokens_to_ids(["<|vision_start|>", "<|vision_end|>"])
+    chat = ChatFormat(tokenizer, images=ImagePrompts(PROCESSOR, before, after))
+
+    def played(limits: EpisodeLimits = EpisodeLimits(), **options: int) -> Trajectory:  # noqa: B008
+        config = RolloutConfig(max_turns=1, **{"max_prompt_tokens": 4096, **options})
+        loop = AgentLoop(Script(chat, ["hm"]), chat, Pictures, config, "corridor", limits)
+        return next(loop.collect_rollouts([Episode(1, 0, 0)], GREEDY))
+
+    prompt = played().turns[0].prompt
+    assert sum(token < 0 for token in prompt) == 6
+    size = len(prompt)
+    assert [len(played(max_prompt_tokens=limit).turns) for limit in (size, size - 1)] == [1, 0]
+    assert played(max_prompt_tokens=size - 1).outcome is Outcome.CONTEXT
+    assert played(EpisodeLimits(max_tokens=size)).outcome is Outcome.MAX_TOKENS
+    assert len(played(EpisodeLimits(max_tokens=size + 1)).turns) == 1
 
 
 def test_a_truncated_response_is_invalid(chat: ChatFormat) -> None:

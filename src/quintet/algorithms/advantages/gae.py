@@ -16,12 +16,27 @@ def turn_ends(batch: Batch) -> Tensor:
 
 
 def critic_mask(batch: Batch, config: AdvantageSection) -> Tensor:
-    """Return the tokens whose value the critic learns, bool [N]: response tokens, or turn ends if the estimator
-    defines returns only there."""
-    if config.values_at_turn_ends_only:
-        # rejection may have narrowed the mask; a token before a rejected turn end has no return
-        return batch.turn_end & batch.loss_mask
-    return batch.loss_mask
+    """Return the tokens whose value the critic learns, bool [N]: response tokens, or one token of each turn if
+    the estimator defines returns only there."""
+    if not isinstance(config, TurnWiseGaeConfig):
+        return batch.loss_mask
+    if config.turn_value == "first":
+        return turn_starts(batch)
+    # rejection may have narrowed the mask; a token before a rejected turn end has no return
+    return batch.turn_end & batch.loss_mask
+
+
+def turn_starts(batch: Batch) -> Tensor:
+    """Return the first response token of each turn, bool [N]."""
+    rows = TokenRows.from_mask(batch.loss_mask, batch.token_trajectory)
+    return rows.scatter(_starts(rows, rows.gather(turn_ends(batch))), len(batch.tokens))
+
+
+def _starts(rows: TokenRows, is_end: Tensor) -> Tensor:
+    """Return the token after each turn end, and the first one of each row, bool [R, T]."""
+    starts = torch.ones_like(is_end)
+    starts[:, 1:] = is_end[:, :-1]
+    return starts & rows.valid
 
 
 def gae(batch: Batch, config: GaeConfig) -> tuple[Tensor, Tensor]:
@@ -47,6 +62,8 @@ def bi_level_gae(batch: Batch, config: BiLevelGaeConfig) -> tuple[Tensor, Tensor
     Turn ends come from the trajectory. RAGEN's code takes every nonzero reward for a turn end, so that a turn with
     reward 0 disappears and a penalty per token makes each token a turn; `turn_ends: rewards` does the same. The
     published algorithm adds a token-level term at the last token; like the code of VAGEN and RAGEN, this does not.
+    With `turn_value: first`, V(e_k) is the value of the first token of turn k, and the last token has the reward
+    A(e_k) + V(e_k) (VAGEN's `turn_update_bi_level_gae`).
     """
     rows = TokenRows.from_mask(batch.loss_mask, batch.token_trajectory)
     rewards, values = rows.gather(batch.rewards), rows.gather(_values(batch))
@@ -54,7 +71,11 @@ def bi_level_gae(batch: Batch, config: BiLevelGaeConfig) -> tuple[Tensor, Tensor
     if config.turn_ends == "rewards":
         ends = (batch.rewards != 0) | last_tokens(batch.loss_mask, batch.token_trajectory)
     is_end = rows.gather(ends)
-    at_end = _turn_advantages(rewards, values, is_end, config.turn_gamma, config.turn_lam)
+    is_anchor = _starts(rows, is_end) if config.turn_value == "first" else is_end
+    by_turn = _turn_advantages(rewards, values, is_end, is_anchor, config.turn_gamma, config.turn_lam)
+    at_end = by_turn
+    if config.turn_value == "first":
+        at_end = _at_turn_ends(by_turn + values * is_anchor, is_anchor, is_end) - values
     advantages = torch.zeros_like(values)
     carry = values.new_zeros(len(values))
     next_value = values.new_zeros(len(values))
@@ -72,12 +93,15 @@ def turn_wise_gae(batch: Batch, config: TurnWiseGaeConfig) -> tuple[Tensor, Tens
 
     Over turn ends as in `bi_level_gae`, with `gamma` and `lam` per turn. Returns A + V are 0 except at turn ends: the
     critic must learn only there (`critic_mask`). Whitened by mean and standard deviation over turns, so that a long
-    turn counts like a short one. Rewards inside a turn do not enter, as in VAGEN.
+    turn counts like a short one. Rewards inside a turn do not enter, as in VAGEN. With `turn_value: first`, values and
+    returns are those of the first token of a turn (VAGEN's `high_level_gae`).
     """
     rows = TokenRows.from_mask(batch.loss_mask, batch.token_trajectory)
     values, ends = rows.gather(_values(batch)), turn_ends(batch)
     is_end = rows.gather(ends)
-    at_end = _turn_advantages(rows.gather(batch.rewards), values, is_end, config.gamma, config.lam)
+    is_anchor = _starts(rows, is_end) if config.turn_value == "first" else is_end
+    by_turn = _turn_advantages(rows.gather(batch.rewards), values, is_end, is_anchor, config.gamma, config.lam)
+    at_end = _at_turn_ends(by_turn, is_anchor, is_end)
     advantages = torch.zeros_like(values)
     carry = values.new_zeros(len(values))
     for t in range(values.shape[1] - 1, -1, -1):
@@ -85,7 +109,7 @@ def turn_wise_gae(batch: Batch, config: TurnWiseGaeConfig) -> tuple[Tensor, Tens
         advantages[:, t] = carry
     size = len(batch.tokens)
     packed = rows.scatter(advantages, size)
-    returns = rows.scatter(advantages + values, size) * ends
+    returns = rows.scatter((by_turn + values) * is_anchor, size)
     return (whiten(packed, batch.loss_mask, over=ends) if config.whiten else packed), returns
 
 
@@ -108,12 +132,25 @@ def _recursion(rewards: Tensor, values: Tensor, valid: Tensor, gamma: float, lam
     return advantages
 
 
-def _turn_advantages(rewards: Tensor, values: Tensor, is_end: Tensor, gamma: float, lam: float) -> Tensor:
-    """GAE from turn end to turn end, all [R, T]; 0 elsewhere."""
-    row = torch.arange(len(values)).repeat_interleave(values.shape[1])
-    turns = TokenRows.from_mask(is_end.flatten(), row)
-    advantages = _recursion(turns.gather(rewards.flatten()), turns.gather(values.flatten()), turns.valid, gamma, lam)
-    return turns.scatter(advantages, values.numel()).view_as(values)
+def _turn_advantages(
+    rewards: Tensor, values: Tensor, is_end: Tensor, is_anchor: Tensor, gamma: float, lam: float
+) -> Tensor:
+    """GAE over turns with the rewards at their ends and the values of one token of each, its anchor, all [R, T]; the
+    advantages are at the anchors, and 0 elsewhere."""
+    ends, anchors = _turn_rows(is_end), _turn_rows(is_anchor)
+    advantages = _recursion(ends.gather(rewards.flatten()), anchors.gather(values.flatten()), ends.valid, gamma, lam)
+    return anchors.scatter(advantages, values.numel()).view_as(values)
+
+
+def _at_turn_ends(at_anchors: Tensor, is_anchor: Tensor, is_end: Tensor) -> Tensor:
+    """Move a number of each turn from its anchor to its end, [R, T]."""
+    moved = _turn_rows(is_anchor).gather(at_anchors.flatten())
+    return _turn_rows(is_end).scatter(moved, at_anchors.numel()).view_as(at_anchors)
+
+
+def _turn_rows(mask: Tensor) -> TokenRows:
+    """Return the rows of one token of each turn, selected by a mask [R, T]."""
+    return TokenRows.from_mask(mask.flatten(), torch.arange(len(mask)).repeat_interleave(mask.shape[1]))
 
 
 def _finish(

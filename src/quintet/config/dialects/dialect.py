@@ -54,6 +54,8 @@ class Dialect:
     """Configuration files that come with the framework, with the values in which they differ from the reference."""
     narrow: Callable[["Dialect", Mapping[str, Any]], "Dialect"] = lambda dialect, tree: dialect
     """Selects the references for a configuration tree."""
+    sections_of_files: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda tree: {}
+    """Returns the sections that follow from files which a configuration tree names."""
     _specs: dict[str, KeySpec] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def specs(self) -> Mapping[str, KeySpec]:

@@ -15,6 +15,9 @@ ADVANTAGES: Registry[Any] = Registry("advantage estimator", entry_points="quinte
 _register = partial(register, ADVANTAGES, "quintet.algorithms.advantages")
 
 
+TurnValue = Literal["last", "first"]
+
+
 class AdvantageSection(NamedSection):
     """Base class of the configuration of an advantage estimator."""
 
@@ -196,6 +199,8 @@ class BiLevelGaeConfig(GaeConfig, name="bi_level_gae"):
     """GAE λ over turns."""
     turn_ends: Literal["turns", "rewards"] = "turns"
     """A turn ends at its last token (`turns`) or, as in RAGEN's code, at each nonzero reward (`rewards`)."""
+    turn_value: TurnValue = "last"
+    """Token whose value is that of a turn in the estimate over turns: the last one of a response, or the first one."""
 
 
 @_register("gae:turn_wise_gae", "GAE over turns, one advantage per turn")
@@ -210,6 +215,8 @@ class TurnWiseGaeConfig(GaeConfig, name="turn_wise_gae"):
     """GAE λ over turns."""
     whiten: bool = True
     """Normalize advantages to mean 0 and standard deviation 1 over the turns of the batch."""
+    turn_value: TurnValue = "last"
+    """Token at which the critic learns the value of a turn: the last one of a response, or the first one."""
 
 
 class TokenBaselineSection(AdvantageSection):

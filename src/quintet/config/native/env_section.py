@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
 from quintet.config.native.registry_union import NamedSection, register
+from quintet.config.native.relations import RelationScoring
 from quintet.config.native.section import Count, NotEmpty, Section, Share, Texts
 from quintet.registry import Registry
 
@@ -98,6 +99,10 @@ class EnvServiceConfig(Section):
 
 class InteractiveEnvSection(EnvSection):
     """Base class of the configuration of an environment with turns."""
+
+    relation_scoring: ClassVar[RelationScoring | None] = None
+    """Its observations have `relations`, which `rollout.state_reward` compares descriptions with; None if they have
+    not."""
 
     processes: Processes = None
     """Run envs in separate processes: a section, `true` for its defaults, or a number of processes. null runs them in

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveInt
 
 from quintet.config.capabilities import Capability, Requires
 from quintet.config.native.embodied_envs import NavigationConfig, PrimitiveSkillConfig
@@ -18,7 +18,8 @@ from quintet.config.native.env_section import (
 from quintet.config.native.env_section import register_env as _register
 from quintet.config.native.package_envs import GymnasiumConfig, TextArenaConfig
 from quintet.config.native.registry_union import RegistryUnion
-from quintet.config.native.section import NonNegative, NotEmpty, PositiveShare, Section, Seed
+from quintet.config.native.relations import RelationScoring
+from quintet.config.native.section import Count, NonNegative, NotEmpty, PositiveShare, Section, Seed
 
 __all__ = [
     "ENVS",
@@ -42,6 +43,17 @@ class FrozenLakeConfig(InteractiveEnvSection, name="frozenlake"):
     """Cross a frozen lake from a random start to a random goal without falling into a hole."""
 
     has_expert: ClassVar[bool] = True
+    relation_scoring: ClassVar = RelationScoring(
+        {"target": 0.7, "hole": 0.3},
+        partial=True,
+        symbols={
+            "P": ("player",),
+            "X": ("player", "hole"),
+            "√": ("player", "target"),
+            "O": ("hole",),
+            "G": ("target",),
+        },
+    )
 
     size: Annotated[int, Field(ge=2, le=32)] = 4
     """Cells per side."""
@@ -70,6 +82,16 @@ class SokobanConfig(InteractiveEnvSection, name="sokoban"):
     """Push every box onto a target."""
 
     has_expert: ClassVar[bool] = True
+    relation_scoring: ClassVar = RelationScoring(
+        {"target": 0.5, "box": 0.5},
+        symbols={
+            "P": ("player",),
+            "S": ("player", "target"),
+            "O": ("target",),
+            "X": ("box",),
+            "√": ("target", "box"),
+        },
+    )
 
     width: Annotated[int, Field(ge=4, le=16)] = 6
     """Cells, including walls."""
@@ -161,6 +183,7 @@ class CustomEnvConfig(InteractiveEnvSection, name="custom"):
     """Custom env class."""
 
     is_foreign: ClassVar[bool] = True
+    relation_scoring: ClassVar = RelationScoring()
 
     path: str
     """Env class or factory: `file.py:Class`, `module:Class`, or a name that a package registers as `quintet.envs`. See
@@ -231,13 +254,13 @@ class MixedEnvConfig(Section):
 
     env: EnvConfig = FrozenLakeConfig()
     """Environment, with the keys of `env`."""
-    share: PositiveFloat = 1.0
+    share: NonNegative = 1.0
     """Share of training groups and of `validation.episodes`, relative to the other envs' shares: with shares 3 and 1,
-    the first env gets three of every four groups."""
+    the first env gets three of every four groups. 0 only validates; some env must have more."""
     start_states: PositiveInt | None = None
     """Number of distinct start states; after all were used they repeat. null uses `training.start_states`."""
-    validation_episodes: PositiveInt | None = None
-    """Number of held-out start states; null uses its share of `validation.episodes`, at least one."""
+    validation_episodes: Count | None = None
+    """Number of held-out start states; null uses its share of `validation.episodes`, at least one. 0 only trains."""
     think: bool | None = None
     """Replaces `rollout.think` for this env; null keeps it."""
     max_actions_per_turn: PositiveInt | None = None

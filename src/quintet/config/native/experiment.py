@@ -114,7 +114,8 @@ class Experiment(Section):
         start_states, episodes = self.training.start_states, self.validation.episodes
         if not self.envs:
             return (RunEnv(self.env.name, "env", self.env, self.rollout, 1.0, start_states, episodes),)
-        parts = apportion(episodes, [entry.share for entry in self.envs.values()])
+        shares = [entry.share for entry in self.envs.values()]
+        parts = apportion(episodes, shares if any(shares) else [1.0] * len(shares))
         return tuple(
             RunEnv(
                 name,
@@ -123,7 +124,7 @@ class Experiment(Section):
                 self.rollout.model_copy(update=entry.rollout_overrides()),
                 entry.share,
                 entry.start_states or start_states,
-                entry.validation_episodes or max(1, part),
+                max(1, part) if entry.validation_episodes is None else entry.validation_episodes,
             )
             for (name, entry), part in zip(self.envs.items(), parts, strict=True)
         )
@@ -145,10 +146,21 @@ class Experiment(Section):
             yield "a reference from `reference.path` cannot be refreshed", f"{refresh}=0", "reference.path=null"
         if self.rollout.thoughts is not None and self.env.reads_prompts:
             yield "`rollout.thoughts` needs an env with actions; answers to prompts have none", "rollout.thoughts=null"
+        if self.envs and not any(entry.share for entry in self.envs.values()):
+            first = next(iter(self.envs))
+            yield f"`envs.{first}.share` is 0, as of every env: none is for training", f"envs.{first}.share=1"
+        if self.envs and not self.validation_start_states:
+            first = next(iter(self.envs))
+            key = f"envs.{first}.validation_episodes"
+            yield f"`{key}` is 0, as of every env: none is for validation", f"{key}=64"
         for name, env in self.envs.items() if self.rollout.thoughts is not None else ():
             if env.think is False:
                 problem = f"`envs.{name}.think=false` excludes the sections that `rollout.thoughts` demands"
                 yield problem, f"envs.{name}.think=null", "rollout.thoughts=null"
+        for config in (run.config for run in self.run_envs) if self.rollout.state_reward is not None else ():
+            if getattr(config, "relation_scoring", None) is None:
+                problem = f"`rollout.state_reward` needs positions of objects, which the env {config.name} lacks"
+                yield problem, "rollout.state_reward=null"
         if self.rollout.thoughts is not None and self.sft is not None and self.sft.episodes is not None:
             problem = "thoughts of `sft.episodes` have no sections, which `rollout.thoughts` demands"
             yield problem, "rollout.thoughts=null", "sft.episodes=null"

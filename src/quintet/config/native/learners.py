@@ -52,6 +52,9 @@ class OptimizerConfig(Section):
     """Schedule from `weight_decay_start` to `weight_decay` over all steps; `constant` has `weight_decay` throughout."""
     max_grad_norm: PositiveFloat = 1.0
     """Maximum global norm of gradients, to which they are clipped."""
+    skip_above_grad_norm: PositiveFloat | None = None
+    """Global norm of gradients, before clipping, above which an update is skipped, as one that is not finite is; null
+    skips none."""
 
 
 class BudgetConfig(Section):

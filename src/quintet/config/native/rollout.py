@@ -8,6 +8,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from quintet.config.capabilities import Capability, Requires
 from quintet.config.native.envs import SimulatorConfig
 from quintet.config.native.section import Count, NonNegative, NotEmpty, PositiveShare, Section, Share, Texts
+from quintet.config.native.state_reward import StateRewardConfig
 
 Thoughts = Literal[
     "grounding",
@@ -166,6 +167,9 @@ class RolloutConfig(Section):
     """Required content of thoughts: the observation, the prediction of the next one, or both, as text, JSON or symbols,
     each in its tags. The system message describes the form. Actions are executed wherever thoughts and answer are in a
     response, but it is only valid without anything else. null allows any thoughts."""
+    state_reward: StateRewardConfig | None = None
+    """Reward for the descriptions of the state that `thoughts` demands; null gives none. Needs an env whose
+    observations say where things are."""
     binary_reward: bool = False
     """Reward of an episode is 1 for success and 0 otherwise, in place of the env's rewards and of penalties."""
     format_penalty: float = -0.1
@@ -236,6 +240,11 @@ class RolloutConfig(Section):
         if self.thoughts is not None and (not self.think or self.response_format not in ("whole", "strict")):
             problem = f"`thoughts` needs think=true and response_format=whole: it demands the form {self.thoughts}"
             yield problem, "think=true response_format=whole", "thoughts=null"
+        if self.state_reward is not None and self.thoughts is None:
+            problem = "`state_reward` needs `thoughts` with a description of the state"
+            yield problem, "thoughts=grounding_worldmodeling", "state_reward=null"
+        if self.state_reward is not None and self.binary_reward:
+            yield "`state_reward` has no effect with binary_reward=true", "binary_reward=false", "state_reward=null"
         if self.ignore_end and self.end_token is not None:
             yield "`end_token` has no effect with ignore_end=true", "end_token=null", "ignore_end=false"
 
@@ -245,6 +254,9 @@ class ValidationConfig(Section):
 
     episodes: PositiveInt = 256
     """Number of held-out start states, one episode each."""
+    start_state_files: Texts = ()
+    """Parquet files whose rows are the held-out start states, as in `training.start_state_files`; `episodes` is then
+    their number."""
     simulator: Annotated[SimulatorConfig | None, Requires(Capability.EMBODIED)] = None
     """Settings of a simulated env in validation; null uses those of training."""
     every_steps: Annotated[int, Field(ge=-1)] = 25

@@ -19,6 +19,11 @@ class TrainingConfig(Section):
     start_states: PositiveInt | None = None
     """Number of distinct start states: after each has been used they repeat in another order. null uses new ones in
     every step."""
+    start_state_files: Texts = ()
+    """Parquet files whose rows are the start states, in place of seeds that the run chooses: VAGEN's layout, with
+    env_name, env_config and seed in the column `extra_info`. The run must have the envs of all rows."""
+    shuffle_start_states: bool = True
+    """Use the rows of `start_state_files` in another order in each pass; false keeps the order of the files."""
     samples_per_group: PositiveInt = 16
     """Episodes per group."""
     mini_batches: PositiveInt = 8

@@ -13,7 +13,13 @@ from quintet.config.native.rollout import RolloutConfig
 from quintet.envs.hosted_envs import EnvRequest, HostEvent, HostLostError
 from quintet.envs.service.http_client import ServiceClient
 from quintet.envs.service.payload import limited_image_decoder
-from quintet.envs.validation import ImageDecoder, InvalidEnvOutputError, validate_observation, validate_step
+from quintet.envs.validation import (
+    ImageDecoder,
+    InvalidEnvOutputError,
+    relations_from_message,
+    validate_observation,
+    validate_step,
+)
 from quintet.envs.vector_env import ActionsExecuted, EpisodeStarted
 from quintet.errors import MachineError
 from quintet.records import Observation, Step
@@ -127,4 +133,6 @@ def _stepped(episode: int, result: Sequence[Any], decode_image: ImageDecoder) ->
 
 def _observation(message: Mapping[str, Any], decode_image: ImageDecoder) -> Observation:
     images = itertools.chain.from_iterable(message.get("multi_modal_data", {}).values())
-    return Observation(message["obs_str"], tuple(decode_image({"png": image["__pil_image__"]}) for image in images))
+    pixels = tuple(decode_image({"png": image["__pil_image__"]}) for image in images)
+    # only Quintet's servers send relations
+    return Observation(message["obs_str"], pixels, relations_from_message(message.get("relations")))

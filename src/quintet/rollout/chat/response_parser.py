@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, Self
 
 from quintet.config.native.rollout import RolloutConfig, Thoughts
@@ -12,7 +12,7 @@ from quintet.envs.env import ELLIPSIS, NUMBER, TEXT
 from quintet.rollout.chat.thought_sections import format_thoughts, thought_pattern
 
 Form = Literal["whole", "anywhere", "answer", "strict"]
-_ANSWER = r"<answer>((?:(?!</?answer>).)*)</answer>"
+_ANSWER = r"<answer>(?P<answer>(?:(?!</?answer>).)*)</answer>"
 _THOUGHT = r"<think>(?:(?!</?think>).)*</think>\s*"
 _PLACEHOLDERS = {NUMBER: r"[+-]?\d{1,9}(?:\.\d{1,9})?", TEXT: r".+"}
 _NUMBERED = re.compile(r"(\d{1,3})\s*(?:\((.*)\))?")
@@ -24,6 +24,8 @@ class ParsedResponse:
 
     actions: tuple[str, ...]
     valid: bool
+    sections: Mapping[str, str] = field(default_factory=dict)
+    """Content of the sections of thoughts by name."""
 
 
 class ResponseFormat:
@@ -85,17 +87,20 @@ class ResponseFormat:
     def parse(self, text: str) -> ParsedResponse:
         """Parse a response. Text without the format has no actions. An unknown action makes the response invalid; it is
         skipped, or ends the list of actions. Actions beyond the limit are dropped."""
-        answer, follows_format = self._answer(text)
+        match, follows_format = self._match(text)
         if self._element is not None:
-            return self._parse_elements(text if answer is None else answer, follows_format)
-        if answer is None:
+            return self._parse_elements(text if match is None else match["answer"], follows_format)
+        if match is None:
             return ParsedResponse((), valid=False)
+        sections = {name: content.strip() for name, content in match.groupdict().items()}
+        answer = sections.pop("answer")
         words = [answer] if self._is_free_text else answer.split(self._separator)
         parsed = [self._action(word.strip()) for word in words]
         legal = [action for action in parsed if action is not None]
         if len(legal) < len(parsed) and not self._skip:
             legal = [action for action in parsed[: parsed.index(None)] if action is not None]
-        return ParsedResponse(tuple(legal[: self._max_actions]), valid=follows_format and None not in parsed)
+        valid = follows_format and None not in parsed
+        return ParsedResponse(tuple(legal[: self._max_actions]), valid, sections)
 
     def _parse_elements(self, answer: str, follows_format: bool) -> ParsedResponse:
         """Parse the answer of an env whose actions are elements, or a whole response without the format. One without an
@@ -114,14 +119,14 @@ class ResponseFormat:
             head = format_thoughts(self._thoughts, content)
         return f"{head}<answer> {answer} </answer>"
 
-    def _answer(self, text: str) -> tuple[str | None, bool]:
-        """Text between the answer tags, None if it does not count, and whether the format is followed."""
+    def _match(self, text: str) -> tuple[re.Match[str] | None, bool]:
+        """Match of thoughts and answer, None if there is none that counts, and whether the format is followed."""
         plain = (text if self._special is None else self._special.sub("", text)).strip()
         match = whole = self._pattern.fullmatch(plain)
         is_strict = self._form == "strict" or (self._form == "whole" and self._thoughts is None)
         if whole is None and not is_strict:
             match = self._pattern.search(plain)
-        return (None if match is None else match[1]), bool(whole or (match and self._form not in ("whole", "strict")))
+        return match, bool(whole or (match and self._form not in ("whole", "strict")))
 
     def _action(self, word: str) -> str | None:
         """The env's name of an action, or the word itself if the action has placeholders; None if unknown."""

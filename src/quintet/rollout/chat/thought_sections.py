@@ -37,8 +37,10 @@ def section_names(thoughts: Thoughts) -> tuple[str, ...]:
 
 
 def thought_pattern(thoughts: Thoughts) -> str:
-    """Return a regular expression for thoughts with these sections and nothing else."""
-    sections = r"\s*".join(rf"<{name}>(?:(?!</?(?:think|{name})>).)*</{name}>" for name in section_names(thoughts))
+    """Return a regular expression for thoughts with these sections, each a group of its name, and nothing else."""
+    sections = r"\s*".join(
+        rf"<{name}>(?P<{name}>(?:(?!</?(?:think|{name})>).)*)</{name}>" for name in section_names(thoughts)
+    )
     return rf"<think>\s*{sections}\s*</think>\s*"
 
 

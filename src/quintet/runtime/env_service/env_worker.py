@@ -152,7 +152,7 @@ class _EnvWorker:
             return event_message(started.start(seed), image_message)
         if method == "vagen_create":
             config, vagen = arguments
-            self._episodes[number] = VagenEpisode(_factory(config), vagen)
+            self._episodes[number] = VagenEpisode(_factory(config), vagen, config.relation_scoring)
             return {}
         episode = self._episodes.get(number)
         if episode is None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from quintet.config.native.relations import RelationScoring
 from quintet.envs.env import IMAGE, Env
 from quintet.envs.service.png import encode_png
+from quintet.envs.validation import relations_message
 from quintet.envs.vector_env import close_env, execute_actions
 from quintet.records import Observation
+from quintet.rewards.state_reward import descriptions, score_by_rules
 from quintet.rollout.chat.response_parser import ResponseFormat
 from quintet.rollout.chat.thought_sections import format_instruction
 
@@ -16,10 +19,14 @@ from quintet.rollout.chat.thought_sections import format_instruction
 class VagenEpisode:
     """One env of a client; `reset` starts further episodes in it."""
 
-    def __init__(self, build_env: Callable[[], Env], responses: Mapping[str, Any]) -> None:
-        """`responses` has the fields of `VagenResponses`."""
+    def __init__(
+        self, build_env: Callable[[], Env], responses: Mapping[str, Any], scoring: RelationScoring | None = None
+    ) -> None:
+        """`responses` has the fields of `VagenResponses`; `scoring` is that of the env's states."""
         self._build_env = build_env
         self._format_reward = float(responses["format_reward"])
+        self._state_weights: Mapping[str, float] | None = responses["state_reward"]
+        self._scoring = scoring or RelationScoring()
         self._max_actions = int(responses["max_actions"])
         self._separator = str(responses["separator"])
         self._think, self._thoughts = bool(responses["think"]), responses["thoughts"]
@@ -65,9 +72,10 @@ class VagenEpisode:
         reward = sum(step.reward for step in steps) + (self._format_reward if is_valid else 0.0)
         executed = self._separator.join(parsed.actions[: len(steps)])
         head = f"After your answer, the executed actions are: {executed or 'none'}.\nThe observation is:"
-        self._last = steps[-1].observation if steps else self._last
+        before, self._last = self._last, steps[-1].observation if steps else self._last
+        state_rewards = self._state_rewards(parsed.sections, before) if is_valid else {}
         metrics = {
-            "turn_metrics": {"action_is_valid": is_valid, "action_is_effective": bool(steps)},
+            "turn_metrics": {"action_is_valid": is_valid, "action_is_effective": bool(steps), **state_rewards},
             "traj_metrics": {"success": success},
         }
         info = {
@@ -76,16 +84,28 @@ class VagenEpisode:
             "actions": list(parsed.actions),
             "format_correct": is_valid,
         }
-        return [self._observation(head), reward, done, info]
+        return [self._observation(head), reward + sum(state_rewards.values()), done, info]
+
+    def _state_rewards(self, sections: Mapping[str, str], before: Observation) -> dict[str, float]:
+        """Return the weighted scores of descriptions of the states before and after the last response."""
+        weights = self._state_weights
+        if weights is None:
+            return {}
+        found = descriptions(sections, before.relations, self._last.relations, self._scoring)
+        return {f"{each.kind}_reward": weights[each.kind] * score_by_rules(each).score for each in found}
 
     def _observation(self, head: str) -> dict[str, Any]:
         observation = self._last
         placeholders = [IMAGE] * (len(observation.images) - observation.text.count(IMAGE))
         text = "\n".join([head, *placeholders, observation.text, "Decide your next actions.", self._reply_format()])
-        if not observation.images:
-            return {"obs_str": text}
-        images = [{"__pil_image__": encode_png(image)} for image in observation.images]
-        return {"obs_str": text, "multi_modal_data": {IMAGE: images}}
+        message: dict[str, Any] = {"obs_str": text}
+        if observation.relations is not None:
+            # VAGEN's clients do not read it
+            message["relations"] = relations_message(observation.relations)
+        if observation.images:
+            images = [{"__pil_image__": encode_png(image)} for image in observation.images]
+            message["multi_modal_data"] = {IMAGE: images}
+        return message
 
     def _reply_format(self) -> str:
         if self._thoughts is not None:

@@ -165,18 +165,18 @@ class _GradientLearner:
             for name, value in metrics.items():
                 sums[name] = sums.get(name, 0.0) + float(value.detach())
         sums = self._ranks.world.all_reduce_dict(sums)
-        grad_norm, is_finite = self._prepare_grads() if micro_batches else (0.0, True)
-        if micro_batches and is_finite and not should_skip(sums):
+        grad_norm = self._prepare_grads() if micro_batches else 0.0
+        is_usable = math.isfinite(grad_norm) and grad_norm <= (self._config.skip_above_grad_norm or math.inf)
+        if micro_batches and is_usable and not should_skip(sums):
             decay = self._config.weight_decay if weight_decay is None else weight_decay
             self._optimizer_step(learning_rate, decay, grad_norm)
-        return {**sums, "grad_norm": grad_norm, "skipped": float(not is_finite), "lr": learning_rate}
+        return {**sums, "grad_norm": grad_norm, "skipped": float(not is_usable), "lr": learning_rate}
 
-    def _prepare_grads(self) -> tuple[float, bool]:
-        """Reduce gradients and return their global norm, and whether it is finite."""
+    def _prepare_grads(self) -> float:
+        """Reduce gradients and return their global norm."""
         with emulate_cuda():
             overflow = self._optimizer.prepare_grads()
-            norm = math.inf if overflow else float(self._optimizer.get_grad_norm())
-        return norm, math.isfinite(norm)
+            return math.inf if overflow else float(self._optimizer.get_grad_norm())
 
     def _optimizer_step(self, learning_rate: float, weight_decay: float, grad_norm: float) -> None:
         for group in self._optimizer.param_groups:

@@ -117,6 +117,9 @@ VAGEN = [
     ["lake.env_name=frozenlake", "boxes.env_name=sokoban", "lake.env_config.num_boxes=2"],
     [*LAKES, "lake.env_config.format_reward=0.25"],
     [f"{R}.min_tokens=9000"],
+    ["rollout_manager.max_trajectory_length=2000"],
+    ["critic.use_reward_mask=true"],
+    [f"{A}.use_kl_loss=true", "actor_rollout_ref.ref.use_ref=false"],
 ]
 PLACED = "cluster.component_placement"
 EMBODIED = ["env.train.total_num_envs=160"]
@@ -325,6 +328,8 @@ EXEMPT = {
     "vagen/env_sections.py envs_tree": "the same",
     "vagen/env_sections.py env_problems": "lists envs, or names another file",
     "vagen/service_env.py": "for clients of the environment service; test_service_vector_env.py reads them",
+    "vagen/env_rows.py": "files of start states, which test_start_state_files.py reads",
+    "vagen/env_config_file.py": "the same",
     "rlinf/component_placement.py _place_components": "the syntax of placements",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -85,6 +86,11 @@ def test_nothing_of_it_is_run(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
+def test_a_name_may_have_the_time(tmp_path: Path) -> None:
+    (name,) = read(tmp_path, command("trainer.experiment_name=run_$(date +%Y%m%d_%H%M)")).words
+    assert re.fullmatch(r"trainer.experiment_name=run_20\d{6}_\d{4}", name)
+
+
 SNIPPETS = {
     "quotes": """python3 -m M a.b='x y' c="it's" d=\\"e\\" f=a\\ b 'g=h' "i=j"k l='' m="" n=1""",
     "variables": """A=1; B="two words"; unset C
@@ -127,6 +133,9 @@ run""",
     "cases": """case "$HOME" in /x|"/y z") A=1 ;; *) B=2 ;; esac; python3 -m M n=5""",
     "negation": """if ! [ 1 = 2 ] && [ ! -n "" ]; then A=1; fi; ! { false; } && B=2; python3 -m M a=$A b=$B""",
     "paths": """D=$(dirname /a/b/c.sh); N=$(basename /a/b/c.sh .sh); H=$(cd /tmp/.. && pwd); python3 -m M $D $N $H""",
+    "filters": """D=/a/b/c/d; N=$(echo $D | rev | cut -d'/' -f1-3 | rev | tr '/' '-'); T=$(echo "a b" | tr -d ' ')
+python3 -m M $N $T $(echo x/y/z | cut -f 2- -d /) $(echo plain | cut -d, -f1) $(echo a-b | tr -- '-' '_')""",
+    "prompts": """read -p 'port? ' PORT </dev/null; python3 -m M port=${PORT:-5000}""",
     "own words": """python3 -m M a=1 "$@" $@ ${@:2} b=2""",
     "crlf": "A=1\r\npython3 -m M \\\r\n a=$A\r\n",
 }
@@ -156,6 +165,9 @@ def test_words_are_those_that_a_shell_gives(name: str, tmp_path: Path) -> None:
         ("D=$1", "data.train_files=$D", ["$1 is given when the script is called"]),
         ("", "data.train_files=$NOWHERE/x", ["$NOWHERE is set neither in the script nor in the environment"]),
         ("read -p 'port? ' PORT", "data.seed=$PORT", ["$PORT is read while the script runs"]),
+        ("X=$(echo a/b | sort | tr / -)", "data.seed=$X", ["$(echo a/b | sort | tr / -) is the output of a program"]),
+        ("X=$(echo a; rev)", "data.seed=$X", ["is the output of a program"]),
+        ("X=$(echo a | tr a-z A-Z)", "data.seed=$X", ["is the output of a program"]),
         ("if grep -q x /proc/cpuinfo; then N=1; else N=2; fi", "data.seed=$N", ["depends on the condition at line 1"]),
         ("case $A in x) N=1 ;; *) N=2 ;; esac", "data.seed=$N", ["$N depends on the `case` at line 1"]),
         ("while [ -f x ]; do N=1; done", "data.seed=$N", ["$N depends on the `while` at line 1"]),
@@ -340,7 +352,7 @@ def test_scripts_that_would_fill_the_memory_or_never_end_are_refused(tmp_path: P
     assert "nested too deeply" in refusal(tmp_path, command(f"data.seed={deep}"))
     assert "nested too deeply" in refusal(tmp_path, "{ " * 500 + "}; " * 500)
     assert "is not integer" in refusal(tmp_path, command("data.seed=$((" + "(" * 500 + "1" + ")" * 500 + "))"))
-    substituted = "$(echo " * 200 + ")" * 200
+    substituted = "$(cat " * 200 + ")" * 200
     assert "run.sh:2" in refusal(tmp_path, command(f"data.seed={substituted}"))
     (tmp_path / "long.sh").write_text("#" * (1 << 19))
     with pytest.raises(MachineError, match="bytes"):

@@ -26,6 +26,7 @@ TABLE: dict[str, Any] = {"env1": {"env_name": "primitive_skill"}, "rollout_manag
 ACTOR, MODEL, REF, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "model", "ref", "rollout"))
 ENGINE, MANAGER, ENV = "rollout.engine_options", "rollout_manager", "env1.env_config"
 IN_LOSS = {f"{ACTOR}.use_kl_loss": True}
+DESCRIBED = {f"{ENV}.prompt_format": "grounding_worldmodeling"}
 STEERED = {"algorithm.kl_ctrl.type": "adaptive"}
 
 Row = tuple[str, Any, Any, str, Any]
@@ -96,12 +97,15 @@ REACHED: list[Row] = [
 ENVS: list[Row] = [
     ("env1.env_name", "svg", "chess", "env.name", "svg"),
     (f"{ENV}.render_mode", "vision", "sound", "env.render", "vision"),
-    ("env1.train_size", 1000, 0, "training.start_states", 1000),
-    ("env1.test_size", 128, 0, "validation.episodes", 128),
+    ("env1.train_size", 1000, -1, "training.start_states", 1000),
+    ("env1.test_size", 128, -1, "validation.episodes", 128),
     (f"{ENV}.prompt_format", "grounding", "loud", "rollout.thoughts", "grounding"),
     (f"{ENV}.max_actions_per_step", 1, 0, "rollout.max_actions_per_turn", 1),
     (f"{ENV}.action_sep", "|", 1, "rollout.action_separator", "|"),
     (f"{ENV}.format_reward", 0.25, -1, "rollout.format_reward", 0.25),
+    (f"{ENV}.use_state_reward", True, 1, "rollout.state_reward.grounding_weight", 0.5),
+    (f"{ENV}.grounding_reward_weight", 0.3, -1, "rollout.state_reward.grounding_weight", 0.3),
+    (f"{ENV}.worldmodeling_reward_weight", 0.2, -1, "rollout.state_reward.worldmodeling_weight", 0.2),
     (f"{ENV}.size", 6, 1, "env.size", 6),
     (f"{ENV}.p", 0.7, 0, "env.floor_density", 0.7),
     (f"{ENV}.is_slippery", True, 1, "env.slippery", True),
@@ -111,7 +115,19 @@ ENVS: list[Row] = [
     ("algorithm.kl_ctrl.horizon", 500, 0, "algorithm.kl.horizon", 500),
     ("algorithm.kl_ctrl.target_kl", 0.5, 0, "algorithm.kl.target", 0.5),
 ]
+OF_TRAINER: list[Row] = [
+    ("algorithm.token_reward_type", "return", "advantage", "algorithm.advantage.turn_value", "first"),
+    (f"{ACTOR}.grad_norm_threshold", 1e3, 0, "actor.optimizer.skip_above_grad_norm", 1000.0),
+    ("critic.grad_norm_threshold", 1e6, 0, "critic.optimizer.skip_above_grad_norm", 1e6),
+    ("critic.use_reward_mask", True, False, "algorithm.advantage.name", "turn_wise_gae"),
+    (f"{REF}.use_ref", False, 1, "algorithm.kl", None),
+    ("data.val_batch_size", 16, 0, "validation.prompts_per_device", 16),
+    (f"{MANAGER}.use_turn_update", True, 1, "rollout.window_size", 4),
+    (f"{MANAGER}.max_trajectory_length", 1800, 1700, "rollout.max_prompt_tokens", 1152),
+    (f"{MANAGER}.mini_batch_size", 32, 0, "rollout.max_concurrent", 32),
+]
 OF_SOKOBAN: list[Row] = [
+    ("boxes.env_config.turn_wise_update", True, 1, "rollout.think", True),
     ("boxes.env_config.dim_room", [7, 8], [3, 8], "env.width", 8),
     ("boxes.env_config.num_boxes", 2, 0, "env.boxes", 2),
     ("boxes.env_config.max_steps", 50, 0, "env.max_steps", 50),
@@ -151,6 +167,11 @@ WITH: dict[str, dict[str, Any]] = {
     f"{ROLLOUT}.free_cache_engine": {f"{ROLLOUT}.enforce_eager": True},
     f"{MANAGER}.base_url": {f"{MANAGER}.use_service": True},
     f"{MANAGER}.timeout": {f"{MANAGER}.use_service": True},
+    f"{ENV}.use_state_reward": DESCRIBED,
+    f"{ENV}.grounding_reward_weight": {**DESCRIBED, f"{ENV}.use_state_reward": True},
+    f"{ENV}.worldmodeling_reward_weight": {**DESCRIBED, f"{ENV}.use_state_reward": True},
+    "algorithm.token_reward_type": {"algorithm.adv_estimator": "turn_update_bi_level_gae"},
+    "critic.use_reward_mask": {"algorithm.adv_estimator": "turn_wise_gae"},
     "trainer.nnodes": {f"{ROLLOUT}.tensor_model_parallel_size": 4},
     "env1.train_size": {"trainer.total_training_steps": 300},
     "trainer.total_epochs": {"trainer.total_training_steps": None},
@@ -159,7 +180,7 @@ WITH: dict[str, dict[str, Any]] = {
 }
 """What a key needs to count."""
 CASES = [
-    *((LAKE, WITH.get(row[0], {}), row) for row in (*REACHED, *ENVS)),
+    *((LAKE, WITH.get(row[0], {}), row) for row in (*REACHED, *ENVS, *OF_TRAINER)),
     *((PUZZLE, {}, row) for row in OF_SOKOBAN),
     *((PICTURES, {}, row) for row in OF_SVG),
     *((HOUSE, {}, row) for row in OF_NAVIGATION),
@@ -181,10 +202,55 @@ def test_a_key_reaches_the_run(tmp_path: Path, plain: dict[str, Any], others: di
     assert key in str(error.value)
 
 
+FOLLOWERS = {
+    f"{MANAGER}.max_trajectory_length": ("data.max_trajectory_length", 2000),
+    f"{MANAGER}.n_gpus_per_node": ("trainer.n_gpus_per_node", 8),
+    f"{MANAGER}.truncation": ("data.truncation", "left"),
+}
+
+
+@pytest.mark.proves("vagen", *FOLLOWERS)
+@pytest.mark.parametrize("key", FOLLOWERS)
+def test_keys_that_repeat_another_one_must_agree_with_it(tmp_path: Path, key: str) -> None:
+    followed, value = FOLLOWERS[key]
+    assert converted(tmp_path, "vagen", changed(LAKE, {followed: value})).composed
+    assert converted(tmp_path, "vagen", changed(LAKE, {followed: value, key: value})).composed
+    with pytest.raises(ConfigError, match=f"(?s){key} = .*{followed} = .*leave it out, or {followed}={value}"):
+        converted(tmp_path, "vagen", changed(LAKE, {key: value}))
+
+
+ANCHORED = [("high_level_gae", "turn_wise_gae"), ("turn_update_high_level_gae", "turn_wise_gae")]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "name"), [*ANCHORED, ("turn_update_bi_level_gae", "bi_level_gae"), ("turn_update_gae", "gae")]
+)
+def test_estimators_of_turn_updates_take_the_value_of_a_turns_first_token(
+    tmp_path: Path, estimator: str, name: str
+) -> None:
+    found = converted(tmp_path, "vagen", changed(LAKE, {"algorithm.adv_estimator": estimator, TURNS: 0.9}))
+    advantage = found.composed.experiment.algorithm.advantage.model_dump()
+    assert (advantage["name"], advantage.get("turn_value", "first")) == (name, "first")
+    if name != "gae":
+        assert advantage["turn_gamma" if name == "bi_level_gae" else "gamma"] == 0.9
+    assert translated(found, "vagen").lost == {}
+
+
+def test_a_section_may_only_train_or_only_validate(tmp_path: Path) -> None:
+    sizes = {"lake.test_size": 0, "env1.train_size": 0}
+    found = converted(tmp_path, "vagen", changed(MIXED, sizes))
+    lake, boxes = sorted(found.composed.experiment.run_envs, key=lambda one: one.config.name)
+    assert (lake.share > 0, lake.validation_episodes, boxes.share, boxes.validation_episodes) == (True, 0, 0.0, 512)
+    assert translated(found, "vagen").lost == {}
+    for size in ("train_size", "test_size"):
+        with pytest.raises(ConfigError, match=f"env1.{size} = 0 .*no environment has start states"):
+            converted(tmp_path, "vagen", changed(LAKE, {f"env1.{size}": 0}))
+
+
 def test_each_key_has_a_row_in_these_tables() -> None:
     documented = {row.key for reference in DIALECTS["vagen"].references for row in reference.load()}
     own = {row.key for row in env_keys(ENVS_WITH_KEYS)}
-    tested = {row[0].replace("boxes.", "env1.") for _, _, row in CASES}
+    tested = {row[0].replace("boxes.", "env1.") for _, _, row in CASES} | FOLLOWERS.keys()
     assert documented | own == tested
 
 
@@ -215,6 +281,11 @@ FAULTS: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
     (LAKE, {f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": 1000}, ("1800 tokens", "=1800")),
     (LAKE, {"env1.env_name": "blackjack"}, ("env1.env_name = 'blackjack'", "requires", "frozenlake")),
     (LAKE, {f"{ENV}.sise": 5}, ("unknown key env1.env_config.sise", "did you mean env1.env_config.size")),
+    (
+        LAKE,
+        {f"{ENV}.use_state_reward": True},
+        ("prompt_format = 'free_think'", "prompt_format=grounding_worldmodeling"),
+    ),
     (PUZZLE, {"boxes.env_config.size": 5}, ("unknown key boxes.env_config.size",)),
     (PUZZLE, {"boxes.env_config.num_boxs": 5}, ("did you mean boxes.env_config.num_boxes",)),
     (LAKE, {f"{ENV}.size": "large"}, ("env1.env_config.size = 'large'", "an integer")),

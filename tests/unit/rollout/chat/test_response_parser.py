@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from quintet.config.native.rollout import RolloutConfig, Thoughts
 from quintet.rollout.chat.response_parser import ParsedResponse, ResponseFormat
+from quintet.rollout.chat.thought_sections import section_names
 
 MOVES = ("Left", "Down", "Right", "Up")
 THINKING = ResponseFormat(MOVES, think=True, separator="||", max_actions=2)
@@ -200,5 +201,8 @@ def test_required_sections_of_thoughts(thoughts: str, text: str, actions: tuple[
 def test_demonstrations_have_the_required_sections(thoughts: str) -> None:
     form = reads(thoughts=thoughts, max_actions_per_turn=2)
     text = form.format("safe", ("Up", "Left"), observation="_ P\nG _", prediction="P _\nG _")
-    assert form.parse(text) == ParsedResponse(("Up", "Left"), valid=True)
+    parsed = form.parse(text)
+    assert (parsed.actions, parsed.valid) == (("Up", "Left"), True)
+    sections = {"observation": "_ P\nG _", "reasoning": "safe", "prediction": "P _\nG _"}
+    assert parsed.sections == {name: sections[name] for name in section_names(thoughts)}
     assert ("_ P\nG _" in text, "P _\nG _" in text) == ("grounding" in thoughts, "worldmodeling" in thoughts)

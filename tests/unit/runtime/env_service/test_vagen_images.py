@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from quintet.config.dialects.vagen.service_env import env_from_vagen
-from quintet.config.native.envs import SvgConfig
+from quintet.config.native.envs import FrozenLakeConfig, SvgConfig
+from quintet.envs.frozenlake import FrozenLake
 from quintet.envs.service.payload import encode_payload
 from quintet.envs.service.vagen_host import _observation
 from quintet.envs.svg.env import SvgEnv
@@ -23,8 +24,8 @@ from quintet.runtime.serving.request_schema import RequestError
 FIRST, SECOND = (np.random.default_rng(seed).integers(0, 256, (6, 5, 3), dtype=np.uint8) for seed in range(2))
 
 
-RESPONSES = {"think": False, "thoughts": None, "separator": ",", "max_actions": 2, "format_reward": 0.25}
-RESPONSES |= {"ignore_case": False, "form": "whole"}
+RESPONSES: dict[str, Any] = {"think": False, "thoughts": None, "separator": ",", "max_actions": 2}
+RESPONSES |= {"format_reward": 0.25, "state_reward": None, "ignore_case": False, "form": "whole"}
 
 
 class Seen:
@@ -67,6 +68,7 @@ def test_images_of_observations_arrive_as_they_are(episode: VagenEpisode) -> Non
     assert all((image == other).all() for image, other in zip(images, (FIRST, SECOND), strict=True))
     assert (reward, done) == (1.25, True)
     assert isinstance(info, dict)
+    assert "relations" not in observation
     assert info["metrics"]["traj_metrics"] == {"success": True}
 
 
@@ -116,3 +118,28 @@ def test_clients_reach_no_files_outside_of_the_servers_directory(
                 served.config({"name": "svg", **fields})
             assert error.value.status == 403
     assert "icons/train" in served.config({"name": "svg", "dataset": "icons/train"})
+
+
+def test_descriptions_of_states_are_rewarded_and_relations_reach_quintets_clients() -> None:
+    """As VAGEN's servers do for `use_state_reward`."""
+    config = FrozenLakeConfig(render="vision", max_steps=1)
+    thoughts = {"think": True, "thoughts": "grounding", "state_reward": {"grounding": 0.5, "worldmodeling": 0.5}}
+    served = VagenEpisode(lambda: FrozenLake(config), RESPONSES | thoughts, config.relation_scoring)
+    observation, _ = received(served.call("reset", [3]))
+    assert isinstance(observation, dict)
+    relations = _observation(observation).relations
+    assert relations == FrozenLake(config).reset(3).relations
+    assert relations
+    told = json.dumps(
+        [{"object_id": r.name, "vertical_relation": r.vertical, "horizontal_relation": r.horizontal} for r in relations]
+    )
+    response = "<think><observation>{}</observation><reasoning>-</reasoning></think><answer>Left</answer>"
+    _, reward, _, info = received(served.call("step", [response.format(told)]))
+    assert isinstance(info, dict)
+    assert info["metrics"]["turn_metrics"]["grounding_reward"] == 0.5
+    assert reward == 0.25 + 0.5
+    served.call("reset", [3])
+    _, reward, _, info = received(served.call("step", ["<answer>Left</answer>"]))
+    assert isinstance(info, dict)
+    assert "grounding_reward" not in info["metrics"]["turn_metrics"]
+    assert reward == 0.0

@@ -96,6 +96,13 @@ class ForeignConfig:
                 _note_section_keys(merged, key, sources)
         return merged
 
+    def with_sections(self, sections: Mapping[str, Any], source: str) -> "ForeignConfig":
+        """Return the configuration with further sections."""
+        if not sections:
+            return self
+        added = config_from_tree(sections, source)
+        return ForeignConfig(OmegaConf.create(self.plain() | dict(sections)), {**added.sources, **self.sources})
+
     def plain(self) -> dict[str, Any]:
         """Return its sections and values before interpolation."""
         return {str(key): value for key, value in _plain(self.tree).items()}

@@ -51,7 +51,7 @@ def register_resolvers(environment: Mapping[str, str]) -> None:
     def look_up(key: str, *default: Any) -> Any:
         return environment[key] if key in environment else env(key, *default)
 
-    for name, resolver in {**RESOLVERS, "oc.env": look_up}.items():
+    for name, resolver in {**RESOLVERS, "oc.env": look_up, "env": look_up}.items():
         OmegaConf.register_new_resolver(name, resolver, replace=True)
 
 

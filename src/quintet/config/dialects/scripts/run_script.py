@@ -115,7 +115,9 @@ def _env_config_beside(path: Path) -> Path | None:
 
 
 def _read_script(path: Path, text: str, environment: Mapping[str, str]) -> RunScript:
-    variables = Variables(path, {"PWD": os.getcwd(), **environment})
+    # an inherited PWD may be that of another directory
+    environment = {**environment, "PWD": os.getcwd()}
+    variables = Variables(path, environment)
     comment_lines = [
         text.count("\n", 0, matched.start()) + number
         for matched in COMMENT_LINES.finditer(text)

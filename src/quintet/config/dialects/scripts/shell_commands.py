@@ -15,7 +15,16 @@ from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
-from quintet.config.dialects.scripts.shell_words import BLANKS, INTEGER, MARKER, OPERATORS, Variables, Word, WordReader
+from quintet.config.dialects.scripts.shell_words import (
+    BLANKS,
+    INTEGER,
+    MARKER,
+    OPERATORS,
+    PROMPTED,
+    Variables,
+    Word,
+    WordReader,
+)
 
 COMPOUND = re.compile(r"\((?!\()|(?:if|case|for|while|until|\{|!)(?=[ \t\n])")
 UNSUPPORTED_COMMAND = re.compile(r"\(\(|[;&|)]+|(?:select|then|elif|else|fi|done|esac|\})(?![^\s;&|()])")
@@ -217,11 +226,7 @@ class _CommandReader(WordReader):
                 directory = Path(self.variables.scalar("PWD") or ".", *(word.text for word in words[-1:]))
                 self.variables.assign("PWD", (str(directory),), self.line)
             case "read":
-                self._forget(
-                    (word.text for word in words if word.text.isidentifier()),
-                    "is read while the script runs",
-                    self.line,
-                )
+                self._forget((word.text for word in words if word.text.isidentifier()), PROMPTED, self.line)
             case "unset":
                 self.variables.values |= {word.text: () for word in words}
             case "true" | "false" | ":":

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ast
 import operator
-import os
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from quintet.config.dialects.scripts.command_output import command_output
 from quintet.errors import ConfigError
 
 MARKER = re.compile("\ue000(\\d+)\ue001")
@@ -24,6 +24,8 @@ PROTECTED = str.maketrans(" \t\n", "\ue004\ue005\ue006")
 UNPROTECTED = str.maketrans("\ue003\ue004\ue005\ue006", "  \t\n")
 MAX_LENGTH = 1 << 16
 """Characters of a word, and words of an array."""
+PROMPTED = "is read while the script runs"
+"""Of these, `${NAME:-default}` is the default, as after an empty reply."""
 NOT_SET = "is set neither in the script nor in the environment"
 UNSUPPORTED = "can only be evaluated by a shell"
 
@@ -311,8 +313,8 @@ class WordReader:
         """Expand `${NAME:-default}`, `${NAME:+alternative}`, `${NAME:?message}`, `${NAME//old/new}` or `${NAME,,}`."""
         value = self.variables.scalar(name)
         is_missing = not value if operation.startswith(":") else value is None
-        if value is not None and MARKER.search(value):
-            return value
+        if value is not None and (unknown := self.variables.find_unknown(value)) is not None:
+            return argument if unknown.reason == PROMPTED and operation == ":-" else value
         if operation.endswith("+"):
             return "" if is_missing else argument
         if operation.endswith("-") and is_missing:
@@ -348,34 +350,23 @@ class WordReader:
             return self._unknown(" ".join(source.split()), "is not integer arithmetic")
 
     def _substitution(self, start: int) -> str:
-        """Expand `$(…)` to the output of commands on paths; the output of others is unknown."""
+        """Expand `$(…)` to the output of commands on paths and texts; the output of others is unknown."""
         commands: list[list[str]] = []
+        operators: list[str] = []
         for _ in self.lines_until("$(", ")"):
             if self.take("("):
                 commands.append([self._substitution(self.position - 2)])
-            elif not self.take(*OPERATORS, ";;"):
+            elif separator := self.take(*OPERATORS, ";;"):
+                operators.append(separator)
+            else:
                 commands.append([field for word in self.read_words() for field in word.fields])
-        output = _output(commands, Path(self.variables.scalar("PWD") or "."))
-        if output is not None:
+        is_known = not MARKER.search(" ".join(field for command in commands for field in command))
+        directory, piped = Path(self.variables.scalar("PWD") or "."), operators == ["|"] * (len(commands) - 1)
+        if is_known and (output := command_output(commands, directory, piped=piped)) is not None:
             return output
         shown = " ".join(self.text[start + 2 : self.position - 1].split())
         shown = shown if len(shown) <= 40 else f"{shown[:39]}…"
         return self._unknown(f"$({shown})", "is the output of a program, and none is run here")
-
-
-def _output(commands: list[list[str]], directory: Path) -> str | None:
-    if MARKER.search(" ".join(field for command in commands for field in command)):
-        return None
-    match [[field for field in command if field != "--"] for command in commands]:
-        case [["pwd"]]:
-            return str(directory)
-        case [["cd", path], ["pwd"]]:
-            return os.path.normpath(directory / path)
-        case [["dirname", path]]:
-            return os.path.dirname(path) or "."
-        case [["basename", path, *suffix]]:
-            return os.path.basename(path).removesuffix("".join(suffix))
-    return None
 
 
 ARITHMETIC: Mapping[type[ast.operator], Callable[[int, int], int]] = {

@@ -39,7 +39,10 @@ TRAJECTORY, START, RESPONSE = (f"data.max_{name}_length" for name in ("trajector
 ESTIMATOR, TURN_DISCOUNT, DISCOUNT, LAMBDA = (
     f"algorithm.{key}" for key in ("adv_estimator", "high_level_gamma", "gamma", "lam")
 )
-GAE_MASK, WINDOW = "rollout_manager.use_gae_mask", "rollout_manager.window_size"
+GAE_MASK, WINDOW, TURN_UPDATE = (f"rollout_manager.{key}" for key in ("use_gae_mask", "window_size", "use_turn_update"))
+REWARD_MASK, USE_REFERENCE = "critic.use_reward_mask", "actor_rollout_ref.ref.use_ref"
+CONCURRENT = "rollout_manager.mini_batch_size"
+TOKEN_REWARD, DEVICES = "algorithm.token_reward_type", "trainer.n_gpus_per_node"
 KL_IN_LOSS, KL_IN_REWARD, KL_PENALTY = f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward", "algorithm.kl_penalty"
 KL_REWARD_COEFFICIENT, KL_CONTROL, KL_TARGET, KL_HORIZON = (
     f"algorithm.kl_ctrl.{key}" for key in ("kl_coef", "type", "target_kl", "horizon")
@@ -59,11 +62,21 @@ RULES = (
     # VAGEN counts past turns, the native window the current one, too
     Derived(
         "rollout.window_size",
-        (WINDOW,),
-        lambda turns: None if turns is None else turns + 1,
+        (WINDOW, TURN_UPDATE),
+        lambda turns, _: None if turns is None else turns + 1,
         lambda turns: (None if turns is None else turns - 1,),
     ),
 )
+ONE_VALUE_PER_TURN = ("turn_wise_gae", "high_level_gae", "turn_update_high_level_gae")
+"""Estimators whose critic learns one value of each turn."""
+VALUE_OF_FIRST_TOKEN = ("high_level_gae", "turn_update_bi_level_gae", "turn_update_high_level_gae")
+"""Estimators for which that is the value of the first token."""
+FOLLOWERS = {
+    "rollout_manager.max_trajectory_length": TRAJECTORY,
+    "rollout_manager.n_gpus_per_node": DEVICES,
+    "rollout_manager.truncation": "data.truncation",
+}
+"""Keys that must have the value of another one."""
 
 
 def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
@@ -75,6 +88,25 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     has_reference = _kl_coefficient_key(values) is not None
     yield from shared_problems(values, _step_size(values), SAMPLES, has_reference=has_reference)
     yield from _step_problems(values)
+    yield from _trainer_problems(values)
+
+
+def _trainer_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+    """Yield problems of keys that the reference omits."""
+    for key, followed in FOLLOWERS.items():
+        if values[key] != values[followed]:
+            yield values.problem(
+                key, f"must be {values.describe(followed)}", f"leave it out, or {followed}={values[key]}"
+            )
+    estimator = values[ESTIMATOR]
+    one_value = estimator in ONE_VALUE_PER_TURN
+    if values[REWARD_MASK] is not None and values[REWARD_MASK] != one_value:
+        trained = "one value of each turn" if one_value else "the value of every token"
+        hint = f"{REWARD_MASK}={str(one_value).lower()}"
+        yield values.problem(REWARD_MASK, f"{values.describe(ESTIMATOR)} needs {trained}", hint)
+    if values[KL_IN_LOSS] and not values[USE_REFERENCE]:
+        problem = f"{values.describe(KL_IN_LOSS)} needs a reference policy"
+        yield values.problem(USE_REFERENCE, problem, f"{USE_REFERENCE}=true, or {KL_IN_LOSS}=false")
 
 
 def _step_size(values: ForeignValues) -> StepSize:
@@ -156,16 +188,22 @@ def _batches_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     if steps * values[GROUPS] > states:
         for env, size in zip(envs, sizes, strict=True):
             key = f"envs.{env.name}.start_states" if env.is_mixed else "training.start_states"
-            native.set(key, env["train_size"], size)
+            if env["train_size"]:
+                native.set(key, env["train_size"], size)
+    if values[CONCURRENT] is not None:
+        native.set("rollout.max_concurrent", values[CONCURRENT], CONCURRENT)
     response = f"{ROLLOUT}.response_length"
     native.set("rollout.max_response_tokens", values[response], response, RESPONSE)
-    native.set("rollout.max_prompt_tokens", values[TRAJECTORY] - values[response], TRAJECTORY, response, RESPONSE)
+    longest = (TRAJECTORY, "rollout_manager.max_trajectory_length")
+    native.set("rollout.max_prompt_tokens", values[TRAJECTORY] - values[response], *longest, response, RESPONSE)
 
 
 def _algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     estimator = values[ESTIMATOR]
-    choose(native, ADVANTAGE, values.native(ESTIMATOR), ESTIMATOR)
-    native.apply([_discounts(estimator)])
+    choose(native, ADVANTAGE, values.native(ESTIMATOR), ESTIMATOR, REWARD_MASK)
+    native.apply([_discounts(values.native(ESTIMATOR))])
+    if estimator in VALUE_OF_FIRST_TOKEN:
+        native.set("algorithm.advantage.turn_value", "first", ESTIMATOR, TOKEN_REWARD)
     # `gae` includes the environment's tokens
     masked, origins = (False, (GAE_MASK, ESTIMATOR)) if estimator == "gae" else (values[GAE_MASK], (GAE_MASK,))
     native.set("algorithm.advantage_over_response_tokens", masked, *origins)
@@ -180,6 +218,8 @@ def _discounts(estimator: str) -> AlgorithmOptions:
 
 def _kl_coefficient_key(values: ForeignValues) -> str | None:
     """Return the key of the KL coefficient in the loss or in the rewards, None if the divergence does not count."""
+    if not values[USE_REFERENCE]:
+        return None
     if values[KL_IN_LOSS]:
         return f"{ACTOR}.kl_loss_coef"
     in_reward = values[KL_IN_REWARD] if values.is_set(KL_IN_REWARD) else values[KL_REWARD_COEFFICIENT] > 0
@@ -190,11 +230,11 @@ def _kl_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set the KL section: under VAGEN, verl subtracts the divergence from the rewards unless it is in the loss."""
     coefficient = _kl_coefficient_key(values)
     if coefficient is None:
-        native.set("algorithm.kl", None, KL_IN_LOSS, KL_IN_REWARD, KL_REWARD_COEFFICIENT)
+        native.set("algorithm.kl", None, KL_IN_LOSS, KL_IN_REWARD, KL_REWARD_COEFFICIENT, USE_REFERENCE)
         return
     place = "loss" if values[KL_IN_LOSS] else "reward"
     native.set("algorithm.kl.coefficient", float(values[coefficient]), coefficient)
-    native.set("algorithm.kl.apply_to", place, KL_IN_LOSS, KL_IN_REWARD, coefficient)
+    native.set("algorithm.kl.apply_to", place, KL_IN_LOSS, KL_IN_REWARD, coefficient, USE_REFERENCE)
     if place == "reward":
         native.apply(KL_IN_REWARD_RULES)
 
@@ -235,6 +275,9 @@ def _algorithm_from_native(foreign: ForeignBuilder) -> None:
     if algorithm.advantage.name == "gae" and not algorithm.advantage_over_response_tokens:
         foreign.set(ESTIMATOR, "gae")
     foreign.set(GAE_MASK, algorithm.advantage_over_response_tokens)
+    if getattr(algorithm.advantage, "turn_value", "last") == "first":
+        by_turn = algorithm.advantage.name == "turn_wise_gae"
+        foreign.set(ESTIMATOR, "turn_update_high_level_gae" if by_turn else "turn_update_bi_level_gae")
     foreign.apply([_discounts(algorithm.advantage.name)])
     kl = algorithm.kl
     if kl is None or kl.apply_to != "reward":

@@ -7,6 +7,7 @@ from typing import Any
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.dialect import Dialect, Reference, key_files
 from quintet.config.dialects.ledger import KeySpec, load_keys
+from quintet.config.dialects.vagen.env_rows import sections_of_rows
 from quintet.config.dialects.vagen.key_values import ENV
 from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS, VERL, references_for
 
@@ -17,7 +18,13 @@ _PROMPT_SECTIONS = ("data.", "reward_model.", "custom_reward_function.")
 
 def env_keys(names: Iterable[str]) -> tuple[KeySpec, ...]:
     """Return the keys of the named environments, and the keys of verl that mean something else with environments."""
-    files = ("any_env", *(name for name in dict.fromkeys(names) if name in ENVS_WITH_KEYS), "service", "verl_overrides")
+    files = (
+        "any_env",
+        *(name for name in dict.fromkeys(names) if name in ENVS_WITH_KEYS),
+        "service",
+        "trainer",
+        "verl_overrides",
+    )
     return tuple(spec for file in files for spec in load_keys("vagen", f"vagen_{file}"))
 
 
@@ -52,4 +59,5 @@ VAGEN = Dialect(
     base=VERL,
     trainers=("vagen.trainer.main_ppo", "vagen.main_ppo"),
     narrow=_narrow,
+    sections_of_files=sections_of_rows,
 )

@@ -16,19 +16,26 @@ from quintet.config.dialects.conversion import (
 )
 from quintet.config.dialects.ledger import KeySpec, load_keys
 from quintet.config.dialects.vagen.dialect import env_keys
+from quintet.config.dialects.vagen.env_rows import SIZES, TEST_FILES, TRAIN_FILES, existing_files
 from quintet.config.dialects.vagen.key_values import ENV
 from quintet.config.dialects.vagen.svg_env import DEFAULTS as SVG_DEFAULTS
 from quintet.config.dialects.vagen.svg_env import SVG, svg_from_native, svg_to_native
 from quintet.config.native.envs import ROLLOUT_OVERRIDES, EnvServiceConfig, SvgConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.mixed_envs import RunEnv
+from quintet.config.native.state_reward import SECTIONS
 from quintet.config.problems import ConfigProblem
 from quintet.config.schema import format_value
 from quintet.errors import ConfigError
 
-FILES = ("data.train_files", "data.val_files")
+FILES = (TRAIN_FILES, TEST_FILES)
 ENVS = ("frozenlake", "sokoban", "svg", "navigation", "primitive_skill")
 """VAGEN's environments with a native counterpart."""
+START_STATE_FILES = {
+    TRAIN_FILES: ("training.start_state_files", "training"),
+    TEST_FILES: ("validation.start_state_files", "validation"),
+}
+"""Native key of files that exist, and their split."""
 DEFAULT_START_STATES = 10_000
 """Training start states of the reference."""
 GRID_ENVS = ("frozenlake", "sokoban")
@@ -39,6 +46,10 @@ STRICT_ENVS = ("navigation",)
 PROMPT_FORMAT, ROOM = "env_config.prompt_format", "env_config.dim_room"
 RENDER_MODE = "env_config.render_mode"
 USE_SERVICE, SERVICE_URL, SERVICE_TIMEOUT = (f"rollout_manager.{key}" for key in ("use_service", "base_url", "timeout"))
+STATE_REWARD = "env_config.use_state_reward"
+STATE_WEIGHTS = {f"env_config.{kind}_reward_weight": f"{kind}_weight" for kind in SECTIONS}
+REPEATED_TEXTS = 5
+"""Number of most frequent descriptions that VAGEN's Sokoban penalizes."""
 THINKING_FORMATS = ("free_think", "no_think")
 """Prompt formats that each environment of a run may choose."""
 _EMBODIED = {"env_config.render_mode": "vision", PROMPT_FORMAT: "grounding_worldmodeling"}
@@ -107,6 +118,14 @@ def env_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
         for key in filter(values.is_set, FILES):
             problem = "its rows name environments, and no section with an env_name configures them"
             yield values.problem(key, problem, "also pass the env_config.yaml from which the file was created")
+        if section[STATE_REWARD] and section[PROMPT_FORMAT] in THINKING_FORMATS:
+            key, form = section.key(STATE_REWARD), section.key(PROMPT_FORMAT)
+            problem = f"needs responses that describe the state, and {values.describe(form)}"
+            yield values.problem(key, problem, f"{form}=grounding_worldmodeling, or {key}=false")
+    for size, purpose in (("train_size", "training"), ("test_size", "validation")):
+        if not any(section[size] for section in sections):
+            key = sections[0].key(size)
+            yield values.problem(key, f"no environment has start states for {purpose}", f"at least: {key}=1")
     if len(sections) > 1:
         yield from _unknown_options(values, sections)
         yield from _differing_settings(values, sections)
@@ -124,7 +143,10 @@ def _unknown_options(values: ForeignValues, sections: list[EnvSection]) -> Itera
 
 def _differing_settings(values: ForeignValues, sections: list[EnvSection]) -> Iterator[ConfigProblem]:
     """Yield a problem for settings of the whole run that differ between environments."""
-    for key in ("env_config.format_reward", PROMPT_FORMAT):
+    keys = ["env_config.format_reward", PROMPT_FORMAT, STATE_REWARD]
+    if any(section[STATE_REWARD] for section in sections):
+        keys += STATE_WEIGHTS
+    for key in keys:
         by_value = {_shared_setting(key, section[key]): section for section in sections}
         if len(by_value) > 1:
             settings = ", ".join(f"{section.name}.{key} = {section[key]}" for section in by_value.values())
@@ -140,7 +162,7 @@ def _shared_setting(key: str, value: Any) -> Any:
 def envs_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set the run's environment, or several with their shares of the start states."""
     sections = env_sections(values)
-    rollout_values: dict[str, dict[str, tuple[Any, str]]] = {}
+    rollout_values: dict[str, dict[str, tuple[Any, ...]]] = {}
     for section in sections:
         native.set(section.native, {"name": section["env_name"]}, section.key("env_name"), *FILES)
         if values[USE_SERVICE]:
@@ -150,10 +172,14 @@ def envs_to_native(values: ForeignValues, native: NativeBuilder) -> None:
                 native.set(section.native + key.removeprefix("env"), value, *origins)
             else:
                 rollout_values.setdefault(key, {})[section.name] = (value, *origins)
+    _files_to_native(values, sections, native)
     for key, by_section in rollout_values.items():
         _rollout_to_native(key, by_section, native)
+    penalized = [section for section in sections if section[STATE_REWARD] and section["env_name"] == "sokoban"]
+    if penalized:
+        native.set("rollout.state_reward.repeated_texts", REPEATED_TEXTS, penalized[0].key("env_name"))
     sizes = {section.name: section["train_size"] for section in sections}
-    unit = math.gcd(*sizes.values())
+    unit = math.gcd(*sizes.values()) or 1
     for section in sections if len(sections) > 1 else ():
         name, test_size = section.name, section["test_size"]
         native.set(f"envs.{name}.share", float(sizes[name] // unit), section.key("train_size"))
@@ -161,6 +187,16 @@ def envs_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     episodes = sum(section["test_size"] for section in sections)
     native.set("validation.episodes", episodes, *(section.key("test_size") for section in sections))
     native.set_constants({"rollout.format_penalty": 0.0, "rollout.strip_special_tokens": True})
+
+
+def _files_to_native(values: ForeignValues, sections: list[EnvSection], native: NativeBuilder) -> None:
+    """Set the files of start states that exist; in place of others, the run chooses seeds."""
+    for key, (target, split) in START_STATE_FILES.items():
+        if files := existing_files(values[key]):
+            native.set(target, [str(path) for path in files], key)
+        elif values.is_set(key):
+            sizes = values.describe(sections[0].key(SIZES[key]))
+            native.remarks.append(f"{values.describe(key)} does not exist: {split} start states by {sizes}")
 
 
 def _service_to_native(section: EnvSection, values: ForeignValues, native: NativeBuilder) -> None:
@@ -187,8 +223,12 @@ def _section_values(section: EnvSection) -> Iterator[tuple[Any, ...]]:
     for option, spec in env_specs(section["env_name"]).items():
         if spec.direct:
             yield spec.native[0], to_native_value(spec, section[option]), section.key(option)
+    if section[STATE_REWARD]:
+        for key, weight in STATE_WEIGHTS.items():
+            yield f"rollout.state_reward.{weight}", float(section[key]), section.key(key), section.key(STATE_REWARD)
     form, origin = section[PROMPT_FORMAT], section.key(PROMPT_FORMAT)
-    yield "rollout.think", form != "no_think", origin
+    in_turns = [section.key("env_config.turn_wise_update")] if section["env_name"] == "sokoban" else []
+    yield "rollout.think", form != "no_think", origin, *in_turns
     yield "rollout.thoughts", None if form in THINKING_FORMATS else form, origin
     if section["env_name"] == "sokoban":
         height, width = section[ROOM]
@@ -204,15 +244,17 @@ def _section_values(section: EnvSection) -> Iterator[tuple[Any, ...]]:
     yield "rollout.response_format", "strict" if name in STRICT_ENVS else "whole", origin
 
 
-def _rollout_to_native(key: str, by_section: Mapping[str, tuple[Any, str]], native: NativeBuilder) -> None:
-    """Set a `rollout` key for the run if all environments have the same value, otherwise for each of them."""
-    option = key.removeprefix("rollout.")
-    if option not in ROLLOUT_OVERRIDES or len({value for value, _ in by_section.values()}) == 1:
-        value = next(iter(by_section.values()))[0]
-        native.set(key, value, *dict.fromkeys(origin for _, origin in by_section.values()))
+def _rollout_to_native(key: str, by_section: Mapping[str, tuple[Any, ...]], native: NativeBuilder) -> None:
+    """Set a `rollout` key for the run if all environments have the same value, otherwise for each of them.
+
+    Values come with the foreign keys that they follow from.
+    """
+    option, (value, *_) = key.removeprefix("rollout."), next(iter(by_section.values()))
+    if option not in ROLLOUT_OVERRIDES or all(other == value for other, *_ in by_section.values()):
+        native.set(key, value, *dict.fromkeys(origin for _, *origins in by_section.values() for origin in origins))
         return
-    for name, (value, origin) in by_section.items():
-        native.set(f"envs.{name}.{option}", value, origin)
+    for name, (value, *origins) in by_section.items():
+        native.set(f"envs.{name}.{option}", value, *origins)
 
 
 def envs_tree(experiment: Experiment, reserved: Collection[str]) -> dict[str, Any]:
@@ -239,6 +281,12 @@ def envs_from_native(foreign: ForeignBuilder) -> None:
     """Set the section of every environment."""
     run = foreign.experiment
     _service_from_native(foreign)
+    for key, files in (
+        (TRAIN_FILES, run.training.start_state_files),
+        (TEST_FILES, run.validation.start_state_files),
+    ):
+        if files:
+            foreign.set(key, list(files))
     for key in [key for key in foreign.values if key.startswith(f"{ENV}.")]:
         del foreign.values[key]
     for env, size in zip(run.run_envs, _train_sizes(run), strict=True):
@@ -250,6 +298,9 @@ def envs_from_native(foreign: ForeignBuilder) -> None:
                 foreign.set(f"{name}.{option}", value)
         form = env.rollout.thoughts or ("free_think" if env.rollout.think else "no_think")
         foreign.set(f"{name}.{PROMPT_FORMAT}", form)
+        foreign.set(f"{name}.{STATE_REWARD}", run.rollout.state_reward is not None)
+        for key, weight in STATE_WEIGHTS.items() if run.rollout.state_reward is not None else ():
+            foreign.set(f"{name}.{key}", getattr(run.rollout.state_reward, weight))
         if env.config.name == "sokoban":
             foreign.set(f"{name}.{ROOM}", [getattr(env.config, side) for side in ("height", "width")])
         for option, value in svg_from_native(env.config) if isinstance(env.config, SvgConfig) else ():

@@ -20,6 +20,7 @@ from quintet.config.dialects.vagen.svg_env import SVG, svg_from_native, svg_to_n
 from quintet.config.dotted import flatten
 from quintet.config.native.envs import InteractiveEnvSection, SvgConfig
 from quintet.config.native.rollout import RolloutConfig
+from quintet.config.native.state_reward import SECTIONS
 from quintet.errors import ConfigError, nearest
 
 
@@ -36,6 +37,8 @@ class VagenResponses:
     """Maximum number of actions executed per response."""
     format_reward: float
     """Added to the reward of a response in the right format with valid actions."""
+    state_reward: Mapping[str, float] | None
+    """Weights of the scores of descriptions of states by kind, `grounding` and `worldmodeling`."""
     ignore_case: bool = False
     """Whether actions may be written in any case."""
     form: str = "whole"
@@ -63,12 +66,14 @@ def env_from_vagen(name: str, env_config: Mapping[str, Any]) -> tuple[dict[str, 
         env["height"], env["width"] = values[ROOM]
     if name == SVG:
         env |= {key.removeprefix("env."): value for key, value, _ in svg_to_native(values.__getitem__)}
+    weights = {kind: float(values[f"env_config.{kind}_reward_weight"]) for kind in SECTIONS}
     responses = VagenResponses(
         think=values[PROMPT_FORMAT] != "no_think",
         thoughts=None if values[PROMPT_FORMAT] in THINKING_FORMATS else values[PROMPT_FORMAT],
         separator=values["env_config.action_sep"],
         max_actions=values["env_config.max_actions_per_step"],
         format_reward=float(values["env_config.format_reward"]),
+        state_reward=weights if values["env_config.use_state_reward"] else None,
         ignore_case=name in CASELESS_ENVS,
         form="strict" if name in STRICT_ENVS else "whole",
     )

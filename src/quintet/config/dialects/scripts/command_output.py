@@ -1,0 +1,77 @@
+"""Output of the commands in `$(…)` that only compute paths, texts and the time; nothing is run."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+FIELD_RANGE = re.compile(r"(?P<first>\d{1,4})?(?P<dash>-)?(?P<last>\d{1,4})?")
+"""Argument of `cut -f`: `2`, `1-3`, `2-` or `-3`."""
+
+DATE = re.compile(r"\+(?:%[YymdHMSj]|[\w.:-])+")
+"""Argument of `date`: `+%Y%m%d_%H%M%S`."""
+
+
+def command_output(commands: Sequence[Sequence[str]], directory: Path, *, piped: bool) -> str | None:
+    """Return the output of commands in a directory; None if it depends on more than their arguments.
+
+    `piped`: each command reads the output of the one before.
+    """
+    match [[field for field in command if field != "--"] for command in commands]:
+        case [["pwd"]]:
+            return str(directory)
+        case [["cd", path], ["pwd"]] if not piped:
+            return os.path.normpath(directory / path)
+        case [["dirname", path]]:
+            return os.path.dirname(path) or "."
+        case [["basename", path, *suffix]]:
+            return os.path.basename(path).removesuffix("".join(suffix))
+        case [["date", form]] if DATE.fullmatch(form):
+            return time.strftime(form[1:])
+        case [["echo", *texts], *filters] if (piped or not filters) and not "".join(texts[:1]).startswith("-"):
+            return _filtered(" ".join(texts), filters)
+    return None
+
+
+def _filtered(text: str, filters: Sequence[Sequence[str]]) -> str | None:
+    """Return a line after `rev`, `cut` and `tr` in any order; None for other filters and options."""
+    result: str | None = text
+    for name, *arguments in filters:
+        if result is None or "\n" in result:
+            return None
+        match name, arguments:
+            case "rev", []:
+                result = result[::-1]
+            case "cut", _:
+                result = _cut(result, arguments)
+            case "tr", ["-d", characters] if _is_literal(characters):
+                result = result.translate(dict.fromkeys(map(ord, characters)))
+            case "tr", [characters, replacements] if _is_literal(characters + replacements):
+                padded = replacements.ljust(len(characters), replacements[-1:])
+                result = result.translate(str.maketrans(characters, padded[: len(characters)]))
+            case _:
+                return None
+    return result
+
+
+def _is_literal(characters: str) -> bool:
+    """Return whether `tr` takes each of the characters as itself."""
+    return bool(characters) and (len(characters) <= 2 or "-" not in characters) and not set(characters) & set("[\\")
+
+
+def _cut(line: str, arguments: Sequence[str]) -> str | None:
+    """Return the fields of a line that `cut -d CHARACTER -f RANGE` selects."""
+    matched = re.fullmatch(r"(?:-d ?(.) ?-f ?(\S+)|-f ?(\S+) ?-d ?(.))", " ".join(arguments))
+    if matched is None:
+        return None
+    delimiter, fields = (matched[1], matched[2]) if matched[1] else (matched[4], matched[3])
+    selected = FIELD_RANGE.fullmatch(fields)
+    if selected is None or not (selected["first"] or selected["last"]):
+        return None
+    first = int(selected["first"] or 1)
+    last = int(selected["last"]) if selected["last"] else None if selected["dash"] else first
+    parts = line.split(delimiter)
+    return line if len(parts) == 1 else delimiter.join(parts[first - 1 : last]) if first else None
