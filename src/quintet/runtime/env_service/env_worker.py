@@ -85,10 +85,15 @@ class _Output:
 
 
 @lru_cache(maxsize=64)
+def _parse_config(config: str) -> EnvConfig:
+    adapter: TypeAdapter[EnvConfig] = TypeAdapter(EnvConfig)
+    return adapter.validate_json(config)
+
+
+@lru_cache(maxsize=64)
 def _factory(config: str) -> Callable[[], Env]:
     """Return the factory of the env with this configuration, JSON."""
-    adapter: TypeAdapter[EnvConfig] = TypeAdapter(EnvConfig)
-    return env_factory(adapter.validate_json(config))
+    return env_factory(_parse_config(config))
 
 
 class _Episode:
@@ -152,7 +157,8 @@ class _EnvWorker:
             return event_message(started.start(seed), image_message)
         if method == "vagen_create":
             config, vagen = arguments
-            self._episodes[number] = VagenEpisode(_factory(config), vagen, config.relation_scoring)
+            scoring = getattr(_parse_config(config), "relation_scoring", None)
+            self._episodes[number] = VagenEpisode(_factory(config), vagen, scoring)
             return {}
         episode = self._episodes.get(number)
         if episode is None:

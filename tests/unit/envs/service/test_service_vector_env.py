@@ -244,7 +244,7 @@ def test_vagens_clients_see_what_its_servers_return() -> None:
         config = {"env_name": "sokoban", "env_config": {"dim_room": [7, 7], "max_actions_per_step": 2}, "seed": 3}
         assert post(server.url, "/environments", {"ids2configs": {"train1": config}}) == {"success": True}
         ((observation, info),) = post(server.url, "/batch/reset", {"ids2seeds": {"train1": 3}})["results"].values()
-        assert observation.keys() == {"obs_str"}
+        assert observation.keys() == {"obs_str", "relations"}
         assert info == {}
         prompts = post(server.url, "/batch/system_prompt", {"env_ids": ["train1"]})["system_prompts"]
         assert prompts["train1"].startswith("Push every box")
@@ -268,7 +268,7 @@ def test_vagens_clients_see_what_its_servers_return() -> None:
         status, _, body = request(server.url, "POST", "/step/train1", {"action": "x"})
         assert (status, "train1" in json.loads(body)["error"]) == (500, True)
         for wrong, message in (
-            ({"env_name": "navigation"}, "not supported"),
+            ({"env_name": "alfworld"}, "not supported"),
             ({"env_name": "sokoban", "env_config": {"dim_rom": [6, 6]}}, "did you mean env_config.dim_room?"),
             ({"env_name": "sokoban", "env_config": {"num_boxes": 9}}, "an integer"),
         ):

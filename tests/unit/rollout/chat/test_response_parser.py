@@ -129,7 +129,8 @@ def test_an_action_of_any_text_is_the_whole_answer() -> None:
 
 def test_a_strict_format_also_holds_for_thoughts_with_sections() -> None:
     text = "So: <think><observation>a</observation><reasoning>b</reasoning></think><answer>Up</answer>"
-    assert reads(thoughts="grounding").parse(text) == ParsedResponse(("Up",), valid=False)
+    parsed = reads(thoughts="grounding").parse(text)
+    assert (parsed.actions, parsed.valid) == (("Up",), False)
     assert reads(thoughts="grounding", response_format="strict").parse(text) == ParsedResponse((), valid=False)
     assert reads(thoughts="grounding", response_format="strict").parse(text.removeprefix("So: ")).valid
 

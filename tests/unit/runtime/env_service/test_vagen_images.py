@@ -12,7 +12,7 @@ import pytest
 from quintet.config.dialects.vagen.service_env import env_from_vagen
 from quintet.config.native.envs import FrozenLakeConfig, SvgConfig
 from quintet.envs.frozenlake import FrozenLake
-from quintet.envs.service.payload import encode_payload
+from quintet.envs.service.payload import encode_payload, image_from_message
 from quintet.envs.service.vagen_host import _observation
 from quintet.envs.svg.env import SvgEnv
 from quintet.envs.svg.icons import icon_code
@@ -59,12 +59,12 @@ def test_images_of_observations_arrive_as_they_are(episode: VagenEpisode) -> Non
     assert isinstance(observation, dict)
     assert observation["obs_str"].count("<image>") == 1
     assert "seed 7" in observation["obs_str"]
-    (image,) = _observation(observation).images
+    (image,) = _observation(observation, image_from_message).images
     assert (image == FIRST).all()
     assert info == {}
     observation, reward, done, info = received(episode.call("step", ["<answer>Look,Look</answer>"]))
     assert isinstance(observation, dict)
-    images = _observation(observation).images
+    images = _observation(observation, image_from_message).images
     assert all((image == other).all() for image, other in zip(images, (FIRST, SECOND), strict=True))
     assert (reward, done) == (1.25, True)
     assert isinstance(info, dict)
@@ -127,7 +127,7 @@ def test_descriptions_of_states_are_rewarded_and_relations_reach_quintets_client
     served = VagenEpisode(lambda: FrozenLake(config), RESPONSES | thoughts, config.relation_scoring)
     observation, _ = received(served.call("reset", [3]))
     assert isinstance(observation, dict)
-    relations = _observation(observation).relations
+    relations = _observation(observation, image_from_message).relations
     assert relations == FrozenLake(config).reset(3).relations
     assert relations
     told = json.dumps(
