@@ -39,8 +39,7 @@ def test_the_example_of_a_page_learns(quintet: Any, tmp_path: Path, page: str, a
     assert "after RL" in done.stdout
     (path,) = tmp_path.glob("runs/*/metrics.jsonl")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    # the policy with images learns from demonstrations; a guess is right in a quarter of the episodes
-    assert lines[-1][metric] >= (0.7 if page == "environments.md" else lines[0][metric] + 0.2)
+    assert lines[-1][metric] >= lines[0][metric] + 0.2
     if page == "algorithms.md":
         # rewards are at least -0.4, 0.1 for each of 4 invalid turns, so halved differences at least -1.4 * 7 / 8 / 2
         assert min(line["critic/advantages/min"] for line in lines[1:]) >= -0.62
