@@ -55,9 +55,7 @@ class AgentLoop:
         self._failures = {r.name: FailureMonitor(r.limits.max_failed_share, r.key) for r in self._rules}
         self._ids = count()
         self._running: dict[int, RunningEpisode] = {}
-        self._formats: dict[tuple[str, tuple[str, ...]], ResponseFormat] = {}
-        # trained policies repeat their responses
-        self._parse_cached = lru_cache(maxsize=MAX_CACHED_RESPONSES)(self._parse)
+        self._responses = _ResponseCache(chat)
         self._finished: list[tuple[int, Trajectory]] = []
         state_reward = self._rules[0].config.state_reward
         self._state_rewards = None if state_reward is None else StateRewards(state_reward)
@@ -88,11 +86,8 @@ class AgentLoop:
     @property
     def busy(self) -> bool:
         """Whether episodes are running, or have ended without having been returned."""
-        return bool(self._running or self._finished or self._is_scoring)
-
-    @property
-    def _is_scoring(self) -> bool:
-        return self._state_rewards is not None and self._state_rewards.pending
+        is_scoring = self._state_rewards is not None and self._state_rewards.pending
+        return bool(self._running or self._finished or is_scoring)
 
     def collect_rollouts(self, episodes: Sequence[Episode], sampling: SamplingParams) -> Iterator[Trajectory]:
         """Run all episodes and yield their trajectories in the order in which they end. Episodes that are already
@@ -227,19 +222,15 @@ class AgentLoop:
         if dialogue is None or response_format is None:
             raise AssertionError("a response before its episode started")
         dialogue.add_response(generation.tokens)
-        text, parsed = self._parse_cached(generation.tokens, response_format)
+        text, parsed = self._responses.parse(generation.tokens, response_format)
         max_actions = running.rules.limits.max_actions
         if max_actions is not None:
-            parsed = ParsedResponse(parsed.actions[: max_actions - running.num_actions], valid=parsed.valid)
+            parsed = replace(parsed, actions=parsed.actions[: max_actions - running.num_actions])
         running.response = PolicyResponse(generation, text, parsed)
         if parsed.actions:
             self._envs.step(running.id, parsed.actions)
         else:
             self._finish_turn(running, ())
-
-    def _parse(self, tokens: tuple[int, ...], response_format: ResponseFormat) -> tuple[str, ParsedResponse]:
-        text = self.chat.decode(tokens)
-        return text, response_format.parse(self.chat.response_prefix + text)
 
     def _handle_env_event(self, event: EnvEvent) -> None:
         """Continue or end the episode of an env that has finished starting or executing."""
@@ -248,7 +239,7 @@ class AgentLoop:
             return
         if isinstance(event, EpisodeStarted):
             running.dialogue = Dialogue.from_config(running.rules.config, self.chat, event.instruction)
-            running.format = self._response_format(running.rules, event.actions)
+            running.format = self._responses.format(running.rules, event.actions)
             if running.rules.config.state_reward is not None and event.observation.relations is None:
                 self._end(running, Outcome.FAILED, NO_RELATIONS)
             else:
@@ -257,12 +248,6 @@ class AgentLoop:
             self._finish_turn(running, event.steps)
         else:
             self._end(running, Outcome.FAILED, event.failure)
-
-    def _response_format(self, rules: EpisodeRules, actions: tuple[str, ...]) -> ResponseFormat:
-        if (rules.name, actions) not in self._formats:
-            special = sorted(self.chat.template_parts.control)
-            self._formats[rules.name, actions] = ResponseFormat.from_config(rules.config, actions, special)
-        return self._formats[rules.name, actions]
 
     def _request_turn(self, running: RunningEpisode, observation: Observation) -> None:
         """Queue the next turn, or end the episode if there is no room for it."""
@@ -291,13 +276,7 @@ class AgentLoop:
     def _add_request(
         self, running: RunningEpisode, prompt: tuple[int, ...], images: tuple[ImageInput, ...], max_tokens: int
     ) -> None:
-        turn = len(running.turns)
-        window, max_turns = running.rules.config.window_size, running.rules.config.max_turns
-        continues = turn + 1 < max_turns and (window is None or turn + 1 < window)
-        seed, stop_token_ids = running.episode.sampling_seed(running.sampling, turn), self.chat.stop_token_ids
-        request = running.sampling.request(
-            running.id, prompt, max_tokens, seed, stop_token_ids, keep_kv_cache=continues, images=images
-        )
+        request = running.request(prompt, images, max_tokens, self.chat.stop_token_ids)
         started = time.perf_counter()
         try:
             self._engine.add_request(request)
@@ -312,19 +291,9 @@ class AgentLoop:
         """Record a turn and its reward, and request the next one or end the episode."""
         if running.response is None:
             raise AssertionError("an env step before a response")
-        config = running.rules.config
         if any(step.info.get("valid_format") is False for step in steps):
             running.response = replace(running.response, parsed=replace(running.response.parsed, valid=False))
-        binary = config.binary_reward
-        reward = config.format_reward if running.response.valid else config.format_penalty
-        reward = 0.0 if binary else reward
-        outcome: Outcome | None = None
-        for step in steps:
-            success = bool(step.info.get("success"))
-            ended = step.terminated or step.truncated
-            reward += float(success and ended) if binary else step.reward
-            if ended:
-                outcome = _outcome(success, terminated=step.terminated)
+        reward, outcome = _turn_result(running.rules.config, steps, valid=running.response.valid)
         running.describe_states(steps[-1].observation if steps else running.observation)
         running.add_turn(running.response, reward, steps)
         running.num_actions += len(steps)
@@ -357,6 +326,40 @@ class AgentLoop:
             self._state_rewards.submit(running.id, trajectory, running.descriptions)
         if outcome is not Outcome.ABORTED:
             self._failures[running.rules.name].record(failure)
+
+
+class _ResponseCache:
+    """Response formats of the envs, and parsed responses: trained policies repeat theirs."""
+
+    def __init__(self, chat: ChatFormat) -> None:
+        self._chat = chat
+        self._formats: dict[tuple[str, tuple[str, ...]], ResponseFormat] = {}
+        self.parse = lru_cache(maxsize=MAX_CACHED_RESPONSES)(self._parse)
+
+    def format(self, rules: EpisodeRules, actions: tuple[str, ...]) -> ResponseFormat:
+        """Return the response format of an env with these actions."""
+        if (rules.name, actions) not in self._formats:
+            special = sorted(self._chat.template_parts.control)
+            self._formats[rules.name, actions] = ResponseFormat.from_config(rules.config, actions, special)
+        return self._formats[rules.name, actions]
+
+    def _parse(self, tokens: tuple[int, ...], response_format: ResponseFormat) -> tuple[str, ParsedResponse]:
+        text = self._chat.decode(tokens)
+        return text, response_format.parse(self._chat.response_prefix + text)
+
+
+def _turn_result(config: RolloutConfig, steps: Sequence[Step], *, valid: bool) -> tuple[float, Outcome | None]:
+    """Return the reward of a turn, and the outcome of its episode if the env has ended it."""
+    binary = config.binary_reward
+    format_reward = config.format_reward if valid else config.format_penalty
+    reward, outcome = (0.0 if binary else format_reward), None
+    for step in steps:
+        success = bool(step.info.get("success"))
+        ended = step.terminated or step.truncated
+        reward += float(success and ended) if binary else step.reward
+        if ended:
+            outcome = _outcome(success, terminated=step.terminated)
+    return reward, outcome
 
 
 def _outcome(success: bool, *, terminated: bool) -> Outcome:

@@ -7,7 +7,18 @@ from dataclasses import dataclass, field
 
 from quintet.config.native.relations import RelationScoring
 from quintet.envs.start_states import env_seed
-from quintet.records import Failure, FinishReason, Generation, ImageInput, Observation, Outcome, Step, Trajectory, Turn
+from quintet.records import (
+    Failure,
+    FinishReason,
+    Generation,
+    ImageInput,
+    Observation,
+    Outcome,
+    Request,
+    Step,
+    Trajectory,
+    Turn,
+)
 from quintet.rewards.state_reward import Description, descriptions
 from quintet.rollout.chat.chat_format import Dialogue
 from quintet.rollout.chat.response_parser import ParsedResponse, ResponseFormat
@@ -90,6 +101,17 @@ class RunningEpisode:
         if len(self.turns) >= self.rules.config.max_turns:
             return Outcome.MAX_TURNS
         return Outcome.MAX_ACTIONS if max_actions is not None and self.num_actions >= max_actions else None
+
+    def request(
+        self, prompt: tuple[int, ...], images: tuple[ImageInput, ...], max_tokens: int, stop_token_ids: Sequence[int]
+    ) -> Request:
+        """Return the request for the next turn; `images` are those in the prompt."""
+        turn, config = len(self.turns), self.rules.config
+        continues = turn + 1 < config.max_turns and (config.window_size is None or turn + 1 < config.window_size)
+        seed = self.episode.sampling_seed(self.sampling, turn)
+        return self.sampling.request(
+            self.id, prompt, max_tokens, seed, stop_token_ids, keep_kv_cache=continues, images=images
+        )
 
     def add_turn(self, response: PolicyResponse, reward: float = 0.0, steps: Sequence[Step] = ()) -> None:
         """Record a turn: the response, and the env steps that its actions caused."""

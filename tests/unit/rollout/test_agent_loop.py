@@ -185,7 +185,7 @@ def test_descriptions_of_the_state_before_and_after_the_actions_are_rewarded(cha
     scored = {"grounding_weight": 0.5, "worldmodeling_weight": 2.0}
     config = config.model_copy(update={"state_reward": StateRewardConfig.model_validate(scored)})
     scoring = RelationScoring({"target": 1.0}, partial=True)
-    rules = EpisodeRules("corridor", config, relation_scoring=scoring)
+    rules = EpisodeRules("corridor", config, EpisodeLimits(max_actions=9), relation_scoring=scoring)
     loop = AgentLoop.with_rules(Script(chat, [at_goal]), chat, LocalVectorEnv(Placed), [rules])
     (episode,) = loop.collect_rollouts([Episode(1, 0, 0)], GREEDY)
     # the prediction is half right until the last move, by which the goal is reached
