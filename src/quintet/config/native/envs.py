@@ -172,8 +172,8 @@ class SvgConfig(InteractiveEnvSection, name="svg"):
         weights = {name: float(getattr(self, f"{name}_weight")) for name in names}
         return {name: weight for name, weight in weights.items() if weight}
 
-    def paths(self) -> dict[str, str]:
-        """See `EnvSection.paths`."""
+    def data_paths(self) -> dict[str, str]:
+        """See `EnvSection.data_paths`."""
         keys = ("dataset", *(f"{name}_path" for name in ("dino", "dreamsim") if name in self.weights))
         return {key: getattr(self, key) for key in keys if getattr(self, key) is not None}
 
@@ -182,7 +182,7 @@ class SvgConfig(InteractiveEnvSection, name="svg"):
 class CustomEnvConfig(InteractiveEnvSection, name="custom"):
     """Custom env class."""
 
-    is_foreign: ClassVar[bool] = True
+    runs_external_code: ClassVar[bool] = True
     relation_scoring: ClassVar = RelationScoring()
 
     path: str

@@ -61,8 +61,8 @@ def _visible_turns(env: RunEnv) -> int:
 
 def _grid(config: Experiment, encoder: VisionEncoderShape, height: int, width: int) -> tuple[int, int]:
     vision = config.policy.vision
-    least, most = vision.min_pixels or encoder.min_pixels, vision.max_pixels or encoder.max_pixels
-    return image_grid(height, width, encoder.factor, least, most)
+    min_pixels, max_pixels = vision.min_pixels or encoder.min_pixels, vision.max_pixels or encoder.max_pixels
+    return image_grid(height, width, encoder.factor, min_pixels, max_pixels)
 
 
 def _largest(encoder: VisionEncoderShape, max_pixels: int) -> int:
@@ -105,8 +105,8 @@ def has_unknown_images(config: Experiment) -> bool:
     if config.policy.vision.max_pixels is not None:
         return False
     envs = [env.config for env in config.run_envs if env.config.requires is None]
-    shown = any((env.shows_images and env.rendered_size is None) or env.name == "custom" for env in envs)
-    return shown or bool(config.env.reads_prompts and config.data and config.data.image_key)
+    shows_images = any((env.shows_images and env.rendered_size is None) or env.name == "custom" for env in envs)
+    return shows_images or bool(config.env.reads_prompts and config.data and config.data.image_key)
 
 
 def trains_encoder(config: Experiment, component: str) -> bool:

@@ -67,7 +67,7 @@ RULES = (
         lambda turns: (None if turns is None else turns - 1,),
     ),
 )
-ONE_VALUE_PER_TURN = ("turn_wise_gae", "high_level_gae", "turn_update_high_level_gae")
+TURN_VALUE_ESTIMATORS = ("turn_wise_gae", "high_level_gae", "turn_update_high_level_gae")
 """Estimators whose critic learns one value of each turn."""
 VALUE_OF_FIRST_TOKEN = ("high_level_gae", "turn_update_bi_level_gae", "turn_update_high_level_gae")
 """Estimators for which that is the value of the first token."""
@@ -99,10 +99,10 @@ def _trainer_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
                 key, f"must be {values.describe(followed)}", f"leave it out, or {followed}={values[key]}"
             )
     estimator = values[ESTIMATOR]
-    one_value = estimator in ONE_VALUE_PER_TURN
-    if values[REWARD_MASK] is not None and values[REWARD_MASK] != one_value:
-        trained = "one value of each turn" if one_value else "the value of every token"
-        hint = f"{REWARD_MASK}={str(one_value).lower()}"
+    is_per_turn = estimator in TURN_VALUE_ESTIMATORS
+    if values[REWARD_MASK] is not None and values[REWARD_MASK] != is_per_turn:
+        trained = "one value of each turn" if is_per_turn else "the value of every token"
+        hint = f"{REWARD_MASK}={str(is_per_turn).lower()}"
         yield values.problem(REWARD_MASK, f"{values.describe(ESTIMATOR)} needs {trained}", hint)
     if values[KL_IN_LOSS] and not values[USE_REFERENCE]:
         problem = f"{values.describe(KL_IN_LOSS)} needs a reference policy"

@@ -15,7 +15,7 @@ from quintet.config.dialects.conversion import (
     to_native_value,
 )
 from quintet.config.dialects.ledger import KeySpec, load_keys
-from quintet.config.dialects.vagen.dialect import env_keys
+from quintet.config.dialects.vagen.dialect import ENVS_WITH_KEYS, env_keys
 from quintet.config.dialects.vagen.env_rows import SIZES, TEST_FILES, TRAIN_FILES, existing_files
 from quintet.config.dialects.vagen.key_values import ENV
 from quintet.config.dialects.vagen.svg_env import DEFAULTS as SVG_DEFAULTS
@@ -29,8 +29,6 @@ from quintet.config.schema import format_value
 from quintet.errors import ConfigError
 
 FILES = (TRAIN_FILES, TEST_FILES)
-ENVS = ("frozenlake", "sokoban", "svg", "navigation", "primitive_skill")
-"""VAGEN's environments with a native counterpart."""
 START_STATE_FILES = {
     TRAIN_FILES: ("training.start_state_files", "training"),
     TEST_FILES: ("validation.start_state_files", "validation"),
@@ -107,9 +105,9 @@ def env_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield problems of environments: unsupported ones, unknown options, and settings that cannot be mixed."""
     sections = env_sections(values)
     for section in sections:
-        if section["env_name"] not in ENVS:
+        if section["env_name"] not in ENVS_WITH_KEYS:
             problem = f"this environment requires {Capability.ENVS}"
-            hint = f"supported environments: {', '.join(ENVS)}"
+            hint = f"supported environments: {', '.join(ENVS_WITH_KEYS)}"
             yield values.problem(section.key("env_name"), problem, hint)
         if section["env_name"] == SVG and section[RENDER_MODE] != "vision":
             hint = f"{section.key(RENDER_MODE)}=vision"
@@ -264,9 +262,9 @@ def envs_tree(experiment: Experiment, reserved: Collection[str]) -> dict[str, An
         ConfigError: VAGEN has no such environment, or its name is reserved.
     """
     for env in experiment.run_envs:
-        if env.config.name not in ENVS:
+        if env.config.name not in ENVS_WITH_KEYS:
             message = f"VAGEN has no environment {env.config.name}"
-            raise ConfigError(message, key=f"{env.key}.name", hint=f"it has {', '.join(ENVS)}")
+            raise ConfigError(message, key=f"{env.key}.name", hint=f"it has {', '.join(ENVS_WITH_KEYS)}")
         if experiment.envs and env.name in reserved:
             message = f"envs.{env.name}: VAGEN has another section of that name"
             raise ConfigError(message, key="envs", value=env.name, hint="give the environment another name")
