@@ -65,8 +65,8 @@ def suggest_keys(name: str, valid: list[Key], synonyms: Synonyms) -> list[str]:
     if last not in last_parts and (matches := synonyms(name, names, anywhere=True)):
         return matches
     similar = last if last in last_parts else nearest(last, last_parts)
-    matches = {key.name for key, part in zip(valid, last_parts, strict=True) if part == similar}
-    return sorted(matches, key=lambda name: (name.count("."), name))[:3]
+    candidates = {key.name for key, part in zip(valid, last_parts, strict=True) if part == similar}
+    return sorted(candidates, key=lambda name: (name.count("."), name))[:3]
 
 
 def _key(location: tuple[int | str, ...]) -> str:
