@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-Command = Serve = Any
+Command = Any
+Serve = Any
 SCRIPT = """\
 set -x
 read -p "Enter port number (default: 5000): " PORT_INPUT
