@@ -28,6 +28,7 @@ from quintet.config.dialects.verl.run_settings import (
     run_from_native,
     run_to_native,
 )
+from quintet.config.native.advantages import GigpoConfig
 from quintet.config.native.data import DataConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.problems import ConfigProblem
@@ -71,6 +72,13 @@ TURN_VALUE_ESTIMATORS = ("turn_wise_gae", "high_level_gae", "turn_update_high_le
 """Estimators whose critic learns one value of each turn."""
 VALUE_OF_FIRST_TOKEN = ("high_level_gae", "turn_update_bi_level_gae", "turn_update_high_level_gae")
 """Estimators for which that is the value of the first token."""
+TURN_UPDATE_GRPO = "turn_update_grpo"
+GROUP_OPTIONS = {
+    "episode_weight": "algorithm.traj_advantage_weight",
+    "turn_weight": "algorithm.turn_advantage_weight",
+    "normalize_by_std": "algorithm.use_std_normalization",
+}
+"""Keys of `turn_update_grpo` by option of the native estimator."""
 FOLLOWERS = {
     "rollout_manager.max_trajectory_length": TRAJECTORY,
     "rollout_manager.n_gpus_per_node": DEVICES,
@@ -204,6 +212,11 @@ def _algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.apply([_discounts(values.native(ESTIMATOR))])
     if estimator in VALUE_OF_FIRST_TOKEN:
         native.set("algorithm.advantage.turn_value", "first", ESTIMATOR, TOKEN_REWARD)
+    if estimator == TURN_UPDATE_GRPO:
+        native.set("algorithm.advantage.compare", "turns", ESTIMATOR)
+        native.set("algorithm.advantage.whiten", True, ESTIMATOR)
+        for option, key in GROUP_OPTIONS.items():
+            native.set(f"algorithm.advantage.{option}", values[key], key)
     # `gae` includes the environment's tokens
     masked, origins = (False, (GAE_MASK, ESTIMATOR)) if estimator == "gae" else (values[GAE_MASK], (GAE_MASK,))
     native.set("algorithm.advantage_over_response_tokens", masked, *origins)
@@ -279,6 +292,9 @@ def _algorithm_from_native(foreign: ForeignBuilder) -> None:
         by_turn = algorithm.advantage.name == "turn_wise_gae"
         foreign.set(ESTIMATOR, "turn_update_high_level_gae" if by_turn else "turn_update_bi_level_gae")
     foreign.apply([_discounts(algorithm.advantage.name)])
+    if isinstance(algorithm.advantage, GigpoConfig):
+        for option, key in GROUP_OPTIONS.items():
+            foreign.set(key, getattr(algorithm.advantage, option))
     kl = algorithm.kl
     if kl is None or kl.apply_to != "reward":
         foreign.set(KL_REWARD_COEFFICIENT, 0.0)
