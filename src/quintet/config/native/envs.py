@@ -237,11 +237,7 @@ class SimulatorConfig(EnvSection, name="simulator"):
     """Number of passes over all environments in a step."""
 
 
-ENV_UNION = RegistryUnion(
-    ENVS,
-    EnvSection,
-    others=(PromptsConfig, SimulatorConfig),
-)
+ENV_UNION = RegistryUnion(ENVS, EnvSection, others=(PromptsConfig, SimulatorConfig), default="frozenlake")
 EnvConfig = Annotated[EnvSection, ENV_UNION]
 
 
