@@ -117,6 +117,9 @@ ENVS: list[Row] = [
 ]
 OF_TRAINER: list[Row] = [
     ("algorithm.token_reward_type", "return", "advantage", "algorithm.advantage.turn_value", "first"),
+    ("algorithm.traj_advantage_weight", 0.5, "x", "algorithm.advantage.episode_weight", 0.5),
+    ("algorithm.turn_advantage_weight", 0.5, "x", "algorithm.advantage.turn_weight", 0.5),
+    ("algorithm.use_std_normalization", True, 1, "algorithm.advantage.normalize_by_std", True),
     (f"{ACTOR}.grad_norm_threshold", 1e3, 0, "actor.optimizer.skip_above_grad_norm", 1000.0),
     ("critic.grad_norm_threshold", 1e6, 0, "critic.optimizer.skip_above_grad_norm", 1e6),
     ("critic.use_reward_mask", True, False, "algorithm.advantage.name", "turn_wise_gae"),
@@ -171,6 +174,10 @@ WITH: dict[str, dict[str, Any]] = {
     f"{ENV}.grounding_reward_weight": {**DESCRIBED, f"{ENV}.use_state_reward": True},
     f"{ENV}.worldmodeling_reward_weight": {**DESCRIBED, f"{ENV}.use_state_reward": True},
     "algorithm.token_reward_type": {"algorithm.adv_estimator": "turn_update_bi_level_gae"},
+    **dict.fromkeys(
+        (f"algorithm.{key}" for key in ("traj_advantage_weight", "turn_advantage_weight", "use_std_normalization")),
+        {"algorithm.adv_estimator": "turn_update_grpo"},
+    ),
     "critic.use_reward_mask": {"algorithm.adv_estimator": "turn_wise_gae"},
     "trainer.nnodes": {f"{ROLLOUT}.tensor_model_parallel_size": 4},
     "env1.train_size": {"trainer.total_training_steps": 300},
@@ -233,6 +240,16 @@ def test_estimators_of_turn_updates_take_the_value_of_a_turns_first_token(
     assert (advantage["name"], advantage.get("turn_value", "first")) == (name, "first")
     if name != "gae":
         assert advantage["turn_gamma" if name == "bi_level_gae" else "gamma"] == 0.9
+    assert translated(found, "vagen").lost == {}
+
+
+def test_the_comparison_of_turn_returns_is_gigpo(tmp_path: Path) -> None:
+    tree = {"algorithm.adv_estimator": "turn_update_grpo", "algorithm.turn_advantage_weight": 0.0, TURNS: 0.9}
+    found = converted(tmp_path, "vagen", changed(LAKE, tree | {"algorithm.use_std_normalization": True}))
+    assert found.composed.experiment.algorithm.advantage.model_dump() == {
+        **{"name": "gigpo", "compare": "turns", "whiten": True, "turn_gamma": 0.9},
+        **{"episode_weight": 1.0, "turn_weight": 0.0, "normalize_by_std": True},
+    }
     assert translated(found, "vagen").lost == {}
 
 
