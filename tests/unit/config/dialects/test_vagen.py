@@ -174,10 +174,9 @@ WITH: dict[str, dict[str, Any]] = {
     f"{ENV}.grounding_reward_weight": {**DESCRIBED, f"{ENV}.use_state_reward": True},
     f"{ENV}.worldmodeling_reward_weight": {**DESCRIBED, f"{ENV}.use_state_reward": True},
     "algorithm.token_reward_type": {"algorithm.adv_estimator": "turn_update_bi_level_gae"},
-    **dict.fromkeys(
-        (f"algorithm.{key}" for key in ("traj_advantage_weight", "turn_advantage_weight", "use_std_normalization")),
-        {"algorithm.adv_estimator": "turn_update_grpo"},
-    ),
+    "algorithm.traj_advantage_weight": {"algorithm.adv_estimator": "turn_update_grpo"},
+    "algorithm.turn_advantage_weight": {"algorithm.adv_estimator": "turn_update_grpo"},
+    "algorithm.use_std_normalization": {"algorithm.adv_estimator": "turn_update_grpo"},
     "critic.use_reward_mask": {"algorithm.adv_estimator": "turn_wise_gae"},
     "trainer.nnodes": {f"{ROLLOUT}.tensor_model_parallel_size": 4},
     "env1.train_size": {"trainer.total_training_steps": 300},
@@ -247,8 +246,13 @@ def test_the_comparison_of_turn_returns_is_gigpo(tmp_path: Path) -> None:
     tree = {"algorithm.adv_estimator": "turn_update_grpo", "algorithm.turn_advantage_weight": 0.0, TURNS: 0.9}
     found = converted(tmp_path, "vagen", changed(LAKE, tree | {"algorithm.use_std_normalization": True}))
     assert found.composed.experiment.algorithm.advantage.model_dump() == {
-        **{"name": "gigpo", "compare": "turns", "whiten": True, "turn_gamma": 0.9},
-        **{"episode_weight": 1.0, "turn_weight": 0.0, "normalize_by_std": True},
+        "name": "gigpo",
+        "compare": "turns",
+        "whiten": True,
+        "turn_gamma": 0.9,
+        "episode_weight": 1.0,
+        "turn_weight": 0.0,
+        "normalize_by_std": True,
     }
     assert translated(found, "vagen").lost == {}
 
