@@ -8,9 +8,9 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.native.mixed_envs import RunEnv
 from quintet.config.plan.batches import RankWorkload, max_sequence_tokens
 from quintet.config.plan.model_shapes import ModelShape
-from quintet.config.plan.models import Models
+from quintet.config.plan.models import Models, find_models
 from quintet.config.plan.vision_encoder import VisionEncoderShape, image_grid
-from quintet.config.problems import ConfigProblem
+from quintet.config.problems import ConfigProblem, raise_problems
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +128,15 @@ def image_problems(composed: ComposedConfig, models: Models) -> Iterator[ConfigP
         visible = images.per_sequence if config.rollout.window_size is not None else 1
         if images.is_exact and images.tokens * visible > limit:
             yield _image_problem(composed, images, visible, name, limit, shape.encoder.factor)
+
+
+def check_images(composed: ComposedConfig) -> None:
+    """Check that the images of every environment fit into a prompt.
+
+    Raises:
+        ConfigError: one message names every key that cannot work.
+    """
+    raise_problems(image_problems(composed, find_models(composed.experiment)))
 
 
 def _image_problem(
