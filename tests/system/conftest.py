@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ tracking: {trajectories_every_steps: 2}
 """
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
+Serve = Callable[..., "tuple[subprocess.Popen[str], str]"]
 
 
 @pytest.fixture
@@ -44,3 +47,32 @@ def quintet(tmp_path: Path) -> Command:
         )
 
     return run
+
+
+@pytest.fixture
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """Start `quintet serve-envs …` and return its process and URL; ended with the test, however that ends."""
+    monkeypatch.delenv("QUINTET_TOKEN", raising=False)
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*words: str, **environment: str) -> tuple[subprocess.Popen[str], str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "quintet", "serve-envs", "--port", "0", *words],
+            cwd=tmp_path,
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        address = re.fullmatch(r".* on (http://127\.0\.0\.1:\d+)\n", line)
+        assert address, (line, process.communicate()[1])
+        return process, address[1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()

@@ -10,17 +10,14 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from quintet.tracking.metrics import without_timing
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, ENVS_PAGE = (DOCS / "env-service.md").read_text(), (DOCS / "envs.md").read_text()
-Serve = Callable[..., "tuple[subprocess.Popen[str], str]"]
+Serve = Any
 CONFIG = """\
 training: {steps: 2, groups_per_step: 4, samples_per_group: 4, mini_batches: 2, threads: 1}
 env: {slippery: true}
@@ -29,35 +26,6 @@ rollout: {max_turns: 4, think: false, max_response_tokens: 8}
 validation: {episodes: 8, every_steps: 1}
 checkpoint: {every_steps: 2}
 """
-
-
-@pytest.fixture
-def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    """Start `quintet serve-envs …` and return its process and URL; ended with the test, however that ends."""
-    monkeypatch.delenv("QUINTET_TOKEN", raising=False)
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*words: str, **environment: str) -> tuple[subprocess.Popen[str], str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "quintet", "serve-envs", "--port", "0", *words],
-            cwd=tmp_path,
-            env={**os.environ, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        address = re.fullmatch(r".* on (http://127\.0\.0\.1:\d+)\n", line)
-        assert address, (line, process.communicate()[1])
-        return process, address[1]
-
-    yield start
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:

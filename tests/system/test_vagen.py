@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 Command = Any
+Serve = Any
 SCRIPT = """\
 set -x
 read -p "Enter port number (default: 5000): " PORT_INPUT
@@ -70,6 +72,75 @@ env2:
     train_size: 3
     test_size: 2
 """
+REFERENCE = """\
+algorithm.adv_estimator=bi_level_gae
+algorithm.high_level_gamma=1.0
+algorithm.kl_ctrl.kl_coef=0.001
+data.train_files=data/svg-vision-debug/train.parquet
+data.val_files=data/svg-vision-debug/test.parquet
+data.train_batch_size=16
+data.max_prompt_length=1024
+data.max_response_length=648
+data.max_trajectory_length=1800
+data.image_key=images
+data.truncation=error
+actor_rollout_ref.model.path=Qwen/Qwen2.5-VL-3B-Instruct
+actor_rollout_ref.model.use_remove_padding=True
+actor_rollout_ref.model.enable_gradient_checkpointing=True
+actor_rollout_ref.actor.optim.lr=1e-6
+actor_rollout_ref.actor.ppo_mini_batch_size=32
+actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1
+actor_rollout_ref.actor.use_kl_loss=False
+actor_rollout_ref.actor.kl_loss_coef=0.001
+actor_rollout_ref.actor.kl_loss_type=mse
+actor_rollout_ref.actor.fsdp_config.param_offload=False
+actor_rollout_ref.actor.fsdp_config.optimizer_offload=False
+actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1
+actor_rollout_ref.rollout.tensor_model_parallel_size=2
+actor_rollout_ref.rollout.name=vllm
+actor_rollout_ref.rollout.gpu_memory_utilization=0.2
+actor_rollout_ref.rollout.enable_chunked_prefill=False
+actor_rollout_ref.rollout.enforce_eager=False
+actor_rollout_ref.rollout.free_cache_engine=False
+actor_rollout_ref.rollout.n=1
+actor_rollout_ref.rollout.top_p=0.95
+actor_rollout_ref.rollout.temperature=0.7
+actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=1
+actor_rollout_ref.ref.fsdp_config.param_offload=True
+critic.optim.lr=1e-5
+critic.ppo_micro_batch_size_per_gpu=1
+critic.model.use_remove_padding=True
+critic.model.path=Qwen/Qwen2.5-VL-3B-Instruct
+critic.model.enable_gradient_checkpointing=True
+critic.model.fsdp_config.param_offload=False
+critic.model.fsdp_config.optimizer_offload=False
+trainer.critic_warmup=0
+trainer.logger=['console','wandb']
+trainer.project_name='vagen_new'
+trainer.experiment_name='trico_svg_vision_service'
+trainer.n_gpus_per_node=4
+trainer.nnodes=1
+trainer.save_freq=70
+trainer.test_freq=20
+trainer.total_training_steps=300
+trainer.val_before_train=True
+trainer.val_generations_to_log_to_wandb=8
+rollout_manager.max_turns=2
+rollout_manager.window_size=3
+rollout_manager.use_multi_turn_reward=False
+rollout_manager.use_loss_mask=True
+rollout_manager.use_gae_mask=True
+rollout_manager.n_trajectory=8
+"""
+"""The overrides of VAGEN's documentation."""
+REFERENCE_ENV = """\
+env1:
+    env_name: frozenlake
+    env_config:
+        render_mode: text
+    train_size: 10000
+    test_size: 512
+"""
 HERE = (
     "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
     "actor_rollout_ref.rollout.name=hf",
@@ -119,3 +190,25 @@ def test_a_script_trains_on_the_rows_of_its_files(
     (validation,) = tmp_path.glob("checkpoints/*/*/trajectories/validation/step_000000.jsonl")
     seeds = [(episode["env"], episode["seed"]) for episode in map(json.loads, validation.read_text().splitlines())]
     assert seeds == [("env1", 1), ("env1", 4), ("env1", 7), ("env2", 1), ("env2", 4)]
+
+
+@pytest.mark.usefixtures("small")
+def test_the_overrides_of_the_documentation_train_on_images_of_a_service(
+    quintet: Command, serve: Serve, tmp_path: Path
+) -> None:
+    models = made_model(quintet, tmp_path, *VISION)
+    (tmp_path / "overrides.txt").write_text(REFERENCE)
+    (tmp_path / "env_config.yaml").write_text(REFERENCE_ENV)
+    _, url = serve("--env", "frozenlake", "--workers", "1")
+    service = ("rollout_manager.use_service=True", f"rollout_manager.base_url={url}")
+    sizes = (
+        "data.train_batch_size=2",
+        "data.max_response_length=16",
+        "rollout_manager.n_trajectory=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        "trainer.val_before_train=False",
+    )
+    quintet("train", "overrides.txt", *models, *HERE, *service, *sizes, "env1.env_config.render_mode=vision")
+    steps = training_metrics(tmp_path)
+    assert [line["step"] for line in steps] == [1, 2]
+    assert all(line["num_turns/max"] == 2 and math.isfinite(line["critic/vf_loss"]) for line in steps)

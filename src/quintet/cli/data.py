@@ -29,7 +29,9 @@ def make(
     seed: Annotated[int, typer.Option(min=0, help="Random seed; with `solved`, the first episode.")] = 0,
     processes: Annotated[int, typer.Option(min=1, help="Worker processes; the result is the same.")] = 1,
     style: Annotated[str | None, typer.Option(help="Style of the demonstrated answers: `direct` or `worked`.")] = None,
-    env: Annotated[str | None, typer.Option(help="Environment of `solved`: sokoban or frozenlake.")] = None,
+    env: Annotated[
+        str | None, typer.Option(help="Environment of `solved`, one with an expert, such as sokoban.")
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Overwrite existing files.")] = False,
     rows: Annotated[int, typer.Option(min=0, help="Print this many of the generated rows.")] = 0,
 ) -> None:

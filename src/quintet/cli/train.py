@@ -6,6 +6,7 @@ from quintet.cli.choices import check_choices
 from quintet.cli.configuration import load_config
 from quintet.cli.ranks import run_on_all_ranks
 from quintet.cli.transformers_setup import silence_transformers
+from quintet.config.plan.images import check_images
 from quintet.config.plan.placement import check_placement
 from quintet.config.torchrun import current_rank
 
@@ -20,6 +21,7 @@ def run(config: str | None, overrides: list[str], dialect: str | None, unknown_k
         return run_composed(composed)
     check_choices(composed)
     check_placement(composed)
+    check_images(composed)
     from quintet.tracking.run_directory import RunDirectory
 
     if current_rank().rank == 0:

@@ -51,7 +51,8 @@ def suggest_keys(name: str, valid: list[Key], synonyms: Synonyms) -> list[str]:
     """Return the valid keys that an unknown key may stand for.
 
     In this order: a synonym of another framework in the same section, a similar key of the section, the same last part
-    in another section, a synonym in any section, a similar last part in any section.
+    in another section, a synonym in any section, a similar last part in any section. Of equal ones, keys of outer
+    sections come first.
     """
     section, _, last = name.rpartition(".")
     names = {key.name for key in valid}
@@ -64,7 +65,8 @@ def suggest_keys(name: str, valid: list[Key], synonyms: Synonyms) -> list[str]:
     if last not in last_parts and (matches := synonyms(name, names, anywhere=True)):
         return matches
     similar = last if last in last_parts else nearest(last, last_parts)
-    return sorted({key.name for key, part in zip(valid, last_parts, strict=True) if part == similar})[:3]
+    candidates = {key.name for key, part in zip(valid, last_parts, strict=True) if part == similar}
+    return sorted(candidates, key=lambda name: (name.count("."), name))[:3]
 
 
 def _key(location: tuple[int | str, ...]) -> str:

@@ -158,12 +158,12 @@ def _starts(config: Experiment, files: Sequence[str], key: str) -> list[int]:
 
     starts = []
     for row in read_env_rows(paths, key):
-        found = index(row.env_name, row.env_config)
-        if isinstance(found, str):
+        env_index = index(row.env_name, row.env_config)
+        if isinstance(env_index, str):
             raise ConfigError(
-                f"{row.source}: {found}", key=key, source=row.source, hint=f"fix the file or {envs[0].key}"
+                f"{row.source}: {env_index}", key=key, source=row.source, hint=f"fix the file or {envs[0].key}"
             )
-        starts.append(env_start(found, row.seed))
+        starts.append(env_start(env_index, row.seed))
     return starts
 
 

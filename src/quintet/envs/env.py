@@ -13,12 +13,8 @@ if TYPE_CHECKING:
 IMAGE = "<image>"
 """Place of an image in the text of an observation; images without one come before the text."""
 
-ELLIPSIS = "…"
-"""Place of any text in the only word of `Env.actions`."""
-
-
 NUMBER, TEXT = "{number}", "{text}"
-"""Placeholders in an action word of `Env.actions` for any decimal number and for any text: `pick({number})`."""
+"""Placeholders in an action of `Env.actions` for any decimal number and for any text: `pick({number})`."""
 
 
 class UnsolvableError(Exception):
@@ -33,9 +29,8 @@ class Env(Protocol):
     """
 
     actions: tuple[str, ...]
-    """Valid action words; `NUMBER` and `TEXT` are placeholders in them. One word with `ELLIPSIS` is an element, as
-    `<svg…</svg>`: any text with that beginning and end, wherever it is in a response; a response without it is the
-    empty action."""
+    """Valid actions; `NUMBER` and `TEXT` are placeholders in them. If the only action is an element, such as
+    `<svg{text}</svg>`, it may be anywhere in a response, and a response without it is the empty action."""
 
     def instruction(self) -> str:
         """Return the system message: task, legend, valid actions."""

@@ -51,7 +51,7 @@ def build_vector_env(config: EnvConfig, rollout: RolloutConfig | None = None) ->
     from quintet.envs.subprocess_env import SubprocessVectorEnv
 
     envs = SubprocessVectorEnv(config, config.processes)
-    if config.is_foreign:
+    if config.runs_external_code:
         envs.check()
     return envs
 

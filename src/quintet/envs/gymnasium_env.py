@@ -63,12 +63,12 @@ class GymnasiumEnv:
     def instruction(self) -> str:
         if self._config.instruction is not None:
             return self._config.instruction
-        shown = "a picture" if self._config.render == "vision" else _space_text(self._env.observation_space)
+        form = "a picture" if self._config.render == "vision" else _space_text(self._env.observation_space)
         if self._config.render == "text" and self._config.observation == "ansi":
-            shown = "a drawing"
+            form = "a drawing"
         actions = self._config.actions or self.actions
         answer = "a text" if actions == (TEXT,) else ", ".join(actions)
-        return f"{self._config.id}. Each observation is {shown}. Answer with one of: {answer}."
+        return f"{self._config.id}. Each observation is {form}. Answer with one of: {answer}."
 
     def reset(self, seed: int) -> Observation:
         self._state, _ = self._env.reset(seed=seed)
@@ -77,24 +77,24 @@ class GymnasiumEnv:
 
     def step(self, action: str) -> Step:
         """See `Env.step`. A text outside of the action space changes nothing."""
-        chosen = self._by_word.get(action, action)
-        if isinstance(chosen, str) and not self._env.action_space.contains(chosen):
+        value = self._by_word.get(action, action)
+        if isinstance(value, str) and not self._env.action_space.contains(value):
             return Step(self._observation(), 0.0, False, False, {"success": False, "valid_format": False})
-        self._state, reward, terminated, truncated, info = self._env.step(chosen)
+        self._state, reward, terminated, truncated, info = self._env.step(value)
         self._return += float(reward)
-        known = {name: value for name, value in info.items() if isinstance(value, bool | int | float | str)}
+        scalars = {name: value for name, value in info.items() if isinstance(value, bool | int | float | str)}
         success = {"success": self._is_success(info)}
-        return Step(self._observation(), float(reward), bool(terminated), bool(truncated), known | success)
+        return Step(self._observation(), float(reward), bool(terminated), bool(truncated), scalars | success)
 
     def render(self) -> np.ndarray:
         """See `Env.render`.
 
         Raises:
-            ConfigError: the env draws no picture.
+            ConfigError: the env renders no image.
         """
         frame = self._env.render()
         if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.shape[2] != 3:
-            problem = f"its picture is {type(frame).__name__}, not an RGB array"
+            problem = f"its image is {type(frame).__name__}, not an RGB array"
             raise _config_error(self._config, problem, "use env.render=text")
         return _resized(np.ascontiguousarray(frame, np.uint8), self._config.image_size)
 
@@ -130,8 +130,8 @@ def _make(config: GymnasiumConfig) -> gymnasium.Env[Any, Any]:
     try:
         if module:
             importlib.import_module(module)
-        shown = {} if mode is None else {"render_mode": mode}
-        env = gymnasium.make(name, disable_env_checker=True, **shown, **config.kwargs)
+        options = {} if mode is None else {"render_mode": mode}
+        env = gymnasium.make(name, disable_env_checker=True, **options, **config.kwargs)
     except ModuleNotFoundError as error:
         hint = f"install the package that has the module {error.name}, or correct the part before the colon"
         raise _config_error(config, f"the module {error.name} cannot be imported", hint) from error

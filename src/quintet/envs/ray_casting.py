@@ -1,4 +1,4 @@
-"""Pictures of boxes and spheres by ray casting in NumPy."""
+"""Images of boxes and spheres by ray casting in NumPy."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ Shape = Box | Sphere
 
 @dataclass(frozen=True, slots=True)
 class Camera:
-    """Pinhole camera with a square picture; with `height`, parallel rays over so many meters instead."""
+    """Pinhole camera with a square image; with `height`, parallel rays over so many meters instead."""
 
     position: Point
     forward: Point
@@ -72,7 +72,9 @@ class Camera:
 
 
 @dataclass(slots=True)
-class _Picture:
+class _RayBuffer:
+    """Rays of all pixels, and the depth and color of the nearest surface on each."""
+
     origins: np.ndarray
     """float32 [3, 1 or pixels]."""
     directions: np.ndarray
@@ -94,17 +96,17 @@ def _column(values: Iterable[float]) -> np.ndarray:
 
 
 def cast_rays(camera: Camera, shapes: Iterable[Shape], size: int) -> np.ndarray:
-    """Return the picture as RGB `uint8[size, size, 3]`."""
+    """Return the image as RGB `uint8[size, size, 3]`."""
     axes = _camera_axes(camera)
-    picture = _rays(camera, axes, size)
+    buffer = _rays(camera, axes, size)
     for shape in shapes:
         pixels = _pixels(camera, axes, shape, size)
         if len(pixels):
             if isinstance(shape, Sphere):
-                _draw_sphere(picture, shape, pixels)
+                _draw_sphere(buffer, shape, pixels)
             else:
-                _draw_box(picture, shape, pixels)
-    return np.ascontiguousarray(picture.color.clip(0, 255).astype(np.uint8).T).reshape(size, size, 3)
+                _draw_box(buffer, shape, pixels)
+    return np.ascontiguousarray(buffer.color.clip(0, 255).astype(np.uint8).T).reshape(size, size, 3)
 
 
 def _camera_axes(camera: Camera) -> np.ndarray:
@@ -116,15 +118,15 @@ def _camera_axes(camera: Camera) -> np.ndarray:
     return np.stack([right, np.cross(right, forward), forward]).astype(np.float32)
 
 
-def _rays(camera: Camera, axes: np.ndarray, size: int) -> _Picture:
+def _rays(camera: Camera, axes: np.ndarray, size: int) -> _RayBuffer:
     steps = (np.arange(size, dtype=np.float32) + 0.5) * 2 / size - 1
     right, down = np.meshgrid(steps, steps)
     half = np.float32(np.tan(np.radians(camera.fov) / 2) if camera.height is None else camera.height / 2)
     offsets = half * (axes[0][:, None] * right.reshape(1, -1) - axes[1][:, None] * down.reshape(1, -1))
     position, forward = _column(camera.position), axes[2][:, None]
     if camera.height is None:
-        return _Picture(position, forward + offsets)
-    return _Picture(position + offsets, np.tile(forward, (1, size * size)))
+        return _RayBuffer(position, forward + offsets)
+    return _RayBuffer(position + offsets, np.tile(forward, (1, size * size)))
 
 
 def _pixels(camera: Camera, axes: np.ndarray, shape: Shape, size: int) -> np.ndarray:
@@ -148,8 +150,8 @@ def _pixels(camera: Camera, axes: np.ndarray, shape: Shape, size: int) -> np.nda
     return numbers.reshape(-1)
 
 
-def _draw_box(picture: _Picture, box: Box, pixels: np.ndarray) -> None:
-    origins, directions = picture.origins_of(pixels), picture.directions[:, pixels]
+def _draw_box(buffer: _RayBuffer, box: Box, pixels: np.ndarray) -> None:
+    origins, directions = buffer.origins_of(pixels), buffer.directions[:, pixels]
     with np.errstate(divide="ignore", invalid="ignore"):
         first = (_column(box.low) - origins) / directions
         second = (_column(box.high) - origins) / directions
@@ -157,14 +159,14 @@ def _draw_box(picture: _Picture, box: Box, pixels: np.ndarray) -> None:
     entry = np.maximum(np.maximum(near[0], near[1]), near[2])
     leave = np.minimum(np.minimum(far[0], far[1]), far[2])
     distance, sides = (leave, far) if box.inside else (entry, near)
-    visible = np.flatnonzero((entry <= leave) & (distance > NEAR) & (distance < picture.depth[pixels]))
+    visible = np.flatnonzero((entry <= leave) & (distance > NEAR) & (distance < buffer.depth[pixels]))
     if not len(visible):
         return
     distance, directions = distance[visible], directions[:, visible]
     axis = np.where(sides[0, visible] == distance, 0, np.where(sides[1, visible] == distance, 1, 2))
     points = (origins if origins.shape[1] == 1 else origins[:, visible]) + directions * distance
-    picture.depth[pixels[visible]] = distance
-    picture.color[:, pixels[visible]] = _box_colors(box, points, axis, directions[2] > 0) * _brightness(axis, distance)
+    buffer.depth[pixels[visible]] = distance
+    buffer.color[:, pixels[visible]] = _box_colors(box, points, axis, directions[2] > 0) * _brightness(axis, distance)
 
 
 def _box_colors(box: Box, points: np.ndarray, axis: np.ndarray, is_upward: np.ndarray) -> np.ndarray:
@@ -191,14 +193,14 @@ def _brightness(axis: np.ndarray, distance: np.ndarray) -> np.ndarray:
     return shade
 
 
-def _draw_sphere(picture: _Picture, sphere: Sphere, pixels: np.ndarray) -> None:
-    directions, offset = picture.directions[:, pixels], picture.origins_of(pixels) - _column(sphere.center)
+def _draw_sphere(buffer: _RayBuffer, sphere: Sphere, pixels: np.ndarray) -> None:
+    directions, offset = buffer.directions[:, pixels], buffer.origins_of(pixels) - _column(sphere.center)
     a, b = (directions * directions).sum(axis=0), (directions * offset).sum(axis=0)
     root = b * b - a * ((offset * offset).sum(axis=0) - np.float32(sphere.radius) ** 2)
     distance = (-b - np.sqrt(np.maximum(root, 0))) / a
-    visible = np.flatnonzero((root > 0) & (distance > NEAR) & (distance < picture.depth[pixels]))
+    visible = np.flatnonzero((root > 0) & (distance > NEAR) & (distance < buffer.depth[pixels]))
     distance = distance[visible]
     height = (offset if offset.shape[1] == 1 else offset[:, visible])[2] + directions[2, visible] * distance
     shade = (0.8 + 0.2 * height / sphere.radius) * np.maximum(1 - FADE * distance, 0.4)
-    picture.depth[pixels[visible]] = distance
-    picture.color[:, pixels[visible]] = _column(sphere.color) * shade
+    buffer.depth[pixels[visible]] = distance
+    buffer.color[:, pixels[visible]] = _column(sphere.color) * shade

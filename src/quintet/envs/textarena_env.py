@@ -44,7 +44,7 @@ class TextArenaEnv:
         """
         env = TextArenaEnv(config)
         env.reset(0)
-        if env.num_players == 2 and not _legal_moves(env.shown):
+        if env.num_players == 2 and not _legal_moves(env.text):
             raise _config_error(
                 config,
                 "a game for two that lists no legal moves, so that there is no opponent",
@@ -76,7 +76,7 @@ class TextArenaEnv:
 
     def step(self, action: str) -> Step:
         """See `Env.step`; the reward is the game's, given in its last step."""
-        with self._own_randomness():
+        with self._game_randomness():
             done, _ = self._game.step(action)
         if not done:
             observation = self._advance()
@@ -84,9 +84,9 @@ class TextArenaEnv:
             if not done:
                 return Step(observation, 0.0, False, False, {"success": False})
         rewards, info = self._game.close()
-        given = (rewards or {}).get(self._player, 0.0)
+        final_reward = (rewards or {}).get(self._player, 0.0)
         # some games swap reward and reason of an invalid move
-        reward = float(given) if isinstance(given, int | float) else INVALID_MOVE_REWARD
+        reward = float(final_reward) if isinstance(final_reward, int | float) else INVALID_MOVE_REWARD
         entry = info.get(self._player, {})
         reason = str(entry.get("reason", ""))
         outcome = {"success": reward >= 1.0, "reason": reason, "invalid_move": bool(entry.get("invalid_move", False))}
@@ -112,27 +112,27 @@ class TextArenaEnv:
             np.random.set_state(random_state[1])
 
     def _advance(self) -> Observation:
-        """Let the opponent move until it is the policy's turn or the game is over."""
+        """Play the opponent's moves until it is the policy's turn or the game is over."""
         for _ in range(MAX_OPPONENT_MOVES):
-            with self._own_randomness():
-                player, shown = self._game.get_observation()
-            self.shown = _as_text(shown)
+            with self._game_randomness():
+                player, observation = self._game.get_observation()
+            self.text = _as_text(observation)
             if player == self._player:
-                return Observation(self.shown)
-            moves = _legal_moves(self.shown)
+                return Observation(self.text)
+            moves = _legal_moves(self.text)
             if not moves:
                 problem = "the game lists no legal moves for the opponent"
                 raise _config_error(self._config, problem, "use another game, or one for one player")
-            with self._own_randomness():
+            with self._game_randomness():
                 self._is_over, _ = self._game.step(self._opponent.choice(moves))
             if self._is_over:
-                return Observation(self.shown)
+                return Observation(self.text)
         raise RuntimeError(f"the opponent made {MAX_OPPONENT_MOVES} moves without a turn of the policy")
 
     @contextmanager
-    def _own_randomness(self) -> Iterator[None]:
-        """Give the game its own state of the global generators, which games draw from."""
-        outside = random.getstate(), np.random.get_state()
+    def _game_randomness(self) -> Iterator[None]:
+        """Restore the state that the game left of the global random generators, which it draws from."""
+        process_states = random.getstate(), np.random.get_state()
         if self._random_states is None:
             raise AssertionError("a step before the start of an episode")
         random.setstate(self._random_states[0])
@@ -141,8 +141,8 @@ class TextArenaEnv:
             yield
         finally:
             self._random_states = random.getstate(), np.random.get_state()
-            random.setstate(outside[0])
-            np.random.set_state(outside[1])
+            random.setstate(process_states[0])
+            np.random.set_state(process_states[1])
 
 
 def _make(config: TextArenaConfig) -> Any:
@@ -164,7 +164,7 @@ def _make(config: TextArenaConfig) -> Any:
 
 @contextmanager
 def _no_downloads(config: TextArenaConfig) -> Iterator[None]:
-    """Let games that ask nltk to download data use what is there.
+    """Replace downloads of nltk, so that games use its installed data.
 
     Raises:
         ConfigError: data of nltk is missing.
@@ -190,14 +190,14 @@ def _config_error(config: TextArenaConfig, problem: str, hint: str, key: str = "
     return ConfigError(f"env.id = {config.id!r}: {problem}", key=key, value=config.id, hint=hint)
 
 
-def _as_text(shown: Any) -> str:
+def _as_text(observation: Any) -> str:
     """Return an observation as text; games without wrappers return messages with sender, text and kind."""
-    if isinstance(shown, str):
-        return shown.strip()
-    return "\n".join(str(message[1]) for message in shown or ()).strip()
+    if isinstance(observation, str):
+        return observation.strip()
+    return "\n".join(str(message[1]) for message in observation or ()).strip()
 
 
-def _legal_moves(shown: str) -> list[str]:
+def _legal_moves(text: str) -> list[str]:
     """Return the moves of the last list of legal moves in an observation."""
-    lines = MOVES.findall(shown)
+    lines = MOVES.findall(text)
     return MOVE.findall(lines[-1]) if lines else []

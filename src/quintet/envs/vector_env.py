@@ -147,7 +147,7 @@ class LocalVectorEnv:
         self.seconds += time.perf_counter() - started
 
     def _prepare(self, requests: Sequence[tuple[int, int | Sequence[Any]]]) -> None:
-        """Let envs that can do so compute the first actions of several episodes together."""
+        """Call `prepare_steps`, if the envs have it, with the first action of each waiting episode."""
         steps = [
             (self._envs[episode], request[0])
             for episode, request in requests

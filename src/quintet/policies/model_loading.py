@@ -71,8 +71,8 @@ def load_model(
 
 
 def prepare_vision_language_model(model: PreTrainedModel, directory: str | Path) -> None:
-    """Let a vision-language model read images as the image processor in `directory` says, and never sample their
-    placeholders.
+    """Attach the image processor in `directory` to a vision-language model, and exclude placeholders of images from
+    sampling.
 
     Raises:
         MachineError: the directory has no image processor.

@@ -43,18 +43,18 @@ def matched_relations(predicted: Sequence[Relation], true: Sequence[Relation], *
     Some maximum matching has all pairs of equal relations: to separate such a pair loses 1, and its parts can gain ½
     each. The others form a maximum matching by augmenting paths.
     """
-    directions_left: Counter[Directions] = Counter((r.vertical, r.horizontal) for r in true)
+    unmatched: Counter[Directions] = Counter((r.vertical, r.horizontal) for r in true)
     others = []
     for relation in predicted:
-        if directions_left[relation.vertical, relation.horizontal] > 0:
-            directions_left[relation.vertical, relation.horizontal] -= 1
+        if unmatched[relation.vertical, relation.horizontal] > 0:
+            unmatched[relation.vertical, relation.horizontal] -= 1
         else:
             others.append(relation)
     num_equal = len(predicted) - len(others)
     if not partial:
         return float(num_equal)
-    true_left = [directions for directions, count in directions_left.items() for _ in range(count)]
-    return num_equal + _half_matches(others, true_left) / 2
+    remaining = [directions for directions, count in unmatched.items() for _ in range(count)]
+    return num_equal + _half_matches(others, remaining) / 2
 
 
 def _half_matches(predicted: Sequence[Relation], true: Sequence[Directions]) -> int:

@@ -1,4 +1,4 @@
-"""Relations to the player that a description of a state names: in words, as JSON, or as a grid of symbols."""
+"""Relations to the player that a description of a state names: in sentences, as JSON, or as a grid of symbols."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ def extract_relations(text: str, scoring: RelationScoring, names: Iterable[str] 
 def relations_from_json(text: str) -> list[Relation] | None:
     """Return the relations in `[{"object_id": …, "vertical_relation": …, "horizontal_relation": …}]` or in positions
     `{"player": [row, column], "box": [[row, column]]}`, wherever they are in a text; None if there are neither."""
-    found = _JSON.search(text)
-    if found is None:
+    match = _JSON.search(text)
+    if match is None:
         return None
     try:
-        value = json.loads(found[0].replace("(", "[").replace(")", "]"))
+        value = json.loads(match[0].replace("(", "[").replace(")", "]"))
     except (ValueError, RecursionError):
         return None
     if isinstance(value, list):
         relations = [_json_relation(item) for item in value if isinstance(item, dict) and "object_id" in item]
         return relations if relations or not value else None
     objects = [(str(name), position) for name, item in value.items() for position in _positions(item)]
-    relations_found = relations_to_player(objects)
-    return None if relations_found is None else list(relations_found)
+    to_player = relations_to_player(objects)
+    return None if to_player is None else list(to_player)
 
 
 def _json_relation(item: Mapping[str, Any]) -> Relation:
@@ -106,9 +106,9 @@ def _word_pattern(names: Sequence[str]) -> re.Pattern[str]:
     """Return a pattern with a group for each object and direction, and the group `exact` for `directly`."""
     objects = {name: SYNONYMS.get(name, re.escape(name.lower())) for name in dict.fromkeys([PLAYER, *names])}
     # the longest directions first: `on top of` is no `top`
-    words = {**{name: rf"(?:{form})\d*" for name, form in objects.items()}, "again": AGAIN, "exact": "directly"}
-    words = {**{name: DIRECTIONS[name] for name in ("row", "column", "place")}, **words, **DIRECTIONS}
-    return re.compile("|".join(rf"(?P<{_group(name)}>\b(?:{form})\b)" for name, form in words.items()))
+    forms = {**{name: rf"(?:{form})\d*" for name, form in objects.items()}, "again": AGAIN, "exact": "directly"}
+    forms = {**{name: DIRECTIONS[name] for name in ("row", "column", "place")}, **forms, **DIRECTIONS}
+    return re.compile("|".join(rf"(?P<{_group(name)}>\b(?:{form})\b)" for name, form in forms.items()))
 
 
 def _group(name: str) -> str:
@@ -180,14 +180,14 @@ class _Sentence:
             )
 
 
-def _directions(words: Sequence[str]) -> tuple[str | None, str | None]:
+def _directions(names: Sequence[str]) -> tuple[str | None, str | None]:
     """Return vertical and horizontal direction."""
-    vertical = next((word for word in words if word in _OPPOSITE and word in _VERTICAL), None)
-    horizontal = next((word for word in words if word in _OPPOSITE and word in _HORIZONTAL), None)
-    if "place" in words:
+    vertical = next((name for name in names if name in _OPPOSITE and name in _VERTICAL), None)
+    horizontal = next((name for name in names if name in _OPPOSITE and name in _HORIZONTAL), None)
+    if "place" in names:
         return vertical or "same", horizontal or "same"
-    if "row" in words or ("exact" in words and horizontal):
+    if "row" in names or ("exact" in names and horizontal):
         vertical = vertical or "same"
-    if "column" in words or ("exact" in words and vertical in _OPPOSITE):
+    if "column" in names or ("exact" in names and vertical in _OPPOSITE):
         horizontal = horizontal or "same"
     return vertical, horizontal

@@ -22,7 +22,7 @@ from quintet.rewards.relation_score import relation_score
 from quintet.rewards.request_threads import RequestThreads
 from quintet.rewards.state_relations import extract_relations, relations_from_json
 
-Kind = Literal["grounding", "worldmodeling"]
+DescriptionKind = Literal["grounding", "worldmodeling"]
 UNKNOWN_STATE = Failure("reward", "NoRelations", "the observation of the environment has no relations")
 PROMPT = """A text describes where objects are, seen from the player. Write down what it says about these objects: \
 {objects}. Reply with a JSON list and nothing else, with one entry for each object:
@@ -43,7 +43,7 @@ Text:
 class Description:
     """Section of a response that describes a state."""
 
-    kind: Kind
+    kind: DescriptionKind
     text: str
     relations: tuple[Relation, ...] | None
     """Those of the state."""
@@ -57,10 +57,10 @@ def descriptions(
     scoring: RelationScoring,
 ) -> tuple[Description, ...]:
     """Return the descriptions of the states before and after a turn in the sections of its thoughts."""
-    states: Mapping[Kind, tuple[Relation, ...] | None] = {"grounding": before, "worldmodeling": after}
+    states: Mapping[DescriptionKind, tuple[Relation, ...] | None] = {"grounding": before, "worldmodeling": after}
     return tuple(
         Description(kind, sections[SECTIONS[kind]], states[kind], scoring)
-        for kind in get_args(Kind)
+        for kind in get_args(DescriptionKind)
         if SECTIONS[kind] in sections
     )
 
@@ -70,8 +70,8 @@ def score_by_rules(description: Description) -> StateScore:
     true = description.relations
     if true is None:
         return StateScore(description.kind, description.text, 0.0, UNKNOWN_STATE)
-    found = extract_relations(description.text, description.scoring, [relation.name for relation in true])
-    return StateScore(description.kind, description.text, relation_score(found, true, description.scoring))
+    predicted = extract_relations(description.text, description.scoring, [relation.name for relation in true])
+    return StateScore(description.kind, description.text, relation_score(predicted, true, description.scoring))
 
 
 class StateJudge:
@@ -95,14 +95,14 @@ class StateJudge:
         if true is None:
             return score_by_rules(description)
         try:
-            found = with_retries(lambda: self._relations(description, true), self._config.retries, self._closed)
+            predicted = with_retries(lambda: self._relations(description, true), self._config.retries, self._closed)
         except EndpointError as error:
             failure = Failure("reward", error.error_type, str(error))
             return StateScore(description.kind, description.text, 0.0, failure)
         except Exception as error:  # noqa: BLE001 - a description that cannot be judged only costs itself
             failure = Failure("reward", type(error).__name__, str(error))
             return StateScore(description.kind, description.text, 0.0, failure)
-        return StateScore(description.kind, description.text, relation_score(found, true, description.scoring))
+        return StateScore(description.kind, description.text, relation_score(predicted, true, description.scoring))
 
     def _relations(self, description: Description, true: Sequence[Relation]) -> list[Relation]:
         objects = ", ".join(dict.fromkeys([*description.scoring.weights, *(relation.name for relation in true)]))
@@ -129,8 +129,10 @@ class _Unscored:
         return all(score is not None for turn in self.scores for score in turn)
 
 
-_Place = tuple[int, int, int]
+_DescriptionIndex = tuple[int, int, int]
 """Episode, turn and description."""
+_Item = tuple[_DescriptionIndex, Description]
+_Result = tuple[_DescriptionIndex, StateScore]
 
 
 class StateRewards:
@@ -143,7 +145,7 @@ class StateRewards:
         self._config = config
         self._unscored: dict[int, _Unscored] = {}
         self._ended: list[tuple[int, Trajectory]] = []
-        self._requests: RequestThreads[tuple[_Place, Description], tuple[_Place, StateScore]] | None = None
+        self._requests: RequestThreads[_Item, _Result] | None = None
         if config.scorer == "judge" and config.judge is not None:
             closed = threading.Event()
             judge = StateJudge(config, closed)
@@ -192,8 +194,8 @@ class StateRewards:
         if self._requests is not None:
             self._requests.close()
 
-    def _record(self, place: _Place, score: StateScore) -> None:
-        number, turn, index = place
+    def _record(self, position: _DescriptionIndex, score: StateScore) -> None:
+        number, turn, index = position
         if number in self._unscored:
             self._unscored[number].scores[turn][index] = score
             self._complete(number)
@@ -248,12 +250,12 @@ def penalize_repeated(trajectories: Sequence[Trajectory], config: StateRewardCon
     return [replace(trajectory, turns=tuple(map(changed, trajectory.turns))) for trajectory in trajectories]
 
 
-def _repeated_texts(trajectories: Sequence[Trajectory], count: int) -> set[tuple[Kind, str]]:
+def _repeated_texts(trajectories: Sequence[Trajectory], count: int) -> set[tuple[DescriptionKind, str]]:
     """Return the `count` most frequent descriptions of each kind that occur more than once; ties in alphabetical
     order."""
     counts = Counter((score.kind, score.text) for score in _scores(trajectories))
-    repeated: set[tuple[Kind, str]] = set()
-    for kind in get_args(Kind):
+    repeated: set[tuple[DescriptionKind, str]] = set()
+    for kind in get_args(DescriptionKind):
         texts = [text for (of_kind, text), number in counts.items() if of_kind == kind and number > 1]
         repeated.update((kind, text) for text in sorted(texts, key=lambda text: -counts[kind, text])[:count])
     return repeated

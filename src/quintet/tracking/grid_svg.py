@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 from html import escape
 from string import Template
 
-from quintet.envs.service.png import SIZE, SIZE_START
+from quintet.envs.service.png import SIZE, SIZE_START, png_data_url
 
 LEGENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "frozenlake": {
@@ -78,8 +77,7 @@ class GridSheet:
     def show_image(self, png: bytes) -> str:
         """Return HTML for the PNG file of an image."""
         width, height = SIZE.unpack_from(png, SIZE_START)
-        data = base64.b64encode(png).decode()
-        content = f'<image href="data:image/png;base64,{data}" width="{width}" height="{height}"/>'
+        content = f'<image href="{png_data_url(png)}" width="{width}" height="{height}"/>'
         return self._use(png, content, (width, height), f"image of {width}×{height} pixels")
 
     def _use(self, key: tuple[str, str] | bytes, content: str, size: tuple[int, int], label: str) -> str:

@@ -128,6 +128,14 @@ def test_gigpo_compares_turns_with_the_same_observation(make_batch: MakeBatch) -
         gigpo(dataclasses.replace(episodes(make_batch), observation_group=None), config)
 
 
+def test_gigpo_compares_returns_of_all_turns_of_a_group(make_batch: MakeBatch) -> None:
+    """Returns with γ 1/2 are 2, 2, 2 and 4, about 2.5; the only turn of a group gets 0."""
+    config = GigpoConfig(name="gigpo", compare="turns", turn_gamma=0.5, normalize_by_std=False, turn_weight=0.0)
+    close(gigpo(episodes(make_batch), config)[0], [0, -0.5, -0.5, 0, -0.5, 0, -0.5, 0, 1.5, 0, 0])
+    both = config.model_copy(update={"turn_weight": 2.0})
+    close(gigpo(episodes(make_batch), both)[0], [0, -0.5, -0.5, 0, -2.5, 0, -0.5, 0, 3.5, 0, 0])
+
+
 def test_gigpo_gives_no_step_advantage_to_unique_observations(make_batch: MakeBatch) -> None:
     batch = dataclasses.replace(episodes(make_batch), observation_group=torch.tensor([0, 0, 0, 1, 1, 0, 0, 3, 3, 2, 2]))
     config = GigpoConfig(name="gigpo", turn_gamma=1.0, normalize_by_std=False, episode_weight=0.0)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from quintet.cli import main as command
+from quintet.cli import train
 from quintet.cli.choices import check_choices
 from quintet.config.compose import load_experiment
 from quintet.errors import ConfigError
@@ -82,3 +83,14 @@ def test_a_server_that_cannot_be_started_is_refused_before_anything_is_computed(
     assert "rollout.engine = 'sglang-server' (command line) needs sglang, not installed here" in str(refused.value)
     assert f"set {option} to a running server" in str(refused.value)
     check_choices(load_experiment(None, [engine, f"{option}=http://127.0.0.1:30000"]))
+
+
+def test_training_is_refused_before_a_run_directory_if_images_exceed_the_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise no episode of the run has a turn."""
+    monkeypatch.chdir(tmp_path)
+    words = ["policy.preset=grid-vl", "env.render=vision", "env.tile_size=16", "rollout.max_prompt_tokens=10"]
+    with pytest.raises(ConfigError, match=r"rollout\.max_prompt_tokens = 10 \(command line\).*4 × 4 = 16 tokens"):
+        train.run(None, [*words, "training.steps=0", "warm_start.updates=1"], None, "refuse")
+    assert not list(tmp_path.iterdir())

@@ -81,7 +81,7 @@ FAULTS: list[tuple[list[str], tuple[str, ...]]] = [
     (["envs.boxes.shaer=2"], ("unknown key envs.boxes.shaer = 2", "did you mean envs.boxes.share?")),
     (["envs.lake.env.sise=2"], ("unknown key envs.lake.env.sise", "envs.lake.env.size")),
     (["envs.boxes.env.size=2"], ("belongs to envs.boxes.env.name=frozenlake", "is sokoban")),
-    (["envs.boxes.share=0"], ("envs.boxes.share = 0 (command line): must be a number > 0",)),
+    (["envs.boxes.share=-1"], ("envs.boxes.share = -1 (command line): must be a number ≥ 0",)),
     (["envs.lake.env.size=1"], ("envs.lake.env.size = 1", "an integer ≥ 2 and ≤ 32")),
     (["envs.x.env.name=sokobn"], ("envs.x.env.name = 'sokobn'", "did you mean sokoban?")),
     (["envs.boxes=3"], ("envs.boxes = 3", "must be a section", "envs.boxes.env")),
@@ -107,8 +107,8 @@ def test_envs_that_are_no_mapping_are_told() -> None:
 
 
 def test_what_a_mixed_env_waits_for_is_told_by_its_own_key() -> None:
-    composed = load_experiment(None, [LAKE, "envs.lake.env.render=vision", "envs.art.env.name=navigation"])
-    assert {fault.key for fault in unsupported_problems(composed)} == {"envs.lake.env.render", "envs.art.env"}
+    composed = load_experiment(None, [LAKE, "envs.lake.env.render=vision", "envs.arm.env.name=simulator"])
+    assert {fault.key for fault in unsupported_problems(composed)} == {"envs.lake.env.render", "envs.arm.env"}
 
 
 def test_the_plan_says_every_envs_part() -> None:

@@ -85,6 +85,12 @@ NEEDED = {
     "evaluation.": ["evaluation.path=x"],
     "env.service.": ["env.service.urls=[http://127.0.0.1:1]"],
     "envs.*.env.service.": ["envs.*.env.service.urls=[http://127.0.0.1:1]"],
+    "rollout.state_reward.": ["rollout.thoughts=grounding_worldmodeling"],
+    "rollout.state_reward.judge.": [
+        "rollout.state_reward.scorer=judge",
+        "rollout.state_reward.judge.url=http://127.0.0.1:1/v1",
+        "rollout.state_reward.judge.model=x",
+    ],
 }
 """What a section can't be without."""
 BESIDE = {

@@ -78,7 +78,9 @@ def at_an_endpoint(words: Sequence[str]) -> None:
 def held_out(words: Sequence[str]) -> None:
     """An evaluation on held-out prompts."""
     tokenizer = load_tokenizer("model")
-    policy: Any = SimpleNamespace(tokenizer=tokenizer, directory=Path("model"), open=lambda _: None, stop_token_ids=())
+    policy: Any = SimpleNamespace(
+        tokenizer=tokenizer, directory=Path("model"), open=lambda _: None, stop_token_ids=(), images=None
+    )
     sampling: Any = None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluate, "SingleTurnLoop", lambda *_, **__: None)

@@ -71,11 +71,11 @@ def bi_level_gae(batch: Batch, config: BiLevelGaeConfig) -> tuple[Tensor, Tensor
     if config.turn_ends == "rewards":
         ends = (batch.rewards != 0) | last_tokens(batch.loss_mask, batch.token_trajectory)
     is_end = rows.gather(ends)
-    is_anchor = _starts(rows, is_end) if config.turn_value == "first" else is_end
-    by_turn = _turn_advantages(rewards, values, is_end, is_anchor, config.turn_gamma, config.turn_lam)
+    is_value_token = _starts(rows, is_end) if config.turn_value == "first" else is_end
+    by_turn = _turn_advantages(rewards, values, is_end, is_value_token, config.turn_gamma, config.turn_lam)
     at_end = by_turn
     if config.turn_value == "first":
-        at_end = _at_turn_ends(by_turn + values * is_anchor, is_anchor, is_end) - values
+        at_end = _at_turn_ends(by_turn + values * is_value_token, is_value_token, is_end) - values
     advantages = torch.zeros_like(values)
     carry = values.new_zeros(len(values))
     next_value = values.new_zeros(len(values))
@@ -99,9 +99,9 @@ def turn_wise_gae(batch: Batch, config: TurnWiseGaeConfig) -> tuple[Tensor, Tens
     rows = TokenRows.from_mask(batch.loss_mask, batch.token_trajectory)
     values, ends = rows.gather(_values(batch)), turn_ends(batch)
     is_end = rows.gather(ends)
-    is_anchor = _starts(rows, is_end) if config.turn_value == "first" else is_end
-    by_turn = _turn_advantages(rows.gather(batch.rewards), values, is_end, is_anchor, config.gamma, config.lam)
-    at_end = _at_turn_ends(by_turn, is_anchor, is_end)
+    is_value_token = _starts(rows, is_end) if config.turn_value == "first" else is_end
+    by_turn = _turn_advantages(rows.gather(batch.rewards), values, is_end, is_value_token, config.gamma, config.lam)
+    at_end = _at_turn_ends(by_turn, is_value_token, is_end)
     advantages = torch.zeros_like(values)
     carry = values.new_zeros(len(values))
     for t in range(values.shape[1] - 1, -1, -1):
@@ -109,7 +109,7 @@ def turn_wise_gae(batch: Batch, config: TurnWiseGaeConfig) -> tuple[Tensor, Tens
         advantages[:, t] = carry
     size = len(batch.tokens)
     packed = rows.scatter(advantages, size)
-    returns = rows.scatter((by_turn + values) * is_anchor, size)
+    returns = rows.scatter((by_turn + values) * is_value_token, size)
     return (whiten(packed, batch.loss_mask, over=ends) if config.whiten else packed), returns
 
 
@@ -133,19 +133,20 @@ def _recursion(rewards: Tensor, values: Tensor, valid: Tensor, gamma: float, lam
 
 
 def _turn_advantages(
-    rewards: Tensor, values: Tensor, is_end: Tensor, is_anchor: Tensor, gamma: float, lam: float
+    rewards: Tensor, values: Tensor, is_end: Tensor, is_value_token: Tensor, gamma: float, lam: float
 ) -> Tensor:
-    """GAE over turns with the rewards at their ends and the values of one token of each, its anchor, all [R, T]; the
-    advantages are at the anchors, and 0 elsewhere."""
-    ends, anchors = _turn_rows(is_end), _turn_rows(is_anchor)
-    advantages = _recursion(ends.gather(rewards.flatten()), anchors.gather(values.flatten()), ends.valid, gamma, lam)
-    return anchors.scatter(advantages, values.numel()).view_as(values)
+    """GAE over turns with the rewards at their ends and the values of one token of each, all [R, T]; the
+    advantages are at the value tokens, and 0 elsewhere."""
+    end_rows, value_rows = _turn_rows(is_end), _turn_rows(is_value_token)
+    turn_rewards, turn_values = end_rows.gather(rewards.flatten()), value_rows.gather(values.flatten())
+    advantages = _recursion(turn_rewards, turn_values, end_rows.valid, gamma, lam)
+    return value_rows.scatter(advantages, values.numel()).view_as(values)
 
 
-def _at_turn_ends(at_anchors: Tensor, is_anchor: Tensor, is_end: Tensor) -> Tensor:
-    """Move a number of each turn from its anchor to its end, [R, T]."""
-    moved = _turn_rows(is_anchor).gather(at_anchors.flatten())
-    return _turn_rows(is_end).scatter(moved, at_anchors.numel()).view_as(at_anchors)
+def _at_turn_ends(at_value_tokens: Tensor, is_value_token: Tensor, is_end: Tensor) -> Tensor:
+    """Move a number of each turn from its value token to its end, [R, T]."""
+    moved = _turn_rows(is_value_token).gather(at_value_tokens.flatten())
+    return _turn_rows(is_end).scatter(moved, at_value_tokens.numel()).view_as(at_value_tokens)
 
 
 def _turn_rows(mask: Tensor) -> TokenRows:

@@ -68,7 +68,8 @@ def gigpo(batch: Batch, config: GigpoConfig) -> tuple[Tensor, Tensor]:
     A = w_g norm_g(R_i) + w_t norm_s(G_k), G_k = r_k + turn_gamma G_{k+1} over turns, norm(x) = (x - mean) / (std +
     1e-6) or x - mean; s are the turns with the same `batch.observation_group`. Feng et al. 2025 (arXiv:2505.10978).
     As in the authors' code, the only episode of a group keeps its reward, and a unique turn gets 0. That code weights
-    each episode in mean_g by its number of turns; here each counts once, as in the paper.
+    each episode in mean_g by its number of turns; here each counts once, as in the paper. With `compare=turns`, norm_g
+    is over the returns G_k of all turns of the group, and 0 for the only turn of one.
 
     Raises:
         ValueError: the batch has no `observation_group`.
@@ -80,9 +81,14 @@ def gigpo(batch: Batch, config: GigpoConfig) -> tuple[Tensor, Tensor]:
     returns = rows.scatter(discounted_returns(rows.gather(turns.reward), config.turn_gamma), len(turns.reward))
     same = Groups.from_ids(batch.observation_group[turns.first])
     by_turn = same.normalized(returns, by_deviation=config.normalize_by_std).masked_fill(same.alone, 0.0)
-    groups = Groups.from_ids(batch.group, has_response(batch))
-    by_episode = groups.normalized(trajectory_rewards(batch), by_deviation=config.normalize_by_std)
-    advantage = config.episode_weight * by_episode[turns.trajectory] + config.turn_weight * by_turn
+    if config.compare == "turns":
+        groups = Groups.from_ids(batch.group[turns.trajectory])
+        in_group = groups.normalized(returns, by_deviation=config.normalize_by_std).masked_fill(groups.alone, 0.0)
+    else:
+        groups = Groups.from_ids(batch.group, has_response(batch))
+        by_episode = groups.normalized(trajectory_rewards(batch), by_deviation=config.normalize_by_std)
+        in_group = by_episode[turns.trajectory]
+    advantage = config.episode_weight * in_group + config.turn_weight * by_turn
     return _finish(batch, turns.to_tokens(batch, advantage), whitened=config.whiten)
 
 

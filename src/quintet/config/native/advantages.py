@@ -264,6 +264,9 @@ class GrpoDynamicConfig(AdvantageSection, name="grpo_dynamic"):
 class GigpoConfig(AdvantageSection, name="gigpo"):
     """Episodes compared within their group, plus turns compared with turns that saw the same observation (GiGPO)."""
 
+    compare: Literal["episodes", "turns"] = "episodes"
+    """What is compared within the group: the rewards of its episodes, or the discounted returns of all their turns
+    (VAGEN's `turn_update_grpo`)."""
     turn_gamma: Share = 0.95
     """Discount factor per turn."""
     episode_weight: float = 1.0

@@ -17,7 +17,6 @@ class AlfWorldConfig(InteractiveEnvSection, name="alfworld"):
     """Household task of ALFWorld, by one of the commands that each observation lists."""
 
     is_foreign: ClassVar[bool] = True
-    local_keys: ClassVar[tuple[str, ...]] = ("config_path", "data_path")
 
     config_path: NotEmpty = "alf-config.yaml"
     """YAML file of ALFWorld's own configuration, as its `configs/base_config.yaml`; variables such as `$HOME` are
@@ -34,3 +33,7 @@ class AlfWorldConfig(InteractiveEnvSection, name="alfworld"):
     processes: Processes = EnvProcessesConfig(reset_timeout_seconds=600.0, step_timeout_seconds=60.0)
     """Run envs in separate processes: a section, `true` for its defaults, or a number of processes. null runs them in
     the main process, where an env that hangs or dies stops the run."""
+
+    def paths(self) -> dict[str, str]:
+        """See `EnvSection.paths`."""
+        return {key: getattr(self, key) for key in ("config_path", "data_path") if getattr(self, key) is not None}

@@ -7,6 +7,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from quintet.config.native.env_section import InteractiveEnvSection, Rendered, register_env
 from quintet.config.native.section import Count, NonNegative, NotEmpty, PositiveShare
 
+VAGEN_BUILDER = "vagen.env.primitive_skill.maniskill.utils:build_env"
 Resolution = Annotated[int, Field(ge=16, le=1024)]
 
 
@@ -15,7 +16,6 @@ class NavigationConfig(InteractiveEnvSection, name="navigation"):
     """Walk through a house in first person to the object that an instruction names, as VAGEN's `navigation` does."""
 
     has_expert: ClassVar[bool] = True
-    local_keys: ClassVar[tuple[str, ...]] = ("thor_tasks", "thor_build")
 
     backend: Literal["rooms", "ai2thor"] = "rooms"
     """`rooms` are random furnished rooms that need no further package. `ai2thor` are the houses of AI2-THOR, which has
@@ -60,13 +60,20 @@ class NavigationConfig(InteractiveEnvSection, name="navigation"):
     def rendered_size(self) -> tuple[int, int]:
         return self.resolution, self.resolution
 
+    def data_paths(self) -> dict[str, str]:
+        """See `EnvSection.data_paths`."""
+        return {} if self.thor_tasks is None else {"thor_tasks": self.thor_tasks}
+
+    def code_keys(self) -> tuple[str, ...]:
+        """See `EnvSection.code_keys`."""
+        return () if self.thor_build is None else ("thor_build",)
+
 
 @register_env("primitive_skill.env:PrimitiveSkill", "move objects on a table by pick, place and push")
 class PrimitiveSkillConfig(InteractiveEnvSection, name="primitive_skill"):
     """Move objects on a table with a robot arm's skills, as VAGEN's `primitive_skill` does."""
 
     has_expert: ClassVar[bool] = True
-    local_keys: ClassVar[tuple[str, ...]] = ("maniskill_builder",)
 
     backend: Literal["kinematic", "maniskill"] = "kinematic"
     """`kinematic` moves boxes without forces and needs no further package. `maniskill` is ManiSkill's simulation, which
@@ -87,9 +94,13 @@ class PrimitiveSkillConfig(InteractiveEnvSection, name="primitive_skill"):
     """Total reward of all stages once the task is solved."""
     step_penalty: NonNegative = 0.1
     """Subtracted from the reward of each skill."""
-    maniskill_builder: NotEmpty = "vagen.env.primitive_skill.maniskill.utils:build_env"
+    maniskill_builder: NotEmpty = VAGEN_BUILDER
     """Function `module:name` that builds the task by its name with skills as actions, as VAGEN's does."""
 
     @property
     def rendered_size(self) -> tuple[int, int]:
         return self.resolution, self.resolution
+
+    def code_keys(self) -> tuple[str, ...]:
+        """See `EnvSection.code_keys`."""
+        return () if self.maniskill_builder == VAGEN_BUILDER else ("maniskill_builder",)

@@ -27,11 +27,8 @@ class EnvSection(NamedSection):
     """Episodes run in a vectorized robot simulator with its own placement."""
     has_expert: ClassVar[bool] = False
     """The env class has `expert_action` and `expert_thought`, which demonstrations are made with."""
-    is_foreign: ClassVar[bool] = False
+    runs_external_code: ClassVar[bool] = False
     """The env is code of the user or of another package: it is loaded once before the run starts."""
-    local_keys: ClassVar[tuple[str, ...]] = ()
-    """Keys with files, modules or programs of the machine that runs the env, which clients of an environment service
-    may not set."""
 
     name: str = ""
     """Environment."""
@@ -46,10 +43,15 @@ class EnvSection(NamedSection):
         """Height and width of the images, pixels; None if the configuration does not set them."""
         return None
 
-    def paths(self) -> dict[str, str]:
+    def data_paths(self) -> dict[str, str]:
         """Return the files and directories that the env reads, by key. Clients of an environment service may only name
         those in its working directory."""
         return {}
+
+    def code_keys(self) -> tuple[str, ...]:
+        """Return the keys that name modules or programs other than the default. Clients of an environment service may
+        not set them."""
+        return ()
 
 
 class EnvProcessesConfig(Section):

@@ -176,8 +176,8 @@ class SvgConfig(InteractiveEnvSection, name="svg"):
         weights = {name: float(getattr(self, f"{name}_weight")) for name in names}
         return {name: weight for name, weight in weights.items() if weight}
 
-    def paths(self) -> dict[str, str]:
-        """See `EnvSection.paths`."""
+    def data_paths(self) -> dict[str, str]:
+        """See `EnvSection.data_paths`."""
         keys = ("dataset", *(f"{name}_path" for name in ("dino", "dreamsim") if name in self.weights))
         return {key: getattr(self, key) for key in keys if getattr(self, key) is not None}
 
@@ -186,7 +186,7 @@ class SvgConfig(InteractiveEnvSection, name="svg"):
 class CustomEnvConfig(InteractiveEnvSection, name="custom"):
     """Custom env class."""
 
-    is_foreign: ClassVar[bool] = True
+    runs_external_code: ClassVar[bool] = True
     relation_scoring: ClassVar = RelationScoring()
 
     path: str
@@ -241,11 +241,7 @@ class SimulatorConfig(EnvSection, name="simulator"):
     """Number of passes over all environments in a step."""
 
 
-ENV_UNION = RegistryUnion(
-    ENVS,
-    EnvSection,
-    others=(PromptsConfig, SimulatorConfig),
-)
+ENV_UNION = RegistryUnion(ENVS, EnvSection, others=(PromptsConfig, SimulatorConfig), default="frozenlake")
 EnvConfig = Annotated[EnvSection, ENV_UNION]
 
 

@@ -17,7 +17,7 @@ from quintet.config.native.section import ListOf, NotEmpty
 class PackageEnvSection(InteractiveEnvSection):
     """Base class of the configuration of an environment by its name in a package."""
 
-    is_foreign: ClassVar[bool] = True
+    runs_external_code: ClassVar[bool] = True
 
     kwargs: Annotated[dict[str, Any], Field(default_factory=dict)]
     """Keyword arguments of the package's `make`."""
@@ -39,17 +39,21 @@ class GymnasiumConfig(PackageEnvSection, name="gymnasium"):
     instruction: NotEmpty | None = None
     """System message. null lists the actions and the form of the observations."""
     observation: Literal["space", "ansi"] = "space"
-    """Text of observations: `space` writes the value of the observation space, `ansi` the env's own drawing by its
+    """Text of observations: `space` writes the value of the observation space, `ansi` the env's drawing by its
     render mode `ansi`, with highlighted characters in square brackets."""
     render: Rendered = "text"
-    """`vision` shows the picture of the env's render mode `rgb_array` instead of text."""
+    """`vision` shows the image of the env's render mode `rgb_array` instead of text."""
     image_size: PositiveInt | None = None
-    """Longer side of the picture, pixels; null leaves its size."""
+    """Longer side of the image, pixels; null leaves its size."""
     success_return: float | None = None
     """Minimum sum of rewards of a successful episode; null uses the env's registered `reward_threshold`, or any
     positive sum if it has none."""
     success_key: NotEmpty | None = None
     """Key of the last step's `info` that says whether the task is solved; it replaces `success_return`."""
+
+    def code_keys(self) -> tuple[str, ...]:
+        """See `EnvSection.code_keys`."""
+        return ("id",) if ":" in self.id else ()
 
 
 @register_env("textarena_env:TextArenaEnv", "a game of TextArena by its id", requires=("textarena",), extra="textarena")

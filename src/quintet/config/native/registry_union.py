@@ -53,11 +53,20 @@ class RegistryUnion:
     """Annotation of a field that takes the config class of any entry of `registry`, discriminated by `name`.
 
     The union is built on first use and again whenever the registry has new entries, so that plugins are validated,
-    documented and listed like built-in entries. `others` are config classes that have no entry.
+    documented and listed like built-in entries. `others` are config classes that have no entry. `default` is listed
+    first; without it, the first registered entry.
     """
 
-    def __init__(self, registry: Registry[Any], section: type[Section], others: tuple[type[Section], ...] = ()) -> None:
+    def __init__(
+        self,
+        registry: Registry[Any],
+        section: type[Section],
+        others: tuple[type[Section], ...] = (),
+        *,
+        default: str | None = None,
+    ) -> None:
         self._registry = registry
+        self._default = default
         self._section = section
         self._others = others
         self._adapter: TypeAdapter[Any] | None = None
@@ -81,7 +90,8 @@ class RegistryUnion:
     def _build(self) -> TypeAdapter[Any]:
         version = self._registry.version
         if self._adapter is None or version != self._version:
-            self._classes = dict(self._named_classes())
+            classes = dict(self._named_classes())
+            self._classes = classes if self._default is None else {self._default: classes[self._default]} | classes
             union: Any = reduce(or_, dict.fromkeys(self._classes.values()))
             annotation: Any = Annotated[union, Field(discriminator="name")]
             self._adapter = TypeAdapter(annotation)

@@ -8,9 +8,9 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.native.mixed_envs import RunEnv
 from quintet.config.plan.batches import RankWorkload, max_sequence_tokens
 from quintet.config.plan.model_shapes import ModelShape
-from quintet.config.plan.models import Models
+from quintet.config.plan.models import Models, find_models
 from quintet.config.plan.vision_encoder import VisionEncoderShape, image_grid
-from quintet.config.problems import ConfigProblem
+from quintet.config.problems import ConfigProblem, raise_problems
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ def _visible_turns(env: RunEnv) -> int:
 
 def _grid(config: Experiment, encoder: VisionEncoderShape, height: int, width: int) -> tuple[int, int]:
     vision = config.policy.vision
-    least, most = vision.min_pixels or encoder.min_pixels, vision.max_pixels or encoder.max_pixels
-    return image_grid(height, width, encoder.factor, least, most)
+    min_pixels, max_pixels = vision.min_pixels or encoder.min_pixels, vision.max_pixels or encoder.max_pixels
+    return image_grid(height, width, encoder.factor, min_pixels, max_pixels)
 
 
 def _largest(encoder: VisionEncoderShape, max_pixels: int) -> int:
@@ -105,8 +105,8 @@ def has_unknown_images(config: Experiment) -> bool:
     if config.policy.vision.max_pixels is not None:
         return False
     envs = [env.config for env in config.run_envs if env.config.requires is None]
-    shown = any((env.shows_images and env.rendered_size is None) or env.name == "custom" for env in envs)
-    return shown or bool(config.env.reads_prompts and config.data and config.data.image_key)
+    shows_images = any((env.shows_images and env.rendered_size is None) or env.name == "custom" for env in envs)
+    return shows_images or bool(config.env.reads_prompts and config.data and config.data.image_key)
 
 
 def trains_encoder(config: Experiment, component: str) -> bool:
@@ -128,6 +128,15 @@ def image_problems(composed: ComposedConfig, models: Models) -> Iterator[ConfigP
         visible = images.per_sequence if config.rollout.window_size is not None else 1
         if images.is_exact and images.tokens * visible > limit:
             yield _image_problem(composed, images, visible, name, limit, shape.encoder.factor)
+
+
+def check_images(composed: ComposedConfig) -> None:
+    """Check that the images of every environment fit into a prompt.
+
+    Raises:
+        ConfigError: one message names every key that cannot work.
+    """
+    raise_problems(image_problems(composed, find_models(composed.experiment)))
 
 
 def _image_problem(

@@ -7,15 +7,15 @@ import numpy as np
 from quintet.config.native.embodied_envs import NavigationConfig
 from quintet.envs.env import IMAGE
 from quintet.envs.navigation.house import ACTIONS, House
-from quintet.envs.navigation.rooms import Rooms
+from quintet.envs.navigation.rooms import RoomsHouse
 from quintet.records import Observation, Step
 
 INSTRUCTION = (
     "You are a home robot and perform navigation tasks according to instructions. moveahead, moveback, moveright and"
     " moveleft move you by {step:g} meters, rotateright and rotateleft turn you by 90 degrees, lookup and lookdown tilt"
-    " your camera by 30 degrees. {seen} Answer with " + ", ".join(ACTIONS[:-1]) + f" or {ACTIONS[-1]}."
+    " your camera by 30 degrees. {view} Answer with " + ", ".join(ACTIONS[:-1]) + f" or {ACTIONS[-1]}."
 )
-SEEN = {
+VIEWS = {
     "vision": "You see a picture of what is in front of you.",
     "text": "You see a list of the objects in front of you, with direction and distance in meters.",
 }
@@ -52,7 +52,7 @@ class Navigation:
             load_tasks(config)
 
     def instruction(self) -> str:
-        return INSTRUCTION.format(step=self._config.step_length, seen=SEEN[self._config.render])
+        return INSTRUCTION.format(step=self._config.step_length, view=VIEWS[self._config.render])
 
     def reset(self, seed: int) -> Observation:
         self._house.start(task_number(self._config, self._house.num_tasks, seed))
@@ -62,18 +62,18 @@ class Navigation:
     def step(self, action: str) -> Step:
         """See `Env.step`. An action that walls or objects prevent has no effect, which the observation says."""
         config, before = self._config, self._house.distance
-        is_done = self._house.act(action)
+        is_executed = self._house.act(action)
         distance = self._house.distance
         self._num_steps += 1
         success = distance <= config.success_threshold
         truncated = not success and self._num_steps >= config.max_steps
         reward = config.distance_reward * (before - distance) + config.success_reward * success
-        feedback = DONE if is_done else NOT_DONE
+        feedback = DONE if is_executed else NOT_DONE
         info = {"success": success, "distance": round(distance, 3), "env_feedback": feedback}
         return Step(self._observation(f"\nThe environment feedback is: {feedback}"), reward, success, truncated, info)
 
     def render(self) -> np.ndarray:
-        return self._house.picture()
+        return self._house.render()
 
     def close(self) -> None:
         self._house.close()
@@ -84,25 +84,25 @@ class Navigation:
 
     def expert_thought(self) -> str:
         """Return the visible objects, the nearest first."""
-        return self._seen_text()
+        return self._visible_objects_text()
 
     def _observation(self, feedback: str) -> Observation:
         end = f"{feedback}\nHuman Instruction: {self._house.instruction}"
         if self._config.render == "text":
-            return Observation(f"{self._seen_text()}{end}")
-        pictures = [self._house.picture()]
+            return Observation(f"{self._visible_objects_text()}{end}")
+        images = [self._house.render()]
         if self._config.multiview:
-            pictures.append(self._house.map_picture())
-        return Observation(IMAGE * len(pictures) + end, tuple(pictures))
+            images.append(self._house.render_map())
+        return Observation(IMAGE * len(images) + end, tuple(images))
 
-    def _seen_text(self) -> str:
-        seen = self._house.seen_objects()[: self._config.max_objects]
-        return "\n".join(f"{each.name} {each.direction} {each.distance:.2f}" for each in seen) or "nothing"
+    def _visible_objects_text(self) -> str:
+        visible = self._house.visible_objects()[: self._config.max_objects]
+        return "\n".join(f"{each.name} {each.direction} {each.distance:.2f}" for each in visible) or "nothing"
 
 
 def _build_house(config: NavigationConfig) -> House:
     if config.backend == "rooms":
-        return Rooms(config)
+        return RoomsHouse(config)
     from quintet.envs.navigation.thor import ThorHouse
 
     return ThorHouse(config)
@@ -110,11 +110,11 @@ def _build_house(config: NavigationConfig) -> House:
 
 def task_number(config: NavigationConfig, available: int | None, seed: int) -> int:
     """Return the task of a seed. Each split has its own tasks if there are three or more."""
-    every = round(1 / config.down_sample_ratio)
+    stride = round(1 / config.down_sample_ratio)
     limits = [count for count in (config.num_tasks, available) if count is not None]
     if not limits:
         index, split = divmod(seed, NUM_SPLITS)
-        return index * every * NUM_SPLITS + split
-    tasks = range(0, min(limits), every)
-    own = tasks[seed % NUM_SPLITS :: NUM_SPLITS] or tasks
-    return own[seed // NUM_SPLITS % len(own)]
+        return index * stride * NUM_SPLITS + split
+    tasks = range(0, min(limits), stride)
+    split_tasks = tasks[seed % NUM_SPLITS :: NUM_SPLITS] or tasks
+    return split_tasks[seed // NUM_SPLITS % len(split_tasks)]

@@ -20,13 +20,13 @@ Part = tuple[float, float, float, float, float, float, Color | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """Kind of object."""
+class FurnitureKind:
+    """Shape and descriptions of one kind of furniture."""
 
     parts: tuple[Part, ...]
     use: str
     """What it is for."""
-    looks: str
+    appearance: str
     """What it looks like."""
 
     @property
@@ -41,15 +41,15 @@ class Kind:
 
 def _shape(part: Part, x: float, y: float, color: Color) -> Shape:
     dx, dy, low, width, depth, height, own_color = part
-    shown = own_color or color
+    part_color = own_color or color
     if height == 0:
-        return Sphere((x + dx, y + dy, low + width / 2), width / 2, shown)
+        return Sphere((x + dx, y + dy, low + width / 2), width / 2, part_color)
     corner = (x + dx - width / 2, y + dy - depth / 2, low)
-    return Box(corner, (corner[0] + width, corner[1] + depth, low + height), shown)
+    return Box(corner, (corner[0] + width, corner[1] + depth, low + height), part_color)
 
 
-KINDS: dict[str, Kind] = {
-    "chair": Kind(
+FURNITURE_KINDS: dict[str, FurnitureKind] = {
+    "chair": FurnitureKind(
         (
             (0, 0, 0, 0.34, 0.34, 0.42, DARK),
             (0, 0, 0.42, 0.44, 0.44, 0.06, None),
@@ -58,34 +58,34 @@ KINDS: dict[str, Kind] = {
         "a seat for one person",
         "low {color} seat with one upright board behind it",
     ),
-    "table": Kind(
+    "table": FurnitureKind(
         ((0, 0, 0, 0.12, 0.12, 0.7, DARK), (0, 0, 0.7, 0.9, 0.7, 0.05, None)),
         "a surface to eat at",
         "wide, thin {color} plate on a dark post",
     ),
-    "bed": Kind(
+    "bed": FurnitureKind(
         ((0, 0, 0, 0.9, 1.3, 0.4, None), (0, 0.45, 0.4, 0.6, 0.3, 0.1, WHITE)),
         "a place to sleep",
         "large, flat {color} block with something white at one end",
     ),
-    "lamp": Kind(
+    "lamp": FurnitureKind(
         ((0, 0, 0, 0.06, 0.06, 1.3, DARK), (0, 0, 1.25, 0.4, 0.4, 0, None)),
         "something that lights up the room",
         "thin, dark pole with a round {color} top",
     ),
-    "ball": Kind(((0, 0, 0, 0.5, 0.5, 0, None),), "a toy that rolls", "round {color} thing on the floor"),
-    "plant": Kind(
+    "ball": FurnitureKind(((0, 0, 0, 0.5, 0.5, 0, None),), "a toy that rolls", "round {color} thing on the floor"),
+    "plant": FurnitureKind(
         ((0, 0, 0, 0.34, 0.34, 0.3, None), (0, 0, 0.25, 0.6, 0.6, 0, LEAVES)),
         "something that has to be watered",
         "green crown in a {color} pot",
     ),
-    "crate": Kind(((0, 0, 0, 0.5, 0.5, 0.5, None),), "a container for moving house", "plain {color} cube"),
-    "television": Kind(
+    "crate": FurnitureKind(((0, 0, 0, 0.5, 0.5, 0.5, None),), "a container for moving house", "plain {color} cube"),
+    "television": FurnitureKind(
         ((0, 0, 0, 0.7, 0.3, 0.4, None), (0, 0, 0.45, 0.8, 0.06, 0.5, DARK)),
         "something to watch the news on",
         "dark panel on a {color} stand",
     ),
-    "bookshelf": Kind(
+    "bookshelf": FurnitureKind(
         ((0, 0, 0, 0.8, 0.3, 1.7, None), (0, 0, 0.5, 0.82, 0.2, 0.05, DARK), (0, 0, 1.1, 0.82, 0.2, 0.05, DARK)),
         "a place to look for a novel",
         "tall {color} cupboard with dark lines",

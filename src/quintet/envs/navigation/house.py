@@ -19,7 +19,7 @@ ACTIONS = (*MOVES, *TURNS, *TILTS)
 
 
 @dataclass(frozen=True, slots=True)
-class SeenObject:
+class VisibleObject:
     """Object in the agent's view."""
 
     name: str
@@ -47,20 +47,20 @@ class House(Protocol):
     def distance(self) -> float:
         """Distance of the agent from the object of the task, on the floor, meters."""
 
-    def seen_objects(self) -> list[SeenObject]:
+    def visible_objects(self) -> list[VisibleObject]:
         """Return the objects in view, the nearest first."""
 
-    def picture(self) -> np.ndarray:
+    def render(self) -> np.ndarray:
         """Return what the agent sees, RGB `uint8[resolution, resolution, 3]`."""
 
-    def map_picture(self) -> np.ndarray:
+    def render_map(self) -> np.ndarray:
         """Return the house from above, RGB `uint8[resolution, resolution, 3]`."""
 
     def expert_action(self) -> str:
-        """Return the next action of a shortest way to the object.
+        """Return the next action of a shortest path to the object.
 
         Raises:
-            UnsolvableError: there is no way, or the house has no expert.
+            UnsolvableError: there is no path, or the house has no expert.
         """
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Random houses of two furnished rooms: walls, doors, objects, tasks, and ways through them."""
+"""Random houses of two furnished rooms: walls, doors, objects, tasks, and shortest paths."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from quintet.config.native.embodied_envs import NavigationConfig
-from quintet.envs.navigation.furniture import COLORS, KINDS
+from quintet.envs.navigation.furniture import COLORS, FURNITURE_KINDS
 from quintet.envs.navigation.house import floor_angle
 from quintet.envs.ray_casting import Box, Shape
 from quintet.errors import ConfigError
@@ -23,7 +23,7 @@ GAP: Final = 0.75
 """Minimum distance between objects, meters."""
 MAX_ATTEMPTS: Final = 500
 NUM_OBJECTS: Final = 6
-Place = tuple[float, float]
+Position = tuple[float, float]
 Rectangle = tuple[float, float, float, float]
 """Lowest x and y, highest x and y."""
 HEADINGS = {0: (0, 1), 90: (1, 0), 180: (0, -1), 270: (-1, 0)}
@@ -31,7 +31,7 @@ HEADINGS = {0: (0, 1), 90: (1, 0), 180: (0, -1), 270: (-1, 0)}
 INSTRUCTIONS = {
     "base": "navigate to the {name} in the room and be as close as possible to it",
     "common_sense": "I am looking for {use}; navigate to it and be as close as possible to it",
-    "visual_appearance": "navigate to the {looks} and be as close as possible to it",
+    "visual_appearance": "navigate to the {appearance} and be as close as possible to it",
     "complex_instruction": "the {other} can stay where it is, I have just looked after it; before you do anything else,"
     " navigate to the {name} in the room and be as close as possible to it",
     "long_horizon": "navigate to the {name} in the other room and be as close as possible to it",
@@ -53,7 +53,7 @@ class Furniture:
 
     @property
     def rectangle(self) -> Rectangle:
-        half = KINDS[self.kind].half_size
+        half = FURNITURE_KINDS[self.kind].half_size
         return self.x - half, self.y - half, self.x + half, self.y + half
 
 
@@ -79,18 +79,20 @@ class Layout:
         """Return what is drawn."""
         room = Box((0, 0, 0), (self.width, self.depth, WALL_HEIGHT), (222, 205, 180), "bricks", inside=True)
         walls = [Box((a, b, 0), (c, d, WALL_HEIGHT), (190, 200, 215), "bricks") for a, b, c, d in self.walls]
-        things = [
-            shape for each in self.objects for shape in KINDS[each.kind].shapes(each.x, each.y, COLORS[each.color])
+        furniture = [
+            shape
+            for each in self.objects
+            for shape in FURNITURE_KINDS[each.kind].shapes(each.x, each.y, COLORS[each.color])
         ]
-        return [room, *walls, *things]
+        return [room, *walls, *furniture]
 
 
-def after(x: float, y: float, step: tuple[int, int], length: float) -> Place:
-    """Return the place after a move; rounded, so that ways are compared exactly."""
+def next_position(x: float, y: float, step: tuple[int, int], length: float) -> Position:
+    """Return the position after a move, rounded so that positions are compared exactly."""
     return round(x + step[0] * length, 6), round(y + step[1] * length, 6)
 
 
-def is_free(layout: Layout, obstacles: np.ndarray, start: Place, to: Place) -> bool:
+def is_free(layout: Layout, obstacles: np.ndarray, start: Position, to: Position) -> bool:
     """Return whether the agent can move straight along an axis between two points."""
     (low_x, high_x), (low_y, high_y) = (
         (min(a, b) - AGENT_RADIUS, max(a, b) + AGENT_RADIUS) for a, b in zip(start, to, strict=True)
@@ -101,7 +103,7 @@ def is_free(layout: Layout, obstacles: np.ndarray, start: Place, to: Place) -> b
     return not (blocked & (obstacles[:, 1] < high_y) & (obstacles[:, 3] > low_y)).any()
 
 
-def crosses(wall: Rectangle, start: Place, end: Place) -> bool:
+def crosses(wall: Rectangle, start: Position, end: Position) -> bool:
     """Return whether a straight line between two points meets a rectangle."""
     low, high = 0.0, 1.0
     for axis in (0, 1):
@@ -116,10 +118,10 @@ def crosses(wall: Rectangle, start: Place, end: Place) -> bool:
     return low <= high
 
 
-def shortest_way(config: NavigationConfig, layout: Layout, start: Place) -> list[tuple[int, int]]:
+def shortest_path(config: NavigationConfig, layout: Layout, start: Position) -> list[tuple[int, int]]:
     """Return a shortest sequence of steps on the floor to success by breadth-first search; empty if there is none."""
     target, obstacles = layout.objects[0], layout.obstacles
-    before: dict[Place, tuple[Place, tuple[int, int]] | None] = {start: None}
+    before: dict[Position, tuple[Position, tuple[int, int]] | None] = {start: None}
     queue = deque([start])
     while queue:
         place = queue.popleft()
@@ -130,7 +132,7 @@ def shortest_way(config: NavigationConfig, layout: Layout, start: Place) -> list
                 steps.append(step)
             return steps[::-1]
         for step in HEADINGS.values():
-            to = after(*place, step, config.step_length)
+            to = next_position(*place, step, config.step_length)
             if to not in before and is_free(layout, obstacles, place, to):
                 before[to] = place, step
                 queue.append(to)
@@ -142,18 +144,18 @@ def generate_layout(config: NavigationConfig, task: int) -> Layout:
     """Return the house of a task; all episodes of a group share it.
 
     Raises:
-        ConfigError: no house has a way of `env.max_steps` moves to its object.
+        ConfigError: no house has a path of at most `env.max_steps` moves to its object.
     """
     rng = np.random.default_rng([task, zlib.crc32(config.eval_set.encode())])
     for _ in range(MAX_ATTEMPTS):
         layout = _draw_layout(config, rng)
         if layout is None:
             continue
-        moves = len(shortest_way(config, layout, layout.start))
+        moves = len(shortest_path(config, layout, layout.start))
         if 0 < moves <= config.max_steps:
             return layout
     raise ConfigError(
-        f"none of {MAX_ATTEMPTS} random houses has a way of at most {config.max_steps} moves to its object",
+        f"none of {MAX_ATTEMPTS} random houses has a path of at most {config.max_steps} moves to its object",
         key="env.max_steps",
         value=config.max_steps,
         hint="increase env.max_steps, or change env.step_length or env.success_threshold",
@@ -183,19 +185,19 @@ def _draw_layout(config: NavigationConfig, rng: np.random.Generator) -> Layout |
 def _draw_objects(
     rng: np.random.Generator, width: float, depth: float, door: Rectangle, walls: tuple[Rectangle, ...]
 ) -> tuple[Furniture, ...] | None:
-    """Draw objects of different kinds that leave ways around them and through the door."""
+    """Draw objects of different kinds that leave passages around them and through the door."""
     objects: list[Furniture] = []
-    taken = [door]
-    for kind in rng.permutation(list(KINDS))[:NUM_OBJECTS].tolist():
-        half, color = KINDS[kind].half_size, str(rng.choice(list(COLORS)))
+    occupied = [door]
+    for kind in rng.permutation(list(FURNITURE_KINDS))[:NUM_OBJECTS].tolist():
+        half, color = FURNITURE_KINDS[kind].half_size, str(rng.choice(list(COLORS)))
         x, y = (round(float(rng.uniform(half + 0.05, side - half - 0.05)), 2) for side in (width, depth))
-        each = Furniture(kind, color, x, y)
-        if any(_overlaps(each.rectangle, other, GAP) for other in taken[1:]):
+        item = Furniture(kind, color, x, y)
+        if any(_overlaps(item.rectangle, other, GAP) for other in occupied[1:]):
             continue
-        if _overlaps(each.rectangle, door, 0.0) or any(_overlaps(each.rectangle, wall, 0.05) for wall in walls):
+        if _overlaps(item.rectangle, door, 0.0) or any(_overlaps(item.rectangle, wall, 0.05) for wall in walls):
             continue
-        objects.append(each)
-        taken.append(each.rectangle)
+        objects.append(item)
+        occupied.append(item.rectangle)
     return tuple(objects) if len(objects) >= NUM_OBJECTS // 2 else None
 
 
@@ -205,6 +207,6 @@ def _overlaps(first: Rectangle, second: Rectangle, gap: float) -> bool:
 
 def _instruction(config: NavigationConfig, objects: tuple[Furniture, ...]) -> str:
     target = objects[0]
-    kind = KINDS[target.kind]
-    words = {"name": target.name, "use": kind.use, "looks": kind.looks.format(color=target.color)}
-    return INSTRUCTIONS[config.eval_set].format(**words, other=objects[1].name)
+    kind = FURNITURE_KINDS[target.kind]
+    fields = {"name": target.name, "use": kind.use, "appearance": kind.appearance.format(color=target.color)}
+    return INSTRUCTIONS[config.eval_set].format(**fields, other=objects[1].name)

@@ -1,4 +1,4 @@
-"""Agent in random furnished rooms, with collisions, pictures and an expert."""
+"""Agent in random furnished rooms, with collisions, images and an expert."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 
 from quintet.config.native.embodied_envs import NavigationConfig
 from quintet.envs.env import UnsolvableError
-from quintet.envs.navigation.house import MOVES, TILTS, TURNS, SeenObject, direction_of, floor_angle
+from quintet.envs.navigation.house import MOVES, TILTS, TURNS, VisibleObject, direction_of, floor_angle
 from quintet.envs.navigation.layouts import (
     HEADINGS,
     WALL_HEIGHT,
-    after,
     crosses,
     generate_layout,
     is_free,
-    shortest_way,
+    next_position,
+    shortest_path,
 )
 from quintet.envs.ray_casting import Box, Camera, Shape, cast_rays
 
@@ -27,7 +27,7 @@ MAX_TILT: Final = 60
 """Largest tilt of the camera up or down, degrees."""
 
 
-class Rooms:
+class RoomsHouse:
     """See `House`."""
 
     num_tasks: int | None = None
@@ -46,7 +46,7 @@ class Rooms:
         self._obstacles = self._layout.obstacles
         self.instruction = self._layout.instruction
         (self._x, self._y), self._heading, self._tilt = self._layout.start, self._layout.heading, 0
-        self._way: list[tuple[int, int]] | None = None
+        self._path: list[tuple[int, int]] | None = None
 
     def act(self, action: str) -> bool:
         if action in TURNS:
@@ -57,11 +57,11 @@ class Rooms:
             self._tilt, is_possible = (tilt, True) if abs(tilt) <= MAX_TILT else (self._tilt, False)
             return is_possible
         step = HEADINGS[(self._heading + MOVES[action]) % 360]
-        to = after(self._x, self._y, step, self._config.step_length)
+        to = next_position(self._x, self._y, step, self._config.step_length)
         if not is_free(self._layout, self._obstacles, (self._x, self._y), to):
             return False
         self._x, self._y = to
-        self._way = self._way[1:] if self._way and self._way[0] == step else None
+        self._path = self._path[1:] if self._path and self._path[0] == step else None
         return True
 
     @property
@@ -69,17 +69,17 @@ class Rooms:
         target = self._layout.objects[0]
         return math.hypot(target.x - self._x, target.y - self._y)
 
-    def seen_objects(self) -> list[SeenObject]:
-        seen = []
+    def visible_objects(self) -> list[VisibleObject]:
+        visible = []
         for each in self._layout.objects:
             dx, dy = each.x - self._x, each.y - self._y
             angle = (floor_angle(dx, dy) - self._heading + 180) % 360 - 180
             hidden = any(crosses(wall, (self._x, self._y), (each.x, each.y)) for wall in self._layout.walls)
             if abs(angle) <= self._config.fov / 2 and not hidden:
-                seen.append(SeenObject(each.name, direction_of(angle), math.hypot(dx, dy)))
-        return sorted(seen, key=lambda each: each.distance)
+                visible.append(VisibleObject(each.name, direction_of(angle), math.hypot(dx, dy)))
+        return sorted(visible, key=lambda each: each.distance)
 
-    def picture(self) -> np.ndarray:
+    def render(self) -> np.ndarray:
         ahead, tilt = HEADINGS[self._heading], math.radians(self._tilt)
         level, down = math.cos(tilt), -math.sin(tilt)
         camera = Camera(
@@ -90,7 +90,7 @@ class Rooms:
         )
         return cast_rays(camera, self._shapes, self._config.resolution)
 
-    def map_picture(self) -> np.ndarray:
+    def render_map(self) -> np.ndarray:
         layout = self._layout
         ahead = HEADINGS[self._heading]
         nose = (self._x + 0.2 * ahead[0], self._y + 0.2 * ahead[1])
@@ -105,11 +105,11 @@ class Rooms:
         )
 
     def expert_action(self) -> str:
-        if not self._way:
-            self._way = shortest_way(self._config, self._layout, (self._x, self._y))
-        if not self._way:
+        if not self._path:
+            self._path = shortest_path(self._config, self._layout, (self._x, self._y))
+        if not self._path:
             raise UnsolvableError("the agent cannot reach the object from here")
-        heading = next(heading for heading, step in HEADINGS.items() if step == self._way[0])
+        heading = next(heading for heading, step in HEADINGS.items() if step == self._path[0])
         return next(name for name, turn in MOVES.items() if (self._heading + turn) % 360 == heading)
 
     def close(self) -> None:

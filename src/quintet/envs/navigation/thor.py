@@ -13,16 +13,16 @@ import numpy as np
 
 from quintet.config.native.embodied_envs import NavigationConfig
 from quintet.envs.env import UnsolvableError
-from quintet.envs.navigation.house import MOVES, TILT_DEGREES, TURN_DEGREES, SeenObject, direction_of, floor_angle
+from quintet.envs.navigation.house import MOVES, TILT_DEGREES, TURN_DEGREES, VisibleObject, direction_of, floor_angle
 from quintet.errors import ConfigError
 
 KEY = "env.backend"
-NEEDS: Final = (
+REQUIREMENTS: Final = (
     "AI2-THOR needs its package (`pip install ai2thor`), its build for CloudRendering (in ~/.ai2thor/releases, where"
     " ai2thor's Controller downloads it with platform=CloudRendering and download_only=True), and a GPU with Vulkan; or"
     " env.thor_build=EXECUTABLE and a display"
 )
-NAMES = {
+THOR_ACTIONS = {
     "moveahead": "MoveAhead",
     "moveback": "MoveBack",
     "moveright": "MoveRight",
@@ -70,9 +70,9 @@ class ThorHouse:
 
     def act(self, action: str) -> bool:
         if action in MOVES:
-            event = self._act(NAMES[action], moveMagnitude=self._config.step_length)
+            event = self._act(THOR_ACTIONS[action], moveMagnitude=self._config.step_length)
         else:
-            event = self._act(NAMES[action], degrees=TILT_DEGREES if "look" in action else TURN_DEGREES)
+            event = self._act(THOR_ACTIONS[action], degrees=TILT_DEGREES if "look" in action else TURN_DEGREES)
         return bool(event.metadata["lastActionSuccess"])
 
     @property
@@ -80,20 +80,20 @@ class ThorHouse:
         dx, dz = self._offset(self._task["target_position"])
         return math.hypot(dx, dz)
 
-    def seen_objects(self) -> list[SeenObject]:
+    def visible_objects(self) -> list[VisibleObject]:
         heading = self._event.metadata["agent"]["rotation"]["y"]
-        seen = []
-        for each in self._event.metadata["objects"]:
-            if each.get("visible", False):
-                dx, dz = self._offset(each["position"])
+        visible = []
+        for entry in self._event.metadata["objects"]:
+            if entry.get("visible", False):
+                dx, dz = self._offset(entry["position"])
                 direction = direction_of(floor_angle(dx, dz) - heading)
-                seen.append(SeenObject(str(each["objectType"]), direction, math.hypot(dx, dz)))
-        return sorted(seen, key=lambda each: each.distance)
+                visible.append(VisibleObject(str(entry["objectType"]), direction, math.hypot(dx, dz)))
+        return sorted(visible, key=lambda each: each.distance)
 
-    def picture(self) -> np.ndarray:
+    def render(self) -> np.ndarray:
         return np.ascontiguousarray(self._event.frame[..., :3], np.uint8)
 
-    def map_picture(self) -> np.ndarray:
+    def render_map(self) -> np.ndarray:
         return np.ascontiguousarray(self._event.third_party_camera_frames[0][..., :3], np.uint8)
 
     def expert_action(self) -> str:
@@ -141,11 +141,11 @@ def find_build(config: NavigationConfig) -> dict[str, Any]:
         ConfigError: the package or the build is missing.
     """
     if importlib.util.find_spec("ai2thor") is None:
-        raise ConfigError("env.backend=ai2thor: ai2thor is not installed", key=KEY, value="ai2thor", hint=NEEDS)
+        raise ConfigError("env.backend=ai2thor: ai2thor is not installed", key=KEY, value="ai2thor", hint=REQUIREMENTS)
     if config.thor_build is not None:
         if not Path(config.thor_build).expanduser().is_file():
             message = f"env.thor_build = {config.thor_build!r} is no file"
-            raise ConfigError(message, key="env.thor_build", value=config.thor_build, hint=NEEDS)
+            raise ConfigError(message, key="env.thor_build", value=config.thor_build, hint=REQUIREMENTS)
         return {"local_executable_path": str(Path(config.thor_build).expanduser())}
     from ai2thor.build import COMMIT_ID
     from ai2thor.platform import CloudRendering
@@ -154,7 +154,7 @@ def find_build(config: NavigationConfig) -> dict[str, Any]:
     directory = Path.home() / ".ai2thor/releases" / f"thor-CloudRendering-{COMMIT_ID}"
     if not directory.is_dir():
         message = f"env.backend=ai2thor: there is no build in {directory}, and Quintet downloads none"
-        raise ConfigError(message, key=KEY, value="ai2thor", hint=NEEDS)
+        raise ConfigError(message, key=KEY, value="ai2thor", hint=REQUIREMENTS)
     return {"platform": CloudRendering, "commit_id": COMMIT_ID}
 
 

@@ -69,7 +69,7 @@ class PrimitiveSkill:
         return Step(self._observation(), reward, success, truncated, {"success": success, "stage": self._table.stage()})
 
     def render(self) -> np.ndarray:
-        return self._table.picture()
+        return self._table.render()
 
     def close(self) -> None:
         self._table.close()
@@ -96,7 +96,7 @@ class PrimitiveSkill:
             f"Object positions:\n{list(table.positions().values())}",
             f"Other information:\n{dict(table.information(masked=self._config.mask_success)) or NOTHING}",
         ]
-        return Observation("\n".join(lines), (table.picture(),) if is_vision else ())
+        return Observation("\n".join(lines), (table.render(),) if is_vision else ())
 
 
 def _build_table(config: PrimitiveSkillConfig) -> Table:

@@ -60,7 +60,7 @@ class KinematicTable:
     def is_solved(self) -> bool:
         return self._task.is_solved(self._scene)
 
-    def picture(self) -> np.ndarray:
+    def render(self) -> np.ndarray:
         return draw_scene(self._scene, self._config.resolution)
 
     def expert_skill(self) -> str:
@@ -123,7 +123,7 @@ class KinematicTable:
         drawer.opening -= shift
 
     def _release(self, x: float, y: float, z: float) -> None:
-        """Let go of the held object at a position."""
+        """Release the held object at a position."""
         scene = self._scene
         if scene.held is None:
             return
@@ -135,7 +135,7 @@ class KinematicTable:
     # ---- resting
 
     def _settle(self) -> None:
-        """Let all objects fall, the lowest first."""
+        """Drop all objects, the lowest first."""
         resting: list[Body] = []
         for name, body in sorted(self._scene.bodies.items(), key=lambda item: item[1].z):
             if name != self._scene.held:

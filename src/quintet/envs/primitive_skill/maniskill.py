@@ -17,7 +17,7 @@ from quintet.errors import ConfigError
 from quintet.registry import load_user_object
 
 KEY = "env.backend"
-NEEDS: Final = (
+REQUIREMENTS: Final = (
     "ManiSkill needs Linux with a GPU and its Vulkan driver, `pip install mani_skill` (with SAPIEN), its assets ycb and"
     " partnet_mobility_cabinet for PutAppleInDrawer (`python -m mani_skill.utils.download_asset NAME`), and VAGEN's"
     " package for the tasks, or your own function in env.maniskill_builder; env.backend=kinematic needs none of them"
@@ -25,7 +25,7 @@ NEEDS: Final = (
 STAGE = re.compile(r"stage_?(\d+)_success")
 """VAGEN's tasks name their stages with and without the first underscore."""
 INTERNAL = ("is_success", "num_timesteps", "elapsed_steps", "skill_success", "reward_components")
-"""Entries of the simulation's info that the policy is never told."""
+"""Entries of the simulation's info that observations omit."""
 
 _idle: dict[PrimitiveSkillConfig, list[Any]] = {}
 """Simulations without an episode, which take seconds to build."""
@@ -58,15 +58,15 @@ class ManiSkillTable:
         _, _, _, _, self._info = self._env.step(action)
 
     def positions(self) -> Mapping[str, Position]:
-        found = {}
+        positions = {}
         for key in self._task.state_keys:
             x, y, z = np.round(_array(self._info[key]).reshape(-1)[:3] * 1000).astype(int).tolist()
-            found[key.removesuffix("_position")] = (x, y, z)
-        return found
+            positions[key.removesuffix("_position")] = (x, y, z)
+        return positions
 
     def information(self, *, masked: bool) -> Mapping[str, Any]:
         keys = self._task.vlm_info_keys if masked else [key for key in self._info if key not in INTERNAL]
-        return {key: _shown(key, self._info[key]) for key in keys if not key.endswith("_position")}
+        return {key: _python_value(key, self._info[key]) for key in keys if not key.endswith("_position")}
 
     def stage(self) -> int:
         stages = ((STAGE.fullmatch(key), value) for key, value in self._info.items())
@@ -75,7 +75,7 @@ class ManiSkillTable:
     def is_solved(self) -> bool:
         return bool(_array(self._info["success"]).all())
 
-    def picture(self) -> np.ndarray:
+    def render(self) -> np.ndarray:
         frame = _array(self._env.render())
         image = Image.fromarray(np.ascontiguousarray(frame.reshape(frame.shape[-3:])[..., :3], np.uint8))
         side = self._config.resolution
@@ -98,11 +98,13 @@ def load_builder(config: PrimitiveSkillConfig) -> Callable[..., Any]:
         ConfigError: ManiSkill or that function is missing.
     """
     if importlib.util.find_spec("mani_skill") is None:
-        raise ConfigError("env.backend=maniskill: mani_skill is not installed", key=KEY, value="maniskill", hint=NEEDS)
+        raise ConfigError(
+            "env.backend=maniskill: mani_skill is not installed", key=KEY, value="maniskill", hint=REQUIREMENTS
+        )
     try:
         return load_user_object(config.maniskill_builder, "env.maniskill_builder")
     except ConfigError as error:
-        raise ConfigError(error.message, key=error.key, value=error.value, hint=NEEDS) from error
+        raise ConfigError(error.message, key=error.key, value=error.value, hint=REQUIREMENTS) from error
 
 
 def _build(config: PrimitiveSkillConfig) -> Any:
@@ -111,15 +113,15 @@ def _build(config: PrimitiveSkillConfig) -> Any:
         return build(config.task, record_dir=None)
     except (ImportError, OSError, RuntimeError) as error:
         message = f"env.backend=maniskill: {config.task} cannot be built: {error}"
-        raise ConfigError(message, key=KEY, value="maniskill", hint=NEEDS) from error
+        raise ConfigError(message, key=KEY, value="maniskill", hint=REQUIREMENTS) from error
 
 
 def _array(value: Any) -> np.ndarray:
-    """Return an array or tensor, possibly of another device, as an array."""
+    """Return an array or tensor, possibly on another device, as an array."""
     return np.asarray(value.cpu() if hasattr(value, "cpu") else value)
 
 
-def _shown(key: str, value: Any) -> Any:
+def _python_value(key: str, value: Any) -> Any:
     """Return a value of the simulation's info in millimeters, or as Python numbers."""
     array = _array(value)
     if key.endswith(("_value", "_size")):

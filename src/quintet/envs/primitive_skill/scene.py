@@ -1,4 +1,4 @@
-"""Picture of a table with objects, targets, the drawer and the gripper."""
+"""Image of a table with objects, targets, the drawer and the gripper."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TARGET_HALF: Final = 0.05
 
 
 def draw_scene(scene: Scene, resolution: int) -> np.ndarray:
-    """Return the picture, RGB `uint8[resolution, resolution, 3]`."""
+    """Return the image, RGB `uint8[resolution, resolution, 3]`."""
     return cast_rays(CAMERA, _shapes(scene), resolution)
 
 

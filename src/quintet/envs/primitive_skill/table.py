@@ -32,7 +32,7 @@ class Table(Protocol):
         """Return the positions of objects and targets, always in the same order."""
 
     def information(self, *, masked: bool) -> Mapping[str, Any]:
-        """Return what else the policy is told; without `masked` also what is held and which stages are solved."""
+        """Return further values for the observation; without `masked` also what is held and which stages are solved."""
 
     def stage(self) -> int:
         """Return the number of the last stage that is solved now, counted from 1; 0 if none is."""
@@ -40,7 +40,7 @@ class Table(Protocol):
     def is_solved(self) -> bool:
         """Return whether the task is solved."""
 
-    def picture(self) -> np.ndarray:
+    def render(self) -> np.ndarray:
         """Return the table with the arm's gripper, RGB `uint8[resolution, resolution, 3]`."""
 
     def expert_skill(self) -> str:

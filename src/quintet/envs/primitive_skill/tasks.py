@@ -93,7 +93,7 @@ class Task:
     expert: Callable[[Scene], str | None]
     """Next skill of a solution; None if there is none."""
     values: Callable[[Scene], Mapping[str, Any]] = lambda scene: {}
-    """What else the policy is told."""
+    """Further values for the observation."""
 
     def positions(self, scene: Scene) -> Mapping[str, Position]:
         """Return the positions of objects and targets."""
@@ -113,9 +113,9 @@ def _cubes(rng: np.random.Generator, regions: Mapping[str, Region]) -> dict[str,
             name: Body(round(float(rng.uniform(*x_range))), round(float(rng.uniform(*y_range))), CUBE)
             for name, (x_range, y_range) in regions.items()
         }
-        places = list(cubes.values())
-        apart = (math.hypot(a.x - b.x, a.y - b.y) for i, a in enumerate(places) for b in places[:i])
-        if min(apart) > 4 * CUBE:
+        bodies = list(cubes.values())
+        distances = (math.hypot(a.x - b.x, a.y - b.y) for i, a in enumerate(bodies) for b in bodies[:i])
+        if min(distances) > 4 * CUBE:
             return cubes
 
 
@@ -139,10 +139,10 @@ def _is_aligned(body: Body) -> bool:
 
 
 def _align_expert(scene: Scene) -> str | None:
-    left = [name for name, body in scene.bodies.items() if scene.is_held(name) or not _is_aligned(body)]
-    if not left:
+    misplaced = [name for name, body in scene.bodies.items() if scene.is_held(name) or not _is_aligned(body)]
+    if not misplaced:
         return None
-    name = scene.held or left[0]
+    name = scene.held or misplaced[0]
     others = [body.y for other, body in scene.bodies.items() if other != name and _is_aligned(body)]
     free = (y for y in (-80, 80, 0) if all(abs(y - other) > 3 * CUBE for other in others))
     return _carry(scene, name, 0, next(free))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import struct
 import zlib
@@ -33,6 +34,11 @@ def encode_png(image: np.ndarray) -> bytes:
     header = SIZE.pack(width, height) + RGB
     data = zlib.compress(rows.tobytes(), COMPRESSION_LEVEL)
     return SIGNATURE + _chunk(b"IHDR", header) + _chunk(b"IDAT", data) + _chunk(b"IEND", b"")
+
+
+def png_data_url(file: bytes) -> str:
+    """Return a PNG file as a `data:` URL."""
+    return f"data:image/png;base64,{base64.b64encode(file).decode()}"
 
 
 def _chunk(name: bytes, data: bytes) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from quintet.config.native.envs import SvgConfig
-from quintet.envs.env import IMAGE
+from quintet.envs.env import IMAGE, TEXT
 from quintet.envs.start_states import Split
 from quintet.envs.svg.document_check import InvalidSvgError
 from quintet.envs.svg.edges import canny_edges
@@ -41,9 +41,9 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A picture of the policy and its scores by name, or why there is none."""
+    """Rendered SVG code of a response and its scores by name, or why there is none."""
 
-    picture: np.ndarray | None
+    image: np.ndarray | None
     scores: Mapping[str, float]
     reason: str = ""
 
@@ -58,57 +58,57 @@ def find_target(config: SvgConfig, seed: int) -> Target:
     reason: object = ""
     for number in range(MAX_UNREADABLE):
         code = target_code(config, seed + number * len(Split))
-        (picture,) = render_svgs([code], config.image_size)
-        if not isinstance(picture, InvalidSvgError):
-            return Target(code, picture, canny_edges(picture))
-        reason = picture
+        (image,) = render_svgs([code], config.image_size)
+        if not isinstance(image, InvalidSvgError):
+            return Target(code, image, canny_edges(image))
+        reason = image
     problem = f"none of {MAX_UNREADABLE} targets can be rendered; the last one: {reason}"
     raise ConfigError(f"env.dataset = {config.dataset}: {problem}", key="env.dataset", value=config.dataset)
 
 
 def score_attempts(config: SvgConfig, attempts: Sequence[tuple[Target, str]]) -> list[Attempt]:
-    """Render the code of each attempt, and compare all pictures with their targets, in one batch per model.
+    """Render the code of each attempt, and compare all images with their targets, in one batch per model.
 
     Raises:
         ConfigError: a model cannot be loaded.
     """
-    pictures = render_svgs([code for _, code in attempts], config.image_size)
-    drawn = [
-        (target, code, picture)
-        for (target, code), picture in zip(attempts, pictures, strict=True)
-        if not isinstance(picture, InvalidSvgError)
+    images = render_svgs([code for _, code in attempts], config.image_size)
+    rendered = [
+        (target, code, image)
+        for (target, code), image in zip(attempts, images, strict=True)
+        if not isinstance(image, InvalidSvgError)
     ]
-    scores = iter(_scores(config, drawn))
+    scores = iter(_scores(config, rendered))
     return [
-        Attempt(None, {}, str(picture)) if isinstance(picture, InvalidSvgError) else Attempt(picture, next(scores))
-        for picture in pictures
+        Attempt(None, {}, str(image)) if isinstance(image, InvalidSvgError) else Attempt(image, next(scores))
+        for image in images
     ]
 
 
-def _scores(config: SvgConfig, drawn: Sequence[tuple[Target, str, np.ndarray]]) -> list[dict[str, float]]:
+def _scores(config: SvgConfig, rendered: Sequence[tuple[Target, str, np.ndarray]]) -> list[dict[str, float]]:
     functions: dict[str, Any] = {
-        "pixel": lambda target, code, picture: pixel_score(target.image, picture),
-        "structural": lambda target, code, picture: structural_score(target.edges, picture),
-        "color": lambda target, code, picture: color_score(target.image, picture),
-        "code": lambda target, code, picture: code_score(target.code, code),
+        "pixel": lambda target, code, image: pixel_score(target.image, image),
+        "structural": lambda target, code, image: structural_score(target.edges, image),
+        "color": lambda target, code, image: color_score(target.image, image),
+        "code": lambda target, code, image: code_score(target.code, code),
     }
-    scores: list[dict[str, float]] = [{} for _ in drawn]
-    for name in config.weights if drawn else ():
+    scores: list[dict[str, float]] = [{} for _ in rendered]
+    for name in config.weights if rendered else ():
         if name in MODELS:
             path, device = getattr(config, f"{name}_path"), getattr(config, f"{name}_device")
             scorer = load_scorer(name, path or "", device)
-            values = scorer.scores([target.image for target, _, _ in drawn], [picture for _, _, picture in drawn])
+            values = scorer.scores([target.image for target, _, _ in rendered], [image for _, _, image in rendered])
         else:
-            values = [functions[name](*each) for each in drawn]
+            values = [functions[name](*each) for each in rendered]
         for result, value in zip(scores, values, strict=True):
             result[name] = value
     return scores
 
 
 class SvgEnv:
-    """Env with an image as start state. An action is SVG code; its reward depends on the similarity of its picture."""
+    """Env with an image as start state. An action is SVG code, rewarded by the similarity of its rendered image."""
 
-    actions = ("<svg…</svg>",)
+    actions = (f"<svg{TEXT}</svg>",)
 
     def __init__(self, config: SvgConfig) -> None:
         self._config = config
@@ -120,7 +120,7 @@ class SvgEnv:
 
     def reset(self, seed: int) -> Observation:
         self._target = find_target(self._config, seed)
-        self._picture = self._target.image
+        self._image = self._target.image
         self._score = 0.0
         return Observation(f"{IMAGE}\nReproduce this picture.", (self._target.image,))
 
@@ -129,21 +129,21 @@ class SvgEnv:
         if action not in self._prepared:
             self.prepare_steps([(self, action)])
         attempt = self._prepared.pop(action)
-        if attempt.picture is None:
+        if attempt.image is None:
             return self._invalid(attempt.reason)
         score = sum(weight * attempt.scores[name] for name, weight in self._config.weights.items())
         reward = score if self._config.accumulate_scores else score - self._score
         success = score >= self._config.success_score * self._best
-        self._score, self._picture = score, attempt.picture
+        self._score, self._image = score, attempt.image
         shown = ", ".join(f"{name} {attempt.scores[name]:.3f}" for name in self._config.weights)
         text = f"Your picture:\n{IMAGE}\nscores: {shown}\nRevise the code to make it more similar to the first picture."
         info = {"success": success, "valid_format": True, "scores": dict(attempt.scores)}
         terminated = success and not self._config.accumulate_scores
-        return Step(Observation(text, (attempt.picture,)), reward, terminated, False, info)
+        return Step(Observation(text, (attempt.image,)), reward, terminated, False, info)
 
     def render(self) -> np.ndarray:
         """See `Env.render`: the target, then the last valid attempt."""
-        return self._picture
+        return self._image
 
     def close(self) -> None:
         """See `Env.close`."""

@@ -1,4 +1,4 @@
-"""Similarity of pictures by models that see them: DINOv2 and DreamSim, from local directories."""
+"""Similarity of images by features of vision models: DINOv2 and DreamSim, from local directories."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ DIGITS: Final = 4
 
 
 class ModelScorer(Protocol):
-    """Model that compares pictures."""
+    """Model that compares images."""
 
-    def scores(self, targets: Sequence[np.ndarray], pictures: Sequence[np.ndarray]) -> list[float]:
+    def scores(self, targets: Sequence[np.ndarray], images: Sequence[np.ndarray]) -> list[float]:
         """Return the similarity of each picture to its target, 0…1; all are RGB `uint8[size, size, 3]`."""
 
 
@@ -44,11 +44,11 @@ class DinoScorer:
             self._model = model.to(device).eval()
         self._device = device
 
-    def scores(self, targets: Sequence[np.ndarray], pictures: Sequence[np.ndarray]) -> list[float]:
-        """See `ModelScorer.scores`; one forward pass over the distinct targets and all pictures."""
+    def scores(self, targets: Sequence[np.ndarray], images: Sequence[np.ndarray]) -> list[float]:
+        """See `ModelScorer.scores`; one forward pass over the distinct targets and all images."""
         numbers = {id(target): number for number, target in enumerate({id(each): each for each in targets}.values())}
         distinct = list({id(target): target for target in targets}.values())
-        features = self._features([*distinct, *pictures])
+        features = self._features([*distinct, *images])
         of_targets = features[[numbers[id(target)] for target in targets]]
         cosines = self._torch.nn.functional.cosine_similarity(of_targets, features[len(distinct) :], dim=1)
         return [round((cosine + 1.0) / 2.0, DIGITS) for cosine in cosines.double().tolist()]
@@ -75,14 +75,14 @@ class DreamSimScorer:
             directory = os.path.expanduser(path)
             self._model, self._preprocess = dreamsim(pretrained=True, cache_dir=directory, device=device)
 
-    def scores(self, targets: Sequence[np.ndarray], pictures: Sequence[np.ndarray]) -> list[float]:
+    def scores(self, targets: Sequence[np.ndarray], images: Sequence[np.ndarray]) -> list[float]:
         """See `ModelScorer.scores`."""
         from PIL import Image
 
         with self._torch.inference_mode():
             first, second = (
-                self._torch.cat([self._preprocess(Image.fromarray(image)) for image in images]).to(self._device)
-                for images in (targets, pictures)
+                self._torch.cat([self._preprocess(Image.fromarray(image)) for image in batch]).to(self._device)
+                for batch in (targets, images)
             )
             distances = self._model(first, second).reshape(-1).tolist()
         return [round(1.0 - min(1.0, max(0.0, distance)), DIGITS) for distance in distances]

@@ -68,7 +68,7 @@ def _reply(request: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def render(svg: str, size: int) -> bytes:
-    """Return the picture of SVG code that has been checked, RGB `uint8[size, size, 3]`: as large as possible without
+    """Return the image of SVG code that has been checked, RGB `uint8[size, size, 3]`: as large as possible without
     distortion, centred on white.
 
     Raises:
@@ -80,8 +80,8 @@ def render(svg: str, size: int) -> bytes:
     png: bytes = resvg_py.svg_to_bytes(
         svg_string=svg, width=size, height=size, background="white", skip_system_fonts=True
     )
-    picture = Image.open(io.BytesIO(png), formats=["PNG"])
+    image = Image.open(io.BytesIO(png), formats=["PNG"])
     canvas = Image.new("RGB", (size, size), WHITE)
-    canvas.paste(picture.convert("RGB"), ((size - picture.width) // 2, (size - picture.height) // 2))
+    canvas.paste(image.convert("RGB"), ((size - image.width) // 2, (size - image.height) // 2))
     pixels: bytes = canvas.tobytes()
     return pixels

@@ -1,4 +1,4 @@
-"""Rendering of SVG code in worker processes, seen from the env."""
+"""Client of the worker processes that render SVG code."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ START_SECONDS: Final = 60.0
 MAX_FAILED_STARTS: Final = 3
 OUT_OF_TIME: Final = f"rendering it takes more than {CPU_SECONDS:g} s of CPU time"
 
-Picture = np.ndarray | InvalidSvgError
+RenderResult = np.ndarray | InvalidSvgError
 """RGB `uint8[size, size, 3]`, or why there is none."""
 
 
@@ -57,28 +57,28 @@ class SvgRenderer:
     def __init__(self, max_workers: int = MAX_WORKERS) -> None:
         self._max_workers = max(1, min(max_workers, hardware.cpu_cores()))
         self._processes = WorkerProcesses(f"{WORKER}:work", self._receive, self._process_died, self._restart)
-        self._pictures: list[Picture | None] = []
+        self._results: list[RenderResult | None] = []
         self._queue: deque[int] = deque()
         self._size = 0
         self._num_failed_starts = 0
         self._lock = threading.Lock()
         weakref.finalize(self, close_fork_servers, self._processes.fork_servers, os.getpid())
 
-    def render(self, texts: Sequence[str], size: int) -> list[Picture]:
-        """Return the picture of each text; an `InvalidSvgError` for one that is no valid SVG or exceeds a limit.
+    def render(self, texts: Sequence[str], size: int) -> list[RenderResult]:
+        """Return the image of each text; an `InvalidSvgError` for one that is no valid SVG or exceeds a limit.
 
         Raises:
             MachineError: no worker process can run.
         """
         with self._lock:
             self._size = size
-            self._pictures = [_too_long(text) for text in texts]
-            self._queue = deque(index for index, picture in enumerate(self._pictures) if picture is None)
-            while any(picture is None for picture in self._pictures):
+            self._results = [_too_long(text) for text in texts]
+            self._queue = deque(index for index, result in enumerate(self._results) if result is None)
+            while any(result is None for result in self._results):
                 self._assign(texts)
-                self._processes.wait(self._seconds_left())
+                self._processes.wait(self._seconds_to_deadline())
                 self._kill_timed_out()
-            return [picture for picture in self._pictures if picture is not None]
+            return [result for result in self._results if result is not None]
 
     def close(self) -> None:
         """End all processes."""
@@ -104,7 +104,7 @@ class SvgRenderer:
         else:
             process.connection.setblocking(False)
 
-    def _seconds_left(self) -> float | None:
+    def _seconds_to_deadline(self) -> float | None:
         """Return the time until the first time limit; None if no process works."""
         deadlines = [process.deadline for process in self._processes if process.job is not None or not process.ready]
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
@@ -121,10 +121,10 @@ class SvgRenderer:
         if "ready" in reply:
             process.ready, self._num_failed_starts = True, 0
         elif process.job is not None:
-            self._pictures[process.job] = self._picture(reply)
+            self._results[process.job] = self._result(reply)
             process.job = None
 
-    def _picture(self, reply: Mapping[str, Any]) -> Picture:
+    def _result(self, reply: Mapping[str, Any]) -> RenderResult:
         if "invalid" in reply:
             return InvalidSvgError(str(reply["invalid"]))
         return np.frombuffer(reply["pixels"], np.uint8).reshape(self._size, self._size, 3)
@@ -138,7 +138,7 @@ class SvgRenderer:
         now = time.monotonic()
         for process in self._processes:
             if now >= (process.deadline if process.job is not None or not process.ready else math.inf):
-                self._end(process, f"there is no picture after {TIMEOUT_SECONDS:g} s")
+                self._end(process, f"there is no image after {TIMEOUT_SECONDS:g} s")
 
     def _end(self, process: _RenderProcess, reason: str) -> None:
         """Kill a process; the SVG that it renders is invalid.
@@ -148,7 +148,7 @@ class SvgRenderer:
         """
         self._processes.kill(process)
         if process.job is not None:
-            self._pictures[process.job] = InvalidSvgError(reason)
+            self._results[process.job] = InvalidSvgError(reason)
         elif not process.ready:
             self._start_failed(reason)
 
@@ -170,8 +170,8 @@ def _too_long(text: str) -> InvalidSvgError | None:
     return InvalidSvgError(f"it has more than {MAX_CHARS} characters") if len(text) > MAX_CHARS else None
 
 
-def render_svgs(texts: Sequence[str], size: int) -> list[Picture]:
-    """Return the picture of each text by the renderer of this process; see `SvgRenderer.render`."""
+def render_svgs(texts: Sequence[str], size: int) -> list[RenderResult]:
+    """Return the image of each text by the renderer of this process; see `SvgRenderer.render`."""
     return _renderer(os.getpid()).render(texts, size)
 
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import Literal, Self
 
 from quintet.config.native.rollout import RolloutConfig, Thoughts
-from quintet.envs.env import ELLIPSIS, NUMBER, TEXT
+from quintet.envs.env import NUMBER, TEXT
 from quintet.rollout.chat.thought_sections import format_thoughts, thought_pattern
 
 Form = Literal["whole", "anywhere", "answer", "strict"]
 _ANSWER = r"<answer>(?P<answer>(?:(?!</?answer>).)*)</answer>"
 _THOUGHT = r"<think>(?:(?!</?think>).)*</think>\s*"
 _PLACEHOLDERS = {NUMBER: r"[+-]?\d{1,9}(?:\.\d{1,9})?", TEXT: r".+"}
+_ELEMENT = re.compile(rf"(<\w+){re.escape(TEXT)}(</\w+>)")
 _NUMBERED = re.compile(r"(\d{1,3})\s*(?:\((.*)\))?")
 
 
@@ -49,8 +50,8 @@ class ResponseFormat:
         is removed before parsing; `thoughts` is `rollout.thoughts`."""
         self._fold = str.casefold if ignore_case else str
         self._actions = actions
-        words = [action for action in actions if NUMBER not in action and TEXT not in action]
-        self._legal = {self._fold(word): word for word in words}
+        names = [action for action in actions if NUMBER not in action and TEXT not in action]
+        self._legal = {self._fold(name): name for name in names}
         self._templates = _action_templates(actions, ignore_case=ignore_case)
         self._is_free_text = actions == (TEXT,) and max_actions == 1
         self._element = _element_pattern(actions)
@@ -94,8 +95,8 @@ class ResponseFormat:
             return ParsedResponse((), valid=False)
         sections = {name: content.strip() for name, content in match.groupdict().items()}
         answer = sections.pop("answer")
-        words = [answer] if self._is_free_text else answer.split(self._separator)
-        parsed = [self._action(word.strip()) for word in words]
+        parts = [answer] if self._is_free_text else answer.split(self._separator)
+        parsed = [self._action(part.strip()) for part in parts]
         legal = [action for action in parsed if action is not None]
         if len(legal) < len(parsed) and not self._skip:
             legal = [action for action in parsed[: parsed.index(None)] if action is not None]
@@ -122,11 +123,11 @@ class ResponseFormat:
     def _match(self, text: str) -> tuple[re.Match[str] | None, bool]:
         """Match of thoughts and answer, None if there is none that counts, and whether the format is followed."""
         plain = (text if self._special is None else self._special.sub("", text)).strip()
-        match = whole = self._pattern.fullmatch(plain)
+        match = full_match = self._pattern.fullmatch(plain)
         is_strict = self._form == "strict" or (self._form == "whole" and self._thoughts is None)
-        if whole is None and not is_strict:
+        if full_match is None and not is_strict:
             match = self._pattern.search(plain)
-        return match, bool(whole or (match and self._form not in ("whole", "strict")))
+        return match, bool(full_match or (match and self._form not in ("whole", "strict")))
 
     def _action(self, word: str) -> str | None:
         """The env's name of an action, or the word itself if the action has placeholders; None if unknown."""
@@ -145,10 +146,8 @@ class ResponseFormat:
 
 def _element_pattern(actions: tuple[str, ...]) -> re.Pattern[str] | None:
     """Return the pattern of an env's only action if it is an element; see `Env.actions`."""
-    if len(actions) != 1 or ELLIPSIS not in actions[0]:
-        return None
-    start, _, end = actions[0].partition(ELLIPSIS)
-    return re.compile(f"{re.escape(start)}.*?{re.escape(end)}", re.DOTALL)
+    match = _ELEMENT.fullmatch(actions[0]) if len(actions) == 1 else None
+    return None if match is None else re.compile(f"{match[1]}.*?{match[2]}", re.DOTALL)
 
 
 def _action_templates(actions: Sequence[str], *, ignore_case: bool) -> list[re.Pattern[str]]:

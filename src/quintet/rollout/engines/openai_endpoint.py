@@ -12,7 +12,6 @@ import json
 import re
 import threading
 import time
-from base64 import b64encode
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from quintet.data.chat_templates import MARKED, MARKER_END, MARKER_START
-from quintet.envs.service.png import encode_png
+from quintet.envs.service.png import encode_png, png_data_url
 from quintet.errors import ConfigError
 from quintet.policies.vision.image_processing import ImageProcessor
 from quintet.policies.vision.image_tokens import KEY_BITS, decode_image_tokens
@@ -279,7 +278,7 @@ class EndpointEngine:
 
     def _messages(self, request: Request) -> list[dict[str, Any]]:
         """The messages of a prompt, without the generation prompt at its end."""
-        urls = {image.key: f"data:image/png;base64,{b64encode(image.patches).decode()}" for image in request.images}
+        urls = {image.key: png_data_url(image.patches) for image in request.images}
         messages: list[dict[str, Any]] = []
         tokens: list[int] = []
         for token in request.prompt:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from quintet.config.native.envs import ENVS, EnvConfig, GymnasiumConfig, InteractiveEnvSection
+from quintet.config.native.envs import ENVS, EnvConfig, InteractiveEnvSection
 from quintet.envs.custom_env import load_env_class
 from quintet.errors import ConfigError, nearest
 from quintet.runtime.serving.request_schema import RequestError
@@ -66,9 +66,11 @@ class ServedEnvs:
             raise RequestError(f"env: {problems}", code="invalid_env") from error
         if not isinstance(config, InteractiveEnvSection):
             raise RequestError(f"{name} has no environment", code="invalid_env")
-        for key, path in config.paths().items():
+        for key, path in config.data_paths().items():
             _check_path(key, path)
-        _check_local_keys(config)
+        for key in config.code_keys():
+            message = f"env.{key} names a module or program of the server; start the server with your own class instead"
+            raise RequestError(message, status=403, code="forbidden_key")
         return config.model_dump_json()
 
 
@@ -80,19 +82,6 @@ def _check_path(key: str, path: str) -> None:
     if not Path(path).expanduser().resolve().is_relative_to(Path.cwd()):
         message = f"env.{key} = {path!r:.100} is outside of the directory of the server"
         raise RequestError(message, status=403, code="forbidden_path")
-
-
-def _check_local_keys(config: InteractiveEnvSection) -> None:
-    """
-    Raises:
-        RequestError: a client names a module or program of the server.
-    """
-    chosen = [key for key in config.local_keys if getattr(config, key) != type(config).model_fields[key].default]
-    module = config.id.rpartition(":")[0] if isinstance(config, GymnasiumConfig) else ""
-    if chosen or module:
-        key = f"env.{chosen[0]}" if chosen else "env.id"
-        message = f"{key} names a file, module or program of the server; start the server with your own class instead"
-        raise RequestError(message, status=403, code="forbidden_key")
 
 
 def _names() -> list[str]:

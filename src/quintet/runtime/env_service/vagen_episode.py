@@ -91,8 +91,8 @@ class VagenEpisode:
         weights = self._state_weights
         if weights is None:
             return {}
-        found = descriptions(sections, before.relations, self._last.relations, self._scoring)
-        return {f"{each.kind}_reward": weights[each.kind] * score_by_rules(each).score for each in found}
+        described = descriptions(sections, before.relations, self._last.relations, self._scoring)
+        return {f"{each.kind}_reward": weights[each.kind] * score_by_rules(each).score for each in described}
 
     def _observation(self, head: str) -> dict[str, Any]:
         observation = self._last

@@ -93,7 +93,6 @@ VERL = [
     ["model.partial_pretrain=DIRECTORY", "trainer.resume_mode=resume_path"],
     ["model.partial_pretrain=DIRECTORY", "data.custom_cls.path=x.py"],
     # for another machine, or a later version
-    ["trainer.log_val_generations=10"],
     ["trainer.logger=[console, mlflow]"],
     # checks of the native run
     [f"{A}.strategy=megatron", f"{A}.optim.optimizer=muon"],

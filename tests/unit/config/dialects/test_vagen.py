@@ -300,6 +300,7 @@ FAULTS: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
         {f"{ENV}.use_state_reward": True},
         ("prompt_format = 'free_think'", "prompt_format=grounding_worldmodeling"),
     ),
+    (LAKE, {"env1.env_name": "frozenlake", f"{ENV}.use_state_reward": True}, ("prompt_format = 'free_think'",)),
     (PUZZLE, {"boxes.env_config.size": 5}, ("unknown key boxes.env_config.size",)),
     (PUZZLE, {"boxes.env_config.num_boxs": 5}, ("did you mean boxes.env_config.num_boxes",)),
     (LAKE, {f"{ENV}.size": "large"}, ("env1.env_config.size = 'large'", "an integer")),

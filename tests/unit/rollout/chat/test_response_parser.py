@@ -65,7 +65,7 @@ DRAWING = '<svg viewBox="0 0 1 1"><g/></svg>'
     ],
 )
 def test_an_element_is_found_wherever_it_is(text: str, actions: tuple[str, ...], valid: bool) -> None:
-    parsed = ResponseFormat(("<svg…</svg>",), think=True, separator="~~", max_actions=1).parse(text)
+    parsed = ResponseFormat(("<svg{text}</svg>",), think=True, separator="~~", max_actions=1).parse(text)
     assert (parsed.actions, parsed.valid) == (actions, valid)
 
 

@@ -144,7 +144,8 @@ def assert_through(messages: list[dict[str, str]]) -> None:
     if any("\uf8f0" in message["content"] or "\uf8f1" in message["content"] for message in messages):
         return
     text = TOKENIZER.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert ENGINE._messages(TOKENIZER.encode(text, add_special_tokens=False)) == messages
+    tokens = tuple(TOKENIZER.encode(text, add_special_tokens=False))
+    assert ENGINE._messages(GREEDY.request(0, tokens, 1, 0, ())) == messages
 
 
 def test_an_env_is_evaluated_through_chat_messages() -> None:

@@ -28,6 +28,7 @@ from quintet.config.dialects.verl.run_settings import (
     run_from_native,
     run_to_native,
 )
+from quintet.config.native.advantages import GigpoConfig
 from quintet.config.native.data import DataConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.problems import ConfigProblem
@@ -67,10 +68,17 @@ RULES = (
         lambda turns: (None if turns is None else turns - 1,),
     ),
 )
-ONE_VALUE_PER_TURN = ("turn_wise_gae", "high_level_gae", "turn_update_high_level_gae")
+TURN_VALUE_ESTIMATORS = ("turn_wise_gae", "high_level_gae", "turn_update_high_level_gae")
 """Estimators whose critic learns one value of each turn."""
 VALUE_OF_FIRST_TOKEN = ("high_level_gae", "turn_update_bi_level_gae", "turn_update_high_level_gae")
 """Estimators for which that is the value of the first token."""
+TURN_UPDATE_GRPO = "turn_update_grpo"
+GROUP_OPTIONS = {
+    "episode_weight": "algorithm.traj_advantage_weight",
+    "turn_weight": "algorithm.turn_advantage_weight",
+    "normalize_by_std": "algorithm.use_std_normalization",
+}
+"""Keys of `turn_update_grpo` by option of the native estimator."""
 FOLLOWERS = {
     "rollout_manager.max_trajectory_length": TRAJECTORY,
     "rollout_manager.n_gpus_per_node": DEVICES,
@@ -99,10 +107,10 @@ def _trainer_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
                 key, f"must be {values.describe(followed)}", f"leave it out, or {followed}={values[key]}"
             )
     estimator = values[ESTIMATOR]
-    one_value = estimator in ONE_VALUE_PER_TURN
-    if values[REWARD_MASK] is not None and values[REWARD_MASK] != one_value:
-        trained = "one value of each turn" if one_value else "the value of every token"
-        hint = f"{REWARD_MASK}={str(one_value).lower()}"
+    is_per_turn = estimator in TURN_VALUE_ESTIMATORS
+    if values[REWARD_MASK] is not None and values[REWARD_MASK] != is_per_turn:
+        trained = "one value of each turn" if is_per_turn else "the value of every token"
+        hint = f"{REWARD_MASK}={str(is_per_turn).lower()}"
         yield values.problem(REWARD_MASK, f"{values.describe(ESTIMATOR)} needs {trained}", hint)
     if values[KL_IN_LOSS] and not values[USE_REFERENCE]:
         problem = f"{values.describe(KL_IN_LOSS)} needs a reference policy"
@@ -204,6 +212,11 @@ def _algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.apply([_discounts(values.native(ESTIMATOR))])
     if estimator in VALUE_OF_FIRST_TOKEN:
         native.set("algorithm.advantage.turn_value", "first", ESTIMATOR, TOKEN_REWARD)
+    if estimator == TURN_UPDATE_GRPO:
+        native.set("algorithm.advantage.compare", "turns", ESTIMATOR)
+        native.set("algorithm.advantage.whiten", True, ESTIMATOR)
+        for option, key in GROUP_OPTIONS.items():
+            native.set(f"algorithm.advantage.{option}", values[key], key)
     # `gae` includes the environment's tokens
     masked, origins = (False, (GAE_MASK, ESTIMATOR)) if estimator == "gae" else (values[GAE_MASK], (GAE_MASK,))
     native.set("algorithm.advantage_over_response_tokens", masked, *origins)
@@ -279,6 +292,9 @@ def _algorithm_from_native(foreign: ForeignBuilder) -> None:
         by_turn = algorithm.advantage.name == "turn_wise_gae"
         foreign.set(ESTIMATOR, "turn_update_high_level_gae" if by_turn else "turn_update_bi_level_gae")
     foreign.apply([_discounts(algorithm.advantage.name)])
+    if isinstance(algorithm.advantage, GigpoConfig):
+        for option, key in GROUP_OPTIONS.items():
+            foreign.set(key, getattr(algorithm.advantage, option))
     kl = algorithm.kl
     if kl is None or kl.apply_to != "reward":
         foreign.set(KL_REWARD_COEFFICIENT, 0.0)

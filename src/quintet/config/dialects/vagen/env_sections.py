@@ -116,14 +116,15 @@ def env_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
         if section["env_name"] == SVG and section[RENDER_MODE] != "vision":
             hint = f"{section.key(RENDER_MODE)}=vision"
             yield values.problem(section.key(RENDER_MODE), "the environment svg shows images", hint)
-    if not any(values.is_set(f"{section.name}.env_name") for section in sections):
-        for key in filter(values.is_set, FILES):
-            problem = "its rows name environments, and no section with an env_name configures them"
-            yield values.problem(key, problem, "also pass the env_config.yaml from which the file was created")
         if section[STATE_REWARD] and section[PROMPT_FORMAT] in THINKING_FORMATS:
             key, form = section.key(STATE_REWARD), section.key(PROMPT_FORMAT)
             problem = f"needs responses that describe the state, and {values.describe(form)}"
             yield values.problem(key, problem, f"{form}=grounding_worldmodeling, or {key}=false")
+    if not any(values.is_set(f"{section.name}.env_name") for section in sections):
+        for key in filter(values.is_set, FILES):
+            problem = "the file does not exist, and no section with an env_name says what its rows would name"
+            hint = f"put its env_config.yaml beside the overrides, or name the environment: {ENV}.env_name=frozenlake"
+            yield values.problem(key, problem, hint)
     for size, purpose in (("train_size", "training"), ("test_size", "validation")):
         if not any(section[size] for section in sections):
             key = sections[0].key(size)

@@ -7,12 +7,11 @@ resize them again. Whether it has read as many tokens is checked in each respons
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from quintet.envs.service.png import encode_png
+from quintet.envs.service.png import encode_png, png_data_url
 from quintet.policies.vision.image_encoder import is_vision_language, placeholder_tokens
 from quintet.policies.vision.image_processing import ImageProcessor
 from quintet.policies.vision.image_tokens import with_placeholders
@@ -45,10 +44,7 @@ class ImageData:
     def fields(self, request: Request, tokens: Sequence[int]) -> dict[str, Any]:
         """Return the fields of a request whose prompt is followed by response `tokens`."""
         input_ids, keys = with_placeholders(request.prompt, self.image_token)
-        urls = {
-            image.key: f"data:image/png;base64,{b64encode(encode_png(self.processor.resized_image(image))).decode()}"
-            for image in request.images
-        }
+        urls = {image.key: png_data_url(encode_png(self.processor.resized_image(image))) for image in request.images}
         return {"input_ids": [*input_ids, *tokens], "image_data": [urls[key] for key in keys]}
 
     def check(self, request: Request, num_response_tokens: int, chunk: ResponseChunk) -> None:

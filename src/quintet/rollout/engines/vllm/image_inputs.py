@@ -163,7 +163,7 @@ def _register() -> None:
 
 @contextmanager
 def _without_torchvision() -> Iterator[None]:
-    """Let vLLM's models be imported without torchvision."""
+    """Replace the module that needs torchvision while vLLM's models are imported, if torchvision is missing."""
     is_missing = importlib.util.find_spec("torchvision") is None
     if is_missing:
         sys.modules[NEEDS_TORCHVISION] = importlib.import_module(WITHOUT_TORCHVISION)
