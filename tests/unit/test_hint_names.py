@@ -15,6 +15,7 @@ OWN_ENVIRONMENT = {"vllm": "docs/vllm.md", "sglang": "docs/sglang.md", "sglang-k
 """Engines that need other versions of torch than the extras, and the page that says how they are installed."""
 OPTIONAL = {
     "liger-kernel": "src/quintet/policies/liger.py",
+    "alfworld": "src/quintet/envs/alfworld_env.py",
     "ai2thor": "src/quintet/envs/navigation/thor.py",
     "mani_skill": "src/quintet/envs/primitive_skill/maniskill.py",
 }

@@ -5,6 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 from quintet.config.capabilities import Capability, Requires
+from quintet.config.native.alfworld_env import AlfWorldConfig
+from quintet.config.native.blackjack_env import BlackjackConfig
 from quintet.config.native.embodied_envs import NavigationConfig, PrimitiveSkillConfig
 from quintet.config.native.env_section import (
     ENVS,
@@ -23,6 +25,8 @@ from quintet.config.native.section import Count, NonNegative, NotEmpty, Positive
 
 __all__ = [
     "ENVS",
+    "AlfWorldConfig",
+    "BlackjackConfig",
     "EnvProcessesConfig",
     "EnvSection",
     "EnvServiceConfig",
@@ -241,7 +245,14 @@ ENV_UNION = RegistryUnion(ENVS, EnvSection, others=(PromptsConfig, SimulatorConf
 EnvConfig = Annotated[EnvSection, ENV_UNION]
 
 
-ROLLOUT_OVERRIDES = ("think", "max_actions_per_turn", "action_separator", "ignore_case", "response_format")
+ROLLOUT_OVERRIDES = (
+    "think",
+    "max_actions_per_turn",
+    "action_separator",
+    "ignore_case",
+    "response_format",
+    "format_penalty",
+)
 """Keys of `rollout` that an entry of `envs` may replace."""
 
 
@@ -267,6 +278,8 @@ class MixedEnvConfig(Section):
     """Replaces `rollout.ignore_case` for this env; null keeps it."""
     response_format: Literal["whole", "strict"] | None = None
     """Replaces `rollout.response_format` for this env; null keeps it."""
+    format_penalty: float | None = None
+    """Replaces `rollout.format_penalty` for this env; null keeps it."""
 
     def rollout_overrides(self) -> dict[str, Any]:
         """Return the keys of `rollout` that this env replaces."""

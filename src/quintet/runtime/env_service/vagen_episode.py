@@ -24,7 +24,7 @@ class VagenEpisode:
     ) -> None:
         """`responses` has the fields of `VagenResponses`; `scoring` is that of the env's states."""
         self._build_env = build_env
-        self._format_reward = float(responses["format_reward"])
+        self._format_rewards = {True: float(responses["format_reward"]), False: float(responses["format_penalty"])}
         self._state_weights: Mapping[str, float] | None = responses["state_reward"]
         self._scoring = scoring or RelationScoring()
         self._max_actions = int(responses["max_actions"])
@@ -69,7 +69,7 @@ class VagenEpisode:
         is_valid = is_valid and all(step.info.get("valid_format", True) for step in steps)
         done = bool(steps) and (steps[-1].terminated or steps[-1].truncated)
         success = done and bool(steps[-1].info.get("success"))
-        reward = sum(step.reward for step in steps) + (self._format_reward if is_valid else 0.0)
+        reward = sum(step.reward for step in steps) + self._format_rewards[is_valid]
         executed = self._separator.join(parsed.actions[: len(steps)])
         head = f"After your answer, the executed actions are: {executed or 'none'}.\nThe observation is:"
         before, self._last = self._last, steps[-1].observation if steps else self._last

@@ -21,6 +21,8 @@ PICTURES: dict[str, Any] = {"env1": {"env_name": "svg"}, "rollout_manager": {"ma
 LAKE: dict[str, Any] = {"env1": {"env_name": "frozenlake"}, "rollout_manager": {"max_turns": 3}}
 PUZZLE: dict[str, Any] = {"boxes": {"env_name": "sokoban"}, "rollout_manager": {"max_turns": 3}}
 HOUSE: dict[str, Any] = {"env1": {"env_name": "navigation"}, "rollout_manager": {"max_turns": 3}}
+CARDS: dict[str, Any] = {"env1": {"env_name": "blackjack"}, "rollout_manager": {"max_turns": 5}}
+ROBOT: dict[str, Any] = {"env1": {"env_name": "alfworld"}, "rollout_manager": {"max_turns": 5}}
 TABLE: dict[str, Any] = {"env1": {"env_name": "primitive_skill"}, "rollout_manager": {"max_turns": 3}}
 
 ACTOR, MODEL, REF, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "model", "ref", "rollout"))
@@ -163,6 +165,11 @@ OF_SKILLS: list[Row] = [
     (f"{ENV}.env_id", "StackThreeCube", "Juggle", "env.task", "StackThreeCube"),
     (f"{ENV}.mask_success", False, 1, "env.mask_success", False),
 ]
+OF_CARDS: list[Row] = [
+    (f"{ENV}.natural", True, 1, "env.natural", True),
+    (f"{ENV}.sab", True, 1, "env.sab", True),
+]
+OF_ROBOT: list[Row] = [(f"{ENV}.alf_config_path", "alf.yaml", 1, "env.config_path", "alf.yaml")]
 WITH: dict[str, dict[str, Any]] = {
     "data.max_prompt_length": {"data.max_trajectory_length": 2000},
     f"{ACTOR}.kl_loss_coef": IN_LOSS,
@@ -191,6 +198,8 @@ CASES = [
     *((PICTURES, {}, row) for row in OF_SVG),
     *((HOUSE, {}, row) for row in OF_NAVIGATION),
     *((TABLE, {}, row) for row in OF_SKILLS),
+    *((CARDS, {}, row) for row in OF_CARDS),
+    *((ROBOT, {}, row) for row in OF_ROBOT),
 ]
 
 
@@ -300,7 +309,12 @@ FAULTS: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
     (LAKE, {**IN_LOSS, "algorithm.use_kl_in_reward": True}, ("use_kl_in_reward = true", "use_kl_loss = true")),
     (LAKE, {f"{ROLLOUT}.free_cache_engine": True}, ("enforce_eager = false", "free_cache_engine = true")),
     (LAKE, {f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": 1000}, ("1800 tokens", "=1800")),
-    (LAKE, {"env1.env_name": "blackjack"}, ("env1.env_name = 'blackjack'", "requires", "frozenlake")),
+    (LAKE, {"env1.env_name": "chess"}, ("env1.env_name = 'chess'", "must be one of", "blackjack")),
+    (
+        CARDS,
+        {f"{ENV}.max_actions_per_step": 2},
+        ("max_actions_per_step = 2", "one action per response", "max_actions_per_step=1"),
+    ),
     (LAKE, {f"{ENV}.sise": 5}, ("unknown key env1.env_config.sise", "did you mean env1.env_config.size")),
     (
         LAKE,
@@ -404,6 +418,26 @@ def test_envs_with_a_body_have_vagens_own_defaults(
     assert run.rollout.format_reward == 0.5
     assert converted_config.unsupported == ()
     assert translated(converted_config, "vagen").lost == {}
+
+
+@pytest.mark.proves("vagen", "env1.env_name")
+@pytest.mark.parametrize(("env", "penalty"), [("blackjack", -0.1), ("alfworld", 0.0)])
+def test_cards_and_household_tasks_have_vagens_own_defaults(tmp_path: Path, env: str, penalty: float) -> None:
+    converted_config = converted(tmp_path, "vagen", changed(LAKE, {"env1.env_name": env}))
+    run = converted_config.composed.experiment
+    assert (run.env.name, run.env.model_dump()["render"]) == (env, "vision")
+    assert (run.rollout.max_actions_per_turn, run.rollout.format_reward) == (1, 0.5)
+    assert (run.rollout.format_penalty, run.rollout.ignore_case) == (penalty, False)
+    assert converted_config.unsupported == ()
+    assert translated(converted_config, "vagen").lost == {}
+
+
+def test_only_cards_take_a_penalty_for_an_invalid_action(tmp_path: Path) -> None:
+    found = converted(tmp_path, "vagen", changed(MIXED, {"cards": {"env_name": "blackjack"}}))
+    penalties = {env.name: env.rollout.format_penalty for env in found.composed.experiment.run_envs}
+    assert penalties.pop("cards") == -0.1
+    assert set(penalties.values()) == {0.0}
+    assert translated(found, "vagen").lost == {}
 
 
 def test_an_env_with_a_body_beside_another_keeps_its_rules(tmp_path: Path) -> None:
@@ -624,7 +658,10 @@ def test_envs_that_are_played_by_other_rules_keep_their_own(tmp_path: Path) -> N
 MIXED_FAULTS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"lake.env_config.dim_room": [6, 6]}, ("lake.env_config.dim_room = [6, 6]", "frozenlake has no such option")),
     ({"lake.env_config.sise": 5}, ("unknown key lake.env_config.sise", "did you mean lake.env_config.size?")),
-    ({"env1.env_name": "blackjack", "env1.env_config": {}}, ("env1.env_name = 'blackjack'", "requires")),
+    (
+        {"env1.env_name": "blackjack", "env1.env_config": {"max_actions_per_step": 3}},
+        ("max_actions_per_step = 3", "one action per response"),
+    ),
     ({"lake.env_config.format_reward": 0.0}, ("format_reward", "lake.env_config.format_reward = 0.0", "the same")),
     ({"lake.env_config.prompt_format": "grounding"}, ("prompt_format", "the same for all environments", "grounding")),
     (

@@ -268,7 +268,7 @@ def test_vagens_clients_see_what_its_servers_return() -> None:
         status, _, body = request(server.url, "POST", "/step/train1", {"action": "x"})
         assert (status, "train1" in json.loads(body)["error"]) == (500, True)
         for wrong, message in (
-            ({"env_name": "alfworld"}, "not supported"),
+            ({"env_name": "chess"}, "not supported"),
             ({"env_name": "sokoban", "env_config": {"dim_rom": [6, 6]}}, "did you mean env_config.dim_room?"),
             ({"env_name": "sokoban", "env_config": {"num_boxes": 9}}, "an integer"),
         ):

@@ -245,10 +245,12 @@ def test_more_envs_than_allowed_are_refused_one_by_one(server: EnvServiceServer)
         {"name": "navigation", "backend": "ai2thor", "thor_build": "/bin/sh"},
         {"name": "navigation", "backend": "ai2thor", "thor_tasks": "/etc"},
         {"name": "primitive_skill", "backend": "maniskill", "maniskill_builder": "os:system"},
+        {"name": "alfworld", "config_path": "/etc/passwd"},
+        {"name": "alfworld", "data_path": "/etc"},
     ],
 )
 def test_clients_name_no_modules_files_or_programs_of_the_server(env: dict[str, Any]) -> None:
-    served = ServedEnvs(("gymnasium", "navigation", "primitive_skill"))
+    served = ServedEnvs(("gymnasium", "navigation", "primitive_skill", "alfworld"))
     with pytest.raises(RequestError, match=r"names a module or program of|is outside of the directory of") as refused:
         served.config(env)
     assert refused.value.status == 403

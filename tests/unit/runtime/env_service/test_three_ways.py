@@ -89,6 +89,7 @@ ARGUMENTS: Mapping[str, Sequence[Sequence[str]]] = {
         ["env.task=StackThreeCube", "env.render=text"],
         ["env.task=PutAppleInDrawer", "env.resolution=24"],
     ],
+    "blackjack": [["env.natural=true"], ["env.render=vision", "env.sab=true"]],
     "custom": [["env.path=painter.py:Painter", "env.processes=null"]],
 }
 """Configurations in which each registered env is compared; its defaults if it has none here."""

@@ -11,7 +11,7 @@ from quintet.config.dialects.vagen.env_rows import sections_of_rows
 from quintet.config.dialects.vagen.key_values import ENV
 from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS, VERL, references_for
 
-ENVS_WITH_KEYS = ("frozenlake", "sokoban", "svg", "navigation", "primitive_skill")
+ENVS_WITH_KEYS = ("frozenlake", "sokoban", "svg", "navigation", "primitive_skill", "blackjack", "alfworld")
 """Supported environments; each has its own key file."""
 _PROMPT_SECTIONS = ("data.", "reward_model.", "custom_reward_function.")
 

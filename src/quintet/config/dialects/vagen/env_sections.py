@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from quintet.config.capabilities import Capability
 from quintet.config.dialects.conversion import (
     ForeignBuilder,
     ForeignValues,
@@ -41,6 +40,11 @@ CASELESS_ENVS = ("navigation", "primitive_skill")
 """Environments whose actions may be written in any case."""
 STRICT_ENVS = ("navigation",)
 """Environments that execute only responses with nothing else in them."""
+SINGLE_ACTION_ENVS = ("blackjack",)
+"""Environments that execute only the first action of a response."""
+INVALID_PENALTIES = {"blackjack": -0.1}
+"""Reward of a response without a valid action, where it is not 0."""
+MAX_ACTIONS = "env_config.max_actions_per_step"
 PROMPT_FORMAT, ROOM = "env_config.prompt_format", "env_config.dim_room"
 RENDER_MODE = "env_config.render_mode"
 USE_SERVICE, SERVICE_URL, SERVICE_TIMEOUT = (f"rollout_manager.{key}" for key in ("use_service", "base_url", "timeout"))
@@ -53,6 +57,7 @@ THINKING_FORMATS = ("free_think", "no_think")
 _EMBODIED = {"env_config.render_mode": "vision", PROMPT_FORMAT: "grounding_worldmodeling"}
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "navigation": {**_EMBODIED, "env_config.max_actions_per_step": 5},
+    **{name: {"env_config.render_mode": "vision", MAX_ACTIONS: 1} for name in ("blackjack", "alfworld")},
     "primitive_skill": {**_EMBODIED, "env_config.max_actions_per_step": 2, "env_config.action_sep": "|"},
 }
 """Defaults of environments that differ from the reference, by environment and option."""
@@ -105,10 +110,9 @@ def env_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield problems of environments: unsupported ones, unknown options, and settings that cannot be mixed."""
     sections = env_sections(values)
     for section in sections:
-        if section["env_name"] not in ENVS_WITH_KEYS:
-            problem = f"this environment requires {Capability.ENVS}"
-            hint = f"supported environments: {', '.join(ENVS_WITH_KEYS)}"
-            yield values.problem(section.key("env_name"), problem, hint)
+        if section["env_name"] in SINGLE_ACTION_ENVS and section[MAX_ACTIONS] != 1:
+            key = section.key(MAX_ACTIONS)
+            yield values.problem(key, f"{section['env_name']} executes one action per response", f"{key}=1")
         if section["env_name"] == SVG and section[RENDER_MODE] != "vision":
             hint = f"{section.key(RENDER_MODE)}=vision"
             yield values.problem(section.key(RENDER_MODE), "the environment svg shows images", hint)
@@ -185,7 +189,7 @@ def envs_to_native(values: ForeignValues, native: NativeBuilder) -> None:
         native.set(f"envs.{name}.validation_episodes", test_size, section.key("test_size"))
     episodes = sum(section["test_size"] for section in sections)
     native.set("validation.episodes", episodes, *(section.key("test_size") for section in sections))
-    native.set_constants({"rollout.format_penalty": 0.0, "rollout.strip_special_tokens": True})
+    native.set_constants({"rollout.strip_special_tokens": True})
 
 
 def _files_to_native(values: ForeignValues, sections: list[EnvSection], native: NativeBuilder) -> None:
@@ -241,6 +245,7 @@ def _section_values(section: EnvSection) -> Iterator[tuple[Any, ...]]:
     name, origin = section["env_name"], section.key("env_name")
     yield "rollout.ignore_case", name in CASELESS_ENVS, origin
     yield "rollout.response_format", "strict" if name in STRICT_ENVS else "whole", origin
+    yield "rollout.format_penalty", INVALID_PENALTIES.get(name, 0.0), origin
 
 
 def _rollout_to_native(key: str, by_section: Mapping[str, tuple[Any, ...]], native: NativeBuilder) -> None:

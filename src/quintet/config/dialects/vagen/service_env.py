@@ -10,6 +10,7 @@ from quintet.config.dialects.vagen.dialect import ENVS_WITH_KEYS
 from quintet.config.dialects.vagen.env_sections import (
     CASELESS_ENVS,
     GRID_ENVS,
+    INVALID_PENALTIES,
     PROMPT_FORMAT,
     ROOM,
     STRICT_ENVS,
@@ -43,6 +44,8 @@ class VagenResponses:
     """Whether actions may be written in any case."""
     form: str = "whole"
     """Required form of a response, as `rollout.response_format`."""
+    format_penalty: float = 0.0
+    """Added to the reward of every other response."""
 
 
 def env_from_vagen(name: str, env_config: Mapping[str, Any]) -> tuple[dict[str, Any], VagenResponses]:
@@ -76,6 +79,7 @@ def env_from_vagen(name: str, env_config: Mapping[str, Any]) -> tuple[dict[str, 
         state_reward=weights if values["env_config.use_state_reward"] else None,
         ignore_case=name in CASELESS_ENVS,
         form="strict" if name in STRICT_ENVS else "whole",
+        format_penalty=INVALID_PENALTIES.get(name, 0.0),
     )
     return env, responses
 
