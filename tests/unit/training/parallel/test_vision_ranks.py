@@ -56,7 +56,7 @@ def test_two_ranks_train_as_one(
     """Also where one rank's micro-batch, or its part of one, has images and the other's has none."""
     for rank in two:
         for what, expected in alone[model].items():
-            assert rank[model][name][what] == pytest.approx(expected, rel=1e-5, abs=2e-6), what
+            assert rank[model][name][what] == pytest.approx(expected, rel=1e-5, abs=1e-5), what
     weights, expected_weights = (load_file(place / f"{model} {each}.safetensors") for each in (name, "alone"))
     assert weights.keys() == expected_weights.keys()
     assert any("visual" in weight for weight in weights)
