@@ -30,6 +30,13 @@ TEXTS = [
 ]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def without_process_group() -> None:
+    """Destroy a process group that an earlier module of the same worker left: the next one could not create its own."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 @pytest.fixture(scope="session")
 def policy_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A two-layer policy of random weights with its tokenizer, as a Hugging Face directory."""
