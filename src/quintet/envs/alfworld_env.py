@@ -150,12 +150,12 @@ def _data_directory(config: AlfWorldConfig) -> Path:
     Raises:
         ConfigError: it is not set, or not there.
     """
-    value = config.data_path or os.environ.get(VARIABLE)
+    value = config.data_paths().get("data_path") or os.environ.get(VARIABLE)
     hint = f"set env.data_path or the variable {VARIABLE} to the directory with json_2.1.1; {DOWNLOAD}"
     if not value:
         message = f"env.data_path = null: the variable {VARIABLE} is not set either"
         raise ConfigError(message, key="env.data_path", hint=hint)
-    directory = Path(os.path.expandvars(value)).expanduser().resolve()
+    directory = Path(value).expanduser().resolve()
     if not directory.is_dir():
         source = "env.data_path" if config.data_path else VARIABLE
         raise ConfigError(f"{source} = {value}: no such directory", key="env.data_path", value=value, hint=hint)
@@ -168,7 +168,7 @@ def _settings(config: AlfWorldConfig) -> dict[str, Any]:
     Raises:
         ConfigError: the file is missing, or lacks a section.
     """
-    path = Path(os.path.expandvars(config.config_path)).expanduser()
+    path = Path(config.data_paths()["config_path"]).expanduser()
     hint = "copy configs/base_config.yaml of ALFWorld's repository, and set env.config_path to the file"
     try:
         settings = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -1,5 +1,6 @@
 """Configuration of ALFWorld's household tasks."""
 
+import os
 from typing import ClassVar, Literal
 
 from quintet.config.native.env_section import (
@@ -16,7 +17,7 @@ from quintet.config.native.section import NonNegative, NotEmpty
 class AlfWorldConfig(InteractiveEnvSection, name="alfworld"):
     """Household task of ALFWorld, by one of the commands that each observation lists."""
 
-    is_foreign: ClassVar[bool] = True
+    runs_external_code: ClassVar[bool] = True
 
     config_path: NotEmpty = "alf-config.yaml"
     """YAML file of ALFWorld's own configuration, as its `configs/base_config.yaml`; variables such as `$HOME` are
@@ -34,6 +35,7 @@ class AlfWorldConfig(InteractiveEnvSection, name="alfworld"):
     """Run envs in separate processes: a section, `true` for its defaults, or a number of processes. null runs them in
     the main process, where an env that hangs or dies stops the run."""
 
-    def paths(self) -> dict[str, str]:
-        """See `EnvSection.paths`."""
-        return {key: getattr(self, key) for key in ("config_path", "data_path") if getattr(self, key) is not None}
+    def data_paths(self) -> dict[str, str]:
+        """See `EnvSection.data_paths`."""
+        values = {"config_path": self.config_path, "data_path": self.data_path}
+        return {key: os.path.expandvars(value) for key, value in values.items() if value is not None}

@@ -245,7 +245,7 @@ def test_more_envs_than_allowed_are_refused_one_by_one(server: EnvServiceServer)
         {"name": "navigation", "backend": "ai2thor", "thor_build": "/bin/sh"},
         {"name": "navigation", "backend": "ai2thor", "thor_tasks": "/etc"},
         {"name": "primitive_skill", "backend": "maniskill", "maniskill_builder": "os:system"},
-        {"name": "alfworld", "config_path": "/etc/passwd"},
+        {"name": "alfworld", "config_path": "$HOME/alf-config.yaml"},
         {"name": "alfworld", "data_path": "/etc"},
     ],
 )
