@@ -13,7 +13,7 @@ name: {name}
 envs:
 {envs}
 training: {{steps: 2, groups_per_step: {groups}, samples_per_group: 2, mini_batches: 1, threads: 1}}
-rollout: {{max_turns: 2, think: false, window_size: 1, max_response_tokens: 24}}
+rollout: {{max_turns: 2, think: false, window_size: 1, max_prompt_tokens: 1500, max_response_tokens: 24}}
 validation: {{episodes: 3, every_steps: -1, before_training: false}}
 checkpoint: {{every_steps: 2}}
 tracking: {{trajectories_every_steps: 1}}
