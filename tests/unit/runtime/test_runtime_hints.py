@@ -161,7 +161,7 @@ CASES = [
     case(
         serving_envs,
         (0, "frozenlak"),
-        "did you mean frozenlake? it has frozenlake, ",
+        "did you mean frozenlake? it has ",
         (0, "frozenlake"),
         (0, "sokoban"),
         (0, "lake.py:Lake"),

@@ -19,7 +19,7 @@ ENVS = {"ragen": PLAYED, "vagen": PLAYED, "verl": ASKED, "rlinf": ASKED, "roll":
 
 THEIRS = {
     "ragen": {*("grpo", "gae", "brpo", "arpo", "bi_level_gae", "turn_wise_gae", "rloo", "reinforce_plus_plus")},
-    "vagen": {"grpo", "gae", "bi_level_gae", "turn_wise_gae"},
+    "vagen": {"grpo", "gae", "bi_level_gae", "turn_wise_gae", "gigpo"},
     "verl": {
         *("gae", "grpo", "grpo_passk", "gdpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "rloo", "opo"),
         *("remax", "gpg", "optimal_token_baseline", "tir_optimal_token_baseline"),

@@ -25,7 +25,7 @@ FIRST, SECOND = (np.random.default_rng(seed).integers(0, 256, (6, 5, 3), dtype=n
 
 
 RESPONSES: dict[str, Any] = {"think": False, "thoughts": None, "separator": ",", "max_actions": 2}
-RESPONSES |= {"format_reward": 0.25, "state_reward": None, "ignore_case": False, "form": "whole"}
+RESPONSES |= {"format_reward": 0.25, "format_penalty": 0.0, "state_reward": None, "ignore_case": False, "form": "whole"}
 
 
 class Seen:
