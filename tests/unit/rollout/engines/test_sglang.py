@@ -584,10 +584,11 @@ def test_a_failed_sglang_process_ends_the_engine_but_not_the_run(setup: EngineSe
 def test_a_failed_start_leaves_no_processes(setup: EngineSetup, package: Path) -> None:
     text = "import sglang_stand_in as it\ndef Engine(**given):\n    it.Engine(**given)\n    raise OSError('no GPU')\n"
     (package / "sglang/srt/entrypoints/engine.py").write_text(text)
-    before = signal.getsignal(signal.SIGQUIT)
+    before, children = signal.getsignal(signal.SIGQUIT), set(multiprocessing.active_children())
     with pytest.raises(EngineError, match="SGLang does not start: OSError: no GPU"):
         build_sglang_engine(setup)
-    assert multiprocessing.active_children() == []
+    # a child of an earlier test that was reaped by its id stays in this list
+    assert set(multiprocessing.active_children()) <= children
     assert signal.getsignal(signal.SIGQUIT) is before
 
 
