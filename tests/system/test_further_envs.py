@@ -21,7 +21,9 @@ tracking: {{trajectories_every_steps: 1}}
 WITH_EXPERT = """\
   house: {env: {name: navigation, render: text}, max_actions_per_turn: 5, response_format: strict}
   table: {env: {name: primitive_skill, render: text}, max_actions_per_turn: 2, action_separator: "|"}
-  lake: {env: {name: gymnasium, actions: [Left, Down, Right, Up], kwargs: {is_slippery: false}}, max_actions_per_turn: 3}"""
+  lake:
+    env: {name: gymnasium, actions: [Left, Down, Right, Up], kwargs: {is_slippery: false}}
+    max_actions_per_turn: 3"""
 GAME = "  game: {env: {name: textarena, id: TicTacToe-v0}}"
 WARM_START = "warm_start: {episodes: 30, updates: 30, turns_per_update: 32, until_success: null}\n"
 
