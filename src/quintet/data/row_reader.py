@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from quintet.config.native.data import DataConfig
+from quintet.data.row_images import KEY as IMAGE_KEY
 from quintet.data.row_images import RowImage, image_error, row_images, with_placeholders
 from quintet.envs.env import IMAGE
 from quintet.errors import ConfigError, nearest
@@ -21,6 +22,8 @@ from quintet.records import PromptRow
 Message = Mapping[str, Any]
 TRUTH_COLUMNS = ("ground_truth", "answer", "solution", "solutions", "target", "label")
 RESPONSE_COLUMNS = ("response", "answer", "solution")
+DEFAULT_IMAGE_COLUMN: Final = "images"
+"""verl's `data.image_key`, which is also set for files of text."""
 DEFAULT_TRUTH_COLUMN: str = DataConfig.model_fields["truth_key"].default
 MISSING = object()
 
@@ -56,14 +59,16 @@ class RowReader:
         return row_images(self._image_cells(row) or [], str(self._config.image_key), row_name, directory)
 
     def place_images(self, row: Mapping[str, Any], messages: Sequence[Message], row_name: str) -> tuple[Message, ...]:
-        """Return the messages of a row with one placeholder for each of its images. In rows without the column of
-        images, `<image>` is text.
+        """Return the messages of a row with one placeholder for each of its images. In rows without a column `images`,
+        `<image>` is text.
 
         Raises:
-            ConfigError: there are more or fewer placeholders than images.
+            ConfigError: there are more or fewer placeholders than images, or a column of another name is missing.
         """
         images = self._image_cells(row)
         if images is None:
+            if self._config.image_key not in (None, DEFAULT_IMAGE_COLUMN):
+                raise _missing_column(row, str(self._config.image_key), IMAGE_KEY, row_name)
             return tuple(messages)
         placed = with_placeholders(messages, len(images))
         if placed is None:

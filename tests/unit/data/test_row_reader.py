@@ -133,6 +133,7 @@ def test_content_in_parts_and_empty_fields() -> None:
         ({"a": "?"}, {"messages_key": "messages"}, "data.messages_key", "columns: a"),
         ({"prompt": "?"}, {"truth_key": "right"}, "data.truth_key", "has no such column"),
         ({"prompt": "?"}, {"response_key": "shown"}, "data.response_key", "has no such column"),
+        ({"prompt": "?", "image": []}, {"image_key": "imgae"}, "data.image_key", "did you mean image?"),
         ({"prompt": {"q": "?"}}, {"prompt_key": "prompt.p"}, "data.prompt_key", "has no such column"),
         ({"prompt": 5}, {}, "data.prompt_key", "contains int"),
         ({"prompt": []}, {}, "data.prompt_key", "no message to respond to"),
