@@ -17,7 +17,7 @@ from quintet.config.native.training import WarmStartConfig
 from quintet.data.demonstrations import DemonstratedTurn, Demonstration, collect_demonstrations, with_images
 from quintet.data.prompt_dataset import PromptDataset
 from quintet.envs.env import Env
-from quintet.envs.factory import build_env, env_errors_under_key
+from quintet.envs.factory import build_env, env_errors_under_key, env_factory
 from quintet.envs.start_states import Split
 from quintet.errors import ConfigError
 from quintet.records import Batch, FinishReason, Outcome, PromptRow, Trajectory, Turn
@@ -75,7 +75,7 @@ def load_episodes(config: Experiment, data: bytes) -> list[EnvDemonstrations]:
 
 def _build(run_env: RunEnv) -> Env:
     with env_errors_under_key(run_env.key):
-        return build_env(run_env.config)
+        return env_factory(run_env.config)()
 
 
 def _with_rules(run_env: RunEnv, env: Env, episodes: Sequence[Demonstration]) -> EnvDemonstrations:

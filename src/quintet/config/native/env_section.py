@@ -7,10 +7,11 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
 from quintet.config.native.registry_union import NamedSection, register
 from quintet.config.native.relations import RelationScoring
-from quintet.config.native.section import Count, NotEmpty, Section, Share, Texts
+from quintet.config.native.section import TEXT_AS_LIST, Count, ListOf, NotEmpty, Section, Share
 from quintet.registry import Registry
 
 Rendered = Literal["text", "vision"]
+ServerUrl = Annotated[str, Field(pattern=r"^https?://[^/]")]
 
 
 ENVS: Registry[Any] = Registry("env", entry_points="quintet.envs", old_entry_points="quintet.worlds")
@@ -83,7 +84,7 @@ Processes = Annotated[EnvProcessesConfig | None, BeforeValidator(_expand_process
 class EnvServiceConfig(Section):
     """Environment service whose servers run the envs, started by `quintet serve-envs`."""
 
-    urls: Annotated[Texts, Field(min_length=1)]
+    urls: Annotated[ListOf[ServerUrl], Field(min_length=1), TEXT_AS_LIST]
     """Base URLs of the servers, such as `http://10.0.0.7:5000`. Episodes are distributed over all of them; those of a
     server that is lost continue on another one."""
     protocol: Literal["quintet", "vagen"] = "quintet"

@@ -25,7 +25,9 @@ CONFLICT = "conflict"
 
 T = TypeVar("T")
 ListOf = Annotated[tuple[T, ...], Field(strict=False)]
-Texts = Annotated[ListOf[str], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
+TEXT_AS_LIST = BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
+"""Accepts one text for a list of one."""
+Texts = Annotated[ListOf[str], TEXT_AS_LIST]
 """A list of texts, or one text for a list of one."""
 
 
