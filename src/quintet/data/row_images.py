@@ -33,6 +33,7 @@ FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """Formats that are read; Pillow would start another program for some of the others."""
 MAX_FILE_PIXELS: Final = 89_478_485
 """Pixels of a file above which decoding would take a quarter of a gigabyte; Pillow warns about the same number."""
+EXIF_ORIENTATION: Final = 0x0112
 MIN_BASE64_LENGTH: Final = 64
 """Length of the shortest text that is read as base64 rather than as a path."""
 BASE64: Final = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
@@ -90,7 +91,7 @@ class RowImage:
             ConfigError: the file does not exist or has no readable header, or the image is too large.
         """
         with self._opened() as image:
-            width, height = image.size
+            width, height = upright_size(image)
             return images.measure(self._digest, height, width)
 
     def load(self, images: PromptImages) -> ImageInput:
@@ -100,9 +101,9 @@ class RowImage:
             ConfigError: see `measure`; or the image cannot be decoded.
         """
         with self._opened() as image:
-            width, height = image.size
+            width, height = upright_size(image)
             measured = images.measure(self._digest, height, width)
-            (processed,) = images.process([_rgb(image)])
+            (processed,) = images.process([rgb_pixels(image)])
             return replace(processed, key=measured.key)
 
     @property
@@ -124,7 +125,7 @@ class RowImage:
                     if image.width * image.height > MAX_FILE_PIXELS:
                         raise ValueError(f"{image.width} × {image.height} pixels, more than {MAX_FILE_PIXELS:,}")
                     yield image
-        except Exception as error:
+        except Exception as error:  # Pillow raises errors of many types for damaged files
             hint = f"replace the image, or remove the row; formats: {', '.join(FORMATS)}"
             raise self.read_error(f"cannot be read: {error}", hint) from error
 
@@ -200,16 +201,30 @@ def _path(text: str, directory: Path) -> Path:
     return Path(path)
 
 
-def _rgb(image: Image) -> np.ndarray:
-    """Return the pixels, `uint8[height, width, 3]`; transparent ones are white, as in verl."""
-    import numpy as np
-    from PIL.Image import new
+def upright_size(image: Image) -> tuple[int, int]:
+    """Return the width and height of an image as its EXIF orientation shows it, without decoding it."""
+    width, height = image.size
+    is_rotated = _has_exif(image) and image.getexif().get(EXIF_ORIENTATION) in (5, 6, 7, 8)
+    return (height, width) if is_rotated else (width, height)
 
-    if image.has_transparency_data:
-        shown = image.convert("RGBA")
-        image = new("RGBA", shown.size, (255, 255, 255, 255))
-        image.alpha_composite(shown)
-    return np.asarray(image.convert("RGB"))
+
+def _has_exif(image: Image) -> bool:
+    """Return whether the header may have EXIF data. Behind the pixels of a PNG file it is ignored: Pillow would decode
+    the file to look there."""
+    return image.format != "PNG" or "exif" in image.info
+
+
+def rgb_pixels(image: Image) -> np.ndarray:
+    """Return the pixels of an image upright, `uint8[height, width, 3]`; transparent ones are white, as in verl and
+    vLLM."""
+    import numpy as np
+    from PIL import Image, ImageOps
+
+    upright = ImageOps.exif_transpose(image) if _has_exif(image) else image
+    if upright.has_transparency_data:
+        foreground, upright = upright.convert("RGBA"), Image.new("RGB", upright.size, "white")
+        upright.paste(foreground, mask=foreground.getchannel("A"))
+    return np.asarray(upright.convert("RGB"))
 
 
 def with_placeholders(messages: Sequence[Message], num_images: int) -> tuple[Message, ...] | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from quintet.envs.service.png import HEADER_END, decode_png, encode_png
+from quintet.envs.service.png import HEADER_END, encode_png
 from quintet.errors import MachineError
 from quintet.tracking.atomic_files import translate_os_errors, write_atomic
 
@@ -48,16 +48,3 @@ def read_png(directory: Path, name: str) -> bytes | None:
     with translate_os_errors(path):
         data = path.read_bytes() if path.exists() else b""
     return data if len(data) > HEADER_END else None
-
-
-def read_image(directory: Path, name: str) -> np.ndarray:
-    """Return an image that `write_image` wrote, uint8 [height, width, 3].
-
-    Raises:
-        MachineError: The file is missing or damaged, or see `read_png`.
-    """
-    data = read_png(directory, name)
-    try:
-        return decode_png(data or b"")
-    except ValueError as error:
-        raise MachineError(f"{directory / name}: {error}") from error

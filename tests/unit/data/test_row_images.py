@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import zlib
 from base64 import b64encode
@@ -149,6 +150,19 @@ def test_prompts_are_measured_without_decoding_their_images(folder: Path) -> Non
     assert grids_and_text(split.prompt(0)) == grids_and_text(whole.prompt(0))
     with pytest.raises(ConfigError, match=r"row 0: image 0 cannot be read"):
         split.images(0)
+
+
+@pytest.mark.parametrize("file_format", ["PNG", "JPEG"])
+def test_rotated_photos_are_upright_in_length_and_pixels(folder: Path, file_format: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # rotated by 90 degrees
+    photo, upright = io.BytesIO(), io.BytesIO()
+    Image.new("RGB", (48, 16), "red").save(photo, file_format, exif=exif)
+    Image.new("RGB", (16, 48), "red").save(upright, file_format)
+    split, expected = one(folder, [photo.getvalue()]), one(folder, [upright.getvalue()])
+    assert grids_and_text(split.prompt(0)) == grids_and_text(expected.prompt(0))
+    (image,), (other,) = split.images(0), expected.images(0)
+    assert replace(image, key=0) == replace(other, key=0)
 
 
 def test_transparent_pixels_are_white(folder: Path) -> None:

@@ -128,18 +128,6 @@ def test_low_detail_reduces_an_image(chat_tokenizer: ChatTokenizer, client: Clie
     assert 400 * 400 < sizes["low"] <= 512 * 512
 
 
-def test_transparent_and_rotated_images_are_shown_as_a_viewer_shows_them(chat_tokenizer: ChatTokenizer) -> None:
-    from quintet.runtime.serving.image_files import _rgb
-
-    clear = Image.new("RGBA", (2, 1), (255, 0, 0, 0))
-    assert _rgb(clear).tolist() == [[[255, 255, 255]] * 2]
-    exif = Image.Exif()
-    exif[0x0112] = 6  # rotated by 90 degrees
-    file = io.BytesIO()
-    Image.new("RGB", (4, 2)).save(file, "png", exif=exif)
-    assert _rgb(Image.open(file)).shape == (4, 2, 3)
-
-
 def test_the_first_frame_of_an_animation_is_shown(client: Client) -> None:
     file = io.BytesIO()
     frames = [Image.new("P", (16, 16), color) for color in (3, 200)]

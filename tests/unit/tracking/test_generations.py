@@ -10,7 +10,7 @@ import numpy as np
 from quintet.envs.service.png import decode_png
 from quintet.records import FinishReason, Outcome, Trajectory, Turn
 from quintet.tracking.generations import LoggedGeneration, select_generations
-from quintet.tracking.image_files import read_image
+from quintet.tracking.image_files import read_png
 from quintet.tracking.logger import LoggerContext
 from quintet.tracking.loggers import GENERATIONS_FILE, build_loggers, truncate
 
@@ -56,7 +56,7 @@ def test_generations_are_json_lines_with_png_files_and_are_cut_on_resume(tmp_pat
     assert (line["step"], line["output"], line["score"]) == (1, "out", None)
     first, second = line["images"]
     assert first == second
-    np.testing.assert_array_equal(read_image(tmp_path, first), PICTURE)
+    np.testing.assert_array_equal(decode_png(read_png(tmp_path, first) or b""), PICTURE)
 
 
 def test_tensorboard_shows_texts_and_images(tmp_path: Path) -> None:

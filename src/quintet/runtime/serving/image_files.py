@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from quintet.data.row_images import rgb_pixels
 from quintet.policies.vision.image_processing import ImageProcessor
 from quintet.records import ImageInput
 from quintet.rollout.chat.image_prompts import image_marker
@@ -150,21 +151,10 @@ def _decode(file: _ImageFile) -> np.ndarray:
         raise file.error(f"images of mode {file.image.mode} are not supported: use 8 bits per channel")
     with _DECODING:
         try:
-            return _rgb(file.image)
+            with file.image:
+                return rgb_pixels(file.image)
         except Exception as error:  # noqa: BLE001 - Pillow raises errors of many types for damaged files
             raise file.error(f"the file is damaged: {_reason(error)}") from None
-
-
-def _rgb(image: Any) -> np.ndarray:
-    """Return an image upright, and on a white background if it is transparent, as vLLM shows it."""
-    from PIL import Image, ImageOps
-
-    with image:
-        upright = ImageOps.exif_transpose(image)
-        if upright.has_transparency_data:
-            shown, upright = upright.convert("RGBA"), Image.new("RGB", upright.size, "white")
-            upright.paste(shown, mask=shown.getchannel("A"))
-        return np.asarray(upright.convert("RGB"))
 
 
 def _error(param: str, reason: str) -> RequestError:
