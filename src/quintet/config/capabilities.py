@@ -14,12 +14,13 @@ class Capability(StrEnum):
     ENGINES = "an engine of TensorRT-LLM"
     LOGGERS = "further loggers and videos"
     EMBODIED = "vision-language-action policies and simulators"
-    ENVS = "further envs"
+    PROMPTS = "a run on prompts instead of environments"
+    """Not missing: of keys that a run in environments does not read."""
 
     @property
     def is_missing(self) -> bool:
         """Whether this version lacks it."""
-        return self is not Capability.PROCESSES
+        return self not in (Capability.PROCESSES, Capability.PROMPTS)
 
     def refusal(self, *, plural: bool = False) -> str:
         """Return the end of a message about a setting, or several ones, that require it."""

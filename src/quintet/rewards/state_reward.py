@@ -96,11 +96,9 @@ class StateJudge:
             return score_by_rules(description)
         try:
             predicted = with_retries(lambda: self._relations(description, true), self._config.retries, self._closed)
-        except EndpointError as error:
-            failure = Failure("reward", error.error_type, str(error))
-            return StateScore(description.kind, description.text, 0.0, failure)
         except Exception as error:  # noqa: BLE001 - a description that cannot be judged only costs itself
-            failure = Failure("reward", type(error).__name__, str(error))
+            error_type = error.error_type if isinstance(error, EndpointError) else type(error).__name__
+            failure = Failure("reward", error_type, str(error))
             return StateScore(description.kind, description.text, 0.0, failure)
         return StateScore(description.kind, description.text, relation_score(predicted, true, description.scoring))
 

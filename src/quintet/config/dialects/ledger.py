@@ -12,7 +12,7 @@ framework's code fixes to their values (`constants`):
       native: algorithm.kl.enabled            # the native keys that take the value as it is, by `native_values` at most
       computed: [...]                         # or the native keys that the converter computes from this and other keys
       native_values: {mse: k2}                # differing native values, or the name of a mapping in `native_values`
-      requires: {capability: envs, noop: [0]}  # missing capability, and values that do not need it; or its name
+      requires: {capability: loggers, noop: [0]}  # missing capability, and values that do not need it; or its name
       aliases: [...]                          # names in older and newer releases
       only_if: {algorithm.adv_estimator: gae} # the key has an effect only if another key has this value
 """

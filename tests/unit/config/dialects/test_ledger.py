@@ -72,7 +72,7 @@ def test_honoured_keys_set_only_native_keys_that_work_and_unsupported_ones_somet
 
 def test_an_illegal_default_is_refused() -> None:
     with pytest.raises(ValidationError, match="not an integer"):
-        KeySpec(key="a.b", effect="Nothing.", value_type=POSITIVE, default=0, requires=Capability.ENVS)
+        KeySpec(key="a.b", effect="Nothing.", value_type=POSITIVE, default=0, requires=Capability.LOGGERS)
 
 
 def test_a_condition_on_an_ineffective_key_is_unmet_too() -> None:

@@ -45,10 +45,10 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
 
 
 def _beside_envs(spec: KeySpec) -> KeySpec:
-    """Mark verl's keys of prompt files and reward functions as unsupported: they have no effect on environments."""
+    """Mark verl's keys of prompt files and reward functions, which have no effect on environments."""
     if not spec.key.startswith(_PROMPT_SECTIONS) or not spec.native[0].startswith(("data.", "reward")):
         return spec
-    return spec.model_copy(update={"requires": Capability.ENVS, "noop": (spec.default, *spec.noop)})
+    return spec.model_copy(update={"requires": Capability.PROMPTS, "noop": (spec.default, *spec.noop)})
 
 
 VAGEN = Dialect(
