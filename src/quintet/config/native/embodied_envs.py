@@ -60,6 +60,10 @@ class NavigationConfig(InteractiveEnvSection, name="navigation"):
     def rendered_size(self) -> tuple[int, int]:
         return self.resolution, self.resolution
 
+    @property
+    def images_per_observation(self) -> int:
+        return 2 if self.multiview else 1
+
     def data_paths(self) -> dict[str, str]:
         """See `EnvSection.data_paths`."""
         return {} if self.thor_tasks is None else {"thor_tasks": self.thor_tasks}

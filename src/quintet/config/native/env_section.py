@@ -44,6 +44,11 @@ class EnvSection(NamedSection):
         """Height and width of the images, pixels; None if the configuration does not set them."""
         return None
 
+    @property
+    def images_per_observation(self) -> int:
+        """Number of images of an observation that has some."""
+        return 1
+
     def data_paths(self) -> dict[str, str]:
         """Return the files and directories that the env reads, by key. Clients of an environment service may only name
         those in its working directory."""

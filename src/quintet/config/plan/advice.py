@@ -124,7 +124,7 @@ def _images(planned: PlannedRun) -> Iterator[str]:
     if images is not None and config.rollout.window_size is None:
         limit, tokens = config.rollout.max_prompt_tokens, images.sequence_tokens
         if tokens > limit:
-            setting, turns = planned.setting("rollout.max_prompt_tokens"), images.per_sequence
+            setting, turns = planned.setting("rollout.max_prompt_tokens"), config.rollout.max_turns
             yield f"{setting}: the images of {turns} turns take {tokens:,} tokens; longer episodes end early"
     if shape is not None and shape.encoder is not None and images is None and has_unknown_images(config):
         setting = planned.setting("policy.vision.max_pixels")

@@ -26,6 +26,8 @@ class PlannedImages:
     """Maximum images of a sequence."""
     is_exact: bool
     """Whether the configuration sets the size; otherwise it is the maximum of `policy.vision.max_pixels`."""
+    per_turn: int = 1
+    """Images of an observation."""
 
     @property
     def tokens(self) -> int:
@@ -48,7 +50,9 @@ def plan_images(config: Experiment, encoder: VisionEncoderShape) -> Iterator[Pla
         size = env.config.rendered_size if env.config.shows_images else None
         if size is not None:
             rows, columns = _grid(config, encoder, *size)
-            yield PlannedImages(env.key, rows, columns, _visible_turns(env), is_exact=True)
+            per_turn = env.config.images_per_observation
+            per_sequence = per_turn * _visible_turns(env)
+            yield PlannedImages(env.key, rows, columns, per_sequence, is_exact=True, per_turn=per_turn)
         elif limit is not None and (env.config.shows_images or env.config.name == "custom"):
             yield PlannedImages(env.key, 1, _largest(encoder, limit), _visible_turns(env), is_exact=False)
     if limit is not None and config.env.reads_prompts and config.data and config.data.image_key:
@@ -125,7 +129,7 @@ def image_problems(composed: ComposedConfig, models: Models) -> Iterator[ConfigP
     limits = {"rollout.max_prompt_tokens": config.rollout.max_prompt_tokens, "the context of the model": shape.context}
     name, limit = min(((n, size) for n, size in limits.items() if size is not None), key=lambda item: item[1])
     for images in plan_images(config, shape.encoder):
-        visible = images.per_sequence if config.rollout.window_size is not None else 1
+        visible = images.per_sequence if config.rollout.window_size is not None else images.per_turn
         if images.is_exact and images.tokens * visible > limit:
             yield _image_problem(composed, images, visible, name, limit, shape.encoder.factor)
 
@@ -146,9 +150,11 @@ def _image_problem(
     figure = f"an image of {images.key} takes {images.rows} × {images.columns} = {images.tokens:,} tokens"
     key = name if name.startswith("rollout.") else "policy.vision.max_pixels"
     maximum = f"the {limit:,} tokens of {name}"
-    if visible > 1 and images.tokens <= limit:
+    turn_tokens = images.tokens * images.per_turn
+    if visible > images.per_turn and turn_tokens <= limit:
         window = composed.describe("rollout.window_size")
         problem = f"{figure}, and all of {window} {images.tokens * visible:,}, more than {maximum}"
-        return composed.problem(key, problem, f"rollout.window_size={limit // images.tokens}")
-    side = factor * max(1, int(limit**0.5))
+        return composed.problem(key, problem, f"rollout.window_size={limit // turn_tokens}")
+    side = factor * max(1, int((limit // images.per_turn) ** 0.5))
+    figure += f", and the {images.per_turn} of an observation {turn_tokens:,}" if images.per_turn > 1 else ""
     return composed.problem(key, f"{figure}, more than {maximum}", f"policy.vision.max_pixels={side**2}")

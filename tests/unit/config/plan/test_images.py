@@ -37,6 +37,14 @@ def test_an_image_has_as_many_tokens_as_the_environment_renders() -> None:
     assert 0.0 < images["encoder_share_of_update"] < 0.5
 
 
+@pytest.mark.parametrize(("multiview", "images"), [("false", 3), ("true", 6)])
+def test_an_observation_of_several_images_counts_them_all(multiview: str, images: int) -> None:
+    words = ("policy.preset=grid-vl", "env.name=navigation", "env.resolution=32", "rollout.window_size=3")
+    planned = plan_run(load_experiment(None, (*words, f"env.multiview={multiview}"))).images
+    assert planned is not None
+    assert (planned["tokens_per_image"], planned["images_per_sequence"]) == (4, images)
+
+
 def test_max_pixels_limits_the_tokens_of_an_image(tmp_path: Path) -> None:
     """A quarter of the pixels: 8 × 8 tokens instead of 16 × 16."""
     grids = []
