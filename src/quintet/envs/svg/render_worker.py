@@ -11,6 +11,7 @@ import io
 import signal
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from quintet.envs.svg.document_check import InvalidSvgError, check_document
@@ -44,13 +45,11 @@ def work(connection: socket.socket, setup: Mapping[str, Any]) -> None:
 
 
 def _restrict() -> None:
-    """Limit memory and confine this process; one that cannot be confined still has the checks of the document."""
+    """Limit memory, and confine this process where the system can; elsewhere only the checks of the document protect."""
     seccomp.hide_memory()
     seccomp.limit_resources(MEMORY_BYTES)
-    try:
+    with suppress(seccomp.ConfinementError):
         seccomp.confine(read_files=False)
-    except seccomp.ConfinementError:
-        return
 
 
 def _reply(request: Mapping[str, Any]) -> Mapping[str, Any]:
