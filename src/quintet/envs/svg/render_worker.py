@@ -45,7 +45,7 @@ def work(connection: socket.socket, setup: Mapping[str, Any]) -> None:
 
 
 def _restrict() -> None:
-    """Limit memory, and confine this process where the system can; elsewhere only the checks of the document protect."""
+    """Limit memory, and confine this process where the system can; elsewhere only the document check protects."""
     seccomp.hide_memory()
     seccomp.limit_resources(MEMORY_BYTES)
     with suppress(seccomp.ConfinementError):
