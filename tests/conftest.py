@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -34,6 +35,8 @@ TEXTS = [
 def without_process_group() -> None:
     """Destroy a process group that an earlier module of the same worker left: the next one could not create its own."""
     if torch.distributed.is_initialized():
+        if parallel_state := sys.modules.get("megatron.core.parallel_state"):
+            parallel_state.destroy_model_parallel()
         torch.distributed.destroy_process_group()
 
 

@@ -330,6 +330,16 @@ def _engine_costs(
     return _lasting({name: count * cost for name, cost in costs.items()})
 
 
+def episodes_per_slot(
+    config: Experiment, placement: Placement, models: Models, memory: MemoryPlan, figures: DeviceFigures
+) -> float:
+    """Return how many episodes of a step follow one another in a slot of an engine; 0 without an engine."""
+    timed = _timed_engine(config, placement, models, figures)
+    if timed is None:
+        return 0.0
+    return _episodes(config, timed.placed.component) / _running(timed, memory.active["rollout"])
+
+
 def _episodes(config: Experiment, component: Component) -> int:
     """Return the episodes of one engine in a step."""
     return -(-config.training.groups_per_step * config.training.samples_per_group // component.copies)
