@@ -1,4 +1,4 @@
-"""Loggers: JSON lines, TensorBoard, console. Metrics without a definition in `metrics.yaml` are rejected."""
+"""Local loggers: JSON lines, TensorBoard, console. Metrics without a definition in `metrics.yaml` are rejected."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from quintet.envs.service.png import encode_png
 from quintet.tracking.atomic_files import translate_os_errors, write_atomic
+from quintet.tracking.background_logger import BackgroundLogger
 from quintet.tracking.generations import TABLE, GenerationLogger, LoggedGeneration
 from quintet.tracking.image_files import write_image
-from quintet.tracking.logger import LOGGERS, Logger, LoggerContext
+from quintet.tracking.logger import LOCAL_LOGGERS, LOGGERS, Logger, LoggerContext, VideoLogger
 from quintet.tracking.metrics import describe
 
 GENERATIONS_FILE = "generations.jsonl"
@@ -70,8 +71,8 @@ class TensorboardLogger:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         stem = Path(context.filename).stem
-        self._path = context.directory / "tensorboard" / ("" if stem == "metrics" else stem)
-        with translate_os_errors(self._path):
+        self._path, self._key = context.files / "tensorboard" / ("" if stem == "metrics" else stem), context.files_key
+        with translate_os_errors(self._path, self._key):
             self._path.mkdir(parents=True, exist_ok=True)
             self._writer = EventFileWriter(str(self._path))
         if context.resume_step is not None:
@@ -83,7 +84,7 @@ class TensorboardLogger:
 
         values = [Summary.Value(tag=name, simple_value=metrics[name]) for name in sorted(metrics)]
         self._add(step=step, summary=Summary(value=values))
-        with translate_os_errors(self._path):
+        with translate_os_errors(self._path, self._key):
             self._writer.flush()
 
     def log_generations(self, step: int, generations: Sequence[LoggedGeneration]) -> None:
@@ -103,14 +104,33 @@ class TensorboardLogger:
                 values.append(Summary.Value(tag=f"{tag}/image_{number}", image=png))
         self._add(step=step, summary=Summary(value=values))
 
+    def log_video(self, step: int, name: str, path: Path) -> None:
+        """Show a GIF; TensorBoard plays no MP4, of which it shows the path."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.text.metadata import create_summary_metadata
+
+        if path.suffix == ".gif":
+            from PIL import Image
+
+            with Image.open(path) as gif:
+                width, height = gif.size
+            with translate_os_errors(path):
+                data = path.read_bytes()
+            image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=data)
+            value = Summary.Value(tag=name, image=image)
+        else:
+            metadata = create_summary_metadata("", "")
+            value = Summary.Value(tag=name, metadata=metadata, tensor=_text_tensor(str(path.resolve())))
+        self._add(step=step, summary=Summary(value=[value]))
+
     def close(self) -> None:
-        with translate_os_errors(self._path):
+        with translate_os_errors(self._path, self._key):
             self._writer.close()
 
     def _add(self, **fields: Any) -> None:
         from tensorboard.compat.proto import event_pb2
 
-        with translate_os_errors(self._path):
+        with translate_os_errors(self._path, self._key):
             self._writer.add_event(event_pb2.Event(wall_time=time.time(), **fields))
 
 
@@ -125,6 +145,32 @@ def _text_tensor(text: str) -> Any:
 
     shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
     return TensorProto(dtype="DT_STRING", string_val=[text.encode(errors="backslashreplace")], tensor_shape=shape)
+
+
+class FileLogger:
+    """Logger of one JSON line per step, `{"step": …, "data": {…}}`, in `<project>/<run name>.jsonl`: verl's `file`."""
+
+    def __init__(self, context: LoggerContext) -> None:
+        folder, name = context.files / _file_name(context.project), f"{_file_name(context.name)}.jsonl"
+        self._path, self._key = folder / name, context.files_key
+        with translate_os_errors(self._path, self._key):
+            folder.mkdir(parents=True, exist_ok=True)
+        truncate(folder, -1 if context.resume_step is None else context.resume_step, name)
+        with translate_os_errors(self._path, self._key):
+            self._file = self._path.open("ab", buffering=0)
+
+    def log(self, step: int, time_seconds: float, metrics: Mapping[str, float]) -> None:
+        data = {name: _finite(metrics[name]) for name in sorted(metrics)}
+        with translate_os_errors(self._path, self._key):
+            self._file.write(json.dumps({"step": step, "data": data}, allow_nan=False).encode() + b"\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _file_name(text: str) -> str:
+    """Return text as the name of a file."""
+    return text.replace("/", "_").lstrip(".") or "_"
 
 
 class ConsoleLogger:
@@ -162,25 +208,38 @@ class MetricLogger:
 
     def log_generations(self, step: int, generations: Sequence[LoggedGeneration]) -> bool:
         """Send generations to each logger that shows them; return whether there is one."""
-        loggers = [logger for logger in self._loggers if isinstance(logger, GenerationLogger)]
+        loggers = [logger for logger in self._loggers if _supports(logger, "log_generations")]
         for logger in loggers:
-            logger.log_generations(step, generations)
+            cast(GenerationLogger, logger).log_generations(step, generations)
         return bool(loggers)
+
+    def log_video(self, step: int, name: str, path: Path) -> None:
+        """Send a video file to each logger that shows videos."""
+        for logger in self._loggers:
+            if _supports(logger, "log_video"):
+                cast(VideoLogger, logger).log_video(step, name, path)
 
     def close(self) -> None:
         for logger in self._loggers:
             logger.close()
 
 
+def _supports(logger: Logger, method: str) -> bool:
+    return logger.supports(method) if isinstance(logger, BackgroundLogger) else hasattr(logger, method)
+
+
 def build_loggers(names: Iterable[str], context: LoggerContext) -> MetricLogger:
-    """Build the named loggers.
+    """Build the named loggers; those that are not local run in the background.
 
     Raises:
         ConfigError: A name is unknown or its package is not installed.
         MachineError: The run directory cannot be written.
     """
-    factories = [LOGGERS.get(name).load() for name in names]
-    return MetricLogger(factory(context) for factory in factories)
+    factories = [(name, LOGGERS.get(name).load()) for name in names]
+    return MetricLogger(
+        factory(context) if name in LOCAL_LOGGERS else BackgroundLogger(name, factory, context)
+        for name, factory in factories
+    )
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

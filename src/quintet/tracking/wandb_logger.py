@@ -22,20 +22,29 @@ class WandbLogger:
     """W&B run. Without an API key it is offline and never prompts; `wandb sync` uploads it later."""
 
     def __init__(self, context: LoggerContext) -> None:
-        import wandb
-
+        self._wandb = self._import()
         directory = context.directory
         self._rows: list[dict[str, Any]] = []
         self._num_images = 0
-        self._run = wandb.init(
+        context.files.mkdir(parents=True, exist_ok=True)
+        self._run = self._wandb.init(
             project=context.project,
             name=context.name,
-            dir=str(directory),
+            dir=str(context.files),
             id=_run_id(directory, fresh=context.resume_step is None),
             resume="allow",
-            mode=None if _is_online() else "offline",
-            settings=wandb.Settings(console="off", silent=True, x_disable_stats=True),
+            **self._options(),
         )
+
+    def _import(self) -> Any:
+        import wandb
+
+        return wandb
+
+    def _options(self) -> dict[str, Any]:
+        """Return further arguments of `init`."""
+        settings = self._wandb.Settings(console="off", silent=True, x_disable_stats=True)
+        return {"mode": None if _is_online() else "offline", "settings": settings}
 
     def log(self, step: int, time_seconds: float, metrics: Mapping[str, float]) -> None:
         self._run.log({**metrics, "time_seconds": time_seconds}, step=step)
@@ -43,22 +52,42 @@ class WandbLogger:
     def log_generations(self, step: int, generations: Sequence[LoggedGeneration]) -> None:
         """Log the table `val/generations` with a row for each of the last `MAX_TABLE_ROWS` validations of this process,
         in the columns of verl and VAGEN. The whole table is sent each time."""
-        import wandb
-
         row: dict[str, Any] = {"step": step}
         for number, each in enumerate(generations, 1):
             row |= {f"input_{number}": each.input, f"output_{number}": each.output, f"score_{number}": each.score}
-            images = [wandb.Image(image, file_type="png") for image in each.images]
+            images = [self._wandb.Image(image, file_type="png") for image in each.images]
             row |= {f"image_{number}_{index}": image for index, image in enumerate(images, 1)}
         self._rows = [*self._rows, row][-MAX_TABLE_ROWS:]
         self._num_images = max(self._num_images, *(len(each.images) for each in generations), 0)
         columns = table_columns(len(generations), self._num_images)
         data = [[each.get(column) for column in columns] for each in self._rows]
-        table = wandb.Table(columns=[*columns], data=data)
+        table = self._wandb.Table(columns=[*columns], data=data)
         self._run.log({TABLE: table}, step=step)
+
+    def log_video(self, step: int, name: str, path: Path) -> None:
+        # without `format` W&B expects frames
+        self._run.log({name: self._wandb.Video(str(path), format=path.suffix[1:])}, step=step)
 
     def close(self) -> None:
         self._run.finish()
+
+
+class VemlpWandbLogger(WandbLogger):
+    """W&B run in Volcengine's machine learning platform, whose package has W&B's interface."""
+
+    def _import(self) -> Any:
+        import volcengine_ml_platform
+        from volcengine_ml_platform import wandb
+
+        volcengine_ml_platform.init(
+            ak=os.environ["VOLC_ACCESS_KEY_ID"],
+            sk=os.environ["VOLC_SECRET_ACCESS_KEY"],
+            region=os.environ["MLP_TRACKING_REGION"],
+        )
+        return wandb
+
+    def _options(self) -> dict[str, Any]:
+        return {}
 
 
 def _is_online() -> bool:

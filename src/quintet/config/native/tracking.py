@@ -4,12 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from quintet.config.capabilities import Capability, Requires
 from quintet.config.native.section import Count, ListOf, Section, Texts
 
 Content = Literal["model", "optimizer", "extra", "hf_model"]
-UNSUPPORTED_LOGGERS = ("mlflow", "swanlab", "vemlp_wandb", "clearml", "trackio", "file")
-"""Loggers of the five frameworks that this version does not support yet."""
 ALL: tuple[Content, ...] = ("model", "optimizer", "extra")
 
 
@@ -17,33 +14,33 @@ class VideoConfig(Section):
     """Videos of simulated episodes."""
 
     overlay: bool = True
-    """Show reward and success in the video."""
+    """Show reward, return, outcome and instruction of each robot below its picture."""
     directory: str | None = None
-    """Directory of the videos; null uses the run directory."""
+    """Directory of the videos, `seed_<env.seed>/<number>.mp4`; null uses `videos` in the run directory."""
+    robots: PositiveInt = 16
+    """Number of robots in a video, the first of the batch."""
+    every_rollouts: PositiveInt = 1
+    """Record every n-th rollout, from the first: a pass over all robots in a step, or a validation."""
 
 
 class TrackingConfig(Section):
     """Metrics, logs and reports."""
 
-    loggers: Annotated[Texts, Requires(Capability.LOGGERS, unsupported=UNSUPPORTED_LOGGERS)] = (
-        "console",
-        "jsonl",
-        "tensorboard",
-    )
+    loggers: Texts = ("console", "jsonl", "tensorboard")
     """Loggers of metrics, see `quintet list`."""
     project: str | None = None
     """Project of the run in loggers."""
-    run_name: Annotated[str | None, Requires(Capability.LOGGERS)] = None
+    run_name: str | None = None
     """Name of the run in loggers; null uses `name`."""
-    log_dir: Annotated[str | None, Requires(Capability.LOGGERS)] = None
-    """Directory of the files of loggers; null uses the run directory."""
+    log_dir: str | None = None
+    """Directory in which each logger except `jsonl` has a directory for its files; null uses the run directory."""
     trajectories_every_steps: Count = 10
     """Store the episodes of every n-th step; 0 only stores validation episodes."""
     image_episodes: Count = 16
     """Number of episodes per stored step and per validation whose images are stored as PNG files, next to the episodes;
     equal images are stored once. The report shows these episodes."""
     validation_generations: Count = 0
-    """Number of episodes per validation that are sent to the loggers `wandb`, `tensorboard` and `jsonl` as a table
+    """Number of episodes per validation that are sent to the loggers, except `console` and `file`, as a table
     `val/generations` of observations, responses, rewards and images; `seed` selects them."""
     rendered_episodes: Count = 0
     """Number of episodes per stored step, and per batch of each validation, that are rendered as HTML pages, turn by
@@ -51,10 +48,10 @@ class TrackingConfig(Section):
     rendered_episodes_dir: str | None = None
     """Directory of the rendered episodes, `{name}/train/step_{step}/trajectory_data_{i}.html` and
     `{name}/validation_{number}/step_{batch}/trajectory_data_{i}.html`; null uses `pictures` in the run directory."""
-    video: Annotated[VideoConfig | None, Requires(Capability.LOGGERS)] = None
-    """Videos of training episodes; null records none."""
-    validation_video: Annotated[VideoConfig | None, Requires(Capability.LOGGERS)] = None
-    """Videos of validation episodes; null records none."""
+    video: VideoConfig | None = None
+    """Videos of training episodes in a simulator; null records none."""
+    validation_video: VideoConfig | None = None
+    """Videos of validation episodes in a simulator; null records none."""
     config_dir: str | None = None
     """Directory for a second copy of `config.yaml`; null writes none."""
     flops: bool = False

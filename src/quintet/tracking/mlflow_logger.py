@@ -1,0 +1,79 @@
+"""MLflow logger; writes to a local database unless `MLFLOW_TRACKING_URI` names a server."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from quintet.tracking.atomic_files import write_atomic
+from quintet.tracking.generations import LoggedGeneration
+from quintet.tracking.logger import LoggerContext
+
+RUN_ID_FILE = "mlflow_id"
+"""File in the run directory with the id of MLflow's run, so that a resumed run continues it."""
+
+
+class MlflowLogger:
+    """MLflow run of the experiment that is named as the project."""
+
+    def __init__(self, context: LoggerContext) -> None:
+        # MLflow sends statistics of its use unless this is set before its import
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        from mlflow import MlflowClient
+
+        folder = (context.files / "mlflow").resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        self._client = MlflowClient(tracking_uri=uri or f"sqlite:///{folder}/mlflow.db")
+        self._run = self._find_or_create_run(context, None if uri else (folder / "artifacts").as_uri())
+
+    def _find_or_create_run(self, context: LoggerContext, artifacts: str | None) -> str:
+        """Return the id of the run, which a resumed run continues."""
+        path = context.directory / RUN_ID_FILE
+        if context.resume_step is not None and path.is_file():
+            run_id = path.read_text(encoding="ascii").strip()
+            self._client.update_run(run_id, status="RUNNING")
+            return run_id
+        experiment = self._client.get_experiment_by_name(context.project)
+        experiment_id = (
+            experiment.experiment_id
+            if experiment
+            else self._client.create_experiment(context.project, artifact_location=artifacts)
+        )
+        created = self._client.create_run(experiment_id, run_name=context.name)
+        run_id = str(created.info.run_id)
+        write_atomic(path, run_id.encode())
+        return run_id
+
+    def log(self, step: int, time_seconds: float, metrics: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        milliseconds = int(time.time() * 1000)
+        values = {**metrics, "time_seconds": time_seconds}
+        records = [Metric(_key(name), value, milliseconds, step) for name, value in values.items()]
+        # MLflow accepts 1,000 per request
+        for first in range(0, len(records), 1000):
+            self._client.log_batch(self._run, metrics=records[first : first + 1000])
+
+    def log_generations(self, step: int, generations: Sequence[LoggedGeneration]) -> None:
+        """Log the artifact `val_step<step>.json` with a list of episodes, as verl does, and images next to it."""
+        rows = [{"input": each.input, "output": each.output, "score": each.score} for each in generations]
+        self._client.log_text(self._run, json.dumps(rows), f"val_step{step}.json")
+        for number, each in enumerate(generations, 1):
+            for index, image in enumerate(each.images, 1):
+                self._client.log_image(self._run, image, f"val_step{step}/image_{number}_{index}.png")
+
+    def log_video(self, step: int, name: str, path: Path) -> None:
+        self._client.log_artifact(self._run, str(path), name)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+
+def _key(name: str) -> str:
+    """Return a metric name with the characters that MLflow allows: `mean@8` becomes `mean_at_8`, as in verl."""
+    return re.sub(r"[^\w./ :-]", "_", name.replace("@", "_at_"))
