@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from quintet.cli import robot_data
+from quintet.cli.options import key_value_pairs
 from quintet.errors import ConfigError
 
 app = typer.Typer(help="Generate verifiable tasks and inspect data files.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(robot_data.app, name="robots")
 
 SOLVED = "solved"
 """Task name for expert demonstrations."""
@@ -36,7 +39,7 @@ def make(
     rows: Annotated[int, typer.Option(min=0, help="Print this many of the generated rows.")] = 0,
 ) -> None:
     """Generate a data set of a task: prompts, ground truth and demonstrated answers."""
-    arguments, directory = _pairs(options or []), Path(out_dir).expanduser()
+    arguments, directory = key_value_pairs(options or []), Path(out_dir).expanduser()
     if task == SOLVED:
         episodes = {"episodes": train, "validation_episodes": validation, "seed": seed, "processes": processes}
         files = _write_demonstrations(env, style, directory, arguments, episodes, overwrite=overwrite)
@@ -111,25 +114,7 @@ def show(
     model: Annotated[str | None, typer.Option(help="Directory with a tokenizer that counts prompt tokens.")] = None,
 ) -> None:
     """Show rows as a run reads them."""
-    _show(file, rows, _pairs(options or []), model)
-
-
-def _pairs(arguments: Sequence[str]) -> dict[str, Any]:
-    """Parse `key=value` arguments; values are YAML."""
-    import yaml
-
-    pairs: dict[str, Any] = {}
-    for argument in arguments:
-        name, sign, value = argument.partition("=")
-        if not sign or not name:
-            raise ConfigError(f"{argument!r} is not KEY=VALUE", value=argument, hint="for example digits=3")
-        try:
-            pairs[name] = yaml.safe_load(value) if value else ""
-        except yaml.YAMLError as error:
-            raise ConfigError(
-                f"{argument}: the value is not valid YAML", key=name, value=value, hint="quote the value"
-            ) from error
-    return pairs
+    _show(file, rows, key_value_pairs(options or []), model)
 
 
 def _write_demonstrations(
