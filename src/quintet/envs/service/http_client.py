@@ -155,7 +155,7 @@ class ServiceClient:
             raise HostLostError(f"{self.url} sent more than {MAX_RESPONSE_BYTES / (1 << 30):g} GiB")
         if response.length:  # with a size, `read` does not notice that the connection ended too early
             raise http.client.IncompleteRead(bytes(body), response.length)
-        return response.status, dict(response.headers), bytes(body)
+        return response.status, {name.lower(): value for name, value in response.headers.items()}, bytes(body)
 
     def _retry(self, problem: str, *, is_executed: bool) -> None:
         """Send the request again over a new connection, unless it may have been executed and must not be twice."""
@@ -184,7 +184,7 @@ class ServiceClient:
             is_token = status == http.client.UNAUTHORIZED
             hint = "set the variable named by env.service.token_env" if is_token else "see docs/env-service.md"
             raise RefusedRequestError(status, f"{self.url} refuses a request: {_error_text(body)}", hint)
-        is_json = headers.get("Content-Type", "").startswith(CONTENT_TYPES[JSON])
+        is_json = headers.get("content-type", "").startswith(CONTENT_TYPES[JSON])
         try:
             return decode_payload(body, JSON if is_json else self._form)
         except ValueError as error:

@@ -76,7 +76,7 @@ class ServiceHost:
             raise
         try:
             if self._session is None:
-                self._session = _checked_session(response["session"])
+                self._session = checked_session(response["session"])
                 return ()
             return self._events(response["results"])
         except (InvalidEnvOutputError, KeyError, TypeError, ValueError) as error:
@@ -106,7 +106,7 @@ class ServiceHost:
         return events
 
 
-def _checked_session(session: Any) -> str:
+def checked_session(session: Any) -> str:
     """Return a session as a part of a path.
 
     Raises:

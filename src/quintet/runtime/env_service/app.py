@@ -30,7 +30,8 @@ IDLE_CHECKS_PER_TIME_LIMIT = 8
 DESCRIPTION = """
 A session has the environments of one client; its id is a secret. One request steps any number of environments. Results
 are in the order of the requests, each of them `{"instruction", "actions", "observation"}`, `{"steps"}`, `{"closed"}`,
-`{"failure": [where, type, message]}`, or `{"lost": reason}`: start it again from its seed. Send the header
+`{"failure": [where, type, message]}`, or `{"lost": reason}`: start it again from its seed. Simulators of robots have
+`{"result"}` in place of the first three. Send the header
 `Accept: application/msgpack` for responses in msgpack, with images as bytes instead of base64.
 """
 Accept = Annotated[str, Header()]
@@ -200,6 +201,9 @@ def _batch_router(sessions: SessionTable) -> APIRouter:
 
 
 def _call(item: ExchangeItem, session: Session) -> Call:
+    if item.robots is not None:
+        method = "robots_step" if item.robots.call == "step" else "robots_start"
+        return Call(item.env, method, (session.config, item.robots.model_dump(exclude_none=True)))
     if item.seed is not None:
         return Call(item.env, "start", (session.config, item.seed))
     return Call(item.env, "close") if item.actions is None else Call(item.env, "step", (item.actions,))

@@ -28,6 +28,7 @@ from quintet.envs.env import Env
 from quintet.envs.event_messages import event_message
 from quintet.envs.factory import env_factory
 from quintet.envs.service.payload import Format, encode_payload, image_message, value_from_message
+from quintet.envs.simulators.robot_worker import RobotWorker, simulator_config
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, EpisodeStarted, LocalVectorEnv
 from quintet.records import Failure
 from quintet.runtime.env_service.vagen_episode import VagenEpisode
@@ -138,6 +139,7 @@ class _EnvWorker:
 
     def __init__(self) -> None:
         self._episodes: dict[int, _Episode | VagenEpisode] = {}
+        self._robots: dict[int, RobotWorker] = {}
 
     def execute(self, request: Sequence[Any], form: Format) -> bytes:
         """Return the encoded result of a request: number of the env, method, arguments."""
@@ -150,6 +152,8 @@ class _EnvWorker:
     def _result(self, number: int, method: str, arguments: Sequence[Any]) -> Mapping[str, Any]:
         if method == "close":
             return self._close(number)
+        if method in ("robots_start", "robots_step"):
+            return self._call_robots(number, *arguments, is_start=method == "robots_start")
         if method == "start":
             config, seed = arguments
             self._close(number)
@@ -165,7 +169,18 @@ class _EnvWorker:
             return UNKNOWN
         return _call(episode, method, arguments)
 
+    def _call_robots(
+        self, number: int, config: str, request: Mapping[str, Any], *, is_start: bool
+    ) -> Mapping[str, Any]:
+        if number not in self._robots:
+            if not is_start:
+                return UNKNOWN
+            self._robots[number] = RobotWorker(simulator_config(config), [request["num_robots"]])
+        return self._robots[number].execute({"stage": 0, **value_from_message(request)})
+
     def _close(self, number: int) -> Mapping[str, Any]:
+        if number in self._robots:
+            self._robots.pop(number).close()
         episode = self._episodes.pop(number, None)
         if episode is not None:
             with suppress(Exception):  # the episode is over

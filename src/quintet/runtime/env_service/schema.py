@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -29,13 +29,29 @@ class SessionBody(Body):
     "size": 4}`; the default is that of the server's first environment."""
 
 
+class RobotsCall(Body):
+    """A call of a simulator: `describe` and `reset` build it if there is none, `step` executes a chunk of actions."""
+
+    call: Literal["describe", "reset", "step"]
+    num_robots: Annotated[int, Field(ge=1, le=4096)]
+    """Number of robots of the simulator."""
+    start_states: dict[str, Any] | None = None
+    """Start states of each robot's successive episodes, array int64 [robots, episodes]."""
+    actions: dict[str, Any] | None = None
+    """Array float32 [robots, actions, dimensions]."""
+    record_frames: bool = False
+    """Return a picture after each action."""
+
+
 class ExchangeItem(Body):
-    """A call of one environment: `reset` with a seed, `step` with actions, `close` with neither."""
+    """A call of one environment: `reset` with a seed, `step` with actions, a simulator with `robots`, `close` with none
+    of them."""
 
     env: EnvName
     """Name of the environment in the session; the client chooses it."""
     seed: StartSeed | None = None
     actions: Actions | None = None
+    robots: RobotsCall | None = None
 
 
 class ExchangeBody(Body):

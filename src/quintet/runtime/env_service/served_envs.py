@@ -10,14 +10,17 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from quintet.config.native.envs import ENVS, EnvConfig, InteractiveEnvSection
+from quintet.config.native.envs import ENVS, EnvConfig, InteractiveEnvSection, SimulatorConfig
 from quintet.envs.custom_env import load_env_class
+from quintet.envs.simulators.registry import SIMULATORS, is_simulator_class, load_simulator, simulator_module
 from quintet.errors import ConfigError, nearest
+from quintet.registry import load_user_object
 from quintet.runtime.serving.request_schema import RequestError
 
 
 class ServedEnvs:
-    """Named envs, and files with envs of the server's owner; clients choose their options, but no other file."""
+    """Named envs and simulators, and files with those of the server's owner; clients choose their options, but no other
+    file."""
 
     def __init__(self, names: Sequence[str]) -> None:
         """
@@ -25,8 +28,11 @@ class ServedEnvs:
             ConfigError: a name is unknown, or a file cannot be loaded.
         """
         self.names = tuple(names)
+        self._simulators = frozenset(filter(_is_simulator, names))
         for name in names:
-            if ":" in name:
+            if name in self._simulators:
+                load_simulator(name)
+            elif ":" in name:
                 load_env_class(name)
             elif name not in _names():
                 raise _unknown_env(name)
@@ -36,6 +42,9 @@ class ServedEnvs:
     def modules(self) -> Iterator[str]:
         """Modules and files to load before worker processes are forked."""
         for name in self.names:
+            if name in self._simulators:
+                yield simulator_module(name)
+                continue
             target = ENVS.get(name).target if ":" not in name else None
             if target is None:
                 yield name
@@ -52,19 +61,25 @@ class ServedEnvs:
 
     def _config_text(self, text: str) -> str:
         values = json.loads(text)
-        name = values.get("path") if values.get("name") == "custom" else values.get("name", self.names[0])
+        field = {"custom": "path", "simulator": "simulator"}.get(str(values.get("name")), "name")
+        name = values.get(field, self.names[0])
         if name not in self.names:
             message = f"this server has no environment {name!r:.100}; it has {', '.join(self.names)}"
             raise RequestError(message, status=404, code="unknown_env")
-        if ":" in name:
+        processes: int | None = None
+        if name in self._simulators:
+            values |= {"name": "simulator", "simulator": name}
+            processes = 0
+        elif ":" in name:
             values |= {"name": "custom", "path": name}
         adapter: TypeAdapter[EnvConfig] = TypeAdapter(EnvConfig)
+        values = {"name": name} | values | {"processes": processes, "service": None}
         try:
-            config = adapter.validate_json(json.dumps({"name": name} | values | {"processes": None, "service": None}))
+            config = adapter.validate_json(json.dumps(values))
         except ValidationError as error:
             problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
             raise RequestError(f"env: {problems}", code="invalid_env") from error
-        if not isinstance(config, InteractiveEnvSection):
+        if not isinstance(config, InteractiveEnvSection | SimulatorConfig):
             raise RequestError(f"{name} has no environment", code="invalid_env")
         for key, path in config.data_paths().items():
             _check_path(key, path)
@@ -88,8 +103,15 @@ def _names() -> list[str]:
     return [entry.name for entry in ENVS if entry.name != "custom"]
 
 
+def _is_simulator(name: str) -> bool:
+    """Return whether a name or file is a simulator: it is registered as one, or its class has a simulator's methods."""
+    if ":" not in name:
+        return name in SIMULATORS and name not in ENVS
+    return is_simulator_class(load_user_object(name, "--env"))
+
+
 def _unknown_env(name: str) -> ConfigError:
-    valid = _names()
+    valid = [*_names(), *(entry.name for entry in SIMULATORS)]
     close = nearest(name, valid)
     suggestion = f"did you mean {close}? " if close else ""
     hint = f"{suggestion}it has {', '.join(valid)}; name your own as file.py:Class"

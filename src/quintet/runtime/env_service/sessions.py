@@ -14,7 +14,7 @@ from quintet.runtime.env_service.env_worker import UNKNOWN
 from quintet.runtime.env_service.worker_pool import Batch, EnvWorker, WorkerPool
 from quintet.runtime.serving.request_schema import RequestError
 
-CREATES = ("start", "vagen_create")
+CREATES = ("start", "vagen_create", "robots_start")
 """Methods that create an env that does not exist."""
 
 

@@ -129,7 +129,7 @@ class EnvWorker(asyncio.Protocol):
             batch = self._batches[0]
             result: dict[str, Any] = {"lost": f"its worker process was lost with another environment: {message}"}
             if self._num_received == culprit:
-                where = "reset" if batch.methods[len(batch.results)] == "start" else "step"
+                where = "reset" if batch.methods[len(batch.results)] in ("start", "robots_start") else "step"
                 result = {"failure": [where, error_type, message]}
             self._add_result(encode_payload(result, batch.form))
 

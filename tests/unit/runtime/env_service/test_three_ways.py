@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
@@ -75,6 +76,7 @@ with _connected("local", RankInfo(rank=0, size=2, local_rank=0, local_size=2)):
     sys.stdin.read()
     ray.get(actor.kill.remote())
 """
+QUESTIONS = [{"query": f"{number} + 1?", "response": f"The answer is: {number + 1}"} for number in range(60)]
 ARGUMENTS: Mapping[str, Sequence[Sequence[str]]] = {
     "frozenlake": [["env.slippery=true", "env.floor_density=0.9"], ["env.render=vision"]],
     "sokoban": [["env.max_steps=9"], ["env.render=vision"]],
@@ -140,6 +142,7 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ways]:
     """Functions that build the vector env of a configuration: on one server, and on env hosts of one Ray."""
     directory = tmp_path_factory.mktemp("envs")
     (directory / "painter.py").write_text(PAINTER)
+    (directory / "questions.jsonl").write_text("\n".join(map(json.dumps, QUESTIONS)))
     names = [entry.name for entry in ENVS if not entry.is_plugin and entry.name != "custom" and not entry.missing()]
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.chdir(directory)
