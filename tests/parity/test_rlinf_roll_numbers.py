@@ -4,8 +4,7 @@
 
 Not compared, because the numbers were stored without what they were computed from: ROLL's aggregations (`agg_*`), its
 agentic returns (`agentic_reinforce_*`) and partitions by length (`seqlen_parts`), RLinf's value loss (`critic`) and its
-embodied losses (`emb_loss_*`: of their inputs, advantages and masks are missing). RLinf's embodied advantages
-(`embodied_*`) have inputs, but envs of robots aren't in this version.
+embodied losses (`emb_loss_*`). These and its embodied advantages (`embodied_*`) are compared in `test_rlinf_chunks.py`.
 """
 
 from __future__ import annotations
