@@ -197,11 +197,16 @@ def merge_adapter_stream(
         roles = incomplete.setdefault(layer, {})
         roles[PARAMETER_ROLES[suffix]] = tensor
         if len(roles) == 3:
-            product = (roles["lora_b"] @ roles["lora_a"]).mul_(scales[layer])
+            product = _product(roles["lora_b"], roles["lora_a"]).mul_(scales[layer])
             yield f"{layer}.weight", _sum(roles["base"], product.T if "embedding" in suffix else product)
             del incomplete[layer]
     if incomplete:
         raise ValueError(f"incomplete weights of adapted layers: {', '.join(sorted(incomplete))}")
+
+
+def _product(lora_b: Tensor, lora_a: Tensor) -> Tensor:
+    """Return B A in the shape of the weight; those of a convolution have its kernel as further dimensions."""
+    return (lora_b.flatten(1) @ lora_a.flatten(1)).view(len(lora_b), *lora_a.shape[1:])
 
 
 def _sum(weight: Tensor, product: Tensor) -> Tensor:
@@ -334,6 +339,8 @@ def read_adapters(weights: Iterable[tuple[str, Tensor]], directory: Path) -> lis
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise MachineError(f"cannot read adapters from {path}: {error}") from error
+    # peft stores the base weight of an adapted head, too
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(".base_layer.weight")}
     parameters = {name: tensor for name, tensor in weights if is_adapter_name(name)}
     if problem := _describe_mismatch(peft_state_dict(parameters.items()), tensors):
         raise MachineError(f"the adapters at {path} do not match the model: {problem}", "use adapters of this model")

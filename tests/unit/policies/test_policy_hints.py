@@ -237,4 +237,8 @@ def test_a_hint_about_a_model_removes_its_error(entry: HintCase) -> None:
 
 
 def test_every_hint_about_a_model_is_followed() -> None:
-    assert not sites_without_case("policies", CASES, {"policies/parallel/": "test_parallel_hints.py follows them"})
+    elsewhere = {
+        "policies/parallel/": "test_parallel_hints.py follows them",
+        "policies/vla/": "test_action_hints.py follows them",
+    }
+    assert not sites_without_case("policies", CASES, elsewhere)

@@ -1,0 +1,212 @@
+"""Build action policies from configurations and directories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+
+from quintet.config.native.envs import EnvSection, SimulatorConfig
+from quintet.config.native.experiment import Experiment
+from quintet.envs.simulators.registry import build_simulator
+from quintet.errors import ConfigError, MachineError, nearest
+from quintet.policies.attention_backends import EAGER
+from quintet.policies.lora import add_lora
+from quintet.policies.model_loading import load_tokenizer
+from quintet.policies.vla.action_normalization import check_action_statistics
+from quintet.policies.vla.action_presets import MlpPreset, get_action_preset
+from quintet.policies.vla.mlp_policy import MlpPolicy
+from quintet.policies.vla.openvla import OpenVlaPolicy
+from quintet.policies.vla.openvla_base import PREPROCESSOR_FILE, RESIZE_STRATEGY, OpenVlaBase
+from quintet.policies.vla.openvla_config import OpenVlaConfig
+from quintet.policies.vla.openvla_oft import OpenVlaOftPolicy
+from quintet.policies.vla.openvla_parts import load_separate_parts
+from quintet.policies.vla.policy_directory import read_json, read_statistics
+from quintet.policies.vla.policy_settings import apply_settings, run_settings
+from quintet.policies.vla.preset_policies import RobotSpec, build_preset
+from quintet.policies.vla.vision_tower import TIMM_SHAPES
+from quintet.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+KINDS: Mapping[str, type[PreTrainedModel]] = {
+    "openvla": OpenVlaPolicy,
+    "openvla_oft": OpenVlaOftPolicy,
+    "mlp": MlpPolicy,
+    "mlp_policy": MlpPolicy,
+}
+"""Class of each `policy.kind`."""
+SAMPLED_ROBOTS = 32
+"""Robots whose instructions a preset's tokenizer is trained on."""
+TRAINED_PARTS = ("value_head.", "action_head.log_std")
+"""Beginnings of the names of parameters that are trained beside adapters."""
+
+
+def build_action_policy(config: Experiment) -> PreTrainedModel:
+    """Build the action policy of a run: that at `policy.path`, or the preset with random weights.
+
+    Raises:
+        ConfigError: the configuration does not fit the policy, or the preset is unknown.
+        MachineError: the directory contains no action policy.
+    """
+    if config.policy.path is not None:
+        return load_action_policy(Path(config.policy.path), config)
+    policy = _build_preset(config, derive_seed(config.seed, "policy"))
+    return _finish(policy, config)
+
+
+def create_action_preset(directory: Path, config: Experiment, seed: int) -> None:
+    """Create the policy of `policy.preset` with random weights for the robot of `env`, and save it.
+
+    Raises:
+        ConfigError: the preset is unknown, or the simulator cannot be built.
+    """
+    _build_preset(config, seed).save_pretrained(directory)
+
+
+def _build_preset(config: Experiment, seed: int) -> PreTrainedModel:
+    preset = get_action_preset(config.policy)
+    robot = _robot_spec(config.env, seed)
+    settings = run_settings(config, is_mlp=isinstance(preset, MlpPreset))
+    return build_preset(preset, robot, settings, seed, is_autoregressive=config.policy.kind == "openvla")
+
+
+def _robot_spec(env: EnvSection, seed: int) -> RobotSpec:
+    if not isinstance(env, SimulatorConfig):
+        raise TypeError(f"{env.name} is not a simulator")
+    with ExitStack() as resources:
+        simulator = build_simulator(env, SAMPLED_ROBOTS, seed)
+        resources.callback(simulator.close)
+        robots = np.arange(SAMPLED_ROBOTS)
+        simulator.reset(
+            robots, robots * max(1, simulator.num_start_states // SAMPLED_ROBOTS) % simulator.num_start_states
+        )
+        observation = simulator.observe(robots)
+        return RobotSpec(simulator.action_dim, observation.state.shape[1], observation.instructions)
+
+
+def load_action_policy(directory: Path, config: Experiment) -> PreTrainedModel:
+    """Load an action policy in float32: a directory that `save_pretrained` wrote, or a published one.
+
+    Settings of `policy.vla` that the configuration names replace those of the directory. New heads are initialized.
+
+    Raises:
+        ConfigError: `policy.kind` does not fit the directory, or a setting does not fit the policy.
+        MachineError: the directory cannot be read.
+    """
+    stored = read_json(directory / "config.json")
+    kind = _policy_class(directory, stored, config)
+    model_config = _load_config(directory, kind, stored, config)
+    policy = _load_weights(directory, kind, model_config, derive_seed(config.seed, "policy", "heads"))
+    if isinstance(policy, OpenVlaBase):
+        with _quiet_loading():
+            tokenizer = load_tokenizer(config.policy.tokenizer or directory)
+        extra = 0 if config.policy.vla is None else config.policy.vla.extra_vocabulary
+        tokenizer.add_tokens([f"<extra_{number}>" for number in range(extra)])
+        policy.set_tokenizer(tokenizer)
+    return _finish(policy, config)
+
+
+def _finish(policy: PreTrainedModel, config: Experiment) -> PreTrainedModel:
+    """Insert adapters, and set what is trained. The value head has no adapters: it starts untrained."""
+    policy.eval()
+    if config.policy.lora is not None:
+        add_lora(policy, config.policy.lora, seed=derive_seed(config.seed, "lora"))
+        for name, parameter in policy.named_parameters():
+            if name.startswith(TRAINED_PARTS):
+                parameter.requires_grad_(requires_grad=True)
+    if isinstance(policy, OpenVlaBase):
+        policy.freeze_unused()
+        if config.policy.vision.freeze:
+            policy.vision_backbone.requires_grad_(requires_grad=False)
+        if config.policy.attention == EAGER:
+            policy.language_model.set_attn_implementation(EAGER)
+    return policy
+
+
+def _policy_class(directory: Path, stored: Mapping[str, Any], config: Experiment) -> type[PreTrainedModel]:
+    """Return the class of the policy: of `policy.kind`, or the one that wrote the directory."""
+    kind, model_type = config.policy.kind, stored.get("model_type")
+    if kind is not None and kind not in KINDS:
+        close = nearest(kind, KINDS)
+        raise ConfigError(
+            f"policy.kind = {kind!r} is not a policy of robots that this version has",
+            key="policy.kind",
+            value=kind,
+            hint=(f"did you mean {close!r}? " if close else "") + f"known: {', '.join(sorted(KINDS))}",
+        )
+    written_by = [each for each in KINDS.values() if each.__name__ in (stored.get("architectures") or ())]
+    candidates = [KINDS[kind]] if kind else written_by
+    for candidate in candidates:
+        if candidate.config_class.model_type == model_type:
+            return candidate
+    matching = sorted(name for name, each in KINDS.items() if each.config_class.model_type == model_type)
+    message = f"{directory / 'config.json'} has model_type {model_type!r}"
+    if not matching:
+        raise MachineError(f"{message}, which is no policy of robots", "use a directory of OpenVLA-OFT or OpenVLA")
+    reason = "to which policy.kind does not belong" if kind else "which several kinds of policies have"
+    raise ConfigError(
+        f"{message}, {reason}", key="policy.kind", value=kind, hint=f"set policy.kind to one of {', '.join(matching)}"
+    )
+
+
+def _load_config(
+    directory: Path, kind: type[PreTrainedModel], stored: Mapping[str, Any], config: Experiment
+) -> PreTrainedConfig:
+    try:
+        model_config: PreTrainedConfig = kind.config_class.from_pretrained(directory, local_files_only=True)
+    except KeyError as error:
+        message = f"{directory / 'config.json'} names the vision tower {error}, which this version does not have"
+        raise MachineError(message, f"use a policy with {' and '.join(TIMM_SHAPES)}") from error
+    if isinstance(model_config, OpenVlaConfig):
+        model_config.norm_stats = read_statistics(directory, stored) or None
+    if (directory / PREPROCESSOR_FILE).is_file():
+        colors = read_json(directory / PREPROCESSOR_FILE)
+        model_config.image_means, model_config.image_stds = colors["means"], colors["stds"]
+        strategy = colors.get("image_resize_strategy", RESIZE_STRATEGY)
+        if strategy != RESIZE_STRATEGY:
+            message = f"{directory / PREPROCESSOR_FILE} has image_resize_strategy {strategy!r}, which is not supported"
+            raise MachineError(message, f"use a policy that was trained with {RESIZE_STRATEGY}")
+    is_published = kind.__name__ not in (stored.get("architectures") or ())
+    apply_settings(model_config, config, is_mlp=kind is MlpPolicy, is_published=is_published)
+    if isinstance(model_config, OpenVlaConfig):
+        check_action_statistics(model_config.norm_stats, model_config.unnorm_key, model_config.action_dim)
+    return model_config
+
+
+@contextmanager
+def _quiet_loading() -> Iterator[None]:
+    """Suppress transformers' warnings of heads that are initialized, and of its own lack of the model type."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+
+
+def _load_weights(directory: Path, kind: type[PreTrainedModel], config: PreTrainedConfig, seed: int) -> PreTrainedModel:
+    try:
+        with torch.random.fork_rng(devices=[]), _quiet_loading():
+            torch.manual_seed(seed)
+            policy, report = kind.from_pretrained(
+                directory, config=config, dtype=torch.float32, local_files_only=True, output_loading_info=True
+            )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        hint = "copy the files of the policy again"
+        raise MachineError(f"cannot load an action policy from {directory}: {error}", hint) from error
+    missing = load_separate_parts(policy, directory, set(report["missing_keys"]))
+    if missing:
+        raise MachineError(
+            f"{directory} lacks {len(missing)} weights of {kind.__name__}, such as {min(missing)}",
+            "use the directory of a policy of this kind, or another policy.kind",
+        )
+    return policy
