@@ -9,6 +9,7 @@ does not sum over the vocabulary: these are not supported.
 from collections.abc import Iterator
 from typing import Any
 
+from quintet.config.capabilities import Capability
 from quintet.config.dialects.algorithm_choice import (
     ADVANTAGE,
     LOSS,
@@ -20,7 +21,7 @@ from quintet.config.dialects.algorithm_choice import (
 )
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import Same, inverted
-from quintet.config.dialects.roll.key_values import LEVELS, POLICY
+from quintet.config.dialects.roll.key_values import LEVELS, POLICY, SEGMENT
 from quintet.config.dialects.value_types import is_function_address
 from quintet.config.problems import ConfigProblem
 
@@ -32,6 +33,8 @@ WEIGHTS, WEIGHT_LEVEL, DETACH, FILTERS = (
     f"train_infer_correction.{name}"
     for name in ("is_weight.enabled", "is_weight.weight_type", "is_weight.detach", "filters")
 )
+NORMALIZATION = "reward_normalization"
+GROUPING, METHOD = f"{NORMALIZATION}.grouping", f"{NORMALIZATION}.method"
 TINY = 1e-12
 """Replaces 0, as the native `cispo` needs bounds above and below 1. No weight in float32 differs by it."""
 OPTIONS = AlgorithmOptions(
@@ -56,7 +59,8 @@ def trains_critic(values: ForeignValues, has_section: bool) -> bool:
     """Whether a critic is trained; `has_section` tells whether the file has a section for one."""
     if not values.is_set(ESTIMATOR) or is_function_address(values[ESTIMATOR]):
         return has_section
-    return bool(config_class(ADVANTAGE, values[ESTIMATOR]).uses_values)
+    name = "reinforce" if values[ESTIMATOR] in ("step_reinforce", "agentic_reinforce") else values[ESTIMATOR]
+    return bool(config_class(ADVANTAGE, name).uses_values)
 
 
 def needs_reference(values: ForeignValues) -> bool:
@@ -75,9 +79,6 @@ def algorithm_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     if values[RATIOS] != "seq":
         return
     ratios = values.describe(RATIOS)
-    if values[DUAL_CLIP]:
-        problem = f"sequence-level ratios, from {ratios}, have no dual clip"
-        yield values.problem(DUAL_CLIP, problem, f"set {DUAL_CLIP}=false")
     if values.native(VARIANT) != "ppo":
         yield values.problem(VARIANT, f"needs a ratio for each token: {ratios}", f"set {RATIOS}=token")
 
@@ -96,7 +97,9 @@ def _advantage_to_native(values: ForeignValues, native: NativeBuilder, has_criti
     name, origins = _estimator(values, has_critic)
     specs = values.dialect.specs()
     by_token = [key for key in TOKEN_KEYS if values[key] != specs[key].default]
-    if name == "grpo" and by_token:
+    if GROUPING in specs:
+        _turn_advantage_to_native(values, native, name, origins, by_token)
+    elif name == "grpo" and by_token:
         choose(native, ADVANTAGE, "reinforce", *origins, *by_token)
         native.set("algorithm.shaping.center", "group", *origins)
         native.set("algorithm.shaping.divide", "group", *origins)
@@ -112,6 +115,43 @@ def _advantage_to_native(values: ForeignValues, native: NativeBuilder, has_criti
         native.set(f"{ADVANTAGE}.needs_critic", has_critic)
 
 
+def _turn_advantage_to_native(
+    values: ForeignValues, native: NativeBuilder, name: str, origins: tuple[str, ...], by_token: list[str]
+) -> None:
+    """Set the estimator of a run in environments, where `reward_normalization` says which episodes are compared."""
+    center, divide = _normalization(values, native)
+    keys = (GROUPING, METHOD, *(f"{NORMALIZATION}.norm_{kind}_type" for kind in ("mean", "std")), *origins)
+    if name in ("step_reinforce", "agentic_reinforce"):  # these wait
+        name = "reinforce" if center == "none" else "gigpo"
+    in_groups = center == "group" and divide in ("group", "none")
+    if name == "grpo" and in_groups and not by_token:
+        choose(native, ADVANTAGE, "grpo", *keys)
+        native.set(f"{ADVANTAGE}.normalize_by_std", divide == "group", *keys)
+        return
+    choose(native, ADVANTAGE, "reinforce" if name == "grpo" else name, *keys)
+    if name == "gigpo":
+        native.set(f"{ADVANTAGE}.normalize_by_std", divide == "group", *keys)
+        if not in_groups and values[ESTIMATOR] == "gigpo":
+            native.require(METHOD, Capability.TURN_ESTIMATORS)
+        return
+    native.set("algorithm.shaping.center", center, *keys)
+    native.set("algorithm.shaping.divide", divide, *keys)
+
+
+def _normalization(values: ForeignValues, native: NativeBuilder) -> tuple[str, str]:
+    """Return the episodes whose mean is subtracted, and by whose deviation rewards are divided."""
+    scope = "batch" if values[GROUPING] in ("batch", "global") else "group"
+    method = values[METHOD]
+    mean = values[f"{NORMALIZATION}.norm_mean_type"] or (None if method == "identity" else scope)
+    deviation = values[f"{NORMALIZATION}.norm_std_type"] or (scope if method in ("mean_std", "asym_clip") else None)
+    if values[GROUPING] == "tags" and "group" in (mean, deviation):
+        # the episodes of the only tag are those of the step
+        if len(values["train_env_manager.tags"]) > 1:
+            native.require(GROUPING, Capability.TURN_ESTIMATORS)
+        mean, deviation = (kind and "batch" for kind in (mean, deviation))
+    return mean or "none", deviation or "none"
+
+
 def _estimator(values: ForeignValues, has_critic: bool) -> tuple[str, tuple[str, ...]]:
     """Return ROLL's name of the estimator and the keys that it follows from, also those of a critic without effect."""
     specs = values.dialect.specs()
@@ -123,6 +163,8 @@ def _estimator(values: ForeignValues, has_critic: bool) -> tuple[str, tuple[str,
 
 
 def _loss_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    if values[RATIOS] == "seq" and values[DUAL_CLIP]:
+        native.require(DUAL_CLIP, Capability.SEQUENCE_DUAL_CLIP)
     loss, origin = ("gspo", RATIOS) if values[RATIOS] == "seq" else (values.native(VARIANT), VARIANT)
     native.set(LOSS, {"name": loss}, *dict.fromkeys((origin, WORKER_CLASS, RATIOS)))
     if loss in ("ppo", "gspo"):
@@ -153,11 +195,16 @@ def kl_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 
 def _correction_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     filters = [ratio_filter for ratio_filter in values[FILTERS] if _rejects(ratio_filter)]
+    known = [each for each in filters if each.get("agg_type") != SEGMENT and not each.get("diff_enabled", False)]
+    if known != filters:
+        native.require(FILTERS, Capability.TURN_RATIOS)
+        filters = known
     if not values[WEIGHTS] and not filters:
         native.set("algorithm.correction", None, WEIGHTS, FILTERS)
         return
     if values[WEIGHTS]:
-        native.set("algorithm.correction.level", values[WEIGHT_LEVEL], WEIGHTS, WEIGHT_LEVEL, DETACH)
+        level = values[WEIGHT_LEVEL] if values[WEIGHT_LEVEL] == "sequence" else "token"
+        native.set("algorithm.correction.level", level, WEIGHTS, WEIGHT_LEVEL, DETACH)
     else:
         native.set("algorithm.correction.level", None, FILTERS, WEIGHTS)
     native.set("algorithm.correction.reject", list(map(_rejection_to_native, filters)), FILTERS)

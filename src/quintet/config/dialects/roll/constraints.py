@@ -4,17 +4,19 @@ from collections.abc import Iterator
 
 from quintet.config.dialects.conversion import ForeignValues
 from quintet.config.dialects.ledger import load_keys
+from quintet.config.dialects.roll.agentic import env_problems
 from quintet.config.dialects.roll.algorithm import algorithm_problems
 from quintet.config.dialects.roll.key_values import VALIDATION
-from quintet.config.dialects.roll.learners import STEP
 from quintet.config.dialects.roll.workers import (
     ACCUMULATION,
     LEARNERS,
     MICRO_BATCH,
+    STEP,
     STRATEGY,
     STRATEGY_OPTIONS,
     Worker,
     applies_to,
+    is_agentic,
     workers,
 )
 from quintet.config.divisors import nearest_divisor, nearest_multiple
@@ -26,8 +28,11 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     present = workers(values)
     malformed = [problem for worker in present for problem in _mapping_problems(worker)]
     yield from malformed
-    yield from _column_problems(values)
-    yield from _length_problems(values)
+    if is_agentic(values):
+        yield from env_problems(values)
+    else:
+        yield from _column_problems(values)
+        yield from _length_problems(values)
     yield from algorithm_problems(values)
     yield from _critic_problems(values)
     for worker in present:
@@ -39,7 +44,7 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
         if engine.devices is not None:
             devices = f"devices of {values.describe(engine.key('device_mapping'))}"
             yield from values.divisor_problems(engine.key("num_gpus_per_worker"), len(engine.devices), devices)
-        yield from () if splits else _batch_problems(values)
+        yield from () if splits or is_agentic(values) else _batch_problems(values)
 
 
 def _mapping_problems(worker: Worker) -> Iterator[ConfigProblem]:
@@ -67,20 +72,19 @@ def _column_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
 
 def _length_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     total, response, prompt = "response_length", "actor_infer.generating_args.max_new_tokens", "prompt_length"
-    if values[total] is None and values[response] is None:
+    sequence = values["sequence_length"]
+    if sequence is not None and sequence <= values[prompt]:
+        yield values.problem("sequence_length", f"leaves no tokens for a response: {values.describe(prompt)}")
+        return
+    if sequence is None and values[total] is None and values[response] is None:
         yield values.problem(
             total, "no key sets the maximum response length", f"for example {total}=1024, or {response}=1024"
         )
         return
-    max_response = min(length for length in (values[total], values[response]) if length is not None)
-    longest = values[prompt] + max_response
-    limit = "actor_infer.strategy_args.strategy_config.max_model_len"
-    if values.is_set(limit) and values[limit] is not None and values[limit] < longest:
-        source = values.describe(prompt, total if values[total] is not None else response)
-        problem = f"prompt and response together have {longest} tokens, from {source}"
-        yield values.problem(limit, problem, f"nearest valid value: {limit}={longest}")
+    lengths = (values[total], values[response]) if sequence is None else (sequence - values[prompt],)
+    max_response = min(length for length in lengths if length is not None)
     validation = f"{VALIDATION}max_new_tokens"
-    if values.is_set(validation) and values[validation] != max_response:
+    if values.is_set(validation) and values[validation] != max_response and sequence is None:
         problem = f"must be the maximum response length of training, {max_response} tokens"
         yield values.problem(validation, problem, f"leave it out, or {validation}={max_response}")
 

@@ -4,9 +4,10 @@ The reference omits much of what a ROLL file needs. In its place:
 
 - No key names the run or its model; the keys of `roll_run.yaml` do. Without `pretrain` the policy is the native
   schema's small model. The critic starts from the policy.
-- No key names an environment. If the user set `actor_train.data_args.file_name`, prompts come from that file; otherwise
-  the native default environment runs, after its warm start.
-- No key names the verifier: it is that of ROLL's `MathRuleRewardWorker`, the native `math`.
+- The kind of run follows from the sections of a file (`kinds.py`). In files with `train_env_manager`, environments are
+  those of `custom_envs` (`agentic.py`). In others, prompts come from `actor_train.data_args.file_name` if the user set
+  it; otherwise the native default environment runs, after its warm start.
+- Without a section `rewards`, the verifier is that of ROLL's `MathRuleRewardWorker`, the native `math`.
 - No key names the estimator; `adv_estimator` and others of `roll_algorithm.yaml` do. Without it, a `critic` section
   means PPO with GAE, ROLL's own default, and otherwise the responses to a prompt are compared (GRPO).
 - A `reference` section creates a reference model. ROLL measures the divergence from it by `k1` with coefficient 0,
@@ -15,22 +16,36 @@ The reference omits much of what a ROLL file needs. In its place:
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import Same, file_list
 from quintet.config.dialects.engine_choice import arguments_from_native, arguments_to_native
 from quintet.config.dialects.ledger import load_constants
+from quintet.config.dialects.roll.agentic import envs_to_native
 from quintet.config.dialects.roll.algorithm import algorithm_from_native, algorithm_to_native
-from quintet.config.dialects.roll.constraints import conflicts as conflicts
+from quintet.config.dialects.roll.constraints import conflicts as run_conflicts
 from quintet.config.dialects.roll.key_values import VALIDATION
+from quintet.config.dialects.roll.kinds import Kind, kind_of
 from quintet.config.dialects.roll.learners import WeightDtype, learners_from_native, learners_to_native, strategy_name
+from quintet.config.dialects.roll.rewards import filters_from_native, rewards_to_native
+from quintet.config.dialects.roll.run_settings import (
+    RESUME,
+    model_to_native,
+    paths_to_native,
+    run_to_native,
+    settings_from_native,
+)
+from quintet.config.dialects.roll.sft import sft_to_native
+from quintet.config.dialects.roll.unsupported_runs import refuse_unsupported_run
 from quintet.config.dialects.roll.workers import (
     STRATEGY,
     STRATEGY_OPTIONS,
     Worker,
     exported_learners,
+    ineffective_worker_keys,
+    is_agentic,
     placement_from_native,
     placement_to_native,
     workers,
@@ -38,10 +53,13 @@ from quintet.config.dialects.roll.workers import (
 from quintet.config.dialects.supported_runs import require_env, require_no_stages
 from quintet.config.dotted import unflatten
 from quintet.config.native.experiment import Experiment
+from quintet.config.problems import ConfigProblem
 
 FILE, TEMPLATE, PROMPT, MESSAGES = (
     f"actor_train.data_args.{name}" for name in ("file_name", "template", "prompt", "messages")
 )
+GLOBAL_TEMPLATE, WORKERS = "global_template", "actor_train.data_args.preprocessing_num_workers"
+SEQUENCE = "sequence_length"
 ASYNC_RATIO, WORKER_GPUS = "async_generation_ratio", "actor_infer.num_gpus_per_worker"
 SAMPLES, TEMPERATURE = f"{VALIDATION}do_sample", f"{VALIDATION}temperature"
 TRAIN_FILES = file_list("data.train_files", FILE, empty="xxx/train.json")
@@ -61,21 +79,44 @@ VALIDATION_SAMPLING = (
 )
 
 
+def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
+    """Yield problems between keys.
+
+    Raises:
+        UnsupportedRunError: this version has no such runs.
+    """
+    kind = _kind(values)
+    refuse_unsupported_run(kind, values)
+    yield from () if kind is Kind.SFT else run_conflicts(values)
+
+
+def _kind(values: ForeignValues) -> Kind:
+    tree: dict[str, Any] = unflatten(dict.fromkeys(values.merged.leaves()))
+    return kind_of(tree)
+
+
 def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Convert a ROLL configuration."""
+    if _kind(values) is Kind.SFT:
+        sft_to_native(values, native)
+        return
     native.set_constants(load_constants("roll", "roll"))
     algorithm_to_native(values, native, Worker(values, "critic").is_set)
     absent = _absent_sections(worker.name for worker in workers(values))
     native.set_from_keys(spec for spec in values.dialect.specs().values() if not spec.key.startswith(absent))
-    if values["pretrain"] is not None:
-        native.set("policy.preset", None, "pretrain")
-        native.set("policy.path", values["pretrain"], "pretrain")
-        native.set("warm_start", None, "pretrain")
-    _prompts_to_native(values, native)
-    _generation_to_native(Worker(values, "actor_infer"), native)
-    _validation_to_native(values, native)
+    paths_to_native(values, native)
+    if is_agentic(values):
+        _engine_to_native(Worker(values, "actor_infer"), native)
+        envs_to_native(values, native)
+    else:
+        _prompts_to_native(values, native)
+        _generation_to_native(Worker(values, "actor_infer"), native)
+        _validation_to_native(values, native)
+    run_to_native(values, native)
+    model_to_native(values, native)
     learners_to_native(values, native)
     placement_to_native(values, native)
+    native.remarks += ineffective_worker_keys(values)
 
 
 def _absent_sections(present: Iterable[str]) -> tuple[str, ...]:
@@ -92,30 +133,61 @@ def _prompts_to_native(values: ForeignValues, native: NativeBuilder) -> None:
         return
     native.set("env", {"name": "prompts"}, FILE)
     TRAIN_FILES.to_native(values, native)
-    if values[TEMPLATE] != "native":
-        native.set("data.template", values[TEMPLATE], TEMPLATE)
+    template = GLOBAL_TEMPLATE if values[GLOBAL_TEMPLATE] is not None else TEMPLATE
+    if values[template] != "native":
+        native.set("data.template", values[template], template)
+    if values[WORKERS] is not None:
+        native.set("data.filter_workers", values[WORKERS], WORKERS)
     if values[MESSAGES] is None:
         native.set("data.prompt_key", values[PROMPT], PROMPT)
     else:
         native.set("data.messages_key", values[MESSAGES], MESSAGES)
     native.set("data.filter_long_prompts", True)
     single_turn = {"rollout.max_turns": 1, "rollout.format_penalty": 0.0, "rollout.think": False}
-    for key, value in {"reward.kind": "math", "warm_start": None, **single_turn}.items():
+    for key, value in {"warm_start": None, **single_turn}.items():
         native.set(key, value, FILE)
+    rewards_to_native(values, native)
 
 
 def _generation_to_native(engine: Worker, native: NativeBuilder) -> None:
-    values, ratio = engine.values, engine.values[ASYNC_RATIO]
-    lengths = ("response_length", engine.key("generating_args.max_new_tokens"))
-    response = min(values[length] for length in lengths if values[length] is not None)
+    values = engine.values
+    response, lengths = max_response(values)
     native.set("rollout.max_response_tokens", response, *lengths, f"{VALIDATION}max_new_tokens")
+    _engine_to_native(engine, native)
+
+
+def _engine_to_native(engine: Worker, native: NativeBuilder) -> None:
+    values, ratio = engine.values, engine.values[ASYNC_RATIO]
     native.apply(GENERATION_RULES)
     native.set("rollout.max_staleness", math.ceil(ratio) or None, ASYNC_RATIO)
     native.set("rollout.partial", ratio > 0, ASYNC_RATIO)
+    _context_to_native(engine, native)
     if engine.strategy != "hf":
-        native.set("rollout.engine_options.tensor_parallel", values[WORKER_GPUS], WORKER_GPUS)
+        _parallel_to_native(engine, native)
         LOAD_FORMAT.to_native(values, native)
     arguments_to_native(values, native)
+
+
+def _parallel_to_native(engine: Worker, native: NativeBuilder) -> None:
+    """Set the devices of an engine: ROLL takes vLLM's from its own options if these are set."""
+    values = engine.values
+    tensor, pipeline = (engine.option(f"{name}_parallel_size") for name in ("tensor", "pipeline"))
+    if engine.strategy == "vllm" and (values[tensor] or values[pipeline]):
+        sizes = (values[tensor] or 1, values[pipeline] or 1)
+        native.set("rollout.engine_options.tensor_parallel", sizes[0], tensor)
+        native.set("rollout.engine_options.pipeline_parallel", sizes[1], pipeline)
+        native.set("placement.rollout.devices_per_worker", math.prod(sizes), tensor, pipeline)
+    else:
+        native.set("rollout.engine_options.tensor_parallel", values[WORKER_GPUS], WORKER_GPUS)
+
+
+def _context_to_native(engine: Worker, native: NativeBuilder) -> None:
+    """Set vLLM's context only if the file does: the reference shows one, and ROLL leaves it to the model."""
+    values, target, limit = engine.values, "rollout.engine_options.max_model_tokens", engine.option("max_model_len")
+    if native.get(target) is None:
+        return
+    if not values.is_set(limit):
+        native.set(target, None, limit)
 
 
 def _validation_to_native(values: ForeignValues, native: NativeBuilder) -> None:
@@ -129,8 +201,16 @@ def _validation_to_native(values: ForeignValues, native: NativeBuilder) -> None:
         VALIDATION_FILES.to_native(values, native)
 
 
+def max_response(values: ForeignValues) -> tuple[int, tuple[str, ...]]:
+    """Return the maximum response length and the keys from which it follows."""
+    if values[SEQUENCE] is not None:
+        return values[SEQUENCE] - values["prompt_length"], (SEQUENCE, "prompt_length")
+    lengths = ("response_length", "actor_infer.generating_args.max_new_tokens")
+    return min(values[length] for length in lengths if values[length] is not None), lengths
+
+
 def base_tree(experiment: Experiment) -> dict[str, Any]:
-    """Return the sections whose mere presence has a meaning: prompt files, sampled validation, critic, reference.
+    """Return what has a meaning by its mere presence: prompt files, sampled validation, critic, reference, context.
 
     Raises:
         ConfigError: ROLL has no such environment, or no such kind of run.
@@ -144,6 +224,11 @@ def base_tree(experiment: Experiment) -> dict[str, Any]:
         tree[FILE] = TRAIN_FILES.from_value(experiment.data.train_files if experiment.data else ())
     for name in exported_learners(experiment)[1:]:
         tree[f"{name}.{STRATEGY}"] = strategy_name(experiment, name)
+    if experiment.resume == "never":
+        tree[RESUME] = False
+    limit = experiment.rollout.engine_options.max_model_tokens
+    if experiment.rollout.engine == "vllm" and limit is not None:
+        tree[f"actor_infer.{STRATEGY_OPTIONS}.max_model_len"] = limit
     return unflatten(tree)
 
 
@@ -151,6 +236,10 @@ def from_native(foreign: ForeignBuilder) -> None:
     """Convert a native run to ROLL's format."""
     run = foreign.experiment
     foreign.set("pretrain", run.policy.path)
+    if run.reference.path is not None:
+        paths = {"actor_train": run.policy.path, "actor_infer": run.policy.path, "reference": run.reference.path}
+        for worker, path in paths.items():
+            foreign.set(f"{worker}.model_args.model_name_or_path", path)
     for key in [key for key in foreign.values if key.startswith(_absent_sections(exported_learners(run)))]:
         del foreign.values[key]
     _prompts_from_native(foreign)
@@ -159,6 +248,8 @@ def from_native(foreign: ForeignBuilder) -> None:
     _generation_from_native(foreign)
     _validation_from_native(foreign)
     learners_from_native(foreign)
+    settings_from_native(foreign)
+    filters_from_native(foreign)
 
 
 def _prompts_from_native(foreign: ForeignBuilder) -> None:
@@ -171,6 +262,10 @@ def _prompts_from_native(foreign: ForeignBuilder) -> None:
         foreign.set(MESSAGES, data.messages_key)
         if data.messages_key is None:
             foreign.set(PROMPT, data.prompt_key)
+        if data.filter_workers > 1:
+            foreign.set(WORKERS, data.filter_workers)
+        if foreign.experiment.reward is not None and foreign.experiment.reward.workers is not None:
+            foreign.set("rewards.math_rule.world_size", foreign.experiment.reward.workers)
 
 
 def _generation_from_native(foreign: ForeignBuilder) -> None:
@@ -179,6 +274,10 @@ def _generation_from_native(foreign: ForeignBuilder) -> None:
     foreign.apply(GENERATION_RULES)
     if rollout.engine != "hf":
         LOAD_FORMAT.from_native(foreign)
+    if rollout.engine == "vllm" and rollout.engine_options.pipeline_parallel > 1:
+        for name in ("tensor", "pipeline"):
+            size = getattr(rollout.engine_options, f"{name}_parallel")
+            foreign.set(f"actor_infer.{STRATEGY_OPTIONS}.{name}_parallel_size", size)
     arguments_from_native(foreign, dict.fromkeys(("vllm", "sglang"), f"actor_infer.{STRATEGY_OPTIONS}"))
 
 

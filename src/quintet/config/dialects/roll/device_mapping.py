@@ -6,7 +6,7 @@ MAX_DEVICES = 1 << 16
 
 
 def parse_device_mapping(text: str) -> tuple[int, ...]:
-    """Return the device numbers of a mapping: lists, `list(range(…))`, or sums of them.
+    """Return the device numbers of a mapping: lists, `list([…])`, `list(range(…))`, or sums of them.
 
     >>> parse_device_mapping("list(range(0,4)) + [6, 7]")
     (0, 1, 2, 3, 6, 7)
@@ -30,6 +30,8 @@ def _devices(node: ast.expr, text: str) -> tuple[int, ...]:
             return _devices(left, text) + _devices(right, text)
         case ast.List(items):
             return tuple(_number(item, text) for item in items)
+        case ast.Call(ast.Name("list"), [ast.List() as items], []):
+            return _devices(items, text)
         case ast.Call(ast.Name("list"), [ast.Call(ast.Name("range"), [_, *_] as bounds, [])], []) if len(bounds) <= 3:
             return _range([_number(bound, text) for bound in bounds], text)
     raise ValueError(f"{text!r} must be a list, list(range(…)), or a sum of these")

@@ -1,30 +1,233 @@
-"""The configuration format of ROLL."""
+"""The configuration format of ROLL: a file of each of its pipelines."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from quintet.config.dialects.dialect import Dialect, key_files
+from quintet.config.capabilities import Capability
+from quintet.config.dialects.dialect import Dialect, Reference, key_files
+from quintet.config.dialects.ledger import KeySpec, load_keys
+from quintet.config.dialects.roll.key_values import VALUE_TYPES
+from quintet.config.dialects.roll.kinds import (
+    ENV_DEFINITIONS,
+    ENV_TYPES,
+    Kind,
+    definition_of,
+    kind_of,
+    section_names,
+    variables,
+)
+from quintet.config.dialects.value_types import ANYTHING, SECTION, TEXT, ValueType, optional, parse_type
+from quintet.config.dotted import flatten
 
 _OPTIONS = "strategy_args.strategy_config"
+_SHARED = {
+    f"reference.{_OPTIONS}": f"actor_train.{_OPTIONS}",
+    "reference.model_args": "actor_train.model_args",
+    "actor_infer.model_args": "actor_train.model_args",
+    "critic": "actor_train",
+}
+"""Sections whose options the reference documents once."""
+_ALL_SHARED = {**_SHARED, "reference": "actor_train", "actor_infer": "actor_train"}
+_WORKERS: Mapping[Kind, tuple[str, ...]] = {
+    Kind.RLVR: ("validation", "reward_model", "reward"),
+    Kind.AGENTIC: ("train_env_manager", "val_env_manager", "validation"),
+    Kind.SFT: ("sft_train", "validation"),
+    Kind.DPO: ("actor_train", "reference", "validation"),
+    Kind.DISTILLATION: ("student", "teacher", "validation"),
+    Kind.ON_POLICY_DISTILLATION: ("student_train", "student_infer", "teacher", "validation"),
+}
+"""Sections of workers, besides policy, engine, reference and critic."""
+_KEY_FILES = {Kind.SFT: "roll_sft", Kind.DPO: "roll_dpo", Kind.DISTILLATION: "roll_distill"}
+_MANAGER, _VALIDATION_MANAGER = "train_env_manager", "val_env_manager"
+_ESTIMATORS: Mapping[str, Any] = {
+    "value_type": parse_type("one of gae | reinforce | grpo | gigpo | step_reinforce | agentic_reinforce or function"),
+    "requires": Capability.TURN_ESTIMATORS,
+    "noop": (parse_type("one of gae | reinforce | grpo | gigpo or function"),),
+}
+_UNDOCUMENTED_LENGTHS: Mapping[str, Mapping[str, Any]] = {
+    "prompt_length": {"default": 1024},
+    "response_length": {"default": None},
+}
 
 
 def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
-    """Add keys that every ROLL file has and the reference omits: the run's name, its model and its algorithm."""
-    added = key_files("roll", ["roll_run", "roll_algorithm", "roll_sampling"])
-    return dialect.with_references(*dialect.references, *added)
+    """Select the keys of the file's kind of run, with those of the domains and environments that it names."""
+    kind = kind_of(tree)
+    if kind in (Kind.RLVR, Kind.AGENTIC):
+        common = ["roll_run", "roll_algorithm", "roll_sampling", "roll_common", "roll_workers"]
+        references = (*dialect.references, *key_files("roll", common))
+        own = _rlvr_references(tree) if kind is Kind.RLVR else _agentic_references(tree)
+        references = (*own, *references)
+        shared = _ALL_SHARED
+    elif kind is Kind.ENVIRONMENTS:
+        return replace(dialect, undocumented=frozenset(flatten(tree)))
+    else:
+        names = [*filter(None, [_KEY_FILES.get(kind)]), "roll_common"]
+        references, shared = key_files("roll", names), {}
+        if kind is Kind.ON_POLICY_DISTILLATION:
+            files = ["roll_rlvr", "roll_algorithm", "roll_run", "roll"]
+            references += (*_rlvr_references(tree), *key_files("roll", files), *_teachers(tree))
+    present = _sections(references)
+    references += tuple(
+        Reference(f"{name} worker", partial(worker_specs, name)) for name in _WORKERS[kind] if name not in present
+    )
+    undocumented = frozenset(key for name in variables(tree) for key in _leaves(name, tree.get(name)))
+    return replace(dialect, references=references, shared_sections=shared, undocumented=undocumented)
+
+
+def _sections(references: Collection[Reference]) -> set[str]:
+    """Return the sections that already have all keys of a worker."""
+    return {reference.name.removesuffix(" worker") for reference in references if reference.name.endswith(" worker")}
+
+
+def _leaves(name: str, value: Any) -> Iterator[str]:
+    """Yield the keys of a variable, itself and those in it."""
+    yield name
+    if isinstance(value, Mapping):
+        yield from (f"{name}.{key}" for key in flatten(value))
+
+
+def worker_specs(section: str) -> tuple[KeySpec, ...]:
+    """Return the keys that every worker has, for a section in which they have no effect of their own."""
+    specs = [spec for name in ("roll", "roll_workers", "roll_algorithm", "roll_sampling") for spec in _of_workers(name)]
+    plain: dict[str, Any] = {
+        "native": (),
+        "computed": False,
+        "requires": None,
+        "noop": (),
+        "only_if": None,
+        "default": None,
+    }
+    renamed = (_renamed(spec, spec.key.partition(".")[0], section) for spec in specs)
+    strategy = ("strategy_args.strategy_name", VALUE_TYPES["strategy"]), (_OPTIONS, SECTION)
+    options = (
+        KeySpec(key=f"{section}.{key}", effect="Backend of the worker.", value_type=kind, default=None)
+        for key, kind in strategy
+    )
+    nullable = (spec.model_copy(update=plain | {"value_type": _or_null(spec)}) for spec in renamed)
+    return (*options, *nullable)
+
+
+def _or_null(spec: KeySpec) -> ValueType:
+    if spec.key.endswith(".worker_cls"):
+        return optional(TEXT)
+    return spec.value_type if spec.value_type is SECTION else optional(spec.value_type)
+
+
+def _of_workers(name: str) -> Iterator[KeySpec]:
+    prefixes = ("actor_train.", "actor_infer.generating_args.", "actor_infer.num_gpus_per_worker")
+    for spec in load_keys("roll", name):
+        if spec.key.startswith(prefixes) and ".strategy_args." not in spec.key:
+            yield spec
+
+
+def _renamed(spec: KeySpec, old: str, new: str) -> KeySpec:
+    """Return a key of a section as that of another section, with its condition."""
+    condition = spec.only_if and (spec.only_if[0].replace(f"{old}.", f"{new}.", 1), spec.only_if[1])
+    return spec.model_copy(update={"key": f"{new}{spec.key.removeprefix(old)}", "only_if": condition})
+
+
+def _named_references(tree: Mapping[str, Any], file: str, documented: str, *, workers: bool) -> Iterator[Reference]:
+    """Yield the keys of each section that a file names; the key file documents one of them."""
+    section, _, default = documented.partition(".")
+    for name in section_names(tree, section, default):
+        key = f"{section}.{name}"
+
+        def load(key: str = key) -> tuple[KeySpec, ...]:
+            return tuple(_renamed(spec, documented, key) for spec in load_keys("roll", file))
+
+        yield Reference(f"{key} of {file}", load)
+        if workers:
+            yield Reference(f"{key} worker", partial(worker_specs, key))
+
+
+def _rlvr_references(tree: Mapping[str, Any]) -> tuple[Reference, ...]:
+    """Return the keys of runs on prompts; without a section `rewards`, those of the math verifier."""
+    domains = _named_references(tree, "roll_reward_domain", "rewards.math_rule", workers=True)
+    return (*key_files("roll", ["roll_rlvr"]), *domains)
+
+
+def _agentic_references(tree: Mapping[str, Any]) -> tuple[Reference, ...]:
+    """Return the keys of runs in environments."""
+    (agentic,) = key_files("roll", ["roll_agentic"])
+
+    def validation() -> tuple[KeySpec, ...]:
+        managers = (spec for spec in agentic.load() if spec.key.startswith(f"{_MANAGER}."))
+        plain = {"native": (), "computed": False}
+        return tuple(_renamed(spec, _MANAGER, _VALIDATION_MANAGER).model_copy(update=plain) for spec in managers)
+
+    def changed() -> tuple[KeySpec, ...]:
+        specs = {spec.key: spec for name in ("roll", "roll_algorithm") for spec in load_keys("roll", name)}
+        changes: dict[str, Mapping[str, Any]] = {"adv_estimator": _ESTIMATORS, **_UNDOCUMENTED_LENGTHS}
+        return tuple(specs[key].model_copy(update=change) for key, change in changes.items())
+
+    definitions = tuple(
+        KeySpec(key=name, effect="Definitions of environments.", value_type=SECTION, default=None)
+        for name in ENV_DEFINITIONS[1:]
+    )
+    envs = map(partial(_env_reference, tree), section_names(tree, "custom_envs", "FrozenLake"))
+    return (
+        Reference("agentic changes", changed),
+        agentic,
+        Reference("validation manager", validation),
+        Reference("definitions", lambda: definitions),
+        *envs,
+    )
+
+
+def _env_reference(tree: Mapping[str, Any], tag: str) -> Reference:
+    """Return the keys of an environment's section; one that does not exist here may have any keys."""
+    documented, section = "custom_envs.FrozenLake", f"custom_envs.{tag}"
+    definition = definition_of(tree, tag)
+    is_native = definition.get("env_type", "frozen_lake") in ENV_TYPES
+
+    def load() -> tuple[KeySpec, ...]:
+        specs = tuple(_renamed(spec, documented, section) for spec in load_keys("roll", "roll_env"))
+        if is_native:
+            return specs
+        common = {spec.key: spec for spec in specs if ".env_config." not in spec.key}
+        names = ("env_config", *map(str, definition))
+        further = (f"{section}.{name}" for name in names if f"{section}.{name}" not in common)
+        effect = "Setting of an environment that this version lacks."
+        return (*common.values(), *(_any_key(key, effect) for key in dict.fromkeys(further)))
+
+    return Reference(f"{section} of roll_env", load)
+
+
+def _any_key(key: str, effect: str) -> KeySpec:
+    kind = SECTION if key.endswith(".env_config") else ANYTHING
+    return KeySpec(key=key, effect=effect, value_type=kind, default=None)
+
+
+def _teachers(tree: Mapping[str, Any]) -> Iterator[Reference]:
+    """Yield the keys of each of several teachers of on-policy distillation."""
+    teacher = tree.get("teacher")
+    for name, section in teacher.items() if isinstance(teacher, Mapping) else ():
+        if isinstance(section, Mapping) and {"model_args", "device_mapping", "strategy_args"} & section.keys():
+            yield Reference(f"teacher.{name} worker", partial(worker_specs, f"teacher.{name}"))
+
+
+_DECIDING = (
+    r"(train_env_manager|val_env_manager|custom_envs|rewards|reward_normalization|adv_estimator)(\..*)?",
+    r"actor_train\.(data_args|strategy_args\.strategy_name|model_args\.lora_target)(\..*)?",
+    r"actor_infer\.strategy_args\.strategy_name(\..*)?|(sft_train|student|student_train|teacher)(\..*)?",
+)
+"""Keys that decide what is trained, in which environments, and with which engine."""
 
 
 ROLL = Dialect(
     "roll",
     key_files("roll", ["roll"]),
-    marks=("actor_train", "actor_infer", "num_return_sequences_in_group", "reference.strategy_args"),
+    marks=(
+        *("actor_train", "actor_infer", "num_return_sequences_in_group", "reference.strategy_args"),
+        *("sft_train", "student.strategy_args", "student_train.strategy_args", "teacher_pretrain"),
+        *("train_env_manager", *ENV_DEFINITIONS),
+    ),
     # ROLL documents options that several kinds of workers take once
-    shared_sections={
-        f"reference.{_OPTIONS}": f"actor_train.{_OPTIONS}",
-        "reference.model_args": "actor_train.model_args",
-        "actor_infer.model_args": "actor_train.model_args",
-        "critic": "actor_train",
-    },
+    shared_sections=_SHARED,
     programs=r"start_\w+_pipeline",
+    deciding=_DECIDING,
     narrow=_narrow,
 )

@@ -1,9 +1,12 @@
 """Conversion of ROLL's learners (policy, reference and critic): batch sizes, strategies and number types."""
 
+import math
 from dataclasses import dataclass
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder, to_foreign_value
+from quintet.config.dialects.conversion_rules import Derived
 from quintet.config.dialects.ledger import load_constants
+from quintet.config.dialects.roll.agentic import num_updates
 from quintet.config.dialects.roll.algorithm import kl_to_native
 from quintet.config.dialects.roll.workers import (
     ACCUMULATION,
@@ -14,7 +17,9 @@ from quintet.config.dialects.roll.workers import (
     Worker,
     component_devices,
     exported_learners,
+    is_agentic,
     shared_keys,
+    step_keys,
     strategy_kind,
     workers,
 )
@@ -22,9 +27,6 @@ from quintet.config.divisors import divisors
 from quintet.config.native.experiment import Experiment
 from quintet.config.schema import keys
 from quintet.errors import ConfigError
-
-STEP = ("rollout_batch_size", "num_return_sequences_in_group")
-"""Keys whose product is the number of sequences of a step."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,13 @@ class WeightDtype:
         foreign.set_native(self.foreign, dtype)
 
 
+CRITIC_MODEL = "reward_pretrain"
+BETAS = Derived(
+    "actor.optimizer.betas",
+    ("actor_train.training_args.adam_beta1", "actor_train.training_args.adam_beta2"),
+    lambda first, second: [float(first), float(second)],
+    tuple,
+)
 REFERENCE_DTYPE = WeightDtype("reference.dtype", "reference.model_args.dtype")
 CRITIC_DTYPE = WeightDtype("critic.dtype", "critic.model_args.dtype")
 
@@ -68,11 +77,28 @@ def learners_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 
 def _policy_to_native(policy: Worker, native: NativeBuilder) -> None:
     values, micro_batch = policy.values, policy.key(MICRO_BATCH)
-    sequences = values[STEP[0]] * values[STEP[1]]
-    origins = [policy.key(ACCUMULATION), micro_batch, *STEP, policy.key("device_mapping"), *policy.splits]
-    native.set("training.mini_batches", sequences // policy.update_size, *origins)
+    steps = step_keys(values)
+    sequences = math.prod(values[key] for key in steps)
+    origins = [policy.key(ACCUMULATION), micro_batch, *steps, policy.key("device_mapping"), *policy.splits]
+    count = num_updates(values, native, policy.update_size) if is_agentic(values) else sequences // policy.update_size
+    native.set("training.mini_batches", count, *origins)
     native.set("actor.budget.sequences", values[micro_batch], micro_batch)
+    native.apply((BETAS,))
+    _dynamic_batches_to_native(policy, native)
     _strategy_to_native(policy, native)
+
+
+def _dynamic_batches_to_native(policy: Worker, native: NativeBuilder) -> None:
+    """Set the tokens of a micro-batch, if the worker limits these."""
+    values = policy.values
+    for phase, budget in (("train", "actor.budget"), ("infer", "actor.inference_budget")):
+        switch, tokens = (
+            policy.key(f"use_dynamic_batching_in_{phase}"),
+            policy.key(f"max_tokens_per_microbatch_in_{phase}"),
+        )
+        if values[switch] and values[tokens]:
+            native.set(f"{budget}.tokens", values[tokens], tokens, switch)
+            native.set(f"{budget}.sequences", None, switch, tokens)
 
 
 def _reference_to_native(reference: Worker, native: NativeBuilder) -> None:
@@ -86,6 +112,8 @@ def _reference_to_native(reference: Worker, native: NativeBuilder) -> None:
 
 def _critic_to_native(critic: Worker, native: NativeBuilder) -> None:
     values, micro_batch, recomputes = critic.values, critic.key(MICRO_BATCH), "critic.gradient_checkpointing"
+    if values[CRITIC_MODEL] is not None:
+        native.set("critic.path", values[CRITIC_MODEL], CRITIC_MODEL)
     if values.is_set(CRITIC_DTYPE.foreign):
         CRITIC_DTYPE.to_native(values, native)
     if values.is_set(micro_batch):
@@ -128,6 +156,7 @@ def learners_from_native(foreign: ForeignBuilder) -> None:
     """Set the keys of policy, reference and critic."""
     run = foreign.experiment
     _batches_from_native(foreign)
+    _rates_from_native(foreign)
     for name in exported_learners(run):
         strategy = strategy_name(run, name)
         foreign.set(f"{name}.{STRATEGY}", strategy)
@@ -136,6 +165,13 @@ def learners_from_native(foreign: ForeignBuilder) -> None:
         REFERENCE_DTYPE.from_native(foreign)
     if run.needs_critic and run.critic.dtype:
         CRITIC_DTYPE.from_native(foreign)
+
+
+def _rates_from_native(foreign: ForeignBuilder) -> None:
+    """Set AdamW's decay rates and the model of the critic."""
+    foreign.apply((BETAS,))
+    if foreign.experiment.needs_critic:
+        foreign.set(CRITIC_MODEL, foreign.experiment.critic.path)
 
 
 def _batches_from_native(foreign: ForeignBuilder) -> None:
@@ -151,6 +187,10 @@ def _batches_from_native(foreign: ForeignBuilder) -> None:
     micro_batch = max(size for size in divisors(local) if size <= (run.actor.budget.sequences or 1))
     foreign.set(f"actor_train.{MICRO_BATCH}", micro_batch)
     foreign.set(f"actor_train.{ACCUMULATION}", local // micro_batch)
+    for phase, budget in (("train", run.actor.budget), ("infer", run.actor.inference_budget)):
+        if budget.tokens is not None:
+            foreign.set(f"actor_train.use_dynamic_batching_in_{phase}", True)
+            foreign.set(f"actor_train.max_tokens_per_microbatch_in_{phase}", budget.tokens)
     ranks, micro_batch = _data_parallel_size(run, "critic"), run.critic.budget.sequences or 0
     if run.needs_critic and micro_batch and sequences % (ranks * micro_batch) == 0:
         foreign.set(f"critic.{MICRO_BATCH}", micro_batch)

@@ -16,10 +16,11 @@ LEARNERS = {"actor_train": "actor", "critic": "critic", "reference": "reference"
 """Native names of ROLL's workers that run a model for training or for log-probs."""
 COMPONENTS = LEARNERS | {"actor_infer": "rollout"}
 """Native names of all of ROLL's workers."""
-GPUS_PER_NODE = 8
-"""GPUs of one node; ROLL's reference has no key for it."""
+GPUS_PER_NODE = "num_gpus_per_node"
 MICRO_BATCH = "training_args.per_device_train_batch_size"
 ACCUMULATION = "training_args.gradient_accumulation_steps"
+STEP = ("rollout_batch_size", "num_return_sequences_in_group")
+GROUP_SIZE = "train_env_manager.group_size"
 STRATEGY, STRATEGY_OPTIONS = "strategy_args.strategy_name", "strategy_args.strategy_config"
 _DEFAULTS = {MICRO_BATCH: 8, ACCUMULATION: 1}
 """ROLL's defaults, for the critic; its reference has only those of the policy."""
@@ -32,6 +33,17 @@ _SPLITS = {
     "fsdp2": ("model_args.ulysses_size",),
 }
 """Keys by which a model is split, by strategy. Expert-parallel devices train on different sequences."""
+IGNORED = (
+    "disable_gradient_checkpointing",
+    "infer_batch_size",
+    "device_mapping",
+    "lora_rank",
+    "lora_alpha",
+    "lora_target",
+    "model_name_or_path",
+)
+"""Keys that other workers than policy and critic take from the policy, or do not need."""
+POLICY_SPLITS = ("actor_train.model_args.ulysses_size",)
 _COMMON = ("actor.parallel.", "actor.sharding.", "actor.memory.", "actor.megatron.")
 _LEARNING = ("actor.optimizer.", "actor.inference_budget.", "actor.gradient_checkpointing")
 
@@ -104,6 +116,16 @@ class Worker:
         return _DEFAULTS[name] if value is None else int(value)
 
 
+def is_agentic(values: ForeignValues) -> bool:
+    """Whether the run is one in environments."""
+    return GROUP_SIZE in values.dialect.specs()
+
+
+def step_keys(values: ForeignValues) -> tuple[str, ...]:
+    """Return the keys whose product is the number of sequences of a step, or of the episodes in environments."""
+    return STEP[:1] if is_agentic(values) else STEP
+
+
 def workers(values: ForeignValues) -> tuple[Worker, ...]:
     """Return the workers of a run: policy and engine, and reference and critic if they are configured or needed."""
     policy, engine, reference, critic = (
@@ -124,7 +146,7 @@ def shared_keys(name: str, strategy: str) -> Iterator[KeySpec]:
 
     They have an effect with the strategy.
     """
-    specs = load_keys("roll", "roll")
+    specs = (*load_keys("roll", "roll"), *load_keys("roll", "roll_workers"))
     documented = {spec.key for spec in specs}
     sections = _COMMON if name == "reference" else _COMMON + _LEARNING
     for spec in specs:
@@ -132,6 +154,25 @@ def shared_keys(name: str, strategy: str) -> Iterator[KeySpec]:
         is_shared = spec.direct and spec.key.startswith("actor_train.") and worker_key not in documented
         if is_shared and spec.native[0].startswith(sections) and applies_to(spec, strategy):
             yield spec
+
+
+def ineffective_worker_keys(values: ForeignValues) -> Iterator[str]:
+    """Yield a remark for each key of `actor_train` that the user changed for an engine or reference without effect."""
+    honoured = {
+        f"{name}.{spec.key.removeprefix('actor_train.')}"
+        for name in ("reference",)
+        for spec in shared_keys(name, Worker(values, name).strategy)
+    }
+    reasons = {"actor_infer": "an engine generates", "reference": "a reference does not train"}
+    specs = values.dialect.specs()
+    for key in values.merged.leaves():
+        section, spec = key.partition(".")[0], values.dialect.spec(key)
+        if section not in reasons or spec is None or key in specs or key in honoured or not spec.native:
+            continue
+        if key.endswith(IGNORED) or f".{STRATEGY_OPTIONS}." in key or spec.key in POLICY_SPLITS:
+            continue
+        if values[key] not in (values.merged.interpolated(spec.default), values[spec.key]):
+            yield f"{values.describe(key)} has no effect: {reasons[section]}"
 
 
 def applies_to(spec: KeySpec, strategy: str) -> bool:
@@ -145,14 +186,16 @@ def strategy_kind(strategy_name: str) -> str:
 
 
 def placement_to_native(values: ForeignValues, native: NativeBuilder) -> None:
-    """Set nodes of 8 GPUs, as many as the highest device number needs, and the devices of each component."""
+    """Set as many nodes as the highest device number needs, and the devices of each component."""
     devices_by_worker = {worker.name: worker.devices for worker in workers(values)}
     total = 1 + max((max(devices) for devices in devices_by_worker.values() if devices), default=0)
-    nodes = -(-total // GPUS_PER_NODE)
-    per_node = total if nodes == 1 else GPUS_PER_NODE
+    gpus_per_node = values[GPUS_PER_NODE]
+    nodes = -(-total // gpus_per_node)
+    per_node = total if nodes == 1 else gpus_per_node
     # a worker on the first device alone does not ask for more of them
     names = [name for name, devices in devices_by_worker.items() if devices and max(devices) > 0]
     origins = [f"{name}.device_mapping" for name in names or devices_by_worker]
+    origins += [GPUS_PER_NODE] if nodes > 1 else []
     native.set("placement.nodes", nodes, *origins)
     native.set("placement.devices_per_node", per_node, *origins)
     on_cpu = not any(devices_by_worker.values())
@@ -174,6 +217,8 @@ def component_devices(placement: PlacementConfig, component: str) -> tuple[int, 
 def placement_from_native(foreign: ForeignBuilder) -> None:
     """Set the `device_mapping` of each worker."""
     run = foreign.experiment
+    if run.placement.nodes > 1:
+        foreign.set(GPUS_PER_NODE, run.placement.devices_per_node)
     for name in (*exported_learners(run), "actor_infer"):
         devices = component_devices(run.placement, COMPONENTS[name])
         foreign.set(f"{name}.device_mapping", _format_devices(devices))

@@ -1,0 +1,89 @@
+"""Kinds of ROLL's runs, recognised by the sections of a file, as its start scripts choose a pipeline class."""
+
+import re
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Any
+
+from quintet.config.dotted import get_value, has_key
+
+
+class Kind(StrEnum):
+    """Kind of a run; the value is the name of ROLL's pipeline class."""
+
+    RLVR = "RLVRPipeline"
+    AGENTIC = "AgenticPipeline"
+    SFT = "SFTPipeline"
+    DPO = "DPOPipeline"
+    DISTILLATION = "DistillPipeline"
+    ON_POLICY_DISTILLATION = "on-policy distillation"
+    ENVIRONMENTS = "definitions of environments"
+
+
+ENV_DEFINITIONS = ("custom_env", "gem_math", "gem_code", "gem_games", "gem_qa", "gem_rg")
+"""Sections of files that define environments, which agentic files include."""
+_MARKS: Mapping[Kind, tuple[str, ...]] = {
+    Kind.SFT: ("sft_train",),
+    Kind.ON_POLICY_DISTILLATION: ("student_train", "student_infer"),
+    Kind.DISTILLATION: ("student", "student_pretrain", "teacher_pretrain"),
+    Kind.DPO: ("chosen_key", "rejected_key", "ipo", "beta"),
+    Kind.AGENTIC: ("train_env_manager", "val_env_manager", "custom_envs"),
+}
+"""Keys that only files of a kind have, in the order in which they decide."""
+_WORKERS = ("actor_train", "actor_infer", "rewards", "reference", "critic")
+ENV_TYPES = ("frozen_lake", "sokoban")
+"""Values of `env_type` that exist here."""
+_REFERENCE = re.compile(r"\s*\$\{([\w.-]+)\}\s*")
+TEMPLATES = ("agent_template", "_system_template", "_pattern")
+"""Ends of the names of texts that files define for their environments."""
+_REFERRED = re.compile(r"\$\{([A-Za-z_][\w-]*)(?:\.[\w.-]+)?\}")
+VARIABLES = frozenset(
+    (
+        *("all_response_pattern", "action_pattern", "think_action_pattern", "max_tokens_per_step"),
+        *("max_actions_per_traj", "default_history_length", "sokoban_format_penalty", "frozen_format_penalty"),
+        *("env_manager_cls", "agent_runner_cls", "agent_config_common", "hf_model_path", "world_size"),
+        *("pre_step_template", "next_step_template", "agent_system_template", "agent_template", "offload_nccl"),
+        *("pg_variant", "lora_rank", "lora_alpha", "lora_target", "positive_loss_coef"),
+    )
+)
+"""Names that ROLL's example files define for use in other values; ROLL reads none of them."""
+
+
+def kind_of(tree: Mapping[str, Any]) -> Kind:
+    """Return the kind of run of a file."""
+    for kind, marks in _MARKS.items():
+        if any(has_key(tree, mark) for mark in marks):
+            return kind
+    is_definition = any(name in tree for name in ENV_DEFINITIONS) and not any(name in tree for name in _WORKERS)
+    return Kind.ENVIRONMENTS if is_definition else Kind.RLVR
+
+
+def variables(tree: Mapping[str, Any]) -> frozenset[str]:
+    """Return the top-level names to which values of a file refer by `${…}`, and those that ROLL's examples define."""
+    templates = (str(name) for name in tree if str(name).endswith(TEMPLATES))
+    return frozenset((*templates, *(name for text in _texts(tree) for name in _REFERRED.findall(text)))) | VARIABLES
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    for item in items:
+        yield from _texts(item)
+
+
+def section_names(tree: Mapping[str, Any], section: str, default: str) -> tuple[str, ...]:
+    """Return the names in a section, or the default if it has none."""
+    names = tree.get(section)
+    return tuple(map(str, names)) if isinstance(names, Mapping) and names else (default,)
+
+
+def definition_of(tree: Mapping[str, Any], tag: str) -> Mapping[str, Any]:
+    """Return the definition of an environment, that of another section if it refers to one."""
+    value = get_value(tree, f"custom_envs.{tag}")
+    for _ in range(8):
+        referred = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+        if referred is None:
+            break
+        value = get_value(tree, referred[1])
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,84 @@
+"""Conversion of the sections of `rewards`: the verifier of each domain, and the prompts that a filter drops."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from quintet.config.capabilities import Capability
+from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
+from quintet.config.native.algorithm import FilterConfig
+
+SHARES = "actor_train.data_args.domain_interleave_probs"
+ADDITIONAL_PROMPTS, LOW, HIGH, MASK = (
+    *("is_use_additional_prompts", "difficulty_low_threshold", "difficulty_high_threshold"),
+    "difficulty_mask",
+)
+REFILL_ROUNDS = 8
+"""Further rollouts that replace dropped prompts; ROLL generates until the step is complete."""
+FILTER = "algorithm.filter"
+
+
+def domain_names(values: ForeignValues) -> tuple[str, ...]:
+    """Return the names of the domains in the section `rewards`."""
+    keys = (key for key in values.dialect.specs() if key.startswith("rewards."))
+    return tuple(dict.fromkeys(key.split(".")[1] for key in keys))
+
+
+def rewards_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set the verifier and the prompts that are left out of training by their rewards."""
+    names = domain_names(values)
+    native.set("reward.kind", "math", *(f"rewards.{name}.worker_cls" for name in names))
+    processes = f"rewards.{names[0]}.world_size"
+    if values[processes] is not None:
+        native.set("reward.workers", values[processes], processes)
+    for name in names:
+        _filter_to_native(values, name, native)
+    if values[MASK]:
+        # ROLL's thresholds are exclusive
+        native.set(f"{FILTER}.min_mean", math.nextafter(values[LOW], math.inf), MASK, LOW)
+        native.set(f"{FILTER}.max_mean", math.nextafter(values[HIGH], -math.inf), MASK, HIGH)
+    if values[ADDITIONAL_PROMPTS]:
+        native.set(f"{FILTER}.refill_rounds", REFILL_ROUNDS, ADDITIONAL_PROMPTS)
+
+
+def _filter_to_native(values: ForeignValues, name: str, native: NativeBuilder) -> None:
+    """Set the filter of a domain's prompts; several domains have to have the same one."""
+    section = f"rewards.{name}.query_filter_config"
+    kind, low, high, deviation = (
+        f"{section}.{key}"
+        for key in ("type", "filter_args.threshold_down", "filter_args.threshold_up", "filter_args.std_threshold")
+    )
+    if values[kind] in (None, "no_filter"):
+        return
+    if len(domain_names(values)) > 1:
+        native.require(kind, Capability.REWARD_DOMAINS)
+    elif values[kind] == "mean_filter":
+        native.set(f"{FILTER}.min_mean", values[low], kind, low)
+        native.set(f"{FILTER}.max_mean", values[high], kind, high)
+    else:
+        native.set("algorithm.drop_groups_without_signal", True, kind)
+        native.set("algorithm.signal_threshold", float(values[deviation] or 0.0), deviation, kind)
+
+
+def filters_from_native(foreign: ForeignBuilder) -> None:
+    """Set the filter of prompts by their mean reward."""
+    if foreign.experiment.env.name != "prompts":
+        return
+    algorithm, changes = foreign.experiment.algorithm, _bounds(foreign.experiment.algorithm.filter)
+    for key, value in changes.items():
+        foreign.set(key, value)
+    if algorithm.drop_groups_without_signal:
+        foreign.set("rewards.math_rule.query_filter_config.type", "std_filter")
+        threshold = "rewards.math_rule.query_filter_config.filter_args.std_threshold"
+        foreign.set(threshold, algorithm.signal_threshold)
+
+
+def _bounds(config: FilterConfig) -> Mapping[str, Any]:
+    section = "rewards.math_rule.query_filter_config"
+    bounds = {"filter_args.threshold_down": config.min_mean, "filter_args.threshold_up": config.max_mean}
+    values: dict[str, Any] = {f"{section}.{key}": bound for key, bound in bounds.items() if bound is not None}
+    if values:
+        values[f"{section}.type"] = "mean_filter"
+    if config.refill_rounds:
+        values[ADDITIONAL_PROMPTS] = True
+    return values

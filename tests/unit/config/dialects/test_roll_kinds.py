@@ -1,0 +1,141 @@
+"""If these fail, a file of one of ROLL's pipelines is read as a run of another kind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from foreign import converted, natively
+
+from quintet.cli import plan
+from quintet.config.capabilities import Capability
+from quintet.config.dialects.composition.foreign_config import config_from_tree
+from quintet.config.dialects.loader import UnknownKeyPolicy, load_config
+from quintet.config.dialects.registry import DIALECTS, detect
+from quintet.config.dialects.roll.kinds import Kind, kind_of
+from quintet.errors import ConfigError, UnsupportedRunError
+
+WORKER: dict[str, Any] = {
+    "model_args": {"dtype": "bf16"},
+    "training_args": {"learning_rate": 1.0e-5, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
+    "data_args": {"template": "qwen2_5", "file_name": "train.json"},
+    "strategy_args": {"strategy_name": "fsdp2_train", "strategy_config": {"fsdp_size": 4}},
+    "device_mapping": "list(range(0,4))",
+}
+SFT: dict[str, Any] = {
+    "exp_name": "tuned",
+    "pretrain": "some/model",
+    "sequence_length": 2048,
+    "save_steps": 7,
+    "eval_steps": 3,
+    "prompt_key": "question",
+    "response_key": "reply",
+    "max_grad_norm": 0.5,
+    "sft_train": WORKER,
+    "validation": {"data_args": {"file_name": "held_out.json"}},
+}
+DPO = {"pretrain": "some/model", "beta": 0.1, "chosen_key": "chosen", "actor_train": WORKER, "reference": WORKER}
+DISTILLATION = {"student_pretrain": "small", "teacher_pretrain": "large", "student": WORKER, "teacher": WORKER}
+ON_POLICY = {
+    "pretrain": "some/model",
+    "is_pure_opd": True,
+    "student_train": WORKER,
+    "student_infer": {"device_mapping": "[0]"},
+    "teacher": {"large": WORKER},
+}
+FILES: list[tuple[dict[str, Any], Kind]] = [
+    (SFT, Kind.SFT),
+    (DPO, Kind.DPO),
+    (DISTILLATION, Kind.DISTILLATION),
+    (ON_POLICY, Kind.ON_POLICY_DISTILLATION),
+    ({"train_env_manager": {}, "actor_train": {}}, Kind.AGENTIC),
+    ({"rewards": {"math_rule": {}}, "actor_train": {}}, Kind.RLVR),
+    ({"custom_env": {"Lake": {"env_type": "frozen_lake"}}}, Kind.ENVIRONMENTS),
+]
+
+
+@pytest.mark.parametrize(("tree", "kind"), FILES, ids=[kind.name for _, kind in FILES])
+def test_the_sections_of_a_file_decide_its_kind(tree: dict[str, Any], kind: Kind) -> None:
+    assert detect(tree)[0] == "roll"
+    assert kind_of(tree) is kind
+
+
+@pytest.mark.parametrize(
+    ("tree", "capability"),
+    [
+        (DPO, Capability.PREFERENCES),
+        (DISTILLATION, Capability.DISTILLATION),
+        (ON_POLICY, Capability.ON_POLICY_DISTILLATION),
+    ],
+)
+def test_a_kind_that_does_not_exist_here_is_no_other_one(tree: dict[str, Any], capability: Capability) -> None:
+    policies: tuple[UnknownKeyPolicy, ...] = ("refuse", "warn")
+    for unknown in policies:
+        with pytest.raises(UnsupportedRunError, match="requires") as error:
+            load_config(config_from_tree(tree, "given.yaml:1"), DIALECTS["roll"], unknown=unknown)
+        assert str(capability) in str(error.value)
+
+
+def test_a_plan_names_what_such_a_run_waits_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "dpo.yaml"
+    path.write_text(json.dumps(DPO))
+    plan.run(str(path), [], None, "refuse", as_json=True)
+    (waits,) = json.loads(capsys.readouterr().out)["not_yet"]
+    assert str(Capability.PREFERENCES) in waits["message"]
+
+
+def test_definitions_of_environments_are_no_run() -> None:
+    with pytest.raises(ConfigError, match="has no settings of a run"):
+        load_config(config_from_tree({"custom_env": {"Lake": {"env_type": "x"}}}, "envs.yaml:1"), DIALECTS["roll"])
+
+
+SFT_KEYS = (
+    *("prompt_key", "response_key", "global_template", "pretrain", "exp_name", "seed", "max_steps", "save_steps"),
+    *("eval_steps", "rollout_batch_size", "prompt_length", "response_length", "max_grad_norm"),
+)
+
+
+@pytest.mark.proves("roll", *SFT_KEYS)
+def test_fine_tuning_is_fine_tuning(tmp_path: Path) -> None:
+    """An optimizer step has 2 × 4 × 4 devices = 32 rows."""
+    found = converted(tmp_path, "roll", {**SFT, "seed": 7, "global_template": "qwen3"})
+    run = found.composed.experiment
+    assert run.sft is not None
+    assert run.data is not None
+    assert (run.sft.batch, run.sft.devices, run.sft.sequences_per_pass, run.sft.max_tokens) == (32, 4, 2, 2048)
+    assert (run.data.prompt_key, run.data.response_key, run.data.template) == ("question", "reply", "qwen3")
+    assert (run.data.train_files, run.data.validation_files) == (("train.json",), ("held_out.json",))
+    assert (run.name, run.seed, run.policy.path, run.policy.dtype) == ("tuned", 7, "some/model", "bfloat16")
+    assert (run.checkpoint.every_steps, run.validation.every_steps, run.sft.optimizer.max_grad_norm) == (7, 3, 0.5)
+    assert (run.sft.optimizer.learning_rate, run.sft.optimizer.schedule) == (1.0e-5, "linear")
+    ignored = {"max_steps": 3, "rollout_batch_size": 7, "prompt_length": 10, "response_length": 10}
+    assert (
+        converted(tmp_path, "roll", {**SFT, **ignored}).composed.experiment
+        == converted(tmp_path, "roll", SFT).composed.experiment
+    )
+
+
+@pytest.mark.parametrize("key", ["query_key", "system_key"])
+def test_prompts_of_several_columns_wait(tmp_path: Path, key: str) -> None:
+    messages = [problem.message for problem in converted(tmp_path, "roll", {**SFT, key: "input"}).unsupported]
+    assert any(f"{key} = 'input'" in message and str(Capability.COLUMN_PROMPTS) in message for message in messages)
+
+
+def test_a_mapping_may_list_its_devices(tmp_path: Path) -> None:
+    tree = {"actor_train": {"device_mapping": "list([0,1,2,3,8,9,10,11])", "data_args": {"file_name": "a.json"}}}
+    assert natively(converted(tmp_path, "roll", tree), "placement.actor.devices") == (0, 1, 2, 3, 8, 9, 10, 11)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"train_env_managr": {"group_size": 4}, "custom_envs": {"Lake": {"env_type": "frozen_lake"}}},
+        {"actor_train": {}, "rewards": {"math_rule": {"worker_clss": "x"}}},
+        {"actor_train": {"data_args": {"file_nam": "train.json"}}},
+    ],
+)
+def test_a_misspelt_key_that_decides_what_is_run_is_never_left_out(tree: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="not left out"):
+        load_config(config_from_tree(tree, "given.yaml:1"), DIALECTS["roll"], unknown="warn")
