@@ -16,7 +16,15 @@ from quintet.errors import ConfigError
 
 def build_env(config: EnvConfig) -> Env:
     """Return an env, not yet reset."""
-    return cast("Env", ENVS.get(config.name).load()(config))
+    return _with_instruction(cast("Env", ENVS.get(config.name).load()(config)), config)
+
+
+def _with_instruction(env: Env, config: EnvConfig) -> Env:
+    """Replace the system message of an env by that of its configuration, if there is one."""
+    instruction = getattr(config, "instruction", None)
+    if instruction is not None:
+        vars(env)["instruction"] = lambda: instruction
+    return env
 
 
 def env_factory(config: EnvConfig) -> Callable[[], Env]:
@@ -26,12 +34,13 @@ def env_factory(config: EnvConfig) -> Callable[[], Env]:
         ConfigError: a custom env cannot be loaded, or an env's `check_config` refuses its configuration.
     """
     if isinstance(config, CustomEnvConfig):
-        return load_custom_env(config)
+        build_custom = load_custom_env(config)
+        return lambda: _with_instruction(build_custom(), config)
     build = ENVS.get(config.name).load()
     check_config = getattr(build, "check_config", None)
     if check_config is not None:
         check_config(config)
-    return lambda: build(config)
+    return lambda: _with_instruction(build(config), config)
 
 
 def build_vector_env(config: EnvConfig, rollout: RolloutConfig | None = None) -> VectorEnv:
@@ -65,5 +74,5 @@ def env_errors_under_key(key: str) -> Iterator[None]:
         if key == "env" or not (error.key or "").startswith("env."):
             raise
         old, new = str(error.key), key + str(error.key).removeprefix("env")
-        message = error.message.replace(old, new)
-        raise ConfigError(message, key=new, value=error.value, source=error.source, hint=error.hint) from error
+        message, hint = error.message.replace(old, new), error.hint and error.hint.replace(old, new)
+        raise ConfigError(message, key=new, value=error.value, source=error.source, hint=hint) from error

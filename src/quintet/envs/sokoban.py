@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from quintet.config.native.envs import SokobanConfig
+from quintet.config.native.envs import SOKOBAN_SYMBOLS, SokobanConfig
 from quintet.envs import grid
 from quintet.envs.env import IMAGE, UnsolvableError
 from quintet.envs.start_states import layout_split, split_of
@@ -162,9 +162,11 @@ class Sokoban:
                 "Push every brown box onto a red target, where it turns green. You are orange, walls are gray."
                 " Answer with Up, Down, Left or Right."
             )
+        wall, floor, target, box_on_target, box, player, player_on_target = tuple(self._config.symbols)
         return (
-            "Push every box X onto a target O. # is a wall, _ is floor, P is you, S is you on a target,"
-            " √ is a box on a target. Answer with Up, Down, Left or Right."
+            f"Push every box {box} onto a target {target}. {wall} is a wall, {floor} is floor, {player} is you,"
+            f" {player_on_target} is you on a target, {box_on_target} is a box on a target."
+            " Answer with Up, Down, Left or Right."
         )
 
     def reset(self, seed: int) -> Observation:
@@ -219,7 +221,8 @@ class Sokoban:
         return " ".join(["free", *(name for name, delta in level.deltas.items() if level.after(delta) != level)])
 
     def _text(self) -> str:
-        symbols = self._level.symbols()
+        shown = dict(zip(SOKOBAN_SYMBOLS, self._config.symbols, strict=True))
+        symbols = [[shown[symbol] for symbol in row] for row in self._level.symbols()]
         text = grid.grid_text(symbols)
         if self._config.observation == "grid":
             return text

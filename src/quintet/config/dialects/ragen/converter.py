@@ -1,4 +1,4 @@
-"""Conversion of RAGEN's `config/base.yaml`: multi-turn agents in text environments."""
+"""Conversion of RAGEN's `config/base.yaml` of early 2025: multi-turn agents in a text environment."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +8,10 @@ from quintet.config.dialects.algorithm_choice import ADVANTAGE, choose, export_n
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import Derived, MiniBatches, OptionalSection, Same, loggers, lora_section
 from quintet.config.dialects.ledger import load_constants
-from quintet.config.dialects.ragen.key_values import parse_loggers
+from quintet.config.dialects.ragen import agent_runs
+from quintet.config.dialects.ragen.custom_envs import envs_tree
+from quintet.config.dialects.ragen.dialect import is_agent_run
+from quintet.config.dialects.ragen.key_values import format_devices, parse_devices, parse_loggers
 from quintet.config.dialects.supported_runs import require_env
 from quintet.config.native.experiment import Experiment
 from quintet.config.problems import ConfigProblem
@@ -24,15 +27,7 @@ START, RESPONSE, OBSERVATION = (f"training.max_{name}_length" for name in ("star
 TURNS, ESTIMATOR, PROJECT = "training.max_turns", "optimization.adv_estimator", "trainer.project_name"
 DEVICES = "system.cuda_visible_devices"
 ALONE, FIRST = "rl_or_sft", "training.use_sft"
-
-
-def _parse_devices(visible: int | str) -> list[int]:
-    """Return device numbers; none if -1 hides all."""
-    return [int(number) for number in str(visible).split(",") if number != "-1"]
-
-
-def _format_devices(devices: tuple[int, ...]) -> tuple[int | str]:
-    return (",".join(map(str, devices)) if len(devices) > 1 else (*devices, -1)[0],)
+EARLY_ENVS = ("frozenlake", "sokoban")
 
 
 def _start_states(drawn: int | None) -> int:
@@ -85,7 +80,7 @@ RULES = (
         lambda episodes: (True, episodes) if episodes else (False,),
         import_none=False,
     ),
-    Derived("placement.visible_devices", (DEVICES,), _parse_devices, _format_devices, export_none=False),
+    Derived("placement.visible_devices", (DEVICES,), parse_devices, format_devices, export_none=False),
 )
 SFT_RULES = (
     loggers("sft.loggers", "sft.training.logger", parse=parse_loggers),
@@ -95,6 +90,9 @@ SFT_RULES = (
 
 def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield the problems between keys: batch sizes that do not divide, too few start states, wrong device lists."""
+    if is_agent_run(values.dialect):
+        yield from agent_runs.conflicts(values)
+        return
     total = values[GROUPS] * values[SAMPLES]
     step = f"episodes of a step, from {values.describe(GROUPS, SAMPLES)}"
     yield from values.divisor_problems(BATCH, total, step)
@@ -115,6 +113,9 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
 
 def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Convert a RAGEN configuration."""
+    if is_agent_run(values.dialect):
+        agent_runs.to_native(values, native)
+        return
     native.set("policy.preset", None, "model.base_model")
     native.set("warm_start", None, ALONE)
     native.set_from_keys(values.dialect.specs().values())
@@ -145,8 +146,10 @@ def base_tree(experiment: Experiment) -> dict[str, Any]:
     Raises:
         ConfigError: RAGEN has no such environment.
     """
-    require_env(experiment, "RAGEN", ("frozenlake", "sokoban"))
     sft = experiment.sft
+    if sft is None and (experiment.envs or experiment.env.name not in EARLY_ENVS):
+        return agent_runs.agent_tree(envs_tree(experiment))
+    require_env(experiment, "RAGEN", EARLY_ENVS)
     if sft is None:
         return {}
     return {"training": {"use_sft": True}} if sft.then_reinforce else {"rl_or_sft": "sft"}
@@ -154,6 +157,9 @@ def base_tree(experiment: Experiment) -> dict[str, Any]:
 
 def from_native(foreign: ForeignBuilder) -> None:
     """Convert a native run to RAGEN's format."""
+    if is_agent_run(foreign.dialect):
+        agent_runs.from_native(foreign)
+        return
     run, sft = foreign.experiment, foreign.experiment.sft
     export_name(foreign, ADVANTAGE, ESTIMATOR)
     foreign.apply(RULES)

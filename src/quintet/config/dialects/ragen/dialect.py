@@ -1,33 +1,90 @@
-"""The configuration format of RAGEN."""
+"""The configuration format of RAGEN: that of early 2025, and since May 2025 that of verl with keys of agents."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from quintet.config.capabilities import Capability
 from quintet.config.dialects.dialect import Dialect, key_files
 from quintet.config.dialects.ledger import KeySpec
+from quintet.config.dialects.ragen.default_envs import CUSTOM_ENVS
+from quintet.config.dialects.ragen.key_values import REFERENCE_ENV
+from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS, VERL, references_for
 from quintet.config.dotted import get_value
+
+AGENT_MARKS = (
+    *("es_manager", "agent_proxy", "ctx_manager", "model_path", "enable_response_mask"),
+    *("grpo_advantage_length_weight", "ppo_mini_batch_size", "seed.train"),
+)
+"""Sections and keys of the format since May 2025."""
+_UNREAD = (
+    *("data.", "custom_reward_function.", "reward_model.", "trainer.log_val_generations", "trainer.total_epochs"),
+    "algorithm.norm_adv_by_std_in_grpo",
+)
+"""Sections and keys of verl's tree that RAGEN does not read: episodes start from seeds, and envs reward them."""
+_VALIDATES = {"trainer.val_only": True, "trainer.val_before_train": True}
+"""What RAGEN's programs of evaluation stand for."""
+
+
+def is_agent_run(dialect: Dialect) -> bool:
+    """Whether a narrowed dialect is the format since May 2025."""
+    return any(reference.name == "ragen_agent" for reference in dialect.references)
 
 
 def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
-    """With `training.use_sft`, the stages of `sft` run before reinforcement learning, so their keys have an effect."""
-    if get_value(tree, "training.use_sft") is not True:
-        return dialect
-    return dialect.with_references(dialect.reference("ragen").mapped(_without_sft_condition))
+    """Select the keys of either format by the sections of the file."""
+    if any(section in tree for section in (*AGENT_MARKS, "custom_envs")) or "actor_rollout_ref" in tree:
+        return _with_agents(dialect, tree)
+    early = dialect.reference("ragen")
+    if get_value(tree, "training.use_sft") is True:
+        # the stages of `sft` run before reinforcement learning, so their keys have an effect
+        early = early.mapped(_without_sft_condition)
+    return replace(dialect, references=(early,), base=None)
 
 
 def _without_sft_condition(spec: KeySpec) -> KeySpec:
     return spec.model_copy(update={"only_if": None}) if spec.only_if == ("rl_or_sft", "sft") else spec
 
 
+def _with_agents(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
+    """Return the keys of agents, a section for each environment, and the keys of verl."""
+    own = tuple(dialect.reference(name) for name in ("ragen_agent", "ragen_custom_envs"))
+    verl = references_for(VERL, {"actor_rollout_ref": {}} | dict(tree))
+    beneath = (reference.mapped(_without_effect_on_agents) for reference in verl)
+    envs = get_value(tree, "custom_envs")
+    tags = [str(tag) for tag in envs] if isinstance(envs, Mapping) else []
+    sections = {f"custom_envs.{tag}": REFERENCE_ENV for tag in tags if f"custom_envs.{tag}" != REFERENCE_ENV}
+    return replace(dialect, references=(*own, *beneath), base=None, shared_sections=sections | CRITIC_SECTIONS)
+
+
+def _without_effect_on_agents(spec: KeySpec) -> KeySpec:
+    """Return a key of verl without its effect if RAGEN does not read it."""
+    if not spec.key.startswith(_UNREAD):
+        return spec
+    changes: dict[str, Any] = {"native": (), "computed": False, "native_values": {}, "only_if": None}
+    if spec.key == "reward_model.enable":
+        changes |= {"requires": Capability.PROMPTS, "noop": (False,)}
+    return spec.model_copy(update=changes)
+
+
 RAGEN = Dialect(
     "ragen",
-    key_files("ragen", ["ragen"]),
+    key_files("ragen", ["ragen", "ragen_agent", "ragen_custom_envs"]),
     marks=(
         *("rl_or_sft", "system.n_gpus", "training.n_rollout", "training.max_turns", "optimization"),
         *("sft.env_type", "sft.data_generation", "sft.training", "model.base_model"),
         *("training.ppo_batch_size", "training.train_batch_size", "training.train_data_num"),
+        *AGENT_MARKS,
+        *("agent_proxy.max_turn", "es_manager.train", "es_manager.val", "es_manager.format_penalty"),
     ),
-    trainers=("ragen.train",),
-    framework_files={"base": {}},
+    base=VERL,
+    trainers=("ragen.train", "ragen.llm_agent.agent_proxy", "ragen.eval", "ragen.eval_api"),
+    programs="train",
+    program_files={
+        "train": ("config/base.yaml", {}),
+        **dict.fromkeys(("ragen.llm_agent.agent_proxy", "ragen.eval"), ("config/base.yaml", _VALIDATES)),
+        "ragen.eval_api": ("config/evaluate_api_llm.yaml", _VALIDATES),
+    },
+    framework_files={"base": {}, "envs": {"custom_envs": CUSTOM_ENVS}},
     narrow=_narrow,
 )

@@ -7,6 +7,19 @@ import yaml
 
 from quintet.config.dialects.value_types import ValueType
 
+REFERENCE_ENV = "custom_envs.SimpleSokoban"
+"""Section of an environment in the reference; users choose any name."""
+
+
+def parse_devices(visible: int | str) -> list[int]:
+    """Return device numbers; none if -1 hides all."""
+    return [int(number) for number in str(visible).split(",") if number.strip() != "-1"]
+
+
+def format_devices(devices: tuple[int, ...]) -> tuple[int | str]:
+    """Return the value of the key: a number, or several joined by commas."""
+    return (",".join(map(str, devices)) if len(devices) > 1 else (*devices, -1)[0],)
+
 
 def parse_loggers(value: Any) -> Any:
     """Return loggers as RAGEN reads them: a list, or the text of one."""
@@ -30,5 +43,4 @@ VALUE_TYPES = {
         lambda value: re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*|-1", str(value)) is not None,
     ),
     "loggers": _loggers("console", "wandb", "mlflow", "swanlab", "vemlp_wandb", "tensorboard", "clearml"),
-    "local_loggers": _loggers("console", "wandb", "tensorboard"),
 }

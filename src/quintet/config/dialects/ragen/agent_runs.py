@@ -1,0 +1,278 @@
+"""Conversion of RAGEN's `config/base.yaml` since May 2025: agents in several environments, over verl's trainer."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from quintet.config.dialects.algorithm_choice import ADVANTAGE, choose, config_class, option_value, set_options
+from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
+from quintet.config.dialects.conversion_rules import Derived, MiniBatches, OptionalSection, Same, file_list
+from quintet.config.dialects.ragen.custom_envs import (
+    TAGS,
+    TRAIN,
+    VALIDATION,
+    env_problems,
+    envs_from_native,
+    envs_to_native,
+    group_counts,
+)
+from quintet.config.dialects.ragen.key_values import format_devices, parse_devices
+from quintet.config.dialects.verl.batches import ACTOR, MODEL, ROLLOUT, StepSize, batch_problems
+from quintet.config.dialects.verl.critic import critic_defaults, critic_problems
+from quintet.config.dialects.verl.learners import learning_from_native, learning_to_native
+from quintet.config.dialects.verl.objective import objective_problems
+from quintet.config.dialects.verl.run_settings import run_from_native, run_problems, run_to_native
+from quintet.config.problems import ConfigProblem
+
+GROUPS, SAMPLES = f"{TRAIN}.env_groups", f"{TRAIN}.group_size"
+MINI_BATCH, MODEL_TOKENS = f"{ACTOR}.ppo_mini_batch_size", f"{ROLLOUT}.max_model_len"
+PROMPT, RESPONSE = f"{ROLLOUT}.prompt_length", f"{ROLLOUT}.response_length"
+SHARED_MINI_BATCH, CRITIC_MINI_BATCH = "ppo_mini_batch_size", "critic.ppo_mini_batch_size"
+RATIO = f"{ROLLOUT}.rollout_filter_ratio"
+ESTIMATOR, BI_LEVEL, LENGTH_WEIGHT = "algorithm.adv_estimator", "algorithm.bi_level_gae", "grpo_advantage_length_weight"
+GAMMA, TURN_GAMMA, LAMBDA = (f"algorithm.{key}" for key in ("gamma", "high_level_gamma", "lam"))
+GROUPING, METHOD = (f"agent_proxy.reward_normalization.{key}" for key in ("grouping", "method"))
+TURN_SCORES = "agent_proxy.use_turn_scores"
+USE_REFERENCE, KL_IN_LOSS, KL_IN_REWARD = f"{ACTOR}.use_ref", f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"
+KL_CONTROL, KL_TARGET = "algorithm.kl_ctrl.type", "algorithm.kl_ctrl.target_kl"
+DEVICES, DEVICES_PER_NODE = "system.CUDA_VISIBLE_DEVICES", "trainer.n_gpus_per_node"
+BETAS = {"actor": f"{ACTOR}.optim.betas", "critic": "critic.optim.betas"}
+LOWEST, HIGHEST = 1.0, 3.0
+"""Bounds of `asym_clip`, the first one negative."""
+CENTER = {"state": "group", "batch": "batch", "inductive": "batch"}
+VALIDATION_SAMPLES = (f"{VALIDATION}.group_size", "trainer.validation_steps")
+CONSTANTS = {
+    "rollout.response_format": "anywhere",
+    "rollout.ignore_case": True,
+    "rollout.unknown_actions": "skip",
+    "rollout.strip_special_tokens": True,
+    "algorithm.advantage_over_response_tokens": True,
+}
+RULES = (
+    MiniBatches(MINI_BATCH, (GROUPS, SAMPLES), ("training.groups_per_step", "training.samples_per_group")),
+    Same("seed", "seed.train", to_value=lambda seed: seed or 0),
+    Same("rollout.max_response_tokens", RESPONSE),
+    Derived(
+        "validation.sampling.samples",
+        VALIDATION_SAMPLES,
+        lambda size, rounds: size * rounds,
+        lambda samples: (samples, 1),
+    ),
+    Derived("placement.visible_devices", (DEVICES,), parse_devices, format_devices, export_none=False),
+    OptionalSection(
+        "policy.lora",
+        f"{MODEL}.lora_rank",
+        (
+            Same("policy.lora.rank", f"{MODEL}.lora_rank"),
+            Same("policy.lora.alpha", f"{MODEL}.lora_alpha", to_value=float),
+            file_list("policy.lora.target_modules", f"{MODEL}.target_modules"),
+        ),
+        off_value=0,
+    ),
+)
+
+
+def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
+    """Yield problems between keys: those that RAGEN or verl asserts, and settings without a meaning."""
+    yield from env_problems(values)
+    total = values[GROUPS] * values[SAMPLES]
+    episodes = f"episodes of a step, from {values.describe(GROUPS, SAMPLES)}"
+    yield from values.divisor_problems(_mini_batch_key(values), total, episodes)
+    has_reference = bool(_kl_place(values))
+    yield from batch_problems(values, _step_size(values), critic=_has_critic(values), reference=has_reference)
+    yield from _filter_problems(values)
+    yield from _algorithm_problems(values)
+    yield from _length_problems(values)
+    yield from _device_problems(values)
+    yield from objective_problems(values)
+    yield from run_problems(values)
+    yield from critic_problems(values)
+
+
+def _has_critic(values: ForeignValues) -> bool:
+    return bool(config_class(ADVANTAGE, _estimator(values)).uses_values)
+
+
+def _max_tokens(values: ForeignValues) -> int:
+    """Return the maximum tokens of prompt and response of a turn."""
+    return int(values[MODEL_TOKENS] or (values[PROMPT] or 1) + values[RESPONSE])
+
+
+def _step_size(values: ForeignValues) -> StepSize:
+    """Return the size of a training step; RAGEN counts mini-batches in episodes."""
+    return StepSize(
+        sequences=values[GROUPS] * values[SAMPLES],
+        mini_batch=values[MINI_BATCH],
+        max_tokens=_max_tokens(values),
+        sequences_from=(GROUPS, SAMPLES),
+        mini_batch_from=MINI_BATCH,
+        max_tokens_from=(MODEL_TOKENS,),
+    )
+
+
+def _kept_groups(values: ForeignValues) -> int:
+    """Return the groups of a step that the filter keeps."""
+    return int(values[RATIO] * values[GROUPS] + 1e-9)
+
+
+def _mini_batch_key(values: ForeignValues) -> str:
+    """Return the key of the mini-batch size that the others follow, if the policy's follows it."""
+    return SHARED_MINI_BATCH if values[SHARED_MINI_BATCH] == values[MINI_BATCH] else MINI_BATCH
+
+
+def _filter_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+    if _kept_groups(values) < 1:
+        least = round(1 / values[GROUPS] + 5e-5, 4)
+        yield values.problem(
+            RATIO, f"keeps none of the groups of {values.describe(GROUPS)}", f"at least: {RATIO}={least}"
+        )
+    elif _kept_groups(values) * values[SAMPLES] < values[MINI_BATCH]:
+        kept = _kept_groups(values) * values[SAMPLES]
+        problem = f"{values.describe(RATIO)} keeps {kept} episodes of a step, fewer than a mini-batch"
+        key = _mini_batch_key(values)
+        yield values.problem(key, problem, f"at most: {key}={kept}, or {RATIO}=1")
+
+
+def _algorithm_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+    if values[CRITIC_MINI_BATCH] != values[MINI_BATCH]:
+        problem = f"critic and policy have the same mini-batches, and {values.describe(MINI_BATCH)}"
+        yield values.problem(CRITIC_MINI_BATCH, problem, f"leave {CRITIC_MINI_BATCH} out")
+    if values[BI_LEVEL] and values[ESTIMATOR] != "gae":
+        yield values.problem(BI_LEVEL, f"needs the estimator gae, not {values.describe(ESTIMATOR)}", f"{ESTIMATOR}=gae")
+    if _kl_place(values) == "both":
+        problem = f"the KL divergence already counts in the loss, by {values.describe(KL_IN_LOSS)}"
+        yield values.problem(KL_IN_REWARD, problem, f"{KL_IN_REWARD}=false, or {KL_IN_LOSS}=false")
+    if values[GROUPING] == "inductive" and _method(values) != "identity" and len(group_counts(values, TRAIN)) > 1:
+        problem = f"compares the rewards of each env alone, and training has {values.describe(f'{TRAIN}.{TAGS}')}"
+        yield values.problem(GROUPING, problem, f"{GROUPING}=state, or {METHOD}=identity")
+
+
+def _length_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+    if _max_tokens(values) <= values[RESPONSE] + 1:
+        problem = f"leaves no tokens for the prompt beside {values.describe(RESPONSE)}"
+        yield values.problem(MODEL_TOKENS, problem, f"for example {MODEL_TOKENS}={values[RESPONSE] * 9}")
+
+
+def _device_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+    devices, per_node = parse_devices(values[DEVICES]), values[DEVICES_PER_NODE]
+    if devices and len(devices) != per_node:
+        problem = f"names {len(devices)}, but {values.describe(DEVICES_PER_NODE)}"
+        names = ",".join(map(str, range(per_node)))
+        yield values.problem(DEVICES, problem, f"{DEVICES}=\"'{names}'\", or {DEVICES_PER_NODE}={len(devices)}")
+
+
+def to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Convert a configuration of agents."""
+    native.set("warm_start", None)
+    critic_defaults(values, native)
+    specs = values.dialect.specs().values()
+    native.set_from_keys(spec for spec in specs if not spec.key.startswith("custom_envs."))
+    native.set_constants(CONSTANTS)
+    native.apply(RULES)
+    tokens = _max_tokens(values) - values[RESPONSE]
+    native.set("rollout.max_prompt_tokens", tokens, MODEL_TOKENS, RESPONSE, PROMPT)
+    native.set("algorithm.filter.keep_share", _kept_groups(values) / values[GROUPS], RATIO, GROUPS)
+    envs_to_native(values, native)
+    _algorithm_to_native(values, native)
+    _kl_to_native(values, native)
+    learning_to_native(values, native)
+    for learner, key in BETAS.items():
+        native.set(f"{learner}.optimizer.betas", [float(beta) for beta in values[key]], key)
+    run_to_native(values, native)
+
+
+def _method(values: ForeignValues) -> str:
+    """Return the normalization of rewards: none with rewards of turns, as in RAGEN."""
+    return "identity" if values[TURN_SCORES] else str(values[METHOD])
+
+
+def _estimator(values: ForeignValues) -> str:
+    """Return the native estimator. RAGEN's own do not compare episodes, which the normalization of rewards does."""
+    compares = values[ESTIMATOR] == "grpo" and values[GROUPING] == "state" and values[SAMPLES] > 1
+    if values[ESTIMATOR] == "grpo" and not (compares and _method(values) in ("mean", "mean_std")):
+        return "raw"
+    return "bi_level_gae" if values[BI_LEVEL] else str(values.native(ESTIMATOR))
+
+
+def _algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    name, method = _estimator(values), _method(values)
+    choose(native, ADVANTAGE, name, ESTIMATOR, BI_LEVEL, METHOD, GROUPING)
+    options = {
+        "gamma": (float(values[GAMMA]), (GAMMA,)),
+        "lam": (float(values[LAMBDA]), (LAMBDA,)),
+        "turn_gamma": (float(values[TURN_GAMMA]), (TURN_GAMMA,)),
+        "turn_lam": (float(values[LAMBDA]), (LAMBDA,)),
+        "normalize_by_std": (method == "mean_std", (METHOD,)),
+        "length_weight": (values[LENGTH_WEIGHT] and values[ESTIMATOR] == "grpo", (LENGTH_WEIGHT, ESTIMATOR)),
+    }
+    if values[ESTIMATOR] == "reinforce_plus_plus_baseline":
+        options["whiten"] = (True, (ESTIMATOR,))
+    set_options(native, ADVANTAGE, options)
+    shapes = method != "identity" and name != "grpo"
+    center = CENTER[values[GROUPING]] if shapes else "none"
+    native.set("algorithm.shaping.center", center, GROUPING, METHOD)
+    native.set("algorithm.shaping.divide", center if method != "mean" else "none", GROUPING, METHOD)
+    clips = shapes and method == "asym_clip"
+    native.set("algorithm.shaping.clip", HIGHEST if clips else None, METHOD)
+    native.set("algorithm.shaping.clip_negative", LOWEST if clips else None, METHOD)
+    if values[TURN_SCORES] and values[METHOD] != "identity":
+        native.remarks.append(
+            f"{values.describe(METHOD)} has no effect with {values.describe(TURN_SCORES)}, as in RAGEN"
+        )
+
+
+def _kl_place(values: ForeignValues) -> str:
+    """Return where the KL divergence counts: `loss`, `reward`, `both`, or an empty text."""
+    in_loss, in_reward = values[KL_IN_LOSS] and values[USE_REFERENCE], values[KL_IN_REWARD]
+    return "both" if in_loss and in_reward else "loss" if in_loss else "reward" if in_reward else ""
+
+
+def _kl_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    place = _kl_place(values)
+    if not place:
+        native.set("algorithm.kl", None, KL_IN_LOSS, KL_IN_REWARD, USE_REFERENCE)
+        return
+    native.set("algorithm.kl.apply_to", place, KL_IN_LOSS, KL_IN_REWARD, USE_REFERENCE)
+    is_adaptive = place == "reward" and values[KL_CONTROL] == "adaptive"
+    native.set("algorithm.kl.target", values[KL_TARGET] if is_adaptive else None, KL_TARGET, KL_CONTROL)
+
+
+def from_native(foreign: ForeignBuilder) -> None:
+    """Convert a native run to the configuration of agents."""
+    run = foreign.experiment
+    foreign.apply(RULES)
+    for key in (SHARED_MINI_BATCH, CRITIC_MINI_BATCH):
+        foreign.set(key, foreign.values[MINI_BATCH])
+    foreign.set(MODEL_TOKENS, run.rollout.max_prompt_tokens + run.rollout.max_response_tokens)
+    foreign.set(RATIO, run.algorithm.filter.keep_share)
+    learning_from_native(foreign)
+    for learner, key in BETAS.items():
+        foreign.set(key, list(foreign.native_value(f"{learner}.optimizer").betas))
+    envs_from_native(foreign)
+    _algorithm_from_native(foreign)
+    run_from_native(foreign)
+
+
+def _algorithm_from_native(foreign: ForeignBuilder) -> None:
+    algorithm = foreign.experiment.algorithm
+    name, shaping, kl = algorithm.advantage.name, algorithm.shaping, algorithm.kl
+    foreign.set(BI_LEVEL, name == "bi_level_gae")
+    foreign.set(ESTIMATOR, "gae" if name == "bi_level_gae" else "grpo" if name == "raw" else name)
+    for option, key in (("gamma", GAMMA), ("lam", LAMBDA), ("turn_gamma", TURN_GAMMA)):
+        foreign.set(key, option_value(foreign, ADVANTAGE, option, 1.0))
+    foreign.set(LENGTH_WEIGHT, option_value(foreign, ADVANTAGE, "length_weight", False))
+    method = "mean" if shaping.divide == "none" else "asym_clip" if shaping.clip else "mean_std"
+    if name == "grpo":
+        method = "mean_std" if option_value(foreign, ADVANTAGE, "normalize_by_std", True) else "mean"
+    elif shaping.center == "none":
+        method = "identity"
+    foreign.set(METHOD, method)
+    foreign.set(GROUPING, "batch" if shaping.center == "batch" else "state")
+    foreign.set(KL_IN_REWARD, kl is not None and kl.apply_to == "reward")
+    if kl is not None and kl.target is not None:
+        foreign.set(KL_CONTROL, "adaptive")
+        foreign.set(KL_TARGET, kl.target)
+
+
+def agent_tree(envs: dict[str, Any]) -> dict[str, Any]:
+    """Return the sections that select the keys of agents."""
+    return envs | {"es_manager": {"format_penalty": -0.1}}
