@@ -48,7 +48,7 @@ CASES: list[Case] = [
     (f"{LOSS}.clip_cov_ub", 9.0, "high", "algorithm.loss.max_covariance", 9.0, {MODE: "clip_cov"}),
     (f"{LOSS}.kl_cov_ratio", 0.01, -1, "algorithm.loss.share", 0.01, {MODE: "kl_cov"}),
     (f"{LOSS}.ppo_kl_coef", 1.0, -1, "algorithm.loss.coefficient", 1.0, {MODE: "kl_cov"}),
-    (f"{ACTOR}.loss_agg_mode", "seq-mean-token-sum", "token-sum", "algorithm.aggregation", "seq-mean-token-sum", {}),
+    (f"{ACTOR}.loss_agg_mode", "token-sum", "token-median", "algorithm.aggregation", "token-sum", {}),
     (
         f"{ACTOR}.loss_scale_factor",
         2048,
@@ -116,7 +116,7 @@ CASES: list[Case] = [
     ("async_training.partial_rollout", False, 0, "rollout.partial", False, AHEAD),
 ]
 TAKEN: list[tuple[str, Any, Any, dict[str, Any]]] = [
-    ("algorithm.use_pf_ppo", False, True, {}),
+    ("algorithm.use_pf_ppo", False, 1, {}),
     (f"{ROLLOUT}.calculate_log_probs", True, 1, {}),
     (f"{BUFFER}.log", True, 1, OVERLONG),
 ]
@@ -270,6 +270,16 @@ def test_without_newer_keys_the_run_is_that_of_the_reference(tmp_path: Path) -> 
     assert algorithm.correction is None
     assert algorithm.filter.refill_rounds == 0
     assert not algorithm.drop_groups_without_signal
+
+
+def test_verl_rejects_tokens_before_it_computes_advantages(tmp_path: Path) -> None:
+    found = converted(tmp_path, "verl", changed(PPO, REJECTED))
+    assert natively(found, "algorithm.correction.reject_before_advantages") is True
+    assert translated(found, "verl").lost == {}
+    tree = changed(PPO, {f"{GAP}.rollout_rs": "token_k1", f"{GAP}.rollout_rs_threshold": 0.5})
+    message = r"rollout_rs_threshold = 0.5 .*: the lower bound of token_k1, 1 / 0.5, is above the upper one"
+    with pytest.raises(ConfigError, match=message):
+        converted(tmp_path, "verl", tree)
 
 
 def test_vagen_takes_those_that_concern_the_objective_and_data_wait_there(tmp_path: Path) -> None:

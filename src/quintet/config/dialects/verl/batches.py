@@ -95,7 +95,11 @@ def budgets_to_native(values: ForeignValues, native: NativeBuilder, kinds: Itera
     for keys in kinds:
         is_dynamic = values[keys.dynamic]
         key = keys.tokens if is_dynamic else _sequences_key(values, keys)
-        size = values[key] // _num_replicas(values, keys) if key == keys.total else values[key]
+        size = values[key]
+        if size is None:
+            native.remarks.append(f"{key} is not set: passes are filled up to training.micro_batch_tokens")
+        elif key == keys.total:
+            size //= _num_replicas(values, keys)
         for budget in keys.native:
             native.set(f"{budget}.sequences", None if is_dynamic else size, key, keys.dynamic)
             native.set(f"{budget}.tokens", size if is_dynamic else None, key, keys.dynamic)
@@ -141,7 +145,19 @@ def _is_set_to_value(values: ForeignValues, key: str) -> bool:
 
 def _num_replicas(values: ForeignValues, keys: PassKeys) -> int:
     """Return the number of GPUs, or groups of GPUs, with sequences of their own."""
-    return max(1, num_gpus(values) // int(values[keys.ulysses]))
+    return max(1, num_gpus(values) // _model_size(values, keys))
+
+
+def _model_size(values: ForeignValues, keys: PassKeys) -> int:
+    """Return the number of GPUs that share one sequence, or one copy of the weights under Megatron."""
+    if values[f"{ACTOR}.strategy"] != "megatron":
+        return int(values[keys.ulysses])
+    return math.prod(int(values[_megatron_key(keys, size)] or 1) for size in ("tensor", "pipeline", "context"))
+
+
+def _megatron_key(keys: PassKeys, size: str) -> str:
+    name = "context_parallel_size" if size == "context" else f"{size}_model_parallel_size"
+    return f"{keys.ulysses.rpartition('.')[0]}.megatron.{name}"
 
 
 def batch_problems(values: ForeignValues, step: StepSize, *, critic: bool, reference: bool) -> Iterator[ConfigProblem]:
@@ -153,7 +169,7 @@ def batch_problems(values: ForeignValues, step: StepSize, *, critic: bool, refer
 
 
 def _token_problems(values: ForeignValues, step: StepSize, keys: PassKeys) -> Iterator[ConfigProblem]:
-    ulysses = int(values[keys.ulysses])
+    ulysses = int(values[keys.ulysses]) * int(values[_megatron_key(keys, "context")] or 1)
     follows_policy = keys is not _POLICY and values[_POLICY.dynamic] and not values.is_set(keys.tokens)
     if values[keys.tokens] * ulysses < step.max_tokens and not follows_policy:
         lengths = values.describe(*step.max_tokens_from)
@@ -167,12 +183,10 @@ def _sequence_problems(values: ForeignValues, step: StepSize, keys: PassKeys) ->
         problem = f"{values.describe(keys.per_gpu)} already sets the size for one GPU"
         yield values.problem(keys.total, problem, f"keep {keys.per_gpu} alone: {keys.total}=null")
         return
-    if values[keys.per_gpu] is None and values[keys.total] is None:
-        problem = f"neither it nor {keys.total} sets the number of sequences in one forward pass"
-        yield values.problem(keys.per_gpu, problem, f"for example {keys.per_gpu}=1, or {keys.dynamic}=true")
-        return
     key = _sequences_key(values, keys)
     size = values[key]
+    if size is None:
+        return
     if key == keys.total:
         if size % replicas:
             yield from values.multiple_problems(key, replicas, f"{replicas}, from {values.describe(*GPUS)}")

@@ -39,20 +39,18 @@ def shared_problems(
     advantage = config_class(ADVANTAGE, values.native(ESTIMATOR))
     yield from batch_problems(values, step, critic=advantage.uses_values, reference=has_reference)
     compares = advantage.needs_several_samples or values.native(ESTIMATOR) == "rloo"
-    if compares and values[samples] == values[SAMPLES] == 1:
+    # a teacher trains single responses, too
+    if compares and not values["distillation.enabled"] and values[samples] == values[SAMPLES] == 1:
         problem = f"{values.describe(ESTIMATOR)} compares several responses to the same prompt"
         yield values.problem(samples, problem, f"at least: {samples}=2, or {ESTIMATOR}=gae")
-    reward, loss = "algorithm.use_kl_in_reward", f"{ACTOR}.use_kl_loss"
-    if values[reward] and values[loss]:
-        problem = f"the KL divergence already counts in the loss, by {values.describe(loss)}"
-        yield values.problem(reward, problem, f"{reward}=false, or {loss}=false")
     yield from objective_problems(values)
     yield from _missing_keys(values)
     yield from run_problems(values)
     yield from _sampling_problems(values)
     for learner in (ACTOR, "critic"):
         yield from _schedule_problems(values, learner)
-    yield from critic_problems(values)
+    if advantage.uses_values:
+        yield from critic_problems(values)
 
 
 def _missing_keys(values: ForeignValues) -> Iterator[ConfigProblem]:
@@ -68,10 +66,6 @@ def _missing_keys(values: ForeignValues) -> Iterator[ConfigProblem]:
 
 
 def _sampling_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
-    eager, frees_cache = f"{ROLLOUT}.enforce_eager", f"{ROLLOUT}.free_cache_engine"
-    if values[f"{ROLLOUT}.name"] == "vllm" and values[frees_cache] and not values[eager]:
-        problem = f"CUDA graphs are incompatible with {values.describe(frees_cache)}"
-        yield values.problem(eager, problem, f"set {eager}=true, or {frees_cache}=false")
     samples = f"{ROLLOUT}.do_sample"
     if not values[samples] and values[SAMPLES] > 1:
         problem = f"all responses to a prompt would be the same, and {values.describe(SAMPLES)}"

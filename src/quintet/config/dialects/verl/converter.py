@@ -13,6 +13,7 @@ from quintet.config.dialects.verl.batches import ACTOR, ROLLOUT
 from quintet.config.dialects.verl.constraints import ESTIMATOR, MINI_BATCH, PROMPTS, SAMPLES, shared_problems, step_size
 from quintet.config.dialects.verl.critic import critic_defaults
 from quintet.config.dialects.verl.learners import STEPS, learning_from_native, learning_to_native, policy_tree
+from quintet.config.dialects.verl.release import workers_to_native
 from quintet.config.dialects.verl.run_settings import (
     DATA_RULES,
     overlong_problems,
@@ -77,6 +78,7 @@ def _ppo_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.set_from_keys(values.dialect.specs().values())
     choose(native, ADVANTAGE, values.native(ESTIMATOR), ESTIMATOR)
     native.apply(RULES)
+    workers_to_native(values, native)
     rewards_to_native(values, native)
     _steps_to_native(values, native)
     _kl_to_native(values, native)
@@ -104,8 +106,9 @@ def _kl_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     if not (values[KL_IN_LOSS] or values[KL_IN_REWARD]):
         native.set("algorithm.kl", None, KL_IN_LOSS, KL_IN_REWARD)
         return
+    # both at once are refused before a run, by the ledger; a plan counts the one in the loss
     native.set("algorithm.kl.apply_to", "loss" if values[KL_IN_LOSS] else "reward", KL_IN_LOSS, KL_IN_REWARD)
-    is_adaptive = values[KL_IN_REWARD] and values[KL_CONTROL] == "adaptive"
+    is_adaptive = not values[KL_IN_LOSS] and values[KL_CONTROL] == "adaptive"
     native.set("algorithm.kl.target", values[KL_TARGET] if is_adaptive else None, KL_TARGET, KL_CONTROL)
 
 

@@ -9,7 +9,7 @@ from quintet.config.dialects.conversion import (
     to_foreign_value,
     to_native_value,
 )
-from quintet.config.dialects.ledger import KeySpec
+from quintet.config.dialects.ledger import KeySpec, is_effective
 from quintet.config.dialects.verl.batches import ACTOR, MODEL
 from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS
 from quintet.config.dotted import get_value, has_key
@@ -23,7 +23,8 @@ DEFAULTS = {f"{ACTOR}.optim.lr": DEFAULT_LEARNING_RATE}
 NATIVE_DEFAULTS = {"critic": CriticConfig().model_dump()}
 OPTIMIZER = "critic.optimizer."
 INDEPENDENT_KEYS = (
-    *("optim.", "fsdp_config.", "model.fsdp_config.", "grad_clip", "strategy", "use_torch_compile"),
+    *("optim.", "fsdp_config.", "model.fsdp_config.", "fsdp.", "megatron.", "grad_clip", "strategy"),
+    *("use_torch_compile", "checkpoint."),
     *("ppo_micro_batch_size", "use_dynamic_bsz", "ppo_max_token_len_per_gpu", "ulysses_sequence_parallel_size"),
     *("model.path", "model.enable_", "model.use_remove_padding"),
 )
@@ -86,6 +87,8 @@ def critic_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
         shared = values.dialect.documented(key) if key.startswith("critic.") else key
         if shared == key or key in specs or shared not in specs:
             continue
+        if not specs[shared].native and specs[shared].requires is None:
+            continue
         if not key.removeprefix("critic.").startswith(INDEPENDENT_KEYS) and values[key] != values[shared]:
             problem = f"critic and policy share this setting, and {values.describe(shared)}"
             yield values.problem(key, problem, f"leave {key} out, or {shared}={format_value(values[key])}")
@@ -107,8 +110,10 @@ def critic_from_native(foreign: ForeignBuilder) -> None:
         is_optimizer = native.startswith(OPTIMIZER)
         default = to_native_value(spec, spec.default) if is_optimizer else get_value(NATIVE_DEFAULTS, native)
         value = foreign.native_value(native)
+        value = list(value) if isinstance(value, tuple) else value
         exported = to_foreign_value(spec, value)
-        if value != default and spec.value_type.accepts(exported):
+        effective = is_effective(spec, specs, lambda key: foreign.values.get(key, specs[key].default))
+        if value != default and effective and spec.value_type.accepts(exported):
             foreign.set(spec.key, exported)
     if critic.backend != foreign.experiment.actor.backend:
         foreign.set(STRATEGY, critic.backend)

@@ -1,18 +1,48 @@
 """The configuration format of verl."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from quintet.config.capabilities import Capability
 from quintet.config.dialects.dialect import Dialect, Reference, key_files
 from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dotted import get_value
 
 CRITIC_SECTIONS = {
     "critic.model.fsdp_config": "actor_rollout_ref.actor.fsdp_config",
+    "critic.fsdp": "actor_rollout_ref.actor.fsdp_config",
     "critic.model": "actor_rollout_ref.model",
     "critic": "actor_rollout_ref.actor",
 }
 """verl documents the critic's keys by reference to those of the actor."""
+ENGINES = {"dp": "fsdp", "fsdp": "fsdp"}
+"""Default of `actor.strategy` by `model_engine`, where they differ."""
+RELEASE_KEYS = ("verl_newer", "verl_learners", "verl_model", "verl_rollout", "verl_reward", "verl_run", "verl_megatron")
+"""Key files of what verl's releases have beyond its reference."""
+WAITING: tuple[tuple[re.Pattern[str], Capability], ...] = tuple(
+    (re.compile(pattern), capability)
+    for pattern, capability in (
+        (r"engine\..*|optim\.(init_lr_ratio|master_weights|store_param_remainders)", Capability.BACKENDS),
+        (r"(.*\.)?(veomni|torchtitan|automodel|mindspeed|mlite)\..*|.*\.impl_cfg\..*", Capability.BACKENDS),
+        (r".*\.turbo_config\..*|(actor_rollout_ref\.actor|critic)\.optim\..*", Capability.BACKENDS),
+        (r".*\.(megatron|override_\w+_config)\..*", Capability.MEGATRON_OPTIONS),
+        (r"ray_kwargs\.ray_init\..*", Capability.RAY_SETTINGS),
+        (r"distillation\..*", Capability.TEACHER_ENGINES),
+        (r"actor_rollout_ref\.rollout\.multi_turn\..*", Capability.TOOLS),
+        (r"actor_rollout_ref\.rollout\.agent\..*", Capability.AGENT_LOOPS),
+        (
+            r"trainer\.v1\..*|async_training\..*|rollout\.(nnodes|n_gpus_per_node|total_rollout_steps)",
+            Capability.ASYNC_TRAINERS,
+        ),
+    )
+)
+"""Capabilities that keys without an entry in the ledger wait for, by patterns."""
+DECIDING = (
+    r"model_engine|engine(\..*)?|actor_rollout_ref\.(model|actor|ref|rollout|hybrid_engine)(\..*)?|critic\..*",
+    r"reward(_model|_manager)?\..*|custom_reward_function\..*|data\..*|algorithm\..*|distillation\..*|model\..*|optim\..*",
+)
+"""Keys that decide what is trained, and how: they are never left out."""
 _ACTOR = "actor_rollout_ref.actor"
 _SFT_KEYS = frozenset(
     (
@@ -29,26 +59,44 @@ _SFT_KEYS = frozenset(
 
 def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference, ...]:
     """Return the references of verl by which a file with these sections is written."""
-    ppo, newer = dialect.reference("verl_ppo_trainer"), key_files("verl", ["verl_newer"])
+    ppo = dialect.reference("verl_ppo_trainer")
     if "actor_rollout_ref" not in tree:
         if "model" in tree or "optim" in tree:
             return (dialect.reference("verl_sft_trainer"), *_sft_run(ppo))
         data = tree.get("data")
         if isinstance(data, Mapping) and ("path" in data or "response_key" in data):
-            return (dialect.reference("verl_evaluation"),)
-    if get_value(tree, f"{_ACTOR}.strategy") == "megatron":
-        return (*_with_megatron_optimizer(ppo, dialect.reference("verl_megatron_optim")), *newer)
-    return (ppo, *newer)
+            return (dialect.reference("verl_evaluation"), *key_files("verl", ["verl_evaluation_newer"]))
+    engine = get_value(tree, "model_engine", "dp")
+    strategy = ENGINES.get(str(engine), engine)
+    newer = [_with_default(reference, strategy) for reference in (ppo, *key_files("verl", RELEASE_KEYS))]
+    if get_value(tree, f"{_ACTOR}.strategy", strategy) == "megatron":
+        megatron = _with_megatron_optimizer(newer[0], dialect.reference("verl_megatron_optim"))
+        return (*megatron, *newer[1:], *key_files("verl", ["verl_megatron_optim_newer"]))
+    return (*newer, *key_files("verl", ["verl_fsdp_optim"]))
 
 
-def _sft_run(ppo: Reference) -> tuple[Reference, Reference]:
+def _with_default(reference: Reference, strategy: str) -> Reference:
+    """Return the reference with the training backend that `model_engine` makes the default."""
+
+    def changed(spec: KeySpec) -> KeySpec:
+        return spec.model_copy(update={"default": strategy}) if spec.key == f"{_ACTOR}.strategy" else spec
+
+    return reference if strategy == "fsdp" or reference.name != "verl_ppo_trainer" else reference.mapped(changed)
+
+
+def waits_for(dialect: Dialect, value: Callable[[str], Any], key: str) -> Capability | None:
+    """Return the capability that a key without an entry in the ledger waits for."""
+    return next((capability for pattern, capability in WAITING if pattern.fullmatch(key)), None)
+
+
+def _sft_run(ppo: Reference) -> tuple[Reference, ...]:
     """Return the keys of fine-tuning that its reference omits: those that it shares, then its own."""
-    (run,) = key_files("verl", ["verl_sft_run"])
+    run, engine = key_files("verl", ["verl_sft_run", "verl_sft_engine"])
 
     def replaced(spec: KeySpec) -> KeySpec:
         return next((other for other in run.load() if other.key == spec.key), spec)
 
-    return ppo.filtered(lambda spec: spec.key in _SFT_KEYS).mapped(replaced), run
+    return ppo.filtered(lambda spec: spec.key in _SFT_KEYS).mapped(replaced), run, engine
 
 
 def _with_megatron_optimizer(ppo: Reference, megatron: Reference) -> tuple[Reference, Reference]:
@@ -66,17 +114,25 @@ def _in_actor(key: str) -> str:
     return f"{_ACTOR}.{key}" if key.startswith("optim.") else key
 
 
+SFT_TRAINERS = ("verl.trainer.fsdp_sft_trainer", "verl.trainer.sft_trainer", "verl.trainer.sft_trainer_ray")
+OTHER_TRAINERS = ("verl.trainer.main_ppo_sync", "verl.trainer.main_ppo_v0", "recipe.dapo.main_dapo")
+"""Further modules that train by `ppo_trainer.yaml`."""
+
 VERL = Dialect(
     "verl",
     key_files("verl", ["verl_ppo_trainer", "verl_megatron_optim", "verl_sft_trainer", "verl_evaluation"]),
     marks=("actor_rollout_ref", "model.partial_pretrain", "custom_reward_function"),
     shared_sections=CRITIC_SECTIONS,
-    trainers=("verl.trainer.main_ppo", "verl.trainer.main_eval", "verl.trainer.fsdp_sft_trainer"),
+    trainers=("verl.trainer.main_ppo", "verl.trainer.main_eval", *SFT_TRAINERS, *OTHER_TRAINERS),
     framework_files={
         "ppo_trainer": {},
         "sft_trainer": {},
         "evaluation": {},
-        "ppo_megatron_trainer": {"actor_rollout_ref": {"actor": {"strategy": "megatron"}}},
+        "ppo_megatron_trainer": {"model_engine": "megatron"},
+        "sft_trainer_engine": {},
     },
+    waits_for=waits_for,
+    deciding=DECIDING,
+    choices={"engine": "engine.strategy", "optim": None, "model": None},
     narrow=lambda dialect, tree: dialect.with_references(*references_for(dialect, tree)),
 )

@@ -44,5 +44,4 @@ VALUE_TYPES = {
         f"one or more of {', '.join(_DIVERGENCES)}, joined by commas",
         lambda value: isinstance(value, str) and all(name.strip() in _DIVERGENCES for name in value.split(",")),
     ),
-    "pf_ppo_off": ValueType("false: PF-PPO resampling is not supported", lambda value: value is False),
 }

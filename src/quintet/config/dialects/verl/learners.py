@@ -10,6 +10,7 @@ from quintet.config.dialects.verl.batches import ACTOR, MODEL, ROLLOUT, budgets_
 from quintet.config.dialects.verl.critic import critic_from_native, critic_to_native
 from quintet.config.dialects.verl.key_values import UNCLIPPED
 from quintet.config.dialects.verl.objective import loss_to_native, objective_from_native, objective_to_native
+from quintet.config.dialects.verl.release import release_from_native, release_to_native
 from quintet.config.native.experiment import Experiment
 
 STEPS = f"{ACTOR}.optim.total_training_steps"
@@ -31,13 +32,11 @@ def learning_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     has_reference = native.get("algorithm.kl") is not None
     trains_critic = config_class(ADVANTAGE, native.get(f"{ADVANTAGE}.name")).uses_values
     budgets_to_native(values, native, passes(values, critic=trains_critic, reference=has_reference))
-    native.set("actor.optimizer.betas", [0.9, 0.999])
-    if values[f"{ACTOR}.optim.weight_decay"] is None:
-        native.set("actor.optimizer.weight_decay", 0.01)
     for learner, section in OPTIMIZERS.items():
         _warmup_to_native(values, native, learner, section)
         _megatron_optimizer_to_native(values, native, learner, section)
     objective_to_native(values, native)
+    release_to_native(values, native)
 
 
 def _generation_to_native(values: ForeignValues, native: NativeBuilder) -> None:
@@ -77,8 +76,15 @@ def _megatron_optimizer_to_native(values: ForeignValues, native: NativeBuilder, 
     elif _has_megatron_optimizer(values):
         native.set(ratio, 0.0)
     norm, older = f"{section}.clip_grad", f"{section.removesuffix('.optim')}.grad_clip"
-    if values.is_set(norm) or (values[norm] is not None and not values.is_set(older)):
+    if (values.is_set(norm) and not _is_default_norm(values, norm, older)) or (
+        values[norm] is not None and not values.is_set(older)
+    ):
         native.set(f"{learner}.optimizer.max_grad_norm", float(values[norm] or UNCLIPPED), norm)
+
+
+def _is_default_norm(values: ForeignValues, norm: str, older: str) -> bool:
+    """Whether the file has both keys of the clipping norm, and only the older one differs from verl's default, 1."""
+    return values.is_set(older) and values[norm] in (None, 1.0)
 
 
 def policy_tree(experiment: Experiment) -> dict[str, Any]:
@@ -108,3 +114,4 @@ def learning_from_native(foreign: ForeignBuilder) -> None:
             foreign.set(f"{section}.min_lr", optimizer.min_learning_rate_ratio * optimizer.learning_rate)
     budgets_from_native(foreign)
     critic_from_native(foreign)
+    release_from_native(foreign)

@@ -60,7 +60,8 @@ def _native_correction(
     names = _rejection_names(rejections)
     pairs = zip(names, _rejection_bounds(rejection_bounds, names), strict=True)
     reject = [_native_rejection(name, *bounds) for name, bounds in pairs]
-    return {"level": level, "upper": upper, "lower": lower, "normalize": normalize, "reject": reject}
+    correction = {"level": level, "upper": upper, "lower": lower, "normalize": normalize, "reject": reject}
+    return correction | ({"reject_before_advantages": True} if reject else {})
 
 
 def _native_rejection(name: str, lower: float | None, upper: float) -> dict[str, Any]:
@@ -146,7 +147,12 @@ def objective_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
         problem = f"must have one bound for each of {values.describe(REJECTIONS)}, or one for all"
         bound = next((upper for _, upper in bounds), 2.0)
         yield values.problem(REJECTION_BOUNDS, problem, f"for example, for all: {REJECTION_BOUNDS}={bound:g}")
-    for name, (lower, _) in zip(names, bounds, strict=False):
+    for name, (lower, upper) in zip(names, bounds, strict=False):
+        if lower is None and upper < 1 and name.endswith("k1"):
+            lower_bound = f"{1 / upper:g}"
+            problem = f"the lower bound of {name}, 1 / {upper:g}, is above the upper one: no token would be left"
+            hint = f"write {REJECTION_BOUNDS}={lower_bound}, or both bounds: {REJECTION_BOUNDS}={upper:g}_{lower_bound}"
+            yield values.problem(REJECTION_BOUNDS, problem, hint)
         if lower is not None and not name.endswith("k1"):
             hint = f"for example, for all: {REJECTION_BOUNDS}={bounds[0][1]:g}"
             yield values.problem(REJECTION_BOUNDS, f"{name} has only an upper bound", hint)

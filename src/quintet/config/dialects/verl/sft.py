@@ -5,12 +5,15 @@ from quintet.config.dialects.conversion_rules import Derived, lora_section
 from quintet.config.dialects.verl.batches import GPUS, num_gpus
 from quintet.config.dialects.verl.run_settings import DATA_RULES, run_from_native, run_to_native
 
+DYNAMIC, TOKENS = "data.use_dynamic_bsz", "data.max_token_len_per_gpu"
+SHARDS = "engine.use_distributed_optimizer"
+DECAY, KEPT = "optim.lr_decay_style", "trainer.max_ckpt_to_keep"
 RULES = (
     Derived("external_libs", ("model.external_lib",), as_list, lambda modules: (modules[0] if modules else None,)),
     Derived(
         "actor.memory.sharded_offload",
-        ("model.fsdp_config.cpu_offload", "model.fsdp_config.offload_params"),
-        lambda offloads, parameters: offloads and parameters,
+        ("model.fsdp_config.cpu_offload", "model.fsdp_config.offload_params", "engine.offload_policy"),
+        lambda offloads, parameters, newer: (offloads and parameters) or newer,
         lambda offloads: (offloads, offloads),
     ),
     lora_section("model"),
@@ -28,8 +31,8 @@ COLUMN_RULES = (
     ),
     Derived(
         "data.messages_key",
-        ("data.multiturn.enable", "data.multiturn.messages_key"),
-        lambda enabled, column: column if enabled else None,
+        ("data.multiturn.enable", "data.multiturn.messages_key", "data.messages_key"),
+        lambda enabled, column, newer: newer or (column if enabled else None),
         lambda column: (column is not None, column or "messages"),
     ),
 )
@@ -37,17 +40,35 @@ COLUMN_RULES = (
 
 def sft_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set the native keys of supervised fine-tuning."""
+    native.set_constants({"sft.optimizer.warmup_steps": 0, "sft.optimizer.min_learning_rate_ratio": 0.0})
     native.set_from_keys(values.dialect.specs().values())
     native.set("policy.preset", None, "model.partial_pretrain")
     native.set("sft.devices", num_gpus(values), *GPUS)
-    native.set_constants({"sft.optimizer.warmup_steps": 0, "sft.optimizer.min_learning_rate_ratio": 0.0})
     native.set("data.kind", "conversations")
     native.apply((*RULES, *DATA_RULES, *COLUMN_RULES))
+    _engine_to_native(values, native)
     run_to_native(values, native)
+
+
+def _engine_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set what the keys of newer releases decide together."""
+    if values[DYNAMIC]:
+        native.set("sft.sequences_per_pass", None, DYNAMIC)
+        native.set("training.micro_batch_tokens", values[TOKENS], TOKENS, DYNAMIC)
+    rate, ratio, minimum = values["optim.lr"], values["optim.min_lr_ratio"], values["optim.min_lr"]
+    final = (ratio or 0.0) if minimum is None else min(1.0, minimum / rate)
+    native.set("sft.optimizer.min_learning_rate_ratio", final, "optim.min_lr_ratio", "optim.min_lr")
+    if values[DECAY] is not None:
+        native.set("sft.optimizer.schedule", values[DECAY].lower().replace("-", "_"), DECAY)
+    if values.is_set(SHARDS):
+        native.set("actor.megatron.use_distributed_optimizer", values[SHARDS], SHARDS)
+    if values[KEPT] is not None:
+        native.set("checkpoint.keep", values[KEPT], KEPT)
 
 
 def sft_from_native(foreign: ForeignBuilder) -> None:
     """Set the keys of verl's supervised fine-tuning."""
+    foreign.set("optim.min_lr_ratio", foreign.native_value("sft.optimizer.min_learning_rate_ratio"))
     foreign.apply((*RULES, *DATA_RULES))
     if foreign.experiment.data:
         foreign.apply(COLUMN_RULES)

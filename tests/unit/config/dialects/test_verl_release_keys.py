@@ -1,0 +1,376 @@
+"""If these fail, a file of verl's current releases is refused, or is a different run than there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from foreign import changed, converted, natively, translated
+
+from quintet.cli.config_source import read_config_source
+from quintet.config.dialects.composition.foreign_config import compose_config, config_from_tree
+from quintet.config.dialects.dialect import key_files
+from quintet.config.dialects.ledger import KeySpec, is_effective
+from quintet.config.dialects.loader import convert
+from quintet.config.dialects.registry import DIALECTS
+from quintet.config.dialects.value_types import ValueType
+from quintet.config.dialects.verl.dialect import RELEASE_KEYS
+from quintet.config.dotted import flatten
+from quintet.errors import ConfigError
+
+PPO = {"actor_rollout_ref": {"model": {"path": "some/model"}}}
+ACTOR, MODEL, REF, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "model", "ref", "rollout"))
+OPTIM, FSDP, PARALLEL, SIZES = f"{ACTOR}.optim", f"{ACTOR}.fsdp_config", "actor.parallel", f"{ACTOR}.megatron"
+REF_SIZES = f"{REF}.megatron"
+SPLIT = {f"{SIZES}.tensor_model_parallel_size": 2}
+BRIDGE = {f"{MODEL}.lora.rank": 16}
+STORED, FROM = "use_dist_checkpointing", "dist_checkpointing_path"
+LORA = {f"{MODEL}.lora_rank": 8}
+ON_MEGATRON = {f"{ACTOR}.strategy": "megatron"}
+FILES = [name for name in RELEASE_KEYS if name != "verl_newer"]
+ROWS = [row for name in (*FILES, "verl_fsdp_optim") for (file,) in [key_files("verl", [name])] for row in file.load()]
+MEGATRON_OPTIMIZER = [*key_files("verl", ["verl_megatron_optim_newer"])[0].load()]
+HONOURED = [row for row in (*ROWS, *MEGATRON_OPTIMIZER) if row.state == "honoured"]
+
+COMPUTED: list[tuple[str, Any, str, Any, dict[str, Any]]] = [
+    (f"{SIZES}.sequence_parallel", False, f"{PARALLEL}.sequence", False, SPLIT),
+    (f"{SIZES}.{STORED}", True, "actor.megatron.checkpoint", "w", {f"{SIZES}.{FROM}": "w"}),
+    (f"{SIZES}.{FROM}", "w", "actor.megatron.checkpoint", "w", {f"{SIZES}.{STORED}": True}),
+    (f"{REF}.megatron.sequence_parallel", False, "reference.parallel.sequence", False, SPLIT),
+    (f"{REF_SIZES}.{STORED}", True, "reference.megatron.checkpoint", "w", {f"{REF_SIZES}.{FROM}": "w"}),
+    (f"{REF_SIZES}.{FROM}", "w", "reference.megatron.checkpoint", "w", {f"{REF_SIZES}.{STORED}": True}),
+    (f"{SIZES}.use_distributed_optimizer", True, "actor.megatron.use_distributed_optimizer", True, {}),
+    (f"{REF_SIZES}.use_distributed_optimizer", True, "reference.megatron.use_distributed_optimizer", True, {}),
+    (f"{OPTIM}.clip_grad", 0.5, "actor.optimizer.max_grad_norm", 0.5, {f"{ACTOR}.grad_clip": 1.0}),
+    (f"{MODEL}.override_config.attn_implementation", "eager", "policy.overrides.attn_implementation", "eager", {}),
+    (f"{MODEL}.override_config.max_position_embeddings", 64, "policy.overrides.max_position_embeddings", 64, {}),
+    (f"{MODEL}.override_config.attention_dropout", 0.1, "policy.overrides.attention_dropout", 0.1, {}),
+    (f"{MODEL}.override_config.embd_pdrop", 0.1, "policy.overrides.embd_pdrop", 0.1, {}),
+    (f"{MODEL}.override_config.resid_pdrop", 0.1, "policy.overrides.resid_pdrop", 0.1, {}),
+    (f"{MODEL}.lora_rank", 32, "policy.lora.rank", 32, {}),
+    (f"{MODEL}.lora_alpha", 64, "policy.lora.alpha", 64.0, LORA),
+    (f"{MODEL}.target_modules", ["q_proj"], "policy.lora.target_modules", ("q_proj",), LORA),
+    (f"{MODEL}.lora_adapter_path", "adapters", "policy.lora.path", "adapters", LORA),
+    (f"{MODEL}.lora.rank", 16, "policy.lora.target_modules", ("all-linear",), {}),
+    (f"{MODEL}.lora.alpha", 64, "policy.lora.alpha", 64.0, BRIDGE),
+    (f"{MODEL}.lora.target_modules", ["linear_qkv"], "policy.lora.target_modules", ("linear_qkv",), BRIDGE),
+    (f"{MODEL}.lora.adapter_path", "adapters", "policy.lora.path", "adapters", BRIDGE),
+    (f"{ROLLOUT}.enable_prefix_caching", False, "rollout.engine_options.arguments.enable_prefix_caching", False, {}),
+    (f"{ROLLOUT}.cudagraph_capture_sizes", [1, 8, 2], "rollout.engine_options.cuda_graph_max_batch", 8, {}),
+    (
+        "critic.ulysses_sequence_parallel_size",
+        2,
+        "critic.parallel.ulysses",
+        2,
+        {"critic.model.use_remove_padding": True},
+    ),
+    ("data.dataloader_num_workers", 2, "data.workers", 2, {}),
+    ("trainer.rollout_data_dir", "rollouts", "tracking.trajectories_every_steps", 1, {}),
+    ("trainer.max_actor_ckpt_to_keep", 5, "checkpoint.keep", 5, {}),
+    ("actor_rollout_ref.nccl_timeout", 1200, "placement.call_timeout_seconds", 1200.0, {}),
+    ("model_engine", "megatron", "actor.backend", "megatron", {}),
+]  # fmt: skip
+CANDIDATES = (True, False, 7, 0.25, "other", ["a"], [1], {"some": 1}, ["model"])
+
+
+def other_value(row: KeySpec) -> Any:
+    """A legal value that is neither the default nor one that needs no capability."""
+    usual = [value for value in (row.default, *row.noop) if not isinstance(value, ValueType)]
+    legal = [value for value in (*CANDIDATES, *row.value_type.choices) if row.value_type.accepts(value)]
+    return next(value for value in legal if all(value != one or type(value) is not type(one) for one in usual))
+
+
+def specs_of(changes: dict[str, Any]) -> Mapping[str, KeySpec]:
+    """The keys of a run with these changes."""
+    return DIALECTS["verl"].narrowed(changed(PPO, changes)).specs()
+
+
+DIRECT = [row for row in HONOURED if row.direct]
+WITHOUT_EFFECT = [row for row in HONOURED if not row.native and row.requires is None]
+SFT: dict[str, Any] = {"model": {"path": "some/model"}, "data": {"train_files": "a.parquet"}}
+EVALUATION = {"data": {"path": "answers.parquet"}}
+(SFT_FILE, EVALUATION_FILE) = (key_files("verl", [f"verl_{name}"])[0] for name in ("sft_engine", "evaluation_newer"))
+OF_SFT = [row for row in SFT_FILE.load() if row.state == "honoured"]
+SFT_DIRECT = [row for row in OF_SFT if row.direct]
+WITHOUT_EFFECT_ELSEWHERE = [
+    row for row in (*OF_SFT, *EVALUATION_FILE.load()) if not row.native and row.requires is None
+]
+
+
+def native_value(row: KeySpec, value: Any) -> Any:
+    expected = row.native_values.get(value, value) if not isinstance(value, list) else value
+    return tuple(expected) if isinstance(expected, list) else expected
+
+
+def changing_value(row: KeySpec, run: Any) -> Any:
+    """A legal value that changes the run."""
+    if row.key == f"{OPTIM}.betas":
+        return [0.8, 0.9]
+    legal = [value for value in (*row.value_type.choices, 1.5, *CANDIDATES) if row.value_type.accepts(value)]
+    return next(value for value in legal if native_value(row, value) != natively(run, row.native[0]))
+
+
+@pytest.mark.proves("verl", *(row.key for row in DIRECT))
+@pytest.mark.parametrize("strategy", ["fsdp", "megatron"])
+def test_a_key_with_a_native_counterpart_reaches_the_run_and_its_translation(tmp_path: Path, strategy: str) -> None:
+    """`recompute_granularity` and the like need Megatron, `fsdp_config` FSDP; the others hold in both."""
+    base = {f"{ACTOR}.strategy": strategy, f"{ACTOR}.use_kl_loss": True, f"{ROLLOUT}.name": "sglang"}
+    plain = converted(tmp_path, "verl", changed(PPO, base))
+    specs = specs_of(base)
+    rows = [row for row in DIRECT if specs.get(row.key) == row and is_effective(row, specs, base.get)]
+    values = {row.key: changing_value(row, plain) for row in rows if row.key not in base}
+    found = converted(tmp_path, "verl", changed(PPO, {**base, **values}))
+    lost = translated(found, "verl").lost
+    assert len(rows) > 20
+    for row in rows:
+        for native in row.native:
+            assert natively(found, native) == native_value(row, values[row.key]), row.key
+            assert native not in lost, row.key
+
+
+@pytest.mark.proves("verl", *(case[0] for case in COMPUTED))
+@pytest.mark.parametrize(("key", "value", "native", "expected", "others"), COMPUTED, ids=[one[0] for one in COMPUTED])
+def test_a_key_that_counts_beside_others_reaches_the_run(
+    tmp_path: Path, key: str, value: Any, native: str, expected: Any, others: dict[str, Any]
+) -> None:
+    beside = ON_MEGATRON if ".megatron." in key else {}
+    found = converted(tmp_path, "verl", changed(PPO, {**beside, **others, key: value}))
+    without = converted(tmp_path, "verl", changed(PPO, {**beside, **others}))
+    assert natively(found, native) == expected
+    assert flatten(without.composed.experiment.model_dump()).get(native) != expected
+
+
+@pytest.mark.proves("verl", *(row.key for row in WITHOUT_EFFECT))
+@pytest.mark.parametrize("beside", [{}, ON_MEGATRON], ids=["fsdp", "megatron"])
+def test_a_key_without_effect_changes_nothing_and_says_why(tmp_path: Path, beside: dict[str, Any]) -> None:
+    enabled = {"reward_model.enable": True, **beside}
+    specs = specs_of(beside)
+    values = {row.key: other_value(row) for row in WITHOUT_EFFECT if specs.get(row.key) == row}
+    assert all("has no effect here" in row.effect.lower() for row in WITHOUT_EFFECT)
+    with_them = converted(tmp_path, "verl", changed(PPO, {**enabled, **values}))
+    without = converted(tmp_path, "verl", changed(PPO, enabled))
+    assert with_them.composed.experiment == without.composed.experiment
+    assert {problem.key for problem in with_them.unsupported} == {problem.key for problem in without.unsupported}
+
+
+@pytest.mark.proves("verl", *(row.key for row in SFT_DIRECT))
+@pytest.mark.parametrize("strategy", ["fsdp2", "megatron"])
+def test_a_key_of_fine_tuning_with_a_native_counterpart_reaches_the_run(tmp_path: Path, strategy: str) -> None:
+    base = {"engine.strategy": strategy}
+    plain = converted(tmp_path, "verl", changed(SFT, base))
+    specs = DIALECTS["verl"].narrowed(SFT).specs()
+    rows = [row for row in SFT_DIRECT if is_effective(row, specs, {"model.strategy": strategy}.get)]
+    values = {row.key: changing_value(row, plain) for row in rows} | base
+    found = converted(tmp_path, "verl", changed(SFT, values))
+    assert len(rows) > 15
+    for row in rows:
+        for native in row.native:
+            assert natively(found, native) == native_value(row, values[row.key]), row.key
+
+
+@pytest.mark.proves("verl", *(row.key for row in WITHOUT_EFFECT_ELSEWHERE))
+@pytest.mark.parametrize("tree", [SFT, EVALUATION], ids=["sft", "evaluation"])
+def test_a_key_without_effect_on_fine_tuning_or_an_evaluation_changes_nothing(
+    tmp_path: Path, tree: dict[str, Any]
+) -> None:
+    specs = DIALECTS["verl"].narrowed(tree).specs()
+    values = {row.key: other_value(row) for row in WITHOUT_EFFECT_ELSEWHERE if specs.get(row.key) == row}
+    assert values
+    with_them, without = (converted(tmp_path, "verl", changed(tree, changes)) for changes in (values, {}))
+    assert with_them.composed.experiment == without.composed.experiment
+    assert all("has no effect here" in row.effect.lower() for row in WITHOUT_EFFECT_ELSEWHERE)
+
+
+@pytest.mark.parametrize("beside", [{}, ON_MEGATRON], ids=["fsdp", "megatron"])
+def test_a_key_that_waits_is_named_with_its_capability(tmp_path: Path, beside: dict[str, Any]) -> None:
+    waiting = [row for row in ROWS if row.requires is not None and row.key != "model_engine"]
+    switches = {"custom_reward_function.path": "mine.py", "reward_model.enable": True, "algorithm.use_pf_ppo": True}
+    values = {**switches, **LORA, f"{MODEL}.lora.rank": 8, **beside}
+    specs = specs_of(beside)
+    values |= {row.key: other_value(row) for row in waiting if row.key not in values and row.key in specs}
+    values |= {
+        "reward_model.reward_loop_source": "importlib",
+        f"{SIZES}.override_transformer_config.recompute_granularity": "selective",
+    }
+    values |= {f"{REF}.megatron.override_transformer_config.recompute_granularity": "selective"}
+    found = converted(tmp_path, "verl", changed(PPO, values))
+    named = {problem.key: problem.message for problem in found.unsupported}
+    merged = {**{key: spec.default for key, spec in specs.items()}, **values}
+    effective = [row for row in waiting if row.key in specs and is_effective(row, specs, merged.get)]
+    assert len(effective) > 90
+    for row in effective:
+        assert str(row.requires) in named.get(row.key, ""), row.key
+
+
+@pytest.mark.parametrize(
+    ("engine", "key"),
+    [("veomni", f"{ACTOR}.veomni.ulysses_parallel_size"), ("torchtitan", f"{ACTOR}.torchtitan.tensor_parallel_size")],
+)
+def test_another_backend_waits_and_is_never_fsdp(tmp_path: Path, engine: str, key: str) -> None:
+    found = converted(tmp_path, "verl", changed(PPO, {"model_engine": engine, key: 2}))
+    assert natively(found, "actor.backend") == engine
+    assert {"model_engine", key} <= {problem.key for problem in found.unsupported}
+
+
+def test_model_engine_chooses_megatron_and_its_optimizer(tmp_path: Path) -> None:
+    sizes = {f"{SIZES}.{name}_model_parallel_size": size for name, size in (("tensor", 4), ("pipeline", 2))}
+    found = converted(tmp_path, "verl", changed(PPO, {"model_engine": "megatron", **sizes, f"{OPTIM}.min_lr": 1e-7}))
+    actor = found.composed.experiment.actor
+    assert (actor.backend, actor.parallel.tensor, actor.parallel.pipeline) == ("megatron", 4, 2)
+    assert actor.optimizer.min_learning_rate_ratio == pytest.approx(0.1)
+    # the reference has the sizes of the actor, and no data-parallel rank is left to share
+    assert found.composed.experiment.reference.parallel.tensor == 4
+
+
+def test_torch_compile_is_no_option_of_megatron_that_nobody_set(tmp_path: Path) -> None:
+    found = converted(tmp_path, "verl", changed(PPO, {"model_engine": "megatron"}))
+    assert natively(found, "actor.memory.torch_compile") is False
+    assert [problem.key for problem in found.unsupported] == []
+
+
+def test_two_spellings_count_as_one_when_one_is_unset_or_the_default(tmp_path: Path) -> None:
+    both = {
+        f"{OPTIM}.warmup_style": None,
+        f"{OPTIM}.lr_scheduler_type": "cosine",
+        f"{ACTOR}.ulysses_sequence_parallel_size": 1,
+        f"{FSDP}.ulysses_sequence_parallel_size": 2,
+        f"{MODEL}.use_remove_padding": True,
+        f"{OPTIM}.total_training_steps": -1,
+        "trainer.total_training_steps": 200,
+        "reward_model.reward_manager": None,
+        "reward.reward_manager.name": "prime",
+        "custom_reward_function.path": None,
+        "custom_reward_function.name": None,
+        "reward.custom_reward_function.path": "mine.py",
+        "reward.custom_reward_function.name": "score",
+    }
+    run = converted(tmp_path, "verl", changed(PPO, both)).composed.experiment
+    assert (run.actor.optimizer.schedule, run.actor.parallel.ulysses, run.training.steps) == ("cosine", 2, 200)
+    assert run.reward is not None
+    assert (run.reward.manager, run.reward.function) == ("prime", "mine.py:score")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "native", "expected"),
+    [
+        ((f"{OPTIM}.warmup_style", "cosine"), (f"{OPTIM}.lr_scheduler_type", "constant"), "schedule", "cosine"),
+        ((f"{OPTIM}.clip_grad", 1.0), (f"{ACTOR}.grad_clip", 0.3), "max_grad_norm", 0.3),
+        ((f"{OPTIM}.clip_grad", 0.5), (f"{ACTOR}.grad_clip", 0.3), "max_grad_norm", 0.5),
+    ],
+)
+def test_of_two_spellings_the_one_counts_that_verl_reads(
+    tmp_path: Path, first: tuple[str, Any], second: tuple[str, Any], native: str, expected: Any
+) -> None:
+    found = converted(tmp_path, "verl", changed(PPO, dict((first, second))))
+    assert natively(found, f"actor.optimizer.{native}") == expected
+
+
+def test_both_kl_terms_wait_and_alone_each_counts(tmp_path: Path) -> None:
+    terms = {f"{ACTOR}.use_kl_loss": True, "algorithm.use_kl_in_reward": True}
+    found = converted(tmp_path, "verl", changed(PPO, terms))
+    (problem,) = found.unsupported
+    assert "a KL divergence in the rewards and another in the loss" in problem.message
+    assert natively(found, "algorithm.kl.apply_to") == "loss"
+    for key, place in zip(terms, ("loss", "reward"), strict=True):
+        alone = converted(tmp_path, "verl", changed(PPO, {key: True}))
+        assert (alone.unsupported, natively(alone, "algorithm.kl.apply_to")) == ((), place)
+
+
+def test_passes_without_a_size_are_filled_and_that_is_told(tmp_path: Path) -> None:
+    """verl's own file leaves the size to the user."""
+    key = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
+    found = converted(tmp_path, "verl", changed(PPO, {key: None}))
+    assert natively(found, "actor.budget.sequences") is None
+    assert f"{key} is not set: passes are filled up to training.micro_batch_tokens" in found.composed.remarks
+
+
+def test_a_key_that_decides_what_runs_is_never_left_out(tmp_path: Path) -> None:
+    tree = changed(PPO, {f"{REF}.param_offload": True, "trainer.typo": 1})
+    with pytest.raises(ConfigError) as error:
+        convert(config_from_tree(tree, "given.yaml:1"), DIALECTS["verl"], unknown="warn")
+    assert "warn does not leave it out" in str(error.value)
+    assert "trainer.typo" not in str(error.value)
+
+
+def test_a_file_of_verl_composes_as_hydra_does_and_is_known_by_its_defaults_list(tmp_path: Path) -> None:
+    (tmp_path / "actor").mkdir()
+    (tmp_path / "model_engine").mkdir()
+    (tmp_path / "model_engine/dp.yaml").write_text("# @package _global_\nmodel_engine: dp\n")
+    (tmp_path / "model_engine/megatron.yaml").write_text("# @package _global_\nmodel_engine: megatron\n")
+    (tmp_path / "actor/dp_actor.yaml").write_text("strategy: fsdp\nppo_epochs: 1\n")
+    (tmp_path / "actor/megatron_actor.yaml").write_text(
+        "strategy: megatron\nmegatron: {tensor_model_parallel_size: 2}\nppo_epochs: 3\n"
+    )
+    (tmp_path / "ppo_trainer.yaml").write_text(
+        "defaults:\n  - model_engine: dp\n  - actor@actor_rollout_ref.actor: ${model_engine}_actor\n  - _self_\n"
+        "actor_rollout_ref: {rollout: {name: '???'}}\n"
+    )
+    file = tmp_path / "ppo_megatron_trainer.yaml"
+    file.write_text("defaults:\n  - ppo_trainer\n  - override model_engine: megatron\n  - _self_\n")
+    source = read_config_source(str(file), [], None, quiet=True)
+    assert source.dialect == "verl"
+    run = convert(compose_config(file, []), DIALECTS["verl"]).composed.experiment
+    assert (run.actor.backend, run.actor.parallel.tensor, run.training.epochs) == ("megatron", 2, 3)
+
+
+@pytest.mark.proves("verl", "data.messages_key", "data.use_dynamic_bsz", "data.max_token_len_per_gpu")
+@pytest.mark.proves("verl", "optim.min_lr_ratio", "optim.lr_decay_style", "trainer.max_ckpt_to_keep")
+@pytest.mark.proves("verl", "engine.use_distributed_optimizer")
+def test_verls_fine_tuning_of_newer_releases_is_read(tmp_path: Path) -> None:
+    tree: dict[str, Any] = {"model": {"path": "some/model"}, "data": {"messages_key": "messages"}}
+    changes = {
+        "engine.strategy": "megatron",
+        "engine.tensor_model_parallel_size": 2,
+        "engine.use_distributed_optimizer": True,
+        "engine.override_transformer_config.recompute_granularity": "full",
+        "data.use_dynamic_bsz": True,
+        "data.max_token_len_per_gpu": 4096,
+        "optim.lr": 1e-5,
+        "optim.min_lr": 1e-6,
+        "optim.lr_decay_style": "cosine",
+        "trainer.max_ckpt_to_keep": 3,
+    }
+    run = converted(tmp_path, "verl", changed(tree, changes)).composed.experiment
+    assert run.sft is not None
+    assert run.data is not None
+    assert (run.actor.backend, run.actor.parallel.tensor) == ("megatron", 2)
+    assert run.actor.megatron is not None
+    assert run.actor.megatron.recompute_granularity == "full"
+    assert run.actor.megatron.use_distributed_optimizer
+    assert (run.sft.sequences_per_pass, run.training.micro_batch_tokens) == (None, 4096)
+    assert run.sft.optimizer.min_learning_rate_ratio == pytest.approx(0.1)
+    assert (run.sft.optimizer.schedule, run.data.messages_key, run.checkpoint.keep) == ("cosine", "messages", 3)
+    share = converted(tmp_path, "verl", changed(tree, {"optim.min_lr_ratio": 0.25})).composed.experiment.sft
+    assert share is not None
+    assert share.optimizer.min_learning_rate_ratio == 0.25
+
+
+def test_cuda_graphs_go_with_a_freed_cache(tmp_path: Path) -> None:
+    graphs = {f"{ROLLOUT}.name": "vllm", f"{ROLLOUT}.enforce_eager": False, f"{ROLLOUT}.free_cache_engine": True}
+    found = converted(tmp_path, "verl", changed(PPO, graphs))
+    assert natively(found, "rollout.engine_options.eager") is False
+
+
+def test_values_that_a_framework_leaves_to_others_are_not_set(tmp_path: Path) -> None:
+    tree = changed(PPO, {f"{ROLLOUT}.name": "???", f"{ACTOR}._target_": "verl.workers.config.FSDPActorConfig"})
+    found = converted(tmp_path, "verl", tree, f"{ROLLOUT}.n=4")
+    assert found.composed.experiment.training.samples_per_group == 4
+    with pytest.raises(ConfigError, match="_target_"):
+        converted(tmp_path, "verl", changed(PPO, {f"{ACTOR}._target_": "mine.OwnActorConfig"}))
+
+
+def test_entries_of_a_section_that_waits_are_told_by_the_section(tmp_path: Path) -> None:
+    found = converted(tmp_path, "verl", PPO, "+data.apply_chat_template_kwargs.enable_thinking=False")
+    (problem,) = found.unsupported
+    assert problem.key == "data.apply_chat_template_kwargs"
+    assert "command line" in problem.message
+
+
+def test_sequences_are_shared_out_over_copies_of_the_model_under_megatron(tmp_path: Path) -> None:
+    """8 GPUs with tensor 2 × pipeline 2 have 2 copies: 2 prompts × 5 samples divide by 2, not by 8."""
+    sizes = {f"{SIZES}.tensor_model_parallel_size": 2, f"{SIZES}.pipeline_model_parallel_size": 2}
+    batch = {"data.train_batch_size": 2, f"{ACTOR}.ppo_mini_batch_size": 2, f"{ROLLOUT}.n": 5}
+    tree = changed(PPO, {**ON_MEGATRON, **sizes, **batch, f"{ACTOR}.ppo_micro_batch_size_per_gpu": 5})
+    assert natively(converted(tmp_path, "verl", tree), "training.mini_batches") == 1
