@@ -14,8 +14,11 @@ from quintet.errors import ConfigError
 def resolve_aliases(config: ForeignConfig, specs: Mapping[str, KeySpec]) -> tuple[ForeignConfig, tuple[str, ...]]:
     """Replace aliases by the documented names of their keys; return a remark for each, too.
 
+    A name with the default of the key, as in a framework's own file of all keys, does not contradict another name. Of
+    two other values, that under `KeySpec.wins` counts.
+
     Raises:
-        ConfigError: a key is set under two of its names.
+        ConfigError: a key is set under two of its names, to different values.
     """
     sources = dict(config.sources)
     remarks = []
@@ -24,17 +27,57 @@ def resolve_aliases(config: ForeignConfig, specs: Mapping[str, KeySpec]) -> tupl
             if alias not in config.sources or alias in specs:
                 continue
             source = config.sources[alias]
-            if spec.key in config.sources:
-                message = f"{alias} ({source}) is another name of {spec.key} ({config.sources[spec.key]})"
-                raise ConfigError(message, key=alias, source=source, hint=f"leave {alias} out")
+            if spec.key in sources:
+                if (remark := _keep_documented(config, spec, alias, sources)) is not None:
+                    remarks.extend([remark] if remark else [])
+                    continue
+                sources.pop(spec.key)
             _move(config, alias, spec.key)
             for key in [key for key in sources if is_inside(key, alias)]:
                 sources[spec.key + key.removeprefix(alias)] = sources.pop(key)
             for section in sections_around(spec.key):
                 sources.setdefault(section, source)
             remarks.append(f"{alias} ({source}) is read as {spec.key}")
+        _drop_unset(config, spec, sources)
     _delete_empty_sections(config.sources, sources)
     return ForeignConfig(config.tree, sources), tuple(remarks)
+
+
+def _keep_documented(config: ForeignConfig, spec: KeySpec, alias: str, sources: dict[str, str]) -> str | None:
+    """Return a remark, empty if there is nothing to say, if the documented name counts; None if the alias does."""
+    ours, theirs = _plain_value(config, spec.key), _plain_value(config, alias)
+    source = sources[alias]
+    if ours == theirs:
+        sources.pop(alias)
+        return f"{alias} ({source}) is another name of {spec.key} and says the same"
+    unset = (None, spec.default)
+    if theirs is None or (theirs == spec.default and ours not in unset):
+        sources.pop(alias)
+        return ""
+    if ours in unset or spec.wins == alias:
+        return None
+    if spec.wins == spec.key:
+        sources.pop(alias)
+        return f"{alias} ({source}) has no effect, because of {spec.key} ({sources[spec.key]})"
+    message = f"{alias} ({source}) is another name of {spec.key} ({sources[spec.key]})"
+    raise ConfigError(message, key=alias, source=source, hint=f"leave {alias} out")
+
+
+def _plain_value(config: ForeignConfig, key: str) -> Any:
+    """Return a value before interpolation."""
+    *sections, last = key.split(".")
+    parent: Any = OmegaConf.select(config.tree, ".".join(sections)) if sections else config.tree
+    node = parent._get_node(last)
+    return OmegaConf.to_container(node) if OmegaConf.is_config(node) else node._value()
+
+
+def _drop_unset(config: ForeignConfig, spec: KeySpec, sources: dict[str, str]) -> None:
+    """Drop null under the documented name of a key that has others, if it is no valid value: the others count."""
+    if spec.aliases and spec.key in sources and not spec.value_type.accepts(None):
+        section, _, last = spec.key.rpartition(".")
+        parent: Any = OmegaConf.select(config.tree, section) if section else config.tree
+        if parent._get_node(last)._is_none():
+            del parent[last], sources[spec.key]
 
 
 def _delete_empty_sections(before: Mapping[str, str], after: dict[str, str]) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Protocol, cast
 
+from quintet.config.capabilities import Capability
 from quintet.config.dialects.composition.foreign_config import MergedConfig
 from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.ledger import KeySpec, is_effective
@@ -37,7 +38,8 @@ class ForeignValues:
 
     def source(self, key: str) -> str:
         """Return the file and line of a value, or `reference` if the user did not set it."""
-        return self.merged.sources.get(key, "reference")
+        inner = (source for name, source in self.merged.sources.items() if is_inside(name, key))
+        return self.merged.sources.get(key) or next(inner, "reference")
 
     def describe(self, *keys: str) -> str:
         """Return each key with its value and source, joined by "and", for messages."""
@@ -83,6 +85,13 @@ class NativeBuilder:
     origins: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Foreign keys by native key."""
     remarks: list[str] = field(default_factory=list)
+    unsupported: dict[str, ConfigProblem] = field(default_factory=dict)
+    """Settings of the user that require a missing capability beside others, by foreign key."""
+
+    def require(self, key: str, capability: Capability) -> None:
+        """Note that the setting of a foreign key requires a missing capability, given the other keys."""
+        message = f"{self.values.describe(key)} {capability.refusal()}"
+        self.unsupported[key] = ConfigProblem(key, self.values[key], self.values.source(key), message)
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of a native key that was set before, or `default`."""

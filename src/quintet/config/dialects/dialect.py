@@ -1,5 +1,6 @@
 """A dialect: a framework's configuration format, as the keys that its references document."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -7,6 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from quintet.config.capabilities import Capability
 from quintet.config.dialects.ledger import KeySpec, load_keys
 from quintet.config.dotted import set_value
 
@@ -50,12 +52,24 @@ class Dialect:
     """Modules of its trainers: `python -m MODULE`."""
     programs: str = ""
     """Regular expression for the names of its trainers' files, without `.py`."""
+    program_files: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
+    """By a trainer's module or program: the configuration file that it uses unless another one is named, relative to
+    the program, whose directory is searched, and keys that it sets."""
     framework_files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Configuration files that come with the framework, with the values in which they differ from the reference."""
     narrow: Callable[["Dialect", Mapping[str, Any]], "Dialect"] = lambda dialect, tree: dialect
     """Selects the references for a configuration tree."""
     sections_of_files: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda tree: {}
     """Returns the sections that follow from files which a configuration tree names."""
+    waits_for: Callable[["Dialect", Callable[[str], Any], str], Capability | None] = lambda dialect, value, key: None
+    """Returns the capability that an undocumented key of the framework waits for, given the values of other keys: that
+    of the simulator, policy or algorithm to which it belongs."""
+    choices: Mapping[str, str | None] = field(default_factory=dict)
+    """Groups of the framework's own files, such as `engine` of `engine=megatron`, with the key that has the name of the
+    chosen file; None if the name follows from others."""
+    deciding: tuple[str, ...] = ()
+    """Regular expressions for keys that decide what is trained on which data, in which environments and with which
+    engine: an unknown one, or one that is close to them, is refused rather than left out."""
     _specs: dict[str, KeySpec] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def specs(self) -> Mapping[str, KeySpec]:
@@ -108,6 +122,10 @@ class Dialect:
         A file for supervised fine-tuning, for instance, has other keys than one for reinforcement learning.
         """
         return self.narrow(self, tree)
+
+    def decides(self, key: str) -> bool:
+        """Return whether an unknown key decides what a run does."""
+        return any(re.fullmatch(pattern, key) for pattern in self.deciding)
 
     def with_references(self, *references: Reference) -> "Dialect":
         """Return the dialect with other references."""

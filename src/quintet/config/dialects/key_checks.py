@@ -1,6 +1,6 @@
 """Problems of a foreign configuration: unknown keys, illegal values, and keys that require a missing capability."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -22,6 +22,7 @@ class UnknownReason(StrEnum):
 
     TYPO = "looks like a typo"
     UNDOCUMENTED = "exists in that framework but is not documented in its reference"
+    OTHER_RUNS = "is not read by runs of this kind"
     NOWHERE = "does not exist in that framework"
 
 
@@ -39,8 +40,11 @@ class UnknownKey:
         return f"{self.key} ({self.source}) {self.reason}{suggestion}"
 
 
-def unknown_keys(values: ForeignValues, known: frozenset[str]) -> list[UnknownKey]:
-    """Return the undocumented keys of a configuration; `known` are those that the framework's releases have."""
+def unknown_keys(values: ForeignValues, known: frozenset[str], of_other_runs: Collection[str] = ()) -> list[UnknownKey]:
+    """Return the undocumented keys of a configuration.
+
+    `known` are those that the framework's releases have, and `of_other_runs` those of any kind of its runs.
+    """
     dialect, specs = values.dialect, values.dialect.specs()
     sections = {section for key in specs for section in sections_around(key)}
     free_sections = {key for key, spec in specs.items() if spec.value_type is SECTION}
@@ -51,10 +55,14 @@ def unknown_keys(values: ForeignValues, known: frozenset[str]) -> list[UnknownKe
         argument = engine_argument(key, values)
         if (argument is not None and argument.is_known) or key in dialect.undocumented:
             return True
+        if key.endswith("._target_") and str(values[key]).startswith((f"{dialect.name}.", "verl.")):
+            return True  # the framework's own class of the section
         is_free = any(is_inside(name, section) for name in names for section in free_sections)
         return is_free or any(name in specs or name in sections for name in names)
 
     def describe(key: str) -> UnknownKey:
+        if key in of_other_runs:
+            return UnknownKey(key, values.source(key), UnknownReason.OTHER_RUNS)
         if _is_known(key, known):
             return UnknownKey(key, values.source(key), UnknownReason.UNDOCUMENTED)
         argument = engine_argument(key, values)
@@ -94,6 +102,19 @@ def illegal_values(values: ForeignValues) -> Iterator[ConfigProblem]:
             yield values.problem(key, "must be a section", "leave it out, and set the keys in it")
 
 
+def pending_keys(values: ForeignValues, unknown: Iterable[UnknownKey]) -> dict[str, ConfigProblem]:
+    """Return a problem for each undocumented key that waits for a missing capability, as its simulator, policy or
+    algorithm does."""
+    problems = {}
+    for key in unknown:
+        if key.reason not in (UnknownReason.UNDOCUMENTED, UnknownReason.OTHER_RUNS):
+            continue
+        if (capability := values.dialect.waits_for(values.dialect, values.__getitem__, key.key)) is not None:
+            message = f"{values.describe(key.key)} {capability.refusal()}"
+            problems[key.key] = ConfigProblem(key.key, values[key.key], key.source, message)
+    return problems
+
+
 def unsupported_keys(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield the keys of a configuration with values that require a missing capability."""
     for key, spec in _documented_keys(values):
@@ -121,10 +142,14 @@ def unsupported_defaults(values: ForeignValues) -> Iterator[tuple[str, str]]:
 
 
 def _documented_keys(values: ForeignValues) -> Iterator[tuple[str, KeySpec]]:
-    """Yield each documented key that the configuration sets, as it is written there."""
+    """Yield each documented key that the configuration sets, as it is written there; a free-form section once."""
+    yielded = set()
     for key in values.merged.sources:
-        if (spec := values.dialect.spec(key)) is not None:
-            yield key, spec
+        for name in (key, *sections_around(key)):
+            spec = values.dialect.spec(name)
+            if spec is not None and name not in yielded and (name == key or spec.value_type is SECTION):
+                yielded.add(name)
+                yield name, spec
 
 
 def _is_unsupported(values: ForeignValues, spec: KeySpec, value: object) -> bool:

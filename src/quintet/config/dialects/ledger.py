@@ -14,6 +14,7 @@ framework's code fixes to their values (`constants`):
       native_values: {mse: k2}                # differing native values, or the name of a mapping in `native_values`
       requires: {capability: loggers, noop: [0]}  # missing capability, and values that do not need it; or its name
       aliases: [...]                          # names in older and newer releases
+      wins: trainer.total_steps               # of several names, the one that counts
       only_if: {algorithm.adv_estimator: gae} # the key has an effect only if another key has this value
 """
 
@@ -60,6 +61,8 @@ class KeySpec(BaseModel):
     accepts."""
     aliases: tuple[str, ...] = ()
     """Names of the key in older and newer releases of the framework."""
+    wins: str | None = None
+    """The name that counts in the framework if several of its names are set; null refuses two different values."""
     only_if: tuple[str, Any] | None = None
     """Another key and the value, or `ValueType`, that it needs for this key to have an effect."""
 

@@ -19,6 +19,7 @@ from quintet.config.checks.processes import (
     planned_rank,
     process_problems,
 )
+from quintet.config.checks.robots import robot_problems
 from quintet.config.checks.sharding import sharding_problems
 from quintet.config.checks.unsupported import UnsupportedValue, unsupported_values
 from quintet.config.composed import ComposedConfig, with_values
@@ -29,8 +30,10 @@ from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.engine_choice import adjust_engine
 from quintet.config.dialects.foreign_hints import foreign_problems, translate_hint
 from quintet.config.dialects.key_checks import (
+    UnknownKey,
     illegal_values,
     ineffective_keys,
+    pending_keys,
     unknown_keys,
     unsupported_defaults,
     unsupported_keys,
@@ -87,7 +90,7 @@ def conversion_problems(result: ConversionResult) -> tuple[ConfigProblem, ...]:
     """Return all settings that this version, or its learners on this machine, cannot honour."""
     ready = _runnable(result)
     placement = (*executor_problems(ready), *device_sharing_problems(ready), *env_host_problems(ready))
-    placement += tuple(sharded_reward_problems(ready))
+    placement += (*sharded_reward_problems(ready), *robot_problems(ready))
     return (*result.unsupported, *backend_problems(ready), *sharding_problems(ready), *placement)
 
 
@@ -113,14 +116,16 @@ def convert(
         ConfigError: all problems in one message, by their foreign keys.
     """
     values, alias_remarks = merge_with_reference(config, dialect)
-    undocumented = unknown_keys(values, dialect.known_keys())
-    refused = undocumented if unknown == "refuse" else []
+    unknown_or_pending = unknown_keys(values, dialect.known_keys(), dialect.specs())
+    pending = pending_keys(values, unknown_or_pending)
+    undocumented = [key for key in unknown_or_pending if key.key not in pending]
+    refused = [key for key in undocumented if unknown == "refuse" or _decides(key, values.dialect)]
     wrong = [
-        *(ConfigProblem(key.key, None, key.source, f"unknown key {key}") for key in refused),
+        *(_unknown_key_problem(key, unknown) for key in refused),
         *illegal_values(values),
         *model_config_problems(values),
     ]
-    raise_problems([*wrong, *(unsupported_keys(values) if to_run and wrong else ())])
+    raise_problems([*wrong, *((*unsupported_keys(values), *pending.values()) if to_run and wrong else ())])
     native = _to_native(values)
     sources = dict(native.provenance())
     try:
@@ -137,7 +142,20 @@ def convert(
     )
     provenance = {key: source_of(key, sources) for key in flatten(experiment.model_dump())}
     composed = ComposedConfig(experiment, provenance, remarks, partial(translate_hint, experiment, native))
-    return _adjust(composed, native, planned_rank(experiment) if to_plan else current_rank())
+    result = _adjust(composed, native, planned_rank(experiment) if to_plan else current_rank())
+    return replace(result, unsupported=(*result.unsupported, *pending.values()))
+
+
+def _decides(key: UnknownKey, dialect: Dialect) -> bool:
+    """Whether an unknown key, or the key that it is close to, decides what a run does."""
+    return any(dialect.decides(name) for name in (key.key, key.suggestion) if name)
+
+
+def _unknown_key_problem(key: UnknownKey, unknown: UnknownKeyPolicy) -> ConfigProblem:
+    why = (
+        "it decides what the run does, so that --unknown-keys warn does not leave it out" if unknown == "warn" else None
+    )
+    return ConfigProblem(key.key, None, key.source, f"unknown key {key}", why)
 
 
 def merge_with_reference(config: ForeignConfig, dialect: Dialect) -> tuple[ForeignValues, tuple[str, ...]]:
@@ -163,6 +181,7 @@ def _adjust(composed: ComposedConfig, native: NativeBuilder, rank: RankInfo) -> 
     """Collect unsupported settings of the user, by their foreign keys, and replacements for unsupported defaults."""
     experiment, dialect, adjustments = composed.experiment, native.values.dialect, Adjustments()
     ready = placement_keys_satisfied_by_processes(experiment, rank)
+    adjustments.problems.update(native.unsupported)
     for problem in unsupported_keys(native.values):
         if not _is_ready(problem.key, dialect, ready):
             adjustments.problems[problem.key] = _with_torchrun_hint(problem, experiment, dialect)

@@ -15,7 +15,7 @@ from quintet.config.problems import ConfigProblem, setting_problem, source_of
 from quintet.config.schema import format_value
 
 ENGINES = ("vllm", "sglang")
-ROLL_OPTIONS, ROLL_STRATEGY = "strategy_args.strategy_config", "strategy_args.strategy_name"
+ROLL_ENGINE, ROLL_OPTIONS, ROLL_STRATEGY = "actor_infer", "strategy_args.strategy_config", "strategy_args.strategy_name"
 COMMON_MODEL_ENTRIES = frozenset(
     (
         *("architectures", "attn_implementation", "bos_token_id", "chunk_size_feed_forward", "dtype", "eos_token_id"),
@@ -64,8 +64,8 @@ def engine_argument(key: str, values: ForeignValues) -> EngineArgument | None:
         section, separator, entry = key.partition(f".engine_kwargs.{engine}.")
         if separator:
             return _argument(engine, f"{section}.engine_kwargs.{engine}", entry, key, values.dialect)
-    worker, separator, entry = key.partition(f".{ROLL_OPTIONS}.")
-    engine = str(values[f"{worker}.{ROLL_STRATEGY}"]) if separator else ""
+    worker, _, entry = key.partition(f".{ROLL_OPTIONS}.")
+    engine = str(values[f"{worker}.{ROLL_STRATEGY}"]) if entry and worker == ROLL_ENGINE else ""
     return _argument(engine, f"{worker}.{ROLL_OPTIONS}", entry, key, values.dialect) if engine in ENGINES else None
 
 
@@ -129,7 +129,7 @@ def _model_overrides(values: ForeignValues) -> Iterator[tuple[str, Mapping[str, 
         for key in documented
         if key.startswith(f"{other}.")
     }
-    for key in sorted(documented | shared):
+    for key in sorted(key for key in documented | shared if ".override_config" in key):
         if any(is_inside(name, key) for name in values.merged.sources):
             path_key = f"{key.partition('.override_config')[0]}.path"
             entries, path = values[key], values[path_key] or values[dialect.documented(path_key)]

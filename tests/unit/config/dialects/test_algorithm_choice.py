@@ -33,7 +33,10 @@ LOSSES_OF_VERL = {
     *("dro", "clip_cov", "kl_cov", "gpg", "reinforce", "custom"),
 }
 LOSSES = {
-    "rlinf": {"ppo", "decoupled_ppo", "distillation", "sac", "nft", "custom"},
+    "rlinf": {
+        *("ppo", "decoupled_ppo", "distillation", "custom"),
+        *("sac", "dsrl", "nft", "dagger", "iql", "rlt", "td3"),
+    },
     "verl": LOSSES_OF_VERL,
     "vagen": LOSSES_OF_VERL,
     "roll": {"ppo", "gspo", "cispo", "reinforce", "kimi", "topr"},

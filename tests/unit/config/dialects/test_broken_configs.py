@@ -281,7 +281,7 @@ env: {train: {size: 4}}
 """
     written = given(tmp_path, text, env__lake="size: 3\nkind: lake\n")
     assert written.value("env.train") == {"size": 4, "kind": "lake"}
-    assert written.value("actor_rollout_ref.actor.strategy") == "megatron"
+    assert written.value("model_engine") == "megatron"
 
 
 def test_what_isnt_a_file_isnt_waited_for(tmp_path: Path) -> None:

@@ -36,16 +36,13 @@ VERL = [
     [GPUS, f"{A}.ppo_mini_batch_size=2", f"{A}.ppo_micro_batch_size_per_gpu=1"],
     [GPUS, f"{A}.ppo_micro_batch_size=6"],
     [f"{A}.ppo_micro_batch_size_per_gpu=2", f"{A}.ppo_micro_batch_size=2"],
-    [f"{A}.ppo_micro_batch_size_per_gpu=null"],
     [f"{A}.use_dynamic_bsz=true", f"{A}.ppo_max_token_len_per_gpu=100"],
     # keys beside each other
     ["algorithm.adv_estimator=grpo"],
-    ["algorithm.use_kl_in_reward=true", f"{A}.use_kl_loss=true"],
     [GPUS, f"{A}.ulysses_sequence_parallel_size=2"],
     [*MEGATRON, f"{A}.shuffle=true"],
     ["trainer.resume_mode=resume_path"],
     ["data.custom_cls.path=x.py"],
-    [f"{R}.enforce_eager=false"],
     [f"{R}.do_sample=false", f"{R}.n=4"],
     [f"{R}.prompt_length=7"],
     [*MEGATRON, f"{A}.optim.min_lr=1.0"],
@@ -77,7 +74,6 @@ VERL = [
     # unknown keys, and sections without keys
     ["data.train_batch_sise=8"],
     ["trainer=5"],
-    ["trainer.total_training_steps=5", f"{A}.optim.total_training_steps=6"],
     [
         "actor_rollout_ref.model.path=DIRECTORY",
         "actor_rollout_ref.model.override_config.model_config.num_hidden_layer=2",
@@ -92,13 +88,12 @@ VERL = [
     # fine-tuning
     ["model.partial_pretrain=DIRECTORY", "trainer.resume_mode=resume_path"],
     ["model.partial_pretrain=DIRECTORY", "data.custom_cls.path=x.py"],
-    # for another machine, or a later version
-    ["trainer.logger=[console, mlflow]"],
     # checks of the native run
     [f"{A}.strategy=megatron", f"{A}.optim.optimizer=muon"],
     [GPUS, f"{A}.fsdp_config.fsdp_size=3"],
     [GPUS, *MEGATRON, f"{A}.ulysses_sequence_parallel_size=2", "actor_rollout_ref.model.use_remove_padding=true"],
 ]
+AGENTS, TRAINED = ["es_manager.train.env_groups=8", "es_manager.train.group_size=16"], "es_manager.train.env_configs"
 RAGEN = [
     ["training.ppo_batch_size=3"],
     ["training.train_data_num=2"],
@@ -106,6 +101,24 @@ RAGEN = [
     ["training.n_rollout=1", "optimization.adv_estimator=grpo"],
     ["system.n_gpus=8"],
     ["system.n_gpus=4", "system.cuda_visible_devices='0,1,2,3'", "training.rollout_tp_size=3"],
+    # runs of agents
+    [*AGENTS, "ppo_mini_batch_size=30"],
+    [*AGENTS, "ppo_mini_batch_size=64"],
+    [*AGENTS, f"{R}.rollout_filter_ratio=0.01"],
+    [*AGENTS, f"{R}.max_model_len=400"],
+    [*AGENTS, "critic.ppo_mini_batch_size=16"],
+    [*AGENTS, "algorithm.bi_level_gae=true", "algorithm.adv_estimator=grpo"],
+    [
+        *(*AGENTS, "algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.kl_coef=0.1"),
+        *(f"{A}.use_kl_loss=true", f"{A}.kl_loss_coef=0.1"),
+    ],
+    [*AGENTS, f"{TRAINED}.tags=[]"],
+    [*AGENTS, f"{TRAINED}.n_groups=[4]"],
+    [
+        *(*AGENTS, "custom_envs.Bandit.env_type=bandit"),
+        *(f"{TRAINED}.tags=[SimpleSokoban,Bandit]", f"{TRAINED}.n_groups=[4,4]"),
+        *("agent_proxy.reward_normalization.grouping=inductive", "agent_proxy.reward_normalization.method=mean_std"),
+    ],
 ]
 LAKES = [f"{name}.env_name=frozenlake" for name in ("lake", "pond")]
 VAGEN = [
@@ -172,11 +185,14 @@ RLINF = [
     # simulators
     [*EMBODIED, "runner.task_type=math"],
     [*EMBODIED, "algorithm.loss_type=actor", "algorithm.adv_type=gae"],
+    [*EMBODIED, "algorithm.loss_type=ppo", "algorithm.adv_type=gae", "actor.model.add_value_head=false"],
+    [*EMBODIED, "actor.model.model_path=''"],
     [*EMBODIED, "runner.save_interval=5", "runner.val_check_interval=3"],
     [*EMBODIED, "rollout.mode=disaggregated", f"{PLACED}.actor,rollout=0-3"],
     [*EMBODIED, "rollout.model.model_path=a", "actor.model.model_path=b"],
-    [*EMBODIED, "algorithm.kl_penalty=kl", "algorithm.kl_penalty_type=mse"],
     [*EMBODIED, "env.train.group_size=3"],
+    [*EMBODIED, "env.train.reward_mode=raw"],
+    [*EMBODIED, "env.train.env_type=maniskill", "actor.model.policy_setup=google_robot_static"],
     ["env.train.total_num_envs=161", "algorithm.group_size=2"],
     [*EMBODIED, "env.train.max_episode_steps=81"],
     [*EMBODIED, "actor.global_batch_size=150"],
@@ -192,14 +208,12 @@ CRITICS = ["adv_estimator=gae", "critic.strategy_args.strategy_name=fsdp2_train"
 ROLL = [
     ["use_kl_loss=true", "add_token_level_kl=true"],
     ["actor_train.worker_cls=roll.pipeline.agentic.agentic_actor_pg_worker.ActorWorker"],
-    ["importance_sampling=seq", "dual_clip_loss=true"],
     ["importance_sampling=seq", "actor_train.pg_variant=topr"],
     ["actor_train.device_mapping=x"],
     ["actor_train.data_args.messages=m", "actor_train.data_args.prompt=p"],
     ["actor_train.data_args.file_name=[]"],
     ["actor_train.data_args.prompt=null"],
     ["response_length=null"],
-    [f"{INFER}.max_model_len=5"],
     ["validation.generating_args.max_new_tokens=7"],
     [*CRITICS, "critic.data_args.prompt=p"],
     [*CRITICS, "critic.pg_variant=topr"],
@@ -219,7 +233,34 @@ ROLL = [
     [*FOUR, f"{TRAIN}.tensor_model_parallel_size=2"],
 ]
 
-CASES = {"verl": VERL, "ragen": RAGEN, "vagen": VAGEN, "rlinf": RLINF, "roll": [[*ROLL_BASE, *words] for words in ROLL]}
+MANAGER, CHECKED = "train_env_manager", "val_env_manager"
+LAKE_AGENTS = {
+    "pretrain": "DIRECTORY",
+    "custom_envs.Lake.env_type": "frozen_lake",
+    "custom_envs.Lake.env_config.env_instruction": "go",
+    **{f"{name}.tags": "[Lake]" for name in (MANAGER, CHECKED)},
+    **{f"{name}.num_env_groups": "8" for name in (MANAGER, CHECKED)},
+    **{f"{name}.num_groups_partition": "[8]" for name in (MANAGER, CHECKED)},
+    f"{MANAGER}.group_size": "4",
+    f"{CHECKED}.group_size": "1",
+    "rollout_batch_size": "32",
+    "val_batch_size": "8",
+    "sequence_length": "4096",
+}
+ROLL_AGENTS = [
+    [f"{key}={value}" for key, value in {**LAKE_AGENTS, **changes}.items() if value]
+    for changes in (
+        *({"rollout_batch_size": "30"}, {"val_batch_size": "30"}, {"sequence_length": ""}),
+        *({f"{MANAGER}.num_groups_partition": numbers} for numbers in ("[4,4]", "[4]")),
+    )
+]
+CASES = {
+    "verl": VERL,
+    "ragen": RAGEN,
+    "vagen": VAGEN,
+    "rlinf": RLINF,
+    "roll": [*([*ROLL_BASE, *words] for words in ROLL), *ROLL_AGENTS],
+}
 PAIRS = [(dialect, tuple(words)) for dialect, cases in CASES.items() for words in cases]
 MODEL = {"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 16, "vocab_size": 64}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -330,6 +371,14 @@ EXEMPT = {
     "vagen/env_rows.py": "files of start states, which test_start_state_files.py reads",
     "vagen/env_config_file.py": "the same",
     "rlinf/component_placement.py _place_components": "the syntax of placements",
+    "aliases.py _keep_documented": "test_rlinf.py reads both spellings beside each other",
+    "passthrough.py _unknown_entries": "test_passthrough.py has a model's config.json",
+    "ragen/agent_runs.py _device_problems": "a list of devices is a text in quotes",
+    "ragen/custom_envs.py env_problems": "a name is the user's choice",
+    "ragen/custom_envs.py _option_problems": "leaves an option of an environment out, or shows one",
+    "ragen/custom_envs.py envs_tree": "a translation that another framework can do",
+    "roll/agentic.py _group_problems": "of its hints one lists the user's names",
+    "roll/unsupported_runs.py": "lists the kinds of runs",
 }
 
 

@@ -16,21 +16,25 @@ LEAST = {"verl": 400, "vagen": 400, "rlinf": 700, "roll": 700, "ragen": 100}
 """Keys of each list; VAGEN knows verl's, too."""
 
 WELL_KNOWN = [
-    ("verl", "actor_rollout_ref: {model: {lora_rank: 32}}", "actor_rollout_ref.model.lora_rank"),
+    ("verl", "actor_rollout_ref: {actor: {veomni: {fsdp_size: 2}}}", "actor_rollout_ref.actor.veomni.fsdp_size"),
     (
         "verl",
-        "actor_rollout_ref: {model: {path: x}}\nalgorithm: {pf_ppo: {weight_pow: 2.0}}",
-        "algorithm.pf_ppo.weight_pow",
+        "actor_rollout_ref: {model: {path: x}}\nray_kwargs: {ray_init: {address: auto}}",
+        "ray_kwargs.ray_init.address",
     ),
-    ("verl", "actor_rollout_ref: {rollout: {agent: {num_workers: 8}}}", "actor_rollout_ref.rollout.agent.num_workers"),
     ("vagen", "rollout_manager: {max_workers: 4}", "rollout_manager.max_workers"),
-    ("vagen", "rollout_manager: {}\nactor_rollout_ref: {model: {lora_rank: 32}}", "actor_rollout_ref.model.lora_rank"),
-    ("rlinf", "runner: {task_type: embodied}\nalgorithm: {filter_rewards: true}", "algorithm.filter_rewards"),
-    ("roll", "actor_train: {}\nreward_pretrain: Qwen/Qwen2.5-7B", "reward_pretrain"),
-    ("roll", "actor_infer: {data_args: {template: qwen2_5}}", "actor_infer.data_args.template"),
-    ("roll", "actor_train: {}\nrewards: {math_rule: {world_size: 8}}", "rewards.math_rule.world_size"),
-    ("roll", "actor_train: {}\nreward: null", "reward"),
-    ("ragen", "optimization: {}\nagent_proxy: {max_turn: 5}", "agent_proxy.max_turn"),
+    (
+        "vagen",
+        "rollout_manager: {}\nactor_rollout_ref: {ref: {torchtitan: {seed: 1}}}",
+        "actor_rollout_ref.ref.torchtitan.seed",
+    ),
+    (
+        "rlinf",
+        "runner: {task_type: embodied}\nalgorithm: {replay_buffer: {cache_size: 9}}",
+        "algorithm.replay_buffer.cache_size",
+    ),
+    ("roll", "sft_train: {}\nactor_infer: {data_args: {template: qwen2_5}}", "actor_infer.data_args.template"),
+    ("ragen", "agent_proxy: {batch_adjust_mode: copy}", "agent_proxy.batch_adjust_mode"),
 ]
 
 

@@ -130,7 +130,15 @@ if [ $A != fast ]; then python3 -m M no=1; else python3 -m M b=$B c=$C d=$D; fi"
 }
 run""",
     "loops": """while true; do python3 -m M n=5 && break; done; for n in 1 2; do echo $n; done >/dev/null""",
-    "cases": """case "$HOME" in /x|"/y z") A=1 ;; *) B=2 ;; esac; python3 -m M n=5""",
+    "cases": """case "$HOME" in /x|"/y z") A=1 ;; (/home/*) A=2 ;; *) A=3; python3 -m M no=1 ;; esac
+case b in a|b) B=1 ;; *) B=2; esac
+case c in
+  a) C=1 ;;  # not this one
+  *)
+    case "$B" in 1) C=2 ;; *) C=3 ;; esac
+    ;;
+esac
+python3 -m M a=$A b=$B c=$C""",
     "negation": """if ! [ 1 = 2 ] && [ ! -n "" ]; then A=1; fi; ! { false; } && B=2; python3 -m M a=$A b=$B""",
     "paths": """D=$(dirname /a/b/c.sh); N=$(basename /a/b/c.sh .sh); H=$(cd /tmp/.. && pwd); python3 -m M $D $N $H""",
     "filters": """D=/a/b/c/d; N=$(echo $D | rev | cut -d'/' -f1-3 | rev | tr '/' '-'); T=$(echo "a b" | tr -d ' ')
@@ -160,8 +168,8 @@ def test_words_are_those_that_a_shell_gives(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "word", "parts"),
     [
-        ("NOW=$(date +%s)", "trainer.experiment_name=run_$NOW", ["trainer.experiment_name", "$(date +%s)", "line 1"]),
-        ("X=`hostname`", "trainer.experiment_name=$X", ["`hostname` can only be evaluated by a shell"]),
+        ("NOW=$(date +%s)", "data.seed=$NOW", ["data.seed", "$(date +%s)", "line 1"]),
+        ("X=`hostname`", "data.tokenizer=$X", ["`hostname` can only be evaluated by a shell"]),
         ("D=$1", "data.train_files=$D", ["$1 is given when the script is called"]),
         ("", "data.train_files=$NOWHERE/x", ["$NOWHERE is set neither in the script nor in the environment"]),
         ("read -p 'port? ' PORT", "data.seed=$PORT", ["$PORT is read while the script runs"]),
@@ -232,7 +240,6 @@ def test_lines_after_a_comment_between_them_are_read_and_said_so(tmp_path: Path)
         (command("a=${X"), ["run.sh:2: the ${ that begins here is never closed"]),
         (command("a=$(x"), ["run.sh:2: the $( that begins here is never closed"]),
         ("A=(b\n" + command("a=1"), ["run.sh:1: the ( that begins here is never closed"]),
-        (command("a=1", "((n++))"), ["run.sh:1: `((` is not supported"]),
         (command("a=1", "select n in 1 2; do :; done"), ["run.sh:1: `select` is not supported"]),
         (command("a=1", "if true; fi"), ["run.sh:1: `fi` is not supported"]),
         (command("a=1", "while true; do :"), ["run.sh:1: the while that begins here is never closed"]),
@@ -257,7 +264,7 @@ def test_scripts_that_cant_be_followed_are_one_message(text: str, parts: list[st
         ("python -m vagen.trainer.main_ppo a=1", "vagen"),
         ("python -m vagen.main_ppo a=1", "vagen"),
         ("python -m ragen.train a=1", "ragen"),
-        ("CUDA_VISIBLE_DEVICES=0 python3 train.py a=1; python -m ragen.train a=1", "ragen"),
+        ("CUDA_VISIBLE_DEVICES=0 python3 prepare.py a=1; python -m ragen.train a=1", "ragen"),
         ("run() { python -m ragen.train a=1; }; run", "ragen"),
         ("python examples/start_agentic_pipeline.py a=1", "roll"),
         ("CMD='python x/train_embodied_agent.py a=1'; echo $CMD; $CMD", "rlinf"),
@@ -283,10 +290,63 @@ def test_the_primary_file_is_looked_for_beside_the_script(tmp_path: Path) -> Non
     assert "did you mean mine?" in refusal(tmp_path, command("--config-path=config --config-name=mien"))
 
 
+def test_one_of_several_calls_is_chosen_by_its_line(tmp_path: Path) -> None:
+    """`train.py` of RAGEN reads config/base.yaml unless another file of that directory is named."""
+    config = tmp_path / "config"
+    config.mkdir()
+    for name in ("base", "_2_sokoban"):
+        (config / f"{name}.yaml").write_text("es_manager: {}")
+    script = tmp_path / "train_all.sh"
+    script.write_text(
+        'BASE="a=1 b=2"\npython train.py --config-name _2_sokoban c=3 $BASE &\npython train.py d=4\n'
+        "python -m ragen.eval e=5\n"
+    )
+    with pytest.raises(ConfigError, match=r"(?s)trains 3 times: train\.py at line 2.*train_all\.sh:2"):
+        read_run_script(script)
+    read = [read_run_script(Path(f"{script}:{line}"), {}) for line in (2, 3, 4)]
+    assert [(one.config, one.dialect) for one in read] == [
+        (config / "_2_sokoban.yaml", "ragen"),
+        (config / "base.yaml", "ragen"),
+        (config / "base.yaml", "ragen"),
+    ]
+    validates = ("trainer.val_only=true", "trainer.val_before_train=true")
+    assert [one.words for one in read] == [("c=3", "a=1", "b=2"), ("d=4",), (*validates, "e=5")]
+
+
 def test_a_frameworks_own_file_says_what_its_reference_doesnt(tmp_path: Path) -> None:
     found = read(tmp_path, command("--config-name=ppo_megatron_trainer data.seed=1"))
-    assert found.words == ("actor_rollout_ref.actor.strategy='megatron'", "data.seed=1")
+    assert found.words == ("model_engine='megatron'", "data.seed=1")
     assert found.places[0] == f"{tmp_path}/run.sh:2"
+
+
+def test_a_choice_among_a_frameworks_own_files_is_the_key_that_names_it(tmp_path: Path) -> None:
+    script = "torchrun -m verl.trainer.sft_trainer engine=megatron optim=megatron optim.lr=1e-5\n"
+    assert read(tmp_path, script).words == ("engine.strategy=megatron", "optim.lr=1e-5")
+
+
+def test_only_the_branch_of_a_case_that_runs_counts(tmp_path: Path) -> None:
+    before = 'N=0\ncase "${KIND:-gpu}" in\n  npu) N=16 ;;\n  gpu|cuda) N=8 ;;\n  *) exit 1 ;;\nesac'
+    assert read(tmp_path, command("trainer.n_gpus_per_node=$N", before)).words == ("trainer.n_gpus_per_node=8",)
+    assert read(tmp_path, command("trainer.n_gpus_per_node=$N", before), KIND="npu").words[0].endswith("=16")
+
+
+def test_a_device_that_a_script_asks_python_for_is_the_one_of_this_machine(tmp_path: Path) -> None:
+    before = "D=$(python3 -c 'import no_such_package' 2>/dev/null && echo npu || echo gpu)"
+    assert read(tmp_path, command("trainer.device=$D", before)).words == ("trainer.device=gpu",)
+    before = before.replace("no_such_package", "pytest")
+    assert read(tmp_path, command("trainer.device=$D", before)).words == ("trainer.device=npu",)
+
+
+def test_arithmetic_conditions_of_checks_are_passed_over(tmp_path: Path) -> None:
+    before = "N=8\nif (( N % (2 * 3) != 0 )); then\n  echo wrong\n  exit 1\nfi"
+    assert read(tmp_path, command("data.seed=$N", before)).words == ("data.seed=8",)
+
+
+def test_a_name_with_an_unknown_part_has_its_text_in_place(tmp_path: Path) -> None:
+    found = read(tmp_path, command("trainer.experiment_name=run_$NOW trainer.default_local_dir=$1", "NOW=$(date +%s)"))
+    assert found.words == ("trainer.experiment_name=run_date-s", "trainer.default_local_dir=argument-1")
+    assert "$(date +%s)" in found.remarks[0]
+    assert found.missing == ()
 
 
 def test_vagens_envs_lie_beneath_its_words(tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ FRAMES: dict[str, dict[str, Any]] = {
     "verl_megatron_optim": {"actor_rollout_ref": {"actor": {"strategy": "megatron"}}},
     "verl_sft_trainer": {"model": {}, "optim": {}},
     "verl_evaluation": {"data": {"path": "answers.parquet"}},
+    "ragen_agent": {"es_manager": {"train": {"env_groups": 8}}},
     "vagen": {"rollout_manager": {}},
     "vagen_env_config": {"env1": {"env_name": "frozenlake"}},
     "rlinf_math": {"runner": {"task_type": "math"}},
@@ -94,10 +95,12 @@ FRAMES: dict[str, dict[str, Any]] = {
     "rlinf_env": {"env_type": "libero"},
 }
 """What makes a file one of that document."""
+NAMED_BY_USERS = ("ragen_custom_envs",)
+"""Documents whose keys contain a name of the user: another name is no slip."""
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", sorted(path.stem for path in KEYS.glob("*.yaml")))
+@pytest.mark.parametrize("name", sorted({path.stem for path in KEYS.glob("*.yaml")} - {*NAMED_BY_USERS}))
 def test_a_slip_in_a_file_is_refused_and_the_key_that_was_meant_comes_first(name: str, seed: int) -> None:
     """In every document's own kind of file, whatever part of the key it falls on; none is accepted."""
     rng, wrong, asked = random.Random(f"{name}{seed}"), [], 0

@@ -76,7 +76,7 @@ REACHED: list[Row] = [
     ("critic.model.fsdp_config.param_offload", True, 1, "critic.memory.offload_parameters", True),
     ("critic.model.fsdp_config.optimizer_offload", True, 1, "critic.memory.offload_optimizer", True),
     ("trainer.critic_warmup", 5, -1, "critic.warmup_steps", 5),
-    ("trainer.logger", "console", "konsole", "tracking.loggers", ("jsonl", "console")),
+    ("trainer.logger", ["mlflow", "vemlp_wandb"], "konsole", "tracking.loggers", ("jsonl", "mlflow", "vemlp_wandb")),
     ("trainer.project_name", "mine", 1, "tracking.project", "mine"),
     ("trainer.experiment_name", "mine", 1, "name", "mine"),
     ("trainer.n_gpus_per_node", 8, 0, "placement.devices_per_node", 8),
@@ -306,8 +306,6 @@ FAULTS: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
     (LAKE, {"critic.ppo_micro_batch_size_per_gpu": 3}, ("critic.ppo_micro_batch_size_per_gpu = 3", "per_gpu=2")),
     (LAKE, {"trainer.n_gpus_per_node": 3}, ("data.train_batch_size = 16", "3 GPUs", "train_batch_size=15")),
     (LAKE, {f"{ROLLOUT}.tensor_model_parallel_size": 3}, ("must divide the 4 GPUs",)),
-    (LAKE, {**IN_LOSS, "algorithm.use_kl_in_reward": True}, ("use_kl_in_reward = true", "use_kl_loss = true")),
-    (LAKE, {f"{ROLLOUT}.free_cache_engine": True}, ("enforce_eager = false", "free_cache_engine = true")),
     (LAKE, {f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": 1000}, ("1800 tokens", "=1800")),
     (LAKE, {"env1.env_name": "chess"}, ("env1.env_name = 'chess'", "must be one of", "blackjack")),
     (

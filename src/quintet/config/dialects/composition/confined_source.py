@@ -21,6 +21,7 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
+from quintet.config.dialects.composition.default_files import is_broken_link, link_target
 from quintet.config.dialects.composition.interpolation import check_grammar
 from quintet.config.dialects.registry import FRAMEWORK_FILES
 from quintet.config.yaml_reader import COMMAND_LINE, read_file, read_text
@@ -153,7 +154,7 @@ class ConfinedSource(ConfigSource):
         return self.is_package or Path(self.path).is_dir()
 
     def is_config(self, config_path: str) -> bool:
-        return not self.is_package and self.file(config_path).is_file()
+        return not self.is_package and self.file(config_path).is_file() and not is_broken_link(self.file(config_path))
 
     def is_group(self, config_path: str) -> bool:
         return not self.is_package and Path(self.path, config_path).is_dir()
@@ -184,7 +185,7 @@ class ConfinedSource(ConfigSource):
         return self.is_main and config_path == self.files.name
 
     def file(self, config_path: str) -> Path:
-        """Return the file of a name.
+        """Return the file of a name; of the text of a symbolic link, the file that it points to, if that exists.
 
         Raises:
             ConfigError: it is outside the directories that the user named.
@@ -196,7 +197,7 @@ class ConfinedSource(ConfigSource):
             message = f"a defaults list names {config_path}, outside the directories that were named"
             hint = f"name its directory, too: hydra.searchpath: [file://{file.parent}]"
             raise ConfigError(message, key="defaults", value=config_path, hint=hint)
-        return file
+        return file if (target := link_target(file)) is None or not target.is_file() else target
 
     def _shown_path(self, config_path: str) -> Path:
         """Return the file of a name, below the directory of the primary file as the user wrote that."""

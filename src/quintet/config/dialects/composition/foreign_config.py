@@ -33,6 +33,8 @@ class MergedConfig:
     sources: Mapping[str, str]
     """Sources of the keys that the user set: `file.yaml:12` or `command line`."""
     _interpolated: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _raw: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The tree as plain data before interpolation, made on first use."""
 
     def leaves(self) -> Iterator[str]:
         """Yield the dotted keys that the user set, without sections."""
@@ -50,6 +52,10 @@ class MergedConfig:
         return deepcopy(self._interpolated[key])
 
     def _interpolate(self, key: str) -> Any:
+        # most values are plain, and OmegaConf's nodes are slow
+        value, is_plain = self._plain_value(key)
+        if is_plain:
+            return value
         node: Any = self.tree
         try:
             for part in key.split("."):
@@ -60,6 +66,18 @@ class MergedConfig:
             problem = first_line(error)
             message = f"{key} ({source}) cannot be interpolated: {problem}"
             raise ConfigError(message, key=key, source=source, hint=hint_for(problem)) from None
+
+    def _plain_value(self, key: str) -> tuple[Any, bool]:
+        """Return the value of a key before interpolation, and whether it is the same afterwards."""
+        if not self._raw:
+            self._raw.update(_plain(self.tree))
+        node: Any = self._raw
+        for part in key.split("."):
+            if isinstance(node, str):
+                return None, False  # the section may be an interpolation
+            node = node.get(part) if isinstance(node, Mapping) else None
+        is_text = isinstance(node, str) and ("${" in node or node == "???")
+        return node, not is_text and not isinstance(node, Mapping | list)
 
     def raw(self, key: str) -> Any:
         """Return the value of a key before interpolation; None if it has none."""

@@ -53,6 +53,7 @@ def compose(path: Path | None, overrides: Sequence[ParsedOverride]) -> tuple[Dic
     for override in overrides:
         if override.key not in choices and override.key != SEARCH_PATH:
             override.note(sources)
+    _delete_missing(config, sources)
     _reduce_hydra_section(config, [key for key in RUN_KEYS if key in sources])
     return config, sources
 
@@ -103,6 +104,14 @@ def _refuse_list_items(config: DictConfig, overrides: Sequence[ParsedOverride]) 
                 message = f"{override.text} ({override.source}): {section} is a list"
                 hint = f"set the entire list: {section}=[…]"
                 raise ConfigError(message, key=override.key, source=override.source, hint=hint)
+
+
+def _delete_missing(config: DictConfig, sources: dict[str, str]) -> None:
+    """Delete keys with the value `???`, which only say that something else has to set them."""
+    for key in (key for key in [*sources] if key.split(".")[0] != HYDRA):
+        section, last = section_node(config, key), key.rpartition(".")[2]
+        if section is not None and OmegaConf.is_missing(section, last):
+            del section[last], sources[key]
 
 
 def _sources(files: ConfigFiles, defaults: Sequence[ResultDefault]) -> dict[str, str]:

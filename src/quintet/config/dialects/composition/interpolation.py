@@ -3,6 +3,7 @@
 The limits are against values that grow exponentially: `a: ${b}${b}`, `b: ${c}${c}`, and so on.
 """
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
@@ -49,6 +50,8 @@ def register_resolvers(environment: Mapping[str, str]) -> None:
     """Register the resolvers with OmegaConf; `${oc.env:…}` looks into `environment` first."""
 
     def look_up(key: str, *default: Any) -> Any:
+        if key == "PWD" and key not in environment:
+            return os.getcwd()  # an inherited PWD may be that of another directory
         return environment[key] if key in environment else env(key, *default)
 
     for name, resolver in {**RESOLVERS, "oc.env": look_up, "env": look_up}.items():

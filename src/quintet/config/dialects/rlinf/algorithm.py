@@ -17,12 +17,13 @@ from quintet.config.dialects.algorithm_choice import (
 )
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import Derived, OptionalSection, Same
+from quintet.config.dialects.ledger import is_effective
 from quintet.config.dialects.value_types import is_function_address
 from quintet.config.problems import ConfigProblem
 
 ESTIMATOR, LOSS_TYPE, GROUP = "algorithm.adv_type", "algorithm.loss_type", "algorithm.group_size"
 CLIP, DUAL_CLIP, HAS_CRITIC = "algorithm.ratio_clip_eps", "algorithm.clip_ratio_c", "critic.use_critic_model"
-KL_COEFFICIENT, KL_TYPE, EMBODIED_KL_TYPE = (f"algorithm.{key}" for key in ("kl_beta", "kl_penalty_type", "kl_penalty"))
+KL_COEFFICIENT, KL_TYPE = "algorithm.kl_beta", "algorithm.kl_penalty_type"
 BASELINE, KL_REWARD_COEFFICIENT = "algorithm.use_reinpp_baseline", "algorithm.reinpp_kl_beta"
 CORRECTION, CORRECTION_BOUND = "algorithm.importance_sampling_fix", "algorithm.importance_sampling_clip"
 FILTER, RECOMPUTE = "algorithm.filter_rewards", "rollout.recompute_logprobs"
@@ -31,6 +32,15 @@ ENTROPY = Derived(
     ("algorithm.entropy_bonus", "algorithm.calculate_entropy"),
     lambda bonus, enabled: float(bonus) if enabled else 0.0,
     lambda coefficient: (coefficient, coefficient > 0),
+)
+KL = OptionalSection(
+    "algorithm.kl",
+    KL_COEFFICIENT,
+    (
+        Same("algorithm.kl.coefficient", KL_COEFFICIENT, to_value=float),
+        Same("algorithm.kl.estimator", KL_TYPE, export_none=False),
+    ),
+    off_value=0.0,
 )
 FILTER_RULES = tuple(
     Derived(
@@ -50,15 +60,6 @@ def is_embodied(values: ForeignValues) -> bool:
     return values.dialect.references[0].name == "rlinf_embodied"
 
 
-def _kl_rule(estimator: str) -> OptionalSection:
-    """Return the rule of the KL divergence in the loss, with the foreign key of its estimator."""
-    rules = (
-        Same("algorithm.kl.coefficient", KL_COEFFICIENT, to_value=float),
-        Same("algorithm.kl.estimator", estimator, export_none=False),
-    )
-    return OptionalSection("algorithm.kl", KL_COEFFICIENT, rules, off_value=0.0)
-
-
 def algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set the native algorithm from the keys that all runs have."""
     if values.native(LOSS_TYPE) == "distillation" and values.native(ESTIMATOR) == "none":
@@ -69,14 +70,11 @@ def algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     if is_function_address(values[ESTIMATOR]):
         native.set(f"{ADVANTAGE}.needs_critic", values[HAS_CRITIC], HAS_CRITIC)
     choose(native, LOSS, values.native(LOSS_TYPE), LOSS_TYPE)
-    bounds = {"clip_low": CLIP, "clip_high": CLIP, "clip_dual": DUAL_CLIP}
-    set_options(native, LOSS, {option: (values[key], (key,)) for option, key in bounds.items()})
-    ENTROPY.to_native(values, native)
-    # embodied runs have another key beside the one that all runs have
-    has_embodied_key = is_embodied(values) and (values.is_set(EMBODIED_KL_TYPE) or not values.is_set(KL_TYPE))
-    _kl_rule(EMBODIED_KL_TYPE if has_embodied_key else KL_TYPE).to_native(values, native)
-    if values[KL_COEFFICIENT]:
-        native.set("algorithm.kl.apply_to", "loss")
+    specs = values.dialect.specs()
+    dual = values[DUAL_CLIP] if is_effective(specs[DUAL_CLIP], specs, values.__getitem__) else None
+    bounds = {CLIP: values[CLIP], DUAL_CLIP: dual}
+    keys = {"clip_low": CLIP, "clip_high": CLIP, "clip_dual": DUAL_CLIP}
+    set_options(native, LOSS, {option: (bounds[key], (key,)) for option, key in keys.items()})
 
 
 def algorithm_from_native(foreign: ForeignBuilder) -> None:
@@ -85,8 +83,6 @@ def algorithm_from_native(foreign: ForeignBuilder) -> None:
     export_name(foreign, LOSS, LOSS_TYPE)
     foreign.set(CLIP, option_value(foreign, LOSS, "clip_low", 0.2))
     foreign.set(DUAL_CLIP, option_value(foreign, LOSS, "clip_dual"))
-    ENTROPY.from_native(foreign)
-    _kl_rule(EMBODIED_KL_TYPE if foreign.experiment.env.name == "simulator" else KL_TYPE).from_native(foreign)
 
 
 def _centers_rewards(values: ForeignValues) -> bool:
@@ -95,6 +91,20 @@ def _centers_rewards(values: ForeignValues) -> bool:
 
 def _penalizes_rewards(values: ForeignValues) -> bool:
     return values[ESTIMATOR] in ("reinpp", "reinpp_baseline") and bool(values[KL_REWARD_COEFFICIENT])
+
+
+def newer_algorithm_to_native(native: NativeBuilder) -> None:
+    """Set discounts, clip bounds and filters."""
+    native.apply((DISCOUNTS, CLIP_BOUNDS, *FILTER_RULES))
+
+
+def newer_algorithm_from_native(foreign: ForeignBuilder) -> None:
+    """Set keys of discounts, clip bounds and filters."""
+    foreign.apply((DISCOUNTS, *FILTER_RULES))
+    low, high = (option_value(foreign, LOSS, f"clip_{side}") for side in ("low", "high"))
+    foreign.set(CLIP_BOUNDS.keys["clip_high"], None if low == high else high)
+    bounds = foreign.experiment.algorithm.filter
+    foreign.set(FILTER, (bounds.min_mean, bounds.max_mean) != (None, None))
 
 
 def text_algorithm_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
@@ -118,7 +128,10 @@ def text_algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> No
         native.set(ADVANTAGE, {"name": name}, ESTIMATOR, BASELINE)
         if penalizes:
             native.set("algorithm.shaping.center", "group", ESTIMATOR, BASELINE, KL_REWARD_COEFFICIENT)
-    native.apply((DISCOUNTS, CLIP_BOUNDS, *FILTER_RULES))
+    newer_algorithm_to_native(native)
+    native.apply((ENTROPY, KL))
+    if values[KL_COEFFICIENT]:
+        native.set("algorithm.kl.apply_to", "loss")
     if penalizes:
         coefficient = float(values[KL_REWARD_COEFFICIENT])
         native.set("algorithm.kl", {"apply_to": "reward", "coefficient": coefficient}, KL_REWARD_COEFFICIENT)
@@ -131,14 +144,12 @@ def text_algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> No
 def text_algorithm_from_native(foreign: ForeignBuilder) -> None:
     """Set the keys of the algorithm that only runs on text have."""
     algorithm = foreign.experiment.algorithm
-    foreign.apply((DISCOUNTS, *FILTER_RULES))
-    low, high = (option_value(foreign, LOSS, f"clip_{side}") for side in ("low", "high"))
-    foreign.set(CLIP_BOUNDS.keys["clip_high"], None if low == high else high)
+    newer_algorithm_from_native(foreign)
+    foreign.apply((ENTROPY, KL))
     if algorithm.kl is not None and algorithm.kl.apply_to == "reward":
         foreign.set(KL_COEFFICIENT, 0.0)
         foreign.set(KL_REWARD_COEFFICIENT, algorithm.kl.coefficient)
         is_plus_plus = algorithm.advantage.name == "reinforce_plus_plus"
         foreign.set(BASELINE, is_plus_plus and algorithm.shaping.center == "group")
-    foreign.set(FILTER, (algorithm.filter.min_mean, algorithm.filter.max_mean) != (None, None))
     foreign.set(CORRECTION, foreign.native_value("algorithm.correction.level") == "token")
     foreign.set(CORRECTION_BOUND, foreign.native_value("algorithm.correction.upper"))

@@ -26,7 +26,8 @@ def backend_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set the learner's backend and number types."""
     is_fsdp = values[BACKEND] == "fsdp"
     backend, origins = (values[STRATEGY].lower(), (BACKEND, STRATEGY)) if is_fsdp else ("megatron", (BACKEND,))
-    for component in ("actor", "reference") if values["algorithm.kl_beta"] else ("actor",):
+    has_reference = native.get("algorithm.kl.apply_to") == "loss"
+    for component in ("actor", "reference") if has_reference else ("actor",):
         native.set(f"{component}.backend", backend, *origins)
     if not is_fsdp:
         return

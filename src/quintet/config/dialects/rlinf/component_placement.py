@@ -61,8 +61,14 @@ class ComponentPlacement:
 
 def parse_placements(values: ForeignValues) -> ComponentPlacement:
     """Return the placement of a configuration, by default that of the reference."""
-    written = [key for key in values.merged.sources if key.startswith(f"{SECTION}.")]
+    written = dict.fromkeys(
+        SECTION + "." + key.removeprefix(f"{SECTION}.").split(".")[0]
+        for key in values.merged.sources
+        if key.startswith(f"{SECTION}.")
+    )
     specs = {key: values[key] for key in written or [DOCUMENTED]}
+    # a mapping names a group of nodes, too
+    specs = {key: _without_node_group(spec) for key, spec in specs.items()}
     placement = ComponentPlacement(_devices_per_node(values, specs), bool(written))
     num_devices = values[NUM_NODES] * placement.devices_per_node
     if num_devices > MAX_DEVICES:
@@ -74,6 +80,10 @@ def parse_placements(values: ForeignValues) -> ComponentPlacement:
     if placement.problems:
         placement.processes.clear()
     return placement
+
+
+def _without_node_group(spec: Any) -> Any:
+    return spec["placement"] if isinstance(spec, Mapping) and "placement" in spec else spec
 
 
 def _place_components(

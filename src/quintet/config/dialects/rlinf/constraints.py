@@ -7,11 +7,9 @@ from itertools import combinations
 from quintet.config.dialects.algorithm_choice import ADVANTAGE, config_class
 from quintet.config.dialects.conversion import ForeignValues
 from quintet.config.dialects.rlinf.algorithm import (
-    EMBODIED_KL_TYPE,
     ESTIMATOR,
     GROUP,
     HAS_CRITIC,
-    KL_TYPE,
     LOSS_TYPE,
     RECOMPUTE,
     is_embodied,
@@ -37,14 +35,6 @@ from quintet.config.divisors import divisors, nearest_divisor, nearest_multiple,
 from quintet.config.problems import ConfigProblem
 
 TASK, SEQUENCE, DYNAMIC = "runner.task_type", "runner.seq_length", "runner.enable_dynamic_batch_size"
-NUM_ENVS, MAX_STEPS = "env.train.total_num_envs", "env.train.max_episode_steps"
-EPOCHS, CHUNK = "algorithm.rollout_epoch", "actor.model.num_action_chunks"
-
-
-def samples_per_step(values: ForeignValues) -> int:
-    """Return the action chunks of all environments in a training step; 0 if their number is not set."""
-    chunks = math.ceil(values[MAX_STEPS] / values[CHUNK])
-    return int((values[NUM_ENVS] or 0) * values[EPOCHS] * chunks)
 
 
 def shared_problems(values: ForeignValues, placement: ComponentPlacement) -> Iterator[ConfigProblem]:
@@ -207,86 +197,3 @@ def _batch_problems(values: ForeignValues, placement: ComponentPlacement) -> Ite
     else:
         local = f"sequences that each of the {ranks} data-parallel ranks has in an optimizer step"
         yield from values.divisor_problems("algorithm.training_batch_size_per_gpu", batch // ranks, local)
-
-
-def embodied_problems(values: ForeignValues, placement: ComponentPlacement) -> Iterator[ConfigProblem]:
-    """Yield problems of runs on simulators."""
-    if not values[TASK].startswith("embodied"):
-        hint = f"{TASK}=embodied, or leave env out"
-        yield values.problem(TASK, "a run with a section env must be embodied", hint)
-    if values[LOSS_TYPE] == "actor" and values[ESTIMATOR] == "gae":
-        problem = f"trains no value head, which {values.describe(ESTIMATOR)} needs"
-        yield values.problem(LOSS_TYPE, problem, f"{LOSS_TYPE}=ppo, or {LOSS_TYPE}=actor_critic")
-    yield from _duplicate_problems(values)
-    save, check = "runner.save_interval", "runner.val_check_interval"
-    if values[save] > 0 and values[check] > 0:
-        yield from values.multiple_problems(save, values[check], values.describe(check))
-    only_evaluates = values["runner.only_eval"] or values[TASK] == "embodied_eval"
-    yield from _episode_problems(values, placement, only_evaluates=only_evaluates)
-    if not only_evaluates:
-        yield from _update_problems(values, placement)
-    mode = "rollout.mode"
-    if values.is_set(mode) and placement.is_colocated == (values[mode] == "disaggregated"):
-        keys = dict.fromkeys([placement.keys["actor"], placement.keys["rollout"]])
-        yield values.problem(mode, f"contradicts the placement: {values.describe(*keys)}", "leave it out")
-
-
-def _duplicate_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
-    """Yield problems of two keys for the same setting with different values."""
-    for name in ("model_path", "model_type"):
-        engine, learner = f"rollout.model.{name}", f"actor.model.{name}"
-        if values.is_set(engine) and values.is_set(learner) and values[engine] != values[learner]:
-            problem = f"the engine runs the policy that is trained: {values.describe(learner)}"
-            yield values.problem(engine, problem, f"leave it out, or {engine}=${{{learner}}}")
-    shared, own = KL_TYPE, EMBODIED_KL_TYPE
-    if values.is_set(shared) and values.is_set(own) and values.native(shared) != values.native(own):
-        problem = f"has the same meaning as {own}, and differs from {values.describe(own)}"
-        yield values.problem(shared, problem, f"leave {shared} out, or leave {own} out")
-
-
-def _episode_problems(
-    values: ForeignValues, placement: ComponentPlacement, *, only_evaluates: bool
-) -> Iterator[ConfigProblem]:
-    """Yield problems unless environments fill groups, and groups fill the stages of each process."""
-    env_group, stages = "env.train.group_size", "rollout.pipeline_stage_num"
-    if values[env_group] not in (1, values[GROUP]):
-        yield values.problem(env_group, f"must be {values.describe(GROUP)}", f"{env_group}=${{{GROUP}}}")
-    groups = {} if only_evaluates else {"train": GROUP}
-    if only_evaluates or values["runner.val_check_interval"] > 0:
-        groups["eval"] = "env.eval.group_size"
-    processes = len(placement.processes["env"]) if placement.devices("env") else 1
-    for side, size in groups.items():
-        num_envs, steps = f"env.{side}.total_num_envs", f"env.{side}.max_episode_steps"
-        if values[num_envs]:
-            unit = processes * values[stages] * values[size]
-            source = f"{unit}, from {processes} process{'es' * (processes > 1)}, {values.describe(stages, size)}"
-            yield from values.multiple_problems(num_envs, unit, source)
-        if values.is_set(steps):
-            yield from values.multiple_problems(steps, values[CHUNK], values.describe(CHUNK))
-
-
-def _update_problems(values: ForeignValues, placement: ComponentPlacement) -> Iterator[ConfigProblem]:
-    """Yield problems unless the samples of a step fill optimizer steps, and these fill passes on every device."""
-    batch, micro_batch, total = "actor.global_batch_size", "actor.micro_batch_size", samples_per_step(values)
-    if total:
-        source = values.describe(NUM_ENVS, EPOCHS, MAX_STEPS, CHUNK)
-        yield from values.divisor_problems(batch, total, f"samples of a step, from {source}")
-    devices = len(placement.devices("actor") or ())
-    if devices and values[batch] % (values[micro_batch] * devices):
-        problem = f"times {devices} devices it must divide {values.describe(batch)}"
-        if values[batch] % devices:
-            yield values.problem(micro_batch, problem, _fitting_batch(values, batch, devices, total))
-        else:
-            nearest = nearest_divisor(values[batch] // devices, values[micro_batch])
-            yield values.nearest_problem(micro_batch, problem, nearest)
-
-
-def _fitting_batch(values: ForeignValues, batch: str, devices: int, total: int) -> str:
-    """Return a hint with a batch that the devices can share and that divides the samples of a step."""
-    if not total:
-        return f"nearest valid value: {batch}={nearest_multiple(values[batch], devices)}"
-    per_env = total // values[NUM_ENVS]
-    num_envs = nearest_multiple(values[NUM_ENVS], devices // math.gcd(devices, per_env))
-    valid = [size for size in divisors(num_envs * per_env) if size % devices == 0]
-    envs = "" if num_envs == values[NUM_ENVS] else f"{NUM_ENVS}={num_envs} "
-    return f"nearest valid value: {envs}{batch}={nearest_number(values[batch], valid)}"

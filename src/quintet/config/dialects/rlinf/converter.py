@@ -28,18 +28,17 @@ from quintet.config.dialects.rlinf.component_placement import (
     placement_from_native,
     placement_to_native,
 )
-from quintet.config.dialects.rlinf.constraints import embodied_problems, math_problems, shared_problems
-from quintet.config.dialects.rlinf.embodied import (
-    embodied_from_native,
-    embodied_to_native,
-    env_file_from_native,
-    env_file_to_native,
-)
+from quintet.config.dialects.rlinf.constraints import math_problems, shared_problems
+from quintet.config.dialects.rlinf.embodied import embodied_from_native, embodied_to_native
 from quintet.config.dialects.rlinf.math import math_from_native, math_to_native
+from quintet.config.dialects.rlinf.robot_constraints import embodied_problems
+from quintet.config.dialects.rlinf.simulators import env_file_from_native, env_file_to_native, option_problems
 from quintet.config.dialects.supported_runs import require_env, require_no_stages
 from quintet.config.native.envs import PromptsConfig, SimulatorConfig
 from quintet.config.native.experiment import Experiment
+from quintet.config.native.policy import PolicyConfig
 from quintet.config.problems import ConfigProblem
+from quintet.errors import ConfigError
 
 VALUE_CLIP = "algorithm.value_clip"
 DEFAULT_VALUE_CLIP = 0.2
@@ -49,6 +48,8 @@ NAME, SHOWN_NAME, TOKENIZER = (
     "runner.logger.experiment_name",
     "actor.tokenizer.tokenizer_model",
 )
+RANDOM_PRESETS = {"mlp": "state-mlp"}
+"""Presets with random weights by kind of policy."""
 OUTPUT_DIR, LOG_DIR = "runner.output_dir", "runner.logger.log_path"
 RULES = (
     Derived(
@@ -75,6 +76,7 @@ def _is_env_file(values: ForeignValues) -> bool:
 def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield problems between keys."""
     if _is_env_file(values):
+        yield from option_problems(values, "")
         return
     placement = parse_placements(values)
     yield from shared_problems(values, placement)
@@ -89,6 +91,7 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Convert an RLinf configuration; a simulator's own file becomes a run on that simulator."""
     if _is_env_file(values):
         env_file_to_native(values, native)
+        native.remarks += _keys_without_effect(values)
         return
     algorithm_to_native(values, native)
     if not is_embodied(values):
@@ -105,18 +108,28 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
         math_to_native(values, native)
         megatron_to_native(values, native)
     placement_to_native(parse_placements(values), native)
+    native.remarks += _keys_without_effect(values)
     if values[ESTIMATOR] == "gae" or native.get("algorithm.advantage.needs_critic"):
         _critic_to_native(values, native)
 
 
+def _keys_without_effect(values: ForeignValues) -> Iterator[str]:
+    """Yield a remark for each key that was changed and has no effect in this version."""
+    for key, spec in values.dialect.specs().items():
+        _, marker, reason = spec.effect.partition("Has no effect here")
+        is_changed = values.is_set(key) and values[key] != values.merged.interpolated(spec.default)
+        if marker and not spec.native and is_changed:
+            yield f"{values.describe(key)} has no effect here{reason.rstrip('.')}"
+
+
 def _names_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set the run's name, by default that of the loggers, and its directories."""
-    shown = values[SHOWN_NAME]
+    shown, log_dir = values[SHOWN_NAME], values[LOG_DIR] or str(PurePath(values[OUTPUT_DIR], values[NAME]))
     if values.is_set(SHOWN_NAME) and not values.is_set(NAME):
         native.set("name", shown, SHOWN_NAME)
     native.set("tracking.run_name", None if shown == native.get("name") else shown, SHOWN_NAME)
-    is_default = PurePath(values[LOG_DIR]) == PurePath(values[OUTPUT_DIR], values[NAME])
-    if is_embodied(values) and values.is_set(LOG_DIR) and not values.is_set(OUTPUT_DIR):
+    is_default = PurePath(log_dir) == PurePath(values[OUTPUT_DIR], values[NAME])
+    if is_embodied(values) and values.is_set(LOG_DIR) and values[LOG_DIR] and not values.is_set(OUTPUT_DIR):
         # embodied runs write everything where their loggers write
         native.set("output_dir", values[LOG_DIR], LOG_DIR)
         is_default = True
@@ -125,9 +138,11 @@ def _names_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 
 def _policy_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     path, kind = (_model_key(values, name) for name in ("model_path", "model_type"))
-    native.set("policy.preset", None, path)
-    native.set("policy.path", values[path], path)
-    native.set("policy.kind", values[kind], kind)
+    # without weights a policy starts from random ones
+    preset = RANDOM_PRESETS.get(values.native(kind), values.native(kind))
+    native.set("policy.preset", None if values[path] else preset, path, kind)
+    native.set("policy.path", values[path] or None, path)
+    native.set("policy.kind", values.native(kind), kind)
     # the reference's tokenizer belongs to its own model
     is_other = values.is_set(TOKENIZER) and values[TOKENIZER] != values[path]
     native.set("policy.tokenizer", values[TOKENIZER] if is_other else None, TOKENIZER)
@@ -155,6 +170,12 @@ def _critic_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.set("critic.backend", native.get("actor.backend"), *native.origins["actor.backend"])
 
 
+def _has_policy(experiment: Experiment) -> bool:
+    """Whether a run on a simulator names its policy; otherwise it is like a simulator's own file."""
+    default = PolicyConfig.model_fields["preset"].default
+    return experiment.policy.path is not None or experiment.policy.preset != default
+
+
 def base_tree(experiment: Experiment) -> dict[str, Any]:
     """Return the keys that select RLinf's reference for a run.
 
@@ -163,7 +184,10 @@ def base_tree(experiment: Experiment) -> dict[str, Any]:
     """
     require_env(experiment, "RLinf", ("prompts", "simulator"))
     require_no_stages(experiment, "RLinf")
-    if isinstance(experiment.env, SimulatorConfig) and experiment.policy.path is None:
+    if isinstance(experiment.env, SimulatorConfig) and ":" in experiment.env.simulator:
+        message = f"RLinf has no simulator {experiment.env.simulator}: it takes no class of a user"
+        raise ConfigError(message, key="env.simulator")
+    if isinstance(experiment.env, SimulatorConfig) and not _has_policy(experiment):
         return {"env_type": experiment.env.simulator}
     return {"runner": {"task_type": "math" if isinstance(experiment.env, PromptsConfig) else "embodied"}}
 
@@ -172,15 +196,16 @@ def from_native(foreign: ForeignBuilder) -> None:
     """Convert a native run to RLinf's format."""
     run, policy = foreign.experiment, foreign.experiment.policy
     is_simulator = run.env.name == "simulator"
-    if is_simulator and policy.path is None:
+    if is_simulator and not _has_policy(run):
         env_file_from_native(foreign)
         return
     foreign.apply(RULES)
-    foreign.set(LOG_DIR, run.tracking.log_dir)
+    if run.tracking.log_dir is not None:
+        foreign.set(LOG_DIR, run.tracking.log_dir)
     foreign.set(SHOWN_NAME, run.tracking.run_name)
     model, default_kind = ("actor.model", "openvla_oft") if is_simulator else ("rollout.model", "qwen2.5")
-    foreign.set(f"{model}.model_path", policy.path)
-    foreign.set(f"{model}.model_type", policy.kind or default_kind)
+    foreign.set(f"{model}.model_path", "" if policy.path is None else policy.path)
+    foreign.set_native(f"{model}.model_type", policy.kind or default_kind)
     foreign.set(TOKENIZER, policy.tokenizer or policy.path)
     foreign.set(HAS_CRITIC, run.needs_critic and not run.critic.shares_policy)
     algorithm_from_native(foreign)

@@ -1,12 +1,14 @@
 """The configuration format of RLinf: runs on text, runs on simulators, and files of one simulator."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from quintet.config.capabilities import Capability
 from quintet.config.dialects.dialect import Dialect, Reference, key_files
 from quintet.config.dialects.ledger import KeySpec
-from quintet.config.dialects.rlinf.key_values import COMPONENTS
+from quintet.config.dialects.rlinf.key_values import COMPONENTS, VALUE_TYPES
 from quintet.config.dotted import get_value
 
 _ENV_FILE_CONTEXT = {
@@ -14,9 +16,22 @@ _ENV_FILE_CONTEXT = {
     "runner": {"logger": {"log_path": "logs"}},
 }
 """Values of the run to which a simulator's own file refers."""
+INHERITED = ("auto_reset", "ignore_terminations", "reward_coef")
+"""Keys of `env.train` and `env.eval` that older files have in the section `algorithm`."""
+_OLDER = {"env.eval.rollout_epoch": ("algorithm.eval_rollout_epoch",)}
+"""Names of keys of `env.train` and `env.eval` in older releases, in other sections."""
+_NEWER_ALGORITHM = frozenset(
+    f"algorithm.{name}"
+    for name in (
+        *("gamma", "gae_lambda", "clip_ratio_low", "clip_ratio_high", "value_clip"),
+        *("filter_rewards", "rewards_lower_bound", "rewards_upper_bound"),
+    )
+)
+"""Keys of runs on text that runs on simulators have, too."""
 _VALIDATION_KEYS = {
     "env": "validation.simulator",
     "tracking.video": "tracking.validation_video",
+    "placement.offload_envs": "placement.offload_envs",
     "training.groups_per_step": "validation.episodes",
     "training.samples_per_group": "validation.sampling.samples",
 }
@@ -26,19 +41,40 @@ _VALIDATION_KEYS = {
 def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     basic, math, embodied, env = dialect.references
     if "runner" not in tree and "actor" not in tree and "env_type" in tree:
-        return replace(dialect, references=(env,), shared_sections={}, name_lists={}, context=_ENV_FILE_CONTEXT)
+        references = (env, *key_files("rlinf", ["rlinf_env_newer"]))
+        return replace(dialect, references=references, shared_sections={}, name_lists={}, context=_ENV_FILE_CONTEXT)
     if str(get_value(tree, "runner.task_type")).startswith("embodied") or "env" in tree:
         backend = math.filtered(lambda spec: spec.key.startswith("actor.fsdp_config."))
-        envs = Reference(
-            env.name, lambda: tuple(_in_env(spec, side) for side in ("train", "eval") for spec in env.load())
-        )
-        task = {"default": "embodied"}
-        shared = basic.mapped(lambda spec: spec.model_copy(update=task) if spec.key == "runner.task_type" else spec)
-        references = (embodied, shared, envs, backend)
-        undocumented = frozenset(["algorithm.auto_reset", "algorithm.ignore_terminations"])
+        newer = key_files("rlinf", ["rlinf_embodied_newer", "rlinf_env_newer", "rlinf_newer"])
+        own = key_files("rlinf", ["rlinf_embodied_algorithm"])
+        envs = (Reference(each.name, partial(_env_specs, each)) for each in (env, newer[1]))
+        algorithm = newer[2].filtered(lambda spec: spec.key in _NEWER_ALGORITHM)
+        changes: dict[str, dict[str, Any]] = {
+            "runner.task_type": {"default": "embodied"},
+            "algorithm.loss_type": {
+                "requires": Capability.ROBOT_ALGORITHMS,
+                "noop": ("ppo", "actor", "actor_critic", "decoupled_actor_critic"),
+            },
+            "algorithm.adv_type": {
+                "requires": Capability.ROBOT_ALGORITHMS,
+                "noop": ("grpo", "gae", "raw", "reinpp", "reinpp_baseline"),
+            },
+            "reward.use_reward_model": {"requires": Capability.ROBOT_REWARDS, "noop": (False,)},
+            "rollout.model.model_path": {"value_type": VALUE_TYPES["path_or_empty"]},
+        }
+        shared = basic.mapped(lambda spec: spec.model_copy(update=changes.get(spec.key)))
+        references = (embodied, *own, newer[0], shared, *envs, algorithm, backend)
+        undocumented = frozenset(f"algorithm.{name}" for name in INHERITED)
         return replace(dialect, references=references, shared_sections={}, undocumented=undocumented)
     engine = embodied.filtered(lambda spec: spec.key.startswith("rollout.backend"))
     return replace(dialect, references=(math, basic, engine, *key_files("rlinf", ["rlinf_newer"])), shared_sections={})
+
+
+def _env_specs(reference: Reference) -> tuple[KeySpec, ...]:
+    """Return the keys of a simulator's own file as keys of both sections of a run."""
+    specs = [_in_env(spec, side) for side in ("train", "eval") for spec in reference.load()]
+    # training has the older key beside its alias
+    return tuple(spec for spec in specs if spec.key != "env.train.rollout_epoch")
 
 
 def _in_env(spec: KeySpec, side: str) -> KeySpec:
@@ -49,7 +85,7 @@ def _in_env(spec: KeySpec, side: str) -> KeySpec:
         update={
             "key": f"{section}.{spec.key}",
             "native": native,
-            "aliases": tuple(f"{section}.{alias}" for alias in spec.aliases),
+            "aliases": (*(f"{section}.{alias}" for alias in spec.aliases), *_OLDER.get(f"{section}.{spec.key}", ())),
             "only_if": spec.only_if and (f"{section}.{spec.only_if[0]}", spec.only_if[1]),
         }
     )
@@ -60,6 +96,38 @@ def _validation_key(key: str) -> str:
     return _VALIDATION_KEYS[training] + key.removeprefix(training)
 
 
+_OWNERS = {
+    "reward.": ("reward.use_reward_model",),
+    "router_server_args.": ("reward.use_reward_model",),
+    "cluster.component_placement.reward": ("reward.use_reward_model",),
+    "actor.model.": ("actor.model.model_type",),
+    "rollout.": ("actor.model.model_type", "rollout.model.model_type"),
+    "env.train.": ("env.train.env_type",),
+    "env.eval.": ("env.eval.env_type", "env.train.env_type"),
+    "env.": ("env.train.env_type",),
+    "algorithm.": ("algorithm.loss_type", "algorithm.adv_type"),
+    "actor.": ("algorithm.loss_type", "algorithm.adv_type", "actor.model.model_type"),
+    "critic.": ("algorithm.loss_type", "algorithm.adv_type"),
+    "data.": ("algorithm.loss_type", "runner.task_type"),
+    "cluster.": ("env.train.env_type", "env.eval.env_type"),
+}
+"""By the first parts of a key: the keys of the policy, the simulator or the algorithm to which it belongs."""
+_ALL_OWNERS = tuple(dict.fromkeys(owner for owners in _OWNERS.values() for owner in owners))
+
+
+def _waits_for(dialect: Dialect, value: Callable[[str], Any], key: str) -> Capability | None:
+    """Return the capability that a key waits for because of the policy, the simulator, the algorithm or the reward
+    model to which it belongs; any other key, if the run waits for something, waits with it."""
+    if ".data_collection." in key:
+        return Capability.ROBOT_RECORDINGS
+    owners = next((names for prefix, names in _OWNERS.items() if key.startswith(prefix)), ())
+    for owner in (*owners, *_ALL_OWNERS):
+        spec = dialect.specs().get(owner)
+        if spec is not None and spec.requires is not None and value(owner) not in spec.noop:
+            return spec.requires
+    return None
+
+
 RLINF = Dialect(
     "rlinf",
     key_files("rlinf", ["rlinf_basic", "rlinf_math", "rlinf_embodied", "rlinf_env"]),
@@ -68,4 +136,5 @@ RLINF = Dialect(
     name_lists={"cluster.component_placement": tuple(COMPONENTS)},
     programs=r"train_embodied_agent|train_async|main_grpo",
     narrow=_narrow,
+    waits_for=_waits_for,
 )

@@ -11,12 +11,26 @@ _RANKS = re.compile(rf"({_RANGE})(,({_RANGE}))*,?", re.IGNORECASE)
 
 
 def _is_placement(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        # a group of nodes waits by its own key
+        return set(value) == {"node_group", "placement"} and _is_placement(value["placement"])
     if isinstance(value, str):
         return _RANKS.fullmatch(re.sub(r"\s", "", value)) is not None
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
+def _is_path_or_empty(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _is_image_size(value: Any) -> bool:
+    is_list = isinstance(value, list | tuple) and len(value) in (2, 3)
+    return is_list and all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in value)
+
+
 VALUE_TYPES = {
+    "path_or_empty": ValueType("text, or '' or null for random weights", _is_path_or_empty),
+    "image_size": ValueType("a list of two integers ≥ 1, after the channels if there are three", _is_image_size),
     "placement": ValueType("ranks such as all, 3, 0,2,3, 0-3, 0-3,5,14, or with processes 0-1:0-3", _is_placement),
     "fsdp_strategy": ValueType(
         "fsdp or fsdp2, in any case", lambda value: str(value).lower() in ("fsdp", "fsdp2"), ("fsdp", "fsdp2")

@@ -44,12 +44,6 @@ DATA_RULES = (
         to_value=lambda kind: "image" if kind in ("vision_language", "vlm") else None,
         from_value=lambda column: "vision_language",
     ),
-    Derived(
-        "data.kind",
-        (DATA_TYPE,),
-        lambda kind: "demonstrations" if kind == "robot_demo" else "prompts",
-        lambda kind: ("robot_demo",) if kind == "demonstrations" else (),
-    ),
     Same("data.epochs", "runner.max_epochs"),
 )
 
@@ -58,6 +52,7 @@ def math_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Convert a run on text."""
     native.set("env", {"name": "prompts"}, TASK, "data.train_data_paths")
     native.set_constants({"rollout.max_turns": 1, "rollout.window_size": None})
+    native.set_constants({"rollout.think": False, "rollout.format_penalty": 0.0})
     native.apply((*RULES, *DATA_RULES))
     if native.get("validation.only"):
         _sampling_as_in_training(values, native)

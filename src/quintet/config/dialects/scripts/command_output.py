@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from quintet import hardware
+
 FIELD_RANGE = re.compile(r"(?P<first>\d{1,4})?(?P<dash>-)?(?P<last>\d{1,4})?")
 """Argument of `cut -f`: `2`, `1-3`, `2-` or `-3`."""
 
@@ -15,11 +17,12 @@ DATE = re.compile(r"\+(?:%[YymdHMSj]|[\w.:-])+")
 """Argument of `date`: `+%Y%m%d_%H%M%S`."""
 
 
-def command_output(commands: Sequence[Sequence[str]], directory: Path, *, piped: bool) -> str | None:
+def command_output(commands: Sequence[Sequence[str]], operators: Sequence[str], directory: Path) -> str | None:
     """Return the output of commands in a directory; None if it depends on more than their arguments.
 
-    `piped`: each command reads the output of the one before.
+    `operators` are those between the commands, without `;`.
     """
+    piped = [*operators] == ["|"] * (len(commands) - 1)
     match [[field for field in command if field != "--"] for command in commands]:
         case [["pwd"]]:
             return str(directory)
@@ -29,11 +32,21 @@ def command_output(commands: Sequence[Sequence[str]], directory: Path, *, piped:
             return os.path.dirname(path) or "."
         case [["basename", path, *suffix]]:
             return os.path.basename(path).removesuffix("".join(suffix))
+        case [[program, "-c", statement], ["echo", yes], ["echo", no]] if [*operators] == ["&&", "||"]:
+            return _if_importable(program, statement, yes, no)
         case [["date", form]] if DATE.fullmatch(form):
             return time.strftime(form[1:])
         case [["echo", *texts], *filters] if (piped or not filters) and not "".join(texts[:1]).startswith("-"):
             return _filtered(" ".join(texts), filters)
     return None
+
+
+def _if_importable(program: str, statement: str, yes: str, no: str) -> str | None:
+    """Return the output of `python3 -c 'import NAME' && echo YES || echo NO`."""
+    imported = re.fullmatch(r"import (\w+)", statement)
+    if not re.fullmatch(r"python[\d.]*", program) or imported is None:
+        return None
+    return yes if hardware.is_installed(imported[1]) else no
 
 
 def _filtered(text: str, filters: Sequence[Sequence[str]]) -> str | None:

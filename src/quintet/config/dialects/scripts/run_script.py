@@ -10,13 +10,13 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from quintet.config.dialects.registry import DIALECTS, FRAMEWORK_FILES, detect
 from quintet.config.dialects.scripts.override_list import is_override_list, key_of, keys_as_tree, read_override_list
 from quintet.config.dialects.scripts.shell_commands import Argument, ScriptCommand, read_commands
-from quintet.config.dialects.scripts.shell_words import Variables, script_error
+from quintet.config.dialects.scripts.shell_words import MARKER, Variables, script_error
 from quintet.config.dotted import flatten
 from quintet.config.yaml_reader import read_file, read_text
 from quintet.errors import ConfigError, nearest
@@ -37,6 +37,8 @@ CONFIG_OPTIONS = {
     **dict.fromkeys(("--config-path", "-cp", "--config_path"), "path"),
     **dict.fromkeys(("--config-name", "-cn", "--config_name"), "name"),
 }
+NAMES = ("trainer.experiment_name", "trainer.project_name", "trainer.default_local_dir", "trainer.default_hdfs_dir")
+"""Keys that only name a run and its directories."""
 OVERRIDE = re.compile(r"(\+{0,2}|~)([^\s=~+'\"][^\s='\"]*)=(.*)|~[^\s=]+", re.DOTALL)
 YAML, SHELL = (".yaml", ".yml"), (".sh", ".bash")
 
@@ -94,14 +96,21 @@ def read_run_script(path: Path, environment: Mapping[str, str] | None = None) ->
     """
     if path.suffix in YAML:
         return RunScript(path)
+    path, line = _path_and_line(path)
     text = read_text(path).translate(dict.fromkeys([0, *range(0xE000, 0xE007)]))
     if path.suffix not in SHELL and is_override_list(text):
         overrides = read_override_list(path, text)
         dialect = next(iter(detect(keys_as_tree(override for override, _ in overrides))), None)
         return RunScript(_env_config_beside(path) if dialect == "vagen" else None, *_columns(overrides), dialect)
     if path.suffix in SHELL or text.startswith("#!") or any(f"-m {module}" in text for module in TRAINERS):
-        return _read_script(path, text, os.environ if environment is None else environment)
+        return _read_script(path, text, os.environ if environment is None else environment, line)
     return RunScript(path)
+
+
+def _path_and_line(path: Path) -> tuple[Path, int | None]:
+    """Split `train_all.sh:12` into the script and the line of one of its calls of a trainer."""
+    name, _, line = path.name.rpartition(":")
+    return (path.parent / name, int(line)) if name and line.isdecimal() and not path.exists() else (path, None)
 
 
 def _columns(overrides: Sequence[Override]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -114,7 +123,7 @@ def _env_config_beside(path: Path) -> Path | None:
     return file if file.is_file() else None
 
 
-def _read_script(path: Path, text: str, environment: Mapping[str, str]) -> RunScript:
+def _read_script(path: Path, text: str, environment: Mapping[str, str], line: int | None) -> RunScript:
     # an inherited PWD may be that of another directory
     environment = {**environment, "PWD": os.getcwd()}
     variables = Variables(path, environment)
@@ -126,6 +135,7 @@ def _read_script(path: Path, text: str, environment: Mapping[str, str]) -> RunSc
     text = COMMENT_LINES.sub(lambda matched: "\\\n" * matched[0].count("\n"), text)
     commands = list(_all_commands(text, variables, environment))
     calls = [call for command in commands if (call := _trainer_call(command)) is not None]
+    calls = [call for call in calls if line is None or call.line == line] or calls
     if len(calls) != 1:
         raise _trainer_count_error(path, commands, calls)
     return _TrainerArguments(path, variables, calls[0]).run_script(_yaml_path_option(commands), comment_lines)
@@ -183,7 +193,7 @@ def _framework(word: str, before: str, *, by_python: bool) -> str | None:
 def _trainer_count_error(path: Path, commands: list[ScriptCommand], calls: list[_TrainerCall]) -> ConfigError:
     if calls:
         trainers = ", ".join(f"{call.module} at line {call.line}" for call in calls)
-        hint = "leave one of them in, or write one file each"
+        hint = f"name one by its line, {path}:{calls[0].line}, or leave one of them in"
         return ConfigError(f"{path} trains {len(calls)} times: {trainers}", source=f"{path}:{calls[1].line}", hint=hint)
     hint = f"only scripts that run one of these are supported: {', '.join(TRAINERS)}"
     for command in commands:
@@ -226,6 +236,7 @@ class _TrainerArguments:
         self.path, self.variables, self.call = path, variables, call
         self.overrides: list[Override] = []
         self.missing: list[MissingValue] = []
+        self.remarks: list[str] = []
         self.options, words = _split_options(call.words, CONFIG_OPTIONS)
         for word in words:
             self._add_override(word)
@@ -233,7 +244,10 @@ class _TrainerArguments:
     def run_script(self, yaml_path: Argument | None, comment_lines: Sequence[int]) -> RunScript:
         """Return the content of the script; `yaml_path` is VAGEN's file of environments."""
         config = self._config_file()
+        if config is None:
+            self.overrides = [*self._without_choices()]
         beneath = self._framework_overrides() if config is None else []
+        beneath += _as_overrides(self._program_file()[1], lambda _: f"{self.path}:{self.call.line}")
         if self.call.dialect == "vagen" and (envs := self._env_config(yaml_path)) is not None:
             if config is not None:
                 sources: dict[str, str] = {}
@@ -246,12 +260,17 @@ class _TrainerArguments:
             if self.call.words and self.call.line < line < self.call.words[-1].line
         )
         environment = self.variables.known_exports()
-        return RunScript(config, *overrides, self.call.dialect, tuple(self.missing), environment, remarks)
+        return RunScript(
+            config, *overrides, self.call.dialect, tuple(self.missing), environment, (*remarks, *self.remarks)
+        )
 
     def _add_override(self, word: Argument) -> None:
         source = self._source(word)
         if (unknown := self.variables.find_unknown(word.text)) is not None:
             key = key_of(word.text)
+            if key in NAMES:
+                self._add_name(word.text, source)
+                return
             reason = f"{unknown} (line {unknown.line})"
             if "=" not in word.text or self.variables.find_unknown(key) is not None:
                 hint = "write its words out in the script, or set what it depends on: NAME=… quintet …"
@@ -265,6 +284,17 @@ class _TrainerArguments:
             hint = "the arguments of a trainer are key=value, --config-path and --config-name"
             raise script_error(source, f"{word.text!r} is not an override", hint, word.text)
 
+    def _add_name(self, text: str, source: str) -> None:
+        """Add a name with unknown parts, such as the time, which are replaced by their text in the script."""
+        unknown = self.variables.find_unknown(text)
+        while unknown is not None:
+            shown = re.sub(r"\W+", "-", unknown.construct).strip("-")
+            shown = shown if re.match(r"[A-Za-z]", shown) else f"argument-{shown}"
+            text = MARKER.sub(shown, text, count=1)
+            self.remarks.append(f"{source}: {unknown} (line {unknown.line}): the name has {shown} in its place")
+            unknown = self.variables.find_unknown(text)
+        self.overrides.append((text, source))
+
     def _source(self, word: Argument) -> str:
         return f"{self.path}:{word.line}"
 
@@ -274,28 +304,46 @@ class _TrainerArguments:
         return option.text
 
     def _config_file(self) -> Path | None:
-        """Return the file that `--config-name` names; None for one that comes with the framework."""
-        if "name" not in self.options:
+        """Return the file that `--config-name` names, or that the trainer uses without it; None for one that comes with
+        the framework."""
+        default = PurePath(self._program_file()[0])
+        if "name" not in self.options and not default.name:
             return None
-        name = self._option_text(self.options["name"])
+        name = self._option_text(self.options["name"]) if "name" in self.options else default.name
         name = name if name.endswith(YAML) else f"{name}.yaml"
-        directory = self._option_text(self.options["path"]) if "path" in self.options else "."
+        directory = self._option_text(self.options["path"]) if "path" in self.options else str(default.parent)
         program = Path(self.call.module).parent if self.call.module.endswith(".py") else Path()
         roots = [self.path.parent, Path(), program, self.path.parent.parent]
         files = [Path(os.path.normpath(root / directory / name)) for root in roots]
         existing = next((file for file in files if file.is_file()), None)
-        if existing is None and Path(name).stem not in FRAMEWORK_FILES:
+        if existing is None and "name" in self.options and Path(name).stem not in FRAMEWORK_FILES:
             beside = [other.stem for file in files if file.parent.is_dir() for other in file.parent.glob("*.yaml")]
             close = nearest(Path(name).stem, beside)
             hint = f"did you mean {close}?" if close else f"looked for {files[0]} and {files[1].absolute()}"
             raise script_error(self._source(self.options["name"]), f"there is no {directory}/{name}", hint, name)
         return existing
 
+    def _program_file(self) -> tuple[str, Mapping[str, Any]]:
+        """Return the file that the trainer uses by default, and the keys that it sets; see `Dialect.program_files`."""
+        module = self.call.module.removesuffix(".py").replace("/", ".")
+        files = DIALECTS[self.call.dialect].program_files
+        return files.get(module) or files.get(module.rpartition(".")[2]) or ("", {})
+
     def _framework_overrides(self) -> list[Override]:
         """Return what a file that comes with the framework sets differently from the reference."""
         name = self.options.get("name")
         tree = FRAMEWORK_FILES[Path(name.text).name.removesuffix(".yaml")] if name else {}
         return _as_overrides(tree, lambda _: self._source(name) if name else "")
+
+    def _without_choices(self) -> Iterator[Override]:
+        """Yield the overrides with keys in place of choices among the framework's own files."""
+        choices = DIALECTS[self.call.dialect].choices
+        for text, source in self.overrides:
+            name, _, value = text.partition("=")
+            if name not in choices:
+                yield text, source
+            elif (key := choices[name]) is not None:
+                yield f"{key}={value}", source
 
     def _env_config(self, yaml_path: Argument | None) -> Path | None:
         """Return VAGEN's file of environments: that of `--yaml_path`, or the one beside the script."""

@@ -31,6 +31,8 @@ UNSUPPORTED_COMMAND = re.compile(r"\(\(|[;&|)]+|(?:select|then|elif|else|fi|done
 FUNCTION = re.compile(r"function[ \t]+[^\s()]+(?:[ \t]*\([ \t]*\))?|[\w.:-]+[ \t]*\([ \t]*\)")
 LOOP_HEADER = re.compile(r"[ \t]*(?:\(\(.*\)\)|(?P<variable>\w+))")
 CASE_PATTERN = re.compile(r"[^)]*\)")
+ARITHMETIC_COMMAND = re.compile(r"\(\((?:[^()]|\([^()]*\))*\)\)")
+"""`(( … ))`, whose result is not computed."""
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=")
 FILE_TESTS: Mapping[str, Callable[[str], bool]] = {"-f": os.path.isfile, "-d": os.path.isdir, "-e": os.path.exists}
 COMPARISONS = {"-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-gt": operator.gt}
@@ -63,6 +65,14 @@ def read_commands(text: str, variables: Variables, first_line: int = 1) -> list[
     except RecursionError:
         raise reader.error("the words are nested too deeply", "write them out", reader.line) from None
     return reader.commands
+
+
+def _matches_pattern(text: str, pattern: str) -> Status:
+    """Whether a text matches the pattern of a branch, such as `gpu|cuda)`; None if only a shell can tell."""
+    choices = [choice.strip() for choice in pattern.strip().removeprefix("(").removesuffix(")").split("|")]
+    if any(re.search(r"[$`\\]", choice) for choice in choices):
+        return None
+    return any(fnmatchcase(text, re.sub("[\"']", "", choice)) for choice in choices)
 
 
 class _CommandReader(WordReader):
@@ -114,6 +124,8 @@ class _CommandReader(WordReader):
 
     def _command(self) -> Status:
         line = self.line
+        if self.match(ARITHMETIC_COMMAND):
+            return None
         if unsupported := self.match(UNSUPPORTED_COMMAND):
             raise self.error(f"`{unsupported[0]}` is not supported here", "write the commands without it", line)
         if self.match(FUNCTION):
@@ -132,7 +144,7 @@ class _CommandReader(WordReader):
             case "if":
                 self._if(line)
             case "case":
-                self._follow_unknown("case", self._case, line)
+                self._case(line)
             case "for" | "while" | "until" as opening:
                 self._follow_unknown(opening, partial(self._loop, opening, line), line)
             case _:
@@ -169,17 +181,26 @@ class _CommandReader(WordReader):
         self.read_commands(keyword, "do")
         return self.read_commands(keyword, "done")
 
-    def _case(self) -> Status:
+    def _case(self, line: int) -> None:
+        """Follow the first branch whose pattern matches; if that is unknown, read all that may be the first."""
         self.match(BLANKS)
-        self.read_word()
+        word = self.read_word()
+        unknown = self.variables.find_unknown(word.text)
         self.skip_lines()
         self.take("in")
+        changed: set[str] = set()
+        ran: Status = False
         for _ in self.lines_until("case", "esac"):
-            self.match(CASE_PATTERN)
-            self.read_commands("case", ";;", "esac")
+            pattern = self.match(CASE_PATTERN)
+            matches = None if unknown or pattern is None else _matches_pattern(word.text, pattern[0])
+            runs = False if ran or matches is False else None if None in (ran, matches) else True
+            _, changed_here = self._branch(runs, partial(self.read_commands, "case", ";;", "esac"))
+            changed |= changed_here
+            ran = ran if runs is False else runs
             if self.ended_by == "esac":
                 break
-        return None
+        reason = f", where {unknown}" if unknown else ""
+        self._forget(changed, f"depends on the `case` at line {line}{reason}", line)
 
     def _simple_command(self) -> Status:
         """Read assignments, or a program with its arguments, for which assignments before it do not count."""

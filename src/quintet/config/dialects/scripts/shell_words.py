@@ -361,8 +361,8 @@ class WordReader:
             else:
                 commands.append([field for word in self.read_words() for field in word.fields])
         is_known = not MARKER.search(" ".join(field for command in commands for field in command))
-        directory, piped = Path(self.variables.scalar("PWD") or "."), operators == ["|"] * (len(commands) - 1)
-        if is_known and (output := command_output(commands, directory, piped=piped)) is not None:
+        directory = Path(self.variables.scalar("PWD") or ".")
+        if is_known and (output := command_output(commands, operators, directory)) is not None:
             return output
         shown = " ".join(self.text[start + 2 : self.position - 1].split())
         shown = shown if len(shown) <= 40 else f"{shown[:39]}…"

@@ -46,7 +46,8 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
 
 def _beside_envs(spec: KeySpec) -> KeySpec:
     """Mark verl's keys of prompt files and reward functions, which have no effect on environments."""
-    if not spec.key.startswith(_PROMPT_SECTIONS) or not spec.native[0].startswith(("data.", "reward")):
+    of_prompts = bool(spec.native) and spec.native[0].startswith(("data.", "reward"))
+    if not spec.key.startswith(_PROMPT_SECTIONS) or not of_prompts:
         return spec
     return spec.model_copy(update={"requires": Capability.PROMPTS, "noop": (spec.default, *spec.noop)})
 
