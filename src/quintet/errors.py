@@ -54,6 +54,10 @@ class ConfigError(UserError):
         self.source = source
 
 
+class UnsupportedRunError(ConfigError):
+    """A kind of run that this version lacks; `quintet plan` names it, every other command refuses it."""
+
+
 class MachineError(UserError):
     """Error of the machine: a directory without write permission, a full disk, a missing file."""
 

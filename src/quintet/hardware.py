@@ -11,6 +11,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def memory_bytes() -> int:
 def is_installed(module: str) -> bool:
     """Return whether a module can be imported; only the packages around it are."""
     try:
-        return importlib.util.find_spec(module) is not None
+        return sys.modules.get(module) is not None or importlib.util.find_spec(module) is not None
     except ImportError:
         return False
 

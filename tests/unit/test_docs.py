@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from quintet.cli.configuration import inspect_config, load_config
 from quintet.config.plan.placement import check_placement
@@ -62,3 +64,42 @@ def would_begin(words: list[str]) -> None:
         check_placement(inspect_config(path, overrides, None, "refuse").composed)
     else:
         load_config(path, overrides, None, "refuse")
+
+
+def table_rows(page: str) -> list[list[str]]:
+    """Return the cells of all tables of a page."""
+    lines = (ROOT / "docs" / page).read_text().splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+
+
+MEASURED = {
+    "reach_ppo": "PPO",
+    "reach_ppo_blank_images": "PPO, black images",
+    "reach_grpo": "GRPO",
+    "reach_grpo_blank_images": "GRPO, black images",
+}
+
+
+def test_the_success_of_the_arm_is_what_was_measured() -> None:
+    measured = json.loads((ROOT / "benchmarks/results/embodied_arm.json").read_text())
+    rows = table_rows("embodied.md")
+    for name, label in MEASURED.items():
+        for run in measured[name]:
+            shares = [f"{share:.2f}" for _, share in run["validations"]]
+            blank = [""] * (6 - len(shares))
+            assert [label, str(run["seed"]), *shares, *blank, f"{run['cpu_seconds'] / 60:.1f}"] in rows
+
+
+def test_rlinfs_names_stand_for_the_keys_that_they_set() -> None:
+    keys: dict[str, object] = {}
+    for file in (ROOT / "src/quintet/config/dialects/rlinf/keys").glob("*.yaml"):
+        for name, spec in yaml.safe_load(file.read_text())["keys"].items():
+            keys[name] = f"{keys.get(name, '')} {spec}"
+    rows = table_rows("embodied.md")
+    first = rows.index(["RLinf", "here"]) + 2
+    named = [row for row in rows[first:] if row[0].startswith("`")]
+    assert len(named) >= 20
+    for foreign, native in named:
+        key = foreign.split("`")[1]
+        if not key.startswith("cluster."):
+            assert native.strip("`") in str(keys[key]), key

@@ -11,8 +11,9 @@ import pytest
 
 SRC = Path(__file__).parents[2] / "src" / "quintet"
 LAYERS = [
-    ("relations",),
+    ("relations", "expressions"),
     ("errors", "hardware", "records", "seeds"),
+    ("embodied_records",),
     ("registry",),
     ("sandbox", "kernels"),
     ("config",),

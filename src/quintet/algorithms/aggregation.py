@@ -23,6 +23,7 @@ def token_weights(
     With M response tokens in B trajectories, m_i of them in trajectory i:
 
     - `token-mean`: 1 / M (DAPO, arXiv:2503.14476)
+    - `token-sum`: 1
     - `seq-mean-token-sum`: 1 / B
     - `seq-mean-token-mean`: 1 / (B m_i) (GRPO, arXiv:2402.03300)
     - `seq-mean-token-sum-norm`: 1 / (B scale) (Dr. GRPO, arXiv:2503.20783), `scale` in tokens
@@ -38,6 +39,8 @@ def token_weights(
     in_mask = mask.double()
     if mode == "token-mean":
         weights = in_mask / mask.sum().clamp(min=1)
+    elif mode == "token-sum":
+        weights = in_mask
     elif mode == "seq-mean-token-sum":
         weights = in_mask / num_trajectories
     elif mode == "seq-mean-token-mean":

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quintet.algorithms.advantages.groups import Groups
-from quintet.config.native.algorithm import FilterConfig
+from quintet.config.native.algorithm import AlgorithmConfig, FilterConfig
 
 TOLERANCE = 1e-9
 """Tolerance for rounding of a share times a number of groups: 0.3 × 10 is 3.0000000000000004 in floating point."""
@@ -41,8 +41,8 @@ def select_groups(
     """Return the trajectories of the groups that `config` selects, bool [R].
 
     In this order: drop groups whose mean reward is outside `min_mean` … `max_mean` (RLinf's `filter_rewards`); with
-    `signal_threshold`, drop groups without signal (DAPO, arXiv:2503.14476); keep the ⌈`keep_share` × n⌉ groups with the
-    largest standard deviation, at least one (RAGEN's uncertainty filter, StarPO-S, arXiv:2504.20073). Ties keep the
+    `signal_threshold`, drop groups without signal (DAPO, arXiv:2503.14476); keep the ⌈`keep_share` × n⌉ groups that
+    are first by `keep_by`, at least one (RAGEN's uncertainty filter, StarPO-S, arXiv:2504.20073). Ties keep the
     first groups. RAGEN rounds down and may keep none.
     """
     groups = Groups.from_ids(group, counted)
@@ -51,7 +51,15 @@ def select_groups(
         selected = selected & has_signal(rewards, group, signal_threshold, counted)
     if config.keep_share >= 1.0:
         return selected
-    return selected & _highest_deviation(Groups.from_ids(group, selected), rewards, config.keep_share)
+    return selected & _first_groups(Groups.from_ids(group, selected), rewards, config)
+
+
+def drops_groups_without_signal(config: AlgorithmConfig) -> bool:
+    """Return whether groups with equal rewards are left out: only if they give no gradient by any other term."""
+    advantage = config.advantage
+    is_relative = advantage.zero_for_equal_rewards and not advantage.whiten and not config.loss.needs_teacher
+    kl_in_reward = config.kl is not None and config.kl.apply_to == "reward"
+    return config.drop_groups_without_signal and is_relative and not kl_in_reward and not config.shaping.length_penalty
 
 
 def _between(means: Tensor, minimum: float | None, maximum: float | None) -> Tensor:
@@ -63,12 +71,23 @@ def _between(means: Tensor, minimum: float | None, maximum: float | None) -> Ten
     return inside
 
 
-def _highest_deviation(groups: Groups, rewards: Tensor, share: float) -> Tensor:
-    """Return the members of the share of non-empty groups with the largest standard deviation, bool [R]."""
+def _first_groups(groups: Groups, rewards: Tensor, config: FilterConfig) -> Tensor:
+    """Return the members of the `keep_share` of non-empty groups that are first by `keep_by`, bool [R]."""
     present = groups.size > 0
-    squares = groups.total((rewards - groups.mean(rewards)).square())
-    spread = (squares / (groups.size - 1).clamp(min=1)).sqrt().masked_fill(~present, -torch.inf)
-    count = math.ceil(share * int(present.sum()) - TOLERANCE)
+    order = _spread(groups, rewards, config).masked_fill(~present, -torch.inf).argsort(descending=True, stable=True)
+    count = math.ceil(config.keep_share * int(present.sum()) - TOLERANCE)
     chosen = torch.zeros_like(present)
-    chosen[spread.argsort(descending=True, stable=True)[:count]] = True
+    chosen[order[:count]] = True
     return (chosen & present)[groups.member]
+
+
+def _spread(groups: Groups, rewards: Tensor, config: FilterConfig) -> Tensor:
+    """Return the number by which groups are ordered, descending: deviation, negative deviation, or lead of the best."""
+    distance = rewards - groups.mean(rewards)
+    if config.keep_by == "lead":
+        # members of no group do not count
+        distance = distance.masked_fill(~groups.counted, -torch.inf)
+        lowest = torch.full(groups.size.shape, -torch.inf, dtype=rewards.dtype)
+        return lowest.scatter_reduce(0, groups.member, distance, "amax")
+    deviation = (groups.total(distance.square()) / (groups.size - 1).clamp(min=1)).sqrt()
+    return -deviation if config.keep_by == "least_deviation" else deviation

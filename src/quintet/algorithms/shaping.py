@@ -25,7 +25,8 @@ def shape_rewards(batch: Batch, config: ShapingConfig, max_response_tokens: int)
     - `center`: subtract the mean of the group or batch there, except from a group of one.
     - `divide`: divide all rewards of the trajectory by 1e-6 plus the unbiased standard deviation of the totals in the
       group or batch before centering; totals of a group of one, or equal up to rounding, are not divided.
-    - `clip`: scale the rewards of a trajectory whose total is beyond ±clip down to ±clip.
+    - `clip`: scale the rewards of a trajectory whose total is beyond ±clip down to ±clip; that of a negative total down
+      to -`clip_negative` if it is set.
 
     Dividing and clipping scale, so that each turn keeps its sign and its share of the total. Trajectories without
     response tokens are not counted. ROLL (`norm_mean_type`, `norm_std_type`, `reward_clip`) does the last three in this
@@ -42,8 +43,10 @@ def shape_rewards(batch: Batch, config: ShapingConfig, max_response_tokens: int)
     if config.divide != "none":
         batch = _scaled(batch, _inverse_deviation(_groups(batch, config.divide), totals))
     if config.clip is not None:
-        size = trajectory_rewards(batch).abs()
-        batch = _scaled(batch, torch.where(size > config.clip, config.clip / size, 1.0))
+        totals = trajectory_rewards(batch)
+        negative = config.clip if config.clip_negative is None else config.clip_negative
+        limit = torch.where(totals < 0, totals.new_tensor(negative), totals.new_tensor(config.clip))
+        batch = _scaled(batch, torch.where(totals.abs() > limit, limit / totals.abs(), 1.0))
     return batch
 
 

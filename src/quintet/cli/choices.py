@@ -10,7 +10,7 @@ from typing import Any
 
 from quintet import hardware
 from quintet.config.checks.adapters import adapter_problems
-from quintet.config.composed import ComposedConfig
+from quintet.config.composed import ComposedConfig, errors_with_sources
 from quintet.config.native.advantages import CustomAdvantageConfig
 from quintet.config.native.envs import CustomEnvConfig
 from quintet.config.native.experiment import Experiment
@@ -34,6 +34,21 @@ def check_choices(composed: ComposedConfig) -> None:
     _load_custom_functions(composed.experiment)
     if current_rank().rank == 0:
         raise_problems(_stores(composed))
+
+
+def check_action_policy(composed: ComposedConfig) -> None:
+    """Check the directory of an action policy, if it is on this machine.
+
+    Raises:
+        ConfigError: it has no statistics for the actions of the run.
+        MachineError: a file cannot be read.
+    """
+    config, directory = composed.experiment, Path(composed.experiment.policy.path or "")
+    if config.env.is_simulator and (directory / "config.json").is_file():
+        from quintet.policies.vla.policy_directory import check_policy_directory
+
+        with errors_with_sources(composed):
+            check_policy_directory(directory, config)
 
 
 def _stores(composed: ComposedConfig) -> Iterator[ConfigProblem]:
@@ -175,7 +190,7 @@ def _learners(config: Experiment) -> list[str]:
 
 def _registered_names(composed: ComposedConfig) -> Iterator[tuple[str, str, Registry[Any]]]:
     """Yield key, name and registry of each registered name in the configuration."""
-    from quintet.config.native.envs import ENVS
+    from quintet.config.native.envs import ENVS, SimulatorConfig
     from quintet.rewards.verifiers.registry import VERIFIERS
     from quintet.rollout.engines.engine import ENGINES
     from quintet.runtime.learner_backends import LEARNER_BACKENDS
@@ -183,7 +198,15 @@ def _registered_names(composed: ComposedConfig) -> Iterator[tuple[str, str, Regi
 
     config = composed.experiment
     yield from ((f"{name}.backend", getattr(config, name).backend, LEARNER_BACKENDS) for name in _learners(config))
-    yield from ((f"{one.key}.name", one.config.name, ENVS) for one in config.run_envs if not one.config.reads_prompts)
+    if isinstance(config.env, SimulatorConfig):
+        from quintet.envs.simulators.registry import SIMULATORS
+
+        simulators = {"env": config.env, "validation.simulator": config.validation.simulator}
+        named = ((key, env.simulator) for key, env in simulators.items() if env is not None)
+        yield from ((f"{key}.simulator", name, SIMULATORS) for key, name in named if ":" not in name)
+    elif not config.env.reads_prompts:
+        played = [one for one in config.run_envs if not one.config.is_simulator]
+        yield from ((f"{one.key}.name", one.config.name, ENVS) for one in played)
     yield "rollout.engine", config.rollout.engine, ENGINES
     if config.reward is not None and config.reward.kind != "rules":
         yield "reward.kind", config.reward.kind, VERIFIERS

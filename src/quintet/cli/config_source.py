@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from quintet.cli.messages import warn
+from quintet.config.dialects.composition.default_files import default_names, trees_with_defaults
 from quintet.config.dialects.registry import DIALECTS, detect
 from quintet.config.dialects.scripts.override_list import keys_as_tree
 from quintet.config.dialects.scripts.run_script import RunScript, read_run_script
-from quintet.config.yaml_reader import read_file
 from quintet.errors import ConfigError, nearest
 
 NATIVE = "native"
@@ -60,13 +60,39 @@ def read_config_source(
 
 def _detect_dialect(script: RunScript) -> str:
     tree: dict[str, Any] = keys_as_tree(script.words)
-    file = {} if script.config is None else read_file(script.config, {})
-    dialect = next(iter(detect(tree | file)), NATIVE)
+    file, *beneath = [{}] if script.config is None else trees_with_defaults(script.config)
+    for other in (file, *beneath):
+        tree = dict(other) | tree if other is not file else tree | dict(other)
+    dialect = next(iter([*detect(tree), *_dialects_of_defaults(file)]), NATIVE)
+    _refuse_fragment(file, script.config)
+    if dialect == NATIVE and isinstance(file.get("defaults"), list):
+        message = f"{script.config} has a defaults list of Hydra, and no key that tells the framework"
+        missing = ", ".join(default_names(file))
+        hint = f"put the files that it names beside it ({missing}), or name the framework: --dialect ragen"
+        raise ConfigError(message, key="defaults", value=file["defaults"], hint=hint)
     if dialect == NATIVE and file and all(isinstance(part, Mapping) and "env_name" in part for part in file.values()):
         message = f"{script.config} is VAGEN's environment file, which has no settings of the training"
         hint = "give the run script or the list of overrides beside it (docs/dialects.md); it is found from there"
         raise ConfigError(message, hint=hint)
     return dialect
+
+
+def _refuse_fragment(file: Mapping[str, Any], path: Path | None) -> None:
+    """Refuse RAGEN's file of environments, which is no configuration of a run."""
+    envs = file.get("custom_envs")
+    sections = envs.values() if isinstance(envs, Mapping) and set(file) == {"custom_envs"} else ()
+    if any(isinstance(section, Mapping) and "max_actions_per_traj" in section for section in sections):
+        message = f"{path} is RAGEN's file of environments, which has no settings of a run"
+        hint = "give a file whose defaults list names it, such as _2_sokoban.yaml beside it"
+        raise ConfigError(message, key="custom_envs", hint=hint)
+
+
+def _dialects_of_defaults(file: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the dialects whose own files, or groups of files, a defaults list names."""
+    listed = file.get("defaults")
+    for entry in listed if isinstance(listed, list) else ():
+        names = {str(part).split("@")[0] for part in (entry if isinstance(entry, Mapping) else (entry,))}
+        yield from (name for name, dialect in DIALECTS.items() if names & {*dialect.framework_files, *dialect.choices})
 
 
 def check_dialect(dialect: str | None) -> None:

@@ -38,7 +38,10 @@ def generation_settings(model: str, *, has_run: bool) -> dict[str, Any]:
     settings |= dict.fromkeys(("warm_start", "sft", "evaluation"))
     for learner in ("actor", "critic", "reference"):
         settings |= {f"{learner}.{key}": value for key, value in LEARNER_DEFAULTS.items()}
-    return settings if has_run else settings | {"rollout.engine_options.memory_share": DEFAULT_MEMORY_SHARE}
+    if not has_run:
+        return settings | {"rollout.engine_options.memory_share": DEFAULT_MEMORY_SHARE}
+    # the directory of a run's policy has what they changed, and a preset's sizes are no settings of a directory
+    return settings | {"policy.overrides": {}}
 
 
 def as_overrides(settings: Mapping[str, Any]) -> Iterator[str]:

@@ -23,7 +23,7 @@ from quintet.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from quintet.pipelines.evaluate import Evaluation, Statistics
+    from quintet.pipelines.evaluation_results import Evaluation, Statistics
     from quintet.pipelines.model_lookup import StoredModel
     from quintet.rollout.engines.openai_endpoint import EndpointSettings
 
@@ -197,7 +197,7 @@ def _check_limits(overrides: Sequence[str], options: EvalOptions) -> None:
 
 def _statistics(composed: ComposedConfig, options: EvalOptions) -> Statistics:
     """Return which pass@k to compute: powers of two below the number of samples, and that number."""
-    from quintet.pipelines.evaluate import Statistics
+    from quintet.pipelines.evaluation_results import Statistics
 
     samples = composed.experiment.validation.sampling.samples
     ks = (*(k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k < samples), samples)

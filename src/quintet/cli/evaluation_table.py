@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from quintet.pipelines.evaluate import Evaluation
+    from quintet.pipelines.evaluation_results import Evaluation
     from quintet.tracking.eval_statistics import Estimate, Estimates
 
 

@@ -13,7 +13,9 @@ def run() -> None:
     from quintet.config.native.advantages import ADVANTAGES, NoAdvantageConfig
     from quintet.config.native.envs import ENVS
     from quintet.config.native.losses import LOSSES
+    from quintet.envs.simulators.registry import SIMULATORS
     from quintet.policies.tiny_models import PRESETS
+    from quintet.policies.vla.action_presets import ACTION_PRESETS
     from quintet.rewards.verifiers.registry import VERIFIERS
     from quintet.rollout.engines.engine import ENGINES
     from quintet.runtime.learner_backends import LEARNER_BACKENDS
@@ -21,6 +23,7 @@ def run() -> None:
 
     _print_entries("environments", ENVS)
     print(f"  {'prompts':<28} prompts from data files with verifiable answers")
+    _print_entries("simulators", SIMULATORS)
     _print_entries("advantage estimators", ADVANTAGES)
     print(f"  {'none':<28} no advantages (not supported yet: requires {NoAdvantageConfig.requires.capability})")
     _print_entries("policy losses", LOSSES)
@@ -31,6 +34,8 @@ def run() -> None:
     print("model presets")
     for name, shape in PRESETS.items():
         print(f"  {name:<28} {shape.layers} layers, hidden {shape.hidden}, context {shape.context}")
+    for name, preset in ACTION_PRESETS.items():
+        print(f"  {name:<28} for robots, {preset.help}")
 
 
 def _print_entries(title: str, entries: Iterable[Entry[Any]]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
 from typing import Annotated, Any, get_type_hints
 
 import typer
+
+from quintet.errors import ConfigError
 
 Config = Annotated[
     str | None,
@@ -45,6 +47,28 @@ def split(config: str | None, overrides: list[str] | None) -> tuple[str | None, 
     if config is not None and "=" in config:
         return None, [config, *remaining]
     return config, remaining
+
+
+def key_value_pairs(arguments: Sequence[str]) -> dict[str, Any]:
+    """Parse `key=value` arguments; values are YAML.
+
+    Raises:
+        ConfigError: an argument has no key, or a value that is not YAML.
+    """
+    import yaml
+
+    pairs: dict[str, Any] = {}
+    for argument in arguments:
+        name, sign, value = argument.partition("=")
+        if not sign or not name:
+            raise ConfigError(f"{argument!r} is not KEY=VALUE", value=argument, hint="for example digits=3")
+        try:
+            pairs[name] = yaml.safe_load(value) if value else ""
+        except yaml.YAMLError as error:
+            raise ConfigError(
+                f"{argument}: the value is not valid YAML", key=name, value=value, hint="quote the value"
+            ) from error
+    return pairs
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

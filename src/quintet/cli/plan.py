@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from quintet.cli.choices import missing_packages, unknown_choices
+from quintet.cli.choices import check_action_policy, missing_packages, unknown_choices
 from quintet.cli.config_source import NATIVE
 from quintet.cli.configuration import InspectedConfig, inspect_config
 from quintet.cli.plan_table import print_plan
@@ -15,6 +15,7 @@ from quintet.config.plan.memory import GIB
 from quintet.config.plan.models import is_hub_name
 from quintet.config.plan.run_plan import plan_run
 from quintet.config.problems import ConfigProblem, raise_problems
+from quintet.errors import UnsupportedRunError
 
 
 def run(
@@ -33,8 +34,13 @@ def run(
     Raises:
         ConfigError: something cannot work anywhere, or does not fit into `device_memory` GiB.
     """
-    inspected = inspect_config(config, overrides, dialect, unknown_keys)
+    try:
+        inspected = inspect_config(config, overrides, dialect, unknown_keys)
+    except UnsupportedRunError as error:
+        _print_unsupported_run(error, as_json=as_json)
+        return
     unsupported = [problem for problem in inspected.unsupported if not problem.elsewhere]
+    check_action_policy(inspected.composed)
     missing = (*(problem for problem in inspected.unsupported if problem.elsewhere), *_missing(inspected))
     plan = plan_run(inspected.composed, None if device_memory is None else int(device_memory * GIB))
     remarks = (*inspected.composed.remarks, *inspected.remarks)
@@ -44,6 +50,15 @@ def run(
         print(json.dumps(plan.to_json() | {"start": start} | lists, indent=1))
     else:
         print_plan(plan, start=start, unsupported=unsupported, missing=missing, remarks=remarks)
+
+
+def _print_unsupported_run(error: UnsupportedRunError, *, as_json: bool) -> None:
+    """Print that this version lacks a kind of run, whose numbers are therefore not known."""
+    if as_json:
+        problem = ConfigProblem("", None, error.source or "", error.message)
+        print(json.dumps({"run": None, "not_yet": _to_json([problem]), "not_here": [], "remarks": []}, indent=1))
+    else:
+        print(f"Not yet: {error.message}")
 
 
 def _to_json(problems: Sequence[ConfigProblem]) -> list[dict[str, object]]:

@@ -61,6 +61,7 @@ def print_plan(
         if plan.placement.components:
             section(out, "Placement")
             _print_placement(out, plan.placement)
+            _print_robots(out, plan)
             _print_weight_transfers(out, plan.config)
             if start is not None:
                 out.print(f"  Start: {start}", style="dim", markup=False, highlight=False)
@@ -108,7 +109,7 @@ def _arithmetic_rows(plan: RunPlan) -> Iterator[Row]:
     elif config.sft_only is not None:
         yield from _sft_rows(plan)
     elif numbers:
-        yield from _step_rows(plan)
+        yield from _robot_rows(plan) if config.env.is_simulator else _step_rows(plan)
         yield from _rank_rows(plan)
         yield from _image_rows(plan)
         yield from _run_rows(plan)
@@ -146,11 +147,34 @@ def _step_rows(plan: RunPlan) -> Iterator[Row]:
     yield "optimizer steps per step", _number(numbers["optimizer_steps_per_step"]), how
 
 
+def _robot_rows(plan: RunPlan) -> Iterator[Row]:
+    numbers, training = plan.numbers, plan.config.training
+    robots = numbers["robots"]
+    processes = robots["processes"]
+    parts = f"{processes:,} process{'es' * (processes > 1)}, {robots['robots_per_stage']:,} robots per stage"
+    yield "robots", _number(robots["robots"]), f"simulated at the same time, by {parts}"
+    epochs, actions = f"{robots['epochs']:,} × {robots['actions_per_epoch']:,} actions", robots["actions_per_chunk"]
+    how = f"{epochs}, in chunks of {actions:,}"
+    yield "chunk steps", _number(robots["epochs"] * robots["chunk_steps_per_epoch"]), f"in each rollout: {how}"
+    if robots["executed_dimensions"]:
+        how = "of each action are executed, position and gripper; the policy is trained on all"
+        yield "dimensions", _number(robots["executed_dimensions"]), how
+    yield "samples per step", _number(robots["samples"]), "robots × chunk steps; each is one chunk of one robot"
+    if robots["images"]:
+        yield "images", _number(robots["images"]), f"of all samples, {format_bytes(robots['image_bytes'])}"
+    samples = _counted(robots["samples_per_mini_batch"], "sample")
+    yield "mini-batches", _number(training.mini_batches), f"of {samples} each"
+    yield "epochs", _number(training.epochs), "passes over the samples of a step"
+    how = f"{_counted(training.mini_batches, 'mini-batch')} × {_counted(training.epochs, 'epoch')}"
+    yield "optimizer steps per step", _number(numbers["optimizer_steps_per_step"]), how
+
+
 def _rank_rows(plan: RunPlan) -> Iterator[Row]:
     for name, work in plan.workloads.items():
         episodes, sequences = work.episodes_per_rank, work.sequences_per_rank
         cut = f" ({_at_most(sequences)} sequences)" if sequences > episodes else ""
-        how = f"data-parallel, {_counted(episodes, 'episode')}{cut} per mini-batch"
+        unit = "sample" if plan.config.env.is_simulator else "episode"
+        how = f"data-parallel, {_counted(episodes, unit)}{cut} per mini-batch"
         yield f"{name}: ranks", _number(work.data_parallel_ranks), how
         how = f"in each optimizer step, with gradient accumulation;\n{work.budget.description} each ({work.budget.key})"
         yield f"{name}: micro-batches", _at_most(work.micro_batches), how
@@ -188,7 +212,7 @@ def _run_rows(plan: RunPlan) -> Iterator[Row]:
 
 def _counted(number: float, word: str) -> str:
     """`1 episode`, `2 episodes`, `3 mini-batches`."""
-    return f"{_number(number)} {word}{'' if number == 1 else 'es' if word.endswith('ch') else 's'}"
+    return f"{_number(number)} {word}{'' if number == 1 else 'es' if word.endswith('batch') else 's'}"
 
 
 def _at_most(number: int | None) -> str:
@@ -229,6 +253,19 @@ def _print_placement(out: Console, placement: Placement) -> None:
         turns = "share no device"
     if len(placement.components) > 1:
         out.print(f"  Device numbers are global; components {turns}.", style="dim")
+
+
+def _print_robots(out: Console, plan: RunPlan) -> None:
+    """Print which devices simulate robots and sample their actions; the placement may ask for others."""
+    if not plan.config.env.is_simulator or not plan.numbers:
+        return
+    robots = plan.numbers["robots"]
+    used = {"envs": robots["simulated_on"], "rollout": robots["sampled_on"]}
+    simulated, sampled = map(format_ranges, used.values())
+    out.print(f"  Robots are simulated on {simulated}; their actions are sampled on {sampled}.", style="dim")
+    listed = {name: component.devices for name in used if (component := plan.placement.of(name))}
+    if any(listed[name] not in ((), used[name]) for name in listed):
+        out.print("  Only devices without the actor have processes for this; otherwise the actor's do it.", style="dim")
 
 
 def _print_weight_transfers(out: Console, config: Experiment) -> None:

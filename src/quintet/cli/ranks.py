@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from quintet import __version__
 from quintet.cli.rank_report import layout_of, output_to_log, sudden_death_report, write_rank_report
+from quintet.config.composed import errors_with_sources
 from quintet.config.torchrun import RankInfo, current_rank
 from quintet.errors import MachineError, UserError
 from quintet.tracking.run_processes import LAUNCHED_BY_RAY
@@ -71,13 +72,20 @@ def run_on_all_ranks(composed: ComposedConfig, run: Callable[[Controller | None]
     from quintet.runtime.run_registration import registered_rank
     from quintet.tracking.run_directory import RunDirectory
 
-    rank = current_rank()
+    rank, run = current_rank(), partial(_run_with_sources, composed, run)
     hide_other_gpus(composed.experiment)
     components = layout_of(composed.experiment).components_of(rank.rank)
     with registered_rank(RunDirectory.from_config(composed.experiment), rank, components):
         if rank.size == 1:
             return run(None)
         return _run_as_rank(rank, composed.experiment, run)
+
+
+def _run_with_sources(
+    composed: ComposedConfig, run: Callable[[Controller | None], int], controller: Controller | None
+) -> int:
+    with errors_with_sources(composed):
+        return run(controller)
 
 
 def hide_other_gpus(config: Experiment) -> None:

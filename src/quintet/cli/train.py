@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quintet.cli.choices import check_choices
+from quintet.cli.choices import check_action_policy, check_choices
 from quintet.cli.configuration import load_config
 from quintet.cli.ranks import run_on_all_ranks
 from quintet.cli.transformers_setup import silence_transformers
@@ -22,6 +22,7 @@ def run(config: str | None, overrides: list[str], dialect: str | None, unknown_k
     check_choices(composed)
     check_placement(composed)
     check_images(composed)
+    check_action_policy(composed)
     from quintet.tracking.run_directory import RunDirectory
 
     if current_rank().rank == 0:

@@ -1,11 +1,15 @@
 """A validated experiment with the source of each value."""
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from quintet.config.dotted import is_inside
 from quintet.config.native.experiment import Experiment
 from quintet.config.problems import ConfigProblem, describe_setting, source_of
+from quintet.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,33 @@ class ComposedConfig:
         """
         message = f"{self.describe(key)}: {problem}"
         return ConfigProblem(key, self.value(key), self.source(key), message, hint and self.hint_for_user(hint))
+
+    def with_source(self, error: ConfigError) -> ConfigError:
+        """Return an error of a running program with the source of its key, and with its hint in the format of the user.
+
+        An error that has a source, or whose key is none of the configuration, is returned as it is.
+        """
+        section = error.key
+        if error.source is not None or section is None or not any(is_inside(key, section) for key in self.provenance):
+            return error
+        named = re.search(rf"{re.escape(section)}(?:\.\w+)*", error.message)
+        source = self.source(named[0] if named else section)
+        message = f"{error.message} ({source})" if named else f"{self.describe(section)}: {error.message}"
+        hint = error.hint and self.hint_for_user(error.hint)
+        return ConfigError(message, key=section, value=error.value, source=source, hint=hint)
+
+
+@contextmanager
+def errors_with_sources(composed: ComposedConfig) -> Iterator[None]:
+    """Name the sources of keys in errors, see `ComposedConfig.with_source`.
+
+    Raises:
+        ConfigError: that of the block.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        raise composed.with_source(error) from None
 
 
 def config_value(experiment: Experiment, key: str) -> Any:

@@ -1,29 +1,25 @@
-"""Evaluation of stored responses, or of a model: scores, their statistics, and files with the results."""
+"""Evaluation of stored responses, or of a model."""
 
 from __future__ import annotations
 
-import heapq
-import json
-import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from quintet.config.composed import ComposedConfig
 from quintet.config.native.data import RewardConfig
 from quintet.config.native.experiment import Experiment
-from quintet.config.yaml_writer import dump_config
 from quintet.data.start_state_files import build_start_states
 from quintet.envs.mixed_env import build_run_envs
 from quintet.errors import ConfigError
+from quintet.pipelines.evaluation_results import Evaluation, ResultWriter, Statistics, finish_results, open_results
 from quintet.pipelines.stored_responses import StoredResponses
 from quintet.policies.lora import add_lora, merge_adapters
 from quintet.policies.model_loading import load_model, load_tokenizer
 from quintet.policies.reward_model import import_libraries
-from quintet.records import Failure, Response, RewardResult, Trajectory
+from quintet.records import Response, RewardResult, Trajectory
 from quintet.rollout.agent_loop import AgentLoop
 from quintet.rollout.chat.chat_format import ChatFormat
 from quintet.rollout.chat.image_prompts import ImagePrompts
@@ -47,144 +43,16 @@ from quintet.runtime.engines import engine_setup
 from quintet.runtime.process_settings import configure_process
 from quintet.runtime.reward_scorer import build_reward_scorer
 from quintet.seeds import derive_seed
-from quintet.tracking.atomic_files import translate_os_errors
-from quintet.tracking.eval_statistics import Estimates, Sample, estimates, validation_metrics
+from quintet.tracking.eval_statistics import Sample
 from quintet.tracking.progress import build_progress
-from quintet.tracking.run_directory import RunDirectory
 from quintet.tracking.trajectories import write_trajectories
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-RESULTS, ANSWERS, EPISODES, CONFIG = "results.json", "answers.jsonl", "episodes.jsonl", "evaluation.yaml"
+EPISODES = "episodes.jsonl"
 MAX_CONCURRENT = 4096
 """Maximum number of responses, or of episodes, in memory at a time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Statistics:
-    """Statistics to compute: pass@k and maj@k for each k of `samples`, where a response with a score of at least
-    `pass_threshold` is correct, and confidence intervals."""
-
-    samples: tuple[int, ...] = (1, 2, 4, 8)
-    pass_threshold: float = 1.0
-    confidence: float = 0.95
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """Results by data source."""
-
-    directory: Path
-    statistics: Statistics
-    sources: Mapping[str, Estimates]
-    failures: Mapping[str, Mapping[str, int]]
-    """Number of responses per source that could not be scored, by kind of failure."""
-    metrics: Mapping[str, float]
-    """Results under verl's metric names, such as `test_score/<source>`."""
-    endpoint: Mapping[str, Any] | None = None
-    """Endpoint that was evaluated, with its token counts; None for a model on disk."""
-
-    @property
-    def answers(self) -> int:
-        return sum(estimate.answers for estimate in self.sources.values())
-
-    @property
-    def failed(self) -> int:
-        return sum(sum(kinds.values()) for kinds in self.failures.values())
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the content of `results.json`."""
-        sources = {
-            name: asdict(estimate) | {"failures": self.failures[name]} for name, estimate in self.sources.items()
-        }
-        return {
-            "answers": self.answers,
-            "failed": self.failed,
-            "confidence": self.statistics.confidence,
-            "pass_threshold": self.statistics.pass_threshold,
-            "sources": sources,
-            "metrics": dict(self.metrics),
-            **({"endpoint": dict(self.endpoint)} if self.endpoint is not None else {}),
-        }
-
-
-@dataclass(slots=True)
-class _ResultWriter:
-    """Writes scored responses in the order of their numbers, in whatever order they are scored."""
-
-    file: IO[str]
-    samples: list[Sample] = field(default_factory=list)
-    failures: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    _queue: list[tuple[int, Sample, str]] = field(default_factory=list)
-
-    def add(self, number: int, sample: Sample, failure: Failure | None, shown: Mapping[str, Any]) -> None:
-        """Add the result of that number; `shown` are further values of its line."""
-        if failure is not None:
-            self.failures[sample.source][failure.error_type] += 1
-        line = json.dumps({**_line(sample, failure), **shown}, ensure_ascii=False)
-        heapq.heappush(self._queue, (number, sample, line))
-        while self._queue and self._queue[0][0] == len(self.samples):
-            _, next_sample, text = heapq.heappop(self._queue)
-            self.samples.append(next_sample)
-            with translate_os_errors(self.file.name):
-                self.file.write(f"{text}\n")
-
-
-def _line(sample: Sample, failure: Failure | None) -> dict[str, Any]:
-    return {
-        "source": sample.source,
-        "prompt": sample.prompt,
-        "score": sample.score,
-        "reward_components": {
-            name: value if math.isfinite(value) else None for name, value in sample.reward_components.items()
-        },
-        "extracted_answer": sample.extracted_answer,
-        "failure": None if failure is None else asdict(failure),
-    }
-
-
-@contextmanager
-def _open_results(composed: ComposedConfig) -> Iterator[tuple[RunDirectory, _ResultWriter]]:
-    """Create and lock the run directory; the file with the results gets its name when it is complete."""
-    directory = RunDirectory.create_for(composed)
-    with directory.lock():
-        config = dump_config(composed).partition("\n")[2]
-        directory.write_text(CONFIG, f"# Resolved configuration of this evaluation.\n{config}")
-        part = directory.path / f".{ANSWERS}.partial"
-        with translate_os_errors(part):
-            # a policy's bytes may decode to lone surrogates, which UTF-8 cannot encode
-            file = part.open("w", encoding="utf-8", errors="backslashreplace")
-        try:
-            with file:
-                yield directory, _ResultWriter(file)
-                with translate_os_errors(part):
-                    file.flush()
-            with translate_os_errors(part):
-                part.replace(directory.path / ANSWERS)
-        finally:
-            part.unlink(missing_ok=True)
-
-
-def _finish(
-    directory: RunDirectory, writer: _ResultWriter, statistics: Statistics, endpoint: Mapping[str, Any] | None = None
-) -> Evaluation:
-    """Compute the statistics of each source, and write them."""
-    sources: dict[str, list[Sample]] = defaultdict(list)
-    for sample in writer.samples:
-        sources[sample.source].append(sample)
-    by_source = {
-        name: estimates(
-            samples, statistics.samples, confidence=statistics.confidence, pass_threshold=statistics.pass_threshold
-        )
-        for name, samples in sorted(sources.items())
-    }
-    means = {f"test_score/{name}": estimate.score.mean for name, estimate in by_source.items()}
-    failures = {name: dict(sorted(writer.failures[name].items())) for name in by_source}
-    metrics = means | validation_metrics(writer.samples)
-    evaluation = Evaluation(directory.path, statistics, by_source, failures, metrics, endpoint)
-    directory.write_text(RESULTS, json.dumps(evaluation.as_json(), indent=1, ensure_ascii=False) + "\n")
-    return evaluation
 
 
 def evaluate_stored(composed: ComposedConfig, console: Console) -> Evaluation:
@@ -205,7 +73,7 @@ def evaluate_stored(composed: ComposedConfig, console: Console) -> Evaluation:
             "--data FILE, or a configuration with validation.only=true",
         )
     rows = StoredResponses(stored, needs_prompts=_uses_model(config.reward))
-    with _open_results(composed) as (directory, writer):
+    with open_results(composed) as (directory, writer):
         scoring = config.model_copy(update={"reward": _reward(config)})
         scorer = build_reward_scorer(scoring, Path(config.policy.path or "policy"))
         progress = build_progress(console)
@@ -223,10 +91,10 @@ def evaluate_stored(composed: ComposedConfig, console: Console) -> Evaluation:
                 add(scorer.ready() if len(pending) < MAX_CONCURRENT else scorer.drain())
                 phase.advance()
             add(scorer.drain())
-        return _finish(directory, writer, Statistics(stored.samples, stored.pass_threshold, stored.confidence))
+        return finish_results(directory, writer, Statistics(stored.samples, stored.pass_threshold, stored.confidence))
 
 
-def _add_stored(writer: _ResultWriter, answer: Response, verdict: RewardResult) -> None:
+def _add_stored(writer: ResultWriter, answer: Response, verdict: RewardResult) -> None:
     prompt_row = answer.prompt_row
     sample = Sample(
         prompt_row.data_source or "prompts",
@@ -263,7 +131,9 @@ def evaluate_model(
     import_libraries(config.external_libs, "external_libs")
     if endpoint is not None:
         check_for_endpoint(config)
-    with _open_results(composed) as (directory, writer):
+    if config.env.is_simulator:
+        return _evaluate_robots(composed, statistics, console)
+    with open_results(composed) as (directory, writer):
         evaluator = _Evaluator.of(config, endpoint)
         samples = config.validation.sampling.samples
         progress = build_progress(console)
@@ -280,7 +150,33 @@ def evaluate_model(
             write_trajectories(
                 directory.path / EPISODES, 0, "validation", stored, image_episodes=config.tracking.image_episodes
             )
-        return _finish(directory, writer, statistics, evaluator.endpoint_counts(endpoint))
+        return finish_results(directory, writer, statistics, evaluator.endpoint_counts(endpoint))
+
+
+def _evaluate_robots(composed: ComposedConfig, statistics: Statistics, console: Console) -> Evaluation:
+    """Run the action policy at `policy.path` on the held-out episodes of its simulator."""
+    from quintet.pipelines.embodied.components import RobotComponents
+    from quintet.pipelines.embodied.rollout import held_out_episodes, num_held_out
+    from quintet.runtime.controller import Controller
+
+    config = composed.experiment
+    with open_results(composed) as (directory, writer):
+        components = RobotComponents.build(config, Path(str(config.policy.path)), Controller.in_process())
+        progress = build_progress(console)
+        with closing(components), progress.phase("episodes", num_held_out(config), unit="episode") as phase:
+            for part in held_out_episodes(components, 0):
+                for episode in part:
+                    sample = Sample(
+                        episode.task, str(episode.start_state), episode.episode_return, {"acc": episode.success_once}
+                    )
+                    shown = {"outcome": episode.outcome.value, "actions": episode.num_actions}
+                    writer.add(len(writer.samples), sample, episode.failure, shown)
+                phase.advance(count=len(part))
+            trajectories = components.workers.take_trajectories()
+        write_trajectories(
+            directory.path / EPISODES, 0, "validation", trajectories, image_episodes=config.tracking.image_episodes
+        )
+        return finish_results(directory, writer, statistics)
 
 
 def check_for_endpoint(config: Experiment) -> None:
@@ -290,6 +186,9 @@ def check_for_endpoint(config: Experiment) -> None:
         ConfigError: a setting needs the policy's tokens, which an endpoint does not return.
     """
     rollout, data, reward = config.rollout, config.data, config.reward
+    if config.env.is_simulator:
+        message = "env.name = simulator needs a policy that outputs actions, which an endpoint does not"
+        raise ConfigError(message, key="env.name", value="simulator", hint="leave out --endpoint")
     is_set = {
         "rollout.max_prompt_tokens": rollout.max_prompt_tokens != UNLIMITED,
         "rollout.max_start_tokens": rollout.max_start_tokens is not None,
@@ -311,7 +210,7 @@ def check_for_endpoint(config: Experiment) -> None:
 
 
 def _add_played(
-    writer: _ResultWriter, trajectory: Trajectory, number: int, *, endpoint: EndpointSettings | None = None
+    writer: ResultWriter, trajectory: Trajectory, number: int, *, endpoint: EndpointSettings | None = None
 ) -> None:
     parts = dict(trajectory.reward_components) or {"acc": float(trajectory.success)}
     sample = Sample(trajectory.env, str(trajectory.seed), trajectory.reward, parts, trajectory.extracted_answer)

@@ -12,11 +12,10 @@ from quintet.algorithms.advantages.groups import has_response, trajectory_reward
 from quintet.algorithms.aggregation import token_weights
 from quintet.algorithms.correction import rollout_correction
 from quintet.algorithms.drift import max_gap, measure_drift
-from quintet.algorithms.filters import has_signal, select_groups
+from quintet.algorithms.filters import drops_groups_without_signal, has_signal, select_groups
 from quintet.algorithms.kl import KlControl, penalize_rewards, token_divergence
 from quintet.algorithms.shaping import shape_rewards
 from quintet.algorithms.tokens import whiten
-from quintet.config.native.algorithm import AlgorithmConfig
 from quintet.config.native.experiment import Experiment
 from quintet.errors import MachineError
 from quintet.pipelines.rollout_step import Rollout
@@ -148,24 +147,16 @@ def add_advantages(batch: Batch, config: Experiment, kl: KlControl | None = None
         batch, penalty = _subtract_kl(batch, kl)
         metrics |= penalty
     batch = _advantages(batch, config)
-    if _drops_groups_without_signal(algorithm) and bool((with_signal & accepted).any()):
+    if drops_groups_without_signal(algorithm) and bool((with_signal & accepted).any()):
         batch = select_trajectories(batch, with_signal & accepted)
-    if batch.trained_mask is not None:
-        batch = replace(batch, loss_mask=batch.loss_mask & batch.trained_mask)
-    return batch, metrics
+    return _without_rejected_tokens(batch), metrics
 
 
-def _drops_groups_without_signal(algorithm: AlgorithmConfig) -> bool:
-    """Return whether groups with equal rewards are left out: only if they give no gradient by any other term."""
-    advantage = algorithm.advantage
-    is_relative = advantage.zero_for_equal_rewards and not advantage.whiten and not algorithm.loss.needs_teacher
-    kl_in_reward = algorithm.kl is not None and algorithm.kl.apply_to == "reward"
-    return (
-        algorithm.drop_groups_without_signal
-        and is_relative
-        and not kl_in_reward
-        and not algorithm.shaping.length_penalty
-    )
+def _without_rejected_tokens(batch: Batch) -> Batch:
+    """Return the batch whose loss mask has no token that the rollout correction rejected."""
+    if batch.trained_mask is None:
+        return batch
+    return replace(batch, loss_mask=batch.loss_mask & batch.trained_mask)
 
 
 def _share_of_groups(batch: Batch, trajectories: torch.Tensor) -> float:
@@ -176,16 +167,27 @@ def _share_of_groups(batch: Batch, trajectories: torch.Tensor) -> float:
 def _advantages(batch: Batch, config: Experiment) -> Batch:
     """Compute advantages and returns, over response tokens alone or over observation tokens, too."""
     responses_only, advantage = config.algorithm.advantage_over_response_tokens, config.algorithm.advantage
+    correction = config.algorithm.correction
+    rejects_first = correction is not None and correction.reject_before_advantages
+    batch = _without_rejected_tokens(batch) if rejects_first else batch
     if responses_only or not advantage.recurses_over_tokens:
         advantages, returns = estimate(batch, advantage)
-        return replace(batch, advantages=advantages, returns=returns)
+        return replace(batch, advantages=_clip(advantages, config), returns=returns)
     unwhitened = advantage.model_copy(update={"whiten": False})
-    advantages, returns = estimate(train_on_observations(batch), unwhitened)
+    with_observations = train_on_observations(batch)
+    with_observations = _without_rejected_tokens(with_observations) if rejects_first else with_observations
+    advantages, returns = estimate(with_observations, unwhitened)
     if advantage.whiten:
         ends = turn_ends(batch) if advantage.values_at_turn_ends_only else None
         advantages = whiten(advantages, batch.loss_mask, over=ends)
-    advantages = advantages * batch.loss_mask
+    advantages = _clip(advantages * batch.loss_mask, config)
     return replace(batch, advantages=advantages, returns=returns * batch.loss_mask)
+
+
+def _clip(advantages: torch.Tensor, config: Experiment) -> torch.Tensor:
+    """Clip advantages [N] if the run asks for it."""
+    bound = config.algorithm.advantage_clip
+    return advantages if bound is None else advantages.clamp(-bound, bound)
 
 
 def _subtract_kl(batch: Batch, control: KlControl) -> tuple[Batch, dict[str, float]]:

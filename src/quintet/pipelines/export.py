@@ -187,7 +187,7 @@ def _merge(adapters: Path, target: Path, dtype: torch.dtype | None) -> None:
 
 
 def _head(more: Mapping[str, Any]) -> str:
-    """Return the card's YAML front matter."""
+    """Return the card's YAML front matter; `more` replaces what is true of most models."""
     values = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["quintet"], **more}
     return f"---\n{yaml.safe_dump(values, sort_keys=False)}---\n"
 
@@ -199,8 +199,9 @@ def _card(checkpoint: Checkpoint, dtype: str | None, target: Path) -> str:
     run = RunDirectory(checkpoint.directory.resolve().parent.parent)
     way = "supervised fine-tuning" if config.sft else "reinforcement learning"
     seconds = float(checkpoint.state["seconds"])
+    task = {"pipeline_tag": "robotics"} if config.env.is_simulator else {}
     lines = [
-        _head({"base_model": config.policy.path} if config.policy.path else {}),
+        _head(task | ({"base_model": config.policy.path} if config.policy.path else {})),
         f"# {config.name}, step {checkpoint.step}",
         "",
         f"Trained by {way} with Quintet {__version__}: {checkpoint.step} of {config.training.steps} steps, "
@@ -210,13 +211,7 @@ def _card(checkpoint: Checkpoint, dtype: str | None, target: Path) -> str:
         *_results(run, checkpoint.step),
         "## Usage",
         "",
-        "```python",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        "",
-        f"path = {str(target)!r}",
-        "model = AutoModelForCausalLM.from_pretrained(path)",
-        "tokenizer = AutoTokenizer.from_pretrained(path)",
-        "```",
+        *(_ROBOT_USAGE if config.env.is_simulator else _text_usage(target)),
         "",
         "## Configuration",
         "",
@@ -226,6 +221,21 @@ def _card(checkpoint: Checkpoint, dtype: str | None, target: Path) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+_ROBOT_USAGE = ("Set `policy.path` of a run on the simulator to this directory.",)
+
+
+def _text_usage(target: Path) -> tuple[str, ...]:
+    return (
+        "```python",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        f"path = {str(target)!r}",
+        "model = AutoModelForCausalLM.from_pretrained(path)",
+        "tokenizer = AutoTokenizer.from_pretrained(path)",
+        "```",
+    )
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from quintet.config.composed import ComposedConfig
+from quintet.pipelines.embodied.training import train_in_simulator
 from quintet.pipelines.experience import (
     add_advantages,
     add_log_probs,
@@ -61,6 +62,10 @@ def train(composed: ComposedConfig, console: Console, controller: Controller | N
             return 0
         if not run.config.validation.only:
             run.reopen()
+        if run.config.env.is_simulator:
+            train_in_simulator(run, stop, resources)
+            finish(run, console)
+            return 0
         components = set_up(run, prompts, stop, resources)
         if not run.config.validation.only:
             reinforce(run, components, stop)

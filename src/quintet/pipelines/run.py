@@ -94,6 +94,14 @@ class Run:
             self._is_noted = True
             self.progress.note("tracking.validation_generations: none of tracking.loggers shows generations")
 
+    def log_video(self, step: int, name: str, path: Path) -> None:
+        """Send a video file to the loggers that show videos; the run continues if that fails."""
+        try:
+            self._open_logger().log_video(step, name, path)
+        except Exception as error:  # noqa: BLE001 - whatever a logger's library raises must not end a run
+            self.progress.note(f"{path} is not logged: {error}")
+            return
+
     def _open_logger(self) -> MetricLogger:
         if self._logger is None:
             config = self.config
@@ -102,8 +110,9 @@ class Run:
                 self.directory.path,
                 resume_step=self.checkpoint.step if self.checkpoint else None,
                 reporter=self.progress,
-                name=stage.name or config.name,
+                name=stage.name or config.tracking.run_name or config.name,
                 project=stage.project or config.tracking.project or "quintet",
+                log_dir=Path(config.tracking.log_dir) if config.tracking.log_dir else None,
             )
             self._logger = build_loggers(config.tracking.loggers if stage.loggers is None else stage.loggers, context)
         return self._logger

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from quintet.config.native.mixed_envs import ALL_ENVS
 from quintet.tracking.loggers import read_metrics
 from quintet.tracking.report import ComparisonRow, write_report
+from quintet.tracking.report_videos import TASK_SUCCESS
+from quintet.tracking.videos import find_videos
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,6 +21,7 @@ ROWS = (
     ("success_rate", "success", True),
     ("reward", "reward", False),
     ("turns", "turns", False),
+    ("episode_len", "actions", False),
     ("valid_format", "valid format", True),
 )
 
@@ -27,22 +30,47 @@ def finish(run: Run, console: Console) -> None:
     """Write report and state of a finished run, and print the table."""
     rows = comparison_rows(run)
     summary, num_episodes = config_summary(run.config), run.config.tracking.report_episodes
-    report = write_report(run.directory.path, run.config.name, summary, rows, num_episodes)
+    videos = find_videos(run.directory.path, run.config.tracking)
+    report = write_report(run.directory.path, run.config.name, summary, rows, num_episodes, videos)
     run.directory.write_state("finished", steps=run.config.training.steps)
-    console.print(comparison_table(run, rows))
+    console.print(comparison_table(run, [*rows, *task_rows(run)]))
     run.progress.note(f"report: {report}")
 
 
 def comparison_rows(run: Run) -> list[ComparisonRow]:
     """Return the results of the run's first and last validation."""
-    env = ALL_ENVS if run.config.envs else run.config.env.name
-    lines = [line for line in read_metrics(run.directory.metrics) if f"val/{env}/success_rate" in line]
+    env = _validated_env(run)
+    names = [(f"val/{env}/{key}", label, share) for key, label, share in ROWS]
+    names += [(f"val/{name}/success_rate", f"success, {name}", True) for name in run.config.envs]
+    return _compare(names, _validations(run))
+
+
+def task_rows(run: Run) -> list[ComparisonRow]:
+    """Return the success in each task in the run's first and last validation; empty if there are not several tasks."""
+    lines = _validations(run)
+    matches = filter(None, map(TASK_SUCCESS.fullmatch, sorted({name for line in lines for name in line})))
+    return _compare([(match[0], f"success, {match[1]}", True) for match in matches], lines)
+
+
+def _validated_env(run: Run) -> str:
+    return ALL_ENVS if run.config.envs else run.config.env.name
+
+
+def _validations(run: Run) -> list[dict[str, float]]:
+    """Return the metrics of the steps with a validation."""
+    return [line for line in read_metrics(run.directory.metrics) if f"val/{_validated_env(run)}/success_rate" in line]
+
+
+def _compare(names: list[tuple[str, str, bool]], lines: list[dict[str, float]]) -> list[ComparisonRow]:
+    """Return the first and the last value of each metric that exists: name, label, and whether it is a share."""
     no_values: dict[str, float] = {}
     before = next((line for line in lines if line["step"] == 0), no_values)
     after = next((line for line in reversed(lines) if line["step"] > 0), no_values)
-    names = [(f"val/{env}/{key}", label, share) for key, label, share in ROWS]
-    names += [(f"val/{name}/success_rate", f"success, {name}", True) for name in run.config.envs]
-    return [ComparisonRow(label, before.get(name), after.get(name), share) for name, label, share in names if lines]
+    return [
+        ComparisonRow(label, before.get(name), after.get(name), share)
+        for name, label, share in names
+        if name in before or name in after
+    ]
 
 
 def comparison_table(run: Run, rows: list[ComparisonRow]) -> Table:

@@ -8,6 +8,7 @@ from pathlib import Path
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.process_layout import process_layout
 from quintet.envs.hosted_envs import HostedVectorEnv
+from quintet.runtime.embodied.robot_workers import RobotWorkers
 from quintet.runtime.engines import standalone_engine_ranks
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_engines import RemoteEngines
@@ -17,6 +18,7 @@ from quintet.runtime.standalone.engines import StandaloneEngines
 from quintet.runtime.standalone.envs import hosted_vector_env
 from quintet.runtime.standalone.learners import StandaloneLearnerGroup
 from quintet.runtime.standalone.listener import WorkerListener
+from quintet.runtime.standalone.robots import OrderedCalls
 from quintet.runtime.standalone.transport import StandaloneTransport
 from quintet.runtime.torchrun_transport import TorchrunTransport
 from quintet.runtime.transport import InProcessTransport, Transport
@@ -119,6 +121,26 @@ class Controller:
             return None
         take_arrived = partial(self._listener.take_arrived, ranks)
         return hosted_vector_env(self._listener.wait_for(ranks, seconds), config, take_arrived)
+
+    def build_robot_workers(self, config: Experiment, policy: Path) -> RobotWorkers:
+        """Build the robots and the learner of the action policy at `policy` on all workers; robots, or copies of the
+        policy that sample actions, on standalone workers if these have devices for them.
+
+        Raises:
+            MachineError: workers did not connect in time, or cannot build their part.
+        """
+        layout, seconds = process_layout(config), config.placement.join_timeout_seconds
+        names = ("envs", "rollout") if self._listener is not None else ()
+        ranks = {name: layout.standalone.get(name, ()) for name in names}
+        joined = sorted({rank for each in ranks.values() for rank in each})
+        workers = self._listener.wait_for(joined, seconds) if self._listener is not None and joined else []
+        listener = self._listener
+        by_rank = {
+            worker.rank: OrderedCalls(worker, partial(listener.take_arrived, [worker.rank]) if listener else tuple)
+            for worker in workers
+        }
+        components = {name: [by_rank[rank] for rank in each] for name, each in ranks.items()}
+        return RobotWorkers(self._transport, config, policy, components.get("envs", ()), components.get("rollout", ()))
 
     def check_alive(self) -> None:
         """Check that all workers are alive.

@@ -51,7 +51,7 @@ SINGLE_RANK = RankGroup()
 logger = logging.getLogger(__name__)
 
 
-def _device_mesh(config: Experiment, name: str, ranks: RankGroup) -> LearnerMesh:
+def build_device_mesh(config: Experiment, name: str, ranks: RankGroup) -> LearnerMesh:
     """Return the device mesh of the learner called `name`.
 
     Raises:
@@ -76,9 +76,9 @@ def _parallelize(
     from quintet.training.parallel.fsdp import build_strategy
     from quintet.training.parallel.parallelize import parallelize_module
 
-    layout = parallelize_module(module, mesh, learner, name, _autocast_dtype(config, name))
+    layout = parallelize_module(module, mesh, learner, name, autocast_dtype(config, name))
     return build_strategy(
-        module, learner.backend, mesh, learner.sharding, learner.memory, _learner_dtype(config, name), layout
+        module, learner.backend, mesh, learner.sharding, learner.memory, learner_dtype(config, name), layout
     )
 
 
@@ -102,20 +102,20 @@ def _save_memory(module: PolicyModule | ValueModel, memory: MemoryConfig, name: 
             module.statistics_fn = compiled_token_statistics()
 
 
-def _learner_dtype(config: Experiment, name: str) -> torch.dtype:
+def learner_dtype(config: Experiment, name: str) -> torch.dtype:
     """Return the learner's own dtype, or the policy's."""
     dtype = getattr(getattr(with_dtypes(config), name), "dtype", None)
     return DTYPES_BY_NAME[dtype] if dtype else policy_dtype(config)
 
 
-def _autocast_dtype(config: Experiment, name: str) -> torch.dtype:
+def autocast_dtype(config: Experiment, name: str) -> torch.dtype:
     """Return the dtype of matrix products under autocast, which does not support float64. By default, a reference that
     is a snapshot of the policy computes in the policy's dtype."""
     learner = getattr(config, name)
     dtype = learner.sharding.autocast or learner.sharding.parameter_dtype
     if name == "reference" and dtype is None and learner.dtype is None and learner.path is None:
-        return _autocast_dtype(config, "actor")
-    return _learner_dtype(config, name) if dtype is None else DTYPES_BY_NAME["float32" if dtype == "float64" else dtype]
+        return autocast_dtype(config, "actor")
+    return learner_dtype(config, name) if dtype is None else DTYPES_BY_NAME["float32" if dtype == "float64" else dtype]
 
 
 def _shared_with_engine(config: Experiment, strategy: ParallelStrategy) -> bool:
@@ -137,7 +137,7 @@ def build_actor(
     ranks: RankGroup = SINGLE_RANK,
 ) -> ActorLearner:
     """Build the actor of a policy on the ranks, which all have the same weights; `temperature` divides its logits."""
-    mesh = _device_mesh(config, "actor", ranks)
+    mesh = build_device_mesh(config, "actor", ranks)
     strategy = _parallelize(config, "actor", PolicyModule(model), mesh)
     num_balanced = _ranks_to_balance(config, mesh)
     return ActorLearner(
@@ -146,7 +146,7 @@ def build_actor(
         LearnerSetup(
             budget=MicroBatchBudget.from_config(config.actor.budget, config.training, num_balanced),
             inference_budget=MicroBatchBudget.from_config(config.actor.inference_budget, config.training, num_balanced),
-            dtype=_autocast_dtype(config, "actor"),
+            dtype=autocast_dtype(config, "actor"),
             temperature=temperature,
             ranks=mesh.data,
             strategy=strategy,
@@ -162,7 +162,7 @@ def build_sft_actor(
     config: Experiment, sft: SftConfig, model: PreTrainedModel, ranks: RankGroup = SINGLE_RANK
 ) -> ActorLearner:
     """Build the actor that fine-tunes a model, parallelized like the actor of reinforcement learning."""
-    mesh = _device_mesh(config, "actor", ranks)
+    mesh = build_device_mesh(config, "actor", ranks)
     max_sequences, num_balanced = sft.sequences_per_pass, _ranks_to_balance(config, mesh)
     tokens = config.training.micro_batch_tokens if max_sequences is None else None
     return ActorLearner(
@@ -170,7 +170,7 @@ def build_sft_actor(
         sft.optimizer,
         LearnerSetup(
             budget=MicroBatchBudget(tokens, max_sequences, num_balanced),
-            dtype=_autocast_dtype(config, "actor"),
+            dtype=autocast_dtype(config, "actor"),
             ranks=mesh.data,
             strategy=_parallelize(config, "actor", PolicyModule(model), mesh),
             loss_scale=LossScale.from_config(config.actor.sharding),
@@ -183,7 +183,7 @@ def build_critic(config: Experiment, actor: Learner, policy: Path, ranks: RankGr
     Adapters are merged, and all weights are trained."""
     path, trusted = config.critic.path, config.policy.trust_remote_code
     base = load_model(path, trust_remote_code=trusted) if path else _full_model(config, actor, policy)
-    model, mesh = ValueModel(base), _device_mesh(config, "critic", ranks)
+    model, mesh = ValueModel(base), build_device_mesh(config, "critic", ranks)
     if has_lora(model.body):
         merge_adapters(model.body)
     checkpointing = config.critic.gradient_checkpointing
@@ -198,7 +198,7 @@ def build_critic(config: Experiment, actor: Learner, policy: Path, ranks: RankGr
         LearnerSetup(
             budget=MicroBatchBudget.from_config(config.critic.budget, config.training),
             inference_budget=MicroBatchBudget.from_config(config.critic.inference_budget, config.training),
-            dtype=_autocast_dtype(config, "critic"),
+            dtype=autocast_dtype(config, "critic"),
             ranks=mesh.data,
             strategy=strategy,
             loss_scale=LossScale.from_config(config.critic.sharding),
@@ -228,14 +228,14 @@ def build_reference(config: Experiment, actor: Learner, policy: Path, ranks: Ran
     if isinstance(actor, ActorLearner) and model is actor.model:
         model = copy.deepcopy(model)
     if reference.dtype is not None:
-        cast_weights(model, _learner_dtype(config, "reference"))
-    mesh = _device_mesh(config, "reference", ranks)
+        cast_weights(model, learner_dtype(config, "reference"))
+    mesh = build_device_mesh(config, "reference", ranks)
     strategy = _parallelize(config, "reference", PolicyModule(model.requires_grad_(requires_grad=False)), mesh)
     return PolicyScorer(
         model,
         LearnerSetup(
             budget=budget,
-            dtype=_autocast_dtype(config, "reference"),
+            dtype=autocast_dtype(config, "reference"),
             temperature=config.rollout.temperature,
             ranks=mesh.data,
             strategy=strategy,
@@ -248,7 +248,7 @@ def build_policy_scorer(config: Experiment, policy: Path, ranks: RankGroup = SIN
     """Build a scorer with the settings of the actor, without an optimizer, for the policy whose initial model is at
     `policy`. It has no adapters: the actor's weights contain them."""
     model = load_model(policy, trust_remote_code=config.policy.trust_remote_code, overrides=config.policy.overrides)
-    mesh = _device_mesh(config, "actor", ranks)
+    mesh = build_device_mesh(config, "actor", ranks)
     strategy = _parallelize(config, "actor", PolicyModule(model.requires_grad_(requires_grad=False)), mesh)
     return PolicyScorer(
         model,
@@ -256,7 +256,7 @@ def build_policy_scorer(config: Experiment, policy: Path, ranks: RankGroup = SIN
             budget=MicroBatchBudget.from_config(
                 config.actor.inference_budget, config.training, _ranks_to_balance(config, mesh)
             ),
-            dtype=_autocast_dtype(config, "actor"),
+            dtype=autocast_dtype(config, "actor"),
             temperature=config.rollout.temperature,
             ranks=mesh.data,
             strategy=strategy,

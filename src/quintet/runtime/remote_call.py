@@ -16,6 +16,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from pydantic import TypeAdapter
@@ -27,6 +28,7 @@ from quintet.config.native.algorithm import AlgorithmConfig
 from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import CriticConfig, OptimizerConfig
+from quintet.embodied_records import ChunkBatch, RobotEpisode, RolloutRequest
 from quintet.envs.event_messages import event_from_text, event_text
 from quintet.envs.hosted_envs import EnvRequest
 from quintet.envs.vector_env import EnvEvent
@@ -34,6 +36,7 @@ from quintet.errors import MachineError
 from quintet.records import Batch, ImageInput, PromptRow, Request
 from quintet.rollout.engines.shared_weights import SharedTensor
 from quintet.runtime.remote_interface import REMOTE_OBJECTS, EngineReport, properties_of, remote_methods
+from quintet.training.chunk_learner import ChunkRates
 from quintet.training.parallel.broadcast_group import GroupAddress
 
 DTYPES = {
@@ -130,6 +133,9 @@ _CODECS: Mapping[str, _Codec] = {
     "reward_model": _config_codec(RewardModelConfig),
     "request": _Codec(Request, _encode_request, _decode_request),
     "prompt_row": _record_codec(PromptRow),
+    "robot_episode": _record_codec(RobotEpisode),
+    "rollout_request": _record_codec(RolloutRequest),
+    "chunk_rates": _record_codec(ChunkRates),
     "engine_report": _record_codec(EngineReport),
     "group_address": _record_codec(GroupAddress),
     # one per weight in every weight sync, so without the generic code of a record
@@ -235,8 +241,13 @@ def _to_json(value: Any, tensors: list[Tensor]) -> Any:
     if isinstance(value, Tensor):
         tensors.append(value)
         return {"tensor": len(tensors) - 1}
+    if isinstance(value, np.ndarray):
+        tensors.append(torch.from_numpy(np.ascontiguousarray(value)))
+        return {"array": len(tensors) - 1}
     if isinstance(value, Batch):
         return {"batch": {each.name: _to_json(getattr(value, each.name), tensors) for each in fields(Batch)}}
+    if isinstance(value, ChunkBatch):
+        return {"chunk_batch": {each.name: _to_json(getattr(value, each.name), tensors) for each in fields(ChunkBatch)}}
     if isinstance(value, Mapping):
         return {"mapping": {name: _to_json(item, tensors) for name, item in value.items()}}
     if isinstance(value, list | tuple):
@@ -253,8 +264,12 @@ def _from_json(value: Any, tensors: Sequence[Tensor]) -> Any:
     ((tag, content),) = value.items()
     if tag == "tensor":
         return tensors[content]
+    if tag == "array":
+        return tensors[content].numpy()
     if tag == "batch":
         return Batch(**{name: _from_json(item, tensors) for name, item in content.items()})
+    if tag == "chunk_batch":
+        return ChunkBatch(**{name: _from_json(item, tensors) for name, item in content.items()})
     if tag == "mapping":
         return {name: _from_json(item, tensors) for name, item in content.items()}
     if tag == "list":

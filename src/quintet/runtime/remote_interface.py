@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,17 +11,25 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.experiment import Experiment
+from quintet.config.native.learners import OptimizerConfig
+from quintet.embodied_records import ChunkBatch, RobotEpisode, RolloutRequest
 from quintet.envs.hosted_envs import EnvRequest
 from quintet.envs.vector_env import EnvEvent
 from quintet.policies.reward_model import ResponseScorer
-from quintet.records import Failure, Generation, Request
+from quintet.policies.vla.action_policy import ActionPolicy
+from quintet.records import Failure, Generation, Request, Trajectory
 from quintet.rollout.engines.shared_weights import SharedTensor, StagedTensors
 from quintet.runtime.groups import LearnerGroup
+from quintet.training.checkpoint.async_save import WriteFiles
+from quintet.training.chunk_learner import ChunkRates
 from quintet.training.parallel.broadcast_group import GroupAddress
 from quintet.training.protocols import Actor, Critic, DivergenceReference, LogProbScorer
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
+
+    from quintet.runtime.embodied.recording import RecordedVideo
 
 WORKER: Final = "worker"
 LEARNERS: Final = "learners"
@@ -29,6 +37,8 @@ ACTOR, WARM_START_ACTOR = f"{LEARNERS}.actor", f"{LEARNERS}.warm_start_actor"
 CRITIC, REFERENCE = f"{LEARNERS}.critic", f"{LEARNERS}.reference"
 REWARD_MODEL = f"{LEARNERS}.reward_model"
 ENGINE, STANDALONE_ENGINE = "engine", "standalone_engine"
+ROBOTS: Final = "robots"
+STANDALONE_ROBOTS, STANDALONE_POLICY = "standalone_robots", "standalone_policy"
 STANDALONE_LEARNERS, STANDALONE_ENVS = "standalone_learners", "standalone_envs"
 POLICY_SCORER: Final = f"{STANDALONE_LEARNERS}.policy_scorer"
 STEPS_PER_CALL = 4
@@ -44,6 +54,9 @@ class ComponentBuilder(Protocol):
     def build_engine(self, config: Experiment, policy: Path) -> int:
         """Build the rank's engine with the model at `policy`, after the learners; return its context in tokens, 0 if
         the rank has no engine."""
+
+    def build_robots(self, config: Experiment, policy: Path) -> None:
+        """Build the rank's robots, and the learner of the action policy at `policy`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +91,78 @@ class EngineWorker(Protocol):
 
     def rebuild(self, ranks: Sequence[int]) -> EngineReport | None:
         """Build another engine on these ranks; it has the initial weights."""
+
+
+class RobotWorker(Protocol):
+    """A rank's robots, policy and learner. All ranks execute the same calls at the same time."""
+
+    @property
+    def policy(self) -> ActionPolicy:
+        """This process's policy."""
+
+    def collect(self, request: RolloutRequest) -> Sequence[RobotEpisode]:
+        """Run a rollout of this rank's robots, and keep its chunk steps for training unless it is a validation; return
+        the episodes."""
+
+    def sample(
+        self, inputs: Mapping[str, Tensor], uniforms: Tensor | None, temperature: float, top_k: int
+    ) -> Mapping[str, Any]:
+        """Sample actions with the learner's policy; return the fields of an `ActionSample`."""
+
+    def take_trajectories(self) -> Sequence[Trajectory]:
+        """Return the episodes that this process has recorded since the last call, to be shown to people."""
+
+    def take_videos(self, *, wait: bool = False) -> Sequence[RecordedVideo]:
+        """Return the videos that this process has completed since the last call; see `RolloutRecording.take_videos`."""
+
+    def pop_metrics(self) -> Mapping[str, float]:
+        """Return the metrics of this process's channels since the last call."""
+
+    def load_rollout(self, batch: ChunkBatch) -> None:
+        """Keep a part of the chunk steps of all robots for training."""
+
+    def add_log_probs(self) -> None:
+        """Replace the log-probs of sampling by those of the learner."""
+
+    def snapshot_reference(self) -> None:
+        """Make the current policy the reference."""
+
+    def add_reference_log_probs(self) -> None:
+        """Add the log-probs of the reference."""
+
+    def add_advantages(self) -> Mapping[str, float]:
+        """Add advantages and returns, computed over the robots of all ranks; return their metrics."""
+
+    def update(self, chunk_steps: Tensor, rates: ChunkRates) -> Mapping[str, float]:
+        """Make one optimizer step on a mini-batch: `chunk_steps`, int64 [n], are numbers of chunk steps of all ranks,
+        chunk × columns + column, of which each rank trains on its own."""
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `Learner.weights`; adapters are merged."""
+
+    def start_cloning(self, optimizer: OptimizerConfig) -> None:
+        """Create an optimizer for behaviour cloning. Until `end_cloning`, `save` and `load` are about it."""
+
+    def clone(
+        self, inputs: Mapping[str, Tensor], actions: Tensor, mask: Tensor, rates: ChunkRates
+    ) -> Mapping[str, float]:
+        """Make one optimizer step on demonstrated chunks, see `ChunkLearner.clone`, which the ranks divide among
+        them."""
+
+    def end_cloning(self) -> None:
+        """Free the optimizer for behaviour cloning."""
+
+    def close(self) -> None:
+        """End the simulators."""
+
+    def save(self, directory: Path) -> WriteFiles:
+        """See `LearnerGroup.save`."""
+
+    def extra_state(self) -> dict[str, Any]:
+        """See `LearnerGroup.extra_state`."""
+
+    def load(self, directory: Path, contents: Collection[str], extra: Mapping[str, Any]) -> None:
+        """See `LearnerGroup.load`."""
 
 
 class StandaloneEngineWorker(Protocol):
@@ -156,12 +241,48 @@ class StandaloneEnvWorker(Protocol):
         `wait_seconds` if requests are in progress."""
 
 
+class StandaloneRobotWorker(Protocol):
+    """Robots of a standalone worker, those of training and those of validations."""
+
+    def build(self, config: Experiment, num_robots: int, *, is_validation: bool) -> Mapping[str, Any]:
+        """Build stages of `num_robots` robots each; return the description of their simulator."""
+
+    def reset(self, stage: int, start_states: np.ndarray, *, is_validation: bool) -> Mapping[str, Any]:
+        """See `RobotStage.reset`; return the message of a `ResetResult`."""
+
+    def step_chunk(
+        self, stage: int, actions: np.ndarray, *, record_frames: bool, is_validation: bool
+    ) -> Mapping[str, Any]:
+        """Move the robots of a stage by a chunk of actions, float32 [B, C, D]; return the message of the result."""
+
+    def offload(self) -> None:
+        """Free the simulators until the next reset."""
+
+
+class StandalonePolicyWorker(Protocol):
+    """A copy of the action policy on a standalone worker."""
+
+    def build(self, config: Experiment, policy: Path) -> None:
+        """Load the policy at that directory."""
+
+    def load_weights(self, weights: StagedTensors) -> None:
+        """Load the learner's weights."""
+
+    def sample(
+        self, inputs: Mapping[str, Tensor], uniforms: Tensor | None, temperature: float, top_k: int
+    ) -> Mapping[str, Any]:
+        """Sample actions; return the fields of an `ActionSample`."""
+
+
 REMOTE_OBJECTS: Final[Mapping[str, type]] = {
     WORKER: ComponentBuilder,
     ENGINE: EngineWorker,
+    ROBOTS: RobotWorker,
     STANDALONE_ENGINE: StandaloneEngineWorker,
     STANDALONE_LEARNERS: StandaloneLearnerWorker,
     STANDALONE_ENVS: StandaloneEnvWorker,
+    STANDALONE_ROBOTS: StandaloneRobotWorker,
+    STANDALONE_POLICY: StandalonePolicyWorker,
     POLICY_SCORER: LogProbScorer,
     LEARNERS: LearnerGroup,
     ACTOR: Actor,

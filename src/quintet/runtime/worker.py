@@ -7,17 +7,20 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quintet.config.native.experiment import Experiment
 from quintet.runtime.engine_worker import EngineWorkerOfRank, build_engine_worker
 from quintet.runtime.local_learners import LocalLearners
 from quintet.runtime.process_settings import configure_process, seed_torch
 from quintet.runtime.remote_call import STOP, RemoteCall, RemoteRef, receive, send_result
-from quintet.runtime.remote_interface import ENGINE, LEARNERS, REMOTE_OBJECTS, WORKER, remote_methods
+from quintet.runtime.remote_interface import ENGINE, LEARNERS, REMOTE_OBJECTS, ROBOTS, WORKER, remote_methods
 from quintet.runtime.sft_learner import build_sft_learners
 from quintet.training.parallel.process_group import RankGroup
 from quintet.training.parallel.rendezvous import RankDiedError, Rendezvous
+
+if TYPE_CHECKING:
+    from quintet.runtime.embodied.robot_worker import LocalRobotWorker
 
 SINGLE_RANK = RankGroup()
 
@@ -29,6 +32,7 @@ class Worker:
         self._ranks = ranks
         self._learners: LocalLearners | None = None
         self._engine: EngineWorkerOfRank | None = None
+        self._robots: LocalRobotWorker | None = None
 
     def build_learners(self, config: Experiment, policy: Path, *, sft: bool = False) -> None:
         configure_process(config)
@@ -51,11 +55,21 @@ class Worker:
         self._engine = build_engine_worker(config, policy, self._learners)
         return self._engine.max_model_len
 
+    def build_robots(self, config: Experiment, policy: Path) -> None:
+        from quintet.runtime.embodied.robot_worker import LocalRobotWorker
+
+        configure_process(config)
+        seed_torch(config)
+        self._robots = LocalRobotWorker(config, policy, self._ranks)
+
     def close(self) -> None:
-        """Release the engine."""
+        """Release engine and robots."""
         if self._engine is not None:
             self._engine.close()
             self._engine = None
+        if self._robots is not None:
+            self._robots.close()
+            self._robots = None
 
     def execute(self, call: RemoteCall) -> Any:
         """Call the method, or return the property, that the call names.
@@ -70,7 +84,9 @@ class Worker:
             return self
         if target == ENGINE and self._engine is not None:
             return self._engine
-        if self._learners is None or target == ENGINE:
+        if target == ROBOTS and self._robots is not None:
+            return self._robots
+        if self._learners is None or target in (ENGINE, ROBOTS):
             raise ValueError(f"{target} was called before it was built")
         path = target.removeprefix(LEARNERS).split(".")[1:]
         result = reduce(getattr, path, self._learners)

@@ -28,6 +28,10 @@ class LoggedGeneration:
     """Images of all turns in order, RGB `uint8[height, width, 3]`."""
 
 
+COLUMNS = ("step", "input", "output", "score")
+"""Columns of verl's table in loggers whose rows are generations."""
+
+
 @runtime_checkable
 class GenerationLogger(Protocol):
     """A logger that shows generations."""

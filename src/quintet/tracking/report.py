@@ -20,6 +20,7 @@ from quintet.tracking.grid_svg import GridSheet
 from quintet.tracking.image_files import read_png
 from quintet.tracking.loggers import read_metrics
 from quintet.tracking.metrics import describe, healthy_text
+from quintet.tracking.report_videos import tasks_html, videos_html
 from quintet.tracking.run_directory import RunDirectory
 from quintet.tracking.timing_tree import TimedPhase, timing_tree
 from quintet.tracking.trajectories import IMAGE_FILES, read_trajectories
@@ -44,12 +45,14 @@ def write_report(
     config_summary: Mapping[str, object],
     closing_table: Sequence[ComparisonRow],
     episodes: int = 12,
+    videos: Sequence[Path] = (),
 ) -> Path:
     """Write the report of the run in `directory` and return its path.
 
     Curves come from `metrics.jsonl` and `warm_start.jsonl`, episodes from the first and last file of
-    `trajectories/validation/`; missing files are skipped. `episodes` is the number of episodes shown. Text from the
-    policy is escaped, and the Content-Security-Policy allows only the page's script.
+    `trajectories/validation/`; missing files are skipped. `episodes` is the number of episodes shown; of `videos` the
+    first and the last are. Text from the policy is escaped, and the Content-Security-Policy allows only the page's
+    script.
 
     Raises:
         MachineError: A file cannot be read or written.
@@ -57,14 +60,16 @@ def write_report(
     run = RunDirectory(directory)
     script = _asset("report.js")
     boards = GridSheet()
-    episodes_section = _episodes(run, episodes, boards)
+    lines = read_metrics(run.metrics)
+    robots_section = tasks_html(lines) + videos_html(videos)
+    episodes_section = robots_section + _episodes(run, episodes, boards)
     page = Template(_asset("report.html")).substitute(
         title=escape(title),
         style=_asset("report.css"),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         hero=_hero(closing_table),
-        curves=_curves(read_metrics(run.metrics), read_metrics(run.warm_start)),
+        curves=_curves(lines, read_metrics(run.warm_start)),
         episodes=episodes_section,
         settings=_settings(config_summary),
         tiles=boards.definitions(_asset("tiles.svg")),
@@ -130,6 +135,7 @@ def _curves(lines: Lines, warm_start: Lines) -> str:
             "Share of episodes solved: held-out episodes are decoded greedily, training episodes are sampled.",
             (
                 _series(lines, "trajectory/success_rate", "training", "second"),
+                _series(lines, "env/success_once", "training", "second"),
                 *_validation(lines, "success_rate", "held-out"),
                 *_per_env(lines, "success_rate"),
             ),
@@ -138,6 +144,7 @@ def _curves(lines: Lines, warm_start: Lines) -> str:
             bounds=(0.0, 1.0),
         ),
         single("Reward", "critic/score/mean"),
+        single("Return", "env/return"),
         single("Entropy", "actor/entropy"),
         single("Policy change", "actor/ppo_kl"),
         single("Valid format", "response/valid_format", percent=True),

@@ -126,7 +126,7 @@ class RunDirectory:
         """
         with translate_os_errors(self.path):
             before = (self.policy, self.warm_start_checkpoints, self.warm_start)
-            folders = ("trajectories", "images", "pictures")
+            folders = ("trajectories", "images", "pictures", "videos")
             after = (self.tensorboard, self.checkpoints, *(self.path / name for name in folders))
             files = (self.metrics, self.report, self.state, self.config, self.progress)
             for path in (*after, *files, *(() if keep_warm_start else before)):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from quintet.training.offload import Offload
 from quintet.training.optim.dtensor_step import DTensorStep
 from quintet.training.optim.optimizer import build_optimizer, hidden_matrices
 from quintet.training.packing import MicroBatch, iter_micro_batches
+from quintet.training.parallel.process_group import Assignment
 from quintet.training.parallel.strategy import ParallelStrategy, ReplicatedStrategy
 from quintet.training.policy_update import PolicyUpdate, ValueUpdate
 from quintet.training.protocols import DivergenceReference
@@ -31,12 +32,15 @@ from quintet.training.scorer import PolicyScorer, autocast, forward_only
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+M = TypeVar("M")
+"""Micro-batch."""
+
 
 def _never_skip(metrics: Mapping[str, float]) -> bool:
     return False
 
 
-class _GradientLearner:
+class GradientLearner:
     """Base of learners: gradients accumulate over micro-batches and ranks, are clipped, and one optimizer step follows.
     A step with a gradient that is not finite, or above `skip_above_grad_norm`, is skipped and counted."""
 
@@ -69,17 +73,18 @@ class _GradientLearner:
 
     def _update(
         self,
-        batch: Batch,
+        assigned: Sequence[Assignment[M]],
         learning_rate: float,
-        compute_loss: Callable[[MicroBatch], tuple[Tensor, dict[str, Tensor]]],
+        compute_loss: Callable[[M], tuple[Tensor, dict[str, Tensor]]],
         should_skip: Callable[[Mapping[str, float]], bool] = _never_skip,
         weight_decay: float | None = None,
         reference: DivergenceReference | None = None,
     ) -> dict[str, float]:
-        """Make one optimizer step on the whole batch and return its metrics, sums over micro-batches. The step is not
-        made if `should_skip(metrics)`. Losses may call `reference.lazy_logits` once per pass."""
+        """Make one optimizer step on the micro-batches of all ranks, of which `assigned` are this one's, and return its
+        metrics, sums over micro-batches. The step is not made if `should_skip(metrics)`. Losses may call
+        `reference.lazy_logits` once per pass."""
         with self._offload.on_device(optimizer=True), reference.on_device() if reference else nullcontext():
-            sums = self._accumulate_gradients(batch, compute_loss, reference)
+            sums = self._accumulate_gradients(assigned, compute_loss, reference)
             if self.loss_scale:
                 self.loss_scale.unscale(self.strategy.parameters())
             grad_norm = self.strategy.clip_grad_norm(self._config.max_grad_norm)
@@ -89,23 +94,30 @@ class _GradientLearner:
                 self.loss_scale.update(finite=is_finite)
             if is_usable and not should_skip(sums):
                 decay = self._config.weight_decay if weight_decay is None else weight_decay
-                for group in self.optimizer.param_groups:
-                    group["lr"], group["weight_decay"] = learning_rate, decay
+                self._set_rates(learning_rate, decay)
                 self._optimizer_step()
             self.optimizer.zero_grad(set_to_none=True)
         return {**sums, "grad_norm": float(grad_norm), "skipped": float(not is_usable), "lr": learning_rate}
 
+    def _assign_micro_batches(self, batch: Batch) -> list[Assignment[MicroBatch]]:
+        """Return this rank's micro-batches of a batch that all ranks have."""
+        micro_batches = iter_micro_batches(batch, self.setup.budget)
+        return list(self._ranks.assign(micro_batches, even=self.strategy.needs_equal_passes))
+
+    def _set_rates(self, learning_rate: float, weight_decay: float) -> None:
+        """Set learning rate and weight decay of the next optimizer step."""
+        for group in self.optimizer.param_groups:
+            group["lr"], group["weight_decay"] = learning_rate, weight_decay
+
     def _accumulate_gradients(
         self,
-        batch: Batch,
-        compute_loss: Callable[[MicroBatch], tuple[Tensor, dict[str, Tensor]]],
+        assigned: Sequence[Assignment[M]],
+        compute_loss: Callable[[M], tuple[Tensor, dict[str, Tensor]]],
         reference: DivergenceReference | None,
     ) -> dict[str, float]:
-        """Run forward and backward over the batch on all ranks and return the metrics, summed over all of them."""
+        """Run forward and backward over the micro-batches of all ranks and return the metrics, summed over them."""
         sums: dict[str, float] = {}
         factor = self.strategy.loss_factor * (self.loss_scale.factor if self.loss_scale else 1.0)
-        micro_batches = iter_micro_batches(batch, self.setup.budget)
-        assigned = list(self._ranks.assign(micro_batches, even=self.strategy.needs_equal_passes))
 
         def scaled_loss(index: int) -> Tensor:
             assignment = assigned[index]
@@ -114,7 +126,7 @@ class _GradientLearner:
                 sums[name] = sums.get(name, 0.0) + float(value.detach())
             return loss * (factor * assignment.is_counted)
 
-        passes = [assignment.item.packed for assignment in assigned]
+        passes: list[Any] = [getattr(assignment.item, "packed", assignment.item) for assignment in assigned]
         if reference is not None:
             reference.precompute_lazy_logits(passes)
         self.strategy.forward_backward(passes, scaled_loss)
@@ -123,7 +135,7 @@ class _GradientLearner:
         return totals
 
 
-class ActorLearner(_GradientLearner):
+class ActorLearner(GradientLearner):
     """Learner of the policy."""
 
     def __init__(self, model: PreTrainedModel, config: OptimizerConfig, setup: LearnerSetup) -> None:
@@ -192,13 +204,18 @@ class ActorLearner(_GradientLearner):
             return update.loss(micro, scorer.token_statistics(micro.packed))
 
         metrics = self._update(
-            batch, learning_rate, compute_loss, update.should_skip_step, weight_decay, reference if kl else None
+            self._assign_micro_batches(batch),
+            learning_rate,
+            compute_loss,
+            update.should_skip_step,
+            weight_decay,
+            reference if kl else None,
         )
         largest_gap = self._ranks.all_reduce_max(self.strategy.broadcast_from_last_stage(update.largest_gap))
         return update.final_metrics(metrics, largest_gap)
 
 
-class CriticLearner(_GradientLearner):
+class CriticLearner(GradientLearner):
     """Learner of the critic."""
 
     def __init__(self, model: ValueModel, config: OptimizerConfig, setup: LearnerSetup) -> None:
@@ -239,4 +256,5 @@ class CriticLearner(_GradientLearner):
         def compute_loss(micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
             return update.loss(micro, self._values(micro.packed))
 
-        return self._update(update.batch, learning_rate, compute_loss, weight_decay=weight_decay)
+        assigned = self._assign_micro_batches(update.batch)
+        return self._update(assigned, learning_rate, compute_loss, weight_decay=weight_decay)

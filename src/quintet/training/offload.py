@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from quintet.config.native.learners import MemoryConfig
 from quintet.policies.parallel.dtensor_shards import dtensor_from_shard
+from quintet.training.parallel.reshard import reshard_flat_parameter
 
 MIN_ACTIVATION_BYTES = 2**16
 """Activations smaller than this stay on the device: moving them costs more than it saves."""
@@ -128,11 +129,8 @@ class Offload:
 
 def _move_flat_parameter(unit: Any, move: Callable[[Tensor], Tensor]) -> None:
     """Move a unit's shard of the flat parameter, its alias, and the views that are the model's parameters."""
-    from torch.distributed.fsdp._runtime_utils import _reshard
-
+    reshard_flat_parameter(unit)
     handle = unit._handle
-    if handle.uses_sharded_strategy and not handle.is_sharded(handle.flat_param):
-        _reshard(unit, handle, free_unsharded_flat_param=True)
     handle.flat_param.data = handle.flat_param._local_shard = move(handle.flat_param.data)
     if handle._use_orig_params:
         handle._use_sharded_views()

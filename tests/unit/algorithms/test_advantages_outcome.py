@@ -34,6 +34,7 @@ from quintet.config.native.advantages import (
     GrpoConfig,
     OptimalTokenBaselineConfig,
     PassKConfig,
+    RawConfig,
     ReinforceConfig,
     ReinforcePlusPlusBaselineConfig,
     TirOptimalTokenBaselineConfig,
@@ -215,3 +216,12 @@ def test_energy_weighs_the_baseline(make_batch: MakeBatch) -> None:
     close(optimal_token_baseline(weighted, config)[0], [-12 / 7, 16 / 7])
     with pytest.raises(ValueError, match="squared"):
         optimal_token_baseline(dataclasses.replace(batch, sum_squared_probs=None), config)
+
+
+def test_weights_by_length_make_short_episodes_count_as_much_as_long_ones(make_batch: MakeBatch) -> None:
+    """Lengths 1 and 3, mean 2: the rewards 1 and 6 become 1 × 2 / 1 and 6 × 2 / 3."""
+    batch = make_batch([[1], [1, 1, 1]], [[1.0], [0.0, 0.0, 6.0]])
+    advantages, _ = raw(batch, RawConfig(length_weight=True))
+    torch.testing.assert_close(advantages.double(), torch.tensor([2.0, 4.0, 4.0, 4.0], dtype=torch.float64))
+    plain, weighted = (grpo(batch, GrpoConfig(length_weight=weight))[0] for weight in (False, True))
+    torch.testing.assert_close(weighted, plain * torch.tensor([2.0, 2 / 3, 2 / 3, 2 / 3], dtype=plain.dtype))

@@ -18,6 +18,7 @@ OWNER = torch.tensor([3, 3, 3, 3, 5, 5, 6, 6])
     ("mode", "expected"),
     [
         ("token-mean", [0, 1 / 4, 1 / 4, 1 / 4, 0, 1 / 4, 0, 0]),
+        ("token-sum", [0, 1, 1, 1, 0, 1, 0, 0]),
         ("seq-mean-token-sum", [0, 1 / 2, 1 / 2, 1 / 2, 0, 1 / 2, 0, 0]),
         ("seq-mean-token-mean", [0, 1 / 6, 1 / 6, 1 / 6, 0, 1 / 2, 0, 0]),
         ("seq-mean-token-sum-norm", [0, 1 / 20, 1 / 20, 1 / 20, 0, 1 / 20, 0, 0]),

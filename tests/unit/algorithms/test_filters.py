@@ -66,6 +66,15 @@ def test_the_groups_of_largest_deviation_are_kept(share: float, expected: list[i
     assert kept(keep_share=share) == expected
 
 
+def test_groups_are_kept_by_least_deviation_or_by_the_lead_of_their_best() -> None:
+    """Group 0 has deviation 0.5 and lead 0.75, group 1 deviation 0.577 and lead 0.5, group 2 neither."""
+    rewards = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0])
+    group = torch.arange(12) // 4
+    for by, kept_group in (("deviation", 1), ("lead", 0), ("least_deviation", 2)):
+        keep = select_groups(rewards, group, FilterConfig(keep_share=0.3, keep_by=by))  # type: ignore[arg-type]
+        assert set(group[keep].tolist()) == {kept_group}
+
+
 def test_a_share_that_comes_out_even_is_not_rounded_up() -> None:
     """0.3 × 10 is a little more than 3 to a computer."""
     rewards = torch.arange(20, dtype=torch.float64) * (torch.arange(20) % 2)

@@ -83,6 +83,12 @@ def test_clipping_applies_to_the_total_reward_of_an_episode(make_batch: MakeBatc
     close(found, [0.25, 1.75, -1.5, -0.5, 5.0, -4.0])
 
 
+def test_negative_rewards_may_have_a_bound_of_their_own(make_batch: MakeBatch) -> None:
+    batch = make_batch([[1, 1], [1], [1]], [[-3.0, -1.0], [5.0], [-0.5]])
+    found = shape_rewards(batch, ShapingConfig(clip=3.0, clip_negative=1.0), 10).rewards
+    close(found, [-0.75, -0.25, 3.0, -0.5])
+
+
 def test_length_then_mean_then_deviation_then_bound(make_batch: MakeBatch) -> None:
     """2 - 1 × (3 - 1) / 1 = 0 against 4: mean 2, deviation √8, ∓ 0.7071 held within a half."""
     batch = make_batch([[1, 1, 1], [1]], [[0, 0, 2.0], [4.0]])

@@ -114,6 +114,44 @@ def test_many_nodes_fit_into_the_table(tmp_path: Path, lines: Lines) -> None:
     assert max(map(len, shown)) <= 100
 
 
+ROBOTS = ["env.name=simulator", "env.simulator=arm", "policy.preset=arm-vla", "placement.devices_per_node=4"]
+NOT_AS_ASKED = "Only devices without the actor have processes for this; otherwise the actor's do it."
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "processes", "is_as_asked"),
+    [
+        ([], "Robots are simulated on 0-3; their actions are sampled on 0-3.", 4, True),
+        (
+            ["placement.envs.devices=[0,1]", "placement.rollout.devices=[2,3]", "placement.actor.devices=[0,1,2,3]"],
+            "Robots are simulated on 0-3; their actions are sampled on 0-3.",
+            4,
+            False,
+        ),
+        (
+            ["placement.actor.devices=[0,1]", "placement.envs.devices=[2]", "placement.rollout.devices=[3]"],
+            "Robots are simulated on 2; their actions are sampled on 3.",
+            1,
+            True,
+        ),
+        (
+            ["placement.actor.devices=[0,1]", "placement.rollout.devices=[2,3]", "env.processes=2"],
+            "Robots are simulated on 0; their actions are sampled on 2-3.",
+            2,
+            False,
+        ),
+    ],
+    ids=["everywhere", "devices of the actor", "apart", "policies apart"],
+)
+def test_the_plan_of_robots_tells_which_devices_really_simulate_and_sample(
+    words: list[str], told: str, processes: int, is_as_asked: bool, lines: Lines, planned: Planned
+) -> None:
+    found = lines(*ROBOTS, *words)
+    assert f"  {told}" in found
+    assert (f"  {NOT_AS_ASKED}" not in found) == is_as_asked
+    assert planned(*ROBOTS, *words)["arithmetic"]["robots"]["processes"] == processes
+
+
 def test_json_has_what_the_table_has(tmp_path: Path, planned: Planned) -> None:
     found = planned(*cluster(tmp_path))
     assert found["run"]["kind"] == "reinforcement learning"
@@ -132,9 +170,9 @@ def test_json_has_what_the_table_has(tmp_path: Path, planned: Planned) -> None:
 
 def test_what_waits_is_listed_and_not_refused(tmp_path: Path, lines: Lines) -> None:
     """A plan is for runs of tomorrow, too."""
-    shown = lines(*cluster(tmp_path), "placement.offload_envs=true")
+    shown = lines(*cluster(tmp_path), "rollout.engine=trtllm")
     assert "Not supported yet" in shown
-    assert any("placement.offload_envs = true (command line) is not supported yet: requires" in line for line in shown)
+    assert any("rollout.engine = 'trtllm' (command line) is not supported yet: requires" in line for line in shown)
 
 
 def test_devices_wait_for_nothing_where_torchrun_starts_them(tmp_path: Path, lines: Lines) -> None:

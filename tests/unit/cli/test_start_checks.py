@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
+from tests.support.openvla_directories import robot_statistics, write_openvla_directory
 
 from quintet.cli import main as command
 from quintet.cli import train
-from quintet.cli.choices import check_choices
+from quintet.cli.choices import check_action_policy, check_choices
+from quintet.cli.configuration import load_config
 from quintet.config.compose import load_experiment
 from quintet.errors import ConfigError
+
+MANISKILL = Path(__file__).parents[3] / "examples" / "rlinf" / "maniskill_ppo_openvlaoft.yaml"
 
 
 @pytest.mark.parametrize(
@@ -94,3 +99,54 @@ def test_training_is_refused_before_a_run_directory_if_images_exceed_the_prompt(
     with pytest.raises(ConfigError, match=r"rollout\.max_prompt_tokens = 10 \(command line\).*4 × 4 = 16 tokens"):
         train.run(None, [*words, "training.steps=0", "warm_start.updates=1"], None, "refuse")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy as it is published, and one whose statistics were not copied."""
+    directory = tmp_path_factory.mktemp("policies")
+    for name in ("complete", "copied"):
+        write_openvla_directory(directory / name, statistics=robot_statistics("bridge_orig"))
+    (directory / "copied/dataset_statistics.json").unlink()
+    settings = json.loads((directory / "copied/config.json").read_text())
+    (directory / "copied/config.json").write_text(json.dumps({**settings, "norm_stats": {}}))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("policy", "words", "told"),
+    [
+        (
+            "complete",
+            ["actor.model.unnorm_key=bridge_oirg"],
+            "policy.vla.normalization_key = 'bridge_oirg' is not among the policy's data sets (actor.model.unnorm_key:"
+            " command line)\n  did you mean 'bridge_orig'? valid values: bridge_orig",
+        ),
+        (
+            "copied",
+            [],
+            "policy.vla.normalization_key = 'bridge_orig' is not among the policy's data sets (actor.model.unnorm_key:"
+            f" {MANISKILL}:88)\n  the directory of the policy has no statistics: copy its dataset_statistics.json",
+        ),
+        (
+            "complete",
+            ["actor.model.action_dim=6"],
+            "policy.vla.action_dim = 6, but the policy's data set bridge_orig has actions of 7 dimensions"
+            " (actor.model.action_dim: command line)\n  set actor.model.action_dim=7",
+        ),
+        ("complete", [], None),
+    ],
+)
+def test_a_policy_without_statistics_of_its_actions_is_refused_by_the_keys_of_rlinf(
+    policies: Path, monkeypatch: pytest.MonkeyPatch, policy: str, words: list[str], told: str | None
+) -> None:
+    monkeypatch.setenv("EMBODIED_PATH", str(MANISKILL.parent))
+    placed = [f"cluster.component_placement.{part}=0" for part in ("actor", "env", "rollout")]
+    words = [*placed, f"actor.model.model_path={policies / policy}", *words]
+    composed = load_config(str(MANISKILL), words, None, "refuse")
+    if told is None:
+        check_action_policy(composed)
+        return
+    with pytest.raises(ConfigError) as refused:
+        check_action_policy(composed)
+    assert str(refused.value).startswith(told)

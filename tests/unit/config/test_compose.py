@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quintet.config.compose import load_experiment
-from quintet.config.composed import ComposedConfig
+from quintet.config.composed import ComposedConfig, errors_with_sources
 from quintet.config.native.experiment import Experiment
 from quintet.config.yaml_writer import dump_config
 from quintet.errors import ConfigError, MachineError
@@ -34,6 +34,20 @@ def test_every_value_says_where_it_came_from(tmp_path: Path) -> None:
     assert composed.provenance["rollout.max_turns"] == "command line"
     assert composed.provenance["seed"] == "default"
     assert load_experiment(path, ["name=b"]).provenance["name"] == "command line"
+
+
+def test_an_error_of_a_running_program_says_where_the_value_came_from(tmp_path: Path) -> None:
+    path = write(tmp_path, "rollout:\n  max_turns: 3\n")
+    composed = load_experiment(path)
+    error = ConfigError("rollout.max_turns = 3, but 2 fit", key="rollout.max_turns", hint="set rollout.max_turns=2")
+    shown = f"rollout.max_turns = 3, but 2 fit ({path}:2)\n  set rollout.max_turns=2"
+    with pytest.raises(ConfigError) as raised, errors_with_sources(composed):
+        raise error
+    assert (str(raised.value), raised.value.source) == (shown, f"{path}:2")
+    unnamed = composed.with_source(ConfigError("they do not fit", key="rollout.max_turns"))
+    assert str(unnamed) == f"rollout.max_turns = 3 ({path}:2): they do not fit"
+    for other in (ConfigError("in use", key="--port"), raised.value, ConfigError("no key")):
+        assert composed.with_source(other) is other
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,10 @@ PIPELINED_APART = (
     *("placement.logprobs.devices=[2]", "training.pipelined=true", "actor.shuffle=false"),
     "algorithm.drop_groups_without_signal=false",
 )
+ROBOTS = [
+    *("env.name=simulator", "env.simulator=arm", "policy.preset=arm-vla"),
+    *("training.groups_per_step=4", "training.samples_per_group=4", "training.mini_batches=4"),
+]
 MEGATRON = "actor.backend=megatron"
 PARALLEL, ENGINE = "actor.parallel", "rollout.engine_options"
 BESIDE_MEGATRON = {
@@ -95,6 +99,7 @@ FULL = "algorithm.kl={estimator: full, coefficient: 0.1}"
 LAKE = "envs={lake: {}, pond: {}}"
 
 CASES = [
+    ["envs={arm: {env: {name: simulator, simulator: arm}}, lake: {}}"],
     # weights of engines without a learner
     ["placement.weight_transfer=tcp"],
     [
@@ -160,6 +165,7 @@ CASES = [
     ["algorithm.kl.refresh_every_steps=2", "reference.path=DIRECTORY"],
     ["algorithm.filter={min_mean: 0.5, max_mean: 0.25}"],
     ["algorithm.correction={lower: 3.0}"],
+    ["algorithm.correction.reject_before_advantages=true", "rollout.recompute_logprobs=true"],
     ["algorithm.correction.reject=[{estimator: k2, upper: 2.0}, {estimator: k1, upper: 0.5}]"],
     ["reward.model.path=DIRECTORY", "reward.judge={url: http://127.0.0.1:1/v1, model: x}"],
     ["reward.format_reward=1.0"],
@@ -269,9 +275,32 @@ CASES = [
     # names of before, and of after
     ["rollout.fold_case=true", "rollout.ignore_case=true"],
     # what this version lacks
-    ["tracking.loggers=[mlflow]"],
-    ["env.name=simulator", "env.simulator=libero"],
+    # robots
+    *(
+        [*ROBOTS, word]
+        for word in (
+            *("algorithm.advantage.name=gae", "env.fixed_start_states=false"),
+            *("rollout.engine=vllm", "actor.backend=megatron", "actor.parallel.context=2", "rollout.async_ratio=1"),
+            *("rollout.top_p=0.9", "sft={}", "training.mini_batches=7"),
+            *("env.environments=12", "env.pipeline_stages=3", "env.options={control: tip, speed: 2}"),
+        )
+    ),
+    ["policy.vla={images: 2}"],
+    # chunks of robot actions
+    ["algorithm.level=chunk", "critic.huber_delta=1.0"],
+    ["env.name=simulator", "env.simulator=arm", "algorithm.aggregation=seq-mean-token-sum", "algorithm.correction={}"],
+    ["env.name=simulator", "env.simulator=arm", "algorithm.advantage.name=gigpo", "algorithm.loss.name=gspo"],
+    ["env.name=simulator", "env.simulator=arm", "algorithm.level=chunk", "algorithm.reward_level=action"],
+    [
+        *ROBOTS,
+        "algorithm.advantage.name=grpo",
+        "algorithm.advantage.length_weight=true",
+        "algorithm.advantage_clip=1.0",
+    ],
+    ["env.name=simulator", "env.simulator=arm", "algorithm.kl={apply_to: reward, estimator: full}"],
     ["env.name=svg"],
+    ["tracking.video={}"],
+    ["tracking.validation_video.robots=4"],
     *(
         ["env.name=svg", "policy.preset=grid-vl", *words]
         for words in (
@@ -378,6 +407,7 @@ def test_one_remedy_for_each_key_that_excludes_megatron() -> None:
 
 EXEMPT = {
     "config/checks/processes.py": "names a command, which has a test of its own",
+    "config/composed.py": "passes on the hint of an error of a running program",
     "config/plan/devices.py": "names an option",
     "config/fit/proposals.py": "names options of `quintet plan --fit`, which has tests of its own",
     "config/plan/mixed_envs.py": "a name is the user's choice",

@@ -84,6 +84,7 @@ NEEDED = {
     "reward.overlong.": ["reward.overlong.buffer=1"],
     "evaluation.": ["evaluation.path=x"],
     "env.service.": ["env.service.urls=[http://127.0.0.1:1]"],
+    "validation.simulator.service.": ["validation.simulator.service.urls=[http://127.0.0.1:1]"],
     "envs.*.env.service.": ["envs.*.env.service.urls=[http://127.0.0.1:1]"],
     "rollout.state_reward.": ["rollout.thoughts=grounding_worldmodeling"],
     "rollout.state_reward.judge.": [

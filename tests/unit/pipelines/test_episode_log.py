@@ -123,3 +123,17 @@ def test_a_logger_that_fails_or_is_missing_is_noted_and_ends_nothing(
         store_validation_episodes(run, step, episodes(5), batch_size=5)
     (text,) = cast(Notes, run.progress).texts
     assert text == "tracking.validation_generations: none of tracking.loggers shows generations"
+
+
+def test_run_name_and_log_dir_name_the_run_and_its_files_in_loggers_and_a_lost_video_ends_nothing(
+    tmp_path: Path,
+) -> None:
+    settings = ("tracking.run_name=shown", "tracking.project=mine", f"tracking.log_dir={tmp_path}/logs")
+    run = a_run(tmp_path, *settings, "tracking.loggers=[file, tensorboard]")
+    run.log(1, {"actor/entropy": 0.5})
+    run.log_video(1, "train/video", tmp_path / "missing.gif")
+    run._logger and run._logger.close()
+    assert (tmp_path / "logs/mine/shown.jsonl").read_text().startswith('{"step": 1, "data": {"actor/entropy": 0.5')
+    assert list((tmp_path / "logs/tensorboard").glob("events.*"))
+    (text,) = cast(Notes, run.progress).texts
+    assert "missing.gif is not logged" in text

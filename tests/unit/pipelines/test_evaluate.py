@@ -19,7 +19,8 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.native.policy import LoraConfig
 from quintet.errors import ConfigError, MachineError
 from quintet.pipelines import evaluate
-from quintet.pipelines.evaluate import Evaluation, Statistics, evaluate_model, evaluate_stored
+from quintet.pipelines.evaluate import evaluate_model, evaluate_stored
+from quintet.pipelines.evaluation_results import Evaluation, Statistics
 from quintet.pipelines.model_lookup import find_configured_model, find_model
 from quintet.policies.lora import add_lora, merge_adapters, save_adapters
 from quintet.policies.model_loading import load_model

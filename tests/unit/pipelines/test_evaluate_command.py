@@ -14,7 +14,7 @@ from quintet.cli.options import EvalOptions
 from quintet.config.composed import ComposedConfig
 from quintet.errors import ConfigError, MachineError
 from quintet.pipelines import evaluate as pipeline
-from quintet.pipelines.evaluate import Evaluation, Statistics
+from quintet.pipelines.evaluation_results import Evaluation, Statistics
 from quintet.records import Failure, Response, RewardResult
 from quintet.tracking.eval_statistics import Sample, estimates
 

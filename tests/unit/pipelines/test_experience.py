@@ -83,3 +83,43 @@ def test_the_kl_penalty_is_subtracted_after_filtering() -> None:
     assert found["training/groups_with_signal"] == pytest.approx(2 / 3)
     assert found["actor/reward_kl_penalty"] == pytest.approx(0.5)
     assert found["critic/rewards/mean"] == pytest.approx((-0.8 - 0.6 + 10.0 - 0.8 + 1.0 + 1.0) / 6 - 1.0)
+
+
+REJECTING = "algorithm.correction={level: null, reject: [{upper: 2.0}]}"
+
+
+@pytest.mark.parametrize(
+    ("words", "advantages"),
+    [
+        # by hand: the rewards -0.8, -0.6, 10 and -0.8 are of groups of two, and the third episode's token is rejected
+        (["algorithm.advantage={name: grpo, normalize_by_std: false}"], [-0.1, 0.1, -5.4]),
+        # the mean of -0.1, 0.1, 5.4, -5.4 is 0 and their unbiased deviation √(58.34 / 3)
+        (["algorithm.advantage={name: reinforce_plus_plus_baseline}"], [-0.022676, 0.022676, -1.224525]),
+        # without the rejected token: the mean of -0.1, 0.1, -5.4 is -1.8, the deviation √(19.46 / 2)
+        (
+            [
+                "algorithm.advantage={name: reinforce_plus_plus_baseline}",
+                "algorithm.correction.reject_before_advantages=true",
+            ],
+            [0.544994, 0.609112, -1.154106],
+        ),
+    ],
+)
+def test_tokens_are_rejected_before_or_after_advantages(words: list[str], advantages: list[float]) -> None:
+    episodes = batch([-0.8, -0.6, 10.0, -0.8], [0, 0, 1, 1])
+    rejected = torch.ones(8, dtype=torch.bool)
+    rejected[5] = False
+    settings = ["rollout.recompute_logprobs=true", REJECTING, *words]
+    trained, _ = add_advantages(replace(episodes, trained_mask=rejected), load_experiment(None, settings).experiment)
+    assert trained.loss_mask.tolist() == [False, True, False, True, False, False, False, True]
+    assert trained.advantages is not None
+    assert trained.advantages[trained.loss_mask].tolist() == pytest.approx(advantages, abs=1e-5)
+
+
+def test_advantages_are_clipped_after_they_were_computed() -> None:
+    free, _ = add_advantages(EPISODES, load_experiment(None, []).experiment)
+    clipped, _ = add_advantages(EPISODES, load_experiment(None, ["algorithm.advantage_clip=0.5"]).experiment)
+    assert free.advantages is not None
+    assert clipped.advantages is not None
+    assert float(free.advantages.abs().max()) > 0.5
+    assert torch.equal(clipped.advantages, free.advantages.clamp(-0.5, 0.5))

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hint_cases import HintCase, case, name_of, sites_without_case
 from rich.console import Console
+from robot_datasets import episode as robot_episode
 from saved_checkpoints import save_checkpoint
 
 from quintet.config.compose import load_experiment
@@ -20,7 +21,11 @@ from quintet.config.composed import with_value
 from quintet.config.native.data import EvaluationConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.policy import LoraConfig
+from quintet.data.robot_demonstrations.expert import RecordedDataset
+from quintet.embodied_records import RobotEpisode
 from quintet.pipelines import drift_check, evaluate, setup
+from quintet.pipelines.embodied.cloning import CloningBatches
+from quintet.pipelines.embodied.rollout import collect_rollout
 from quintet.pipelines.experience import collate_rollout
 from quintet.pipelines.export import export
 from quintet.pipelines.model_lookup import find_configured_model, find_model
@@ -34,6 +39,12 @@ from quintet.records import Failure, Outcome, Trajectory
 from quintet.tracking.progress import NullProgress
 from quintet.tracking.run_directory import RunDirectory
 from quintet.training.checkpoint.checkpoint import Checkpoint
+
+
+def cloned(action_dim: int) -> None:
+    """Clone actions of three dimensions by a policy with another number of them."""
+    policy = SimpleNamespace(action_chunk=2, robot_action_dim=action_dim)
+    CloningBatches([RecordedDataset("arm", [robot_episode(4, dim=3)])], policy, 4, 0)
 
 
 def experiment(words: Sequence[str]) -> Experiment:
@@ -50,6 +61,15 @@ def trajectories(problem: str | None) -> list[Trajectory]:
 
 def collected(problem: str | None) -> None:
     collate_rollout(Rollout(trajectories(problem), {}), experiment([]))
+
+
+def played(outcome: str) -> None:
+    """Episodes of robots in a step."""
+    failure = Failure("reset", "ValueError", "no such model")
+    episode = RobotEpisode(0, 0, "reach", 0.0, 0, False, False, Outcome(outcome), failure)
+    workers = SimpleNamespace(collect=lambda _: [episode])
+    steps = SimpleNamespace(robots=1, passes=1, chunks=1, samples=1)
+    collect_rollout(SimpleNamespace(config=experiment([]), steps=steps, workers=workers), 1)  # type: ignore[arg-type]
 
 
 def checked(problem: str | None) -> None:
@@ -152,11 +172,13 @@ CASES = [
     # episodes
     case(collected, "failed", "fix the environment, or its options", None),
     case(collected, "too long", LIMIT, None),
+    case(played, "failed", "fix the simulator, or its options", "success"),
     case(checked, "failed", "fix the environment", None),
     case(checked, "too long", LIMIT, None),
     case(texts, [], "data.train_files=[FILE]", PROMPTS),
     # evaluation
     case(stored, [], "set evaluation.path to their file, or evaluate a model: quintet eval runs/NAME, ", STORED),
+    case(at_an_endpoint, ["env={name: simulator, simulator: arm}"], "leave out --endpoint", []),
     case(at_an_endpoint, ["rollout.end_token=3"], "remove rollout.end_token", []),
     case(at_an_endpoint, ["reward.model={}"], "reward.model.path=DIRECTORY", ["reward.model.path=model"]),
     case(held_out, [], "data.validation_files=[FILE]", [*PROMPTS, "data.validation_files=[replies.jsonl]"]),
@@ -228,6 +250,7 @@ CASES = [
         [*BOXES, "rollout.max_turns=30"],
         [*EASY, "rollout.max_turns=9"],
     ),
+    case(cloned, 2, "policy.vla.action_dim=3", 3),
 ]
 EXEMPT = {"pipelines/sft/": "test_sft_hints.py follows them"}
 

@@ -19,7 +19,8 @@ from quintet.cli.options import EvalOptions
 from quintet.config.compose import load_experiment
 from quintet.config.native.policy import VisionConfig
 from quintet.errors import ConfigError
-from quintet.pipelines.evaluate import Evaluation, Statistics, evaluate_model
+from quintet.pipelines.evaluate import evaluate_model
+from quintet.pipelines.evaluation_results import Evaluation, Statistics
 from quintet.policies.model_loading import load_model, load_tokenizer
 from quintet.policies.tiny_models import Preset, build_model, train_tokenizer
 from quintet.rewards import chat_endpoint

@@ -107,7 +107,9 @@ def test_ranks_that_are_to_be_even_have_as_many_tokens(
     policy_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From RLinf's key to the passes that two ranks are dealt."""
-    monkeypatch.setattr(learner_builders, "_device_mesh", lambda config, name, ranks: LearnerMesh(data=RankGroup(0, 2)))
+    monkeypatch.setattr(
+        learner_builders, "build_device_mesh", lambda config, name, ranks: LearnerMesh(data=RankGroup(0, 2))
+    )
     size = torch.tensor([10, 9, 11, 10, 12, 8])
     mask = torch.ones(60, dtype=torch.bool)
     mask[size.cumsum(0) - size] = False

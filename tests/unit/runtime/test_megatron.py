@@ -51,12 +51,6 @@ def plain(policy_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> d
 
 @pytest.mark.proves("verl", "actor_rollout_ref.actor.strategy")
 @pytest.mark.proves("rlinf", "actor.training_backend")
-@pytest.mark.proves(
-    "roll",
-    "actor_train.strategy_args.strategy_name",
-    "reference.strategy_args.strategy_name",
-    "critic.strategy_args.strategy_name",
-)
 def test_a_run_on_megatron_does_what_any_does(policy_directory: Path, tmp_path: Path, plain: dict[str, Any]) -> None:
     same(work(Controller.in_process(), policy_directory, tmp_path, *MEGATRON), plain)
 

@@ -22,6 +22,7 @@ from quintet.config.torchrun import RankInfo
 from quintet.policies.model_loading import load_model
 from quintet.runtime import learner_checkpoint, megatron_backend
 from quintet.runtime.dtypes import stored_dtype
+from quintet.runtime.embodied import rollout_runner
 from quintet.runtime.engines import load_policy_tokenizer
 from quintet.runtime.ray_cluster import launcher
 from quintet.runtime.serving import build
@@ -125,7 +126,14 @@ def transferred(transfer: str) -> None:
     checked_transfer(config, MagicMock(host="another machine"))
 
 
+def moved(dimensions: int) -> None:
+    """Robots of two dimensions, by a policy."""
+    policy: Any = SimpleNamespace(action_dim=dimensions, robot_action_dim=dimensions)
+    rollout_runner._check_action_dim(policy, 2)
+
+
 CASES = [
+    case(moved, 3, "use a policy for this robot, or set policy.vla.action_dim=2", 2),
     case(transferred, "shared_memory", "set placement.weight_transfer=auto", "auto"),
     case(
         typed,

@@ -29,6 +29,7 @@ from quintet.errors import MachineError
 from quintet.policies.model_loading import load_tokenizer
 from quintet.records import Batch, Failure, FinishReason, Generation, PromptRow, Request, StructuredOutput
 from quintet.runtime.controller import Controller
+from quintet.runtime.embodied.robot_worker import LocalRobotWorker
 from quintet.runtime.engine_worker import LocalEngineWorker
 from quintet.runtime.local_learners import LocalLearners
 from quintet.runtime.remote_call import RemoteCall, RemoteRef, decode_header, decode_result, encode, encode_result
@@ -40,9 +41,12 @@ from quintet.runtime.remote_interface import (
     POLICY_SCORER,
     REFERENCE,
     REMOTE_OBJECTS,
+    ROBOTS,
     STANDALONE_ENGINE,
     STANDALONE_ENVS,
     STANDALONE_LEARNERS,
+    STANDALONE_POLICY,
+    STANDALONE_ROBOTS,
     WORKER,
     EngineReport,
     properties_of,
@@ -51,6 +55,7 @@ from quintet.runtime.remote_interface import (
 from quintet.runtime.standalone.engine_worker import LocalStandaloneEngine
 from quintet.runtime.standalone.env_worker import LocalStandaloneEnvs
 from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
+from quintet.runtime.standalone.robot_worker import LocalStandalonePolicy, LocalStandaloneRobots
 from quintet.runtime.worker import Worker
 
 
@@ -220,11 +225,15 @@ def test_learners_and_engines_implement_every_remote_method(
         STANDALONE_ENGINE: LocalStandaloneEngine,
         STANDALONE_ENVS: LocalStandaloneEnvs,
         STANDALONE_LEARNERS: LocalStandaloneLearners,
+        STANDALONE_ROBOTS: LocalStandaloneRobots,
+        STANDALONE_POLICY: LocalStandalonePolicy,
     }
+    robots = REMOTE_OBJECTS[ROBOTS]
+    assert all(hasattr(LocalRobotWorker, name) for name in (*remote_methods(robots), *properties_of(robots)))
     for target, component in standalone.items():
         assert all(hasattr(component, name) for name in remote_methods(REMOTE_OBJECTS[target]))
     for target, protocol in REMOTE_OBJECTS.items():
-        if target not in (WORKER, ENGINE, POLICY_SCORER, *standalone):
+        if target not in (WORKER, ENGINE, POLICY_SCORER, ROBOTS, *standalone):
             found = reduce(getattr, target.split(".")[1:], learners)
             for name in (*remote_methods(protocol), *properties_of(protocol)):
                 assert hasattr(found, name), f"{target}.{name}"

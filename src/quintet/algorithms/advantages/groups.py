@@ -84,5 +84,8 @@ def num_response_tokens(batch: Batch) -> Tensor:
 
 
 def has_response(batch: Batch) -> Tensor:
-    """Return which trajectories have response tokens, bool [R]; a part of a batch keeps the indices of the whole."""
-    return num_response_tokens(batch) > 0
+    """Return which trajectories have response tokens, bool [R]; a part of a batch keeps the indices of the whole.
+
+    A trajectory whose tokens are all rejected still has a reward, which counts in its group: the turn ends stay."""
+    responses = batch.loss_mask | batch.turn_end
+    return torch.bincount(batch.token_trajectory[responses], minlength=len(batch.group)) > 0

@@ -43,9 +43,11 @@ def grpo(batch: Batch, config: GrpoConfig) -> tuple[Tensor, Tensor]:
 
     A_i = (R_i - mean_g) / (std_g + 1e-6), Shao et al. 2024 (DeepSeekMath, arXiv:2402.03300); without the division,
     Dr. GRPO (Liu et al. 2025, arXiv:2503.20783). The standard deviation is unbiased; a group of one keeps its reward,
-    as in verl.
+    as in verl. With `length_weight`, see `_weighted_by_length`.
     """
-    return _group_relative(batch, batch.group, config)
+    groups = _groups(batch)
+    advantage = groups.normalized(trajectory_rewards(batch), by_deviation=config.normalize_by_std)
+    return _to_tokens(batch, _weighted_by_length(batch, advantage, config), whitened=config.whiten)
 
 
 def brpo(batch: Batch, config: BrpoConfig) -> tuple[Tensor, Tensor]:
@@ -58,7 +60,17 @@ def arpo(batch: Batch, config: ArpoConfig) -> tuple[Tensor, Tensor]:
     return _group_relative(batch, torch.arange(len(batch.group)), config)
 
 
-def _group_relative(batch: Batch, group: Tensor, config: GrpoConfig | BrpoConfig | ArpoConfig) -> tuple[Tensor, Tensor]:
+def _weighted_by_length(batch: Batch, advantage: Tensor, config: GrpoConfig | RawConfig) -> Tensor:
+    """Divide advantages, [R], by the response tokens of the trajectory relative to their mean, l_i / mean_j l_j, if
+    `length_weight` is set (RAGEN's `grpo_advantage_length_weight`)."""
+    if not config.length_weight:
+        return advantage
+    length, counted = num_response_tokens(batch).to(advantage.dtype), has_response(batch)
+    mean = length.sum() / counted.sum().clamp(min=1)
+    return torch.where(counted, advantage * mean / length.clamp(min=1), advantage)
+
+
+def _group_relative(batch: Batch, group: Tensor, config: BrpoConfig | ArpoConfig) -> tuple[Tensor, Tensor]:
     groups = Groups.from_ids(group, has_response(batch))
     advantage = groups.normalized(trajectory_rewards(batch), by_deviation=config.normalize_by_std)
     return _to_tokens(batch, advantage, whitened=config.whiten)
@@ -79,7 +91,8 @@ def grpo_passk(batch: Batch, config: PassKConfig) -> tuple[Tensor, Tensor]:
     lead = scores[best] - scores[second]
     if config.normalize_by_std:
         lead = lead / (groups.deviation(scores)[best] + 1e-6)
-    return _to_tokens(batch, torch.zeros_like(scores).index_copy(0, best, lead), whitened=config.whiten)
+    advantage = _weighted_by_length(batch, torch.zeros_like(scores).index_copy(0, best, lead), config)
+    return _to_tokens(batch, advantage, whitened=config.whiten)
 
 
 def rloo(batch: Batch, config: RlooConfig) -> tuple[Tensor, Tensor]:
@@ -119,8 +132,10 @@ def gpg(batch: Batch, config: GpgConfig) -> tuple[Tensor, Tensor]:
 
 
 def raw(batch: Batch, config: RawConfig) -> tuple[Tensor, Tensor]:
-    """Unchanged reward: A_i = R_i, REINFORCE without a baseline (RLinf's `raw`)."""
-    return _to_tokens(batch, trajectory_rewards(batch), whitened=config.whiten)
+    """Unchanged reward: A_i = R_i, REINFORCE without a baseline (RLinf's `raw`). With `length_weight`, see
+    `_weighted_by_length`."""
+    advantage = _weighted_by_length(batch, trajectory_rewards(batch), config)
+    return _to_tokens(batch, advantage, whitened=config.whiten)
 
 
 def reinforce_plus_plus_baseline(batch: Batch, config: ReinforcePlusPlusBaselineConfig) -> tuple[Tensor, Tensor]:

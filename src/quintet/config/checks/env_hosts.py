@@ -20,7 +20,9 @@ def env_host_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
         problem = "a run that answers prompts has no environments; its rewards are computed by the controller"
         yield composed.problem(KEY, problem, f"{KEY}=null")
         return
+    # robots and copies of their policy may share a process
+    shares = {"envs", "rollout"} if composed.experiment.env.is_simulator else {"envs"}
     for name, ranks in layout.standalone.items():
-        if name != "envs" and (shared := sorted({layout.devices[rank] for rank in hosts.intersection(ranks)})):
+        if name not in shares and (shared := sorted({layout.devices[rank] for rank in hosts.intersection(ranks)})):
             problem = f"placement.{name}.devices has {format_ranges(shared)}, too; a process hosts environments alone"
             yield composed.problem(KEY, problem, f"{KEY}=null")

@@ -100,6 +100,9 @@ def _reward_obstacles(config: Experiment) -> Iterator[Obstacle]:
     others = advantage.needs_greedy_baseline or advantage.needs_sum_squared_probs
     if not config.needs_critic and (others or not advantage.compares_within_group):
         yield "algorithm.advantage.name", "this estimator needs all episodes of the step", None
+    if getattr(advantage, "length_weight", False):
+        key = "algorithm.advantage.length_weight"
+        yield key, "advantages depend on the mean length over the step", f"{key}=false"
     if advantage.whiten:
         key = "algorithm.advantage.whiten"
         yield key, "advantages are normalized over the step", f"{key}=false"

@@ -8,6 +8,7 @@ from typing import Any
 from quintet.config.capabilities import Capability, Requires
 from quintet.config.checks.backends import backend_problems
 from quintet.config.checks.channels import channel_problems
+from quintet.config.checks.chunk_algorithms import chunk_algorithm_problems
 from quintet.config.checks.device_sharing import device_sharing_problems
 from quintet.config.checks.engines import engine_problems, executor_problems
 from quintet.config.checks.env_hosts import env_host_problems
@@ -20,8 +21,10 @@ from quintet.config.checks.processes import (
     ray_command,
     torchrun_command,
 )
+from quintet.config.checks.robots import robot_problems
 from quintet.config.checks.sharding import sharding_problems
 from quintet.config.checks.svg_scores import svg_problems
+from quintet.config.checks.videos import video_problems
 from quintet.config.checks.vision import vision_problems
 from quintet.config.composed import ComposedConfig, config_value, with_value
 from quintet.config.dotted import flatten
@@ -75,11 +78,14 @@ def unsupported_problems(composed: ComposedConfig, rank: RankInfo | None = None)
     yield from channel_problems(composed)
     yield from sharded_reward_problems(composed)
     yield from device_sharing_problems(composed)
+    yield from chunk_algorithm_problems(composed)
     yield from env_host_problems(composed)
     yield from process_problems(composed, rank)
     yield from weight_transfer_problems(composed)
     yield from vision_problems(composed)
     yield from svg_problems(composed)
+    yield from video_problems(composed)
+    yield from robot_problems(composed)
 
 
 def _problem(composed: ComposedConfig, unsupported: UnsupportedValue) -> ConfigProblem:

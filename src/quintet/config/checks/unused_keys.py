@@ -50,7 +50,7 @@ def unused_keys(values: Mapping[str, Any], sources: Mapping[str, str]) -> Iterat
 def _overriding_keys(key: str, values: Mapping[str, Any]) -> Iterator[str]:
     """Yield the keys whose values leave `key` without effect."""
     parts = key.split(".")
-    if "processes" in parts:
+    if "processes" in parts and values[key] is not None:
         # an environment service has worker processes of its own
         service = ".".join([*parts[: parts.index("processes")], "service", "urls"])
         if service in values:

@@ -36,6 +36,8 @@ class AdvantageSection(NamedSection):
     before others are complete."""
     recurses_over_tokens: ClassVar[bool] = False
     """Runs backwards over the tokens of an episode: `algorithm.advantage_over_response_tokens` has an effect."""
+    supports_chunks: ClassVar[bool] = False
+    """Is defined for chunks of robot actions; see `quintet.algorithms.chunks`."""
     values_at_turn_ends_only: ClassVar[bool] = False
     """Returns are defined, and advantages whitened, at the last token of each turn only."""
 
@@ -55,11 +57,15 @@ class GrpoConfig(AdvantageSection, name="grpo"):
     """Reward of an episode relative to the other episodes of its group (GRPO)."""
 
     compares_within_group: ClassVar[bool] = True
+    supports_chunks: ClassVar[bool] = True
     needs_several_samples: ClassVar[bool] = True
     zero_for_equal_rewards: ClassVar[bool] = True
 
     normalize_by_std: bool = True
     """Divide by the standard deviation of these rewards; false gives Dr. GRPO."""
+    length_weight: bool = False
+    """Divide the advantages of an episode by its response tokens relative to their mean over the batch, so that short
+    episodes count as much as long ones."""
 
 
 @_register("outcome:brpo", "reward relative to all episodes of the step")
@@ -83,6 +89,8 @@ class ArpoConfig(AdvantageSection, name="arpo"):
 @_register("outcome:grpo_passk", "lead of the best response of a group over the second best")
 class PassKConfig(GrpoConfig, name="grpo_passk"):
     """Only the best response of a group is credited, by its lead over the second best (Pass@k GRPO)."""
+
+    supports_chunks: ClassVar[bool] = False
 
     normalize_by_std: bool = True
     """Divide by the standard deviation of the group's rewards."""
@@ -123,6 +131,10 @@ class RawConfig(AdvantageSection, name="raw"):
     """Unchanged reward of an episode."""
 
     compares_within_group: ClassVar[bool] = True
+    supports_chunks: ClassVar[bool] = True
+
+    length_weight: bool = False
+    """Divide the advantages of an episode by its response tokens relative to their mean over the batch."""
 
 
 @_register("returns:reinforce", "discounted return of each token")
@@ -130,6 +142,7 @@ class ReinforceConfig(AdvantageSection, name="reinforce"):
     """Discounted return of each token, without a baseline (REINFORCE)."""
 
     compares_within_group: ClassVar[bool] = True
+    supports_chunks: ClassVar[bool] = True
     recurses_over_tokens: ClassVar[bool] = True
 
     gamma: Share = 1.0
@@ -149,6 +162,7 @@ class ReinforcePlusPlusBaselineConfig(AdvantageSection, name="reinforce_plus_plu
     """Reward of an episode minus the mean of its group, whitened over the batch (REINFORCE++ with baseline)."""
 
     compares_within_group: ClassVar[bool] = True
+    supports_chunks: ClassVar[bool] = True
 
     whiten: bool = True
     """Normalize advantages to mean 0 and standard deviation 1 over the batch, as published."""
@@ -176,6 +190,7 @@ class GaeConfig(AdvantageSection, name="gae"):
 
     uses_values: ClassVar[bool] = True
     recurses_over_tokens: ClassVar[bool] = True
+    supports_chunks: ClassVar[bool] = True
 
     gamma: Share = 1.0
     """Discount factor per token."""
@@ -188,6 +203,8 @@ class GaeConfig(AdvantageSection, name="gae"):
 @_register("gae:bi_level_gae", "GAE over turns, then inside turns")
 class BiLevelGaeConfig(GaeConfig, name="bi_level_gae"):
     """GAE over turns with a separate discount, then over the tokens inside each turn."""
+
+    supports_chunks: ClassVar[bool] = False
 
     gamma: Share = 1.0
     """Discount factor per token inside a turn."""
@@ -207,6 +224,7 @@ class BiLevelGaeConfig(GaeConfig, name="bi_level_gae"):
 class TurnWiseGaeConfig(GaeConfig, name="turn_wise_gae"):
     """GAE over turns: all tokens of a turn share its advantage, and the critic learns at turn ends only."""
 
+    supports_chunks: ClassVar[bool] = False
     values_at_turn_ends_only: ClassVar[bool] = True
 
     gamma: Share = 1.0
@@ -280,7 +298,7 @@ class GigpoConfig(AdvantageSection, name="gigpo"):
 class NoAdvantageConfig(AdvantageSection, name="none"):
     """No advantages, for losses that need none."""
 
-    requires: ClassVar = Requires(Capability.EMBODIED)
+    requires: ClassVar = Requires(Capability.ROBOT_ALGORITHMS)
 
 
 @_register("custom:custom_advantage", "a function of your own")

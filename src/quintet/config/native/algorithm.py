@@ -1,11 +1,10 @@
 """Algorithm: advantages, loss, KL divergence, reward shaping and rollout correction."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
-from quintet.config.capabilities import Capability, Requires
 from quintet.config.native.advantages import AdvantageConfig, GrpoConfig
 from quintet.config.native.losses import LossConfig, PpoLossConfig
 from quintet.config.native.section import Count, ListOf, NonNegative, PositiveShare, Section
@@ -48,6 +47,12 @@ class ShapingConfig(Section):
     """Episodes by whose standard deviation rewards are divided, after centering."""
     clip: PositiveFloat | None = None
     """Clip rewards to ± this value; null does not clip."""
+    clip_negative: PositiveFloat | None = None
+    """Clip negative rewards to minus this value instead; null uses `clip`."""
+
+    def conflicts(self) -> Iterator[tuple[str, ...]]:
+        if self.clip_negative is not None and self.clip is None:
+            yield "`clip_negative` has no effect without clip", f"clip={self.clip_negative}", "clip_negative=null"
 
 
 class FilterConfig(Section):
@@ -56,7 +61,10 @@ class FilterConfig(Section):
     ranges = (("min_mean", "max_mean"),)
 
     keep_share: PositiveShare = 1.0
-    """Share of groups to keep, those with the highest reward variance (RAGEN's uncertainty filter)."""
+    """Share of groups to keep, those that `keep_by` puts first (RAGEN's uncertainty filter)."""
+    keep_by: Literal["deviation", "least_deviation", "lead"] = "deviation"
+    """Groups that `keep_share` keeps: those with the largest standard deviation of rewards, those with the smallest
+    one, or those whose best reward has the largest lead over the mean."""
     min_mean: float | None = None
     """Drop groups with a lower mean reward; null keeps them."""
     max_mean: float | None = None
@@ -100,6 +108,13 @@ class CorrectionConfig(Section):
     """Normalize weights to mean 1 over the batch."""
     reject: ListOf[RejectionConfig] = ()
     """Rejection rules; all of them apply."""
+    reject_before_advantages: bool = False
+    """Compute advantages as if rejected tokens were not there, as verl does; otherwise they are computed over the whole
+    episode, and rejected tokens are only left out of the loss."""
+
+    def conflicts(self) -> Iterator[tuple[str, ...]]:
+        if self.reject_before_advantages and not self.reject:
+            yield "`reject_before_advantages` has no effect without `reject`", "reject_before_advantages=false"
 
 
 class AlgorithmConfig(Section):
@@ -115,9 +130,9 @@ class AlgorithmConfig(Section):
     """KL divergence from a reference; null uses no reference."""
     correction: CorrectionConfig | None = None
     """Rollout correction; null trusts the log-probs of the engine. Needs `rollout.recompute_logprobs`."""
-    aggregation: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = (
-        "token-mean"
-    )
+    aggregation: Literal[
+        "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
+    ] = "token-mean"
     """Aggregation of token losses to one number, over the whole mini-batch."""
     aggregation_scale: PositiveFloat | None = None
     """Divisor of `seq-mean-token-sum-norm`; null uses the maximum tokens of an episode."""
@@ -145,14 +160,22 @@ class AlgorithmConfig(Section):
     advantage_over_response_tokens: bool = True
     """Skip tokens of observations in the recursions of `gae`, `bi_level_gae`, `turn_wise_gae`, `reinforce` and
     `reinforce_plus_plus`; otherwise they run over all tokens."""
-    level: Annotated[Literal["token", "action", "chunk"], Requires(Capability.EMBODIED)] = "token"
+    advantage_clip: PositiveFloat | None = None
+    """Clip advantages to ± this value, after whitening; null does not clip."""
+    level: Literal["token", "action", "chunk"] = "token"
     """Unit of one probability ratio."""
-    entropy_level: Annotated[Literal["token", "action", "chunk"], Requires(Capability.EMBODIED)] = "token"
+    entropy_level: Literal["token", "action", "chunk"] = "token"
     """Unit of one entropy."""
-    reward_level: Annotated[Literal["turn", "action", "chunk"], Requires(Capability.EMBODIED)] = "turn"
+    reward_level: Literal["turn", "action", "chunk"] = "turn"
     """Unit of one reward."""
+    bootstrap: Literal["truncated", "done"] = "truncated"
+    """Episodes to whose last reward `gae` adds the discounted value of their last observation, with `env.auto_reset`:
+    those that were truncated, or all that ended."""
 
     def conflicts(self) -> Iterator[tuple[str, ...]]:
+        if self.level == "chunk" and self.reward_level == "action":
+            problem = "the one ratio of a chunk cannot have an advantage for each action: `level` is chunk"
+            yield problem, "level=action", "reward_level=chunk"
         if self.loss.weighs_rollout_gap and self.correction is not None and self.correction.level is not None:
             yield f"`{self.loss.name}` weighs the gap to the engine itself", "correction.level=null"
         if self.advantage.needs_greedy_baseline and self.shaping != ShapingConfig():

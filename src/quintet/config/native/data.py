@@ -5,18 +5,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from quintet.config.capabilities import Capability, Requires
 from quintet.config.native.section import Count, ListOf, NonNegative, Section, Share, Texts, UnitInterval
 
 
 class DataConfig(Section):
     """Prompts from files."""
 
-    kind: Annotated[
-        Literal["prompts", "conversations", "demonstrations"],
-        Requires(Capability.EMBODIED, unsupported=("demonstrations",)),
-    ] = "prompts"
-    """Content of a row: a prompt, a conversation to imitate, or a robot demonstration."""
+    kind: Literal["prompts", "conversations"] = "prompts"
+    """Content of a row: a prompt, or a conversation to imitate. Demonstrations of robots are `warm_start.files`."""
     train_files: Texts = ()
     """Parquet, JSON, JSON Lines or CSV files; glob patterns such as `data/*.jsonl`, and fsspec URLs such as
     `hdfs://…`."""

@@ -112,6 +112,8 @@ class InteractiveEnvSection(EnvSection):
     """Its observations have `relations`, which `rollout.state_reward` compares descriptions with; None if they have
     not."""
 
+    instruction: NotEmpty | None = None
+    """System message in place of that of the env; null uses the env's own."""
     processes: Processes = None
     """Run envs in separate processes: a section, `true` for its defaults, or a number of processes. null runs them in
     the main process, which is faster for fast envs."""

@@ -1,10 +1,10 @@
 """Configuration of each environment."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
-from quintet.config.capabilities import Capability, Requires
 from quintet.config.native.alfworld_env import AlfWorldConfig
 from quintet.config.native.blackjack_env import BlackjackConfig
 from quintet.config.native.embodied_envs import NavigationConfig, PrimitiveSkillConfig
@@ -22,11 +22,14 @@ from quintet.config.native.package_envs import GymnasiumConfig, TextArenaConfig
 from quintet.config.native.registry_union import RegistryUnion
 from quintet.config.native.relations import RelationScoring
 from quintet.config.native.section import Count, NonNegative, NotEmpty, PositiveShare, Section, Seed
+from quintet.config.native.text_envs import BanditConfig, CountdownConfig, QuestionsConfig, WebShopConfig
 
 __all__ = [
     "ENVS",
     "AlfWorldConfig",
+    "BanditConfig",
     "BlackjackConfig",
+    "CountdownConfig",
     "EnvProcessesConfig",
     "EnvSection",
     "EnvServiceConfig",
@@ -35,10 +38,14 @@ __all__ = [
     "NavigationConfig",
     "PrimitiveSkillConfig",
     "Processes",
+    "QuestionsConfig",
     "TextArenaConfig",
+    "WebShopConfig",
 ]
 
 Observed = Literal["grid", "grid_neighbors"]
+SOKOBAN_SYMBOLS = "#_O√XPS"
+"""Symbols of wall, floor, target, box on target, box, player, player on target."""
 TileSize = Annotated[int, Field(ge=4, le=256)]
 
 
@@ -109,6 +116,8 @@ class SokobanConfig(InteractiveEnvSection, name="sokoban"):
     """Moves of the reverse play that generates a puzzle from its solution."""
     min_solution_pushes: PositiveInt = 1
     """Minimum total distance of the boxes to their nearest targets, in pushes; other puzzles are discarded."""
+    symbols: Annotated[str, Field(pattern=r"^\S{7}$")] = SOKOBAN_SYMBOLS
+    """Characters of text for wall, floor, target, box on target, box, player, and player on target."""
     observation: Observed = "grid_neighbors"
     """`grid` shows the room; `grid_neighbors` adds a line with the cells next to the player."""
     render: Rendered = "text"
@@ -119,6 +128,10 @@ class SokobanConfig(InteractiveEnvSection, name="sokoban"):
     @property
     def rendered_size(self) -> tuple[int, int] | None:
         return self.height * self.tile_size, self.width * self.tile_size
+
+    def conflicts(self) -> Iterator[tuple[str, ...]]:
+        if len(set(self.symbols)) < len(self.symbols):
+            yield f"`symbols` = {self.symbols} has a character twice", f"symbols={SOKOBAN_SYMBOLS}"
 
 
 @_register("svg.env:SvgEnv", "draw an image as SVG code", requires=("resvg_py",), extra="svg")
@@ -208,37 +221,81 @@ class PromptsConfig(EnvSection, name="prompts"):
 class SimulatorConfig(EnvSection, name="simulator"):
     """Robot in a vectorized simulator, controlled in chunks of continuous actions."""
 
-    requires: ClassVar = Requires(Capability.EMBODIED)
     is_simulator: ClassVar[bool] = True
 
-    simulator: str = "libero"
-    """Simulator: `libero`, `maniskill`, `robotwin`."""
+    simulator: NotEmpty = "libero"
+    """Simulator: a name that `quintet list` shows, or your own class or function as `file.py:name` or `module:name`."""
     task_suite: str | None = None
-    """Task suite of the simulator."""
+    """Task suite of the simulator; null uses its default."""
+    task: str | None = None
+    """Only this task of the suite; null uses all."""
+    options: Annotated[dict[str, Any], Field(default_factory=dict)]
+    """Further options of the simulator, which its documentation lists."""
     max_steps: PositiveInt = 512
-    """Actions after which the simulator truncates the episode."""
+    """Actions after which an episode is truncated."""
+    steps_per_epoch: PositiveInt | None = None
+    """Actions of each robot in an epoch, in which several episodes fit with `auto_reset`; null uses `max_steps`."""
     auto_reset: bool = False
-    """Start another episode in the same step after an episode ended."""
+    """Start another episode at the end of the chunk in which an episode ended. Otherwise the robot does not move any
+    more until the next rollout."""
     ignore_terminations: bool = False
     """Continue episodes to `max_steps` after the task is solved."""
     relative_reward: bool = False
-    """Use the difference from the reward of the previous step as the reward."""
+    """Use the difference from the reward of the previous action as the reward, so that a solved task pays once."""
     reward_coefficient: float = 1.0
-    """Factor on every reward."""
+    """Factor on every reward of the simulator."""
+    step_penalty: NonNegative = 0.0
+    """Subtracted from the reward of every action."""
     fixed_start_states: bool = True
-    """Use the same start states in every step."""
+    """Start all episodes of a group in a rollout from the same start state, also after automatic resets. `false` draws
+    a start state for every episode."""
+    start_state_order: Literal["random", "ordered"] = "random"
+    """Start states of training: `random` draws them with replacement, `ordered` uses all of them in a shuffled order
+    before one is repeated. Validation is always ordered."""
+    start_state: Count | None = None
+    """Use only the start state with this number; null uses all."""
+    hold_out: bool = True
+    """Use each start state in training, in validation or for demonstrations, never in two of them. `false` uses all of
+    them for each, as the benchmarks of LIBERO do."""
     environments: PositiveInt | None = None
-    """Number of parallel episodes; null uses the number of episodes of a step."""
+    """Number of robots that are simulated at the same time; null uses the number of episodes of a step."""
     seed: Seed = 0
-    """Random seed of the simulator."""
+    """Random seed of the simulator and of its start states."""
     camera_height: PositiveInt = 256
     """Rendered height, pixels."""
     camera_width: PositiveInt = 256
     """Rendered width, pixels."""
     pipeline_stages: PositiveInt = 1
-    """Groups of episodes, of which one is simulated while the policy computes the actions of the others."""
+    """Parts of the robots, of which one is simulated while the policy computes the actions of the others. They overlap
+    if `processes` or `service` is set."""
     epochs: PositiveInt = 1
     """Number of passes over all environments in a step."""
+    processes: Count = 0
+    """Worker processes, each of which simulates a share of the robots of every stage. 0 simulates in the main process,
+    where a simulator that hangs or dies stops the run."""
+    reset_timeout_seconds: PositiveFloat = 300.0
+    """Time limit of building the simulators of a worker process and of a reset of its robots; then the process is
+    killed and the episodes of its robots have failed."""
+    chunk_timeout_seconds: PositiveFloat = 120.0
+    """Time limit of a chunk of actions in a worker process, with the images after it; then the process is killed and
+    the episodes of its robots have failed."""
+    service: EnvServiceConfig | None = None
+    """Environment service that simulates, for simulators that need a Python environment of their own: started there by
+    `quintet serve-envs`. `processes` is then the number of worker processes of each server that are used, at least 1.
+    null simulates in this run."""
+
+    def data_paths(self) -> dict[str, str]:
+        """See `EnvSection.data_paths`; any option with a slash may be a path."""
+        return dict(_texts_with_slash("options", self.options))
+
+
+def _texts_with_slash(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield texts in nested options that may be paths, with their keys."""
+    if isinstance(value, str) and "/" in value:
+        yield key, value
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, item in items:
+        yield from _texts_with_slash(f"{key}.{name}", item)
 
 
 ENV_UNION = RegistryUnion(ENVS, EnvSection, others=(PromptsConfig, SimulatorConfig), default="frozenlake")

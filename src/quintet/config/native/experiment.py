@@ -146,6 +146,7 @@ class Experiment(Section):
             yield "a reference from `reference.path` cannot be refreshed", f"{refresh}=0", "reference.path=null"
         if self.rollout.thoughts is not None and self.env.reads_prompts:
             yield "`rollout.thoughts` needs an env with actions; answers to prompts have none", "rollout.thoughts=null"
+        yield from self._warm_start_conflicts()
         if self.envs and not any(entry.share for entry in self.envs.values()):
             first = next(iter(self.envs))
             yield f"`envs.{first}.share` is 0, as of every env: none is for training", f"envs.{first}.share=1"
@@ -164,3 +165,8 @@ class Experiment(Section):
         if self.rollout.thoughts is not None and self.sft is not None and self.sft.episodes is not None:
             problem = "thoughts of `sft.episodes` have no sections, which `rollout.thoughts` demands"
             yield problem, "rollout.thoughts=null", "sft.episodes=null"
+
+    def _warm_start_conflicts(self) -> Iterator[tuple[str, ...]]:
+        if self.warm_start is not None and self.warm_start.files and not self.env.is_simulator:
+            problem = f"`warm_start.files` are demonstrations of robots, which the env {self.env.name} lacks"
+            yield problem, "warm_start.files=[]"

@@ -13,6 +13,10 @@ WidePrecision = Literal["float64", "float32", "bfloat16", "float16"]
 ModelPrecision = Literal["float32", "bfloat16", "float16", "auto"]
 
 
+FURTHER_BACKENDS = ("veomni", "torchtitan", "automodel", "mindspeed", "fsdp_turbo", "mlite")
+"""Training backends of verl that this version does not have."""
+
+
 class OptimizerConfig(Section):
     """Optimizer and learning rate schedule: linear warm-up, then decay."""
 
@@ -157,7 +161,7 @@ class MemoryConfig(Section):
 class LearnerConfig(Section):
     """Options common to actor, critic and reference."""
 
-    backend: str = "fsdp2"
+    backend: Annotated[str, Requires(Capability.BACKENDS, unsupported=FURTHER_BACKENDS)] = "fsdp2"
     """Backend for several devices: `fsdp2`, `fsdp`, `megatron`, or one that another package registers."""
     parallel: ParallelConfig = ParallelConfig()
     """Parallel degrees."""
@@ -203,10 +207,13 @@ class CriticConfig(LearnerConfig):
     """Optimizer and schedule."""
     gradient_checkpointing: bool | None = None
     """Recompute activations in the backward pass; null uses the setting of the actor."""
-    shares_policy: Annotated[bool, Requires(Capability.EMBODIED)] = False
+    shares_policy: bool = False
     """Use a value head on the hidden states of the policy instead of a separate model."""
     value_clip: PositiveFloat | None = 0.5
     """Maximum distance between new and old values in the loss; null does not clip."""
+    huber_delta: PositiveFloat | None = None
+    """Error above which the loss of a value is linear instead of quadratic (Huber loss), in runs on simulators; null
+    keeps it quadratic."""
     warmup_steps: Count = 0
     """Training steps in which only the critic is updated."""
 

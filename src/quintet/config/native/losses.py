@@ -26,6 +26,9 @@ class LossSection(NamedSection):
     """Weighs tokens by the gap between learner and engine: log-probs are recomputed by the learner, and
     `algorithm.correction.level` must be null."""
 
+    supports_chunks: ClassVar[bool] = False
+    """Is defined for chunks of robot actions: depends on one probability ratio alone."""
+
     name: str = ""
     """Policy loss."""
 
@@ -43,6 +46,8 @@ class ClippedRatioSection(LossSection):
 class PpoLossConfig(ClippedRatioSection, name="ppo"):
     """Clipped policy gradient, as in PPO, GRPO and DAPO."""
 
+    supports_chunks: ClassVar[bool] = True
+
     clip_high: PositiveFloat = 0.28
     """The probability ratio is clipped above 1 + clip_high."""
     clip_dual: DualClipBound = 3.0
@@ -55,6 +60,7 @@ class DecoupledPpoLossConfig(ClippedRatioSection, name="decoupled_ppo"):
     (decoupled PPO)."""
 
     weighs_rollout_gap: ClassVar[bool] = True
+    supports_chunks: ClassVar[bool] = True
 
     clip_dual: DualClipBound = None
     """Bound on ratio × advantage for negative advantages; null for none."""
@@ -88,6 +94,8 @@ class GmpoLossConfig(LossSection):
 class CispoLossConfig(LossSection, name="cispo"):
     """Policy gradient weighted by the clipped ratio, through which no gradient flows (CISPO)."""
 
+    supports_chunks: ClassVar[bool] = True
+
     clip_low: UnitInterval = 0.2
     """The weight is at least 1 - clip_low."""
     clip_high: PositiveFloat = 0.28
@@ -112,6 +120,8 @@ class DppoLossConfig(LossSection):
     """Masks tokens on which old and new policy diverge too much, by total variation (`dppo_tv`) or KL divergence
     (`dppo_kl`)."""
 
+    supports_chunks: ClassVar[bool] = True
+
     name: Literal["dppo_tv", "dppo_kl"]
     """Policy loss."""
     clip_low: PositiveFloat = 0.2
@@ -125,6 +135,8 @@ class DppoLossConfig(LossSection):
 @_register("score_function:dro", "policy gradient with a quadratic pull toward the old policy")
 class DroLossConfig(LossSection, name="dro"):
     """Policy gradient with a quadratic pull toward the old policy (DRO)."""
+
+    supports_chunks: ClassVar[bool] = True
 
     beta: PositiveFloat = 0.1
     """Weight of the pull."""
@@ -159,6 +171,8 @@ class KlCovLossConfig(LossSection, name="kl_cov"):
 class ReinforceLossConfig(LossSection):
     """Policy gradient without ratio or clip; both names mean the same."""
 
+    supports_chunks: ClassVar[bool] = True
+
     name: Literal["reinforce", "gpg"]
     """Policy loss."""
 
@@ -167,6 +181,8 @@ class ReinforceLossConfig(LossSection):
 class KimiLossConfig(LossSection, name="kimi"):
     """Policy gradient with a quadratic pull of the log-ratio toward 0, as in Kimi k1.5."""
 
+    supports_chunks: ClassVar[bool] = True
+
     tau: PositiveFloat = 0.1
     """Weight of the pull."""
 
@@ -174,6 +190,8 @@ class KimiLossConfig(LossSection, name="kimi"):
 @_register("score_function:topr", "imitates good responses, unlearns bad ones within bounds")
 class ToprLossConfig(LossSection, name="topr"):
     """Imitation of good responses, and unlearning of bad ones weighted by their ratio, at most 1 (TOPR)."""
+
+    supports_chunks: ClassVar[bool] = True
 
     positive_weight: NonNegative = 1.0
     """Weight of tokens with a positive advantage."""
@@ -192,9 +210,9 @@ class DistillationLossConfig(ClippedRatioSection, name="distillation"):
 class EmbodiedLossConfig(LossSection):
     """Losses of policies for continuous control."""
 
-    requires: ClassVar = Requires(Capability.EMBODIED)
+    requires: ClassVar = Requires(Capability.ROBOT_ALGORITHMS)
 
-    name: Literal["sac", "nft"]
+    name: Literal["sac", "dsrl", "nft", "dagger", "iql", "rlt", "td3"]
     """Policy loss."""
 
 

@@ -118,7 +118,7 @@ class PlacementConfig(Section):
     call_timeout_seconds: PositiveFloat = 1800.0
     """Time for a collective of the learners, for a call of an engine on a device of its own, and for the other ranks'
     part of a checkpoint, seconds. A process that takes longer hangs: engines are restarted, otherwise the run ends."""
-    offload_envs: Annotated[bool, Requires(Capability.EMBODIED)] = False
+    offload_envs: bool = False
     """Offload simulators from their device during updates of the policy."""
     actor: ComponentConfig = ComponentConfig()
     """Learner of the policy."""

@@ -3,10 +3,17 @@
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, SerializerFunctionWrapHandler, model_serializer
 
 from quintet.config.capabilities import Capability, Requires
 from quintet.config.native.section import Count, Section, Texts
+
+FURTHER_POLICIES = (
+    *("openpi", "openpi_rlinf", "gr00t", "gr00t_n1d6", "gr00t_n1d7", "dexbotic_pi", "dexbotic_dm0", "starvla"),
+    *("dreamzero", "fastwam", "lingbotvla", "abot_m0", "evo1", "molmoact2", "cma", "cnn_policy", "flow_policy"),
+    *("resnet", "cfg_model", "value_model", "rlt_mlp_policy", "rlt_td3_mlp_policy"),
+)
+"""Policies of RLinf that this version does not have."""
 
 
 class LoraConfig(Section):
@@ -46,27 +53,42 @@ class VlaConfig(Section):
     use_proprioception: bool = False
     """Use the state of the robot as input."""
     normalization_key: str | None = None
-    """Data set whose statistics denormalize actions."""
+    """Data set whose statistics denormalize actions, also without its suffix `_no_noops`; null uses the only one."""
+    normalization_bounds: Literal["quantiles", "range"] = "quantiles"
+    """Statistics that -1 and 1 of normalized actions stand for: the `quantiles` q01 and q99, or the `range` from min to
+    max."""
+    action_head: Literal["tokens", "l1"] = "tokens"
+    """Head of `openvla_oft`: `tokens`, a bin of each action dimension, or `l1`, the regression head of OpenVLA-OFT as
+    the mean of a normal distribution."""
+    state_dim: PositiveInt | None = None
+    """Values in the observed state; null takes that of the simulator."""
     policy_setup: str | None = None
-    """Robot and controller of the actions, such as `widowx_bridge`."""
+    """Robot that a published policy controls in ManiSkill: `widowx_bridge`, whose gripper has other values than that of
+    the data set, or one with `panda` in its name."""
     value_level: Literal["chunk", "action"] = "chunk"
     """One value per chunk, or per action."""
     images: PositiveInt = 1
     """Camera images per observation."""
     image_size: Annotated[tuple[PositiveInt, PositiveInt], Field(strict=False)] = (224, 224)
-    """Height and width of the input image, pixels."""
+    """Height and width of the input image, pixels. A preset takes any square; that of a stored policy is fixed."""
     center_crop: bool = False
-    """Crop the center of images, as in training with augmentation."""
+    """Crop images to the central 90 % of their area, as OpenVLA-OFT does after training with random crops."""
     vocabulary: PositiveInt | None = None
-    """Vocabulary of the language model; null uses that of the model."""
+    """Tokens of the language model including those of actions, which must be those of the stored policy; null does not
+    check them."""
     extra_vocabulary: Count = 0
     """Tokens added to the tokenizer."""
     hidden_size: PositiveInt | None = None
-    """Hidden size of the language model; null uses that of the model."""
+    """Hidden size of the language model, or of an MLP. A preset takes any; that of a stored policy is fixed."""
     qkv_bias: bool = False
     """Use biases in attention projections."""
     linear_bias: bool = False
     """Use biases in the other linear layers."""
+
+    @model_serializer(mode="wrap")
+    def _only_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return what is set. Other fields are the policy's own, which a run that reads them must not replace."""
+        return {name: value for name, value in handler(self).items() if name in self.model_fields_set}
 
 
 class PolicyConfig(Section):
@@ -77,8 +99,8 @@ class PolicyConfig(Section):
     default."""
     path: str | None = None
     """Hugging Face model directory. Exclusive with `preset`."""
-    kind: Annotated[str | None, Requires(Capability.EMBODIED, ("qwen2.5", "qwen3"))] = None
-    """Kind of model if its directory does not state it: `qwen2.5_vl`, `openvla_oft`, `openpi`."""
+    kind: Annotated[str | None, Requires(Capability.POLICIES, unsupported=FURTHER_POLICIES)] = None
+    """Kind of model if its directory does not state it: `qwen2.5_vl`, `openvla_oft`, `mlp`."""
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
     """Type of weights in the engine and of matrix products in training; the optimizer always keeps float32 weights.
     `auto` takes the type in the model's configuration."""
@@ -104,7 +126,7 @@ class PolicyConfig(Section):
     """LoRA; null trains all weights."""
     vision: VisionConfig = VisionConfig()
     """Vision-language policies: images and vision encoder."""
-    vla: Annotated[VlaConfig | None, Requires(Capability.EMBODIED)] = None
+    vla: VlaConfig | None = None
     """Vision-language-action heads; null for a text policy."""
 
     def conflicts(self) -> Iterator[tuple[str, ...]]:

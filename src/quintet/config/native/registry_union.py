@@ -37,13 +37,14 @@ def register(
     *,
     requires: tuple[str, ...] = (),
     extra: str | None = None,
+    how: str | None = None,
 ) -> Callable[[T], T]:
     """Return a decorator that registers a config class with `module:function` of a package, under the class's name;
-    `requires` and `extra` as in `Entry`."""
+    `requires`, `extra` and `how` as in `Entry`."""
 
     def decorate(config: T) -> T:
         names = name or _names(config)[0]
-        registry.add(names, f"{package}.{target}", help=summary, config=config, requires=requires, extra=extra)
+        registry.add(names, f"{package}.{target}", help=summary, config=config, requires=requires, extra=extra, how=how)
         return config
 
     return decorate

@@ -257,7 +257,7 @@ class ValidationConfig(Section):
     start_state_files: Texts = ()
     """Parquet files whose rows are the held-out start states, as in `training.start_state_files`; `episodes` is then
     their number."""
-    simulator: Annotated[SimulatorConfig | None, Requires(Capability.EMBODIED)] = None
+    simulator: SimulatorConfig | None = None
     """Settings of a simulated env in validation; null uses those of training."""
     every_steps: Annotated[int, Field(ge=-1)] = 25
     """Validate every n-th step; 0 only before and after training, -1 only before."""

@@ -1,5 +1,6 @@
 """Training loop, warm start and supervised fine-tuning."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
@@ -43,11 +44,20 @@ class TrainingConfig(Section):
 class WarmStartConfig(Section):
     """Initial supervised phase on demonstrations."""
 
+    files: Texts = ()
+    """Demonstrations of robots, for `env.name=simulator`: directories of data sets of LeRobot (v2.0, v2.1, v3.0) or of
+    TensorFlow Datasets in RLDS form, all episodes of which are used. An empty list uses `episodes` of an expert."""
+    cameras: Texts = ()
+    """Image features of `files`, in the order of the policy's images, by their whole name or its last part; an empty
+    list uses all."""
+    state_key: str | None = None
+    """Feature of `files` with the proprioception; null uses that named `state`."""
     episodes: PositiveInt = 400
-    """Number of demonstrations."""
+    """Number of demonstrations of an expert."""
     epsilon: Share = 0.0
     """Probability that a demonstrated action is a random one (ε-greedy expert). Episodes that then fail are left out:
-    the demonstrations show the response format and safe actions, but seldom the best one."""
+    the demonstrations show the response format and safe actions, but seldom the best one. Robots execute the random
+    action, and the demonstration has the expert's."""
     updates: Count = 250
     """Maximum number of optimizer steps."""
     until_success: Share | None = 0.5
@@ -55,9 +65,15 @@ class WarmStartConfig(Section):
     check_every_updates: PositiveInt = 2
     """Updates between two such checks of 256 episodes."""
     turns_per_update: PositiveInt = 64
-    """Demonstrated turns per optimizer step."""
+    """Demonstrated turns, or chunks of a robot's actions, per optimizer step."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-3, warmup_steps=20)
     """Optimizer and schedule."""
+
+    def conflicts(self) -> Iterator[tuple[str, ...]]:
+        if self.files and self.epsilon:
+            yield "`epsilon` changes what an expert does, and `files` replaces the expert", "epsilon=0.0", "files=[]"
+        if not self.files and (self.cameras or self.state_key is not None):
+            yield "`cameras` and `state_key` are features of `files`, which is empty", "cameras=[] state_key=null"
 
 
 class SolvedEpisodesConfig(Section):

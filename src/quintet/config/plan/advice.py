@@ -178,6 +178,8 @@ def _cache(planned: PlannedRun) -> Iterator[str]:
     """Warn about unused slots: the `hf` engine allocates one for each of `max_concurrent` requests."""
     rollout, use = planned.config.rollout, planned.memory.active.get("rollout")
     running = max(planned.counts.episodes_per_step, planned.validation_starts or 0)
+    if planned.config.env.is_simulator:
+        return
     if use and rollout.engine == "hf" and rollout.max_concurrent > running and use.cache > 1 << 30:
         setting, cache = planned.setting("rollout.max_concurrent"), format_bytes(use.cache)
         yield f"{setting}: at most {running:,} episodes run at once, and the KV cache takes {cache}"

@@ -9,6 +9,7 @@ from quintet.config.divisors import nearest_divisor
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.mixed_envs import mixture_problems
 from quintet.config.plan.model_shapes import PRESET_CONTEXTS
+from quintet.config.plan.robot_batches import robot_problems
 from quintet.config.problems import ConfigProblem, raise_problems
 from quintet.errors import nearest
 
@@ -74,6 +75,9 @@ def _num_occasions(steps: int, every: int) -> int:
 
 def _check_division(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     training = composed.experiment.training
+    if composed.experiment.env.is_simulator:
+        yield from robot_problems(composed)
+        return
     groups, samples, parts = training.groups_per_step, training.samples_per_group, training.mini_batches
     if groups * samples % parts == 0:
         return
@@ -97,6 +101,8 @@ def _check_groups(composed: ComposedConfig) -> Iterator[ConfigProblem]:
 
 def _check_teacher(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     config = composed.experiment
+    if config.env.is_simulator:
+        return
     if config.algorithm.loss.needs_teacher and config.reference.path is None:
         problem = "this loss needs a teacher model, and none is set"
         yield composed.problem("algorithm.loss.name", problem, "reference.path=DIRECTORY")
@@ -119,7 +125,7 @@ def _check_files(composed: ComposedConfig) -> Iterator[ConfigProblem]:
 
 def _check_preset(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     preset = composed.experiment.policy.preset
-    if preset is not None and preset not in PRESET_CONTEXTS:
+    if preset is not None and preset not in PRESET_CONTEXTS and not composed.experiment.env.is_simulator:
         close = nearest(preset, PRESET_CONTEXTS)
         hint = (f"did you mean policy.preset={close}? " if close else "") + f"known: {', '.join(PRESET_CONTEXTS)}"
         yield composed.problem("policy.preset", "no such preset", hint)
@@ -129,7 +135,7 @@ def _check_context(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     config = composed.experiment
     limit = PRESET_CONTEXTS.get(config.policy.preset or "")
     prompt, response = config.rollout.max_prompt_tokens, config.rollout.max_response_tokens
-    if limit is None or prompt + response <= limit:
+    if limit is None or prompt + response <= limit or config.env.is_simulator:
         return
     key, other = "rollout.max_prompt_tokens", "rollout.max_response_tokens"
     if response >= limit:

@@ -6,11 +6,17 @@ from dataclasses import dataclass
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import BudgetConfig
 from quintet.config.native.training import SftConfig
+from quintet.config.plan.robot_batches import robot_arithmetic
+
+OPENVLA_IMAGE_TOKENS = 256
+"""Patches of an image of 224 pixels in OpenVLA and OpenVLA-OFT."""
 
 
 def max_sequence_tokens(config: Experiment) -> int:
     """Return the tokens of the longest possible sequence, prompt and response."""
-    return config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+    vla = config.policy.vla
+    images = OPENVLA_IMAGE_TOKENS * vla.images if config.env.is_simulator and vla else 0
+    return images + config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
 
 
 def max_sequences_per_episode(config: Experiment) -> int:
@@ -19,7 +25,7 @@ def max_sequences_per_episode(config: Experiment) -> int:
     The first `window_size` turns are one sequence; the window then slides, and each further turn is another.
     """
     rollout = config.rollout
-    if rollout.window_size is None or config.env.reads_prompts:
+    if rollout.window_size is None or config.env.reads_prompts or config.env.is_simulator:
         return 1
     return 1 + max(0, rollout.max_turns - rollout.window_size)
 
@@ -76,7 +82,11 @@ def rank_workload(config: Experiment, learner: str, ranks: int, *, inference: bo
     """Return the work of one of `ranks` data-parallel ranks; `inference` for forward-only passes."""
     training = config.training
     parts = ranks if inference else training.mini_batches * ranks
-    episodes = -(-training.groups_per_step * training.samples_per_group // parts)
+    units = training.groups_per_step * training.samples_per_group
+    if config.env.is_simulator:
+        # a sequence is a sample: one chunk of actions of one robot
+        units = robot_arithmetic(config).samples
+    episodes = -(-units // parts)
     sequences = episodes * max_sequences_per_episode(config)
     budget, length = micro_batch_limits(config, learner, inference=inference), max_sequence_tokens(config)
     micro_batches = -(-sequences * length // budget.tokens) if budget.tokens else 0

@@ -15,6 +15,7 @@ from quintet.config.plan.model_shapes import ModelShape
 from quintet.config.plan.parallelism import Parallelism
 from quintet.config.plan.placement import LOGPROBS, Component, actor_scores_rollout, learner_section
 from quintet.config.plan.process_layout import process_layout
+from quintet.config.plan.robot_batches import robot_arithmetic
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 OPTIMIZER_STATES = {"adamw": 2, "sgd": 0, "muon": 1}
@@ -366,6 +367,8 @@ def _engine(placed: PlacedModel) -> MemoryUse:
     If `memory_share` and the size of the device are known, an engine takes exactly that share. The `hf` engine
     generates with the learner's weights if those are float32.
     """
+    if placed.config.env.is_simulator:
+        return _policy_of_robots(placed)
     config, parallelism = placed.config, placed.parallelism
     options, training = config.rollout.engine_options, config.training
     width, share, device = placed.width(options.dtype), options.memory_share, placed.device_bytes
@@ -385,6 +388,27 @@ def _engine(placed: PlacedModel) -> MemoryUse:
         return MemoryUse(weights=weights, cache=max(0, budget - weights))
     episodes = -(-training.groups_per_step * training.samples_per_group // placed.component.copies)
     return MemoryUse(weights=weights, cache=min(slots, episodes) * cache_per_request)
+
+
+def _policy_of_robots(placed: PlacedModel) -> MemoryUse:
+    """Return the memory in which a policy computes the actions of the robots of a stage.
+
+    On devices of the actor it is the learner's. A forward pass has the activations of one layer; `openvla` samples
+    token by token with a KV cache.
+    """
+    config, shape = placed.config, placed.shape
+    actor = config.placement.actor.devices
+    is_standalone = bool(actor) and not set(placed.component.devices) <= set(actor or ())
+    width, tokens = placed.width(), max_sequence_tokens(config)
+    robots = -(-robot_arithmetic(config).robots // (placed.component.copies * robot_arithmetic(config).stages))
+    actions = config.policy.vla.action_chunk * config.policy.vla.action_dim if config.policy.vla else 1
+    cache = robots * tokens * shape.cache_numbers() * width if config.policy.kind == "openvla" else 0
+    return MemoryUse(
+        weights=shape.parameters * width if is_standalone else 0,
+        activations=activation_bytes(shape, robots * tokens, width),
+        logits=min(robots * actions * shape.vocabulary, MAX_LOGITS_IN_MEMORY) * LOGIT_BYTES,
+        cache=cache,
+    )
 
 
 _ESTIMATES: Mapping[str, Callable[[PlacedModel], MemoryUse]] = {

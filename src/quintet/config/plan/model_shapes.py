@@ -207,6 +207,12 @@ LLAMA = ModelShape(0, 0, 0, 0, 0, 0, 0, tied=False)
 _QWEN2 = replace(LLAMA, qkv_bias=True)
 _QWEN3 = replace(LLAMA, head_norm=True)
 _GEMMA = replace(LLAMA, tied=True)
+OPENVLA_VISION = 303_227_904 + 412_442_352 + 71_393_792
+"""Parameters of OpenVLA's vision: DINOv2-L with registers, SigLIP-So400m without its pooling head, and the projector
+from both (2176) over 8704 and 4096 to 4096."""
+OPENVLA = ModelShape(32, 4096, 11008, 32, 32, 128, 32064, 2048, tied=False, vision=OPENVLA_VISION, family="openvla")
+"""OpenVLA and OpenVLA-OFT: Llama 2 of 7 billion parameters with 64 more tokens, and two vision encoders. Their
+`config.json` states no sizes of the language model."""
 FAMILIES: Mapping[str, ModelShape] = {
     **dict.fromkeys(("llama", "mistral", "mixtral", "phi3", "deepseek_v2", "deepseek_v3"), LLAMA),
     **dict.fromkeys(("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), _QWEN2),
@@ -228,6 +234,8 @@ def read_shape(config: Config) -> ModelShape:
     Raises:
         UnreadableConfigError: a size is missing or invalid.
     """
+    if config.get("model_type") == "openvla" and "hidden_size" not in config.get("text_config", {}):
+        return replace(OPENVLA, dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"))
     text = next((config[key] for key in ("text_config", "llm_config") if isinstance(config.get(key), dict)), config)
     family = str(text.get("model_type") or config.get("model_type"))
     merged = {**FAMILY_DEFAULTS.get(family, {}), **config, **text}

@@ -10,7 +10,7 @@ from typing import Any
 
 from quintet.config.composed import config_value
 from quintet.config.native.experiment import Experiment
-from quintet.config.plan.model_shapes import PRESET_SHAPES, ModelShape, UnreadableConfigError, read_shape
+from quintet.config.plan.model_shapes import OPENVLA, PRESET_SHAPES, ModelShape, UnreadableConfigError, read_shape
 from quintet.config.plan.vision_encoder import VisionEncoderShape
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+", re.ASCII)
@@ -57,10 +57,20 @@ def policy_path(config: Experiment) -> str | None:
 def find_models(config: Experiment) -> Models:
     """Read the shapes of all models whose `config.json` is available locally."""
     path, policy = policy_path(config), config.policy
-    actor = PRESET_SHAPES[policy.preset or "grid-1m"] if path is None else find_model_shape(path, policy.overrides)
+    actor = _preset_shape(config) if path is None else find_model_shape(path, policy.overrides)
+    if isinstance(actor, UnknownModel) and policy.kind in ("openvla", "openvla_oft"):
+        # all published ones have this size
+        actor = replace(OPENVLA, dtype="bfloat16")
     paths = {name: config_value(config, key) for name, key in MODEL_PATHS.items()}
     others = {name: actor if path is None else find_model_shape(path, {}) for name, path in paths.items()}
     return Models(actor, others)
+
+
+def _preset_shape(config: Experiment) -> ModelShape | UnknownModel:
+    preset = config.policy.preset or "grid-1m"
+    if config.env.is_simulator and preset not in PRESET_SHAPES:
+        return UnknownModel("memory is only estimated for policies with a language model", "it is small")
+    return PRESET_SHAPES[preset]
 
 
 def is_hub_name(path: str) -> bool:

@@ -89,8 +89,12 @@ def _check_backend(parallelism: Parallelism) -> Iterator[Problem]:
 
 
 def _check_devices(parallelism: Parallelism, devices: int) -> Iterator[Problem]:
-    """Check that copies of the model, copies of the experts and sharding groups fill the devices."""
-    for names in (("tensor", "pipeline", "context", "ulysses"), ("tensor", "pipeline", "expert")):
+    """Check that copies of the model, copies of the experts and sharding groups fill the devices.
+
+    Megatron never splits an expert: its copies also lie on the devices that split the other layers.
+    """
+    experts = ("pipeline", "expert") if parallelism.backend == "megatron" else ("tensor", "pipeline", "expert")
+    for names in (("tensor", "pipeline", "context", "ulysses"), experts):
         sizes = {name: getattr(parallelism, name) for name in names}
         needed = math.prod(sizes.values())
         available = f"the {devices} devices" if devices > 1 else "one device"

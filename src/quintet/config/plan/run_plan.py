@@ -24,6 +24,7 @@ from quintet.config.plan.images import image_problems, largest_images, trains_en
 from quintet.config.plan.memory import memory_problems, plan_memory
 from quintet.config.plan.models import Models, find_models, policy_path
 from quintet.config.plan.placement import Placement, place_components, placement_problems
+from quintet.config.plan.robot_batches import robot_arithmetic
 from quintet.config.plan.row_counts import TrainingRows, batch_key, count_rows, count_training_rows, too_few_rows
 from quintet.config.plan.step_time import encoder_share
 from quintet.config.plan.weight_transfer import weight_transfers
@@ -131,6 +132,7 @@ def _numbers(plan: RunPlan) -> dict[str, Any]:
         "epochs": training.epochs,
         "optimizer_steps_per_step": training.mini_batches * training.epochs,
         "steps": plan.steps,
+        **({"robots": asdict(robot_arithmetic(plan.config))} if plan.config.env.is_simulator else {}),
         "validation_episodes": None if starts is None else starts * plan.config.validation.sampling.samples,
         **_data_numbers(plan.data),
     }

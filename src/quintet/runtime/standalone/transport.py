@@ -115,20 +115,39 @@ class StandaloneTransport:
 
     @contextmanager
     def _translate_errors(self, worker: StandaloneWorker) -> Iterator[None]:
-        """Raise errors of a worker as user errors that name rank and components."""
-        place = worker.name
         try:
-            yield
-        except WorkerLostError as error:
-            raise self._fail(self._lost(error)) from error
-        except RemoteCallError as error:
-            raise self._fail(RankDiedError(f"{place} failed: {error}", HINT)) from error
+            with translate_worker_errors(worker, self._components):
+                yield
         except MachineError as error:
-            raise self._fail(MachineError(f"{place}: {error.message}", error.hint)) from error
+            self._failure = error
+            raise
 
     def _lost(self, error: WorkerLostError) -> RankDiedError:
-        return RankDiedError(f"{error}, and the run needs its {self._components}", HINT)
+        return _worker_died(error, self._components)
 
     def _fail(self, error: MachineError) -> MachineError:
         self._failure = error
         return error
+
+
+@contextmanager
+def translate_worker_errors(worker: StandaloneWorker, components: str) -> Iterator[None]:
+    """Raise errors of a worker as user errors that name its rank; `components` are those that the run needs.
+
+    Raises:
+        RankDiedError: the worker is lost, or a call failed.
+        MachineError: a call failed by an error of the user or the machine.
+    """
+    place = worker.name
+    try:
+        yield
+    except WorkerLostError as error:
+        raise _worker_died(error, components) from error
+    except RemoteCallError as error:
+        raise RankDiedError(f"{place} failed: {error}", HINT) from error
+    except MachineError as error:
+        raise MachineError(f"{place}: {error.message}", error.hint) from error
+
+
+def _worker_died(error: WorkerLostError, components: str) -> RankDiedError:
+    return RankDiedError(f"{error}, and the run needs its {components}", HINT)

@@ -30,12 +30,15 @@ from quintet.runtime.remote_interface import (
     STANDALONE_ENGINE,
     STANDALONE_ENVS,
     STANDALONE_LEARNERS,
+    STANDALONE_POLICY,
+    STANDALONE_ROBOTS,
 )
 from quintet.runtime.standalone.engine_worker import LocalStandaloneEngine
 from quintet.runtime.standalone.env_worker import LocalStandaloneEnvs
 from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
 from quintet.runtime.standalone.listener import HEARTBEAT_SECONDS, Role, WorkerHello, WorkerListener
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket
+from quintet.runtime.standalone.robot_worker import LocalStandalonePolicy, LocalStandaloneRobots
 from quintet.runtime.worker import execute_call, ignored_signals
 from quintet.tracking.run_processes import process_namespace
 from quintet.training.parallel.rendezvous import RankDiedError, Rendezvous
@@ -95,9 +98,11 @@ class StandaloneComponents:
 
     def __init__(self, learners: LocalStandaloneLearners | None = None) -> None:
         """`learners` are the components besides engine and environments, if there are any."""
-        self._by_target: Mapping[str, LocalStandaloneEngine | LocalStandaloneEnvs] = {
+        self._by_target: Mapping[str, Any] = {
             STANDALONE_ENGINE: LocalStandaloneEngine(),
             STANDALONE_ENVS: LocalStandaloneEnvs(),
+            STANDALONE_ROBOTS: LocalStandaloneRobots(),
+            STANDALONE_POLICY: LocalStandalonePolicy(),
         }
         self._learners = learners
 

@@ -46,7 +46,9 @@ class HfDirectory:
             model.config.save_pretrained(directory)
             if (processor := getattr(model.base_model, "image_processor", None)) is not None:
                 processor.save(directory)
-            if model.generation_config is not None:
+            if hasattr(model, "save_files"):
+                model.save_files(directory)
+            if getattr(model, "generation_config", None) is not None:
                 # its `save_pretrained` rejects settings of many published models
                 model.generation_config.to_json_file(directory / "generation_config.json")
 

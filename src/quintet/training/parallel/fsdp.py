@@ -36,6 +36,7 @@ from quintet.training.parallel.parallelize import ModuleParallelism
 from quintet.training.parallel.pipeline_strategy import PipelineStrategy
 from quintet.training.parallel.strategy import (
     DTYPES_BY_NAME,
+    VALUE_HEAD,
     ParallelStrategy,
     ReplicatedStrategy,
     UnpipelinedStrategy,
@@ -362,6 +363,7 @@ def _fsdp_options(
     backward = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, None: None}
     requires_grad = {parameter.requires_grad for parameter in module.parameters()}
     device = next(module.parameters()).device
+    has_value_head = any(VALUE_HEAD in name for name, _ in module.named_parameters())
     return {
         "process_group": _process_groups(mesh, hybrid=hybrid),
         "sharding_strategy": SHARDING_STRATEGIES[config.policy, hybrid],
@@ -372,7 +374,7 @@ def _fsdp_options(
         "backward_prefetch": backward[config.backward_prefetch],
         "forward_prefetch": config.forward_prefetch,
         "limit_all_gathers": config.limit_all_gathers,
-        # a flat parameter is trained as a whole: adapters next to frozen weights need their own parameters
-        "use_orig_params": config.keep_original_parameters or len(requires_grad) > 1,
+        # a flat parameter is trained as a whole, and adapters or a value head are trained otherwise than other weights
+        "use_orig_params": config.keep_original_parameters or len(requires_grad) > 1 or has_value_head,
         "device_id": device,
     }

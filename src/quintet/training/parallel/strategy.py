@@ -20,6 +20,8 @@ DTYPES_BY_NAME = {
     "float16": torch.float16,
 }
 SINGLE_RANK = RankGroup()
+VALUE_HEAD = "value_head"
+"""Part of the names of the parameters of a value head in a policy."""
 T = TypeVar("T")
 
 
@@ -55,7 +57,7 @@ class ParallelStrategy(Protocol):
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load full tensors by the model's parameter names."""
 
-    def forward_backward(self, passes: Sequence[PackedBatch], compute_loss: Callable[[int], Tensor]) -> None:
+    def forward_backward(self, passes: Sequence[Any], compute_loss: Callable[[int], Tensor]) -> None:
         """Run forward and backward over all passes of this rank. `compute_loss(index)` runs the forward pass and
         returns the loss; with pipeline stages it is called on the last stage only."""
 
@@ -102,7 +104,7 @@ class UnpipelinedStrategy:
     def accumulate_gradients(self, *, last: bool) -> AbstractContextManager[object]:
         raise NotImplementedError
 
-    def forward_backward(self, passes: Sequence[PackedBatch], compute_loss: Callable[[int], Tensor]) -> None:
+    def forward_backward(self, passes: Sequence[Any], compute_loss: Callable[[int], Tensor]) -> None:
         for index in range(len(passes)):
             with self.accumulate_gradients(last=index == len(passes) - 1):
                 torch.autograd.backward(compute_loss(index))

@@ -57,3 +57,13 @@ def nested_sections(section: type[Section]) -> list[type[Section]]:
             yield from within(argument)
 
     return [found for field in section.model_fields.values() for found in within(field.annotation)]
+
+
+def test_a_stored_run_leaves_to_its_policy_what_it_does_not_set() -> None:
+    """Otherwise an evaluation, or another rank, replaces the sizes of the policy by defaults."""
+    experiment = load_experiment(None, ["env.name=simulator", "env.simulator=arm", "policy.vla={images: 2}"]).experiment
+    stored = experiment.model_dump(mode="json")
+    again = Experiment.model_validate(stored, strict=False)
+    assert stored["policy"]["vla"] == {"images": 2}
+    assert again.policy.vla is not None
+    assert again.policy.vla.model_fields_set == {"images"}

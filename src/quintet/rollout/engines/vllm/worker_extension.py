@@ -6,8 +6,7 @@ vLLM mixes `QuintetWorker` into its worker class (`worker_extension_cls`); `coll
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -21,7 +20,6 @@ from quintet.rollout.engines.vllm.cpu_weight_loader import CpuWeightLoader
 SEED = "quintet_seed"
 """Key of a request's seed in `SamplingParams.extra_args`, on a CPU."""
 NUM_SEEDS = 2**31
-SMALL_BYTES = 64 * 2**20
 
 GREEDY_BELOW = 1e-5
 """Temperature below which vLLM decodes greedily."""
@@ -55,11 +53,13 @@ class QuintetWorker:
         """Load weights from tensors of this process, tied weights under each of their names."""
         if self._quintet_loader is None:
             self._quintet_loader = CpuWeightLoader.build(self.model_runner.get_model(), weights)
-        with _limited_threads(sum(tensor.nbytes for tensor in weights.values())):
-            if self._quintet_loader:
-                self._quintet_loader.load(weights)
-            else:
-                self.reload_weights(weights_iterator=iter(weights.items()))
+        # with other threads than at the start, oneDNN may pack layers in another layout than its cached kernels read;
+        # in a new Python thread, their number is the machine's until torch sets it here
+        torch.get_num_threads()
+        if self._quintet_loader:
+            self._quintet_loader.load(weights)
+        else:
+            self.reload_weights(weights_iterator=iter(weights.items()))
 
     def quintet_load_shared(self, places: Sequence[Sequence[Any]], aliases: Sequence[tuple[str, str]]) -> None:
         """Load weights from shared memory: the fields of each `SharedTensor`, and `(alias, name)` of tied weights."""
@@ -68,19 +68,6 @@ class QuintetWorker:
         shared = [SharedTensor(name, dtype, tuple(shape), *place) for name, dtype, shape, *place in places]
         weights = dict(self._quintet_reader.read(shared))
         self.quintet_load_tensors(weights | {alias: weights[name] for alias, name in aliases})
-
-
-@contextmanager
-def _limited_threads(size: int) -> Iterator[None]:
-    """Use one thread for small weights: with several threads, many small copies mostly wait for synchronization on a
-    busy machine."""
-    threads = torch.get_num_threads()
-    # vLLM replaces `torch.set_num_threads` with a no-op in workers
-    torch._C.set_num_threads(1 if size < SMALL_BYTES else threads)
-    try:
-        yield
-    finally:
-        torch._C.set_num_threads(threads)
 
 
 def _exact_sampler(sampler: type[Any]) -> type[Any]:

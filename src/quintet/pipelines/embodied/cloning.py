@@ -1,0 +1,121 @@
+"""Behaviour cloning of action policies: chunks of actions from demonstrations, whose log-probs are raised.
+
+For bins of actions this is cross-entropy, for a Gaussian head its log-likelihood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+
+from quintet.config.native.envs import SimulatorConfig
+from quintet.config.native.training import WarmStartConfig
+from quintet.data.robot_demonstrations.dataset import FeatureNames, RobotDataset
+from quintet.data.robot_demonstrations.expert import RecordedDataset, expert_episodes
+from quintet.data.robot_demonstrations.open_dataset import open_robot_dataset
+from quintet.data.robot_demonstrations.windows import ChunkWindows, shift_images
+from quintet.errors import ConfigError
+from quintet.policies.vla.action_policy import ActionPolicy
+from quintet.seeds import derive_seed
+from quintet.training.optim.lr_schedule import learning_rate, weight_decay
+
+FILES_KEY: Final = "warm_start.files"
+CROPPED_SHARE: Final = 0.9
+"""Share of the area of images that policies with `center_crop` see, as in OpenVLA."""
+
+CloneStep = Callable[[Mapping[str, torch.Tensor], torch.Tensor, torch.Tensor, float, float], Mapping[str, float]]
+"""`(inputs, actions [N, C, D], mask [N, C], learning rate, weight decay) -> metrics`: one optimizer step that raises
+the log-probs of the actions under the mask; metrics have `sft/loss` and `grad_norm`."""
+
+
+def load_demonstrations(
+    config: WarmStartConfig, env: SimulatorConfig, on_episode: Callable[[], None] = lambda: None
+) -> list[RobotDataset]:
+    """Open the data sets of `warm_start.files`, or have the expert of the simulator solve episodes.
+
+    The expert's episodes follow from the seed of the environment, so a resumed run has the same.
+
+    Raises:
+        ConfigError: a data set is damaged or missing, the simulator has no expert, or too few episodes succeed.
+    """
+    if config.files:
+        names = FeatureNames(config.cameras, config.state_key)
+        return [open_robot_dataset(Path(file).expanduser(), FILES_KEY, names) for file in config.files]
+    episodes = []
+    with expert_episodes(env, config.episodes, config.epsilon) as (_, solved):
+        for episode in solved:
+            episodes.append(episode)
+            on_episode()
+    return [RecordedDataset(env.simulator, episodes)]
+
+
+class CloningBatches:
+    """Inputs and actions of each update, as the policy represents them."""
+
+    def __init__(
+        self,
+        datasets: Sequence[RobotDataset],
+        policy: ActionPolicy,
+        size: int,
+        seed: int,
+        *,
+        random_crops: bool = False,
+    ) -> None:
+        """`size` is the number of chunks of an update; `random_crops` moves images at random, for a policy that crops
+        their centers.
+
+        Raises:
+            ConfigError: there are no episodes, or their actions have another dimension than those of the policy.
+        """
+        self._windows = ChunkWindows(datasets, policy.action_chunk, seed, FILES_KEY)
+        self._policy, self._size, self._seed, self._random_crops = policy, size, seed, random_crops
+        if self._windows.action_dim != policy.robot_action_dim:
+            dims = f"{self._windows.action_dim} dimensions, those of the policy {policy.robot_action_dim}"
+            hint = f"policy.vla.action_dim={self._windows.action_dim}"
+            raise ConfigError(f"{FILES_KEY}: demonstrated actions have {dims}", key=FILES_KEY, hint=hint)
+
+    def __len__(self) -> int:
+        """Number of chunks of a pass."""
+        return len(self._windows)
+
+    def batch(self, update: int) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+        """Return inputs, actions [N, C, D] and mask [N, C] of an update, counted from 1.
+
+        Raises:
+            ConfigError: a file is damaged.
+        """
+        chunks = self._windows.batch(update - 1, self._size)
+        observations = chunks.observations
+        if self._random_crops:
+            rng = np.random.default_rng(derive_seed(self._seed, "crops", update))
+            observations = replace(observations, images=shift_images(observations.images, CROPPED_SHARE, rng))
+        actions = self._policy.from_robot_actions(chunks.actions)
+        return self._policy.prepare(observations), actions, torch.from_numpy(chunks.mask)
+
+
+def clone_demonstrations(
+    clone: CloneStep,
+    batches: CloningBatches,
+    config: WarmStartConfig,
+    should_stop: Callable[[int, dict[str, float]], bool],
+    *,
+    done: int = 0,
+) -> None:
+    """Make up to `config.updates` optimizer steps, of which the first `done` have been made before; stop when
+    `should_stop(update, metrics)`, which is called after each of them, returns True.
+
+    Raises:
+        ConfigError: a file is damaged.
+    """
+    for update in range(done + 1, config.updates + 1):
+        rate = learning_rate(config.optimizer, update, config.updates)
+        decay = weight_decay(config.optimizer, update, config.updates)
+        metrics = clone(*batches.batch(update), rate, decay)
+        logged = {"sft/loss": metrics["sft/loss"], "sft/lr": rate, "sft/grad_norm": metrics["grad_norm"]}
+        if should_stop(update, logged):
+            return

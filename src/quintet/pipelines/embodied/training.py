@@ -1,0 +1,120 @@
+"""Reinforcement learning of action policies in simulators.
+
+A step runs these phases one after another, each on all ranks, see `runtime/embodied/robot_worker.py`:
+
+    rollout → log-probs → reference → advantages → update policy and value head → sync weights
+            → validate → checkpoint
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import torch
+
+from quintet.config.native.algorithm import KlConfig
+from quintet.config.native.experiment import Experiment
+from quintet.pipelines.embodied.components import RobotComponents
+from quintet.pipelines.embodied.rollout import collect_rollout, log_videos, show_rollout, validate
+from quintet.pipelines.embodied.setup import set_up
+from quintet.pipelines.policy_optimization import UpdateMetrics, shuffle_generator
+from quintet.pipelines.run import Run, interrupted, is_due
+from quintet.pipelines.timings import Timings
+from quintet.runtime.signals import StopRequest
+from quintet.tracking.robot_summaries import summarize_robot_episodes
+from quintet.training.chunk_learner import ChunkRates
+
+
+def train_in_simulator(run: Run, stop: StopRequest, resources: ExitStack) -> None:
+    """Run warm start, training and validations of an action policy.
+
+    Raises:
+        UserError: the configuration or the machine is at fault; `InterruptedRun` after a signal to stop.
+    """
+    components = set_up(run, stop, resources)
+    if not run.config.validation.only:
+        reinforce(run, components, stop)
+    log_videos(run, components, wait=True)
+
+
+def reinforce(run: Run, components: RobotComponents, stop: StopRequest) -> None:
+    """Train the policy step by step, from the run's checkpoint to `training.steps`.
+
+    Raises:
+        InterruptedRun: a stop was requested; the checkpoint has been written.
+    """
+    config = run.config
+    first, steps = (run.checkpoint.step if run.checkpoint else 0), config.training.steps
+    saving = Timings()
+    with run.progress.phase("learning", steps, done=first) as progress:
+        for step in range(first + 1, steps + 1):
+            timings = Timings()
+            metrics = train_step(components, step, timings)
+            show_rollout(run, components, step)
+            if is_due(step, config.validation.every_steps) or (step == steps and config.validation.every_steps >= 0):
+                with timings.phase("testing"):
+                    metrics |= validate(run, components, step)
+            run.log(step, {**metrics, **timings.metrics, **saving.metrics, "training/global_step": step})
+            saving = Timings()
+            if is_due(step, config.checkpoint.every_steps) or step == steps or stop:
+                with saving.phase("save_checkpoint"):
+                    run.save(step, components.save, **components.extra_state())
+            progress.advance(metrics)
+            if stop and step < steps:
+                run.wait()
+                raise interrupted(run, stop, f"step {step}")
+    run.wait()
+
+
+def train_step(components: RobotComponents, step: int, timings: Timings) -> dict[str, float]:
+    """Run one step of the algorithm; return its metrics."""
+    config, workers = components.config, components.workers.calls
+    with timings.phase("step"):
+        with timings.phase("gen"):
+            rollout = collect_rollout(components, step)
+        if config.rollout.recompute_logprobs:
+            with timings.phase("old_log_prob"):
+                workers.add_log_probs()
+        if config.algorithm.kl is not None:
+            with timings.phase("ref"):
+                add_reference_log_probs(components, config.algorithm.kl, step)
+        with timings.phase("adv"):
+            advantage_metrics = workers.add_advantages()
+        with timings.phase("update_actor"):
+            update_metrics = update_policy(components, step, rollout.num_chunk_steps)
+        with timings.phase("sync_weights"):
+            components.workers.sync_weights()
+    seconds = timings.metrics["timing_s/step"]
+    speed = {"perf/time_per_step": seconds, "perf/chunks_per_second": rollout.num_chunk_steps / seconds}
+    channels = components.workers.pop_metrics()
+    return {**summarize_robot_episodes(rollout.episodes), **advantage_metrics, **update_metrics, **speed, **channels}
+
+
+def add_reference_log_probs(components: RobotComponents, kl: KlConfig, step: int) -> None:
+    """Add the reference's log-probs; first renew the reference every `kl.refresh_every_steps`."""
+    if kl.refresh_every_steps and step % kl.refresh_every_steps == 0:
+        components.workers.calls.snapshot_reference()
+    components.workers.calls.add_reference_log_probs()
+
+
+def update_policy(components: RobotComponents, step: int, num_chunk_steps: int) -> dict[str, float]:
+    """Make the optimizer steps of one training step, each on a mini-batch of chunk steps."""
+    config, metrics = components.config, UpdateMetrics()
+    rates = _rates(components, step)
+    for epoch in range(config.training.epochs):
+        for mini_batch in _mini_batches(config, step, epoch, num_chunk_steps):
+            metrics.add("actor", components.workers.calls.update(mini_batch, rates))
+    return metrics.result()
+
+
+def _mini_batches(config: Experiment, step: int, epoch: int, num_chunk_steps: int) -> tuple[torch.Tensor, ...]:
+    """Return the numbers of the chunk steps of each mini-batch of an epoch."""
+    generator = shuffle_generator(config, step, epoch)
+    order = torch.arange(num_chunk_steps) if generator is None else torch.randperm(num_chunk_steps, generator=generator)
+    return order.tensor_split(config.training.mini_batches)
+
+
+def _rates(components: RobotComponents, step: int) -> ChunkRates:
+    policy, value_head = components.schedules.actor(step), components.schedules.critic(step)
+    trains_policy = step > components.config.critic.warmup_steps or not components.config.needs_critic
+    return ChunkRates(policy.learning_rate, value_head.learning_rate, policy.weight_decay, trains_policy=trains_policy)

@@ -1,0 +1,147 @@
+"""What people see of rollouts of robots: videos, and the episodes of validations chunk by chunk."""
+
+from __future__ import annotations
+
+import logging
+import queue
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from quintet.config.native.experiment import Experiment
+from quintet.config.native.tracking import VideoConfig
+from quintet.embodied_records import ChunkResult, RobotObservation, RolloutRequest
+from quintet.envs.simulators.robot_envs import RobotEnvs
+from quintet.records import Trajectory
+from quintet.rollout.chunk_rollout import RolloutRecorder
+from quintet.rollout.robot_trajectories import RobotTrajectories
+from quintet.runtime.embodied.simulator_config import simulator_of
+from quintet.tracking.run_directory import RunDirectory
+from quintet.tracking.videos import VideoWriter, video_path
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedVideo:
+    """A complete video file."""
+
+    step: int
+    split: Literal["train", "validation"]
+    path: Path
+
+
+class RolloutRecording:
+    """Records rollouts as `tracking` says: the first robots of this process."""
+
+    def __init__(self, config: Experiment) -> None:
+        self._config = config
+        self._videos: dict[bool, VideoWriter] = {}
+        """Writers of videos of training and of validations."""
+        self._recorded: RobotTrajectories | None = None
+        self._complete: queue.SimpleQueue[RecordedVideo] = queue.SimpleQueue()
+
+    def recorders(self, request: RolloutRequest, robots: RobotEnvs) -> list[RolloutRecorder]:
+        """Return the recorders of a rollout, and let the simulator render frames if videos need them."""
+        recorders: list[RolloutRecorder] = []
+        robots.record_frames = False
+        if not request.is_recorded:
+            return recorders
+        if num_episodes := self._num_recorded(request, robots):
+            group_size = self._config.training.samples_per_group if request.first_episode is None else 1
+            self._recorded = RobotTrajectories(range(num_episodes), group_size)
+            recorders.append(self._recorded)
+        if (video := self._video(request, robots)) is not None:
+            robots.record_frames = True
+            recorders.append(video)
+        return recorders
+
+    def take_trajectories(self) -> list[Trajectory]:
+        """Return the episodes that were recorded since the last call."""
+        recorded, self._recorded = self._recorded, None
+        return [] if recorded is None else recorded.trajectories(self._config.env.name)
+
+    def take_videos(self, *, wait: bool = False) -> list[RecordedVideo]:
+        """Return the videos that were completed since the last call; `wait` for those that are still encoded."""
+        if wait:
+            self.close()
+        return [self._complete.get_nowait() for _ in range(self._complete.qsize())]
+
+    def _num_recorded(self, request: RolloutRequest, robots: RobotEnvs) -> int:
+        """Return the number of robots whose episodes are recorded."""
+        tracking, every = self._config.tracking, self._config.tracking.trajectories_every_steps
+        if request.first_episode is None:
+            is_recorded = every > 0 and request.step % every == 0
+        else:
+            is_recorded = request.first_episode == 0
+        return min(_num_robots(robots), tracking.image_episodes) if is_recorded else 0
+
+    def _video(self, request: RolloutRequest, robots: RobotEnvs) -> _VideoRecorder | None:
+        """Return the recorder of a rollout's videos if one of its passes is due."""
+        is_validation = request.first_episode is not None
+        tracking = self._config.tracking
+        config = tracking.validation_video if is_validation else tracking.video
+        if config is None or (request.first_episode or 0) > 0:
+            return None
+        every = self._config.validation.every_steps
+        first = request.step // max(1, every) if is_validation else (request.step - 1) * request.passes
+        due = [index for index in range(request.passes) if (first + index) % config.every_rollouts == 0]
+        if not due:
+            return None
+        if is_validation:
+            first = request.step  # the last validation may not be a multiple of `every`
+        split: Literal["train", "validation"] = "validation" if is_validation else "train"
+        seed = simulator_of(self._config, is_validation=is_validation).seed
+        run = RunDirectory.from_config(self._config).path
+        paths = {
+            index: video_path(run, tracking, split, step=request.step, number=first + index, seed=seed) for index in due
+        }
+        writer = self._writer(config, robots, is_validation=is_validation)
+
+        def complete(path: Path) -> None:
+            self._complete.put(RecordedVideo(request.step, split, path))
+
+        return _VideoRecorder(writer, paths, _num_robots(robots), complete)
+
+    def _writer(self, config: VideoConfig, robots: RobotEnvs, *, is_validation: bool) -> VideoWriter:
+        if is_validation not in self._videos:
+            frequency = robots.simulator.control_frequency
+            self._videos[is_validation] = VideoWriter(config, frequency, logger.warning)
+        return self._videos[is_validation]
+
+    def close(self) -> None:
+        """Wait until all videos are written."""
+        for writer in self._videos.values():
+            writer.close()
+        self._videos = {}
+
+
+def _num_robots(robots: RobotEnvs) -> int:
+    """Return the number of robots of all stages, which are columns next to each other in each pass."""
+    return robots.num_stages * robots.num_robots
+
+
+class _VideoRecorder:
+    """Passes frames of the first stage on to a writer, one video per pass that is due."""
+
+    def __init__(
+        self, writer: VideoWriter, paths: dict[int, Path], robots: int, on_complete: Callable[[Path], None]
+    ) -> None:
+        """`robots` is the number of robots of this process."""
+        self._writer, self._paths, self._robots, self._on_complete = writer, paths, robots, on_complete
+        self._pass: int | None = None
+
+    def record_actions(self, columns: Sequence[int], observation: RobotObservation, actions: np.ndarray) -> None:
+        index, robot = divmod(columns[0], self._robots)
+        if robot == 0 and index != self._pass and index in self._paths:
+            self._writer.start(self._paths[index], observation.instructions, on_complete=self._on_complete)
+        if robot == 0:
+            self._pass = index
+
+    def record_result(self, columns: Sequence[int], result: ChunkResult) -> None:
+        index, robot = divmod(columns[0], self._robots)
+        if robot == 0 and index in self._paths:
+            self._writer.add_chunk(result)

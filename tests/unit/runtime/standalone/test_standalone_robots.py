@@ -1,0 +1,335 @@
+"""If these fail, a lost worker of robots costs more than the episodes of its robots, or actions are sampled with other
+weights than the learner's."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from robot_policies import observe, robot_experiment
+from scripted_simulator import REFERENCE
+from standalone_workers import ThreadWorker
+from torch import Tensor
+
+from quintet.config.native.experiment import Experiment
+from quintet.embodied_records import ActionSampling, ChunkResult
+from quintet.envs.simulators.robot_envs import RobotEnvs, build_robot_envs
+from quintet.errors import MachineError
+from quintet.policies.vla.build import create_action_preset, load_action_policy
+from quintet.records import Outcome
+from quintet.runtime.embodied.simulator_config import simulator_of
+from quintet.runtime.remote_call import RemoteCall
+from quintet.runtime.standalone.listener import StandaloneWorker, WorkerLostError
+from quintet.runtime.standalone.messages import RemoteCallError
+from quintet.runtime.standalone.robots import OrderedCalls, StandalonePolicies, standalone_robots
+from quintet.training.parallel.rendezvous import RankDiedError
+
+SUCCESS = {"success": {1: [2], 6: [4]}}
+ACTIONS = np.ones((4, 3, 2), np.float32)
+
+
+class EchoWorker:
+    """Returns the methods of calls in order; `fail` fails."""
+
+    def __init__(self) -> None:
+        self._methods: deque[str] = deque()
+        self.lost_reason: str | None = None
+
+    def start(self, call: RemoteCall) -> None:
+        if self.lost_reason:
+            raise self.lost_error()
+        self._methods.append(call.method)
+
+    def finish(self) -> str:
+        if self.lost_reason:
+            raise self.lost_error()
+        method = self._methods.popleft()
+        if method == "fail":
+            raise RemoteCallError("ValueError", "the call failed")
+        return method
+
+    def lost_error(self) -> WorkerLostError:
+        return WorkerLostError(f"the worker {self.lost_reason}")
+
+
+def start_calls(
+    *methods: str, worker: EchoWorker | None = None, arrived: list[EchoWorker] | None = None
+) -> tuple[OrderedCalls, list[int]]:
+    worker = worker or EchoWorker()
+    calls = OrderedCalls(cast(StandaloneWorker, worker), lambda: cast("list[StandaloneWorker]", arrived or []))
+    return calls, [calls.start(RemoteCall("robots", method, {})) for method in methods]
+
+
+def test_results_belong_to_their_calls_in_any_order() -> None:
+    calls, (first, second, third) = start_calls("a", "b", "c")
+    assert [calls.finish(third), calls.finish(first), calls.finish(second)] == ["c", "a", "b"]
+
+
+def test_a_failed_call_does_not_shift_the_results_of_later_calls() -> None:
+    calls, (first, second, third) = start_calls("fail", "b", "c")
+    assert calls.finish(second) == "b"
+    with pytest.raises(RemoteCallError, match="the call failed"):
+        calls.finish(first)
+    assert calls.finish(third) == "c"
+
+
+def test_every_call_to_a_lost_worker_fails_and_results_that_arrived_before_remain() -> None:
+    worker = EchoWorker()
+    calls, (first, second, third) = start_calls("a", "b", "c", worker=worker)
+    assert calls.finish(second) == "b"
+    worker.lost_reason = "has ended"
+    numbers = [third, calls.start(RemoteCall("robots", "d", {}))]
+    for number in reversed(numbers):
+        with pytest.raises(WorkerLostError, match="the worker has ended"):
+            calls.finish(number)
+    assert calls.finish(first) == "a"
+
+
+def test_a_worker_that_was_started_again_does_not_answer_calls_to_the_one_before() -> None:
+    worker, restarted = EchoWorker(), EchoWorker()
+    calls, (first,) = start_calls("a", worker=worker, arrived=[restarted])
+    calls.take_restarted()
+    assert calls.worker is worker  # it is not lost
+    worker.lost_reason = "has ended"
+    calls.take_restarted()
+    second = calls.start(RemoteCall("robots", "b", {}))
+    third = calls.start(RemoteCall("robots", "c", {}), cast(StandaloneWorker, worker))
+    assert calls.finish(second) == "b"
+    for number in (first, third):
+        with pytest.raises(WorkerLostError, match="the worker has ended"):
+            calls.finish(number)
+
+
+class Workers:
+    """Workers of ranks 1 and 2, which are lost and started again."""
+
+    def __init__(self) -> None:
+        self.by_rank = {rank: ThreadWorker(rank) for rank in (1, 2)}
+        self._arrived: dict[int, list[StandaloneWorker]] = {1: [], 2: []}
+        self.calls = [OrderedCalls(worker, self._take_arrived(rank)) for rank, worker in self.by_rank.items()]
+
+    def _take_arrived(self, rank: int) -> Any:
+        def take() -> list[StandaloneWorker]:
+            taken, self._arrived[rank] = self._arrived[rank], []
+            return taken
+
+        return take
+
+    def lose(self, rank: int) -> None:
+        self.by_rank[rank].lose()
+        self.by_rank[rank].mark_lost("has ended")
+
+    def restart(self, rank: int) -> None:
+        self.by_rank[rank] = ThreadWorker(rank)
+        self._arrived[rank].append(self.by_rank[rank])
+
+    def close(self) -> None:
+        for worker in self.by_rank.values():
+            worker.lose()
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    with closing(Workers()) as started:
+        yield started
+
+
+def experiment(policy: Mapping[str, Any] | None = None, **env: Any) -> Experiment:
+    values = {"name": "simulator", "simulator": REFERENCE, "max_steps": 6, "options": SUCCESS, **env}
+    return robot_experiment(dict(policy or {"preset": "state-mlp"}), env=values, training={"threads": 1})
+
+
+def chunk(envs: RobotEnvs, stage: int = 0) -> ChunkResult:
+    envs.start_chunk(stage, ACTIONS)
+    return envs.finish_chunk(stage)
+
+
+def failed(result: ChunkResult) -> list[int]:
+    return [episode.robot for episode in result.episodes if episode.outcome is Outcome.FAILED]
+
+
+def test_a_lost_worker_costs_the_episodes_of_its_robots_and_one_that_is_started_again_takes_part(
+    workers: Workers,
+) -> None:
+    config = experiment()
+    envs = standalone_robots(workers.calls, config, 4, is_validation=False)
+    envs.reset(0, np.array([4, 6, 1, 3]))
+    first = chunk(envs)
+    assert [(each.robot, each.start_state, each.outcome) for each in first.episodes] == [(2, 1, Outcome.SUCCESS)]
+    workers.lose(2)
+    lost = chunk(envs)
+    assert [(each.robot, each.start_state, each.task) for each in lost.episodes if each.failure] == [(3, 3, "push")]
+    assert lost.episodes[-1].failure is not None
+    assert lost.episodes[-1].failure.error_type == "WorkerLostError"
+    assert "rank 2" in lost.episodes[-1].failure.message
+    # robot 1 has succeeded with its fourth action, robot 0 has reached `max_steps`
+    assert lost.executed.tolist() == [[True] * 3, [True, False, False], [False] * 3, [False] * 3]
+    envs.reset(0, np.array([4, 6, 1, 3]))
+    assert failed(chunk(envs)) == [2, 3]
+    workers.restart(2)
+    with closing(build_robot_envs(simulator_of(config, is_validation=False), 4)) as expected:
+        for each in (envs, expected):
+            each.reset(0, np.array([4, 6, 1, 3]))
+        for _ in range(2):
+            ours, theirs = chunk(envs), chunk(expected)
+            assert ours.episodes == theirs.episodes
+            np.testing.assert_array_equal(ours.executed, theirs.executed)
+            np.testing.assert_array_equal(ours.observation.state, theirs.observation.state)
+            np.testing.assert_array_equal(ours.observation.images, theirs.observation.images)
+
+
+def test_a_run_whose_workers_of_robots_are_all_lost_ends_with_their_names(workers: Workers) -> None:
+    envs = standalone_robots(workers.calls, experiment(), 4, is_validation=False)
+    for rank in (1, 2):
+        workers.lose(rank)
+    with pytest.raises(MachineError, match=r"the simulator does not start: WorkerLostError: .* rank 1"):
+        envs.reset(0, np.arange(4))
+
+
+def test_a_worker_that_is_started_again_between_the_resets_of_two_stages_runs_the_second(workers: Workers) -> None:
+    envs = standalone_robots(workers.calls, experiment(pipeline_stages=2), 8, is_validation=False)
+    envs.reset(0, np.arange(4))
+    workers.lose(2)
+    workers.restart(2)
+    envs.reset(1, np.arange(4))
+    first = chunk(envs, 0)
+    assert failed(first) == [2, 3]
+    assert first.episodes[-1].failure is not None
+    assert first.episodes[-1].failure.message.endswith("has ended")
+    assert failed(chunk(envs, 1)) == []
+    envs.reset(0, np.arange(4))
+    assert failed(chunk(envs, 0)) == []
+
+
+def test_robots_of_validations_are_built_although_a_worker_is_lost(workers: Workers) -> None:
+    training = standalone_robots(workers.calls, experiment(), 4, is_validation=False)
+    workers.lose(1)
+    envs = standalone_robots(workers.calls, experiment(), 4, is_validation=True)
+    assert envs.simulator == training.simulator
+    envs.reset(0, np.arange(4))
+    assert failed(chunk(envs)) == [0, 1]
+    workers.restart(1)
+    for each in (envs, training):
+        each.reset(0, np.arange(4))
+        assert failed(chunk(each)) == []
+
+
+def test_offloading_robots_of_a_lost_worker_does_not_end_the_run(workers: Workers) -> None:
+    envs = standalone_robots(workers.calls, experiment(), 4, is_validation=False)
+    envs.reset(0, np.arange(4))
+    workers.lose(1)
+    envs.offload()
+    envs.reset(0, np.arange(4))
+    assert failed(chunk(envs)) == [0, 1]
+
+
+FRAGILE = """
+import os
+from scripted_simulator import ScriptedSimulator
+
+class Fragile(ScriptedSimulator):
+    def __init__(self, config, num_robots, seed):
+        if os.path.exists(config.options["broken"]):
+            raise RuntimeError("the GPU is busy")
+        super().__init__(config, num_robots, seed)
+"""
+
+
+def test_robots_that_a_restarted_worker_cannot_build_say_why_and_are_built_at_the_next_reset(
+    workers: Workers, tmp_path: Path
+) -> None:
+    (tmp_path / "fragile.py").write_text(FRAGILE)
+    broken = tmp_path / "broken"
+    config = experiment(simulator=f"{tmp_path}/fragile.py:Fragile", options={"broken": str(broken)})
+    envs = standalone_robots(workers.calls, config, 4, is_validation=False)
+    workers.lose(2)
+    workers.restart(2)
+    broken.touch()
+    envs.reset(0, np.arange(4))
+    result = chunk(envs)
+    assert failed(result) == [2, 3]
+    assert result.episodes[0].failure is not None
+    assert result.episodes[0].failure.where == "reset"
+    assert "RuntimeError: the GPU is busy" in result.episodes[0].failure.message
+    broken.unlink()
+    envs.reset(0, np.arange(4))
+    assert failed(chunk(envs)) == []
+
+
+def test_a_simulator_that_no_worker_can_build_ends_the_run_with_the_message_of_its_error(workers: Workers) -> None:
+    config = experiment(simulator="no_such_file.py:Robots")
+    with pytest.raises(MachineError, match=r"^env\.simulator.*no_such_file"):
+        standalone_robots(workers.calls, config, 4, is_validation=False)
+
+
+POLICY = {"preset": "state-mlp", "overrides": {"hidden": 8}}
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    create_action_preset(tmp_path / "policy", experiment(POLICY), seed=0)
+    return tmp_path / "policy"
+
+
+def sample_inputs(module: Any) -> dict[str, Tensor]:
+    observation = observe(5)
+    state = np.ascontiguousarray(observation.state[:, :3])
+    return dict(module.prepare(type(observation)(observation.images[:, :0], state, observation.instructions)))
+
+
+def shifted(module: torch.nn.Module, by: float) -> dict[str, Tensor]:
+    return {name: tensor.detach() + by for name, tensor in module.named_parameters()}
+
+
+def test_copies_of_the_policy_sample_what_the_learner_would_with_its_new_weights(
+    workers: Workers, policy: Path
+) -> None:
+    config = experiment(POLICY)
+    module: Any = load_action_policy(policy, config)
+    with closing(StandalonePolicies(workers.calls, config, policy, lambda: iter(module.named_parameters()))) as copies:
+        inputs, uniforms = sample_inputs(module), torch.rand(5, module.action_chunk, module.action_dim)
+        for by in (0.0, 0.1):
+            module.load_state_dict(shifted(module, by))
+            copies.sync_weights()
+            with torch.no_grad():
+                expected = module.sample(inputs, uniforms, ActionSampling())
+            sample = copies.sample(inputs, uniforms, ActionSampling())
+            torch.testing.assert_close(sample.actions, expected.actions)
+            torch.testing.assert_close(sample.logprobs, expected.logprobs)
+            torch.testing.assert_close(sample.values, expected.values)
+
+
+@pytest.mark.parametrize("action", ["sample", "sync_weights"])
+def test_a_lost_copy_of_the_policy_ends_the_run_although_its_worker_was_started_again(
+    workers: Workers, policy: Path, action: str
+) -> None:
+    config = experiment(POLICY)
+    module: Any = load_action_policy(policy, config)
+    with closing(StandalonePolicies(workers.calls, config, policy, lambda: iter(module.named_parameters()))) as copies:
+        copies.sync_weights()
+        # the worker simulates robots, too, which do not need what the one before had
+        envs = standalone_robots(workers.calls, config, 4, is_validation=False)
+        workers.lose(2)
+        workers.restart(2)
+        envs.reset(0, np.arange(4))
+        assert failed(chunk(envs)) == []
+        message = r"the standalone worker of rank 2 \(process \d+\) has ended, and the run needs its copy of the policy"
+        inputs = sample_inputs(module)
+        calls = {
+            "sample": lambda: copies.sample(inputs, None, ActionSampling()),
+            "sync_weights": lambda: copies.sync_weights(),
+        }
+        with pytest.raises(RankDiedError, match=message) as raised:
+            calls[action]()
+        assert "from the last checkpoint" in str(raised.value)
+
+
+def test_a_policy_that_cannot_be_built_names_the_worker(workers: Workers, tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match=r"^rank 1: .*missing"):
+        StandalonePolicies(workers.calls, experiment(POLICY), tmp_path / "missing", lambda: iter(()))
