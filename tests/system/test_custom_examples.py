@@ -1,4 +1,4 @@
-"""If these fail, a user who follows a page to a custom environment, verifier, reward or advantage learns nothing."""
+"""If these fail, a user who follows a page to code of their own (environment, simulator, reward, …) learns nothing."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ MIDDLE = "between.yaml name=middle reward.function=between.py:near_middle 'rewar
 EXAMPLES = {
     "environment": ("envs.md", "treasure.yaml", "val/custom/success_rate"),
     "environment with images": ("environments.md", "square.yaml", "val/custom/success_rate"),
+    "simulator": ("embodied.md", "point.yaml", "val/simulator/success_rate"),
     "verifier": ("rewards.md", "between.yaml", "val/prompts/success_rate"),
     "reward": ("rewards.md", MIDDLE, "val/prompts/reward"),
     "advantage and loss": ("algorithms.md", "advantage.yaml", "val/frozenlake/success_rate"),

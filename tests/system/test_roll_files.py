@@ -1,0 +1,185 @@
+"""If these fail, a ROLL user's file of the usual kinds does not train here: model, data, devices and sizes are small,
+everything else is as in ROLL's example files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+Command = Any
+
+COMMON: dict[str, Any] = {
+    "seed": 42,
+    "logging_dir": "./output/logs",
+    "output_dir": "./output",
+    "system_envs": {"USE_MODELSCOPE": "1"},
+    "track_with": "tensorboard",
+    "tracker_kwargs": {"log_dir": "boards"},
+    "checkpoint_config": {"type": "file_system", "output_dir": "copies/${exp_name}"},
+    "num_gpus_per_node": 8,
+    "max_steps": 2,
+    "save_steps": 10000,
+    "logging_steps": 1,
+    "eval_steps": 2,
+    "resume_from_checkpoint": False,
+    "ppo_epochs": 1,
+    "init_kl_coef": 0.0,
+    "entropy_loss_coef": 0,
+    "max_grad_norm": 1.0,
+}
+MODEL = {"disable_gradient_checkpointing": True, "dtype": "fp32", "model_type": None}
+WORKERS: dict[str, Any] = {
+    "actor_train": {
+        "model_args": {**MODEL, "attn_implementation": "sdpa"},
+        "training_args": {
+            "learning_rate": 1.0e-4,
+            "weight_decay": 0,
+            "per_device_train_batch_size": 2,
+            "gradient_accumulation_steps": 4,
+            "warmup_steps": 1,
+            "lr_scheduler_type": "cosine",
+        },
+        "strategy_args": {"strategy_name": "fsdp2_train", "strategy_config": {"param_dtype": "fp32"}},
+        "device_mapping": "[0]",
+        "infer_batch_size": 2,
+    },
+    "actor_infer": {
+        "model_args": MODEL,
+        "generating_args": {
+            "max_new_tokens": 16,
+            "top_p": 0.99,
+            "top_k": 100,
+            "num_beams": 1,
+            "temperature": 0.99,
+            "num_return_sequences": 1,
+        },
+        "strategy_args": {"strategy_name": "hf_infer"},
+        "device_mapping": "[0]",
+        "infer_batch_size": 1,
+    },
+    "reference": {
+        "model_args": {**MODEL, "attn_implementation": "sdpa"},
+        "strategy_args": {"strategy_name": "hf_infer", "strategy_config": None},
+        "device_mapping": "[0]",
+        "infer_batch_size": 2,
+    },
+}
+LAKE = {
+    "env_type": "frozen_lake",
+    "max_steps": 2,
+    "max_tokens_per_step": "${max_tokens_per_step}",
+    "env_manager_cls": "${env_manager_cls}",
+    "use_thread_lock": True,
+    "agent_system_template": "You are a good game player.",
+    "agent_template": "Turn {turn_idx}:\n{observation}",
+    "env_config": {"action_pattern": "<answer>(.*?)</answer>", "max_steps": 2, "format_penalty": -0.01},
+}
+BOXES = {
+    **LAKE,
+    "env_type": "sokoban",
+    "env_config": {"max_steps": 2, "format_penalty": -0.15, "dim_room": [6, 6], "num_boxes": 1},
+}
+TRAJECTORIES = "roll.pipeline.agentic.env_manager.traj_env_manager.TrajEnvManager"
+STEPS = "roll.pipeline.agentic.env_manager.step_env_manager.StepEnvManager"
+
+
+def agentic(name: str, tag: str, env: dict[str, Any], manager: str = TRAJECTORIES) -> dict[str, Any]:
+    return {
+        **COMMON,
+        **WORKERS,
+        "exp_name": name,
+        "rollout_batch_size": 8,
+        "val_batch_size": 4,
+        "sequence_length": 1024,
+        "advantage_clip": 0.2,
+        "adv_estimator": "grpo",
+        "whiten_advantages": True,
+        "max_tokens_per_step": 16,
+        "env_manager_cls": manager,
+        "reward_normalization": {"grouping": "traj_group_id", "method": "mean_std"},
+        "train_env_manager": {
+            "max_env_num_per_worker": 4,
+            "num_env_groups": 2,
+            "group_size": 4,
+            "tags": [tag],
+            "num_groups_partition": [2],
+        },
+        "val_env_manager": {"num_env_groups": 4, "group_size": 1, "tags": [tag], "num_groups_partition": [4]},
+        "custom_env": {tag: env},
+        "custom_envs": {tag: f"${{custom_env.{tag}}}"},
+    }
+
+
+def trained(quintet: Command, tmp_path: Path, tree: dict[str, Any]) -> list[dict[str, Any]]:
+    """The metrics of a run of such a file."""
+    (tmp_path / "run.yaml").write_text(json.dumps(tree, indent=1))
+    done = quintet("train", "run.yaml", check=False)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "output" / tree["exp_name"]
+    assert list((tmp_path / "boards").rglob("events.out.tfevents*"))
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2]
+    return lines
+
+
+def test_an_agentic_frozen_lake_file_trains(quintet: Command, tmp_path: Path) -> None:
+    lines = trained(quintet, tmp_path, agentic("lake", "FrozenLake", LAKE))
+    assert "val/frozenlake/success_rate" in lines[2]
+    assert "actor/lr" in lines[1]
+
+
+def test_an_agentic_sokoban_file_trains(quintet: Command, tmp_path: Path) -> None:
+    lines = trained(quintet, tmp_path, agentic("boxes", "SimpleSokoban", BOXES))
+    assert "val/sokoban/success_rate" in lines[2]
+
+
+def test_a_gigpo_file_trains_turn_by_turn(quintet: Command, tmp_path: Path) -> None:
+    tree = agentic("turns", "FrozenLake", {**LAKE, "history_length": 2}, STEPS)
+    gigpo = {"adv_estimator": "gigpo", "batch_adjust_mode": "copy", "step_reward_gamma": 0.95}
+    lines = trained(quintet, tmp_path, {**tree, **gigpo, "use_kl_loss": True, "kl_loss_coef": 0.01})
+    assert lines[1]["actor/kl_loss"] >= 0
+
+
+def test_an_rlvr_file_trains(quintet: Command, tmp_path: Path) -> None:
+    rows = [
+        {"tag": "math", "messages": [{"role": "user", "content": f"{n} + 1 ="}], "ground_truth": str(n + 1)}
+        for n in range(8)
+    ]
+    (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    domain = {
+        "worker_cls": "roll.pipeline.rlvr.rewards.math_rule_reward_worker.MathRuleRewardWorker",
+        "model_args": {"model_name_or_path": "${reward_pretrain}"},
+        "tag_included": ["math"],
+        "world_size": 1,
+        "infer_batch_size": 1,
+    }
+    tree = {
+        **COMMON,
+        **WORKERS,
+        "exp_name": "sums",
+        "reward_pretrain": None,
+        "rollout_batch_size": 4,
+        "prompt_length": 64,
+        "response_length": 16,
+        "num_return_sequences_in_group": 2,
+        "adv_estimator": "reinforce",
+        "value_clip": 0.5,
+        "reward_clip": 10,
+        "advantage_clip": 2.0,
+        "dual_clip_loss": True,
+        "whiten_advantages": True,
+        "add_token_level_kl": False,
+        "rewards": {"math_rule": domain},
+    }
+    data = {
+        "file_name": ["sums.jsonl"],
+        "domain_interleave_probs": {"math_rule": 1},
+        "dataset_dir": "data",
+        "messages": "messages",
+        "interleave_probs": "1.0",
+        "preprocessing_num_workers": 1,
+    }
+    tree["actor_train"] = {**WORKERS["actor_train"], "data_args": data}
+    lines = trained(quintet, tmp_path, tree)
+    assert "val/prompts/success_rate" in lines[2]
