@@ -1,0 +1,129 @@
+"""Plan the example files of a framework's repository, unchanged.
+
+    python benchmarks/real_files.py verl CHECKOUT [--set NAME=VALUE ...] [--show] [--out FILE]
+
+CHECKOUT is a checkout of the repository; nothing of it is executed. Each file is given to `quintet plan FILE`, in the
+directory of the checkout. `--set` sets variables of the environment that files read. Classes:
+
+- `plans`: the file plans, and this version supports everything in it.
+- `waits`: the file plans, and the plan names what this version lacks.
+- `unknown keys`: refused for keys that are unknown or taken for typing errors.
+- `input`: refused because a file or a variable of the environment is missing.
+- `refused`: refused for another reason.
+- `fails`: ends with a traceback, or takes more than a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+FILES = {
+    "verl": ("examples/**/*.sh", "recipe/**/*.sh", "examples/**/config/*.yaml", "verl/trainer/config/*.yaml"),
+    "rlinf": ("examples/*/config/*.yaml", "examples/*/*/config/*.yaml"),
+    "roll": ("examples/**/*.yaml",),
+    "ragen": ("config/*.yaml", "*.sh", "scripts/*.sh"),
+    "vagen": ("scripts/examples/**/*.sh", "examples/**/*.sh", "vagen/configs/*.yaml"),
+}
+"""Where each framework keeps the files of its example runs."""
+
+LAUNCH = re.compile(r"python3?\s+(-\w\s+)*(-m\s+)?\S+|torchrun|ray job submit")
+UNKNOWN = re.compile(r"unknown|did you mean|typo", re.IGNORECASE)
+INPUT = re.compile(r"does not exist|not found|no such file|cannot be interpolated|cannot be composed", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of planning one file."""
+
+    file: str
+    result: str
+    seconds: float
+    waits_for: tuple[str, ...] = ()
+    message: str = ""
+
+
+def example_files(checkout: Path, framework: str) -> list[Path]:
+    """Return the YAML files, and the scripts that start something."""
+    paths = {path for pattern in FILES[framework] for path in checkout.glob(pattern)}
+    return sorted(path for path in paths if path.suffix == ".yaml" or LAUNCH.search(path.read_text(errors="replace")))
+
+
+def plan(path: Path, checkout: Path, environment: dict[str, str]) -> Outcome:
+    """Plan one file in a process of its own."""
+    command = [sys.executable, "-m", "quintet", "plan", str(path), "--json"]
+    started = time.perf_counter()
+    try:
+        done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=60)
+    except subprocess.TimeoutExpired:
+        return Outcome(str(path.relative_to(checkout)), "fails", 60.0)
+    seconds = round(time.perf_counter() - started, 2)
+    name, message = str(path.relative_to(checkout)), done.stderr.partition("quintet: ")[2].strip()
+    if done.returncode == 0:
+        waits_for = tuple(sorted({item["message"] for item in json.loads(done.stdout)["not_yet"]}))
+        return Outcome(name, "waits" if waits_for else "plans", seconds, waits_for)
+    return Outcome(name, refusal(done.returncode, message), seconds, (), message or done.stderr.strip()[-400:])
+
+
+def refusal(status: int, message: str) -> str:
+    """Return the class of a file that does not plan."""
+    if status != 2:
+        return "fails"
+    if UNKNOWN.search(message):
+        return "unknown keys"
+    return "input" if INPUT.search(message) else "refused"
+
+
+def commit(checkout: Path) -> str:
+    """Return the commit of a checkout, or an empty string."""
+    command = ["git", "-C", str(checkout), "log", "-1", "--format=%h %cs"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("framework", choices=FILES)
+    parser.add_argument("checkout", type=Path)
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--commit", help="commit of a checkout that is no repository")
+    parser.add_argument("--show", action="store_true", help="print the message of each file that does not plan")
+    parser.add_argument("--out", type=Path, help="add the result to this file")
+    arguments = parser.parse_args()
+    checkout = arguments.checkout.resolve()
+    environment = os.environ | dict(item.partition("=")[::2] for item in arguments.set)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        paths = example_files(checkout, arguments.framework)
+        outcomes = list(pool.map(lambda path: plan(path, checkout, environment), paths))
+    counts = Counter(outcome.result for outcome in outcomes)
+    result = {
+        "commit": arguments.commit or commit(checkout),
+        "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
+        "files": len(outcomes),
+        "counts": dict(sorted(counts.items())),
+        "median_seconds": statistics.median(outcome.seconds for outcome in outcomes),
+        "largest_seconds": max(outcome.seconds for outcome in outcomes),
+        "outcomes": [{key: value for key, value in asdict(outcome).items() if value} for outcome in outcomes],
+    }
+    if arguments.show:
+        for outcome in outcomes:
+            if outcome.result not in ("plans", "waits"):
+                print(f"== {outcome.file}: {outcome.result}\n{outcome.message}")
+    print(json.dumps({key: value for key, value in result.items() if key != "outcomes"}, indent=1))
+    if arguments.out:
+        table = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+        arguments.out.write_text(json.dumps(table | {arguments.framework: result}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
