@@ -202,7 +202,12 @@ def _print_choices(variants: list[Key]) -> None:
     first, defaults = variants[0], flatten(Experiment().model_dump(mode="json"))
     print(first.name)
     rows = [
-        [str(key.choice[1] if key.choice else ""), key.value_type, format_value(key.default), key.description]
+        [
+            str(key.choice[1] if key.choice else ""),
+            key.value_type,
+            "required" if key.is_required else f"default {format_value(key.default)}",
+            key.description,
+        ]
         for key in variants
     ]
     is_name = all(row[0] == row[1] for row in rows)
@@ -218,8 +223,8 @@ def _print_choices(variants: list[Key]) -> None:
     if is_name or first.choice is None:
         return
     print(f"  only with {first.choice[0]}")
-    for name, value_type, value, description in rows:
-        details = [f"default {value}"]
+    for name, value_type, default, description in rows:
+        details = [default]
         details += [value_type] if len({row[1] for row in rows}) > 1 else []
         details += [description] if len({row[3] for row in rows}) > 1 else []
         print(f"    {name}: {', '.join(details)}")

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from quintet import __version__
 from quintet.cli.rank_report import layout_of, output_to_log, sudden_death_report, write_rank_report
-from quintet.config.composed import errors_with_sources
 from quintet.config.torchrun import RankInfo, current_rank
 from quintet.errors import MachineError, UserError
 from quintet.tracking.run_processes import LAUNCHED_BY_RAY
@@ -84,6 +83,8 @@ def run_on_all_ranks(composed: ComposedConfig, run: Callable[[Controller | None]
 def _run_with_sources(
     composed: ComposedConfig, run: Callable[[Controller | None], int], controller: Controller | None
 ) -> int:
+    from quintet.config.composed import errors_with_sources
+
     with errors_with_sources(composed):
         return run(controller)
 

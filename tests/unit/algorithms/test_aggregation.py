@@ -25,7 +25,7 @@ OWNER = torch.tensor([3, 3, 3, 3, 5, 5, 6, 6])
     ],
 )
 def test_aggregation_by_hand(mode: str, expected: list[float]) -> None:
-    torch.testing.assert_close(token_weights(mode, MASK, OWNER, 10.0), torch.tensor(expected))
+    torch.testing.assert_close(token_weights(mode, MASK, OWNER, 10.0), torch.tensor(expected, dtype=torch.float32))
 
 
 def test_an_unknown_aggregation_is_refused() -> None:

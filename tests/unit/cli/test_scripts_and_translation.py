@@ -19,7 +19,7 @@ python3 -m verl.trainer.main_ppo \\
     data.train_batch_size=$N \\
     actor_rollout_ref.actor.ppo_mini_batch_size=$N \\
     actor_rollout_ref.rollout.name=vllm \\
-    trainer.experiment_name=$(date) $@
+    trainer.total_training_steps=$(cat steps) trainer.experiment_name=$(date) $@
 """
 RAGEN = """\
 rl_or_sft: rl
@@ -50,13 +50,15 @@ def test_a_run_script_is_explained_planned_and_trained_alike(
     for name in ("train", "plan", "explain"):
         assert call(monkeypatch, name, "run.sh", *(["data.seed"] if name == "explain" else [])) == 2
         told = capsys.readouterr().err
-        assert "trainer.experiment_name (run.sh:7): $(date) is the output of a program" in told
-        assert "trainer.experiment_name=…" in told
-    said = "trainer.experiment_name=mine"
+        assert "trainer.total_training_steps (run.sh:7): $(cat steps) is the output of a program" in told
+        assert "trainer.total_training_steps=…" in told
+    said = "trainer.total_training_steps=5"
     assert call(monkeypatch, "explain", "run.sh", "data.train_batch_size", said) == 0
     assert "data.train_batch_size = 8  (run.sh:4)" in capsys.readouterr().out
     assert call(monkeypatch, "plan", "run.sh", said) in (0, 2)
-    assert "run.sh: a configuration of verl" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "run.sh:7: $(date) is the output of a program, and none is run here (line 7): the name has date" in told
+    assert "run.sh: a configuration of verl" in told
     assert call(monkeypatch, "train", "run.sh", said) == 2
     told = capsys.readouterr().err
     assert "run.sh: a configuration of verl" in told

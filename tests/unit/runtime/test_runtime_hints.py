@@ -191,7 +191,7 @@ EXEMPT = (
         f"runtime/ray_cluster/job.py {function}": "another endpoint, or another command, is the remedy"
         for function in ("_submit", "_refused", "_lost")
     }
-    | {"runtime/standalone/transport.py _translate_errors": "the hint is that of the error in the worker"}
+    | {"runtime/standalone/transport.py translate_worker_errors": "the hint is that of the error in the worker"}
     | {
         f"runtime/{function}": "another start of processes is the remedy"
         for function in (

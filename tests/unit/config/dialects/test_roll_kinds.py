@@ -137,5 +137,5 @@ def test_a_mapping_may_list_its_devices(tmp_path: Path) -> None:
     ],
 )
 def test_a_misspelt_key_that_decides_what_is_run_is_never_left_out(tree: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="not left out"):
+    with pytest.raises(ConfigError, match="it decides what the run does"):
         load_config(config_from_tree(tree, "given.yaml:1"), DIALECTS["roll"], unknown="warn")

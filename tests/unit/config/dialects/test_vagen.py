@@ -677,8 +677,8 @@ def test_what_several_envs_cant_be_is_told(tmp_path: Path, changes: dict[str, An
         assert word in str(error.value)
 
 
-@pytest.mark.parametrize("dialect", ["ragen", "verl", "rlinf", "roll"])
-def test_who_has_one_env_in_a_run_refuses_several_by_name(tmp_path: Path, dialect: str) -> None:
+@pytest.mark.parametrize("dialect", ["verl", "rlinf", "roll"])
+def test_a_format_with_one_environment_refuses_several_by_name(tmp_path: Path, dialect: str) -> None:
     with pytest.raises(ConfigError, match="have a single environment, and this run has lake, env1") as error:
         translated(converted(tmp_path, "vagen", MIXED), dialect)
     assert error.value.key == "envs"

@@ -69,7 +69,8 @@ def test_start_states_of_libero_are_numbered_as_in_rlinf(libero_files: Path) -> 
 
 def test_libero_130_has_the_tasks_of_all_suites(libero_files: Path) -> None:
     config = SimulatorConfig(simulator="libero", task_suite="LIBERO_130")
-    assert [name[:12] for name in build_libero(config, 1, 0).tasks] == ["libero_spati"] * 2 + ["libero_goal_"] * 2
+    suites = [name[:12] for name in build_libero(config, 1, 0).tasks]
+    assert suites == ["libero_spati"] * 2 + ["libero_goal_"] * 2 + ["libero_10_ta"] * 2
 
 
 def test_the_policy_sees_liberos_cameras_as_in_its_data_sets(libero_files: Path) -> None:
