@@ -19,6 +19,7 @@ LAYERS = [
     ("config",),
     ("algorithms",),
     ("envs", "rewards"),
+    ("tools",),
     ("data",),
     ("policies",),
     ("tracking",),

@@ -13,6 +13,7 @@ from quintet.data.row_images import PromptImages
 from quintet.data.row_reader import RowReader
 from quintet.errors import ConfigError
 from quintet.records import ImageInput, PromptRow
+from quintet.tools.registry import tool_schemas
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -40,16 +41,24 @@ class PromptDataset:
         """Read the prompts of a run. `images` converts images; None if the policy reads none.
 
         Raises:
-            ConfigError: files, columns, templates or lengths do not match the configuration.
+            ConfigError: files, columns, templates, tools or lengths do not match the configuration.
             MachineError: a file cannot be copied, or the cache cannot be written.
         """
         if config.data is None:
             raise ConfigError("no data is configured", key="data", hint="env.name=prompts data.train_files=[FILE]")
         policy, max_prompt_tokens = config.policy, config.rollout.max_prompt_tokens
         trust_code = policy.trust_remote_code or policy.trust_tokenizer_code
+        tools = tool_schemas(config.rollout.tool_calls)
         train, validation = (
             PromptSplit.from_config(
-                config.data, tokenizer, max_prompt_tokens, split, config.seed, images, trust_remote_code=trust_code
+                config.data,
+                tokenizer,
+                max_prompt_tokens,
+                split,
+                config.seed,
+                images,
+                trust_remote_code=trust_code,
+                tools=tools,
             )
             for split in ("train", "validation")
         )
