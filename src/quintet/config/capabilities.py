@@ -29,7 +29,7 @@ class Capability(StrEnum):
     STORED_PRECISION = "learners that keep their weights in less than float32"
     MEMORY_OPTIONS = "MLPs computed in tiles"
     ENGINE_FEATURES = "engines with expert or data parallelism, or separate prefill"
-    TOOLS = "tool calls in responses"
+    TOOLS = "further tools and formats of tool calls, and simulated users"
     AGENT_LOOPS = "agent loops by name"
     CHAT_TEMPLATES = "chat templates and their arguments in the configuration"
     MEDIA = "videos, audio and image folders in prompts"

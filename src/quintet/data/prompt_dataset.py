@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quintet.config.native.data import DataConfig
 from quintet.config.native.experiment import Experiment
+from quintet.data.prompt_format import ToolSchema
 from quintet.data.prompt_source import open_rows
 from quintet.data.prompt_split import PromptSplit
 from quintet.data.row_images import PromptImages
@@ -125,8 +127,9 @@ class PromptDataset:
         self._validation.close()
 
 
-def iter_training_texts(config: DataConfig) -> Iterator[str]:
-    """Yield the texts of training prompts and demonstrated responses, to train a preset's tokenizer.
+def iter_training_texts(config: DataConfig, tools: Sequence[ToolSchema] = ()) -> Iterator[str]:
+    """Yield the texts of training prompts and demonstrated responses, to train a preset's tokenizer; each prompt
+    describes the tools.
 
     Raises:
         ConfigError: a user-defined dataset, which requires a tokenizer; or files that cannot be read.
@@ -138,6 +141,7 @@ def iter_training_texts(config: DataConfig) -> Iterator[str]:
     reader = RowReader(config)
     for number in range(len(rows)):
         prompt_row = reader.read(rows[number], number, rows.describe_row(number))
+        yield from map(json.dumps, tools)
         for message in prompt_row.messages:
             yield f"{message['role']}\n{message['content']}\n"
         yield f"assistant\n{prompt_row.response or ''}"

@@ -22,7 +22,7 @@ from quintet.records import (
     Trajectory,
     Turn,
 )
-from quintet.rollout.engines.engine import Engine
+from quintet.rollout.engines.engine import RequestEngine
 from quintet.rollout.episode import EMPTY, LOST, UNEXPLAINED, Episode
 from quintet.rollout.sampling_params import SamplingParams
 
@@ -102,7 +102,7 @@ class SingleTurnLoop:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: RequestEngine,
         tokenizer: Any,
         prompts: PromptSource,
         scorer: RewardScorer,

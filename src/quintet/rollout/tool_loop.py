@@ -13,7 +13,7 @@ from quintet.config.native.tool_calls import ToolCallsConfig
 from quintet.records import Failure, FinishReason, Generation, Outcome, Response, RewardResult
 from quintet.rollout.chat.tool_calls import ToolCall, ToolCallParser
 from quintet.rollout.chat.tool_messages import ToolMessages, truncate_result
-from quintet.rollout.engines.engine import Engine
+from quintet.rollout.engines.engine import RequestEngine
 from quintet.rollout.episode import Episode
 from quintet.rollout.sampling_params import SamplingParams
 from quintet.rollout.single_turn_loop import PromptSource, RunningPrompt, SingleTurnLoop, response_text
@@ -50,7 +50,7 @@ class ToolLoop(SingleTurnLoop):
 
     def __init__(
         self,
-        engine: Engine,
+        engine: RequestEngine,
         tokenizer: Any,
         prompts: PromptSource,
         scorer: RewardScorer,
@@ -177,7 +177,7 @@ def _tool_episode(running: RunningPrompt, name: str) -> ToolEpisode:
 
 
 def build_prompt_loop(
-    engine: Engine,
+    engine: RequestEngine,
     tokenizer: Any,
     prompts: PromptSource,
     scorer: RewardScorer,

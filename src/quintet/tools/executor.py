@@ -11,6 +11,7 @@ from typing import Any
 from quintet.config.native.env_section import EnvProcessesConfig
 from quintet.config.native.envs import CustomEnvConfig
 from quintet.config.native.tool_calls import ToolCallsConfig
+from quintet.config.tool_files import run_tools
 from quintet.envs.subprocess_env import SubprocessVectorEnv
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeStarted
 from quintet.records import Step
@@ -36,7 +37,7 @@ class ToolExecutor:
     """Executes the calls of many episodes at a time, those of one episode one after another in the same process."""
 
     def __init__(self, config: ToolCallsConfig) -> None:
-        tools = {name: tool.model_dump(mode="json") for name, tool in config.tools.items()}
+        tools = {name: tool.model_dump(mode="json") for name, tool in run_tools(config).items()}
         limits = EnvProcessesConfig(
             max_processes=config.max_processes,
             step_timeout_seconds=config.timeout_seconds,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quintet.config.native.tool_calls import ToolCallsConfig, ToolConfig
+from quintet.config.tool_files import run_tools
 from quintet.errors import ConfigError
 from quintet.registry import Registry, load_user_object
 from quintet.tools.tool import Tool
@@ -37,7 +38,7 @@ def tool_schemas(config: ToolCallsConfig | None) -> list[dict[str, Any]]:
     Raises:
         ConfigError: see `load_tool`.
     """
-    return [] if config is None else [_schema(name, tool) for name, tool in config.tools.items()]
+    return [] if config is None else [_schema(name, tool) for name, tool in run_tools(config).items()]
 
 
 def _schema(name: str, config: ToolConfig) -> dict[str, Any]:

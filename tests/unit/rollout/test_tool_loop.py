@@ -14,10 +14,19 @@ from quintet.config.native.tool_calls import ToolCallsConfig
 from quintet.data.prompt_format import PromptFormat
 from quintet.errors import ConfigError
 from quintet.policies.model_loading import load_tokenizer
-from quintet.records import FinishReason, Generation, ImageInput, Outcome, PromptRow, Response, RewardResult, Trajectory
+from quintet.records import (
+    FinishReason,
+    Generation,
+    ImageInput,
+    Outcome,
+    PromptRow,
+    Request,
+    Response,
+    RewardResult,
+    Trajectory,
+)
 from quintet.rollout.chat.tool_messages import ToolMessages, truncate_result
 from quintet.rollout.collate import collate
-from quintet.rollout.engines.engine import Request
 from quintet.rollout.episode import Episode
 from quintet.rollout.sampling_params import SamplingParams
 from quintet.rollout.tool_loop import ToolLoop

@@ -30,8 +30,10 @@ class ToolCallsConfig(Section):
     """Tool calls in responses to prompts: a response that calls tools is continued after their results, up to
     `rollout.max_turns` turns. Calls are JSON objects between `<tool_call>` tags, as Hermes and Qwen write them."""
 
-    tools: Annotated[dict[str, ToolConfig], Field(min_length=1)]
+    tools: Annotated[dict[str, ToolConfig], Field(default_factory=dict)]
     """The tools, each under the name of the function that the policy calls."""
+    file: NotEmpty | None = None
+    """Tool file of verl (`tools: [{class_name: …, tool_schema: …}]`) with further tools; null for none."""
     max_parallel_calls: PositiveInt = 1
     """Maximum calls executed from one response; the rest is ignored."""
     max_result_chars: PositiveInt = 256
@@ -48,3 +50,7 @@ class ToolCallsConfig(Section):
     further episodes wait."""
     memory_gib: PositiveFloat | None = None
     """Address space limit of a process, GiB; null sets no limit."""
+
+    def conflicts(self) -> Iterator[tuple[str, ...]]:
+        if not self.tools and self.file is None:
+            yield "there are no tools: `tools` is empty and `file` is not set", "tools={calculator: {}}"
