@@ -14,6 +14,8 @@ from quintet.config.yaml_reader import read_file
 from quintet.errors import ConfigError
 
 KEY: Final = "rollout.tool_calls.file"
+WITHOUT: Final = "rollout.tool_calls=null"
+"""The setting with which a run needs no tool file."""
 CLASSES: Final[Mapping[str, str]] = {"verl.tools.gsm8k_tool.Gsm8kTool": "gsm8k_answer"}
 """Built-in tools by the classes of verl that they stand for."""
 
@@ -43,8 +45,7 @@ def _tool(entry: Any, path: str) -> tuple[str, ToolConfig]:
         raise _error(path, f"has a tool without class_name: {entry!r:.80}")
     class_name = entry["class_name"]
     if class_name not in CLASSES:
-        hint = f"known: {', '.join(CLASSES)}; name your own class in rollout.tool_calls.tools"
-        raise _error(path, f"class_name = {class_name} {Capability.TOOLS.refusal()}", hint)
+        raise _error(path, f"class_name = {class_name} {Capability.TOOLS.refusal()}")
     schema = entry.get("tool_schema")
     function = schema.get("function") if isinstance(schema, Mapping) else {}
     if not isinstance(function, Mapping):
@@ -58,5 +59,5 @@ def _tool(entry: Any, path: str) -> tuple[str, ToolConfig]:
     return str(function.get("name", CLASSES[class_name])), tool
 
 
-def _error(path: str, problem: str, hint: str | None = None) -> ConfigError:
-    return ConfigError(f"{KEY} = {path}: {problem}", key=KEY, value=path, source=path, hint=hint)
+def _error(path: str, problem: str) -> ConfigError:
+    return ConfigError(f"{KEY} = {path}: {problem}", key=KEY, value=path, source=path, hint=WITHOUT)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from quintet.config.composed import ComposedConfig
 from quintet.config.problems import ConfigProblem
-from quintet.config.tool_files import KEY, read_tool_file
+from quintet.config.tool_files import KEY, WITHOUT, read_tool_file
 from quintet.errors import ConfigError, MachineError
 
 
@@ -17,7 +17,7 @@ def tool_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     try:
         read_tool_file(tool_calls.file)
     except MachineError as error:
-        yield replace(composed.problem(KEY, error.message), elsewhere=True)
+        yield replace(composed.problem(KEY, error.message, WITHOUT), elsewhere=True)
     except ConfigError as error:
         problem = error.message.removeprefix(f"{KEY} = {tool_calls.file}: ")
-        yield composed.problem(KEY, problem, error.hint)
+        yield composed.problem(KEY, problem, WITHOUT)

@@ -172,7 +172,7 @@ class Experiment(Section):
             return
         if not self.env.reads_prompts:
             problem = f"`rollout.tool_calls` needs prompts; the env {self.env.name} has actions"
-            yield problem, "env.name=prompts data.train_files=[FILE]", "rollout.tool_calls=null"
+            yield problem, "rollout.tool_calls=null"
         if self.rollout.max_turns == 1:
             problem = "`rollout.tool_calls` needs more than one turn: the last response calls no tools"
             yield problem, "rollout.max_turns=5", "rollout.tool_calls=null"
