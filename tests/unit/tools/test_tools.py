@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from quintet.tools.gsm8k_answer import Gsm8kAnswer
 from quintet.tools.python_program import PythonProgram
 from quintet.tools.registry import TOOLS, tool_schemas
 from quintet.tools.tool import ToolEpisode, ToolResult
-from quintet.tools.tool_env import call_message
+from quintet.tools.tool_env import ToolEnv, call_message
+
+ROOT = Path(__file__).parents[3]
 
 TROUBLE = '''
 import os, time
@@ -174,6 +177,50 @@ def test_schemas_have_the_form_of_openai_and_the_configured_texts() -> None:
 def test_every_built_in_tool_has_what_a_tool_has() -> None:
     tools = {entry.name: ToolConfig(arguments={}) for entry in TOOLS}
     assert len(tool_schemas(ToolCallsConfig(tools=tools))) == 3
+
+
+def test_the_tool_of_the_page_works_as_the_page_says(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/tools.md").read_text(), re.DOTALL)
+    (tmp_path / "clock.py").write_text(code)
+    env = ToolEnv({"clock": {"tool": f"{tmp_path}/clock.py:Clock", "arguments": {"zone": "CET"}}})
+    step = env.step(call("clock", ToolEpisode(None, {"hour": 9}), city="Rome"))
+    assert (step.observation.text, step.reward) == ("9:00 CET", 0.1)
+    assert env.step(call("clock")).observation.text == "Error when executing tool: name a city"
+    env.close()
+
+
+def test_a_tool_file_of_verl_names_the_function_and_what_the_policy_is_told(tmp_path: Path) -> None:
+    (tmp_path / "tools.yaml").write_text(
+        "tools: [{class_name: verl.tools.gsm8k_tool.Gsm8kTool, config: {type: native}, tool_schema: {type: function, "
+        "function: {name: calc_gsm8k_reward, description: Checks., parameters: {type: object}}}}]"
+    )
+    config = ToolCallsConfig.model_validate({"file": f"{tmp_path}/tools.yaml", "tools": {"calculator": {}}})
+    checked, calculator = tool_schemas(config)
+    assert checked["function"] == {
+        "name": "calc_gsm8k_reward",
+        "description": "Checks.",
+        "parameters": {"type": "object"},
+    }
+    assert calculator["function"]["name"] == "calculator"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("tools: [{class_name: verl.tools.search_tool.SearchTool}]", "SearchTool is not supported yet"),
+        ("tools: []", "has no list `tools`"),
+        ("tools: [{name: x}]", "has a tool without class_name"),
+        (
+            "tools: [{class_name: verl.tools.gsm8k_tool.Gsm8kTool, tool_schema: {function: {description: 7}}}]",
+            "description: Input should be a valid string",
+        ),
+    ],
+)
+def test_a_tool_file_that_cannot_be_used_is_refused(text: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "tools.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=problem) as error:
+        tool_schemas(ToolCallsConfig.model_validate({"file": f"{tmp_path}/tools.yaml"}))
+    assert error.value.key == "rollout.tool_calls.file"
 
 
 @pytest.mark.parametrize(

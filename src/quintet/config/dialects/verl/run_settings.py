@@ -96,7 +96,7 @@ def rewards_from_native(foreign: ForeignBuilder) -> None:
 
 def tools_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set the tools that responses may call, and the number of turns."""
-    if not values[TOOLS] or values[TOOL_FILE] is None:
+    if not values[TOOLS] or not values[TOOL_FILE]:
         native.set("rollout.tool_calls", None, TOOLS, TOOL_FILE)
         native.set("rollout.max_turns", 1)
         return
