@@ -12,7 +12,7 @@ from quintet.records import Observation, Step
 
 
 class Bandit:
-    """One pull of one of two arms, which the seed puts in order; the episode is a success with the better one."""
+    """Choice between two arms, ordered by the seed. An episode is one pull, and a success if it is of the better arm."""
 
     def __init__(self, config: BanditConfig) -> None:
         self._config = config
