@@ -12,7 +12,7 @@ from quintet.records import Observation, Step
 
 
 class Bandit:
-    """Choice between two arms, ordered by the seed. An episode is one pull, and a success if it is of the better arm."""
+    """Choice between two arms, ordered by the seed. One pull ends the episode; it succeeds with the better arm."""
 
     def __init__(self, config: BanditConfig) -> None:
         self._config = config
