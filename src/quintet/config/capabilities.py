@@ -73,6 +73,8 @@ class Capability(StrEnum):
     ROLL_LEARNERS = "further options of ROLL's learners"
     FROZEN_MODULES = "training of some modules only"
     DEEPSPEED = "DeepSpeed"
+    DIFFUSION = "training of diffusion models"
+    DEVICE_SHARING = "a component on some of the actor's devices only"
     SCHEDULES = "further schedules of the learning rate"
     TRACKERS = "trackers of ROLL's platform"
     RECORDED_ROLLOUTS = "recorded rollouts"
