@@ -93,9 +93,7 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
 
 def _with_deepspeed_options(references: tuple[Reference, ...], tree: Mapping[str, Any]) -> tuple[Reference, ...]:
     """Replace the options of workers under DeepSpeed, which waits, by free-form sections."""
-    workers = [
-        name for name in tree if DEEPSPEED in str(get_value(tree, f"{name}.strategy_args.strategy_name", ""))
-    ]
+    workers = [name for name in tree if DEEPSPEED in str(get_value(tree, f"{name}.strategy_args.strategy_name", ""))]
     sections = tuple(f"{name}.{_OPTIONS}" for name in workers)
     if not sections:
         return references
