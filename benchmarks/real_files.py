@@ -32,13 +32,18 @@ from pathlib import Path
 
 FILES = {
     "verl": ("examples/**/*.sh", "recipe/**/*.sh", "examples/**/config/*.yaml", "verl/trainer/config/*.yaml"),
-    "rlinf": ("examples/*/config/*.yaml", "examples/*/*/config/*.yaml"),
+    "rlinf": (
+        *("examples/*/config/*.yaml", "examples/*/*/config/*.yaml", "examples/*/*/*/config/*.yaml"),
+        *("examples/reasoning/config/math/*.yaml", "examples/reasoning/config/vqa/*.yaml"),
+    ),
     "roll": ("examples/**/*.yaml",),
     "ragen": ("config/*.yaml", "*.sh", "scripts/*.sh"),
     "vagen": ("scripts/examples/**/*.sh", "examples/**/*.sh", "vagen/examples/**/*.sh", "vagen/configs/*.yaml"),
 }
 """Where each framework keeps the files of its example runs."""
 
+RUNS = {"rlinf": re.compile(r"^(defaults|cluster|runner):", re.MULTILINE)}
+"""Sections that YAML files of runs have, and other files, such as those of a communication library, have not."""
 LAUNCH = re.compile(r"python3?\s+(-\w\s+)*(-m\s+)?\S+|torchrun|ray job submit")
 UNKNOWN = re.compile(r"unknown|did you mean|typo", re.IGNORECASE)
 NO_RUN = re.compile(
@@ -61,7 +66,8 @@ class Outcome:
 def example_files(checkout: Path, framework: str) -> list[Path]:
     """Return the YAML files, and the scripts that start something."""
     paths = {path for pattern in FILES[framework] for path in checkout.glob(pattern)}
-    return sorted(path for path in paths if path.suffix == ".yaml" or LAUNCH.search(path.read_text(errors="replace")))
+    marks = {".yaml": RUNS.get(framework, re.compile("")), ".sh": LAUNCH}
+    return sorted(path for path in paths if marks[path.suffix].search(path.read_text(errors="replace")))
 
 
 def plan(path: Path, checkout: Path, environment: dict[str, str]) -> Outcome:
