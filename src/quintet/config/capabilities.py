@@ -56,6 +56,7 @@ class Capability(StrEnum):
     REWARD_SHAPING = "further shaping of rewards"
     SAMPLE_MASKS = "masks and weights of responses by length, difficulty or reward"
     MIXED_LOSSES = "further losses beside the policy loss"
+    UPDATED_CORRECTIONS = "rollout corrections by the policy that is being updated (verl's `bypass_mode`)"
     SEQUENCE_DUAL_CLIP = "a dual clip of ratios of whole responses"
     TURN_RATIOS = "probability ratios of turns, and filters by differences of probabilities"
     TURN_ESTIMATORS = "ROLL's estimators step_reinforce and agentic_reinforce, and rewards compared by tag"
@@ -72,6 +73,8 @@ class Capability(StrEnum):
     SCHEDULES = "further schedules of the learning rate"
     TRACKERS = "trackers of ROLL's platform"
     RECORDED_ROLLOUTS = "recorded rollouts"
+    GENERATION = "runs that only generate responses to a file of prompts"
+    RECIPES = "trainers of verl's recipes and experiments"
     PROMPTS = "a run on prompts instead of environments"
     """Not missing: of keys that a run in environments does not read."""
 

@@ -44,6 +44,8 @@ DECIDING = (
 )
 """Keys that decide what is trained, and how: they are never left out."""
 _ACTOR = "actor_rollout_ref.actor"
+OUTPUT_PATH = "data.output_path"
+"""The file of responses, which only runs that generate them have."""
 _SFT_KEYS = frozenset(
     (
         *(f"data.{key}" for key in ("train_files", "val_files", "prompt_key", "image_key", "train_batch_size")),
@@ -61,6 +63,8 @@ def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference
     """Return the references of verl by which a file with these sections is written."""
     ppo = dialect.reference("verl_ppo_trainer")
     if "actor_rollout_ref" not in tree:
+        if get_value(tree, OUTPUT_PATH) is not None:
+            return key_files("verl", ["verl_generation"])
         if "model" in tree or "optim" in tree:
             return (dialect.reference("verl_sft_trainer"), *_sft_run(ppo))
         data = tree.get("data")
@@ -118,21 +122,34 @@ SFT_TRAINERS = ("verl.trainer.fsdp_sft_trainer", "verl.trainer.sft_trainer", "ve
 OTHER_TRAINERS = ("verl.trainer.main_ppo_sync", "verl.trainer.main_ppo_v0", "recipe.dapo.main_dapo")
 """Further modules that train by `ppo_trainer.yaml`."""
 
+MISSING_TRAINERS = tuple(
+    (re.compile(pattern), capability)
+    for pattern, capability in (
+        (r"verl\.trainer\.main_generation(_server)?", Capability.GENERATION),
+        (r"(.*\.)?(fully_async|one_step_off)\w*\..*", Capability.ASYNC_TRAINERS),
+        (r"recipe\..*|verl\.experimental\..*|(.*\.)?main_ppo_split", Capability.RECIPES),
+    )
+)
+"""Trainers with loops of their own."""
+
 VERL = Dialect(
     "verl",
     key_files("verl", ["verl_ppo_trainer", "verl_megatron_optim", "verl_sft_trainer", "verl_evaluation"]),
-    marks=("actor_rollout_ref", "model.partial_pretrain", "custom_reward_function"),
+    marks=("actor_rollout_ref", "model.partial_pretrain", "custom_reward_function", OUTPUT_PATH),
     shared_sections=CRITIC_SECTIONS,
     trainers=("verl.trainer.main_ppo", "verl.trainer.main_eval", *SFT_TRAINERS, *OTHER_TRAINERS),
+    program_files={trainer: ("sft_trainer_engine", {}) for trainer in SFT_TRAINERS[1:]},
     framework_files={
         "ppo_trainer": {},
         "sft_trainer": {},
         "evaluation": {},
         "ppo_megatron_trainer": {"model_engine": "megatron"},
-        "sft_trainer_engine": {},
+        "sft_trainer_engine": {"data": {"val_files": None}},
+        "generation": {},
     },
     waits_for=waits_for,
     deciding=DECIDING,
-    choices={"engine": "engine.strategy", "optim": None, "model": None},
+    choices={"engine": "engine.strategy", f"actor@{_ACTOR}": f"{_ACTOR}.strategy", "optim": None, "model": None},
+    missing_trainers=MISSING_TRAINERS,
     narrow=lambda dialect, tree: dialect.with_references(*references_for(dialect, tree)),
 )

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from quintet.config.capabilities import Capability
 from quintet.config.dialects.algorithm_choice import ADVANTAGE, LOSS, choose, export_name, option_value, set_options
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import Derived, inverted
@@ -132,6 +133,10 @@ def objective_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.set("rollout.recompute_logprobs", not _bypasses(values), BYPASS)
     if _bypasses(values):
         native.set("algorithm.correction", None, *CORRECTION.foreign)
+        if values[REJECTIONS] is not None:
+            native.require(REJECTIONS, Capability.UPDATED_CORRECTIONS)
+        if values[BYPASS_LOSS] == "reinforce" and values[LEVEL] is not None:
+            native.require(LEVEL, Capability.UPDATED_CORRECTIONS)
     else:
         CORRECTION.to_native(values, native)
 
@@ -168,16 +173,9 @@ def _bypass_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
         if values[MODE] == "bypass_mode":
             yield values.problem(MODE, f"needs {BYPASS}", f"set {BYPASS}=true, or {MODE}=vanilla")
         return
-    bypass, loss = values.describe(BYPASS), values.describe(BYPASS_LOSS)
     if values[MODE] not in ("vanilla", "bypass_mode"):
-        problem = f"is not read: with {bypass} the loss is that of {loss}"
+        problem = f"is not read: with {values.describe(BYPASS)} the loss is that of {values.describe(BYPASS_LOSS)}"
         yield values.problem(MODE, problem, f"leave it out, or set {BYPASS}=false")
-    if values[REJECTIONS] is not None:
-        problem = f"with {bypass} verl rejects by the policy that is being updated, which is not supported"
-        yield values.problem(REJECTIONS, problem, f"set {BYPASS}=false, or {REJECTIONS}=null")
-    if values[BYPASS_LOSS] == "reinforce" and values[LEVEL] is not None:
-        problem = f"with {loss} the weights change while the policy is updated, which is not supported"
-        yield values.problem(LEVEL, problem, f"set {LEVEL}=null, or {BYPASS_LOSS}=ppo_clip")
 
 
 def objective_from_native(foreign: ForeignBuilder) -> None:
