@@ -32,7 +32,7 @@ from pathlib import Path
 FILES = {
     "verl": (
         *("examples/**/*.sh", "recipe/**/*.sh", "verl/experimental/**/*.sh"),
-        *("examples/**/config/*.yaml", "recipe/**/config/*.yaml", "verl/experimental/**/config/*.yaml"),
+        *("examples/**/config/*.yaml", "recipe/**/config/*trainer*.yaml", "verl/experimental/**/config/*trainer*.yaml"),
         *("verl/trainer/config/*_trainer*.yaml", "verl/trainer/config/evaluation.yaml"),
         "verl/trainer/config/generation.yaml",
     ),

@@ -23,7 +23,16 @@ RELEASE_KEYS = ("verl_newer", "verl_learners", "verl_model", "verl_rollout", "ve
 WAITING: tuple[tuple[re.Pattern[str], Capability], ...] = tuple(
     (re.compile(pattern), capability)
     for pattern, capability in (
-        (r"engine\..*|optim\.(init_lr_ratio|master_weights|store_param_remainders)", Capability.BACKENDS),
+        (
+            r"actor_rollout_ref\.actor\.(_target_|dpo_beta|sppo_eta)|algorithm\.(sppo_eta|reward_(dpo|gt)_coef)"
+            r"|data\.(accuracy_(low|upp)er_bound|filter_accuracy|filter_truncate|oversample_factor)"
+            r"|reward_model\.(mini_batch_size|prime_\w+)|trainer\.ref_update_freq"
+            r"|reward_model\.model\.(beta_train|enable_gradient_checkpointing|loss_type|ref_\w+|tokenizer_path|update)"
+            r"|reward_model\.model\.(optim|fused_kernel_options|fsdp_config)\..*",
+            Capability.RECIPES,
+        ),
+        (r"reward_model\.model\.type", Capability.REWARD_ENGINES),
+        (r"(.*\.)?engine\..*|optim\.(init_lr_ratio|master_weights|store_param_remainders)", Capability.BACKENDS),
         (r"(.*\.)?(veomni|torchtitan|automodel|mindspeed|mlite)\..*|.*\.impl_cfg\..*", Capability.BACKENDS),
         (r".*\.turbo_config\..*|(actor_rollout_ref\.actor|critic)\.optim\..*", Capability.BACKENDS),
         (r".*\.(megatron|override_\w+_config)\..*", Capability.MEGATRON_OPTIONS),
@@ -32,7 +41,8 @@ WAITING: tuple[tuple[re.Pattern[str], Capability], ...] = tuple(
         (r"actor_rollout_ref\.rollout\.multi_turn\..*", Capability.TOOLS),
         (r"actor_rollout_ref\.rollout\.agent\..*", Capability.AGENT_LOOPS),
         (
-            r"trainer\.v1\..*|async_training\..*|rollout\.(nnodes|n_gpus_per_node|total_rollout_steps)",
+            r"trainer\.v1\..*|async_training\..*|rollout\.(n|nnodes|n_gpus_per_node|test_freq|total_rollout_steps)"
+            r"|.*\.(use_rollout_log_probs|standalone_gpu_memory_utilization)",
             Capability.ASYNC_TRAINERS,
         ),
     )

@@ -14,6 +14,10 @@ _DIVERGENCES = (
 )
 
 
+REJECTION_LEVELS = ("token", "sequence", "geometric")
+"""What releases up to 2025-12 compare with the bounds of a rejection."""
+
+
 def parse_bounds(value: object) -> tuple[float | None, float] | None:
     """Return `(lower, upper)` of a number, which is the upper bound, or of text `lower_upper`; None if it is neither.
 
@@ -55,6 +59,9 @@ VALUE_TYPES = {
     ),
     "divergences": ValueType(
         f"one or more of {', '.join(_DIVERGENCES)}, joined by commas",
-        lambda value: isinstance(value, str) and all(name.strip() in _DIVERGENCES for name in value.split(",")),
+        lambda value: (
+            isinstance(value, str)
+            and (value in REJECTION_LEVELS or all(name.strip() in _DIVERGENCES for name in value.split(",")))
+        ),
     ),
 }
