@@ -42,8 +42,8 @@ def without_process_group() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def transformers_stays_as_it_was() -> Iterator[None]:
-    """Name the module in which two threads loaded models at once, see `quintet.loading_lock`: in all later modules of the
-    worker, tied heads would be random."""
+    """Name the module in which two threads loaded models at once: all models that the worker loads later would have
+    random tied heads, see `quintet.loading_lock`."""
     yield
     if transformers := sys.modules.get("transformers.modeling_utils"):
         assert transformers.PreTrainedModel.tie_weights.__qualname__ == "PreTrainedModel.tie_weights"
