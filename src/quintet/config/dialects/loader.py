@@ -166,7 +166,7 @@ def merge_with_reference(config: ForeignConfig, dialect: Dialect) -> tuple[Forei
     """
     config = config.with_sections(dialect.sections_of_files(config.plain()), "files of start states")
     narrowed = dialect.narrowed(config.plain())
-    renamed, remarks = resolve_aliases(config, narrowed.specs())
+    renamed, remarks = resolve_aliases(config, narrowed.specs(), narrowed.shared_sections)
     return ForeignValues(renamed.merge_onto(narrowed.default_tree()), narrowed), remarks
 
 

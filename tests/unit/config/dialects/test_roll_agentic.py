@@ -128,6 +128,7 @@ WITHOUT_EFFECT: dict[str, Any] = {
     "custom_env.Lake.pre_step_template": "Turn",
     "custom_env.Lake.next_step_template": "Decide",
     f"{CONFIG}map_seed": 7,
+    f"{CONFIG}grid_vocab": {"P": "player"},
     f"{CONFIG}map_lookup": {"a": 1},
     f"{CONFIG}env_instruction": "Cross the lake.",
     "frozen_format_penalty": -0.3,
@@ -266,3 +267,15 @@ def test_every_key_of_agentic_files_is_among_these() -> None:
     rows = {spec.key for name in ("roll_agentic", "roll_env") for spec in load_keys("roll", name) if not spec.requires}
     written = {key.replace("custom_env.Lake.", "custom_envs.FrozenLake.") for key in WITHOUT_EFFECT}
     assert rows - written - {case[0] for case in HONOURED} - {*GROUP_KEYS, *BOX_KEYS, "custom_env"} == set()
+
+
+@pytest.mark.proves("roll", f"{LAKE}env_config.grid_lookup")
+def test_symbols_of_sokoban_are_those_of_the_file(tmp_path: Path) -> None:
+    lookup = {str(number): symbol for number, symbol in enumerate("W.GCBA@")}
+    boxes: Any = agentic(tmp_path, {f"{BOX_CONFIG}grid_lookup": lookup}).composed.experiment.envs["Boxes"].env
+    assert boxes.symbols == "W.GCBA@"
+
+
+def test_an_environment_that_no_tag_names_may_have_any_keys(tmp_path: Path) -> None:
+    unused = {"env_type": "webshop", "env_config": {"goals": 3}}
+    assert agentic(tmp_path, {"custom_envs.Shop": unused}).unsupported == agentic(tmp_path, {}).unsupported

@@ -127,7 +127,7 @@ def overlong_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     response = f"{ROLLOUT}.response_length"
     if values[MANAGER] != "dapo" or not values[OVERLONG]:
         return
-    if values[OVERLONG_BUFFER] is None:
+    if not values[OVERLONG_BUFFER]:
         hint = f"for example {OVERLONG_BUFFER}={max(1, values[response] // 4)}, or {OVERLONG}=false"
         yield values.problem(OVERLONG_BUFFER, f"{values.describe(OVERLONG)} needs it", hint)
     elif values[OVERLONG_BUFFER] > values[response]:
@@ -162,7 +162,7 @@ def _directory_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     If the user set an experiment name that differs from the last part, the run gets a directory of that name below.
     """
     keys = ("trainer.default_local_dir", "trainer.experiment_name")
-    directory, name = values[keys[0]].rstrip("/"), values[keys[1]]
+    directory, name = values[keys[0]].rstrip("/"), str(values[keys[1]])
     parent, _, last = directory.rpartition("/")
     if last == name or not values.is_set(keys[1]):
         native.set("output_dir", parent or ("/" if directory.startswith("/") else "."), *keys)
