@@ -6,21 +6,24 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quintet.data.chat_templates import HERMES
+from quintet.data.chat_templates import CHATML
 
 Command = Any
+
+TEMPLATE = CHATML + "{# calls of tools are between <tool_call> tags #}"
+"""Describes no tools, which makes prompts short."""
 
 NATIVE = """\
 name: sums
 env: {name: prompts}
 policy: {preset: numbers-1m}
-data: {train_files: sums/train.parquet, validation_files: sums/validation.parquet, template: hermes}
+data: {train_files: sums/train.parquet, validation_files: sums/validation.parquet, template: short.jinja}
 rollout:
   tool_calls: {tools: {calculator: {description: Adds., parameters: {expression: string}}}}
   max_turns: 2
   window_size: null
-  max_prompt_tokens: 200
-  max_response_tokens: 96
+  max_prompt_tokens: 64
+  max_response_tokens: 80
 warm_start: {episodes: 64, updates: 60, turns_per_update: 16, until_success: null}
 training: {steps: 2, groups_per_step: 4, samples_per_group: 4, mini_batches: 2, threads: 1}
 validation: {every_steps: 2}
@@ -28,7 +31,7 @@ tracking: {trajectories_every_steps: 1, loggers: [jsonl]}
 """
 VERL = """\
 data: {train_files: sums/train.parquet, val_files: sums/validation.parquet, train_batch_size: 4, return_raw_chat: true,
-       max_prompt_length: 200, max_response_length: 96}
+       max_prompt_length: 64, max_response_length: 80}
 actor_rollout_ref:
   hybrid_engine: true
   model: {path: policy}
@@ -68,6 +71,7 @@ def test_a_policy_learns_to_call_a_tool_and_trains_on_natively_and_as_under_verl
     sizes = ("--train", "64", "--validation", "8")
     quintet("data", "make", "addition", "sums", "digits=1", "instruction=", "--style", "tool", *sizes)
     (tmp_path / "sums.yaml").write_text(NATIVE)
+    (tmp_path / "short.jinja").write_text(TEMPLATE)
     quintet("train", "sums.yaml")
     run = tmp_path / "runs/sums"
     lines = metrics(run)
@@ -76,7 +80,7 @@ def test_a_policy_learns_to_call_a_tool_and_trains_on_natively_and_as_under_verl
     turns = [turn for episode in played(run, 2) for turn in episode["turns"]]
     assert any("<tool_call>" in turn["text"] for turn in turns)
     (run / "checkpoints/global_step_2/hf").rename(tmp_path / "policy")
-    (tmp_path / "policy/chat_template.jinja").write_text(HERMES)
+    (tmp_path / "policy/chat_template.jinja").write_text(TEMPLATE)
     (tmp_path / "tools.yaml").write_text(TOOLS)
     (tmp_path / "verl.yaml").write_text(VERL)
     quintet("train", "verl.yaml")

@@ -30,8 +30,8 @@ def test_demonstrated_calls_are_executed_and_only_responses_are_trained_on(
         ],
     ).experiment
     batch = response_batch(PromptDataset.from_config(config, tokenizer), 2, tokenizer, config)
-    first, second = batch.tokens.split(batch.lengths.tolist())
-    mask, _ = batch.loss_mask.split(batch.lengths.tolist())
+    size = int(batch.lengths[0])
+    first, second, mask = batch.tokens[:size], batch.tokens[size:], batch.loss_mask[:size]
     end = "<|im_end|>"
     assert tokenizer.decode(first[mask]) == f"{call}{end}<answer> 23 </answer>{end}"
     assert tokenizer.decode(first).endswith(

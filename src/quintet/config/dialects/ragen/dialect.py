@@ -10,7 +10,7 @@ from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dialects.ragen.default_envs import CUSTOM_ENVS
 from quintet.config.dialects.ragen.key_values import ENV_TYPES, REFERENCE_ENV
 from quintet.config.dialects.value_types import ANYTHING, SECTION
-from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS, VERL, references_for
+from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS, VERL, references_for, without_tools
 from quintet.config.dotted import get_value
 
 AGENT_MARKS = (
@@ -51,7 +51,7 @@ def _with_agents(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     """Return the keys of agents, a section for each environment, and the keys of verl."""
     own = tuple(dialect.reference(name) for name in ("ragen_agent", "ragen_custom_envs", "ragen_releases"))
     verl = references_for(VERL, {"actor_rollout_ref": {}} | dict(tree))
-    beneath = (reference.mapped(_without_effect_on_agents) for reference in verl)
+    beneath = (reference.mapped(without_tools).mapped(_without_effect_on_agents) for reference in verl)
     envs = get_value(tree, "custom_envs")
     tags = [str(tag) for tag in envs] if isinstance(envs, Mapping) else []
     free = [tag for tag in tags if not _is_documented(tag, tree)]

@@ -10,7 +10,7 @@ from quintet.config.dialects.ledger import KeySpec, load_keys
 from quintet.config.dialects.vagen.env_rows import sections_of_rows
 from quintet.config.dialects.vagen.key_values import ENV, is_newer
 from quintet.config.dialects.value_types import ANYTHING, SECTION
-from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS, VERL, references_for
+from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS, VERL, references_for, without_tools
 
 ENVS_WITH_KEYS = ("frozenlake", "sokoban", "svg", "navigation", "primitive_skill", "blackjack", "alfworld")
 """Supported environments; each has its own key file."""
@@ -43,7 +43,10 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     older = {alias for reference in dialect.references for spec in reference.load() for alias in spec.aliases}
     verl = references_for(VERL, {"actor_rollout_ref": {}} | dict(tree))
     shared_sections = {name: ENV for name in envs if name != ENV} | dict(dialect.shared_sections)
-    beneath = (reference.filtered(lambda spec: spec.key not in older).mapped(_beside_envs) for reference in verl)
+    beneath = (
+        reference.filtered(lambda spec: spec.key not in older).mapped(without_tools).mapped(_beside_envs)
+        for reference in verl
+    )
     return replace(dialect, references=(*own, *beneath), base=None, shared_sections=shared_sections)
 
 

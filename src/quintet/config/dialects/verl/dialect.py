@@ -92,6 +92,14 @@ def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference
     return (*newer, *key_files("verl", ["verl_fsdp_optim"]))
 
 
+def without_tools(spec: KeySpec) -> KeySpec:
+    """Return a key that waits for tools in formats over verl's tree, whose episodes have environments."""
+    if not spec.key.startswith("actor_rollout_ref.rollout.multi_turn.") or not spec.native:
+        return spec
+    waiting = {"native": (), "computed": False, "native_values": {}, "requires": Capability.TOOLS}
+    return spec.model_copy(update={**waiting, "noop": (spec.default,)})
+
+
 def _with_default(reference: Reference, strategy: str) -> Reference:
     """Return the reference with the training backend that `model_engine` makes the default."""
 
