@@ -5,7 +5,8 @@
 For every documented key of every kind of file: one deletion, insertion, substitution and transposition of letters, a
 missing and a doubled section, hyphens for underscores, and another case. A slip counts as right if the file is refused
 and the key that was meant is suggested first. Left out are slips that give another valid key, and missing sections that
-several keys have in common. Writes one JSON file: slips and right suggestions by kind of file and by kind of slip.
+several keys have in common. Writes one JSON file: the numbers of keys and slips, and the share that is right, by kind
+of file.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import argparse
 import json
 import random
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,10 @@ from key_slips import FILES, file_keys, make_slips, suggested_keys
 def measure(name: str, seed: int) -> dict[str, Any]:
     """Return the counts of one kind of file."""
     keys, rng = file_keys(name), random.Random(f"{name}{seed}")
-    slips, right, accepted = Counter[str](), Counter[str](), 0
-    for slip, suggestion, is_refused in suggested_keys(name, make_slips(name, keys, rng)):
-        slips[slip.kind] += 1
-        right[slip.kind] += is_refused and suggestion == slip.key
-        accepted += not is_refused
-    share = round(right.total() / slips.total(), 4)
-    by_kind = {kind: [right[kind], count] for kind, count in slips.items()}
-    return {"keys": len(keys), "slips": slips.total(), "accepted": accepted, "right": share, "by_slip": by_kind}
+    results = [*suggested_keys(name, make_slips(name, keys, rng))]
+    accepted = sum(not is_refused for _, _, is_refused in results)
+    right = sum(suggestion == slip.key for slip, suggestion, _ in results)
+    return {"keys": len(keys), "slips": len(results), "accepted": accepted, "right": round(right / len(results), 4)}
 
 
 def main() -> None:
@@ -44,7 +40,7 @@ def main() -> None:
     files = {}
     for name in FILES:
         files[name] = measure(name, arguments.seed)
-        print(name, {key: value for key, value in files[name].items() if key != "by_slip"}, file=sys.stderr, flush=True)
+        print(name, files[name], file=sys.stderr, flush=True)
     result = {"seed": arguments.seed, "lowest_right": min(file["right"] for file in files.values()), "files": files}
     text = json.dumps(result, indent=1) + "\n"
     if arguments.out:
