@@ -10,7 +10,7 @@ from quintet.config.dialects.conversion import ForeignValues
 from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.ledger import KeySpec, is_effective, unmet_condition
 from quintet.config.dialects.passthrough import engine_argument
-from quintet.config.dialects.typos import closest_keys
+from quintet.config.dialects.typos import closest_keys, slip_of
 from quintet.config.dialects.value_types import SECTION, ValueType
 from quintet.config.dotted import is_inside, sections_around
 from quintet.config.problems import ConfigProblem
@@ -48,7 +48,7 @@ def unknown_keys(values: ForeignValues, known: frozenset[str], of_other_runs: Co
     dialect, specs = values.dialect, values.dialect.specs()
     sections = {section for key in specs for section in sections_around(key)}
     free_sections = {key for key, spec in specs.items() if spec.value_type is SECTION}
-    legal = [*specs, *sections, *_keys_of_similar_sections(specs, dialect.shared_sections)]
+    legal = [*specs, *sections, *keys_of_similar_sections(specs, dialect.shared_sections)]
 
     def is_documented(key: str) -> bool:
         names = (key, dialect.documented(key))
@@ -63,7 +63,7 @@ def unknown_keys(values: ForeignValues, known: frozenset[str], of_other_runs: Co
     def describe(key: str) -> UnknownKey:
         if key in of_other_runs:
             return UnknownKey(key, values.source(key), UnknownReason.OTHER_RUNS)
-        if _is_known(key, known):
+        if _is_known(key, known) and (_is_listed(key, known) or slip_of(key, legal) is None):
             return UnknownKey(key, values.source(key), UnknownReason.UNDOCUMENTED)
         argument = engine_argument(key, values)
         of_engine = () if argument is None else argument.closest_keys
@@ -77,8 +77,11 @@ def unknown_keys(values: ForeignValues, known: frozenset[str], of_other_runs: Co
 
 def _is_known(key: str, names: frozenset[str]) -> bool:
     """Whether a key is listed, lies in a listed section, or is a section with listed keys."""
-    in_section = any(section in names for section in (key, *sections_around(key)))
-    return in_section or any(name.startswith(f"{key}.") for name in names)
+    return any(section in names for section in sections_around(key)) or _is_listed(key, names)
+
+
+def _is_listed(key: str, names: frozenset[str]) -> bool:
+    return key in names or any(name.startswith(f"{key}.") for name in names)
 
 
 def _corrected_name_lists(key: str, dialect: Dialect) -> Iterator[str]:
@@ -180,7 +183,7 @@ def describe_value(value: Any) -> str:
     return value.description if isinstance(value, ValueType) else format_value(value)
 
 
-def _keys_of_similar_sections(keys: Iterable[str], shared_sections: Mapping[str, str]) -> Iterator[str]:
+def keys_of_similar_sections(keys: Iterable[str], shared_sections: Mapping[str, str]) -> Iterator[str]:
     """Yield documented keys as they are written in other sections that take them, too."""
     for section, other in shared_sections.items():
         prefix = f"{other}." if other else ""

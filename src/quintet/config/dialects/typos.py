@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
+from itertools import groupby
 
 from rapidfuzz.distance import OSA
 
@@ -9,17 +11,39 @@ MAX_DISTANCE = 0.34
 """Largest share of differing characters between a key and a suggestion."""
 WRONG_SECTION_DISTANCE = 0.2
 """Distance of a key with the right last part in another section."""
+SECTION_DISTANCE = 0.05
+"""Distance of a key that only lacks a section, or has one too many."""
 
 
 def closest_keys(key: str, legal: Iterable[str], limit: int = 3) -> list[str]:
-    """Return the legal dotted keys closest to `key`, the closest first; none if all are too far.
+    """Return the legal dotted keys closest to `key`, the closest first, of equally close ones the first of `legal`;
+    none if all are too far.
 
     The distance is the number of characters to insert, delete, substitute or transpose (optimal string alignment),
     regardless of case and separators: `trainBatchSize` matches `train_batch_size`. A key with the right last part in
-    the wrong section is close, too.
+    the wrong section is close, too, and one that lacks a section or repeats it is closer.
     """
-    ranked = sorted((_rank(key, other), other) for other in legal if other != key and _has_similar_name(key, other))
+    similar = (other for other in legal if other != key and _has_similar_name(key, other))
+    ranked = sorted(((_rank(key, other), other) for other in similar), key=lambda each: each[0])
     return [other for (distance, *_), other in ranked if distance <= MAX_DISTANCE][:limit]
+
+
+def slip_of(key: str, legal: Iterable[str]) -> str | None:
+    """Return the legal key from which `key` differs by one character, by separators or by a repeated section.
+
+    Keys that differ in a digit are different keys.
+    """
+    closest = next(iter(closest_keys(key, legal, limit=1)), None)
+    if closest is None or _has_other_digit(key, closest):
+        return None
+    once = ".".join(word for word, _ in groupby(key.split(".")))
+    is_slip = once == closest or OSA.distance(_normalized(key), _normalized(closest)) <= 1
+    return closest if is_slip else None
+
+
+def _has_other_digit(key: str, other: str) -> bool:
+    digits, other_digits = (re.sub(r"\d", "#", word) for word in (key, other))
+    return key != other and digits == other_digits
 
 
 def _has_similar_name(key: str, other: str) -> bool:
@@ -35,8 +59,25 @@ def _rank(key: str, other: str) -> tuple[float, float, int]:
     name_distance = OSA.distance(name, other_name) / max(len(name), len(other_name), 1)
     misplaced = WRONG_SECTION_DISTANCE + OSA.normalized_distance(key, other) / 10 if name_distance == 0 else 1.0
     # among keys that differ in equally many characters, the one with the same case and separators is closer
+    if name_distance == 0 and (sections := _section_distance(key, other)) < min(distance, misplaced):
+        return sections, 0.0, 0
     return min(distance, misplaced), name_distance, OSA.distance(key, other)
 
 
+def _section_distance(key: str, other: str) -> float:
+    """Return the distance of keys that are equal but for sections that one of them lacks, 1 for other keys."""
+    words, other_words = (_normalized_words(name) for name in (key, other))
+    shorter, longer = sorted((words, other_words), key=len)
+    rest = iter(longer)
+    is_contained = all(word in rest for word in shorter)
+    return SECTION_DISTANCE * (len(longer) - len(shorter)) if is_contained else 1.0
+
+
+@lru_cache(maxsize=1 << 14)
+def _normalized_words(key: str) -> tuple[str, ...]:
+    return tuple(map(_normalized, key.split(".")))
+
+
+@lru_cache(maxsize=1 << 15)
 def _normalized(word: str) -> str:
     return re.sub(r"[\W_]+", "", word).casefold()

@@ -18,7 +18,10 @@ from quintet.training.checkpoint.checkpoint import Checkpoint
 
 
 def set_up(run: Run, stop: StopRequest, resources: ExitStack) -> RobotComponents:
-    """Build the components and restore the run's checkpoint, or run the warm start and save it as checkpoint 0."""
+    """Build the components and restore the run's checkpoint, or run the warm start and save it as checkpoint 0.
+
+    A policy that is only evaluated is not saved again.
+    """
     config, controller = run.config, run.controller or Controller.in_process()
     components = RobotComponents.build(config, _policy_directory(run), controller)
     resources.callback(components.close)
@@ -32,7 +35,8 @@ def set_up(run: Run, stop: StopRequest, resources: ExitStack) -> RobotComponents
         components.workers.calls.snapshot_reference()
     if config.validation.before_training or config.validation.only:
         run.log(0, validate(run, components, 0))
-    run.save(0, components.save, **components.extra_state())
+    if config.warm_start or not config.validation.only:
+        run.save(0, components.save, **components.extra_state())
     return components
 
 

@@ -24,7 +24,7 @@ from quintet.config.compose import load_experiment
 from quintet.config.native.algorithm import KlConfig
 from quintet.data.robot_demonstrations.dataset import RobotDemonstration
 from quintet.embodied_records import RobotObservation
-from quintet.errors import InterruptedRun
+from quintet.errors import ConfigError, InterruptedRun
 from quintet.pipelines.embodied import warm_start
 from quintet.pipelines.embodied.components import RobotComponents
 from quintet.pipelines.embodied.training import add_reference_log_probs, update_policy
@@ -137,6 +137,20 @@ def components(*, has_critic: bool = True, **sections: Any) -> tuple[RobotCompon
     calls = RecordingCalls()
     parts = SimpleNamespace(config=config, schedules=OptimizerSchedules(config), workers=SimpleNamespace(calls=calls))
     return cast(RobotComponents, parts), calls
+
+
+def test_a_divergence_from_a_reference_that_no_checkpoint_has_is_refused_on_resume(start: Start) -> None:
+    run = start("warm_start=null", "algorithm.kl=null", "training.steps=1", name="plain")
+    resumed = f"resume={run}/checkpoints/global_step_1"
+    with pytest.raises(ConfigError, match=r"algorithm\.kl"):
+        start("warm_start=null", "training.steps=2", resumed, name="other")
+
+
+def test_a_policy_that_is_only_evaluated_is_not_saved_again(start: Start) -> None:
+    for _ in range(2):
+        run = start("warm_start=null", "validation.only=true", name="evaluated")
+        assert [line["step"] for line in metrics(run)] == [0]
+        assert not list(run.glob("checkpoints/global_step_*"))
 
 
 def test_every_epoch_trains_on_each_chunk_step_once() -> None:
