@@ -83,6 +83,8 @@ def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference
     engine = get_value(tree, "model_engine", "dp")
     strategy = ENGINES.get(str(engine), engine)
     newer = [_with_default(reference, strategy) for reference in (ppo, *key_files("verl", RELEASE_KEYS))]
+    if get_value(tree, OUTPUT_PATH) is not None:
+        newer += [key_files("verl", ["verl_generation"])[0].filtered(lambda spec: spec.key == OUTPUT_PATH)]
     if get_value(tree, f"{_ACTOR}.strategy", strategy) == "megatron":
         megatron = _with_megatron_optimizer(newer[0], dialect.reference("verl_megatron_optim"))
         return (*megatron, *newer[1:], *key_files("verl", ["verl_megatron_optim_newer"]))
