@@ -29,6 +29,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 
 FILES = {
     "verl": (
@@ -47,6 +48,8 @@ FILES = {
 }
 """Where each framework keeps the files of its example runs."""
 
+TIME_LIMIT = 60
+"""Seconds after which planning a file counts as failed."""
 RUNS = {"rlinf": re.compile(r"^(defaults|cluster|runner):", re.MULTILINE)}
 """Sections that YAML files of runs have, and other files, such as those of a communication library, have not."""
 LAUNCH = re.compile(r"python3?\s+(-\w\s+)*(-m\s+)?\S+|torchrun|ray job submit")
@@ -70,6 +73,8 @@ class Outcome:
     file: str
     result: str
     seconds: float
+    processor_seconds: float
+    """Time of the processor, which other programs of the machine hardly change."""
     waits_for: tuple[str, ...] = ()
     message: str = ""
 
@@ -85,16 +90,20 @@ def plan(path: Path, checkout: Path, environment: dict[str, str]) -> Outcome:
     """Plan one file in a process of its own."""
     command = [sys.executable, "-m", "quintet", "plan", str(path), "--json"]
     started = time.perf_counter()
-    try:
-        done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=60)
-    except subprocess.TimeoutExpired:
-        return Outcome(str(path.relative_to(checkout)), "fails", 60.0)
-    seconds = round(time.perf_counter() - started, 2)
-    name, message = str(path.relative_to(checkout)), done.stderr.partition("quintet: ")[2].strip()
-    if done.returncode == 0:
-        waits_for = tuple(sorted({item["message"] for item in json.loads(done.stdout)["not_yet"]}))
-        return Outcome(name, "waits" if waits_for else "plans", seconds, waits_for)
-    return Outcome(name, refusal(done.returncode, message), seconds, (), message or done.stderr.strip()[-400:])
+    with TemporaryFile("w+") as output, TemporaryFile("w+") as errors:
+        limited = ["timeout", str(TIME_LIMIT), *command]
+        process = subprocess.Popen(limited, cwd=checkout, env=environment, stdout=output, stderr=errors)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        seconds = round(time.perf_counter() - started, 2), round(usage.ru_utime + usage.ru_stime, 2)
+        output.seek(0)
+        errors.seek(0)
+        text, error = (file.read().replace(f"{checkout}/", "") for file in (output, errors))
+    name, message = str(path.relative_to(checkout)), error.partition("quintet: ")[2].strip()
+    if process.returncode == 0:
+        waits_for = tuple(sorted({item["message"] for item in json.loads(text)["not_yet"]}))
+        return Outcome(name, "waits" if waits_for else "plans", *seconds, waits_for)
+    return Outcome(name, refusal(process.returncode, message), *seconds, (), message or error.strip()[-400:])
 
 
 def refusal(status: int, message: str) -> str:
@@ -135,10 +144,11 @@ def main() -> None:
         "repository": arguments.repository,
         "commit": name,
         "date": date,
-        "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
+        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()[0]},
         "files": len(outcomes),
         "counts": dict(sorted(counts.items())),
         "median_seconds": statistics.median(outcome.seconds for outcome in outcomes),
+        "median_processor_seconds": statistics.median(outcome.processor_seconds for outcome in outcomes),
         "largest_seconds": max(outcome.seconds for outcome in outcomes),
         "outcomes": [{key: value for key, value in asdict(outcome).items() if value} for outcome in outcomes],
     }

@@ -38,7 +38,7 @@ VERL = [
     [f"{A}.ppo_micro_batch_size_per_gpu=2", f"{A}.ppo_micro_batch_size=2"],
     [f"{A}.use_dynamic_bsz=true", f"{A}.ppo_max_token_len_per_gpu=100"],
     # keys beside each other
-    ["algorithm.adv_estimator=grpo"],
+    ["algorithm.adv_estimator=grpo_passk"],
     [GPUS, f"{A}.ulysses_sequence_parallel_size=2"],
     [*MEGATRON, f"{A}.shuffle=true"],
     ["trainer.resume_mode=resume_path"],
@@ -65,8 +65,6 @@ VERL = [
     ],
     [f"{A}.policy_loss.loss_mode=bypass_mode"],
     [BYPASS, f"{A}.policy_loss.loss_mode=gspo"],
-    [BYPASS, f"{CORRECTION}.rollout_rs=token_k2", f"{CORRECTION}.rollout_rs_threshold=2.0"],
-    [BYPASS, f"{CORRECTION}.loss_type=reinforce", f"{CORRECTION}.rollout_is=token"],
     # reward
     [*DAPO, "reward_model.reward_kwargs.overlong_buffer_cfg.len=null"],
     [*DAPO, "reward_model.reward_kwargs.overlong_buffer_cfg.len=100000"],

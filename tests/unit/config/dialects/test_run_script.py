@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from quintet.config.capabilities import Capability
 from quintet.config.dialects.composition.foreign_config import compose_config
 from quintet.config.dialects.scripts.run_script import RunScript, read_run_script
 from quintet.config.dialects.scripts.shell_commands import read_commands
 from quintet.config.dialects.scripts.shell_words import Variables
-from quintet.errors import ConfigError, MachineError
+from quintet.errors import ConfigError, MachineError, UnsupportedRunError
 
 VERL = r"""#!/bin/bash
 set -x
@@ -232,7 +233,7 @@ def test_lines_after_a_comment_between_them_are_read_and_said_so(tmp_path: Path)
     [
         (command("a=1") * 2, ["trains 2 times", "line 2", "line 4"]),
         ("echo python -m verl.trainer.main_ppo\n", ["runs no known trainer"]),
-        ("python -m verl.trainer.main_generation a=1\n", ["run.sh:1 runs verl.trainer.main_generation"]),
+        ("python -m verl.trainer.main_other a=1\n", ["run.sh:1 runs verl.trainer.main_other"]),
         (command("a=1 --foo"), ["run.sh:2: '--foo' is not an override"]),
         (command("a=1 \\ \n  b=2"), ["run.sh:2: a blank after the backslash"]),
         (command("a='1"), ["run.sh:2: the ' that begins here is never closed"]),
@@ -275,7 +276,28 @@ def test_scripts_that_cant_be_followed_are_one_message(text: str, parts: list[st
 def test_trainers_are_known_however_they_are_called(line: str, dialect: str, tmp_path: Path) -> None:
     found = read(tmp_path, f"{line}\n")
     assert found.dialect == dialect
-    assert found.words[-1] in ("a=1", "optim.lr=1", "data.path=x")
+    assert found.words[0] in ("a=1", "optim.lr=1", "data.path=x")
+
+
+def test_torchrun_decides_the_devices_of_a_trainer_that_it_starts(tmp_path: Path) -> None:
+    options = "--nnodes=${NNODES:-2} --nproc_per_node 4 -m verl_mlite.launch verl.trainer.fsdp_sft_trainer"
+    found = read(tmp_path, f"torchrun {options} trainer.n_gpus_per_node=8\n")
+    assert found.words == ("trainer.n_gpus_per_node=8", "trainer.nnodes=2", "trainer.n_gpus_per_node=4")
+    assert read(tmp_path, "torchrun --nproc_per_node=$1 -m verl.trainer.fsdp_sft_trainer a=1\n").words == ("a=1",)
+
+
+@pytest.mark.parametrize(
+    ("line", "capability"),
+    [
+        ("python3 -m verl.trainer.main_generation data.path=x", Capability.GENERATION),
+        ("python3 -m recipe.prime.main_prime a=1", Capability.RECIPES),
+        ("python3 main_ppo_split.py a=1", Capability.RECIPES),
+        ("python -m verl.experimental.fully_async_policy.fully_async_main a=1", Capability.ASYNC_TRAINERS),
+    ],
+)
+def test_a_trainer_that_this_version_lacks_is_named(line: str, capability: Capability, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedRunError, match=re.escape(str(capability))):
+        read(tmp_path, f"{line}\n")
 
 
 def test_the_primary_file_is_looked_for_beside_the_script(tmp_path: Path) -> None:
@@ -321,7 +343,13 @@ def test_a_frameworks_own_file_says_what_its_reference_doesnt(tmp_path: Path) ->
 
 def test_a_choice_among_a_frameworks_own_files_is_the_key_that_names_it(tmp_path: Path) -> None:
     script = "torchrun -m verl.trainer.sft_trainer engine=megatron optim=megatron optim.lr=1e-5\n"
-    assert read(tmp_path, script).words == ("engine.strategy=megatron", "optim.lr=1e-5")
+    assert read(tmp_path, script).words == ("data.val_files=null", "engine.strategy=megatron", "optim.lr=1e-5")
+    actor = "actor_rollout_ref.actor"
+    assert read(tmp_path, command(f"actor@{actor}=mlite_actor")).words == (f"{actor}.strategy=mlite",)
+
+
+def test_arithmetic_with_a_variable_that_is_not_set_names_it(tmp_path: Path) -> None:
+    assert "$size is set neither" in refusal(tmp_path, command("data.seed=$(( (2 + 4) / size ))"))
 
 
 def test_only_the_branch_of_a_case_that_runs_counts(tmp_path: Path) -> None:

@@ -250,6 +250,8 @@ OF_AN_SFT_RUN: list[Row] = [
     ("data.micro_batch_size_per_gpu", 2, 0, "sft.sequences_per_pass", 2),
     ("data.micro_batch_size", 2, 0, "sft.sequences_per_pass", 2),
     ("optim.betas", [0.8, 0.9], 1, "sft.optimizer.betas", (0.8, 0.9)),
+    ("optim.betas", "[0.8, 0.9]", "0.8", "sft.optimizer.betas", (0.8, 0.9)),
+    ("data.val_files", None, 1, "data.validation_files", ()),
     ("model.strategy", "fsdp", "ddp", "actor.backend", "fsdp"),
     ("trainer.total_training_steps", 20, 0, "data.max_steps", 20),
     ("trainer.seed", 7, -1, "seed", 7),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ from foreign import changed, converted, natively, translated
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quintet.config.capabilities import Capability
 from quintet.config.dialects.ledger import load_keys
 from quintet.config.dialects.registry import DIALECTS
 from quintet.config.dialects.verl.key_values import parse_bounds
 from quintet.config.schema import keys
-from quintet.errors import ConfigError
+from quintet.errors import ConfigError, UnsupportedRunError
 
 PPO = {"actor_rollout_ref": {"model": {"path": "some/model"}}}
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -234,8 +236,6 @@ FAULTS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({MODE: "dro"}, ("dro_beta = null", "dro_beta=0.1")),
     ({MODE: "bypass_mode"}, ("loss_mode = 'bypass_mode'", "rollout_correction.bypass_mode=true")),
     ({**BYPASSED, MODE: "gspo"}, ("loss_mode = 'gspo'", "is not read")),
-    ({**BYPASSED, **REJECTED}, ("rollout_rs = 'seq_mean_k1'", "bypass_mode=false")),
-    ({**BYPASSED, **WEIGHED, f"{GAP}.loss_type": "reinforce"}, ("rollout_is = 'token'", "loss_type=ppo_clip")),
     ({f"{GAP}.rollout_rs": "token_k2"}, ("rollout_rs_threshold = null", "token_k2")),
     ({**REJECTED, f"{GAP}.rollout_rs_threshold": "1,2"}, ("rollout_rs_threshold = '1,2'", "rollout_rs_threshold=1")),
     ({f"{GAP}.rollout_rs": "token_k2", f"{GAP}.rollout_rs_threshold": "0.5_2"}, ("token_k2 has only an upper bound",)),
@@ -251,6 +251,53 @@ def test_newer_keys_that_contradict_others_are_told(
 ) -> None:
     message = told(tmp_path, changes)
     assert [word for word in words if word not in message] == [], message
+
+
+CORRECTIONS: list[tuple[dict[str, Any], str]] = [
+    ({**BYPASSED, **REJECTED}, f"{GAP}.rollout_rs"),
+    ({**BYPASSED, **WEIGHED, f"{GAP}.loss_type": "reinforce"}, f"{GAP}.rollout_is"),
+    ({f"{GAP}.rollout_rs": "geometric", f"{GAP}.rollout_rs_threshold": 1.001}, f"{GAP}.rollout_rs"),
+]
+
+
+@pytest.mark.parametrize(("changes", "key"), CORRECTIONS, ids=range(len(CORRECTIONS)))
+def test_a_correction_that_this_version_lacks_is_named_and_not_applied(
+    tmp_path: Path, changes: dict[str, Any], key: str
+) -> None:
+    found = converted(tmp_path, "verl", changed(PPO, changes))
+    assert [(one.key, str(Capability.CORRECTION_OPTIONS) in one.message) for one in found.unsupported] == [(key, True)]
+    assert found.composed.experiment.algorithm.correction is None
+
+
+def test_cispo_may_have_no_lower_bound(tmp_path: Path) -> None:
+    found = converted(tmp_path, "verl", changed(PPO, {MODE: "cispo", f"{ACTOR}.clip_ratio_low": 10}))
+    assert natively(found, "algorithm.loss.clip_low") == 10
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo"])
+def test_a_single_response_to_a_prompt_has_its_reward_as_advantage(tmp_path: Path, estimator: str) -> None:
+    found = converted(tmp_path, "verl", changed(PPO, {"algorithm.adv_estimator": estimator, f"{ROLLOUT}.n": 1}))
+    assert natively(found, "algorithm.advantage.name") == "arpo"
+    assert any("nothing to compare" in remark for remark in found.composed.remarks)
+
+
+def test_sharding_groups_within_those_of_a_sequence_wait(tmp_path: Path) -> None:
+    sizes = {f"{ACTOR}.fsdp_config.fsdp_size": 2, f"{ACTOR}.ulysses_sequence_parallel_size": 4}
+    others = {
+        "actor_rollout_ref.model.use_remove_padding": True,
+        "trainer.n_gpus_per_node": 8,
+        f"{ACTOR}.use_dynamic_bsz": True,
+    }
+    found = converted(tmp_path, "verl", changed(PPO, sizes | others))
+    assert natively(found, "actor.sharding.group_size") is None
+    assert str(Capability.SHARDING_GROUPS) in str(found.unsupported)
+
+
+def test_a_file_that_only_generates_is_not_read_as_training(tmp_path: Path) -> None:
+    tree = {"data": {"path": "a.parquet", "output_path": "b.parquet"}, "model": {"path": "m"}, "rollout": {"n": 1}}
+    for run in (tree, changed(PPO, {"data.output_path": "b.parquet"})):
+        with pytest.raises(UnsupportedRunError, match=re.escape(str(Capability.GENERATION))):
+            converted(tmp_path, "verl", run)
 
 
 def test_the_manager_of_dapo_without_its_penalty_judges_as_the_naive_one(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ MAX_LENGTH = 1 << 16
 PROMPTED = "is read while the script runs"
 """Of these, `${NAME:-default}` is the default, as after an empty reply."""
 NOT_SET = "is set neither in the script nor in the environment"
+SHELL_VARIABLES = ("RANDOM", "SECONDS", "LINENO")
+"""Variables that only a shell sets."""
 UNSUPPORTED = "can only be evaluated by a shell"
 
 OPERATORS = ("&&", "||", "|&", "|", "&")
@@ -340,7 +342,7 @@ class WordReader:
         def integer(name: re.Match[str]) -> str:
             value = self.variables.scalar(name[0])
             if value is None:
-                return self._unknown(f"${name[0]}", NOT_SET)
+                return "?" if name[0] in SHELL_VARIABLES else self._unknown(f"${name[0]}", NOT_SET)
             return value if INTEGER.fullmatch(value) or MARKER.search(value) else "?"
 
         expression = re.sub(r"[A-Za-z_]\w*", integer, expression.strip())

@@ -44,7 +44,7 @@ WAITING: tuple[tuple[re.Pattern[str], Capability], ...] = tuple(
         (r"actor_rollout_ref\.rollout\.multi_turn\..*", Capability.TOOLS),
         (r"actor_rollout_ref\.rollout\.agent\..*", Capability.AGENT_LOOPS),
         (
-            r"trainer\.v1\..*|async_training\..*|rollout\.(n|nnodes|n_gpus_per_node|test_freq|total_rollout_steps)"
+            r"trainer\.v1\..*|async_training\..*|rollout\.(n|nnodes|n_gpus_per_node|test_freq|total_epochs|total_rollout_steps)"
             r"|.*\.(use_rollout_log_probs|standalone_gpu_memory_utilization)",
             Capability.ASYNC_TRAINERS,
         ),
@@ -86,6 +86,8 @@ def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference
     engine = get_value(tree, "model_engine", "dp")
     strategy = ENGINES.get(str(engine), engine)
     newer = [_with_default(reference, strategy) for reference in (ppo, *key_files("verl", RELEASE_KEYS))]
+    if get_value(tree, OUTPUT_PATH) is not None:
+        newer += [key_files("verl", ["verl_generation"])[0].filtered(lambda spec: spec.key == OUTPUT_PATH)]
     if get_value(tree, f"{_ACTOR}.strategy", strategy) == "megatron":
         megatron = _with_megatron_optimizer(newer[0], dialect.reference("verl_megatron_optim"))
         return (*megatron, *newer[1:], *key_files("verl", ["verl_megatron_optim_newer"]))
@@ -156,7 +158,13 @@ MISSING_TRAINERS = tuple(
 VERL = Dialect(
     "verl",
     key_files("verl", ["verl_ppo_trainer", "verl_megatron_optim", "verl_sft_trainer", "verl_evaluation"]),
-    marks=("actor_rollout_ref", "model.partial_pretrain", "custom_reward_function", OUTPUT_PATH),
+    marks=(
+        "actor_rollout_ref",
+        "model.partial_pretrain",
+        "custom_reward_function",
+        OUTPUT_PATH,
+        "data.reward_model_key",
+    ),
     shared_sections=CRITIC_SECTIONS,
     trainers=("verl.trainer.main_ppo", "verl.trainer.main_eval", *SFT_TRAINERS, *OTHER_TRAINERS),
     program_files={trainer: ("sft_trainer_engine", {}) for trainer in SFT_TRAINERS[1:]},

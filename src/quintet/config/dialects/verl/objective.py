@@ -39,7 +39,9 @@ def _bypasses(values: ForeignValues) -> bool:
 
 def _rejection_names(text: str | None) -> list[str]:
     """Return the names of rejections; the levels of earlier releases wait for a capability."""
-    return [] if text in (None, *REJECTION_LEVELS) else [*dict.fromkeys(name.strip() for name in text.split(","))]
+    if text is None or text in REJECTION_LEVELS:
+        return []
+    return [*dict.fromkeys(name.strip() for name in text.split(","))]
 
 
 def _rejection_bounds(text: object, names: Sequence[str]) -> list[tuple[float | None, float]]:
