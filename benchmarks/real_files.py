@@ -41,9 +41,7 @@ FILES = {
 
 LAUNCH = re.compile(r"python3?\s+(-\w\s+)*(-m\s+)?\S+|torchrun|ray job submit")
 UNKNOWN = re.compile(r"unknown|did you mean|typo", re.IGNORECASE)
-NO_RUN = re.compile(
-    r"it is no run|no settings of a run|runs no known trainer|trains \d+ times|has no keys$", re.MULTILINE
-)
+NO_RUN = re.compile(r"no settings of a run|runs no known trainer|trains \d+ times|has no keys$", re.MULTILINE)
 INPUT = re.compile(r"does not exist|not found|no such file|cannot be interpolated|cannot be composed", re.IGNORECASE)
 
 

@@ -209,8 +209,6 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     _filter_to_native(values, native)
     shows_all = values[CONTEXT] == "full" or (values[WINDOW] or 0) < 1
     native.set("rollout.window_size", None if shows_all else values[WINDOW], WINDOW, CONTEXT)
-    if values[ADAPTERS] is False:
-        native.set("policy.lora", None, ADAPTERS)
     envs_to_native(values, native)
     _algorithm_to_native(values, native)
     _kl_to_native(values, native)
@@ -218,6 +216,8 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     for learner, key in BETAS.items():
         native.set(f"{learner}.optimizer.betas", [float(beta) for beta in values[key]], key)
     run_to_native(values, native)
+    if values[ADAPTERS] is False:
+        native.set("policy.lora", None, ADAPTERS)
 
 
 def _method(values: ForeignValues) -> str:
