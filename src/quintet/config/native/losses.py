@@ -70,7 +70,7 @@ class DecoupledPpoLossConfig(ClippedRatioSection, name="decoupled_ppo"):
 
 @_register("clipping:gspo", "one clipped ratio per sequence")
 class GspoLossConfig(LossSection, name="gspo"):
-    """One clipped ratio per response, the geometric mean of its tokens' ratios (GSPO)."""
+    """GSPO: a clipped ratio per response, the geometric mean of the ratios of its tokens."""
 
     clip_low: UnitInterval = 3e-4
     """The response's ratio is clipped below 1 - clip_low."""
@@ -96,8 +96,8 @@ class CispoLossConfig(LossSection, name="cispo"):
 
     supports_chunks: ClassVar[bool] = True
 
-    clip_low: UnitInterval = 0.2
-    """The weight is at least 1 - clip_low."""
+    clip_low: PositiveFloat = 0.2
+    """The weight is at least 1 - clip_low; from 1 on, it has no lower bound."""
     clip_high: PositiveFloat = 0.28
     """The weight is at most 1 + clip_high."""
 

@@ -71,7 +71,7 @@ ADVANTAGE, SHAPING = "algorithm.advantage.", "algorithm.shaping."
 
 HONOURED: list[tuple[str, str, Any, str, Any, dict[str, Any]]] = [
     ("val_batch_size", "val_batch_size", 48, "validation.episodes", 24, ONE),
-    (f"{LAKE}env_type", f"{LAKE}env_type", "frozen_lake", "env.name", "frozenlake", ONE),
+    (f"{LAKE}env_type", "custom_env.Lake.env_type", "frozen_lake", "env.name", "frozenlake", ONE),
     (f"{LAKE}max_steps", "custom_env.Lake.max_steps", 5, "rollout.max_turns", 5, ONE),
     (f"{LAKE}max_tokens_per_step", "tokens", 48, "rollout.max_response_tokens", 48, ONE),
     (f"{LAKE}env_manager_cls", "custom_env.Lake.env_manager_cls", STEPWISE, "rollout.window_size", 1, ONE),
@@ -256,7 +256,7 @@ def test_managers_sample_by_their_own_settings_where_the_engine_has_none(tmp_pat
         ({"train_env_manager.num_groups_partition": [8]}, ("one number for each of the 2 tags", "[4, 4]")),
         ({"rollout_batch_size": 66}, ("rollout_batch_size = 66", "4 episodes of a group", "rollout_batch_size=6")),
         ({"val_batch_size": 20}, ("multiple of the 24 validation environments", "val_batch_size=24")),
-        ({"train_env_manager.tags": ["Lake", "Boxes"]}, ("custom_envs does not define Lake", "FrozenLake, Boxes")),
+        ({"train_env_manager.tags": ["Lake", "Boxes"]}, ("custom_envs does not define Lake", "Boxes, FrozenLake")),
         ({"train_env_manager.num_env_group": 8}, ("did you mean train_env_manager.num_env_groups?",)),
         ({"sequence_length": None}, ("sequence_length = null", "maximum length of an episode")),
     ],
