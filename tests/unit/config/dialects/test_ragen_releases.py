@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_ragen_agents import GRPO, load, only, write
+from test_ragen_agents import GRPO, NORMALIZED, TWO, load, only, write
 
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.composition.foreign_config import compose_config
@@ -139,3 +139,11 @@ def test_more_visible_gpus_than_a_node_has_are_no_contradiction(
 ) -> None:
     run = load(tmp_path, "system.CUDA_VISIBLE_DEVICES='2,3'").experiment
     assert run.placement.visible_devices == (2,)
+
+
+def test_rewards_compared_by_environment_wait_if_there_are_several(tmp_path: Path) -> None:
+    groups = "es_manager.train.env_configs.n_groups=[4,4]"
+    inductive = (NORMALIZED, "agent_proxy.reward_normalization.grouping=inductive")
+    (problem,) = converted(tmp_path, TWO, groups, *inductive).unsupported
+    assert (problem.key, "by tag" in problem.message) == ("agent_proxy.reward_normalization.grouping", True)
+    assert converted(tmp_path, *inductive).unsupported == ()

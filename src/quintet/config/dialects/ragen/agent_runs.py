@@ -8,7 +8,6 @@ from quintet.config.dialects.algorithm_choice import ADVANTAGE, choose, config_c
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import Derived, MiniBatches, OptionalSection, Same, file_list
 from quintet.config.dialects.ragen.custom_envs import (
-    TAGS,
     TRAIN,
     VALIDATION,
     env_problems,
@@ -177,9 +176,6 @@ def _algorithm_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     if _kl_place(values) == "both":
         problem = f"the KL divergence already counts in the loss, by {values.describe(KL_IN_LOSS)}"
         yield values.problem(KL_IN_REWARD, problem, f"{KL_IN_REWARD}=false, or {KL_IN_LOSS}=false")
-    if values[GROUPING] == "inductive" and _method(values) != "identity" and len(group_counts(values, TRAIN)) > 1:
-        problem = f"compares the rewards of each env alone, and training has {values.describe(f'{TRAIN}.{TAGS}')}"
-        yield values.problem(GROUPING, problem, f"{GROUPING}=state, or {METHOD}=identity")
 
 
 def _length_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
@@ -260,6 +256,8 @@ def _algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     center = CENTER[values[GROUPING]] if shapes else "none"
     native.set("algorithm.shaping.center", center, GROUPING, METHOD)
     native.set("algorithm.shaping.divide", center if method != "mean" else "none", GROUPING, METHOD)
+    if shapes and values[GROUPING] == "inductive" and len(group_counts(values, TRAIN)) > 1:
+        native.require(GROUPING, Capability.TURN_ESTIMATORS)
     clips = shapes and method == "asym_clip"
     native.set("algorithm.shaping.clip", HIGHEST if clips else None, METHOD)
     native.set("algorithm.shaping.clip_negative", LOWEST if clips else None, METHOD)
