@@ -3,7 +3,8 @@
     python benchmarks/real_files.py verl CHECKOUT [--set NAME=VALUE ...] [--show] [--out FILE]
 
 CHECKOUT is a checkout of the repository; nothing of it is executed. Each file is given to `quintet plan FILE`, in the
-directory of the checkout. `--set` sets variables of the environment that files read. Classes:
+directory of the checkout. `--set` sets variables of the environment that files read. With `--forked`, processes are
+forked from one that has loaded Quintet, and seconds are CPU time, for machines with other work. Classes:
 
 - `plans`: the file plans, and this version supports everything in it.
 - `waits`: the file plans, and the plan names what this version lacks.
@@ -21,14 +22,18 @@ import json
 import os
 import platform
 import re
+import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+import traceback
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NoReturn
 
 FILES = {
     "verl": (
@@ -88,11 +93,52 @@ def plan(path: Path, checkout: Path, environment: dict[str, str]) -> Outcome:
     except subprocess.TimeoutExpired:
         return Outcome(str(path.relative_to(checkout)), "fails", 60.0)
     seconds = round(time.perf_counter() - started, 2)
-    name, message = str(path.relative_to(checkout)), done.stderr.partition("quintet: ")[2].strip()
-    if done.returncode == 0:
-        waits_for = tuple(sorted({item["message"] for item in json.loads(done.stdout)["not_yet"]}))
+    return outcome_of(path, checkout, done.returncode, done.stdout, done.stderr, seconds)
+
+
+def outcome_of(path: Path, checkout: Path, status: int, stdout: str, stderr: str, seconds: float) -> Outcome:
+    """Return the outcome by what the command wrote; messages name files as they are called in the checkout."""
+    stdout, stderr = (text.replace(f"{checkout}/", "") for text in (stdout, stderr))
+    name, message = str(path.relative_to(checkout)), stderr.partition("quintet: ")[2].strip()
+    if status == 0:
+        waits_for = tuple(sorted({item["message"] for item in json.loads(stdout)["not_yet"]}))
         return Outcome(name, "waits" if waits_for else "plans", seconds, waits_for)
-    return Outcome(name, refusal(done.returncode, message), seconds, (), message or done.stderr.strip()[-400:])
+    return Outcome(name, refusal(status, message), seconds, (), message or stderr.strip()[-400:])
+
+
+def plan_forked(path: Path, checkout: Path) -> Outcome:
+    """Plan one file in a process forked from this one; its environment is that of this process."""
+    with tempfile.TemporaryDirectory() as directory:
+        outputs = [Path(directory) / name for name in ("stdout", "stderr")]
+        started = resource.getrusage(resource.RUSAGE_CHILDREN)
+        child = os.fork()
+        if not child:
+            _plan_and_exit(path, checkout, *outputs)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        stdout, stderr = (output.read_text() for output in outputs)
+    seconds = round(ended.ru_utime + ended.ru_stime - started.ru_utime - started.ru_stime, 2)
+    return outcome_of(path, checkout, status, stdout, stderr, seconds)
+
+
+def _plan_and_exit(path: Path, checkout: Path, stdout: Path, stderr: Path) -> NoReturn:
+    from quintet.cli.main import main as command
+
+    os.chdir(checkout)
+    for stream, file in ((1, stdout), (2, stderr)):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), stream)
+    sys.argv = ["quintet", "plan", str(path), "--json"]
+    status = 1
+    try:
+        command()
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else 0
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:  # noqa: BLE001 - the class `fails`, whatever it is
+        traceback.print_exc()
+    finally:
+        os._exit(status)
 
 
 def refusal(status: int, message: str) -> str:
@@ -101,9 +147,11 @@ def refusal(status: int, message: str) -> str:
         return "fails"
     if NO_RUN.search(message):
         return "no run"
-    if UNKNOWN.search(message):
+    if "unknown key" in message:
         return "unknown keys"
-    return "input" if INPUT.search(message) else "refused"
+    if INPUT.search(message):
+        return "input"
+    return "unknown keys" if UNKNOWN.search(message) else "refused"
 
 
 def commit(checkout: Path) -> str:
@@ -119,20 +167,28 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--repository", default="", help="such as volcengine/verl")
     parser.add_argument("--commit", help="commit and date of a checkout that is no repository: '1e47e41 2025-05-04'")
+    parser.add_argument("--forked", action="store_true", help="fork processes, and report CPU time")
     parser.add_argument("--show", action="store_true", help="print the message of each file that does not plan")
     parser.add_argument("--out", type=Path, help="add the result to this file")
     arguments = parser.parse_args()
     checkout = arguments.checkout.resolve()
     environment = os.environ | dict(item.partition("=")[::2] for item in arguments.set)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        paths = example_files(checkout, arguments.framework)
-        outcomes = list(pool.map(lambda path: plan(path, checkout, environment), paths))
+    paths = example_files(checkout, arguments.framework)
+    if arguments.forked:
+        import quintet.cli.plan  # noqa: F401 - loaded once
+
+        os.environ.update(environment, PWD=str(checkout))
+        outcomes = [plan_forked(path, checkout) for path in paths]
+    else:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            outcomes = list(pool.map(lambda path: plan(path, checkout, environment), paths))
     counts = Counter(outcome.result for outcome in outcomes)
     name, _, date = (arguments.commit or commit(checkout)).partition(" ")
     result = {
         "repository": arguments.repository,
         "commit": name,
         "date": date,
+        "seconds": "CPU time" if arguments.forked else "wall time",
         "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
         "files": len(outcomes),
         "counts": dict(sorted(counts.items())),

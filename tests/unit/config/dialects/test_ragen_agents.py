@@ -313,7 +313,6 @@ def test_an_option_of_an_environment_reaches_the_run(tmp_path: Path, case: tuple
 
 @pytest.mark.proves(
     "ragen",
-    "custom_envs.SimpleSokoban.env_type",
     "custom_envs.SimpleSokoban.env_instruction",
     "custom_envs.SimpleSokoban.max_tokens",
     "custom_envs.SimpleSokoban.env_config.grid_lookup",

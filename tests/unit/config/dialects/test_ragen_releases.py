@@ -87,7 +87,6 @@ def test_grpo_compares_groups_since_2026(tmp_path: Path) -> None:
     assert [(one.name, one.normalize_by_std) for one in advantages] == [("grpo", True), ("grpo", False)]
 
 
-@pytest.mark.proves("ragen", "agent_proxy.context_window_mode")
 def test_the_mode_of_the_context_decides_about_its_window(tmp_path: Path) -> None:
     window = "agent_proxy.max_context_window=3"
     runs = [
