@@ -22,7 +22,6 @@ import json
 import os
 import platform
 import re
-import resource
 import statistics
 import subprocess
 import sys
@@ -110,15 +109,24 @@ def plan_forked(path: Path, checkout: Path) -> Outcome:
     """Plan one file in a process forked from this one; its environment is that of this process."""
     with tempfile.TemporaryDirectory() as directory:
         outputs = [Path(directory) / name for name in ("stdout", "stderr")]
-        started = resource.getrusage(resource.RUSAGE_CHILDREN)
         child = os.fork()
         if not child:
             _plan_and_exit(path, checkout, *outputs)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        _, status, usage = os.wait4(child, 0)
         stdout, stderr = (output.read_text() for output in outputs)
-    seconds = round(ended.ru_utime + ended.ru_stime - started.ru_utime - started.ru_stime, 2)
-    return outcome_of(path, checkout, status, stdout, stderr, seconds)
+    seconds = round(usage.ru_utime + usage.ru_stime, 2)
+    return outcome_of(path, checkout, os.waitstatus_to_exitcode(status), stdout, stderr, seconds)
+
+
+def load_quintet() -> None:
+    """Load what every plan needs, before processes are forked."""
+    import quintet.cli.main
+    import quintet.cli.plan  # noqa: F401
+    from quintet.config.dialects.registry import DIALECTS
+
+    for dialect in DIALECTS.values():
+        dialect.specs()
+        dialect.known_keys()
 
 
 def _plan_and_exit(path: Path, checkout: Path, stdout: Path, stderr: Path) -> NoReturn:
@@ -175,12 +183,12 @@ def main() -> None:
     environment = os.environ | dict(item.partition("=")[::2] for item in arguments.set)
     paths = example_files(checkout, arguments.framework)
     if arguments.forked:
-        import quintet.cli.plan  # noqa: F401 - loaded once
-
+        load_quintet()
         os.environ.update(environment, PWD=str(checkout))
-        outcomes = [plan_forked(path, checkout) for path in paths]
-    else:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        if arguments.forked:
+            outcomes = list(pool.map(lambda path: plan_forked(path, checkout), paths))
+        else:
             outcomes = list(pool.map(lambda path: plan(path, checkout, environment), paths))
     counts = Counter(outcome.result for outcome in outcomes)
     name, _, date = (arguments.commit or commit(checkout)).partition(" ")

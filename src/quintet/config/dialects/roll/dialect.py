@@ -88,8 +88,8 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     )
     references = _with_deepspeed_options(references, tree)
     definitions = () if kind is Kind.AGENTIC else ENV_DEFINITIONS
-    names = (*variables(tree), *definitions)
-    undocumented = frozenset(key for name in names for key in _leaves(name, tree.get(name)))
+    free = (*variables(tree), *definitions)
+    undocumented = frozenset(key for name in free for key in _leaves(name, tree.get(name)))
     return replace(dialect, references=references, shared_sections=shared, undocumented=undocumented)
 
 
