@@ -112,11 +112,6 @@ RAGEN = [
     ],
     [*AGENTS, f"{TRAINED}.tags=[]"],
     [*AGENTS, f"{TRAINED}.n_groups=[4]"],
-    [
-        *(*AGENTS, "custom_envs.Bandit.env_type=bandit"),
-        *(f"{TRAINED}.tags=[SimpleSokoban,Bandit]", f"{TRAINED}.n_groups=[4,4]"),
-        *("agent_proxy.reward_normalization.grouping=inductive", "agent_proxy.reward_normalization.method=mean_std"),
-    ],
 ]
 LAKES = [f"{name}.env_name=frozenlake" for name in ("lake", "pond")]
 VAGEN = [

@@ -34,7 +34,7 @@ WELL_KNOWN = [
         "algorithm.replay_buffer.cache_size",
     ),
     ("roll", "sft_train: {}\nactor_infer: {data_args: {template: qwen2_5}}", "actor_infer.data_args.template"),
-    ("ragen", "agent_proxy: {batch_adjust_mode: copy}", "agent_proxy.batch_adjust_mode"),
+    ("ragen", "agent_proxy: {max_actions: 5}", "agent_proxy.max_actions"),
 ]
 
 

@@ -128,8 +128,8 @@ REACHED: list[tuple[str, Any, Any, str, Any, tuple[str, ...]]] = [
     ("algorithm.kl_ctrl.type", "adaptive", "free", "algorithm.kl.target", 0.2, ADAPTIVE),
     ("algorithm.kl_ctrl.kl_coef", 0.5, -1, "algorithm.kl.coefficient", 0.5, IN_REWARD),
     ("trainer.project_name", "mine", 1, "tracking.project", "mine", ()),
-    ("trainer.experiment_name", "mine", 1, "name", "mine", ()),
-    ("trainer.total_training_steps", 7, 0, "training.steps", 7, ()),
+    ("trainer.experiment_name", "mine", ["a"], "name", "mine", ()),
+    ("trainer.total_training_steps", 7, -1, "training.steps", 7, ()),
     ("trainer.validation_steps", 3, 0, "validation.sampling.samples", 3, ()),
     ("trainer.val_before_train", False, 1, "validation.before_training", False, ()),
     ("trainer.test_freq", 0, -2, "validation.every_steps", -1, ()),
@@ -313,7 +313,6 @@ def test_an_option_of_an_environment_reaches_the_run(tmp_path: Path, case: tuple
 
 @pytest.mark.proves(
     "ragen",
-    "custom_envs.SimpleSokoban.env_type",
     "custom_envs.SimpleSokoban.env_instruction",
     "custom_envs.SimpleSokoban.max_tokens",
     "custom_envs.SimpleSokoban.env_config.grid_lookup",

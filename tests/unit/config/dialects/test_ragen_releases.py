@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_ragen_agents import GRPO, load, only, write
+from test_ragen_agents import GRPO, NORMALIZED, TWO, load, only, write
 
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.composition.foreign_config import compose_config
@@ -87,7 +87,6 @@ def test_grpo_compares_groups_since_2026(tmp_path: Path) -> None:
     assert [(one.name, one.normalize_by_std) for one in advantages] == [("grpo", True), ("grpo", False)]
 
 
-@pytest.mark.proves("ragen", "agent_proxy.context_window_mode")
 def test_the_mode_of_the_context_decides_about_its_window(tmp_path: Path) -> None:
     window = "agent_proxy.max_context_window=3"
     runs = [
@@ -139,3 +138,11 @@ def test_more_visible_gpus_than_a_node_has_are_no_contradiction(
 ) -> None:
     run = load(tmp_path, "system.CUDA_VISIBLE_DEVICES='2,3'").experiment
     assert run.placement.visible_devices == (2,)
+
+
+def test_rewards_compared_by_environment_wait_if_there_are_several(tmp_path: Path) -> None:
+    groups = "es_manager.train.env_configs.n_groups=[4,4]"
+    inductive = (NORMALIZED, "agent_proxy.reward_normalization.grouping=inductive")
+    (problem,) = converted(tmp_path, TWO, groups, *inductive).unsupported
+    assert (problem.key, "by tag" in problem.message) == ("agent_proxy.reward_normalization.grouping", True)
+    assert converted(tmp_path, *inductive).unsupported == ()

@@ -117,6 +117,10 @@ WITHOUT_EFFECT: dict[str, Any] = {
     "reward_system_config": {"skip_special_tokens": True},
     f"{NORM}global_scale_factor": 2.0,
     f"{NORM}global_shift_value": 1.0,
+    **dict.fromkeys(("enable_response_mask", "enable_think", "use_turn_scores"), True),
+    "action_sep": "|",
+    "train_env_manager.env_groups": 3,
+    "train_env_manager.n_groups": [3],
     "train_env_manager.max_traj_per_env": 4,
     "train_env_manager.format_penalty": -0.5,
     "train_env_manager.max_env_num_per_worker": 16,
@@ -126,6 +130,8 @@ WITHOUT_EFFECT: dict[str, Any] = {
     "custom_env.Lake.agent_system_template": "",
     "custom_env.Lake.agent_template": "{observation}",
     "custom_env.Lake.pre_step_template": "Turn",
+    "custom_env.Lake.user_prompt_format": "Answer",
+    "custom_env.Lake.added_text": "Decide",
     "custom_env.Lake.next_step_template": "Decide",
     f"{CONFIG}map_seed": 7,
     f"{CONFIG}grid_vocab": {"P": "player"},
@@ -266,7 +272,8 @@ def test_groups_that_roll_refuses_are_refused_with_a_way_out(
 def test_every_key_of_agentic_files_is_among_these() -> None:
     rows = {spec.key for name in ("roll_agentic", "roll_env") for spec in load_keys("roll", name) if not spec.requires}
     written = {key.replace("custom_env.Lake.", "custom_envs.FrozenLake.") for key in WITHOUT_EFFECT}
-    assert rows - written - {case[0] for case in HONOURED} - {*GROUP_KEYS, *BOX_KEYS, "custom_env"} == set()
+    rooms = {f"{LAKE}env_config.{name}" for name in ("grid_lookup", "dim_x", "dim_y")}
+    assert rows - written - rooms - {case[0] for case in HONOURED} - {*GROUP_KEYS, *BOX_KEYS, "custom_env"} == set()
 
 
 @pytest.mark.proves("roll", f"{LAKE}env_config.grid_lookup")
@@ -279,3 +286,10 @@ def test_symbols_of_sokoban_are_those_of_the_file(tmp_path: Path) -> None:
 def test_an_environment_that_no_tag_names_may_have_any_keys(tmp_path: Path) -> None:
     unused = {"env_type": "webshop", "env_config": {"goals": 3}}
     assert agentic(tmp_path, {"custom_envs.Shop": unused}).unsupported == agentic(tmp_path, {}).unsupported
+
+
+@pytest.mark.proves("roll", f"{LAKE}env_config.dim_x", f"{LAKE}env_config.dim_y")
+def test_sides_of_a_room_in_files_of_2025_count(tmp_path: Path) -> None:
+    sides = {f"{BOX_CONFIG}dim_x": 8, f"{BOX_CONFIG}dim_y": 9}
+    boxes: Any = agentic(tmp_path, sides).composed.experiment.envs["Boxes"].env
+    assert (boxes.height, boxes.width) == (8, 9)

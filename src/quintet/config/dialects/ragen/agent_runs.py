@@ -8,7 +8,6 @@ from quintet.config.dialects.algorithm_choice import ADVANTAGE, choose, config_c
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import Derived, MiniBatches, OptionalSection, Same, file_list
 from quintet.config.dialects.ragen.custom_envs import (
-    TAGS,
     TRAIN,
     VALIDATION,
     env_problems,
@@ -177,9 +176,6 @@ def _algorithm_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     if _kl_place(values) == "both":
         problem = f"the KL divergence already counts in the loss, by {values.describe(KL_IN_LOSS)}"
         yield values.problem(KL_IN_REWARD, problem, f"{KL_IN_REWARD}=false, or {KL_IN_LOSS}=false")
-    if values[GROUPING] == "inductive" and _method(values) != "identity" and len(group_counts(values, TRAIN)) > 1:
-        problem = f"compares the rewards of each env alone, and training has {values.describe(f'{TRAIN}.{TAGS}')}"
-        yield values.problem(GROUPING, problem, f"{GROUPING}=state, or {METHOD}=identity")
 
 
 def _length_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
@@ -209,8 +205,6 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     _filter_to_native(values, native)
     shows_all = values[CONTEXT] == "full" or (values[WINDOW] or 0) < 1
     native.set("rollout.window_size", None if shows_all else values[WINDOW], WINDOW, CONTEXT)
-    if values[ADAPTERS] is False:
-        native.set("policy.lora", None, ADAPTERS)
     envs_to_native(values, native)
     _algorithm_to_native(values, native)
     _kl_to_native(values, native)
@@ -218,6 +212,8 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     for learner, key in BETAS.items():
         native.set(f"{learner}.optimizer.betas", [float(beta) for beta in values[key]], key)
     run_to_native(values, native)
+    if values[ADAPTERS] is False:
+        native.set("policy.lora", None, ADAPTERS)
 
 
 def _method(values: ForeignValues) -> str:
@@ -260,6 +256,8 @@ def _algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     center = CENTER[values[GROUPING]] if shapes else "none"
     native.set("algorithm.shaping.center", center, GROUPING, METHOD)
     native.set("algorithm.shaping.divide", center if method != "mean" else "none", GROUPING, METHOD)
+    if shapes and values[GROUPING] == "inductive" and len(group_counts(values, TRAIN)) > 1:
+        native.require(GROUPING, Capability.TURN_ESTIMATORS)
     clips = shapes and method == "asym_clip"
     native.set("algorithm.shaping.clip", HIGHEST if clips else None, METHOD)
     native.set("algorithm.shaping.clip_negative", LOWEST if clips else None, METHOD)

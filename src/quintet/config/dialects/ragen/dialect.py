@@ -49,7 +49,8 @@ def _without_sft_condition(spec: KeySpec) -> KeySpec:
 
 def _with_agents(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     """Return the keys of agents, a section for each environment, and the keys of verl."""
-    own = tuple(dialect.reference(name) for name in ("ragen_agent", "ragen_custom_envs", "ragen_releases"))
+    own = tuple(dialect.reference(name) for name in ("ragen_agent", "ragen_custom_envs"))
+    own += key_files("ragen", ["ragen_releases"])
     verl = references_for(VERL, {"actor_rollout_ref": {}} | dict(tree))
     beneath = (reference.mapped(without_tools).mapped(_without_effect_on_agents) for reference in verl)
     envs = get_value(tree, "custom_envs")
@@ -114,7 +115,7 @@ def _without_effect_on_agents(spec: KeySpec) -> KeySpec:
 
 RAGEN = Dialect(
     "ragen",
-    key_files("ragen", ["ragen", "ragen_agent", "ragen_custom_envs", "ragen_releases"]),
+    key_files("ragen", ["ragen", "ragen_agent", "ragen_custom_envs"]),
     marks=(
         *("rl_or_sft", "system.n_gpus", "training.n_rollout", "training.max_turns", "optimization"),
         *("sft.env_type", "sft.data_generation", "sft.training", "model.base_model"),

@@ -175,9 +175,11 @@ def _env_options(tag: Tag) -> Mapping[str, tuple[str, Any]]:
             "slippery": ("env_config.is_slippery", tag["env_config.is_slippery"]),
         }
     height, width = tag["env_config.dim_room"]
+    sides = tag["env_config.dim_x"] or height, tag["env_config.dim_y"] or width
+    names = ("dim_x" if tag["env_config.dim_x"] else "dim_room", "dim_y" if tag["env_config.dim_y"] else "dim_room")
     return common | {
-        "height": ("env_config.dim_room", height),
-        "width": ("env_config.dim_room", width),
+        "height": (f"env_config.{names[0]}", sides[0]),
+        "width": (f"env_config.{names[1]}", sides[1]),
         "boxes": ("env_config.num_boxes", tag["env_config.num_boxes"]),
         "pull_steps": ("env_config.search_depth", tag["env_config.search_depth"]),
     }

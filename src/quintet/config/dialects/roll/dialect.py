@@ -87,7 +87,9 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
         Reference(f"{name} worker", partial(worker_specs, name)) for name in _WORKERS[kind] if name not in present
     )
     references = _with_deepspeed_options(references, tree)
-    undocumented = frozenset(key for name in variables(tree) for key in _leaves(name, tree.get(name)))
+    definitions = () if kind is Kind.AGENTIC else ENV_DEFINITIONS
+    free = (*variables(tree), *definitions)
+    undocumented = frozenset(key for name in free for key in _leaves(name, tree.get(name)))
     return replace(dialect, references=references, shared_sections=shared, undocumented=undocumented)
 
 

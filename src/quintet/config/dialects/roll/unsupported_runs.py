@@ -24,7 +24,9 @@ def refuse_unsupported_run(kind: Kind, values: ForeignValues) -> None:
     """
     source = next(iter(values.merged.sources.values()), "").rpartition(":")[0]
     if kind is Kind.ENVIRONMENTS:
-        message = f"{source} defines environments, or settings of DeepSpeed, for other files: it is no run"
+        message = (
+            f"{source} defines environments, or settings of DeepSpeed, for other files, and has no settings of a run"
+        )
         raise ConfigError(message, hint="give the file that includes it by `defaults:`")
     if kind in MISSING:
         message = f"{source}: a run of ROLL's {kind} {MISSING[kind].refusal()}"
