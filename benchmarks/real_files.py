@@ -41,7 +41,7 @@ FILES = {
 }
 """Where each framework keeps the files of its example runs."""
 
-RUNS = {"rlinf": re.compile(r"^(defaults|cluster|runner):", re.MULTILINE)}
+RUNS = {"rlinf": re.compile(r"^(cluster|runner):", re.MULTILINE)}
 """Sections that YAML files of runs have, and other files, such as those of a communication library, have not."""
 LAUNCH = re.compile(r"python3?\s+(-\w\s+)*(-m\s+)?\S+|torchrun|ray job submit")
 UNKNOWN = re.compile(r"unknown|did you mean|typo", re.IGNORECASE)
