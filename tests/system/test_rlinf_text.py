@@ -206,8 +206,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [("grpo-megatron", None), ("grpo-fsdp", on_fsdp), ("ppo-megatron", with_critic), ("reinpp-megatron", with_penalty)],
 )
 def test_a_file_of_mathematical_reasoning_trains(
-    quintet: Command, model: Path, tmp_path: Path, name: str, change: Any
+    quintet: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, change: Any
 ) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     if "megatron" in name:
         pytest.importorskip("megatron.core", reason="pip install -e '.[megatron]'")
     tree = reasoning(name, model)
