@@ -26,9 +26,7 @@ def text(
     devices: int, nodes: int, sizes: tuple[int, int, int], split: tuple[int, int, int], **others: Any
 ) -> dict[str, Any]:
     """Devices, nodes; prompts, samples and mini-batches; tensor and pipeline parallelism, and that of an engine."""
-    sections = dict(
-        zip(("data.rollout_batch_size", "algorithm.group_size", "algorithm.n_minibatches"), sizes, strict=True)
-    )
+    prompts, samples, updates = sizes
     tensor, pipeline, engine = split
     return {
         "cluster.num_nodes": nodes,
