@@ -8,7 +8,8 @@ directory of the checkout. `--set` sets variables of the environment that files 
 - `plans`: the file plans, and this version supports everything in it.
 - `waits`: the file plans, and the plan names what this version lacks.
 - `unknown keys`: refused for keys that are unknown or taken for typing errors.
-- `input`: refused because a file or a variable of the environment is missing.
+- `no run`: refused because the file only has definitions for other files, or a script trains nothing or many times.
+- `input`: refused because a file, a path or a variable of the environment is missing, or upstream cannot compose it.
 - `refused`: refused for another reason.
 - `fails`: ends with a traceback, or takes more than a minute.
 """
@@ -30,14 +31,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 FILES = {
-    "verl": ("examples/**/*.sh", "recipe/**/*.sh", "examples/**/config/*.yaml", "verl/trainer/config/*.yaml"),
+    "verl": (
+        *("examples/**/*.sh", "recipe/**/*.sh", "verl/experimental/**/*.sh"),
+        *("examples/**/config/*.yaml", "recipe/**/config/*trainer*.yaml", "verl/experimental/**/config/*trainer*.yaml"),
+        *("verl/trainer/config/*_trainer*.yaml", "verl/trainer/config/evaluation.yaml"),
+        "verl/trainer/config/generation.yaml",
+    ),
     "rlinf": (
         *("examples/*/config/*.yaml", "examples/*/*/config/*.yaml", "examples/*/*/*/config/*.yaml"),
         *("examples/reasoning/config/math/*.yaml", "examples/reasoning/config/vqa/*.yaml"),
     ),
     "roll": ("examples/**/*.yaml",),
     "ragen": ("config/*.yaml", "*.sh", "scripts/*.sh"),
-    "vagen": ("scripts/examples/**/*.sh", "examples/**/*.sh", "vagen/configs/*.yaml"),
+    "vagen": ("scripts/examples/**/*.sh", "examples/**/*.sh", "vagen/examples/**/*.sh", "vagen/configs/*.yaml"),
 }
 """Where each framework keeps the files of its example runs."""
 
@@ -45,7 +51,16 @@ RUNS = {"rlinf": re.compile(r"^(cluster|runner):", re.MULTILINE)}
 """Sections that YAML files of runs have, and other files, such as those of a communication library, have not."""
 LAUNCH = re.compile(r"python3?\s+(-\w\s+)*(-m\s+)?\S+|torchrun|ray job submit")
 UNKNOWN = re.compile(r"unknown|did you mean|typo", re.IGNORECASE)
-INPUT = re.compile(r"does not exist|not found|no such file|cannot be interpolated|cannot be composed", re.IGNORECASE)
+NO_RUN = re.compile(
+    r"it is no run|no settings of a run|runs no known trainer|trains \d+ times|has no keys$", re.MULTILINE
+)
+INPUT = re.compile(
+    r"does not exist|not found|no such file|cannot be interpolated|cannot be composed"
+    r"|is given when the script is called|set neither in the script|is not an override|= '' \("
+    r"|a blank after the backslash",
+    re.IGNORECASE,
+)
+"""A missing file, variable, argument or path, and words that the framework's own Hydra refuses."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +101,15 @@ def refusal(status: int, message: str) -> str:
     """Return the class of a file that does not plan."""
     if status != 2:
         return "fails"
+    if NO_RUN.search(message):
+        return "no run"
     if UNKNOWN.search(message):
         return "unknown keys"
     return "input" if INPUT.search(message) else "refused"
 
 
 def commit(checkout: Path) -> str:
-    """Return the commit of a checkout, or an empty string."""
+    """Return the commit of a checkout and its date, or an empty string."""
     command = ["git", "-C", str(checkout), "log", "-1", "--format=%h %cs"]
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
@@ -102,7 +119,8 @@ def main() -> None:
     parser.add_argument("framework", choices=FILES)
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--commit", help="commit of a checkout that is no repository")
+    parser.add_argument("--repository", default="", help="such as volcengine/verl")
+    parser.add_argument("--commit", help="commit and date of a checkout that is no repository: '1e47e41 2025-05-04'")
     parser.add_argument("--show", action="store_true", help="print the message of each file that does not plan")
     parser.add_argument("--out", type=Path, help="add the result to this file")
     arguments = parser.parse_args()
@@ -112,8 +130,11 @@ def main() -> None:
         paths = example_files(checkout, arguments.framework)
         outcomes = list(pool.map(lambda path: plan(path, checkout, environment), paths))
     counts = Counter(outcome.result for outcome in outcomes)
+    name, _, date = (arguments.commit or commit(checkout)).partition(" ")
     result = {
-        "commit": arguments.commit or commit(checkout),
+        "repository": arguments.repository,
+        "commit": name,
+        "date": date,
         "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
         "files": len(outcomes),
         "counts": dict(sorted(counts.items())),

@@ -18,6 +18,7 @@ from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dialects.loader import merge_with_reference
 from quintet.config.dialects.registry import DIALECTS
+from quintet.config.dialects.releases import all_keys, load_releases
 from quintet.config.dialects.synonyms import keys_by_synonym
 from quintet.config.dialects.typos import closest_keys
 from quintet.config.dotted import flatten
@@ -36,14 +37,13 @@ def run(words: list[str], dialect: str | None, *, every: bool, as_json: bool) ->
         ConfigError: the key or dialect is unknown; the message names similar ones.
     """
     check_dialect(dialect)
-    entries = [entry for entry in _ledger() if dialect in (None, entry[0])]
     if every:
-        _print_ledger(entries, [*keys()] if dialect == NATIVE else [], as_json=as_json)
+        _print_ledger([*_entries(dialect)], [*keys()] if dialect == NATIVE else [], as_json=as_json)
     elif not words:
         hint = "quintet explain KEY, quintet explain CONFIG KEY, or quintet explain --list"
         raise ConfigError("no key given", hint=hint)
     elif len(words) == 1:
-        _print_key(words[0], dialect, entries, as_json=as_json)
+        _print_key(words[0], dialect, as_json=as_json)
     else:
         _print_value(words[0], words[1], words[2:], dialect)
 
@@ -108,11 +108,12 @@ def _is_copied(key: str, value: object, origin: str, merged: MergedConfig, diale
     return spec.direct or format_value(merged.value(foreign)) == format_value(value)
 
 
-def _ledger() -> Iterator[Entry]:
-    for dialect in DIALECTS.values():
-        for reference in dialect.references:
-            for spec in reference.load():
-                yield dialect.name, reference.name, spec
+def _entries(dialect: str | None, key: str | None = None) -> Iterator[Entry]:
+    """Yield the keys of all releases of a framework, or of all frameworks; only of files that may have a key."""
+    for each in DIALECTS.values():
+        if dialect in (None, each.name):
+            names = () if key is None else (key, each.documented(key))
+            yield from ((each.name, file, spec) for file, spec in all_keys(each, names))
 
 
 def _print_ledger(entries: list[Entry], native: list[Key], *, as_json: bool) -> None:
@@ -152,18 +153,19 @@ def _spec_object(entry: Entry) -> dict[str, Any]:
         "native": list(spec.native),
         "unit": spec.unit,
         "state": spec.state,
+        "releases": load_releases(dialect).of(spec.key),
         "waits_for": spec.requires,
         "effect": spec.effect,
         "aliases": list(spec.aliases),
     }
 
 
-def _print_key(name: str, dialect: str | None, entries: list[Entry], *, as_json: bool) -> None:
+def _print_key(name: str, dialect: str | None, *, as_json: bool) -> None:
     current = current_key(name)
     native = [key for key in keys() if key.name == documented_key(current)] if dialect in (None, NATIVE) else []
     if native and current != name:
         print(f"{name} is now called {current}", file=sys.stderr)
-    foreign = [entry for entry in entries if name in (entry[2].key, *entry[2].aliases)]
+    foreign = _foreign_entries(name, dialect)
     if not native and not foreign and "." not in name and (related := search_keys(name)) and not as_json:
         _print_related(name, related)
         return
@@ -172,9 +174,10 @@ def _print_key(name: str, dialect: str | None, entries: list[Entry], *, as_json:
         similar = (
             keys_by_synonym(name, valid)
             or closest_keys(name, valid)
-            or closest_keys(name, {spec.key for _, _, spec in entries})
+            or closest_keys(name, {spec.key for _, _, spec in _entries(dialect)})
         )
         hint = f"did you mean {' or '.join(similar)}?" if similar else "`quintet explain env` shows a section"
+        _check_known(name, dialect)
         raise ConfigError(f"unknown key {name}", key=name, hint=hint)
     if as_json:
         for key in native:
@@ -188,6 +191,33 @@ def _print_key(name: str, dialect: str | None, entries: list[Entry], *, as_json:
             print(json.dumps(_spec_object(entry)))
         else:
             _print_spec(*entry)
+
+
+def _foreign_entries(name: str, dialect: str | None) -> list[Entry]:
+    """Return the documentation of a foreign key; that of the key whose it shares if it is in a similar section."""
+    base = DIALECTS[dialect].base if dialect is not None and dialect != NATIVE else None
+    for searched in (dialect, *([] if base is None else [base.name])):
+        entries = [*_entries(searched, name)]
+        if exact := [entry for entry in entries if name in (entry[2].key, *entry[2].aliases)]:
+            return exact
+        documented = {other.name: other.documented(name) for other in DIALECTS.values()}
+        if shared := [entry for entry in entries if entry[2].key == documented[entry[0]]]:
+            print(f"{name} has the documentation of {shared[0][2].key}", file=sys.stderr)
+            return shared
+    return []
+
+
+def _check_known(name: str, dialect: str | None) -> None:
+    """Refuse to explain a key of a framework's releases that no key file documents.
+
+    Raises:
+        ConfigError: a framework has that key.
+    """
+    frameworks = [other.name for other in DIALECTS.values() if dialect in (None, other.name)]
+    knowing = [other for other in frameworks if name in DIALECTS[other].known_keys()]
+    if knowing:
+        hint = f"give the file to see what it means there: quintet explain FILE {name}"
+        raise ConfigError(f"{name} is a key of {' and '.join(knowing)} without documentation here", key=name, hint=hint)
 
 
 def _print_related(name: str, related: list[Key]) -> None:
@@ -241,13 +271,17 @@ def _print_spec(dialect: str, reference: str, spec: KeySpec) -> None:
         print(f"  native   {', '.join(spec.native)}")
     if spec.aliases:
         print(f"  aliases  {', '.join(spec.aliases)}")
+    if releases := load_releases(dialect).of(spec.key):
+        print(f"  releases {releases}")
     print(f"  state    {'honoured' if spec.requires is None else spec.requires.refusal().removeprefix('is ')}")
     _print_synonyms([entry for native in spec.native for entry in _specs_for(native)], but=f"{dialect}: {spec.key}")
 
 
 def _specs_for(native: str) -> Iterator[Entry]:
-    """Yield the keys of all source frameworks that set a native key."""
-    yield from (entry for entry in _ledger() if native in entry[2].native)
+    """Yield the keys of the frameworks' reference documents that set a native key."""
+    for dialect in DIALECTS.values():
+        for reference in dialect.references:
+            yield from ((dialect.name, reference.name, spec) for spec in reference.load() if native in spec.native)
 
 
 def _print_synonyms(entries: list[Entry], *, but: str = "") -> None:

@@ -224,15 +224,36 @@ def test_explain_tells_the_dialects_keys_apart(
     assert "did you mean ragen?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "status", "shown"),
+    [
+        (["trainer.balance_batch", "--dialect", "verl"], 0, "(verl, verl_run)"),
+        (["trainer.balance_batch", "--dialect", "verl"], 0, "releases since 0.3.0"),
+        (["actor_rollout_ref.rollout.mode", "--dialect", "ragen"], 0, "(verl, verl_rollout)"),
+        (["critic.optim.weight_decay"], 0, "has the documentation of actor_rollout_ref.actor.optim.weight_decay"),
+        (["critic.optim.name", "--dialect", "verl"], 2, "is a key of verl without documentation here"),
+        (["trainer.balance_bach", "--dialect", "verl"], 2, "did you mean trainer.balance_batch?"),
+    ],
+)
+def test_explain_knows_the_keys_of_releases_that_the_reference_documents_omit(
+    words: list[str], status: int, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "explain", *words) == status
+    assert shown in "".join(capsys.readouterr())
+
+
 def test_the_whole_ledger_is_one_object_a_key(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(monkeypatch, "explain", "--list", "--json") == 0
     objects = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    newer = {"ragen_agent", "ragen_custom_envs"}  # RAGEN's format since May 2025, besides the reference documents
-    assert sum(one["file"] not in newer for one in objects) == 643
-    assert {one["file"] for one in objects} > newer
-    assert {"dialect", "file", "key", "default", "native", "state", "effect"} <= set(objects[0])
+    documents = {
+        *("ragen", "vagen", "vagen_env_config", "rlinf_basic", "rlinf_math", "rlinf_embodied", "rlinf_env", "roll"),
+        *("verl_ppo_trainer", "verl_megatron_optim", "verl_sft_trainer", "verl_evaluation"),
+    }
+    assert sum(one["file"] in documents for one in objects) == 643
+    assert {one["file"] for one in objects} > documents | {"ragen_agent", "verl_run", "roll_rlvr", "rlinf_newer"}
+    assert {"dialect", "file", "key", "default", "native", "state", "effect", "releases"} <= set(objects[0])
     assert all(one["state"] in ("honoured", "pending") for one in objects)
 
 

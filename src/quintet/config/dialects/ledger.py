@@ -105,8 +105,13 @@ def load_constants(framework: str, name: str) -> dict[str, Any]:
     return flatten(_key_file(framework, name)["constants"])
 
 
+def key_file_text(framework: str, name: str) -> str:
+    """Return the text of the file `FRAMEWORK/keys/NAME.yaml`."""
+    return (files("quintet.config.dialects") / framework / "keys" / f"{name}.yaml").read_text(encoding="utf-8")
+
+
 def _key_file(framework: str, name: str) -> dict[str, Any]:
-    text = (files("quintet.config.dialects") / framework / "keys" / f"{name}.yaml").read_text(encoding="utf-8")
+    text = key_file_text(framework, name)
     document: dict[str, Any] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
     return document
 
