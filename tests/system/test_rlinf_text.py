@@ -201,24 +201,36 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "runs/made/model"
 
 
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [("grpo-megatron", None), ("grpo-fsdp", on_fsdp), ("ppo-megatron", with_critic), ("reinpp-megatron", with_penalty)],
-)
+RUNS: dict[str, tuple[Any, int, set[str]]] = {
+    "grpo-megatron": (None, 8, set()),
+    "grpo-fsdp": (on_fsdp, 8, set()),
+    "ppo-megatron": (with_critic, 4, {"critic/vf_loss", "critic/grad_norm"}),
+    "reinpp-megatron": (with_penalty, 8, {"actor/reward_kl_penalty"}),
+}
+"""Changes to the file, episodes of a step, and metrics that only such a run has."""
+
+
+@pytest.mark.parametrize("name", RUNS)
 def test_a_file_of_mathematical_reasoning_trains(
-    quintet: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, change: Any
+    quintet: Command, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     if "megatron" in name:
         pytest.importorskip("megatron.core", reason="pip install -e '.[megatron]'")
     tree = reasoning(name, model)
+    change, episodes, metrics = RUNS[name]
     if change is not None:
         change(tree)
     (tmp_path / "file.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
     (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
     done = quintet("train", "file.yaml", check=False)
     assert done.returncode == 0, done.stderr
-    run = tmp_path / "results" / name
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "results" / name / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
-    print(lines[0])
+    for line in lines:
+        assert line["perf/total_num_tokens"] == episodes * (line["prompt_length/mean"] + line["response_length/mean"])
+        assert line["critic/score/min"] >= -5.0, "a wrong answer costs reward_scale"
+        assert line["actor/lr"] == 2e-05
+        assert metrics | {"actor/grad_norm"} <= line.keys()
+    if change is with_critic:
+        assert lines[0]["critic/lr"] == 1e-05
