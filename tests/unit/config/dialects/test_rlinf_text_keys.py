@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from foreign import changed, converted, natively, translated
+from test_rlinf_robots import RUN
 
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.ledger import load_keys
@@ -243,3 +244,11 @@ def test_each_honoured_key_is_in_these_tables() -> None:
     specs = [spec for file in ("rlinf_text", "rlinf_agents") for spec in load_keys("rlinf", file)]
     tested = {row[0] for rows in REACHED.values() for row in rows} | WITHOUT_EFFECT.keys()
     assert {spec.key for spec in specs if spec.state == "honoured"} <= tested
+
+
+def test_real_robots_without_a_step_limit_wait_by_name(tmp_path: Path) -> None:
+    steps, view = "env.eval.max_episode_steps", "env.train.wrap_obs_mode"
+    changes = {steps: None, "env.train.env_type": "maniskill", "env.eval.env_type": "maniskill", view: "raw"}
+    result = converted(tmp_path, "rlinf", changed(RUN, changes))
+    problems = {problem.key: problem.message for problem in result.unsupported}
+    assert all(Capability.SIMULATORS in problems[key] for key in (steps, view))
