@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 Command = Any
 ROWS = [{"prompt": f"{n} + 1 =", "solutions": [f"\\boxed{{{n + 1}}}"]} for n in range(8)]
@@ -221,7 +220,7 @@ def test_a_file_of_mathematical_reasoning_trains(
     change, episodes, metrics = RUNS[name]
     if change is not None:
         change(tree)
-    (tmp_path / "file.yaml").write_text(yaml.safe_dump(tree, sort_keys=False))
+    (tmp_path / "file.yaml").write_text(json.dumps(tree, indent=1))
     (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
     done = quintet("train", "file.yaml", check=False)
     assert done.returncode == 0, done.stderr
