@@ -50,7 +50,7 @@ FILES = {
 
 TIME_LIMIT = 60
 """Seconds after which planning a file counts as failed."""
-RUNS = {"rlinf": re.compile(r"^(defaults|cluster|runner):", re.MULTILINE)}
+RUNS = {"rlinf": re.compile(r"^(cluster|runner):", re.MULTILINE)}
 """Sections that YAML files of runs have, and other files, such as those of a communication library, have not."""
 LAUNCH = re.compile(r"python3?\s+(-\w\s+)*(-m\s+)?\S+|torchrun|ray job submit")
 UNKNOWN = re.compile(r"unknown|did you mean|typo", re.IGNORECASE)

@@ -21,6 +21,7 @@ from quintet.config.dialects.ledger import is_effective
 from quintet.config.dialects.value_types import is_function_address
 from quintet.config.problems import ConfigProblem
 
+TASK = "runner.task_type"
 ESTIMATOR, LOSS_TYPE, GROUP = "algorithm.adv_type", "algorithm.loss_type", "algorithm.group_size"
 CLIP, DUAL_CLIP, HAS_CRITIC = "algorithm.ratio_clip_eps", "algorithm.clip_ratio_c", "critic.use_critic_model"
 KL_COEFFICIENT, KL_TYPE = "algorithm.kl_beta", "algorithm.kl_penalty_type"
@@ -66,6 +67,9 @@ def algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> None:
         native.set(ADVANTAGE, {"name": "raw"}, ESTIMATOR, LOSS_TYPE)
     else:
         choose(native, ADVANTAGE, values.native(ESTIMATOR), ESTIMATOR)
+    if values[TASK].endswith("_eval") and values[GROUP] == 1:
+        # a run that only evaluates compares no responses
+        native.set(ADVANTAGE, {"name": "raw"}, TASK, GROUP)
     set_options(native, ADVANTAGE, {"lam": (1.0, ())})
     if is_function_address(values[ESTIMATOR]):
         native.set(f"{ADVANTAGE}.needs_critic", values[HAS_CRITIC], HAS_CRITIC)

@@ -12,6 +12,7 @@ from quintet.config.dialects.rlinf.algorithm import (
     HAS_CRITIC,
     LOSS_TYPE,
     RECOMPUTE,
+    TASK,
     is_embodied,
 )
 from quintet.config.dialects.rlinf.backend import (
@@ -30,11 +31,12 @@ from quintet.config.dialects.rlinf.component_placement import (
     TENSOR,
     ComponentPlacement,
 )
+from quintet.config.dialects.rlinf.key_values import AGENT_SECTIONS
 from quintet.config.dialects.value_types import is_function_address
 from quintet.config.divisors import divisors, nearest_divisor, nearest_multiple, nearest_number
 from quintet.config.problems import ConfigProblem
 
-TASK, SEQUENCE, DYNAMIC = "runner.task_type", "runner.seq_length", "runner.enable_dynamic_batch_size"
+SEQUENCE, DYNAMIC = "runner.seq_length", "runner.enable_dynamic_batch_size"
 
 
 def shared_problems(values: ForeignValues, placement: ComponentPlacement) -> Iterator[ConfigProblem]:
@@ -77,7 +79,7 @@ def math_problems(values: ForeignValues, placement: ComponentPlacement) -> Itera
     yield from _learning_rate_problems(values)
     if values[BACKEND] == "megatron":
         yield from _megatron_problems(values)
-    if not placement.problems:
+    if not placement.problems and not any(values[section] for section in AGENT_SECTIONS):
         yield from _placement_mode_problems(values, placement)
         yield from _parallelism_problems(values, placement)
     yield from _batch_problems(values, placement)

@@ -10,6 +10,7 @@ from quintet.config.dialects.ledger import KeySpec, load_constants
 from quintet.config.dialects.rlinf.algorithm import (
     ESTIMATOR,
     HAS_CRITIC,
+    TASK,
     algorithm_from_native,
     algorithm_to_native,
     is_embodied,
@@ -29,8 +30,8 @@ from quintet.config.dialects.rlinf.component_placement import (
     placement_from_native,
     placement_to_native,
 )
-from quintet.config.dialects.rlinf.constraints import TASK, math_problems, shared_problems
-from quintet.config.dialects.rlinf.critic import critic_to_native
+from quintet.config.dialects.rlinf.constraints import math_problems, shared_problems
+from quintet.config.dialects.rlinf.critic import critic_from_native, critic_to_native
 from quintet.config.dialects.rlinf.embodied import embodied_from_native, embodied_to_native
 from quintet.config.dialects.rlinf.math import math_from_native, math_to_native
 from quintet.config.dialects.rlinf.robot_constraints import embodied_problems
@@ -243,3 +244,4 @@ def from_native(foreign: ForeignBuilder) -> None:
         text_algorithm_from_native(foreign)
         math_from_native(foreign)
         megatron_from_native(foreign)
+        critic_from_native(foreign)

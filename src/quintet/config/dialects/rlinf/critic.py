@@ -1,8 +1,8 @@
 """Conversion of the critic of RLinf's runs on text."""
 
-from quintet.config.dialects.conversion import ForeignValues, NativeBuilder
+from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.rlinf.critic_keys import BACKEND, DTYPE, STRATEGY, WEIGHTS
-from quintet.config.dialects.rlinf.optimizer import optimizer_to_native
+from quintet.config.dialects.rlinf.optimizer import optimizer_from_native, optimizer_to_native
 
 
 def critic_to_native(values: ForeignValues, native: NativeBuilder) -> None:
@@ -18,3 +18,17 @@ def critic_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     if values.is_set(BACKEND):
         backend = values[STRATEGY].lower() if values[BACKEND] == "fsdp" else values[BACKEND]
         native.set("critic.backend", backend, BACKEND, STRATEGY)
+
+
+def critic_from_native(foreign: ForeignBuilder) -> None:
+    """Set the keys that the critic has beside the actor's."""
+    run = foreign.experiment
+    if not run.needs_critic or run.critic.shares_policy:
+        return
+    optimizer_from_native(foreign, "critic")
+    if run.critic.dtype is not None:
+        foreign.set_native(DTYPE, run.critic.dtype)
+    if run.critic.path is not None:
+        foreign.set(WEIGHTS, run.critic.path)
+    foreign.set(BACKEND, "megatron" if run.critic.backend == "megatron" else "fsdp")
+    foreign.set(STRATEGY, run.critic.backend)

@@ -9,7 +9,7 @@ from quintet.config.capabilities import Capability
 from quintet.config.dialects.dialect import Dialect, Reference, key_files
 from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dialects.rlinf.critic_keys import critic_reference
-from quintet.config.dialects.rlinf.key_values import COMPONENTS, VALUE_TYPES
+from quintet.config.dialects.rlinf.key_values import AGENT_SECTIONS, COMPONENTS, VALUE_TYPES
 from quintet.config.dialects.value_types import one_of
 from quintet.config.dotted import get_value
 
@@ -132,7 +132,6 @@ def _validation_key(key: str) -> str:
     return _VALIDATION_KEYS[training] + key.removeprefix(training)
 
 
-_AGENT_SECTIONS = ("agentloop", "agentlightning", "tools", "rollout_server")
 _OWNERS = {
     "reward.": ("reward.use_reward_model",),
     "router_server_args.": ("reward.use_reward_model",),
@@ -145,7 +144,7 @@ _OWNERS = {
     "algorithm.": ("algorithm.loss_type", "algorithm.adv_type"),
     "actor.": ("algorithm.loss_type", "algorithm.adv_type", "actor.model.model_type"),
     "critic.": ("algorithm.loss_type", "algorithm.adv_type"),
-    "data.": ("algorithm.loss_type", "runner.task_type", "data.type", *_AGENT_SECTIONS),
+    "data.": ("algorithm.loss_type", "runner.task_type", "data.type", *AGENT_SECTIONS),
     "cluster.": ("env.train.env_type", "env.eval.env_type"),
 }
 """By the first parts of a key: the keys of the policy, the simulator or the algorithm to which it belongs."""

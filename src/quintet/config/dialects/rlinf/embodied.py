@@ -5,9 +5,8 @@ import math
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import Derived, OptionalSection, Same, first_of
 from quintet.config.dialects.ledger import is_effective, load_constants
-from quintet.config.dialects.rlinf.algorithm import GROUP, newer_algorithm_from_native, newer_algorithm_to_native
+from quintet.config.dialects.rlinf.algorithm import GROUP, TASK, newer_algorithm_from_native, newer_algorithm_to_native
 from quintet.config.dialects.rlinf.backend import PRECISION
-from quintet.config.dialects.rlinf.constraints import TASK
 from quintet.config.dialects.rlinf.dialect import INHERITED
 from quintet.config.dialects.rlinf.robot_constraints import (
     BATCH,

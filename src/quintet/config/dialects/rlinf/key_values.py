@@ -49,3 +49,5 @@ COMPONENTS = {
 }
 """Native components by the names in `cluster.component_placement`; `inference` computes the log-probs of the policy
 before its updates, and those of the reference."""
+AGENT_SECTIONS = ("agentloop", "agentlightning", "tools", "rollout_server")
+"""Sections that only runs of agents have."""

@@ -2,11 +2,11 @@
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import Derived, Same, file_list, first_of, switched
-from quintet.config.dialects.rlinf.algorithm import GROUP
+from quintet.config.dialects.rlinf.algorithm import GROUP, TASK
 from quintet.config.dialects.rlinf.backend import BACKEND
 from quintet.config.dialects.rlinf.optimizer import optimizer_from_native, optimizer_to_native
 
-TASK, DATA_TYPE = "runner.task_type", "data.type"
+DATA_TYPE = "data.type"
 BATCH, VALIDATION_BATCH, MAX_STEPS = "data.rollout_batch_size", "data.val_rollout_batch_size", "runner.max_steps"
 SEQUENCE, PROMPT = "runner.seq_length", "data.max_prompt_length"
 RESPONSE = "algorithm.sampling_params.max_new_tokens"

@@ -38,17 +38,20 @@ def optimizer_to_native(values: ForeignValues, native: NativeBuilder, learner: s
     native.set(f"{optimizer}.betas", [values[name] for name in betas], *betas)
 
 
-def optimizer_from_native(foreign: ForeignBuilder) -> None:
-    """Set the keys of the actor's optimizer."""
-    optimizer = foreign.experiment.actor.optimizer
+def optimizer_from_native(foreign: ForeignBuilder, learner: str = "actor") -> None:
+    """Set the keys of the optimizer of the actor or of the critic."""
+    run = foreign.experiment
+    optimizer = run.actor.optimizer if learner == "actor" else run.critic.optimizer
     rate, is_constant = optimizer.learning_rate, optimizer.schedule == "constant"
-    foreign.set(f"actor.{PEAK_RATE}", rate)
-    foreign.set(f"actor.{MIN_RATES[0]}", next(_min_rates(optimizer.min_learning_rate_ratio, rate)))
+    foreign.set(f"{learner}.{PEAK_RATE}", rate)
+    foreign.set(f"{learner}.{MIN_RATES[0]}", next(_min_rates(optimizer.min_learning_rate_ratio, rate)))
     if optimizer.decay_steps is not None or not is_constant:
-        foreign.set(f"actor.{DECAY_STEPS}", optimizer.decay_steps)
-    foreign.set(f"actor.{WARMUP_STEPS}", optimizer.warmup_steps)
+        foreign.set(f"{learner}.{DECAY_STEPS}", optimizer.decay_steps)
+    foreign.set(f"{learner}.{WARMUP_STEPS}", optimizer.warmup_steps)
     if optimizer.warmup_steps == 0 and not is_constant:
-        foreign.set(f"actor.{WARMUP_SHARE}", None)
+        foreign.set(f"{learner}.{WARMUP_SHARE}", None)
+    for name, beta in zip(BETAS, optimizer.betas, strict=True):
+        foreign.set(f"{learner}.{name}", beta)
 
 
 def _min_rates(ratio: float, rate: float) -> Iterator[float]:

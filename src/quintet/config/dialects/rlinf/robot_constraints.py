@@ -4,10 +4,9 @@ import math
 from collections.abc import Iterator
 
 from quintet.config.dialects.conversion import ForeignValues
-from quintet.config.dialects.rlinf.algorithm import ESTIMATOR, GROUP, LOSS_TYPE
+from quintet.config.dialects.rlinf.algorithm import ESTIMATOR, GROUP, LOSS_TYPE, TASK
 from quintet.config.dialects.rlinf.backend import PRECISION
 from quintet.config.dialects.rlinf.component_placement import ComponentPlacement, parse_placements
-from quintet.config.dialects.rlinf.constraints import TASK
 from quintet.config.dialects.rlinf.simulators import SIDES, episode_steps, option_problems
 from quintet.config.divisors import divisors, nearest_divisor, nearest_multiple, nearest_number
 from quintet.config.problems import ConfigProblem

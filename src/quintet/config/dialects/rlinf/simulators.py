@@ -81,9 +81,14 @@ def episode_steps(values: ForeignValues, prefix: str) -> int:
 
 
 def _set_options(values: ForeignValues, prefix: str) -> dict[str, str]:
-    """Return the keys of options that are set, by the options' names."""
+    """Return the keys of options that are set, and need nothing that this version lacks, by the options' names."""
     keys = {option: f"{prefix}{name}" for option, name in OPTIONS.items()}
-    return {option: key for option, key in keys.items() if values.is_set(key) and values[key] is not None}
+    specs = values.dialect.specs()
+    return {
+        option: key
+        for option, key in keys.items()
+        if values.is_set(key) and values[key] is not None and values[key] in (specs[key].noop or (values[key],))
+    }
 
 
 def option_problems(values: ForeignValues, prefix: str) -> Iterator[ConfigProblem]:
