@@ -9,6 +9,7 @@ directory of the checkout. `--set` sets variables of the environment that files 
 - `waits`: the file plans, and the plan names what this version lacks.
 - `unknown keys`: refused for keys that are unknown or taken for typing errors.
 - `input`: refused because a file or a variable of the environment is missing.
+- `no run`: refused because the file only has definitions for other files, or a script trains nothing or many times.
 - `refused`: refused for another reason.
 - `fails`: ends with a traceback, or takes more than a minute.
 """
@@ -31,15 +32,23 @@ from pathlib import Path
 
 FILES = {
     "verl": ("examples/**/*.sh", "recipe/**/*.sh", "examples/**/config/*.yaml", "verl/trainer/config/*.yaml"),
-    "rlinf": ("examples/*/config/*.yaml", "examples/*/*/config/*.yaml"),
+    "rlinf": (
+        *("examples/*/config/*.yaml", "examples/*/*/config/*.yaml", "examples/*/*/*/config/*.yaml"),
+        *("examples/reasoning/config/math/*.yaml", "examples/reasoning/config/vqa/*.yaml"),
+    ),
     "roll": ("examples/**/*.yaml",),
     "ragen": ("config/*.yaml", "*.sh", "scripts/*.sh"),
-    "vagen": ("scripts/examples/**/*.sh", "examples/**/*.sh", "vagen/configs/*.yaml"),
+    "vagen": ("scripts/examples/**/*.sh", "examples/**/*.sh", "vagen/examples/**/*.sh", "vagen/configs/*.yaml"),
 }
 """Where each framework keeps the files of its example runs."""
 
+RUNS = {"rlinf": re.compile(r"^(defaults|cluster|runner):", re.MULTILINE)}
+"""Sections that YAML files of runs have, and other files, such as those of a communication library, have not."""
 LAUNCH = re.compile(r"python3?\s+(-\w\s+)*(-m\s+)?\S+|torchrun|ray job submit")
 UNKNOWN = re.compile(r"unknown|did you mean|typo", re.IGNORECASE)
+NO_RUN = re.compile(
+    r"it is no run|no settings of a run|runs no known trainer|trains \d+ times|has no keys$", re.MULTILINE
+)
 INPUT = re.compile(r"does not exist|not found|no such file|cannot be interpolated|cannot be composed", re.IGNORECASE)
 
 
@@ -57,7 +66,8 @@ class Outcome:
 def example_files(checkout: Path, framework: str) -> list[Path]:
     """Return the YAML files, and the scripts that start something."""
     paths = {path for pattern in FILES[framework] for path in checkout.glob(pattern)}
-    return sorted(path for path in paths if path.suffix == ".yaml" or LAUNCH.search(path.read_text(errors="replace")))
+    marks = {".yaml": RUNS.get(framework, re.compile("")), ".sh": LAUNCH}
+    return sorted(path for path in paths if marks[path.suffix].search(path.read_text(errors="replace")))
 
 
 def plan(path: Path, checkout: Path, environment: dict[str, str]) -> Outcome:
@@ -80,13 +90,15 @@ def refusal(status: int, message: str) -> str:
     """Return the class of a file that does not plan."""
     if status != 2:
         return "fails"
+    if NO_RUN.search(message):
+        return "no run"
     if UNKNOWN.search(message):
         return "unknown keys"
     return "input" if INPUT.search(message) else "refused"
 
 
 def commit(checkout: Path) -> str:
-    """Return the commit of a checkout, or an empty string."""
+    """Return the commit of a checkout and its date, or an empty string."""
     command = ["git", "-C", str(checkout), "log", "-1", "--format=%h %cs"]
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
@@ -96,7 +108,8 @@ def main() -> None:
     parser.add_argument("framework", choices=FILES)
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--commit", help="commit of a checkout that is no repository")
+    parser.add_argument("--repository", default="", help="such as volcengine/verl")
+    parser.add_argument("--commit", help="commit and date of a checkout that is no repository: '1e47e41 2025-05-04'")
     parser.add_argument("--show", action="store_true", help="print the message of each file that does not plan")
     parser.add_argument("--out", type=Path, help="add the result to this file")
     arguments = parser.parse_args()
@@ -106,8 +119,11 @@ def main() -> None:
         paths = example_files(checkout, arguments.framework)
         outcomes = list(pool.map(lambda path: plan(path, checkout, environment), paths))
     counts = Counter(outcome.result for outcome in outcomes)
+    name, _, date = (arguments.commit or commit(checkout)).partition(" ")
     result = {
-        "commit": arguments.commit or commit(checkout),
+        "repository": arguments.repository,
+        "commit": name,
+        "date": date,
         "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
         "files": len(outcomes),
         "counts": dict(sorted(counts.items())),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RobotObservation:
-    """What B robots observe."""
+    """Observations of a batch of robots."""
 
     images: np.ndarray
     """RGB, uint8 [B, cameras, height, width, 3]; 0 cameras for a policy that only reads the state."""
@@ -171,7 +171,7 @@ class ActionStatistics:
 
 @dataclass(frozen=True, slots=True)
 class ActionSampling:
-    """How actions are sampled, and the distribution that log-probs are computed of."""
+    """Sampling parameters of actions; log-probs are those of the same distribution."""
 
     temperature: float = 1.0
     """0 is greedy."""

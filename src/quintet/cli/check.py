@@ -73,31 +73,31 @@ def drift(
     silence_transformers()
     from quintet.pipelines.drift_check import DriftCheckOptions, check_drift
 
-    found = check_drift(composed, DriftCheckOptions(episodes, updates, limit, share), warn)
+    report = check_drift(composed, DriftCheckOptions(episodes, updates, limit, share), warn)
     if as_json:
-        print(json.dumps(found.as_json(), indent=1, ensure_ascii=False))
+        print(json.dumps(report.as_json(), indent=1, ensure_ascii=False))
     else:
-        _show(found)
-    raise typer.Exit(int(not found.passed))
+        _show(report)
+    raise typer.Exit(int(not report.passed))
 
 
-def _show(found: DriftReport) -> None:
+def _show(report: DriftReport) -> None:
     from rich.console import Console
 
     console = Console()
-    console.print(_table(found))
-    for line in _lines(found):
+    console.print(_table(report))
+    for line in _lines(report):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _table(found: DriftReport) -> Table:
+def _table(report: DriftReport) -> Table:
     from rich.table import Table
 
-    table = Table(title=f"{found.engine} in {found.engine_dtype} against the learner in {found.learner_dtype}")
+    table = Table(title=f"{report.engine} in {report.engine_dtype} against the learner in {report.learner_dtype}")
     table.add_column("")
-    for measurement in found.measurements:
+    for measurement in report.measurements:
         table.add_column(measurement.name, justify="right")
-    columns = [measurement.drift.as_json() for measurement in found.measurements]
+    columns = [measurement.drift.as_json() for measurement in report.measurements]
     for name, label in ROWS.items():
         table.add_row(label, *(_number(column[name]) for column in columns))
     return table
@@ -109,25 +109,25 @@ def _number(value: float | None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 
 
-def _lines(found: DriftReport) -> Iterator[str]:
-    yield f"policy: {found.policy}; {found.episodes // len(found.measurements)} episodes per column"
-    for measurement in found.measurements:
+def _lines(report: DriftReport) -> Iterator[str]:
+    yield f"policy: {report.policy}; {report.episodes // len(report.measurements)} episodes per column"
+    for measurement in report.measurements:
         worst = measurement.worst_token
         log_probs = f"engine {worst.engine_logprob:.6g}, learner {worst.learner_logprob:.6g} nats"
         token = f"token {worst.token_id} {_short(worst.text)}, turn {worst.turn}"
         yield f"largest gap {measurement.name}: {token}: {log_probs}"
-    yield from _reencoding_lines(found)
-    yield from _template_lines(found)
-    verdict = "below" if found.passed else "ABOVE"
-    share = max(measurement.drift.share_above_limit for measurement in found.measurements)
+    yield from _reencoding_lines(report)
+    yield from _template_lines(report)
+    verdict = "below" if report.passed else "ABOVE"
+    share = max(measurement.drift.share_above_limit for measurement in report.measurements)
     yield (
-        f"{verdict} the limit: {share:.3g} of the tokens differ by more than {found.limit:g} nats"
-        f" (tolerated: {found.tolerated_share:g})"
+        f"{verdict} the limit: {share:.3g} of the tokens differ by more than {report.limit:g} nats"
+        f" (tolerated: {report.tolerated_share:g})"
     )
 
 
-def _reencoding_lines(found: DriftReport) -> Iterator[str]:
-    retokenization = found.retokenization
+def _reencoding_lines(report: DriftReport) -> Iterator[str]:
+    retokenization = report.retokenization
     if retokenization.example is None:
         yield f"re-encoding the text of {retokenization.num_turns} turns would give the same tokens"
         return
@@ -143,8 +143,8 @@ def _reencoding_lines(found: DriftReport) -> Iterator[str]:
     )
 
 
-def _template_lines(found: DriftReport) -> Iterator[str]:
-    comparison = found.template_comparison
+def _template_lines(report: DriftReport) -> Iterator[str]:
+    comparison = report.template_comparison
     if comparison is None:
         return
     lines = comparison.report.lines()

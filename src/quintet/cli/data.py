@@ -31,7 +31,9 @@ def make(
     validation: Size = 100,
     seed: Annotated[int, typer.Option(min=0, help="Random seed; with `solved`, the first episode.")] = 0,
     processes: Annotated[int, typer.Option(min=1, help="Worker processes; the result is the same.")] = 1,
-    style: Annotated[str | None, typer.Option(help="Style of the demonstrated answers: `direct` or `worked`.")] = None,
+    style: Annotated[
+        str | None, typer.Option(help="Style of the demonstrated answers: `direct`, `worked` or `tool`.")
+    ] = None,
     env: Annotated[
         str | None, typer.Option(help="Environment of `solved`, one with an expert, such as sokoban.")
     ] = None,

@@ -15,34 +15,34 @@ REPEATED_LEARNERS = ("critic.", "reference.")
 
 
 def search_keys(query: str) -> list[Key]:
-    """Return the native keys that match all words of the query, the best first.
+    """Return the native keys that match all terms of the query, the best first.
 
     A key matches by its own name, by the name of a key of another framework that sets it, or by its description, in
     this order. Of several, keys come first that more keys of other frameworks set.
     """
-    words = _words(query)
-    if not words:
+    terms = _terms(query)
+    if not terms:
         return []
     names = _foreign_names()
     ranked = [
         (rank, position, key)
         for position, key in enumerate(_searched())
-        if (rank := _rank(words, key, names.get(key.name, {}))) is not None
+        if (rank := _rank(terms, key, names.get(key.name, {}))) is not None
     ]
     return [key for *_, key in sorted(ranked, key=lambda item: item[:2])[:MAX_RESULTS]]
 
 
-def _words(text: str) -> list[str]:
+def _terms(text: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", text.casefold())
 
 
 def _searched() -> Iterator[Key]:
     """Yield each key once: neither sections nor the repetitions of a section."""
-    found: set[str] = set()
+    seen: set[str] = set()
     for key in keys():
         repeated = key.name.startswith((*REPEATED_LEARNERS, f"{REPEATED}."))
-        if not (key.is_section or repeated or key.name in found):
-            found.add(key.name)
+        if not (key.is_section or repeated or key.name in seen):
+            seen.add(key.name)
             yield key
 
 
@@ -57,15 +57,15 @@ def _foreign_names() -> Mapping[str, Mapping[str, int]]:
     return names
 
 
-def _rank(words: list[str], key: Key, foreign: Mapping[str, int]) -> tuple[int, int] | None:
+def _rank(terms: list[str], key: Key, foreign: Mapping[str, int]) -> tuple[int, int] | None:
     """Return the rank of a match, the smallest for the best; None if the key does not match."""
-    if _contains(_words(key.name), words):
+    if _contains(_terms(key.name), terms):
         return 0, -sum(foreign.values())
-    uses = sum(count for name, count in foreign.items() if _contains(_words(name), words))
+    uses = sum(count for name, count in foreign.items() if _contains(_terms(name), terms))
     if uses:
         return 1, -uses
-    return (2, 0) if _contains(_words(key.description), words) else None
+    return (2, 0) if _contains(_terms(key.description), terms) else None
 
 
-def _contains(text: list[str], words: list[str]) -> bool:
-    return all(any(part == word or (len(word) > 2 and part.startswith(word)) for part in text) for word in words)
+def _contains(text: list[str], terms: list[str]) -> bool:
+    return all(any(part == word or (len(word) > 2 and part.startswith(word)) for part in text) for word in terms)

@@ -19,6 +19,7 @@ def run() -> None:
     from quintet.rewards.verifiers.registry import VERIFIERS
     from quintet.rollout.engines.engine import ENGINES
     from quintet.runtime.learner_backends import LEARNER_BACKENDS
+    from quintet.tools.registry import TOOLS
     from quintet.tracking.logger import LOGGERS
 
     _print_entries("environments", ENVS)
@@ -28,6 +29,7 @@ def run() -> None:
     print(f"  {'none':<28} no advantages (not supported yet: requires {NoAdvantageConfig.requires.capability})")
     _print_entries("policy losses", LOSSES)
     _print_entries("verifiers", VERIFIERS)
+    _print_entries("tools", TOOLS)
     _print_entries("engines", ENGINES)
     _print_entries("learner backends", LEARNER_BACKENDS)
     _print_entries("loggers", LOGGERS)

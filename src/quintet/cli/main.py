@@ -51,14 +51,14 @@ def train(
     max_restarts: MaxRestarts = 3,
 ) -> None:
     """Train a policy by reinforcement learning, after an optional warm start."""
-    words = split(config, overrides)
+    source = split(config, overrides)
     if ray is not None:
         from quintet.cli import ray_launch
 
-        raise typer.Exit(ray_launch.run("train", ray, *words, dialect, unknown_keys, max_restarts))
+        raise typer.Exit(ray_launch.run("train", ray, *source, dialect, unknown_keys, max_restarts))
     from quintet.cli.train import run
 
-    raise typer.Exit(run(*words, dialect, unknown_keys))
+    raise typer.Exit(run(*source, dialect, unknown_keys))
 
 
 @app.command()
@@ -71,14 +71,14 @@ def sft(
     max_restarts: MaxRestarts = 3,
 ) -> None:
     """Fine-tune a model on conversations or expert demonstrations."""
-    words = split(config, overrides)
+    source = split(config, overrides)
     if ray is not None:
         from quintet.cli import ray_launch
 
-        raise typer.Exit(ray_launch.run("sft", ray, *words, dialect, unknown_keys, max_restarts))
+        raise typer.Exit(ray_launch.run("sft", ray, *source, dialect, unknown_keys, max_restarts))
     from quintet.cli.sft import run
 
-    raise typer.Exit(run(*words, dialect, unknown_keys))
+    raise typer.Exit(run(*source, dialect, unknown_keys))
 
 
 @app.command()

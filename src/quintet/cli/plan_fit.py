@@ -63,8 +63,8 @@ def run(
     composed = inspect_config(config, overrides, dialect, unknown_keys).composed
     cluster = _cluster(composed.experiment, options)
 
-    def reload(words: Sequence[str]) -> ComposedConfig:
-        return reread_config(config, [*overrides, *words], dialect, unknown_keys)
+    def reload(changes: Sequence[str]) -> ComposedConfig:
+        return reread_config(config, [*overrides, *changes], dialect, unknown_keys)
 
     result = find_fits(composed, cluster, reload)
     chosen = _chosen(result, options.write or 1)
@@ -161,8 +161,8 @@ def _print(result: FitResult, cluster: Cluster, name: str) -> None:
         _print_table(out, result)
         section(out, "Overrides")
         for number, proposal in enumerate(result.proposals, start=1):
-            words = " ".join(proposal.overrides) or "the configuration as it is"
-            out.print(Text(f"  {number}  {words}"), soft_wrap=True)
+            text = " ".join(proposal.overrides) or "the configuration as it is"
+            out.print(Text(f"  {number}  {text}"), soft_wrap=True)
             out.print(Text(f"     {proposal.reason}", style="dim"), soft_wrap=True)
         section(out, "Rejected")
         common = "".join(f", most often: {reason}" for reason, _ in result.rejected.most_common(1))
@@ -182,9 +182,9 @@ def _print_table(out: Console, result: FitResult) -> None:
 
 
 def _describe(component: Component) -> str:
-    one_device = component.parallelism.devices_per_copy == component.copies == component.num_processes
+    is_single_device = component.parallelism.devices_per_copy == component.copies == component.num_processes
     is_alone = component.name == "rollout" and component.parallelism.devices_per_copy == 1
-    return f"{component.copies} × {'1 device' if one_device or is_alone else describe_parallelism(component)}"
+    return f"{component.copies} × {'1 device' if is_single_device or is_alone else describe_parallelism(component)}"
 
 
 def _format_time(seconds: float) -> str:

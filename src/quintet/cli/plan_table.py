@@ -118,7 +118,11 @@ def _arithmetic_rows(plan: RunPlan) -> Iterator[Row]:
 def _sft_rows(plan: RunPlan) -> Iterator[Row]:
     numbers = plan.numbers
     yield "sequences per step", _number(numbers["sequences_per_step"]), "in one optimizer step"
-    yield "micro-batches", _at_most(numbers["passes_per_step"]), "in each optimizer step, with gradient accumulation"
+    yield (
+        "micro-batches",
+        _upper_bound(numbers["passes_per_step"]),
+        "in each optimizer step, with gradient accumulation",
+    )
     yield "epochs", _number(numbers["epochs"]), "passes over the data"
     if "episodes" in numbers:
         yield "episodes", _number(numbers["episodes"]), "demonstrations, one row per action"
@@ -138,7 +142,7 @@ def _step_rows(plan: RunPlan) -> Iterator[Row]:
     starts = f"{training.groups_per_step:,} {unit} × {_counted(training.samples_per_group, 'sample')} each"
     yield "episodes per step", _number(numbers["episodes_per_step"]), starts
     if numbers["sequences_per_step"] > numbers["episodes_per_step"]:
-        yield "sequences per step", _at_most(numbers["sequences_per_step"]), "one per turn as the window slides"
+        yield "sequences per step", _upper_bound(numbers["sequences_per_step"]), "one per turn as the window slides"
     episodes = _counted(numbers["episodes_per_mini_batch"], "episode")
     groups = _counted(numbers["groups_per_mini_batch"], "group")
     yield "mini-batches", _number(training.mini_batches), f"of {episodes} each, {groups}"
@@ -172,12 +176,12 @@ def _robot_rows(plan: RunPlan) -> Iterator[Row]:
 def _rank_rows(plan: RunPlan) -> Iterator[Row]:
     for name, work in plan.workloads.items():
         episodes, sequences = work.episodes_per_rank, work.sequences_per_rank
-        cut = f" ({_at_most(sequences)} sequences)" if sequences > episodes else ""
+        cut = f" ({_upper_bound(sequences)} sequences)" if sequences > episodes else ""
         unit = "sample" if plan.config.env.is_simulator else "episode"
         how = f"data-parallel, {_counted(episodes, unit)}{cut} per mini-batch"
         yield f"{name}: ranks", _number(work.data_parallel_ranks), how
         how = f"in each optimizer step, with gradient accumulation;\n{work.budget.description} each ({work.budget.key})"
-        yield f"{name}: micro-batches", _at_most(work.micro_batches), how
+        yield f"{name}: micro-batches", _upper_bound(work.micro_batches), how
 
 
 def _image_rows(plan: RunPlan) -> Iterator[Row]:
@@ -186,8 +190,8 @@ def _image_rows(plan: RunPlan) -> Iterator[Row]:
         return
     tokens = images["tokens_per_image"]
     size = f"each image of {images['key']}" if images["is_exact"] else "each image, by policy.vision.max_pixels"
-    yield "image tokens", _number(tokens) if images["is_exact"] else _at_most(tokens), size
-    yield "images", _at_most(images["images_per_sequence"]), "in each sequence; their tokens are part of the prompt"
+    yield "image tokens", _number(tokens) if images["is_exact"] else _upper_bound(tokens), size
+    yield "images", _upper_bound(images["images_per_sequence"]), "in each sequence; their tokens are part of the prompt"
     activations = format_bytes(images["encoder_activations"])
     share = f"{images['encoder_share_of_update']:.0%} of the FLOPs of an update; activations {activations}"
     yield "vision encoder", _number(images["encoder_parameters"]), f"parameters, {share}"
@@ -196,11 +200,15 @@ def _image_rows(plan: RunPlan) -> Iterator[Row]:
 def _run_rows(plan: RunPlan) -> Iterator[Row]:
     numbers, config = plan.numbers, plan.config
     if numbers["warm_start_updates"]:
-        yield "warm start", _at_most(numbers["warm_start_updates"]), "optimizer steps"
+        yield "warm start", _upper_bound(numbers["warm_start_updates"]), "optimizer steps"
     yield "steps", _number(numbers["steps"]), _steps(plan)
     drop = config.algorithm.drop_groups_without_signal and not config.needs_critic
     updates = numbers["optimizer_steps"]
-    yield "optimizer steps", _at_most(updates) if drop else _number(updates), "groups without signal need none" * drop
+    yield (
+        "optimizer steps",
+        _upper_bound(updates) if drop else _number(updates),
+        "groups without signal need none" * drop,
+    )
     yield "episodes", _number(numbers["episodes"]), ""
     count = numbers["validation_episodes"]
     episodes = "the held-out rows" if count is None else _counted(count, "response" if plan.data else "episode")
@@ -215,7 +223,7 @@ def _counted(number: float, word: str) -> str:
     return f"{_number(number)} {word}{'' if number == 1 else 'es' if word.endswith('batch') else 's'}"
 
 
-def _at_most(number: int | None) -> str:
+def _upper_bound(number: int | None) -> str:
     return _number(number) if number is None else f"≤ {number:,}"
 
 

@@ -45,16 +45,16 @@ def run(
         check_sft(composed)
     check_placement(composed)
     options = ["--unknown-keys", unknown_keys, *(["--dialect", dialect] if dialect else [])]
-    words = [command, *(word for word in (config, *overrides) if word is not None), *options]
+    arguments = [command, *(word for word in (config, *overrides) if word is not None), *options]
     if address.startswith(JOB_ENDPOINTS):
         from quintet.runtime.ray_cluster.job import submit_job
 
-        job = [sys.executable, "-m", "quintet", *words, "--ray", "auto", "--max-restarts", str(max_restarts)]
+        job = [sys.executable, "-m", "quintet", *arguments, "--ray", "auto", "--max-restarts", str(max_restarts)]
         return submit_job(address, job, os.getcwd(), _show)
-    return _launch(address, composed, words, max_restarts)
+    return _launch(address, composed, arguments, max_restarts)
 
 
-def _launch(address: str, composed: ComposedConfig, words: Sequence[str], max_restarts: int) -> int:
+def _launch(address: str, composed: ComposedConfig, arguments: Sequence[str], max_restarts: int) -> int:
     """Start the ranks from this process."""
     from quintet.runtime.ray_cluster.launcher import RankCommand, run_on_ray
     from quintet.runtime.run_registration import registered_launcher
@@ -64,7 +64,7 @@ def _launch(address: str, composed: ComposedConfig, words: Sequence[str], max_re
     layout, placement = process_layout(composed.experiment), composed.experiment.placement
     directory = RunDirectory.create_for(composed)
     rank_command = RankCommand(
-        [sys.executable, "-m", "quintet.cli.launched_rank", *words],
+        [sys.executable, "-m", "quintet.cli.launched_rank", *arguments],
         os.getcwd(),
         planned_rank(composed.experiment),
         placement.join_timeout_seconds,

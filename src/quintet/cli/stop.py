@@ -41,8 +41,8 @@ def _only_running() -> Path:
     running = [path for path in find_runs(RUNS) if read_status(path).running]
     if len(running) == 1:
         return running[0]
-    found = f"{len(running)} runs are running in {RUNS}: {', '.join(path.name for path in running)}"
-    raise MachineError(found if running else f"no run is running in {RUNS}", "name the run: quintet stop RUN")
+    message = f"{len(running)} runs are running in {RUNS}: {', '.join(path.name for path in running)}"
+    raise MachineError(message if running else f"no run is running in {RUNS}", "name the run: quintet stop RUN")
 
 
 def _wait(path: Path, timeout_seconds: float, *, kill: bool) -> RunStatus:

@@ -24,14 +24,14 @@ def run(
     """
     check_dialect(to)
     check_new_file(output)
-    asked = inspect_config(config, overrides, dialect, unknown_keys)
-    for remark in asked.composed.remarks:
+    inspected = inspect_config(config, overrides, dialect, unknown_keys)
+    for remark in inspected.composed.remarks:
         warn(remark)
-    if to == asked.dialect and to != NATIVE:
+    if to == inspected.dialect and to != NATIVE:
         raise ConfigError(f"{config} is already in the format of {to}", key="--to", hint="choose another target format")
-    text, lost = dump_config(asked.composed), 0
+    text, lost = dump_config(inspected.composed), 0
     if to != NATIVE:
-        translation = translate(asked.composed, DIALECTS[to])
+        translation = translate(inspected.composed, DIALECTS[to])
         text, lost = translation.text(), len(translation.lost)
     if lost:
         warn(f"{lost} keys have no counterpart in {to}; they are listed in comments at the end")

@@ -112,7 +112,7 @@ def _contradiction(
 ) -> ConfigProblem:
     """Describe keys of one section that contradict each other; those that were set are named with their sources."""
     value = get_value(tree, key)
-    keys_set = [f"{key}.{name}" for name in value] if isinstance(value, Mapping) else [key]
+    keys_set = [f"{key}.{name}" for name in value] if isinstance(value, Mapping) and value else [key]
     settings = [describe_setting(name, get_value(tree, name), source_of(name, sources)) for name in keys_set]
     message = f"{', '.join(settings)}: {details['msg'].removeprefix('Value error, ')}"
     first, remedies = keys_set[0], details.get("ctx", {}).get("remedies", ())

@@ -1,7 +1,7 @@
 """Chat templates by name, for tokenizers without a template or data sets that need another one.
 
 Formats are those published by the model makers: ChatML (OpenAI), Qwen2.5 (ChatML with a default system message), Qwen3
-(ChatML without earlier thoughts) and Llama 3.
+(ChatML without earlier thoughts), Llama 3, and ChatML with the tool calls of Hermes.
 """
 
 from __future__ import annotations
@@ -30,6 +30,31 @@ QWEN3 = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
+_TOOLS = (
+    "<tools>\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}</tools>\n"
+    "To call a tool, write its name and arguments as JSON:\n"
+    '<tool_call>\n{"name": "NAME", "arguments": {}}\n</tool_call>'
+)
+_CALLS = (
+    "{% for call in message['tool_calls'] or [] %}{% set function = call['function'] or call %}"
+    "{{ '\\n' if not loop.first or message['content'] }}"
+    '<tool_call>\n{"name": {{ function[\'name\'] | tojson }}, "arguments": '
+    "{{ function['arguments'] if function['arguments'] is string else function['arguments'] | tojson }}}\n</tool_call>"
+    "{% endfor %}"
+)
+HERMES = (
+    "{% set system = messages[0]['content'] if messages[0]['role'] == 'system' else '' %}"
+    "{% if system or tools %}<|im_start|>system\n{{ system }}{{ '\\n\\n' if system and tools }}"
+    f"{{% if tools %}}{_TOOLS}{{% endif %}}<|im_end|>\n{{% endif %}}"
+    "{% for message in messages %}{% if message['role'] == 'tool' %}"
+    "{% if messages[loop.index0 - 1]['role'] != 'tool' %}<|im_start|>user{% endif %}"
+    "{{ '\\n' }}<tool_response>\n{{ message['content'] }}\n</tool_response>"
+    "{% if loop.last or messages[loop.index0 + 1]['role'] != 'tool' %}<|im_end|>\n{% endif %}"
+    "{% elif not (loop.first and message['role'] == 'system') %}"
+    f"<|im_start|>{{{{ message['role'] }}}}\n{{{{ message['content'] }}}}{_CALLS}<|im_end|>\n"
+    f"{{% endif %}}{{% endfor %}}{_HEADER}"
+)
+"""ChatML with tools, in the format of Hermes and Qwen."""
 LLAMA3 = (
     "{{ bos_token or '<|begin_of_text|>' }}{% for message in messages %}"
     "<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n{{ message['content'] | trim }}<|eot_id|>{% endfor %}"
@@ -39,7 +64,7 @@ PLAIN = "{% for message in messages %}{{ message['content'] }}{{ '\\n' if not lo
 MARKER_START, MARKER_END = "\uf8f0", "\uf8f1"
 MARKED = CHATML.replace("<|im_start|>", MARKER_START).replace("<|im_end|>", MARKER_END)
 """ChatML with markers from Unicode's private use area, which text does not contain."""
-BUILT_IN: Collection[str] = frozenset({CHATML, QWEN2_5, QWEN3, LLAMA3, PLAIN, MARKED})
+BUILT_IN: Collection[str] = frozenset({CHATML, QWEN2_5, QWEN3, HERMES, LLAMA3, PLAIN, MARKED})
 """Texts of the templates that come with Quintet. All others may be malicious."""
 
 
@@ -64,6 +89,7 @@ TEMPLATES: Mapping[str, ChatTemplate] = {
     "qwen2_5": ChatTemplate(QWEN2_5),
     "qwen3": ChatTemplate(QWEN3, thinking=True),
     "qwen3_nonthinking": ChatTemplate(QWEN3, thinking=False),
+    "hermes": ChatTemplate(HERMES),
     "llama3": ChatTemplate(LLAMA3),
     "none": ChatTemplate(PLAIN),
     "plain": ChatTemplate(PLAIN),

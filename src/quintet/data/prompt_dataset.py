@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quintet.config.native.data import DataConfig
 from quintet.config.native.experiment import Experiment
+from quintet.data.prompt_format import ToolSchema
 from quintet.data.prompt_source import open_rows
 from quintet.data.prompt_split import PromptSplit
 from quintet.data.row_images import PromptImages
 from quintet.data.row_reader import RowReader
 from quintet.errors import ConfigError
 from quintet.records import ImageInput, PromptRow
+from quintet.tools.registry import tool_schemas
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -40,16 +43,24 @@ class PromptDataset:
         """Read the prompts of a run. `images` converts images; None if the policy reads none.
 
         Raises:
-            ConfigError: files, columns, templates or lengths do not match the configuration.
+            ConfigError: files, columns, templates, tools or lengths do not match the configuration.
             MachineError: a file cannot be copied, or the cache cannot be written.
         """
         if config.data is None:
             raise ConfigError("no data is configured", key="data", hint="env.name=prompts data.train_files=[FILE]")
         policy, max_prompt_tokens = config.policy, config.rollout.max_prompt_tokens
         trust_code = policy.trust_remote_code or policy.trust_tokenizer_code
+        tools = tool_schemas(config.rollout.tool_calls)
         train, validation = (
             PromptSplit.from_config(
-                config.data, tokenizer, max_prompt_tokens, split, config.seed, images, trust_remote_code=trust_code
+                config.data,
+                tokenizer,
+                max_prompt_tokens,
+                split,
+                config.seed,
+                images,
+                trust_remote_code=trust_code,
+                tools=tools,
             )
             for split in ("train", "validation")
         )
@@ -116,8 +127,9 @@ class PromptDataset:
         self._validation.close()
 
 
-def iter_training_texts(config: DataConfig) -> Iterator[str]:
-    """Yield the texts of training prompts and demonstrated responses, to train a preset's tokenizer.
+def iter_training_texts(config: DataConfig, tools: Sequence[ToolSchema] = ()) -> Iterator[str]:
+    """Yield the texts of training prompts and demonstrated responses, to train a preset's tokenizer; each prompt
+    describes the tools.
 
     Raises:
         ConfigError: a user-defined dataset, which requires a tokenizer; or files that cannot be read.
@@ -129,6 +141,7 @@ def iter_training_texts(config: DataConfig) -> Iterator[str]:
     reader = RowReader(config)
     for number in range(len(rows)):
         prompt_row = reader.read(rows[number], number, rows.describe_row(number))
+        yield from map(json.dumps, tools)
         for message in prompt_row.messages:
             yield f"{message['role']}\n{message['content']}\n"
         yield f"assistant\n{prompt_row.response or ''}"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from quintet.data.chat_templates import KEY, chat_template
 from quintet.data.row_images import Message, PromptImages, RowImage, keeps_images, place_in_messages
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 Truncation = Literal["error", "left", "right", "middle"]
+ToolSchema = Mapping[str, Any]
+"""A tool as chat templates show it: `{"type": "function", "function": {"name": …, "parameters": …}}`."""
 
 
 def truncate(tokens: Sequence[int], limit: int, side: Truncation, place: str = "the prompt") -> tuple[int, ...]:
@@ -61,8 +63,9 @@ class PromptFormat:
         max_tokens: int,
         truncation: Truncation = "error",
         images: PromptImages | None = None,
+        tools: Sequence[ToolSchema] = (),
     ) -> None:
-        """`images` converts images; None if the policy reads none.
+        """`images` converts images; None if the policy reads none. `tools` are described to the policy.
 
         Raises:
             ConfigError: unknown template, or the tokenizer has no template.
@@ -72,6 +75,7 @@ class PromptFormat:
         self._limit = max_tokens
         self._truncation: Truncation = truncation
         self._images = images
+        self._variables = {"tools": list(tools)} if tools else {}
         if self._template.text is None and not tokenizer.chat_template:
             raise ConfigError(
                 "the tokenizer has no chat template",
@@ -90,7 +94,9 @@ class PromptFormat:
 
     def _render(self, prompt_row: PromptRow, messages: Sequence[Message]) -> str:
         try:
-            text = render_chat_template(self._tokenizer, messages, self._template, add_generation_prompt=True)
+            text = render_chat_template(
+                self._tokenizer, messages, self._template, add_generation_prompt=True, variables=self._variables
+            )
         except TemplateRenderingError as error:
             message = f"{KEY}: the chat template cannot be applied to row {prompt_row.id}: {error}"
             hint = f"use roles that the template supports, or another template, such as {KEY}=chatml"

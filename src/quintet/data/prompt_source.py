@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from quintet.config.native.data import DataConfig
 from quintet.data.data_files import cache_directory, resolve_files
-from quintet.data.prompt_format import PromptFormat
+from quintet.data.prompt_format import PromptFormat, ToolSchema
 from quintet.data.row_images import PromptImages, RowImage
 from quintet.data.row_reader import RowReader
 from quintet.data.tables import ConcatenatedRows, open_table
@@ -136,8 +136,9 @@ class PromptRows:
         max_prompt_tokens: int,
         split: SplitName,
         images: PromptImages | None = None,
+        tools: Sequence[ToolSchema] = (),
     ) -> None:
-        """`images` converts images; None if the policy reads none.
+        """`images` converts images; None if the policy reads none. `tools` are described to the policy.
 
         Raises:
             ConfigError: files, columns or the chat template do not match the configuration.
@@ -147,7 +148,12 @@ class PromptRows:
         self.names, self.sizes, self._rows = split_rows.names, split_rows.sizes, split_rows.rows
         self._reader = RowReader(config)
         self._prompt_format = PromptFormat(
-            tokenizer, config.template, max_tokens=max_prompt_tokens, truncation=config.truncation, images=images
+            tokenizer,
+            config.template,
+            max_tokens=max_prompt_tokens,
+            truncation=config.truncation,
+            images=images,
+            tools=tools,
         )
         self._has_images = config.image_key is not None
 

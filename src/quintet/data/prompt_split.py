@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from quintet.config.native.data import DataConfig
+from quintet.data.prompt_format import ToolSchema
 from quintet.data.prompt_source import PromptRows, SplitName
 from quintet.data.prompt_workers import PromptWorkers
 from quintet.data.row_images import PromptImages
@@ -72,16 +73,17 @@ class PromptSplit:
         images: PromptImages | None = None,
         *,
         trust_remote_code: bool = False,
+        tools: Sequence[ToolSchema] = (),
     ) -> PromptSplit:
         """Read and filter a split. `seed` is used if `data.seed` is null; `images` converts images, None if the policy
-        reads none; `trust_remote_code` is the tokenizer's.
+        reads none; `trust_remote_code` is the tokenizer's; `tools` are described to the policy.
 
         Raises:
             ConfigError: files, columns, templates or lengths do not match the configuration.
             MachineError: a file cannot be copied, the cache cannot be written, or a worker died.
         """
         seed = seed if config.seed is None else config.seed
-        source = PromptRows(config, tokenizer, max_prompt_tokens, split, images)
+        source = PromptRows(config, tokenizer, max_prompt_tokens, split, images, tools)
         create_workers = partial(
             PromptWorkers,
             config=config,
@@ -90,6 +92,7 @@ class PromptSplit:
             split=split,
             images=images,
             trust_remote_code=trust_remote_code,
+            tools=tools,
         )
         rows_within_limit = np.arange(len(source))
         if config.filter_long_prompts:

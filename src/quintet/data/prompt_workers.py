@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from quintet.config.native.data import DataConfig
+from quintet.data.prompt_format import ToolSchema
 from quintet.data.prompt_source import PromptRows, SplitName
 from quintet.data.row_images import PromptImages
 from quintet.data.worker_pool import WorkerPool
@@ -33,12 +34,14 @@ class PromptWorkers(WorkerPool):
         images: PromptImages | None = None,
         *,
         trust_remote_code: bool = False,
+        tools: Sequence[ToolSchema] = (),
     ) -> None:
         setup = {
             "config": config.model_dump(mode="json"),
             "trust_remote_code": trust_remote_code,
             "max_prompt_tokens": max_prompt_tokens,
             "split": split,
+            "tools": list(tools),
             "images": None if images is None else [type(images).__module__, type(images).__name__, images.settings()],
         }
         super().__init__(_create_handler, setup, count, tokenizer)
@@ -100,7 +103,7 @@ def _create_handler(setup: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], A
     tokenizer.name_or_path = setup["tokenizer_name"]
     config = DataConfig.model_validate(setup["config"])
     images = _load_images(setup["images"])
-    source = PromptRows(config, tokenizer, setup["max_prompt_tokens"], setup["split"], images)
+    source = PromptRows(config, tokenizer, setup["max_prompt_tokens"], setup["split"], images, setup["tools"])
 
     def handle(request: Mapping[str, Any]) -> list[Any]:
         if "lengths" in request:

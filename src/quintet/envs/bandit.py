@@ -12,7 +12,7 @@ from quintet.records import Observation, Step
 
 
 class Bandit:
-    """One pull of one of two arms, which the seed puts in order; the episode is a success with the better one."""
+    """Choice between two arms, ordered by the seed. One pull ends the episode; it succeeds with the better arm."""
 
     def __init__(self, config: BanditConfig) -> None:
         self._config = config

@@ -20,7 +20,7 @@ COLUMNS = ("nums", "target")
 
 
 class Countdown:
-    """One answer to a problem from a file or drawn from the seed."""
+    """Countdown problem from a file, or drawn from the seed. An episode is one answer."""
 
     actions = (TEXT,)
 

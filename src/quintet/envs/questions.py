@@ -17,7 +17,8 @@ STATED = re.compile(r"The answer is:?(.*)\Z", re.DOTALL)
 
 
 class Questions:
-    """One question. The reward of the right answer is halved, or changed by another `discount`, by each wrong one."""
+    """Question with several tries. Each wrong answer multiplies the reward of the right one by `discount`, one half by
+    default."""
 
     actions = (TEXT,)
 

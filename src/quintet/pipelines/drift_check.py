@@ -43,6 +43,7 @@ from quintet.rollout.sampling_params import SamplingParams
 from quintet.runtime.components import Components, build_components
 from quintet.runtime.engines import engine_dtype
 from quintet.seeds import derive_seed
+from quintet.tools.registry import tool_schemas
 from quintet.tracking.run_directory import RunDirectory
 
 VOCABULARY_TEXTS, VOCABULARY_EPISODES = 4000, 100
@@ -236,7 +237,7 @@ def _texts(config: Experiment) -> Iterator[str]:
     if config.env.reads_prompts:
         if config.data is None:
             raise ConfigError("no data to take prompts from", key="data", hint="data.train_files=[FILE]")
-        return islice(iter_training_texts(config.data), VOCABULARY_TEXTS)
+        return islice(iter_training_texts(config.data, tool_schemas(config.rollout.tool_calls)), VOCABULARY_TEXTS)
     return iter_demonstration_texts(solve_episodes(config, VOCABULARY_EPISODES))
 
 

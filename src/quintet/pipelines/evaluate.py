@@ -37,12 +37,14 @@ from quintet.rollout.episode import Episode
 from quintet.rollout.episode_limits import build_episode_rules
 from quintet.rollout.sampling_params import SamplingParams, check_tokens, validation_prompts, validation_sampling
 from quintet.rollout.single_turn_loop import SingleTurnLoop
+from quintet.rollout.tool_loop import build_prompt_loop
 from quintet.runtime.components import stop_token_ids
 from quintet.runtime.device import move_to_engine_device
 from quintet.runtime.engines import engine_setup
 from quintet.runtime.process_settings import configure_process
 from quintet.runtime.reward_scorer import build_reward_scorer
 from quintet.seeds import derive_seed
+from quintet.tools.registry import tool_schemas
 from quintet.tracking.eval_statistics import Sample
 from quintet.tracking.progress import build_progress
 from quintet.tracking.trajectories import write_trajectories
@@ -196,6 +198,7 @@ def check_for_endpoint(config: Experiment) -> None:
         "rollout.end_token": rollout.end_token is not None,
         "rollout.engine": rollout.engine != "hf",
         **{f"{env.key}.max_tokens": getattr(env.config, "max_tokens", None) is not None for env in config.run_envs},
+        "rollout.tool_calls": rollout.tool_calls is not None,
         "data.filter_long_prompts": data is not None and data.filter_long_prompts,
         "data.template": data is not None and data.template is not None,
         "reward.overlong": reward is not None and reward.overlong is not None,
@@ -330,18 +333,20 @@ def _prompt_evaluator(config: Experiment, policy: _Policy, sampling: SamplingPar
 
     if config.data is None:
         raise ConfigError("no prompts to evaluate on", key="data", hint="data.validation_files=[FILE]")
-    limit = config.rollout.max_prompt_tokens
-    prompts = PromptSplit.from_config(config.data, policy.tokenizer, limit, "validation", config.seed, policy.images)
+    limit, tools = config.rollout.max_prompt_tokens, tool_schemas(config.rollout.tool_calls)
+    prompts = PromptSplit.from_config(
+        config.data, policy.tokenizer, limit, "validation", config.seed, policy.images, tools=tools
+    )
     rows = range(len(prompts))
     engine = policy.open(max(len(prompts.prompt(row)) for row in rows))
     scorer = build_reward_scorer(config, policy.directory)
     # failures are part of the results and do not end an evaluation
-    loop = SingleTurnLoop(
+    loop = build_prompt_loop(
         engine,
         policy.tokenizer,
         prompts,
         scorer,
-        config.rollout,
+        config,
         stop_token_ids=policy.stop_token_ids,
         max_failed_share=1.0,
     )

@@ -38,6 +38,7 @@ from quintet.runtime.learner_checkpoint import contents_to_load
 from quintet.runtime.run_checkpoint import loss_scales
 from quintet.runtime.signals import StopRequest
 from quintet.seeds import derive_seed
+from quintet.tools.registry import tool_schemas
 from quintet.tracking.atomic_files import translate_os_errors
 from quintet.tracking.logger import LoggerContext
 from quintet.tracking.loggers import JsonlLogger
@@ -67,7 +68,9 @@ def build_prompts(run: Run, resources: ExitStack) -> PromptDataset | None:
     elif config.policy.path is not None:
         policy_dir = Path(config.policy.path)
     else:
-        policy_dir = _create_preset(run, islice(iter_training_texts(config.data), VOCABULARY_TEXTS))
+        policy_dir = _create_preset(
+            run, islice(iter_training_texts(config.data, tool_schemas(config.rollout.tool_calls)), VOCABULARY_TEXTS)
+        )
     trusted = config.policy.trust_remote_code or config.policy.trust_tokenizer_code
     tokenizer = load_tokenizer(config.policy.tokenizer or policy_dir, trust_remote_code=trusted)
     images = ImagePrompts.from_directory(policy_dir, config.policy.vision, trust_remote_code=trusted)
@@ -265,7 +268,7 @@ def _demonstration_batch(
         return demonstration_batch(demonstrations, components.chat)
     if components.prompts is None:
         raise ValueError("a run has either a chat format or prompts")
-    return response_batch(components.prompts, warm_start.episodes, components.tokenizer, components.config.rollout)
+    return response_batch(components.prompts, warm_start.episodes, components.tokenizer, components.config)
 
 
 def _wins_enough(components: Components, config: WarmStartConfig, update: int) -> bool:

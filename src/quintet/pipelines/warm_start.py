@@ -20,6 +20,7 @@ from quintet.envs.env import Env
 from quintet.envs.factory import build_env, env_errors_under_key, env_factory
 from quintet.envs.start_states import Split
 from quintet.errors import ConfigError
+from quintet.pipelines.tool_demonstrations import demonstrate_tool_calls
 from quintet.records import Batch, FinishReason, Outcome, PromptRow, Trajectory, Turn
 from quintet.rollout.chat.chat_format import ChatFormat, Dialogue
 from quintet.rollout.chat.response_parser import ResponseFormat
@@ -154,14 +155,18 @@ def _expert_turn(
     )
 
 
-def response_batch(prompts: PromptDataset, num_rows: int, tokenizer: Any, rollout: RolloutConfig) -> Batch:
+def response_batch(prompts: PromptDataset, num_rows: int, tokenizer: Any, config: Experiment) -> Batch:
     """Return the demonstrated responses of up to `num_rows` training rows as responses, under the loss mask.
 
     Raises:
         ConfigError: no row has a demonstrated response.
     """
     rows = [(index, prompts[index]) for index in prompts.demonstrated(num_rows)]
-    responses = [_as_response(prompts, index, row, tokenizer, rollout) for index, row in rows if row.response]
+    if config.rollout.tool_calls is not None:
+        responses = demonstrate_tool_calls(config, prompts, num_rows, tokenizer)
+    else:
+        rollout = config.rollout
+        responses = [_as_response(prompts, index, row, tokenizer, rollout) for index, row in rows if row.response]
     if not responses:
         raise ConfigError(
             "the data has no demonstrated responses for the warm start",

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from quintet.errors import ConfigError, MachineError, nearest
+from quintet.loading_lock import LOADING_LOCK
 from quintet.policies.attention import PackedLayout, register_attention
 from quintet.policies.hidden_states import compute_hidden_states
 from quintet.policies.masked_head import MASKED_LOGIT, MaskedHead
@@ -52,14 +53,15 @@ def load_model(
         config = _load_config(directory, overrides or {}, trust_remote_code=trust_remote_code)
         has_vision = is_vision_language(config)
         auto: Any = AutoModelForImageTextToText if has_vision else AutoModelForCausalLM
-        model: PreTrainedModel = auto.from_pretrained(
-            directory,
-            config=config,
-            dtype=torch.float32,
-            attn_implementation=register_attention(),
-            trust_remote_code=trust_remote_code,
-            local_files_only=True,
-        )
+        with LOADING_LOCK:
+            model: PreTrainedModel = auto.from_pretrained(
+                directory,
+                config=config,
+                dtype=torch.float32,
+                attn_implementation=register_attention(),
+                trust_remote_code=trust_remote_code,
+                local_files_only=True,
+            )
     except (OSError, ValueError, SafetensorError) as error:
         hint = "use a Hugging Face model directory, as save_pretrained writes it"
         raise MachineError(f"cannot load a model from {directory}: {error}", hint) from error

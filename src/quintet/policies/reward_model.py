@@ -17,6 +17,7 @@ from torch import Tensor
 from quintet.config.native.data import RewardConfig, RewardModelConfig
 from quintet.data.template_rendering import TemplateInput, render_chat_templates
 from quintet.errors import ConfigError, MachineError, UserError
+from quintet.loading_lock import LOADING_LOCK
 from quintet.policies.model_loading import load_tokenizer
 from quintet.records import Failure, PromptRow, Response, RewardResult
 from quintet.rewards.reward_computation import RewardComputation
@@ -250,14 +251,15 @@ def _load_classifier(directory: Path, *, trust_remote_code: bool) -> PreTrainedM
     )
     _check_single_output(directory, config, architectures)
     try:
-        model, loading = auto_class.from_pretrained(
-            directory,
-            config=config,
-            dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32,
-            trust_remote_code=trust_remote_code,
-            local_files_only=True,
-            output_loading_info=True,
-        )
+        with LOADING_LOCK:
+            model, loading = auto_class.from_pretrained(
+                directory,
+                config=config,
+                dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32,
+                trust_remote_code=trust_remote_code,
+                local_files_only=True,
+                output_loading_info=True,
+            )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         hint = f"set {KEY} to a sequence or token classifier"
         raise MachineError(f"cannot load a reward model from {directory}: {error}", hint) from error

@@ -22,7 +22,7 @@ from quintet.records import (
     Trajectory,
     Turn,
 )
-from quintet.rollout.engines.engine import Engine
+from quintet.rollout.engines.engine import RequestEngine
 from quintet.rollout.episode import EMPTY, LOST, UNEXPLAINED, Episode
 from quintet.rollout.sampling_params import SamplingParams
 
@@ -43,16 +43,21 @@ class PromptSource(Protocol):
 
 
 @dataclass(slots=True)
-class _RunningPrompt:
+class RunningPrompt:
     """A prompt whose response is being generated or scored."""
 
     episode: Episode
     prompt_row: PromptRow
     prompt: tuple[int, ...]
+    """See `Turn.prompt`."""
     stop_token_ids: tuple[int, ...]
     images: tuple[ImageInput, ...] = ()
     generation: Generation | None = None
     text: str = ""
+    turns: tuple[Turn, ...] = ()
+    """Earlier turns, whose responses called tools."""
+    results: str = ""
+    """The results of these calls."""
 
     def finish(self, outcome: Outcome, result: RewardResult) -> Trajectory:
         """The record of the episode; without a response it has no turn."""
@@ -61,19 +66,20 @@ class _RunningPrompt:
             seed=self.episode.seed,
             group=self.episode.group,
             sample=self.episode.sample,
-            turns=() if self.generation is None else (self._turn(self.generation, result),),
+            turns=self.turns if self.generation is None else (*self.turns, self.turn(self.generation, result)),
             outcome=outcome,
             failure=result.failure,
             reward_components=result.reward_components,
             extracted_answer=result.extracted_answer,
         )
 
-    def _turn(self, generation: Generation, result: RewardResult) -> Turn:
+    def turn(self, generation: Generation, result: RewardResult) -> Turn:
+        """The record of the latest turn."""
         ended = generation.finish_reason is FinishReason.STOP
         return Turn(
-            observation=format_messages(self.prompt_row.messages),
+            observation=self.results if self.turns else format_messages(self.prompt_row.messages),
             prompt=self.prompt,
-            continues=False,
+            continues=bool(self.turns),
             tokens=generation.tokens,
             logprobs=generation.logprobs,
             weight_version=generation.weight_version,
@@ -82,7 +88,7 @@ class _RunningPrompt:
             valid_format=ended and result.reward_components.get("format", 1.0) > 0,
             reward=result.score,
             finish_reason=generation.finish_reason,
-            image_inputs=self.images,
+            image_inputs=() if self.turns else self.images,
             version_changes=generation.version_changes,
         )
 
@@ -96,7 +102,7 @@ class SingleTurnLoop:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: RequestEngine,
         tokenizer: Any,
         prompts: PromptSource,
         scorer: RewardScorer,
@@ -113,10 +119,11 @@ class SingleTurnLoop:
         self._config = config
         self._stop_token_ids = stop_token_ids
         self._ids = count()
-        self._running: dict[int, _RunningPrompt] = {}
+        self._running: dict[int, RunningPrompt] = {}
         self._finished: list[tuple[int, Trajectory]] = []
         self._failures = _FailureLimit(max_failed_share)
         self._engine_seconds = 0.0
+        self._max_turns = 1
 
     @property
     def busy(self) -> bool:
@@ -194,15 +201,23 @@ class SingleTurnLoop:
             number = next(self._ids)
             started.add(number)
             prompt, images = self._prompts.prompt(episode.seed), self._prompts.images(episode.seed)
-            self._running[number] = _RunningPrompt(episode, self._prompts[episode.seed], prompt, stop_token_ids, images)
-            max_tokens, seed = self._config.max_response_tokens, episode.sampling_seed(sampling, 0)
-            request = sampling.request(number, prompt, max_tokens, seed, self._stop_token_ids, images=images)
-            try:
-                self._engine.add_request(request)
-            except ValueError:
-                # the prompt is longer than the engine's context: only its own episode ends
-                self._end(number, Outcome.CONTEXT)
+            self._running[number] = RunningPrompt(episode, self._prompts[episode.seed], prompt, stop_token_ids, images)
+            self._request(number, prompt, self._config.max_response_tokens, sampling)
         return started
+
+    def _request(self, number: int, prompt: tuple[int, ...], max_tokens: int, sampling: SamplingParams) -> None:
+        """Request the next response to `prompt`."""
+        running = self._running[number]
+        seed, ends = running.episode.sampling_seed(sampling, len(running.turns)), self._stop_token_ids
+        continues = len(running.turns) + 1 < self._max_turns
+        request = sampling.request(
+            number, prompt, max_tokens, seed, ends, keep_kv_cache=continues, images=running.images
+        )
+        try:
+            self._engine.add_request(request)
+        except ValueError:
+            # the prompt is longer than the engine's context: only its own episode ends
+            self._end(number, Outcome.CONTEXT)
 
     def _step(self) -> None:
         if self._engine.busy:
@@ -236,7 +251,11 @@ class SingleTurnLoop:
             full = generation.finish_reason is FinishReason.CONTEXT
             self._end(generation.id, *((Outcome.CONTEXT, None) if full else (Outcome.FAILED, EMPTY)))
         else:
-            self._scorer.submit(Response(generation.id, running.prompt_row, running.text, len(generation.tokens)))
+            self._handle_response(generation.id, running, generation)
+
+    def _handle_response(self, number: int, running: RunningPrompt, generation: Generation) -> None:
+        """Submit a complete response for scoring."""
+        self._scorer.submit(Response(number, running.prompt_row, running.text, len(generation.tokens)))
 
     def _handle_reward(self, result: RewardResult) -> None:
         running = self._running.pop(result.id)

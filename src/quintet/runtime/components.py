@@ -26,6 +26,7 @@ from quintet.rollout.chat.image_prompts import ImagePrompts
 from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.rollout.sampling_params import check_tokens
 from quintet.rollout.single_turn_loop import SingleTurnLoop
+from quintet.rollout.tool_loop import build_prompt_loop
 from quintet.rollout.turn_channels import with_turn_channels
 from quintet.runtime.controller import Controller
 from quintet.runtime.engine_group import RoutedEngines
@@ -153,12 +154,12 @@ def _single_turn_loop(
 ) -> SingleTurnLoop:
     scorer = build_reward_scorer(config, policy, prompts.sources(), learners.load_reward_model)
     reward = config.reward or RewardConfig(function_arguments={})
-    return SingleTurnLoop(
+    return build_prompt_loop(
         engines,
         tokenizer,
         prompts,
         scorer,
-        config.rollout,
+        config,
         stop_token_ids=stop_token_ids(tokenizer, learners.actor.model),
         max_failed_share=reward.max_failed_share,
     )

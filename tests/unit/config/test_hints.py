@@ -49,6 +49,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(model))
     (tmp_path / "FILE.py").write_text("def FUNCTION(**_): return 0.0\n")
+    (tmp_path / "tools.yaml").write_text("tools: [{class_name: verl.tools.search_tool.SearchTool}]")
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1 + 1 = ?"}\n' * 6)
 
 
@@ -97,6 +98,8 @@ BESIDE_MEGATRON = {
 """A setting of each key of `UNSUPPORTED_WITH_ACTOR`."""
 FULL = "algorithm.kl={estimator: full, coefficient: 0.1}"
 LAKE = "envs={lake: {}, pond: {}}"
+
+PROMPTS = ("env.name=prompts", "data.train_files=[rows.jsonl]")
 
 CASES = [
     ["envs={arm: {env: {name: simulator, simulator: arm}}, lake: {}}"],
@@ -171,6 +174,14 @@ CASES = [
     ["reward.format_reward=1.0"],
     ["reward.requests_per_minute=5"],
     ["reward.function_arguments={x: 1}"],
+    # tools
+    ["rollout.tool_calls={tools: {calculator: {}}}"],
+    ["rollout.tool_calls.max_parallel_calls=2", *PROMPTS],
+    ["rollout.tool_calls.tools={calculator: {arguments: {x: 1}}}", *PROMPTS],
+    ["rollout.tool_calls.tools={calculator: {}}", "rollout.max_turns=1", *PROMPTS],
+    ["rollout.tool_calls.tools={calculator: {}}", "reward={model: {path: DIRECTORY}}", *PROMPTS],
+    ["rollout.tool_calls.file=nowhere.yaml", *PROMPTS],
+    ["rollout.tool_calls.file=tools.yaml", *PROMPTS],
     # batches, envs, files
     ["training.mini_batches=5"],
     ["training.samples_per_group=1"],

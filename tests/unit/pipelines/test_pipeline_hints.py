@@ -155,7 +155,7 @@ def warm_started(words: Sequence[str]) -> None:
     config = experiment(["env.name=prompts", "data.train_files=[replies.jsonl]", *words])
     if config.warm_start:
         prompts = setup.PromptDataset.from_config(config, load_tokenizer("model"))
-        response_batch(prompts, 1, load_tokenizer("model"), config.rollout)
+        response_batch(prompts, 1, load_tokenizer("model"), config)
 
 
 def solved(words: Sequence[str]) -> None:

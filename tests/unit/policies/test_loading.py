@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,14 @@ def test_overrides_lie_over_the_models_own_configuration(policy_directory: Path)
     with pytest.raises(ConfigError, match="no such setting") as error:
         load_model(policy_directory, overrides={"rms_norm_epss": 0.25})
     assert error.value.hint == "did you mean policy.overrides.rms_norm_eps?"
+
+
+def test_models_loaded_in_several_threads_keep_their_tied_heads(policy_directory: Path) -> None:
+    """Without a lock, the first loading of two threads at once makes the heads of all later models random."""
+    with ThreadPoolExecutor(3) as threads:
+        models = list(threads.map(load_model, [policy_directory] * 9))
+    assert all(model.lm_head.weight is model.get_input_embeddings().weight for model in models)
+    assert load_model(policy_directory).lm_head.weight.equal(models[0].lm_head.weight)
 
 
 def test_another_tokenizer_is_taken_if_the_model_knows_its_tokens(policy_directory: Path, tmp_path: Path) -> None:

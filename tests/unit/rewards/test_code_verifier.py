@@ -160,7 +160,7 @@ def test_the_tests_of_a_response_share_its_time_budget() -> None:
 
 def test_no_program_runs_without_confinement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code, "_confinement_command", lambda *_: (sys.executable, "-c", "raise SystemExit(97)"))
-    code._check_confinement.cache_clear()
+    code.check_confinement.cache_clear()
     with pytest.raises(seccomp.ConfinementError, match="seccomp"):
         code.verify(DOUBLE, STDIN, {})
 

@@ -13,7 +13,7 @@ import serving_clients
 from serving_clients import Client, hf_engine, served
 
 from quintet.policies.model_loading import load_tokenizer
-from quintet.runtime.serving.tool_calls import ToolCallParser, call_schema, renders_tool_calls
+from quintet.rollout.chat.tool_calls import ToolCallParser, call_schema, renders_tool_calls
 
 CHAT = "/v1/chat/completions"
 TEMPLATE = (

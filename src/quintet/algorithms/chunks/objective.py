@@ -146,7 +146,7 @@ class ChunkObjective:
             metrics["actor/clipped_ratio"] = ratio.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
         if targets.rollout_logprobs is not None:
             metrics["actor/behavior_kl"] = targets.rollout_logprobs - targets.old_logprobs
-            metrics["actor/behavior_clipfrac"] = ~self._kept(targets)
+            metrics["actor/behavior_clipfrac"] = ~self._unmasked(targets)
         return metrics
 
     def _value_loss(
@@ -173,7 +173,7 @@ class ChunkObjective:
             rollout_logprobs=None if rollout is None else level_sums(rollout, level)[trained],
         )
 
-    def _kept(self, targets: PolicyLossInputs) -> Tensor:
+    def _unmasked(self, targets: PolicyLossInputs) -> Tensor:
         """Return the ratios that the loss does not mask out, bool [M]."""
         if self.policy_loss.mask is None:
             return torch.ones_like(targets.advantages, dtype=torch.bool)
@@ -185,7 +185,7 @@ class ChunkObjective:
         if self.policy_loss.mask is None:
             return weights
         trained = weights > 0
-        return weights.masked_scatter(trained, weights[trained] * self._kept(self._targets(batch, trained)))
+        return weights.masked_scatter(trained, weights[trained] * self._unmasked(self._targets(batch, trained)))
 
     def _value_weights(self, batch: ChunkBatch) -> Tensor:
         """Return the weight of each value, [N, V]."""

@@ -24,6 +24,7 @@ from quintet.config.checks.processes import (
 from quintet.config.checks.robots import robot_problems
 from quintet.config.checks.sharding import sharding_problems
 from quintet.config.checks.svg_scores import svg_problems
+from quintet.config.checks.tools import tool_problems
 from quintet.config.checks.videos import video_problems
 from quintet.config.checks.vision import vision_problems
 from quintet.config.composed import ComposedConfig, config_value, with_value
@@ -84,6 +85,7 @@ def unsupported_problems(composed: ComposedConfig, rank: RankInfo | None = None)
     yield from weight_transfer_problems(composed)
     yield from vision_problems(composed)
     yield from svg_problems(composed)
+    yield from tool_problems(composed)
     yield from video_problems(composed)
     yield from robot_problems(composed)
 

@@ -1,6 +1,6 @@
 """Aliases: names of documented keys in older and newer releases of a framework."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -11,18 +11,21 @@ from quintet.config.dotted import is_inside, sections_around
 from quintet.errors import ConfigError
 
 
-def resolve_aliases(config: ForeignConfig, specs: Mapping[str, KeySpec]) -> tuple[ForeignConfig, tuple[str, ...]]:
+def resolve_aliases(
+    config: ForeignConfig, specs: Mapping[str, KeySpec], shared_sections: Mapping[str, str] | None = None
+) -> tuple[ForeignConfig, tuple[str, ...]]:
     """Replace aliases by the documented names of their keys; return a remark for each, too.
 
     A name with the default of the key, as in a framework's own file of all keys, does not contradict another name. Of
-    two other values, that under `KeySpec.wins` counts.
+    two other values, that under `KeySpec.wins` counts. `shared_sections` take the keys of other sections, and their
+    aliases.
 
     Raises:
         ConfigError: a key is set under two of its names, to different values.
     """
     sources = dict(config.sources)
     remarks = []
-    for spec in specs.values():
+    for spec in (*specs.values(), *_shared_specs(config.sources, specs, shared_sections or {})):
         for alias in spec.aliases:
             if alias not in config.sources or alias in specs:
                 continue
@@ -41,6 +44,21 @@ def resolve_aliases(config: ForeignConfig, specs: Mapping[str, KeySpec]) -> tupl
         _drop_unset(config, spec, sources)
     _delete_empty_sections(config.sources, sources)
     return ForeignConfig(config.tree, sources), tuple(remarks)
+
+
+def _shared_specs(
+    written: Mapping[str, str], specs: Mapping[str, KeySpec], shared_sections: Mapping[str, str]
+) -> Iterator[KeySpec]:
+    """Yield the keys of sections that take those of another section, if a file has aliases of them."""
+    for section, other in shared_sections.items():
+        prefix = f"{other}." if other else ""
+        for spec in specs.values():
+            key = f"{section}.{spec.key.removeprefix(prefix)}"
+            if not spec.aliases or not spec.key.startswith(prefix) or key in specs:
+                continue
+            aliases = (f"{section}.{alias.removeprefix(prefix)}" for alias in spec.aliases if alias.startswith(prefix))
+            if present := tuple(alias for alias in aliases if alias in written and alias not in specs):
+                yield spec.model_copy(update={"key": key, "aliases": present, "wins": None})
 
 
 def _keep_documented(config: ForeignConfig, spec: KeySpec, alias: str, sources: dict[str, str]) -> str | None:

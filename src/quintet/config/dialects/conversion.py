@@ -159,7 +159,7 @@ class NativeBuilder:
 
 @dataclass(slots=True)
 class Adjustments:
-    """What this version, or this machine, does not support of a converted configuration."""
+    """Settings of a converted configuration that this version, or this machine, does not support."""
 
     problems: dict[str, ConfigProblem] = field(default_factory=dict)
     """Unsupported settings of the user, by foreign key."""

@@ -21,6 +21,7 @@ from quintet.config.checks.processes import (
 )
 from quintet.config.checks.robots import robot_problems
 from quintet.config.checks.sharding import sharding_problems
+from quintet.config.checks.tools import tool_problems
 from quintet.config.checks.unsupported import UnsupportedValue, unsupported_values
 from quintet.config.composed import ComposedConfig, with_values
 from quintet.config.dialects.aliases import resolve_aliases
@@ -90,7 +91,7 @@ def conversion_problems(result: ConversionResult) -> tuple[ConfigProblem, ...]:
     """Return all settings that this version, or its learners on this machine, cannot honour."""
     ready = _runnable(result)
     placement = (*executor_problems(ready), *device_sharing_problems(ready), *env_host_problems(ready))
-    placement += (*sharded_reward_problems(ready), *robot_problems(ready))
+    placement += (*sharded_reward_problems(ready), *robot_problems(ready), *tool_problems(ready))
     return (*result.unsupported, *backend_problems(ready), *sharding_problems(ready), *placement)
 
 
@@ -165,7 +166,7 @@ def merge_with_reference(config: ForeignConfig, dialect: Dialect) -> tuple[Forei
     """
     config = config.with_sections(dialect.sections_of_files(config.plain()), "files of start states")
     narrowed = dialect.narrowed(config.plain())
-    renamed, remarks = resolve_aliases(config, narrowed.specs())
+    renamed, remarks = resolve_aliases(config, narrowed.specs(), narrowed.shared_sections)
     return ForeignValues(renamed.merge_onto(narrowed.default_tree()), narrowed), remarks
 
 

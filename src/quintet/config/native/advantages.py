@@ -170,7 +170,7 @@ class ReinforcePlusPlusBaselineConfig(AdvantageSection, name="reinforce_plus_plu
 
 @_register("outcome:gdpo", "weighted sum of the reward's parts, each normalized within its group")
 class GdpoConfig(AdvantageSection, name="gdpo"):
-    """Each part of the reward normalized within its group, then their weighted sum whitened over the batch (GDPO)."""
+    """GDPO: normalize each part of the reward within its group, then whiten their weighted sum over the batch."""
 
     compares_within_group: ClassVar[bool] = True
     needs_several_samples: ClassVar[bool] = True

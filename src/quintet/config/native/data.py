@@ -37,8 +37,8 @@ class DataConfig(Section):
     system_prompt: str | None = None
     """System message for rows without one."""
     template: str | None = None
-    """Chat template: `chatml`, `qwen2_5`, `qwen3`, `llama3`, a `.jinja` file or a Jinja template, `none` for plain
-    text; null or `native` takes the tokenizer's."""
+    """Chat template: `chatml`, `hermes` (ChatML with tools), `qwen2_5`, `qwen3`, `llama3`, a `.jinja` file or a Jinja
+    template, `none` for plain text; null or `native` takes the tokenizer's."""
     image_key: str | None = None
     """Column with the images of a row, for which its messages have the placeholder `<image>`; null for none. Rows may
     lack the column `images`, as under verl, but none of another name."""

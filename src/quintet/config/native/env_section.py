@@ -61,7 +61,7 @@ class EnvSection(NamedSection):
 
 
 class EnvProcessesConfig(Section):
-    """Each episode's env in a separate process, so that an env that hangs or dies only costs its own episode."""
+    """Environments in separate processes: one that hangs or dies ends only its own episode."""
 
     max_processes: PositiveInt = 256
     """Maximum number of processes; further episodes wait."""

@@ -314,7 +314,7 @@ ROLLOUT_OVERRIDES = (
 
 
 class MixedEnvConfig(Section):
-    """One of several envs of a run."""
+    """An environment of a run that has several."""
 
     env: EnvConfig = FrozenLakeConfig()
     """Environment, with the keys of `env`."""

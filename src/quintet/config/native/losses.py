@@ -70,7 +70,7 @@ class DecoupledPpoLossConfig(ClippedRatioSection, name="decoupled_ppo"):
 
 @_register("clipping:gspo", "one clipped ratio per sequence")
 class GspoLossConfig(LossSection, name="gspo"):
-    """One clipped ratio per response, the geometric mean of its tokens' ratios (GSPO)."""
+    """GSPO: a clipped ratio per response, the geometric mean of the ratios of its tokens."""
 
     clip_low: UnitInterval = 3e-4
     """The response's ratio is clipped below 1 - clip_low."""

@@ -9,6 +9,7 @@ from quintet.config.capabilities import Capability, Requires
 from quintet.config.native.envs import SimulatorConfig
 from quintet.config.native.section import Count, NonNegative, NotEmpty, PositiveShare, Section, Share, Texts
 from quintet.config.native.state_reward import StateRewardConfig
+from quintet.config.native.tool_calls import ToolCallsConfig
 
 Thoughts = Literal[
     "grounding",
@@ -141,7 +142,9 @@ class RolloutConfig(Section):
     engine_options: EngineConfig = EngineConfig(arguments={})
     """Options of the engine."""
     max_turns: PositiveInt = 8
-    """Maximum turns of an episode."""
+    """Maximum turns of an episode. A prompt has one response, or with `tool_calls` up to so many."""
+    tool_calls: ToolCallsConfig | None = None
+    """Tools that responses to prompts may call; null for none."""
     window_size: PositiveInt | None = 1
     """Observations in the context, including the current one; null keeps the whole history."""
     max_actions_per_turn: PositiveInt = 1
@@ -184,7 +187,7 @@ class RolloutConfig(Section):
     max_observation_tokens: PositiveInt | None = None
     """Maximum tokens of an observation; a longer one is truncated from the right. null does not truncate."""
     max_response_tokens: PositiveInt = 24
-    """Maximum tokens of a response."""
+    """Maximum tokens of a response; with `tool_calls` of all responses to a prompt and the results between them."""
     min_response_tokens: Count = 0
     """Minimum tokens of a response."""
     do_sample: bool = True

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import Field, model_validator
 
-from quintet.data.tasks.task import Problem, TaskOptions, format_response, parse_options
+from quintet.data.tasks.task import Problem, Style, TaskOptions, format_response, parse_options
 
 Tree = int | tuple[str, "Tree", "Tree"]
 """A number, or an operator with two subtrees."""
@@ -23,6 +24,8 @@ MAX_ATTEMPTS: Final = 1000
 class AdditionOptions(TaskOptions):
     """Options of `addition`."""
 
+    demonstrates_calls: ClassVar[bool] = True
+
     digits: Digits = 2
     """Digits of each number, without leading zeros."""
     terms: Terms = 2
@@ -31,6 +34,8 @@ class AdditionOptions(TaskOptions):
 
 class ArithmeticOptions(TaskOptions):
     """Options of `arithmetic`."""
+
+    demonstrates_calls: ClassVar[bool] = True
 
     digits: Digits = 2
     """Maximum digits of each number."""
@@ -63,12 +68,13 @@ class Addition:
         options, rng = self._options, _rng(seed, number)
         min_term = 10 ** (options.digits - 1) if options.digits > 1 else 0
         terms = [rng.randrange(min_term, 10**options.digits) for _ in range(options.terms)]
-        working = " , ".join(_column_sums(terms)) if options.style == "worked" else None
+        text = " + ".join(map(str, terms))
+        working = " , ".join(_column_sums(terms))
         return Problem(
-            question=options.add_instruction(f"{' + '.join(map(str, terms))} = ?"),
+            question=options.add_instruction(f"{text} = ?"),
             ground_truth=str(sum(terms)),
             key=" ".join(map(str, sorted(terms))),
-            response=format_response(str(sum(terms)), working),
+            response=_response(options.style, str(sum(terms)), working, text),
             extra_info={"digits": options.digits, "terms": options.terms},
         )
 
@@ -81,6 +87,15 @@ def _column_sums(terms: Sequence[int]) -> Iterator[str]:
         total = sum(map(int, digits))
         yield f"{' + '.join(digits)} = {total}"
         carry = total // 10
+
+
+def _response(style: Style, result: str, working: str, expression: str) -> str:
+    """Return a demonstrated response; the result of its tool call comes before the answer."""
+    answer = format_response(result, working if style == "worked" else None)
+    if style != "tool":
+        return answer
+    call = json.dumps({"name": "calculator", "arguments": {"expression": expression}})
+    return f"<tool_call>\n{call}\n</tool_call>{answer}"
 
 
 class Arithmetic:
@@ -107,7 +122,7 @@ class Arithmetic:
             question=options.add_instruction(f"{text} = ?"),
             ground_truth=result,
             key=text,
-            response=format_response(result, working if options.style == "worked" else None),
+            response=_response(options.style, result, working, text),
             extra_info={"digits": options.digits, "terms": options.terms, "operators": options.operators},
         )
 

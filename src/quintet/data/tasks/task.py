@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from pydantic import ValidationError
 
@@ -12,7 +12,7 @@ from quintet.config.native.section import Section
 from quintet.errors import ConfigError, nearest
 from quintet.registry import Registry
 
-Style = Literal["direct", "worked"]
+Style = Literal["direct", "worked", "tool"]
 REASONING_GYM = "reasoning_gym"
 
 
@@ -45,10 +45,17 @@ class Task(Protocol):
 class TaskOptions(Section):
     """Options of all tasks."""
 
+    demonstrates_calls: ClassVar[bool] = False
+    """Whether demonstrated responses may call a tool."""
+
     style: Style = "direct"
-    """Demonstrated responses: only the result, or with intermediate steps."""
+    """Demonstrated responses: only the result, with intermediate steps, or with a call of the tool `calculator`."""
     instruction: str = "Write the result between <answer> and </answer>."
     """Appended to each question; may be empty."""
+
+    def conflicts(self) -> Iterator[tuple[str, ...]]:
+        if self.style == "tool" and not self.demonstrates_calls:
+            yield "`style` = tool needs the task addition or arithmetic", "style=direct"
 
     def add_instruction(self, question: str) -> str:
         """Return the question followed by the instruction."""

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from quintet.errors import ConfigError
+from quintet.loading_lock import LOADING_LOCK
 
 DIGITS: Final = 4
 """Decimal places of a score: batches of other sizes change the last digits of a model's output."""
@@ -36,7 +37,7 @@ class DinoScorer:
         from transformers import AutoImageProcessor, AutoModel
 
         self._torch, directory = torch, os.path.expanduser(path)
-        with _loading("dino", path, device):
+        with LOADING_LOCK, _loading("dino", path, device):
             self._processor = AutoImageProcessor.from_pretrained(directory, local_files_only=True, backend="pil")
             model = AutoModel.from_pretrained(
                 directory, local_files_only=True, dtype=torch.float32, use_safetensors=True

@@ -15,6 +15,7 @@ from quintet.config.native.envs import EnvSection, SimulatorConfig
 from quintet.config.native.experiment import Experiment
 from quintet.envs.simulators.registry import build_simulator
 from quintet.errors import ConfigError, MachineError, nearest
+from quintet.loading_lock import LOADING_LOCK
 from quintet.policies.attention_backends import EAGER
 from quintet.policies.lora import add_lora
 from quintet.policies.model_loading import load_tokenizer
@@ -195,7 +196,7 @@ def _quiet_loading() -> Iterator[None]:
 
 def _load_weights(directory: Path, kind: type[PreTrainedModel], config: PreTrainedConfig, seed: int) -> PreTrainedModel:
     try:
-        with torch.random.fork_rng(devices=[]), _quiet_loading():
+        with LOADING_LOCK, torch.random.fork_rng(devices=[]), _quiet_loading():
             torch.manual_seed(seed)
             policy, report = kind.from_pretrained(
                 directory, config=config, dtype=torch.float32, local_files_only=True, output_loading_info=True

@@ -53,7 +53,7 @@ def verify(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
         ConfinementError: programs cannot be confined on this machine.
     """
     cases = parse_tests(ground_truth, extra)[:MAX_TESTS]
-    _check_confinement()
+    check_confinement()
     program, left = extract_program(text), time_budget.seconds_left(math.inf)
     reserved = 0.0 if math.isinf(left) else left * RESERVED_SHARE
     passed = sum(_passes(case, program, time_budget.seconds_left(math.inf) - reserved) for case in cases)
@@ -74,15 +74,16 @@ def _passes(case: Case, program: str, seconds: float) -> bool:
     return result.status == 0 and case.accepts(result.output)
 
 
-def run(program: str, stdin: str, seconds: float, memory: int = MEMORY_BYTES) -> Run:
-    """Run a Python program confined and with resource limits. It leaves nothing on disk, however this process ends."""
+def run(program: str, stdin: str, seconds: float, memory: int = MEMORY_BYTES, *, with_errors: bool = False) -> Run:
+    """Run a Python program confined and with resource limits. It leaves nothing on disk, however this process ends.
+    `with_errors` includes standard error in the output."""
     with _file(program) as source, _file(stdin) as stdin_file, tempfile.TemporaryFile() as output:
         command = [*_confinement_command(seconds, memory), *PYTHON, f"/dev/fd/{source.fileno()}"]
         process = subprocess.Popen(  # noqa: S603 - no shell, and confined before it runs
             command,
             stdin=stdin_file,
             stdout=output,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT if with_errors else subprocess.DEVNULL,
             pass_fds=(source.fileno(),),
             env=ENVIRONMENT,
             cwd="/",
@@ -116,7 +117,11 @@ def _file(text: str) -> IO[bytes]:
 
 
 @cache
-def _check_confinement() -> None:
+def check_confinement() -> None:
+    """
+    Raises:
+        ConfinementError: programs cannot be confined on this machine.
+    """
     if run("", "", 20.0).status == CONFINEMENT_FAILED:
         raise seccomp.ConfinementError(
             "programs of a model only run if the kernel can confine them: Linux (x86-64, AArch64) with seccomp"

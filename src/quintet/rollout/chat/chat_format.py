@@ -46,7 +46,7 @@ class ChatFormat:
         """
         self._tokenizer = tokenizer
         self._render = Renderer(tokenizer, template, thinking=thinking)
-        special_tokens, added_tokens = _special_and_added_tokens(tokenizer)
+        special_tokens, added_tokens = special_and_added_tokens(tokenizer)
         parts = analyze_template(self._render, special_tokens, added_tokens, tokenizer.eos_token)
         self.template_parts: TemplateParts = parts
         self._encoder = TextEncoder(tokenizer, parts.control, images)
@@ -159,7 +159,7 @@ class ChatFormat:
         return str(text)
 
 
-def _special_and_added_tokens(tokenizer: PreTrainedTokenizerFast) -> tuple[set[str], set[str]]:
+def special_and_added_tokens(tokenizer: PreTrainedTokenizerFast) -> tuple[set[str], set[str]]:
     """Special tokens, and all tokens added to the vocabulary. The unknown token and byte tokens count as ordinary,
     because any text may contain them."""
     added = tokenizer.added_tokens_decoder.values()

@@ -159,7 +159,7 @@ _WHITESPACE_RULES: Mapping[WhitespaceRule, Callable[[str], str]] = {
 PADDED = ("\n {} \n", " \n{}\n ")
 
 
-def _whitespace_rule(render: Callable[[str], str], marker: str) -> WhitespaceRule | None:
+def whitespace_rule(render: Callable[[str], str], marker: str) -> WhitespaceRule | None:
     """The rule that `render` applies to a message; None if it does something else."""
     plain = render(marker)
     for rule in WhitespaceRule:
@@ -239,7 +239,7 @@ def analyze_template(
     """
     first, later, system_difference = _literals(render)
     between, header = later[-2], later[-1]
-    control = frozenset(special_tokens) | _turn_markers(added_tokens, "".join((*first[:-1], *later[:-1])))
+    control = frozenset(special_tokens) | turn_markers(added_tokens, "".join((*first[:-1], *later[:-1])))
     end, at = _end_token(between, control, eos)
     history_only, prompt_only = _around_response(later[-3], header)
     merges = len(first) == 2
@@ -272,7 +272,7 @@ def _dialogue(system: str | None, response: str, next_user: str) -> list[Message
 
 
 def _require_rule(render: Callable[[str], str], marker: str) -> WhitespaceRule:
-    rule = _whitespace_rule(render, marker)
+    rule = whitespace_rule(render, marker)
     if rule is None:
         problem = f"the chat template changes the text of messages: {render(PADDED[0].format(marker))!r}"
         raise _unsupported(problem, "writes messages unchanged or stripped")
@@ -329,7 +329,7 @@ def _split_at_markers(text: str, *markers: str) -> tuple[str, ...]:
     return (*literals, rest)
 
 
-def _turn_markers(added_tokens: Collection[str], rendered: str) -> set[str]:
+def turn_markers(added_tokens: Collection[str], rendered: str) -> set[str]:
     """Added tokens that a template marks turns with: not whitespace, not words, not thinking tags."""
     bracketed = {token for token in added_tokens if token and not (token[0] + token[-1]).isspace() and len(token) > 2}
     bracketed -= {token for token in bracketed if token[0].isalnum() or token[-1].isalnum()}
@@ -399,7 +399,7 @@ def _response_differences(parts: TemplateParts, render: Renderer) -> list[Templa
     if THOUGHT not in render_response(f"{THINK[0]}\n{THOUGHT}\n{THINK[1]}\n\n{RESPONSE}"):
         template = "leaves out earlier thoughts"
         differences.append(TemplateDifference(DifferenceKind.THOUGHTS, template, "they stay as sampled"))
-    if _whitespace_rule(render_response, RESPONSE) is not WhitespaceRule.AS_IS:
+    if whitespace_rule(render_response, RESPONSE) is not WhitespaceRule.AS_IS:
         template = "strips whitespace from earlier responses"
         differences.append(TemplateDifference(DifferenceKind.RESPONSE_WHITESPACE, template, "it stays as sampled"))
     return differences

@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from quintet.errors import nearest
 from quintet.records import StructuredOutput
+from quintet.rollout.chat.tool_calls import CALL_END, call_schema
 from quintet.runtime.serving.body_parts import (
     Function,
     Message,
@@ -23,7 +24,6 @@ from quintet.runtime.serving.body_parts import (
     Text,
     Tool,
 )
-from quintet.runtime.serving.tool_calls import CALL_END, call_schema
 
 MAX_SEPARATORS = {",": 1 << 20, ":": 1 << 17}
 """Maximum number of commas and colons in a body, because many values and keys take seconds to parse."""

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from typing import Any
 
 from quintet.records import FinishReason
+from quintet.rollout.chat.tool_calls import ToolCall, ToolCallParser
 from quintet.rollout.engines.async_engine import AsyncEngine, PartialResponse
 from quintet.runtime.serving.request_handler import CompletionChoice, PendingCompletion, RequestHandler
 from quintet.runtime.serving.request_schema import ChatBody, CompletionBody, OpenAiBody
 from quintet.runtime.serving.tokenization import REPLACEMENT_CHARACTER, ChatTokenizer, StreamingText
-from quintet.runtime.serving.tool_calls import ToolCall, ToolCallParser
 
 FINISH_REASONS = {
     FinishReason.STOP: "stop",

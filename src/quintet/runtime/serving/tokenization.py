@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from quintet.data.template_rendering import TemplateLimitError, TemplateRenderingError, render_chat_template
 from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.chat.image_prompts import ImagePrompts
+from quintet.rollout.chat.tool_calls import FORCED_START, overlap, renders_tool_calls
 from quintet.runtime.serving.body_parts import Message
 from quintet.runtime.serving.request_schema import ChatBody, RequestError
-from quintet.runtime.serving.tool_calls import FORCED_START, overlap, renders_tool_calls
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

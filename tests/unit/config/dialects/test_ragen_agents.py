@@ -413,3 +413,32 @@ def test_a_run_in_several_environments_can_be_translated(tmp_path: Path) -> None
     assert [key for key in translated.lost if key.startswith(("envs.", "training.", "algorithm."))] == [
         "envs.SimpleSokoban.env.instruction"
     ]
+
+
+OLDER_TREE = {
+    "actor_rollout_ref": {
+        "model": {"return_last_hidden_state": False, "use_fused_loss": False},
+        "actor": {"checkpoint": {"contents": ["model", "optimizer", "extra"]}},
+        "rollout": {"chat_scheduler": None, "multi_turn": {"enable": False, "max_turns": None}},
+    },
+    "critic": {"checkpoint": {"contents": ["model", "optimizer", "extra"]}},
+}
+"""What the trees of verl 0.3 and 0.4, which RAGEN links to, have beyond newer ones."""
+
+
+@pytest.mark.proves(
+    "verl", "actor_rollout_ref.model.return_last_hidden_state", "actor_rollout_ref.model.use_fused_loss"
+)
+def test_the_older_tree_of_verl_is_not_refused_as_a_slip(tmp_path: Path) -> None:
+    result = convert(compose_config(write(tmp_path, OLDER_TREE), ()), DIALECTS["ragen"], to_plan=True)
+    assert not result.unsupported
+    renamed = [remark.partition(" (")[0] for remark in result.composed.remarks if "is read as" in remark]
+    assert {"actor_rollout_ref.actor.checkpoint.contents", "critic.checkpoint.contents"} <= set(renamed)
+    fused = [f"{MODEL}.{key}=true" for key in ("return_last_hidden_state", "use_fused_loss")]
+    assert load(tmp_path, *fused).experiment == load(tmp_path).experiment
+
+
+def test_a_scheduler_of_conversations_waits_by_name(tmp_path: Path) -> None:
+    override = "actor_rollout_ref.rollout.chat_scheduler=mine.Scheduler"
+    result = convert(compose_config(write(tmp_path), (override,)), DIALECTS["ragen"], to_plan=True)
+    assert ["agent loops by name" in str(problem) for problem in result.unsupported] == [True]

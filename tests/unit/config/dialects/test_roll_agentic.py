@@ -71,7 +71,7 @@ ADVANTAGE, SHAPING = "algorithm.advantage.", "algorithm.shaping."
 
 HONOURED: list[tuple[str, str, Any, str, Any, dict[str, Any]]] = [
     ("val_batch_size", "val_batch_size", 48, "validation.episodes", 24, ONE),
-    (f"{LAKE}env_type", f"{LAKE}env_type", "frozen_lake", "env.name", "frozenlake", ONE),
+    (f"{LAKE}env_type", "custom_env.Lake.env_type", "frozen_lake", "env.name", "frozenlake", ONE),
     (f"{LAKE}max_steps", "custom_env.Lake.max_steps", 5, "rollout.max_turns", 5, ONE),
     (f"{LAKE}max_tokens_per_step", "tokens", 48, "rollout.max_response_tokens", 48, ONE),
     (f"{LAKE}env_manager_cls", "custom_env.Lake.env_manager_cls", STEPWISE, "rollout.window_size", 1, ONE),
@@ -128,6 +128,7 @@ WITHOUT_EFFECT: dict[str, Any] = {
     "custom_env.Lake.pre_step_template": "Turn",
     "custom_env.Lake.next_step_template": "Decide",
     f"{CONFIG}map_seed": 7,
+    f"{CONFIG}grid_vocab": {"P": "player"},
     f"{CONFIG}map_lookup": {"a": 1},
     f"{CONFIG}env_instruction": "Cross the lake.",
     "frozen_format_penalty": -0.3,
@@ -249,7 +250,7 @@ def test_managers_sample_by_their_own_settings_where_the_engine_has_none(tmp_pat
         ({"train_env_manager.num_groups_partition": [8]}, ("one number for each of the 2 tags", "[4, 4]")),
         ({"rollout_batch_size": 66}, ("rollout_batch_size = 66", "4 episodes of a group", "rollout_batch_size=6")),
         ({"val_batch_size": 20}, ("multiple of the 24 validation environments", "val_batch_size=24")),
-        ({"train_env_manager.tags": ["Lake", "Boxes"]}, ("custom_envs does not define Lake", "FrozenLake, Boxes")),
+        ({"train_env_manager.tags": ["Lake", "Boxes"]}, ("custom_envs does not define Lake", "Boxes, FrozenLake")),
         ({"train_env_manager.num_env_group": 8}, ("did you mean train_env_manager.num_env_groups?",)),
         ({"sequence_length": None}, ("sequence_length = null", "maximum length of an episode")),
     ],
@@ -266,3 +267,15 @@ def test_every_key_of_agentic_files_is_among_these() -> None:
     rows = {spec.key for name in ("roll_agentic", "roll_env") for spec in load_keys("roll", name) if not spec.requires}
     written = {key.replace("custom_env.Lake.", "custom_envs.FrozenLake.") for key in WITHOUT_EFFECT}
     assert rows - written - {case[0] for case in HONOURED} - {*GROUP_KEYS, *BOX_KEYS, "custom_env"} == set()
+
+
+@pytest.mark.proves("roll", f"{LAKE}env_config.grid_lookup")
+def test_symbols_of_sokoban_are_those_of_the_file(tmp_path: Path) -> None:
+    lookup = {str(number): symbol for number, symbol in enumerate("W.GCBA@")}
+    boxes: Any = agentic(tmp_path, {f"{BOX_CONFIG}grid_lookup": lookup}).composed.experiment.envs["Boxes"].env
+    assert boxes.symbols == "W.GCBA@"
+
+
+def test_an_environment_that_no_tag_names_may_have_any_keys(tmp_path: Path) -> None:
+    unused = {"env_type": "webshop", "env_config": {"goals": 3}}
+    assert agentic(tmp_path, {"custom_envs.Shop": unused}).unsupported == agentic(tmp_path, {}).unsupported

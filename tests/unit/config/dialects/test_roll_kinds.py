@@ -53,6 +53,11 @@ FILES: list[tuple[dict[str, Any], Kind]] = [
     ({"train_env_manager": {}, "actor_train": {}}, Kind.AGENTIC),
     ({"rewards": {"math_rule": {}}, "actor_train": {}}, Kind.RLVR),
     ({"custom_env": {"Lake": {"env_type": "frozen_lake"}}}, Kind.ENVIRONMENTS),
+    ({"deepspeed_zero3": {"zero_optimization": {"stage": 3}}}, Kind.ENVIRONMENTS),
+    (
+        {"actor_train": {"model_args": {"model_config_kwargs": {"trainable_models": "dit2"}}}, "train_batch_size": 8},
+        Kind.REWARD_FLOW,
+    ),
 ]
 
 

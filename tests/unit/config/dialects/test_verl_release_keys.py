@@ -28,6 +28,9 @@ SPLIT = {f"{SIZES}.tensor_model_parallel_size": 2}
 BRIDGE = {f"{MODEL}.lora.rank": 16}
 STORED, FROM = "use_dist_checkpointing", "dist_checkpointing_path"
 LORA = {f"{MODEL}.lora_rank": 8}
+TURNS = f"{ROLLOUT}.multi_turn"
+TOOL_FILE = f"{TURNS}.tool_config_path"
+CALLS = {f"{TURNS}.enable": True, TOOL_FILE: "tools.yaml"}
 ON_MEGATRON = {f"{ACTOR}.strategy": "megatron"}
 FILES = [name for name in RELEASE_KEYS if name != "verl_newer"]
 ROWS = [row for name in (*FILES, "verl_fsdp_optim") for (file,) in [key_files("verl", [name])] for row in file.load()]
@@ -70,6 +73,13 @@ COMPUTED: list[tuple[str, Any, str, Any, dict[str, Any]]] = [
     ("trainer.rollout_data_dir", "rollouts", "tracking.trajectories_every_steps", 1, {}),
     ("trainer.max_actor_ckpt_to_keep", 5, "checkpoint.keep", 5, {}),
     ("actor_rollout_ref.nccl_timeout", 1200, "placement.call_timeout_seconds", 1200.0, {}),
+    (f"{TURNS}.enable", True, "rollout.tool_calls.file", "tools.yaml", {TOOL_FILE: "tools.yaml"}),
+    (TOOL_FILE, "tools.yaml", "rollout.tool_calls.file", "tools.yaml", {f"{TURNS}.enable": True}),
+    (f"{TURNS}.max_assistant_turns", 5, "rollout.max_turns", 5, CALLS),
+    (f"{TURNS}.max_user_turns", 5, "rollout.max_turns", 6, CALLS),
+    (f"{TURNS}.max_parallel_calls", 3, "rollout.tool_calls.max_parallel_calls", 3, CALLS),
+    (f"{TURNS}.max_tool_response_length", 99, "rollout.tool_calls.max_result_chars", 99, CALLS),
+    (f"{TURNS}.tool_response_truncate_side", "left", "rollout.tool_calls.kept_part", "start", CALLS),
     ("model_engine", "megatron", "actor.backend", "megatron", {}),
 ]  # fmt: skip
 CANDIDATES = (True, False, 7, 0.25, "other", ["a"], [1], {"some": 1}, ["model"])
@@ -222,6 +232,20 @@ def test_model_engine_chooses_megatron_and_its_optimizer(tmp_path: Path) -> None
     assert actor.optimizer.min_learning_rate_ratio == pytest.approx(0.1)
     # the reference has the sizes of the actor, and no data-parallel rank is left to share
     assert found.composed.experiment.reference.parallel.tensor == 4
+
+
+def test_tools_of_verl_keep_its_turns_rewards_and_file(tmp_path: Path) -> None:
+    found = converted(tmp_path, "verl", changed(PPO, {**CALLS, f"{TURNS}.max_assistant_turns": 5}))
+    rollout = found.composed.experiment.rollout
+    assert rollout.tool_calls is not None
+    # verl only passes rewards of tools on to the reward function
+    assert rollout.tool_calls.reward_weight == 0.0
+    assert not {"rollout.tool_calls.file", "rollout.max_turns"} & set(translated(found, "verl").lost)
+    # without a limit of turns, each has at least one token
+    unlimited = converted(tmp_path, "verl", changed(PPO, {**CALLS, "data.max_response_length": 300}))
+    assert natively(unlimited, "rollout.max_turns") == 300
+    without = converted(tmp_path, "verl", changed(PPO, {f"{TURNS}.enable": True}))
+    assert (without.composed.experiment.rollout.tool_calls, natively(without, "rollout.max_turns")) == (None, 1)
 
 
 def test_torch_compile_is_no_option_of_megatron_that_nobody_set(tmp_path: Path) -> None:

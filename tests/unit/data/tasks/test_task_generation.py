@@ -105,6 +105,18 @@ def test_worked_sums_proceed_digit_by_digit() -> None:
     assert problem.response == f"<think> {first} , {second} </think> <answer> {left + right} </answer>"
 
 
+def test_the_style_with_a_tool_calls_a_calculator_with_the_question() -> None:
+    problem = build_task("addition", {"style": "tool", "digits": 2}).problem(0, 0)
+    assert problem is not None
+    expression = problem.question.partition(" = ?")[0]
+    assert problem.response == (
+        f'<tool_call>\n{{"name": "calculator", "arguments": {{"expression": "{expression}"}}}}\n</tool_call>'
+        f"<answer> {problem.ground_truth} </answer>"
+    )
+    with pytest.raises(ConfigError, match="needs the task addition or arithmetic"):
+        build_task("countdown", {"style": "tool"})
+
+
 numbers = st.integers(0, 99)
 trees: st.SearchStrategy[Tree] = st.recursive(
     numbers, lambda inner: st.tuples(st.sampled_from("+-*/"), inner, inner), max_leaves=7

@@ -4,37 +4,55 @@ Hydra applies defaults lists, packages, search paths and overrides; OmegaConf in
 the dialect's references.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from quintet.config.dialects.composition.hydra_composition import HYDRA, compose, section_node
-from quintet.config.dialects.composition.interpolation import check_growth, first_line, hint_for, register_resolvers
+from quintet.config.dialects.composition.hydra_composition import HYDRA, compose
+from quintet.config.dialects.composition.interpolation import (
+    MAX_CHAIN,
+    check_growth,
+    first_line,
+    hint_for,
+    register_resolvers,
+)
 from quintet.config.dialects.composition.overrides import nested_keys, parse_overrides
-from quintet.config.dotted import get_value
+from quintet.config.dotted import get_value, has_key
 from quintet.config.problems import describe_setting
 from quintet.config.yaml_reader import read_file
 from quintet.errors import ConfigError
 
 REFERENCE = "default"
+MISSING = "???"
+REFERENCE_TO_KEY = re.compile(r"\$\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}")
+"""Interpolation of another key: `${actor.model.path}`."""
 
 
-@dataclass(frozen=True, slots=True)
+class _NeedsOmegaConf(Exception):
+    """A tree has interpolations, or merges of them, for which plain data do not suffice."""
+
+
+@dataclass(frozen=True)
 class MergedConfig:
     """A user's configuration merged onto the defaults of the dialect's references."""
 
-    tree: DictConfig
+    plain: Mapping[Any, Any]
     """Values before interpolation."""
     sources: Mapping[str, str]
     """Sources of the keys that the user set: `file.yaml:12` or `command line`."""
     _interpolated: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _raw: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """The tree as plain data before interpolation, made on first use."""
+
+    @cached_property
+    def tree(self) -> DictConfig:
+        """The values as OmegaConf's nodes, which interpolate. They are slow to create."""
+        return OmegaConf.create(dict(self.plain))
 
     def leaves(self) -> Iterator[str]:
         """Yield the dotted keys that the user set, without sections."""
@@ -52,10 +70,46 @@ class MergedConfig:
         return deepcopy(self._interpolated[key])
 
     def _interpolate(self, key: str) -> Any:
-        # most values are plain, and OmegaConf's nodes are slow
-        value, is_plain = self._plain_value(key)
-        if is_plain:
-            return value
+        try:
+            return self._resolve(self._node(key), MAX_CHAIN)
+        except _NeedsOmegaConf:
+            return self._interpolate_by_omegaconf(key)
+
+    def _node(self, key: str) -> Any:
+        node: Any = self.plain
+        for part in key.split("."):
+            if isinstance(node, str):
+                raise _NeedsOmegaConf  # the section may be an interpolation
+            node = node.get(part) if isinstance(node, Mapping) else None
+        return node
+
+    def _resolve(self, node: Any, depth: int) -> Any:
+        """Return a value with `${other.key}` resolved; other interpolations need OmegaConf."""
+        if isinstance(node, Mapping):
+            return {name: self._resolve(value, depth) for name, value in node.items()}
+        if isinstance(node, list):
+            return [self._resolve(value, depth) for value in node]
+        if not isinstance(node, str) or ("${" not in node and node != MISSING):
+            return node
+        targets = {name: self._target(name, depth) for name in REFERENCE_TO_KEY.findall(node)}
+        if REFERENCE_TO_KEY.fullmatch(node):
+            return next(iter(targets.values()))
+        text = REFERENCE_TO_KEY.sub("", node)
+        if (
+            "$" in text
+            or "\\" in text
+            or text == MISSING
+            or not all(isinstance(value, str) for value in targets.values())
+        ):
+            raise _NeedsOmegaConf
+        return REFERENCE_TO_KEY.sub(lambda match: str(targets[match[1]]), node)
+
+    def _target(self, key: str, depth: int) -> Any:
+        if depth == 0 or not has_key(self.plain, key):
+            raise _NeedsOmegaConf  # which describes the problem
+        return self._resolve(self._node(key), depth - 1)
+
+    def _interpolate_by_omegaconf(self, key: str) -> Any:
         node: Any = self.tree
         try:
             for part in key.split("."):
@@ -67,21 +121,9 @@ class MergedConfig:
             message = f"{key} ({source}) cannot be interpolated: {problem}"
             raise ConfigError(message, key=key, source=source, hint=hint_for(problem)) from None
 
-    def _plain_value(self, key: str) -> tuple[Any, bool]:
-        """Return the value of a key before interpolation, and whether it is the same afterwards."""
-        if not self._raw:
-            self._raw.update(_plain(self.tree))
-        node: Any = self._raw
-        for part in key.split("."):
-            if isinstance(node, str):
-                return None, False  # the section may be an interpolation
-            node = node.get(part) if isinstance(node, Mapping) else None
-        is_text = isinstance(node, str) and ("${" in node or node == "???")
-        return node, not is_text and not isinstance(node, Mapping | list)
-
     def raw(self, key: str) -> Any:
         """Return the value of a key before interpolation; None if it has none."""
-        return get_value(_plain(self.tree), key)
+        return get_value(self.plain, key)
 
     def interpolated(self, value: Any) -> Any:
         """Interpolate a text with `${…}`; return other values, and text that cannot be interpolated, unchanged."""
@@ -104,13 +146,12 @@ class ForeignConfig:
 
     def merge_onto(self, reference: Mapping[str, Any]) -> MergedConfig:
         """Merge the configuration onto the default values of a reference."""
-        tree, sources = OmegaConf.create(dict(reference)), dict(self.sources)
-        tree.merge_with(OmegaConf.create(_without_null_sections(self.plain(), reference, "", sources)))
-        check_growth(_plain(tree), sources)
-        merged = MergedConfig(tree, sources)
+        sources = dict(self.sources)
+        plain = _merge(reference, _without_null_sections(self.plain(), reference, "", sources))
+        check_growth(plain, sources)
+        merged = MergedConfig(plain, sources)
         for key in list(merged.leaves()):
-            section = section_node(tree, key)
-            if section is not None and OmegaConf.is_interpolation(section, key.rpartition(".")[2]):
+            if isinstance(value := merged.raw(key), str) and "${" in value:
                 _note_section_keys(merged, key, sources)
         return merged
 
@@ -130,6 +171,31 @@ def _plain(tree: DictConfig) -> dict[Any, Any]:
     """Return a tree as plain data before interpolation; an empty one if it is null."""
     plain = OmegaConf.to_container(tree, resolve=False)
     return plain if isinstance(plain, dict) else {}
+
+
+def _merge(reference: Mapping[Any, Any], changes: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return the reference with other values, as OmegaConf merges them, before interpolation."""
+    try:
+        return _merge_sections(reference, changes)
+    except _NeedsOmegaConf:
+        tree = OmegaConf.create(dict(reference))
+        tree.merge_with(OmegaConf.create(dict(changes)))
+        return _plain(tree)
+
+
+def _merge_sections(reference: Mapping[Any, Any], changes: Mapping[Any, Any]) -> dict[Any, Any]:
+    merged = dict(reference)
+    for name, value in changes.items():
+        if isinstance(value, Mapping):
+            section = merged.get(name)
+            if isinstance(section, str):
+                raise _NeedsOmegaConf
+            merged[name] = _merge_sections(section if isinstance(section, Mapping) else {}, value)
+        elif value == MISSING:
+            raise _NeedsOmegaConf
+        else:
+            merged[name] = value
+    return merged
 
 
 def _without_null_sections(

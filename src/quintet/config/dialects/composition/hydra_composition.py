@@ -19,7 +19,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from quintet.config.dialects.composition.confined_source import ConfigFiles, confined_search_path, confined_to
+from quintet.config.dialects.composition.confined_source import (
+    ConfigFiles,
+    confined_search_path,
+    confined_to,
+    read_single_file,
+)
 from quintet.config.dialects.composition.interpolation import first_line, hint_for
 from quintet.config.dialects.composition.overrides import ParsedOverride
 from quintet.config.dialects.typos import closest_keys
@@ -41,6 +46,10 @@ def compose(path: Path | None, overrides: Sequence[ParsedOverride]) -> tuple[Dic
     Raises:
         ConfigError: it cannot be composed.
     """
+    if path is not None and not overrides and (single := read_single_file(path)) is not None:
+        config, sources = single
+        _delete_missing(config, sources)
+        return config, sources
     with _hydra(path) as (loader, files):
         # looking up a group takes 10 ms, and no group has a dot in its name
         names = {override.key for override in overrides if "." not in override.key}

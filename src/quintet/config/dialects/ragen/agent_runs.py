@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from quintet.config.capabilities import Capability
 from quintet.config.dialects.algorithm_choice import ADVANTAGE, choose, config_class, option_value, set_options
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import Derived, MiniBatches, OptionalSection, Same, file_list
@@ -28,6 +29,15 @@ MINI_BATCH, MODEL_TOKENS = f"{ACTOR}.ppo_mini_batch_size", f"{ROLLOUT}.max_model
 PROMPT, RESPONSE = f"{ROLLOUT}.prompt_length", f"{ROLLOUT}.response_length"
 SHARED_MINI_BATCH, CRITIC_MINI_BATCH = "ppo_mini_batch_size", "critic.ppo_mini_batch_size"
 RATIO = f"{ROLLOUT}.rollout_filter_ratio"
+STRATEGY, AMOUNT = f"{ROLLOUT}.rollout_filter_strategy", f"{ROLLOUT}.rollout_filter_value"
+CONTEXT, WINDOW, BY_DEVIATION = (
+    "agent_proxy.context_window_mode",
+    "agent_proxy.max_context_window",
+    "algorithm.norm_adv_by_std_in_grpo",
+)
+NEWER = (STRATEGY, AMOUNT, CONTEXT, "algorithm.zero_task_advantage", "algorithm.soft_advantage_reweight")
+"""Keys by which files of the releases since 2026 are recognised."""
+ADAPTERS = "lora.enabled"
 ESTIMATOR, BI_LEVEL, LENGTH_WEIGHT = "algorithm.adv_estimator", "algorithm.bi_level_gae", "grpo_advantage_length_weight"
 GAMMA, TURN_GAMMA, LAMBDA = (f"algorithm.{key}" for key in ("gamma", "high_level_gamma", "lam"))
 GROUPING, METHOD = (f"agent_proxy.reward_normalization.{key}" for key in ("grouping", "method"))
@@ -57,7 +67,14 @@ RULES = (
         lambda size, rounds: size * rounds,
         lambda samples: (samples, 1),
     ),
-    Derived("placement.visible_devices", (DEVICES,), parse_devices, format_devices, export_none=False),
+    # RAGEN uses as many of the visible GPUs as a node has
+    Derived(
+        "placement.visible_devices",
+        (DEVICES, DEVICES_PER_NODE),
+        lambda visible, per_node: parse_devices(visible)[:per_node],
+        format_devices,
+        export_none=False,
+    ),
     OptionalSection(
         "policy.lora",
         f"{MODEL}.lora_rank",
@@ -109,9 +126,28 @@ def _step_size(values: ForeignValues) -> StepSize:
     )
 
 
+def _is_newer(values: ForeignValues) -> bool:
+    """Whether a file is one of the releases since 2026, which have another filter and compare groups in `grpo`."""
+    return any(map(values.is_set, NEWER))
+
+
 def _kept_groups(values: ForeignValues) -> int:
     """Return the groups of a step that the filter keeps."""
-    return int(values[RATIO] * values[GROUPS] + 1e-9)
+    groups, amount = int(values[GROUPS]), values[AMOUNT]
+    if not _is_newer(values) or values.is_set(RATIO):
+        return int(values[RATIO] * groups + 1e-9)
+    if values[STRATEGY] == "top_k_abs":
+        return max(1, min(int(amount), groups))
+    return max(1, min(int(amount * groups + 1e-9), groups)) if values[STRATEGY] == "top_k" else groups
+
+
+def _filter_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set the share of groups; the other filters of 2026 wait."""
+    origins = (STRATEGY, AMOUNT, GROUPS) if _is_newer(values) else (RATIO, GROUPS)
+    native.set("algorithm.filter.keep_share", _kept_groups(values) / values[GROUPS], *origins)
+    adds_up = values[STRATEGY] == "min_p" or (values[STRATEGY] == "top_p" and values[AMOUNT] < 1)
+    if _is_newer(values) and adds_up:
+        native.require(AMOUNT, Capability.GROUP_FILTERS)
 
 
 def _mini_batch_key(values: ForeignValues) -> str:
@@ -154,7 +190,7 @@ def _length_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
 
 def _device_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     devices, per_node = parse_devices(values[DEVICES]), values[DEVICES_PER_NODE]
-    if devices and len(devices) != per_node:
+    if devices and len(devices) < per_node:
         problem = f"names {len(devices)}, but {values.describe(DEVICES_PER_NODE)}"
         names = ",".join(map(str, range(per_node)))
         yield values.problem(DEVICES, problem, f"{DEVICES}=\"'{names}'\", or {DEVICES_PER_NODE}={len(devices)}")
@@ -170,7 +206,11 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.apply(RULES)
     tokens = _max_tokens(values) - values[RESPONSE]
     native.set("rollout.max_prompt_tokens", tokens, MODEL_TOKENS, RESPONSE, PROMPT)
-    native.set("algorithm.filter.keep_share", _kept_groups(values) / values[GROUPS], RATIO, GROUPS)
+    _filter_to_native(values, native)
+    shows_all = values[CONTEXT] == "full" or (values[WINDOW] or 0) < 1
+    native.set("rollout.window_size", None if shows_all else values[WINDOW], WINDOW, CONTEXT)
+    if values[ADAPTERS] is False:
+        native.set("policy.lora", None, ADAPTERS)
     envs_to_native(values, native)
     _algorithm_to_native(values, native)
     _kl_to_native(values, native)
@@ -188,9 +228,18 @@ def _method(values: ForeignValues) -> str:
 def _estimator(values: ForeignValues) -> str:
     """Return the native estimator. RAGEN's own do not compare episodes, which the normalization of rewards does."""
     compares = values[ESTIMATOR] == "grpo" and values[GROUPING] == "state" and values[SAMPLES] > 1
+    if values[ESTIMATOR] == "grpo" and _is_newer(values) and _method(values) == "identity" and values[SAMPLES] > 1:
+        return "grpo"
     if values[ESTIMATOR] == "grpo" and not (compares and _method(values) in ("mean", "mean_std")):
         return "raw"
     return "bi_level_gae" if values[BI_LEVEL] else str(values.native(ESTIMATOR))
+
+
+def _by_deviation(values: ForeignValues) -> tuple[bool, tuple[str, ...]]:
+    """Return whether `grpo` divides by the standard deviation, and the keys that say so."""
+    if _is_newer(values) and _method(values) == "identity":
+        return bool(values[BY_DEVIATION]), (BY_DEVIATION,)
+    return _method(values) == "mean_std", (METHOD,)
 
 
 def _algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> None:
@@ -201,7 +250,7 @@ def _algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> None:
         "lam": (float(values[LAMBDA]), (LAMBDA,)),
         "turn_gamma": (float(values[TURN_GAMMA]), (TURN_GAMMA,)),
         "turn_lam": (float(values[LAMBDA]), (LAMBDA,)),
-        "normalize_by_std": (method == "mean_std", (METHOD,)),
+        "normalize_by_std": _by_deviation(values),
         "length_weight": (values[LENGTH_WEIGHT] and values[ESTIMATOR] == "grpo", (LENGTH_WEIGHT, ESTIMATOR)),
     }
     if values[ESTIMATOR] == "reinforce_plus_plus_baseline":
@@ -244,6 +293,7 @@ def from_native(foreign: ForeignBuilder) -> None:
         foreign.set(key, foreign.values[MINI_BATCH])
     foreign.set(MODEL_TOKENS, run.rollout.max_prompt_tokens + run.rollout.max_response_tokens)
     foreign.set(RATIO, run.algorithm.filter.keep_share)
+    foreign.set(WINDOW, run.rollout.window_size or -1)
     learning_from_native(foreign)
     for learner, key in BETAS.items():
         foreign.set(key, list(foreign.native_value(f"{learner}.optimizer").betas))

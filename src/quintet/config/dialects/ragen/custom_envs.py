@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
+from quintet.config.capabilities import Capability
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
-from quintet.config.dialects.ragen.key_values import REFERENCE_ENV
+from quintet.config.dialects.ragen.key_values import ENV_TYPES, REFERENCE_ENV
 from quintet.config.native.envs import SOKOBAN_SYMBOLS
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.mixed_envs import RunEnv
@@ -15,15 +16,6 @@ from quintet.errors import ConfigError, nearest
 
 TRAIN, VALIDATION = "es_manager.train", "es_manager.val"
 TAGS, N_GROUPS, GROUPS = "env_configs.tags", "env_configs.n_groups", "env_groups"
-ENV_TYPES = {
-    "sokoban": "sokoban",
-    "frozen_lake": "frozenlake",
-    "bandit": "bandit",
-    "countdown": "countdown",
-    "metamathqa": "questions",
-    "webshop": "webshop",
-}
-"""Native environment by `env_type`."""
 REFERENCE_TAGS = {
     "sokoban": "SimpleSokoban",
     "frozenlake": "FrozenLake",
@@ -35,7 +27,12 @@ REFERENCE_TAGS = {
 """Name in RAGEN's `envs.yaml` by native environment."""
 OPTIONS: Mapping[str, Mapping[str, tuple[str, Any]]] = {
     "sokoban": {"num_boxes": ("boxes", 3), "max_steps": ("max_steps", 100), "search_depth": ("pull_steps", 300)},
-    "frozen_lake": {"size": ("size", 4), "p": ("floor_density", 0.8), "is_slippery": ("slippery", True)},
+    "frozen_lake": {
+        "size": ("size", 4),
+        "p": ("floor_density", 0.8),
+        "is_slippery": ("slippery", True),
+        "success_rate": ("success_rate", 1.0 / 3.0),
+    },
     "bandit": {
         "lo_arm_name": ("low_arm", "phoenix"),
         "hi_arm_name": ("high_arm", "dragon"),
@@ -56,14 +53,19 @@ OPTIONS: Mapping[str, Mapping[str, tuple[str, Any]]] = {
 }
 """Native option and RAGEN's default by option of `env_config`, of each `env_type`."""
 FURTHER_OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "sokoban": ("render_mode", "dim_x", "dim_y", "dim_room", "grid_lookup", "grid_vocab"),
-    "frozen_lake": ("render_mode", "map_seed"),
-    "bandit": ("render_mode", "action_space_start"),
+    "sokoban": (
+        *("render_mode", "dim_x", "dim_y", "dim_room", "grid_lookup", "grid_vocab"),
+        *("observation_format", "action_lookup"),
+    ),
+    "frozen_lake": ("render_mode", "map_seed", "observation_format", "action_lookup"),
+    "bandit": ("render_mode", "action_space_start", "split"),
     "countdown": ("render_mode", "train_path", "max_instances"),
     "metamathqa": ("dataset_path", "cache_dir", "split"),
     "webshop": (),
 }
 """Options that more than one key decides about, or that have no effect."""
+NEWER_FLOOR_DENSITY = 0.9
+"""Default of FrozenLake's `p` in the releases since 2026, which have `success_rate`."""
 RENDER_MODES = {"text": "text", "rgb_array": "vision"}
 COUNTDOWN_FILE, COUNTDOWN_ROWS = "data/countdown/train.parquet", 20_000
 QUESTIONS, CACHE = "meta-math/MetaMathQA", "./data"
@@ -167,8 +169,12 @@ def envs_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set the run's environment, or several with their shares of a step."""
     train, validation = (group_counts(values, side) for side in (TRAIN, VALIDATION))
     for env in custom_envs(values):
-        native.set(env.native, {"name": ENV_TYPES[env["env_type"]]}, env.key("env_type"), f"{TRAIN}.{TAGS}")
-        _env_to_native(env, native)
+        kind, origins = env["env_type"], (env.key("env_type"), f"{TRAIN}.{TAGS}")
+        if kind in ENV_TYPES:
+            native.set(env.native, {"name": ENV_TYPES[kind]}, *origins)
+            _env_to_native(env, native)
+        else:  # it waits
+            native.set(env.native, {"name": "custom", "path": kind}, *origins)
         if env.is_mixed:
             entry, groups = f"envs.{env.tag}", f"{VALIDATION}.{N_GROUPS}"
             native.set(f"{entry}.share", float(train.get(env.tag, 0)), f"{TRAIN}.{N_GROUPS}", f"{TRAIN}.{TAGS}")
@@ -178,6 +184,8 @@ def envs_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 
 def _env_to_native(env: CustomEnv, native: NativeBuilder) -> None:
     kind = env["env_type"]
+    if kind == "bandit" and env.option("split") is not None:
+        native.require(env.key("env_config.split"), Capability.ENV_VARIANTS)
     for option, (target, default) in OPTIONS[kind].items():
         value = env.option(option)
         converted = default if value is None else value
@@ -195,6 +203,8 @@ def _env_to_native(env: CustomEnv, native: NativeBuilder) -> None:
         native.set(f"{env.native}.observation", "grid")
     if kind == "sokoban":
         _room_to_native(env, native)
+    elif kind == "frozen_lake" and env.option("success_rate") is not None and env.option("p") is None:
+        native.set(f"{env.native}.floor_density", NEWER_FLOOR_DENSITY, env.key("env_config.p"))
     elif kind == "countdown":
         _countdown_to_native(env, native)
     elif kind == "metamathqa":

@@ -5,10 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from quintet.config.capabilities import Capability
-from quintet.config.dialects.dialect import Dialect, key_files
+from quintet.config.dialects.dialect import Dialect, Reference, key_files
 from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dialects.ragen.default_envs import CUSTOM_ENVS
-from quintet.config.dialects.ragen.key_values import REFERENCE_ENV
+from quintet.config.dialects.ragen.key_values import ENV_TYPES, REFERENCE_ENV
+from quintet.config.dialects.value_types import ANYTHING, SECTION
 from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS, VERL, references_for
 from quintet.config.dotted import get_value
 
@@ -17,9 +18,9 @@ AGENT_MARKS = (
     *("grpo_advantage_length_weight", "ppo_mini_batch_size", "seed.train"),
 )
 """Sections and keys of the format since May 2025."""
+REFERENCE_TAG = REFERENCE_ENV.rpartition(".")[2]
 _UNREAD = (
     *("data.", "custom_reward_function.", "reward_model.", "trainer.log_val_generations", "trainer.total_epochs"),
-    "algorithm.norm_adv_by_std_in_grpo",
 )
 """Sections and keys of verl's tree that RAGEN does not read: episodes start from seeds, and envs reward them."""
 _VALIDATES = {"trainer.val_only": True, "trainer.val_before_train": True}
@@ -48,13 +49,57 @@ def _without_sft_condition(spec: KeySpec) -> KeySpec:
 
 def _with_agents(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     """Return the keys of agents, a section for each environment, and the keys of verl."""
-    own = tuple(dialect.reference(name) for name in ("ragen_agent", "ragen_custom_envs"))
+    own = tuple(dialect.reference(name) for name in ("ragen_agent", "ragen_custom_envs", "ragen_releases"))
     verl = references_for(VERL, {"actor_rollout_ref": {}} | dict(tree))
     beneath = (reference.mapped(_without_effect_on_agents) for reference in verl)
     envs = get_value(tree, "custom_envs")
     tags = [str(tag) for tag in envs] if isinstance(envs, Mapping) else []
-    sections = {f"custom_envs.{tag}": REFERENCE_ENV for tag in tags if f"custom_envs.{tag}" != REFERENCE_ENV}
-    return replace(dialect, references=(*own, *beneath), base=None, shared_sections=sections | CRITIC_SECTIONS)
+    free = [tag for tag in tags if not _is_documented(tag, tree)]
+    sections = {f"custom_envs.{tag}": REFERENCE_ENV for tag in tags if tag not in free}
+    sections.pop(REFERENCE_ENV, None)
+    references = (Reference("other environments", lambda: _free_sections(free, tree)), *own, *beneath)
+    return replace(dialect, references=references, base=None, shared_sections=sections | CRITIC_SECTIONS)
+
+
+def _used_tags(tree: Mapping[str, Any]) -> set[str] | None:
+    """Return the tags of training and validation; None if they follow from other keys."""
+    used: set[str] = set()
+    for side in ("train", "val"):
+        tags = get_value(tree, f"es_manager.{side}.env_configs.tags", [REFERENCE_TAG])
+        if not isinstance(tags, list):
+            return None
+        used.update(map(str, tags))
+    return used
+
+
+def _is_documented(tag: str, tree: Mapping[str, Any]) -> bool:
+    """Whether a run uses the environment of a tag, and its kind exists here; others may have any keys."""
+    kind, used = get_value(tree, f"custom_envs.{tag}.env_type", "sokoban"), _used_tags(tree)
+    return tag == REFERENCE_TAG or (kind in ENV_TYPES and (used is None or tag in used))
+
+
+def _free_sections(tags: list[str], tree: Mapping[str, Any]) -> tuple[KeySpec, ...]:
+    """Return the keys of environments that are not used, or do not exist here: free-form sections."""
+    used = _used_tags(tree)
+    specs = []
+    for tag in tags:
+        if used is not None and tag not in used:
+            effect = "Environment that no tag names. Has no effect."
+            specs.append(KeySpec(key=f"custom_envs.{tag}", effect=effect, value_type=SECTION, default=None))
+            continue
+        names = get_value(tree, f"custom_envs.{tag}", {})
+        common = {"env_type": Capability.TEXT_ENVS}
+        specs += [
+            KeySpec(
+                key=f"custom_envs.{tag}.{name}",
+                effect="Setting of an environment that this version lacks.",
+                value_type=SECTION if name == "env_config" else ANYTHING,
+                default=None,
+                requires=common.get(name),
+            )
+            for name in dict.fromkeys((*map(str, names), "env_config"))
+        ]
+    return tuple(specs)
 
 
 def _without_effect_on_agents(spec: KeySpec) -> KeySpec:
@@ -69,7 +114,7 @@ def _without_effect_on_agents(spec: KeySpec) -> KeySpec:
 
 RAGEN = Dialect(
     "ragen",
-    key_files("ragen", ["ragen", "ragen_agent", "ragen_custom_envs"]),
+    key_files("ragen", ["ragen", "ragen_agent", "ragen_custom_envs", "ragen_releases"]),
     marks=(
         *("rl_or_sft", "system.n_gpus", "training.n_rollout", "training.max_turns", "optimization"),
         *("sft.env_type", "sft.data_generation", "sft.training", "model.base_model"),

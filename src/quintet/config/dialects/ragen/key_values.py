@@ -1,6 +1,7 @@
 """Value types of RAGEN's keys that a type expression cannot describe."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -9,6 +10,15 @@ from quintet.config.dialects.value_types import ValueType
 
 REFERENCE_ENV = "custom_envs.SimpleSokoban"
 """Section of an environment in the reference; users choose any name."""
+ENV_TYPES = {
+    "sokoban": "sokoban",
+    "frozen_lake": "frozenlake",
+    "bandit": "bandit",
+    "countdown": "countdown",
+    "metamathqa": "questions",
+    "webshop": "webshop",
+}
+"""Native environment by `env_type`."""
 
 
 def parse_devices(visible: int | str) -> list[int]:
@@ -38,6 +48,9 @@ def _loggers(*names: str) -> ValueType:
 
 
 VALUE_TYPES = {
+    "disabled_section": ValueType(
+        "a section with enabled: false", lambda value: isinstance(value, Mapping) and not value.get("enabled")
+    ),
     "devices": ValueType(
         "a device number, or several joined by commas such as 0,1,2,3",
         lambda value: re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*|-1", str(value)) is not None,

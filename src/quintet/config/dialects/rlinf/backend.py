@@ -18,6 +18,7 @@ MEGATRON_DEFAULTS = {
 }
 """By native key of Megatron: its foreign key, and another one with the same value by default; the native default is
 null."""
+FORMAT = "actor.megatron.ckpt_format"
 CHECKPOINT, FROM_HF = "actor.model.megatron_checkpoint", "actor.megatron.use_hf_ckpt"
 MIXED_PRECISION_FLAGS = {"bf16": "bfloat16", "fp16": "float16"}
 
@@ -47,6 +48,8 @@ def megatron_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     for name, (key, default) in MEGATRON_DEFAULTS.items():
         native.set(f"actor.megatron.{name}", None if values[key] == values[default] else values[key], key)
     native.set("actor.megatron.checkpoint", values[CHECKPOINT], CHECKPOINT, FROM_HF)
+    if values[CHECKPOINT] is not None:
+        native.set("actor.megatron.ckpt_format", values[FORMAT], FORMAT, CHECKPOINT)
     for flag, dtype in MIXED_PRECISION_FLAGS.items():
         key = f"actor.optim.{flag}"
         enabled = values[key] if values.is_set(key) else native.get("policy.dtype") == dtype

@@ -42,11 +42,12 @@ def shared_problems(values: ForeignValues, placement: ComponentPlacement) -> Ite
     yield from placement.problems
     estimator = values.describe(ESTIMATOR)
     advantage = config_class(ADVANTAGE, values.native(ESTIMATOR))
-    if advantage.needs_several_samples or values[ESTIMATOR] == "reinpp_baseline":
+    only_evaluates = values[TASK].endswith("_eval")
+    if (advantage.needs_several_samples or values[ESTIMATOR] == "reinpp_baseline") and not only_evaluates:
         if values[GROUP] < 2:
             yield values.nearest_problem(GROUP, f"{estimator} compares several responses to the same prompt", 2)
         samples = "algorithm.sampling_params.do_sample"
-        if not values[samples] and not values[TASK].endswith("_eval") and not is_embodied(values):
+        if not values[samples] and not is_embodied(values):
             problem = f"all responses to a prompt would be the same, and {values.describe(GROUP)}"
             yield values.problem(samples, problem, f"set {samples}=true")
     if not advantage.uses_values and not is_function_address(values[ESTIMATOR]):

@@ -6,7 +6,7 @@ from typing import Any
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import Derived, loggers
-from quintet.config.dialects.ledger import load_constants
+from quintet.config.dialects.ledger import KeySpec, load_constants
 from quintet.config.dialects.rlinf.algorithm import (
     ESTIMATOR,
     HAS_CRITIC,
@@ -18,6 +18,7 @@ from quintet.config.dialects.rlinf.algorithm import (
     text_algorithm_to_native,
 )
 from quintet.config.dialects.rlinf.backend import (
+    BACKEND,
     backend_from_native,
     backend_to_native,
     megatron_from_native,
@@ -28,7 +29,8 @@ from quintet.config.dialects.rlinf.component_placement import (
     placement_from_native,
     placement_to_native,
 )
-from quintet.config.dialects.rlinf.constraints import math_problems, shared_problems
+from quintet.config.dialects.rlinf.constraints import TASK, math_problems, shared_problems
+from quintet.config.dialects.rlinf.critic import critic_to_native
 from quintet.config.dialects.rlinf.embodied import embodied_from_native, embodied_to_native
 from quintet.config.dialects.rlinf.math import math_from_native, math_to_native
 from quintet.config.dialects.rlinf.robot_constraints import embodied_problems
@@ -67,6 +69,12 @@ RULES = (
         tuple,
     ),
 )
+SUPERVISED = "sft"
+"""Task of supervised runs, of which only names and loggers are read."""
+
+
+def _is_supervised(values: ForeignValues) -> bool:
+    return bool(values[TASK] == SUPERVISED)
 
 
 def _is_env_file(values: ForeignValues) -> bool:
@@ -77,6 +85,8 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield problems between keys."""
     if _is_env_file(values):
         yield from option_problems(values, "")
+        return
+    if _is_supervised(values):
         return
     placement = parse_placements(values)
     yield from shared_problems(values, placement)
@@ -93,10 +103,15 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
         env_file_to_native(values, native)
         native.remarks += _keys_without_effect(values)
         return
+    if _is_supervised(values):
+        native.set_from_keys(values.dialect.specs().values())
+        native.apply(RULES[:2])
+        _names_to_native(values, native)
+        return
     algorithm_to_native(values, native)
     if not is_embodied(values):
         text_algorithm_to_native(values, native)
-    native.set_from_keys(values.dialect.specs().values())
+    native.set_from_keys(spec for spec in values.dialect.specs().values() if _has_own_value(values, spec))
     native.set_constants(load_constants("rlinf", "rlinf_basic"))
     native.apply(RULES)
     _names_to_native(values, native)
@@ -111,6 +126,11 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.remarks += _keys_without_effect(values)
     if values[ESTIMATOR] == "gae" or native.get("algorithm.advantage.needs_critic"):
         _critic_to_native(values, native)
+
+
+def _has_own_value(values: ForeignValues, spec: KeySpec) -> bool:
+    """Whether a key has a value of its own: the critic's keys have those of the actor unless the user set them."""
+    return values.is_set(spec.key) or not str(spec.default).startswith("${actor.") or is_embodied(values)
 
 
 def _keys_without_effect(values: ForeignValues) -> Iterator[str]:
@@ -151,8 +171,11 @@ def _policy_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 def _model_key(values: ForeignValues, name: str) -> str:
     """Return a key of the engine's model; in embodied runs of the learner's, unless only the engine's is set."""
     engine, learner = f"rollout.model.{name}", f"actor.model.{name}"
-    has_learner_key = is_embodied(values) and (values.is_set(learner) or not values.is_set(engine))
-    return learner if has_learner_key else engine
+    if not is_embodied(values):
+        # under FSDP, the engine gets the learner's weights before its first response
+        has_weights = name == "model_path" and values[BACKEND] == "fsdp" and values[learner]
+        return learner if has_weights else engine
+    return learner if values.is_set(learner) or not values.is_set(engine) else engine
 
 
 def _critic_to_native(values: ForeignValues, native: NativeBuilder) -> None:
@@ -162,12 +185,15 @@ def _critic_to_native(values: ForeignValues, native: NativeBuilder) -> None:
         native.set("critic.value_clip", values[VALUE_CLIP], VALUE_CLIP)
     else:
         native.set("critic.value_clip", DEFAULT_VALUE_CLIP)
+    if not is_embodied(values) and values[HAS_CRITIC]:
+        critic_to_native(values, native)
     for section in ("optimizer", "budget", "inference_budget"):
         for name, value in native.get(f"actor.{section}", {}).items():
             key = f"{section}.{name}"
             if f"critic.{key}" not in native.origins:
                 native.set(f"critic.{key}", value, *native.origins[f"actor.{key}"])
-    native.set("critic.backend", native.get("actor.backend"), *native.origins["actor.backend"])
+    if "critic.backend" not in native.origins:
+        native.set("critic.backend", native.get("actor.backend"), *native.origins["actor.backend"])
 
 
 def _has_policy(experiment: Experiment) -> bool:

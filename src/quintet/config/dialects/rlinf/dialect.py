@@ -8,7 +8,9 @@ from typing import Any
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.dialect import Dialect, Reference, key_files
 from quintet.config.dialects.ledger import KeySpec
+from quintet.config.dialects.rlinf.critic_keys import critic_reference
 from quintet.config.dialects.rlinf.key_values import COMPONENTS, VALUE_TYPES
+from quintet.config.dialects.value_types import one_of
 from quintet.config.dotted import get_value
 
 _ENV_FILE_CONTEXT = {
@@ -38,12 +40,26 @@ _VALIDATION_KEYS = {
 """Native keys of `env.eval` by those of `env.train`."""
 
 
+_AGENT_TASKS, DATA_TYPE = ("coding_online_rl",), "data.type"
+_AGENT_DATA = ("wideseek_r1", "rstar2")
+_TASKS = ("math", "reasoning", "reasoning_eval")
+_PLACED = "cluster.component_placement"
+_NAMES = ("hydra.", "runner.logger.", "runner.experiment_name", "runner.output_dir", "runner.task_type", _PLACED)
+"""Beginnings of keys of supervised runs that are documented; the others wait with the task."""
+
+
 def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     basic, math, embodied, env = dialect.references
+    task = str(get_value(tree, "runner.task_type"))
+    if task == "sft":
+        names = basic.filtered(lambda spec: spec.key.startswith(_NAMES))
+        waits = {"requires": Capability.RLINF_SFT, "noop": (), "native": ()}
+        changes = {spec.key: waits for spec in names.load() if spec.key.startswith(("runner.task_type", _PLACED))}
+        return replace(dialect, references=(_changed(names, changes),), shared_sections={})
     if "runner" not in tree and "actor" not in tree and "env_type" in tree:
         references = (env, *key_files("rlinf", ["rlinf_env_newer"]))
         return replace(dialect, references=references, shared_sections={}, name_lists={}, context=_ENV_FILE_CONTEXT)
-    if str(get_value(tree, "runner.task_type")).startswith("embodied") or "env" in tree:
+    if task.startswith("embodied") or "env" in tree:
         backend = math.filtered(lambda spec: spec.key.startswith("actor.fsdp_config."))
         newer = key_files("rlinf", ["rlinf_embodied_newer", "rlinf_env_newer", "rlinf_newer"])
         own = key_files("rlinf", ["rlinf_embodied_algorithm"])
@@ -62,12 +78,32 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
             "reward.use_reward_model": {"requires": Capability.ROBOT_REWARDS, "noop": (False,)},
             "rollout.model.model_path": {"value_type": VALUE_TYPES["path_or_empty"]},
         }
-        shared = basic.mapped(lambda spec: spec.model_copy(update=changes.get(spec.key)))
+        shared = _changed(basic, changes)
         references = (embodied, *own, newer[0], shared, *envs, algorithm, backend)
         undocumented = frozenset(f"algorithm.{name}" for name in INHERITED)
         return replace(dialect, references=references, shared_sections={}, undocumented=undocumented)
+    return _text_dialect(dialect, task)
+
+
+def _text_dialect(dialect: Dialect, task: str) -> Dialect:
+    """Return the dialect of runs on text; of agents, the data and the task wait."""
+    basic, math, embodied, _ = dialect.references
+    types = [spec.value_type for spec in math.load() if spec.key == DATA_TYPE]
+    kinds = tuple(types[0].choices)
+    agents = {"requires": Capability.RLINF_AGENTS}
+    data = {**agents, "noop": kinds, "value_type": one_of(*kinds, *_AGENT_DATA)}
+    changes: dict[str, dict[str, Any]] = (
+        {"runner.task_type": {**agents, "noop": _TASKS}} if task in _AGENT_TASKS else {}
+    )
     engine = embodied.filtered(lambda spec: spec.key.startswith("rollout.backend"))
-    return replace(dialect, references=(math, basic, engine, *key_files("rlinf", ["rlinf_newer"])), shared_sections={})
+    newer = key_files("rlinf", ["rlinf_newer", "rlinf_text", "rlinf_agents"])
+    references = (_changed(math, {DATA_TYPE: data}), _changed(basic, changes), engine, *newer)
+    return replace(dialect, references=(*references, critic_reference((math, basic, newer[1]))), shared_sections={})
+
+
+def _changed(reference: Reference, changes: Mapping[str, Mapping[str, Any]]) -> Reference:
+    """Return a reference with other fields of some keys."""
+    return reference.mapped(lambda spec: spec.model_copy(update=changes.get(spec.key)))
 
 
 def _env_specs(reference: Reference) -> tuple[KeySpec, ...]:
@@ -96,6 +132,7 @@ def _validation_key(key: str) -> str:
     return _VALIDATION_KEYS[training] + key.removeprefix(training)
 
 
+_AGENT_SECTIONS = ("agentloop", "agentlightning", "tools", "rollout_server")
 _OWNERS = {
     "reward.": ("reward.use_reward_model",),
     "router_server_args.": ("reward.use_reward_model",),
@@ -108,7 +145,7 @@ _OWNERS = {
     "algorithm.": ("algorithm.loss_type", "algorithm.adv_type"),
     "actor.": ("algorithm.loss_type", "algorithm.adv_type", "actor.model.model_type"),
     "critic.": ("algorithm.loss_type", "algorithm.adv_type"),
-    "data.": ("algorithm.loss_type", "runner.task_type"),
+    "data.": ("algorithm.loss_type", "runner.task_type", "data.type", *_AGENT_SECTIONS),
     "cluster.": ("env.train.env_type", "env.eval.env_type"),
 }
 """By the first parts of a key: the keys of the policy, the simulator or the algorithm to which it belongs."""

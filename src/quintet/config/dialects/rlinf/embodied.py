@@ -25,7 +25,7 @@ from quintet.config.dialects.rlinf.robot_constraints import (
     default_num_envs,
     samples_per_step,
 )
-from quintet.config.dialects.rlinf.simulators import SIDES, simulator_from_native, simulator_to_native
+from quintet.config.dialects.rlinf.simulators import SIDES, episode_steps, simulator_from_native, simulator_to_native
 from quintet.config.native.envs import SimulatorConfig
 from quintet.config.plan.robot_batches import robot_arithmetic
 
@@ -128,7 +128,7 @@ def _policy_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     tokens = values[RESPONSE] or values[CHUNK] * values[ACTION_SIZE]
     native.set("rollout.max_response_tokens", tokens, RESPONSE, CHUNK, ACTION_SIZE)
     native.set("rollout.max_actions_per_turn", values[CHUNK], CHUNK)
-    native.set("rollout.max_turns", math.ceil(values[MAX_STEPS] / values[CHUNK]), MAX_STEPS, CHUNK)
+    native.set("rollout.max_turns", math.ceil(episode_steps(values, "env.train.") / values[CHUNK]), MAX_STEPS, CHUNK)
 
 
 def _sampling_to_native(values: ForeignValues, native: NativeBuilder) -> None:
@@ -199,7 +199,7 @@ def _episodes_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 def _episodes_per_epoch(values: ForeignValues) -> int:
     """Return the episodes that an environment completes in an epoch of an evaluation."""
     actions = chunk_steps(values, "eval") * values[CHUNK]
-    return max(1, actions // values["env.eval.max_episode_steps"]) if values["env.eval.auto_reset"] else 1
+    return max(1, actions // episode_steps(values, "env.eval.")) if values["env.eval.auto_reset"] else 1
 
 
 def embodied_from_native(foreign: ForeignBuilder) -> None:

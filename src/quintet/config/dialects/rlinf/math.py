@@ -1,21 +1,22 @@
 """Conversion of RLinf's runs on text: prompts from files, verifiers, Megatron or FSDP."""
 
-from collections.abc import Iterator
-
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import Derived, Same, file_list, first_of, switched
-from quintet.config.native.training import TrainingConfig
+from quintet.config.dialects.rlinf.algorithm import GROUP
+from quintet.config.dialects.rlinf.backend import BACKEND
+from quintet.config.dialects.rlinf.optimizer import optimizer_from_native, optimizer_to_native
 
 TASK, DATA_TYPE = "runner.task_type", "data.type"
 BATCH, VALIDATION_BATCH, MAX_STEPS = "data.rollout_batch_size", "data.val_rollout_batch_size", "runner.max_steps"
 SEQUENCE, PROMPT = "runner.seq_length", "data.max_prompt_length"
 RESPONSE = "algorithm.sampling_params.max_new_tokens"
 DYNAMIC, TOKENS = "runner.enable_dynamic_batch_size", "runner.max_tokens_per_mbs"
-PEAK_RATE, MAX_RATE = "actor.optim.lr", "actor.lr_sched.max_lr"
-MIN_RATES = ("actor.optim.min_lr", "actor.lr_sched.min_lr")
-DECAY_STEPS, DECAY_STYLE, WARMUP_STEPS, WARMUP_SHARE = (
-    f"actor.lr_sched.{name}" for name in ("lr_decay_iters", "lr_decay_style", "lr_warmup_iters", "lr_warmup_fraction")
-)
+IMAGES, TEMPLATE, VISION_TEMPLATE = "data.image_keys", "data.apply_chat_template", "data.use_chat_template"
+VISION = ("vision_language", "vlm")
+RIGHT, WRONG, SCALE = "reward.reward_max_val", "reward.reward_min_val", "reward.reward_scale"
+ENGINE_PRECISION, FIRST_SYNC = "rollout.model.precision", "rollout.validate_weight_first_sync"
+PREFIX_CACHE, OFFLOAD = "rollout.vllm.enable_prefix_caching", "actor.enable_offload"
+OPTIONS = "rollout.engine_options"
 RULES = (
     Derived(
         "validation.only",
@@ -37,12 +38,12 @@ RULES = (
 DATA_RULES = (
     file_list("data.train_files", "data.train_data_paths", scalar=False),
     file_list("data.validation_files", "data.val_data_paths", scalar=False),
-    Same(
+    Derived(
         "data.image_key",
-        DATA_TYPE,
+        (DATA_TYPE, IMAGES),
+        lambda kind, columns: ([*(columns or ()), "image"][0]) if kind in VISION else None,
+        lambda column: ("vision_language", None if column == "image" else [column]),
         export_none=False,
-        to_value=lambda kind: "image" if kind in ("vision_language", "vlm") else None,
-        from_value=lambda column: "vision_language",
     ),
     Same("data.epochs", "runner.max_epochs"),
 )
@@ -60,11 +61,33 @@ def math_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.set("data.validation_batch", values[VALIDATION_BATCH] or values[BATCH], VALIDATION_BATCH, BATCH)
     if values[MAX_STEPS] >= 0:
         native.set("data.max_steps", values[MAX_STEPS], MAX_STEPS)
-    # a right answer earns `reward_scale`, a wrong one costs as much
-    native.set("reward.wrong_reward", -1.0, "reward.reward_scale")
+    _reward_to_native(values, native)
     is_default = values[SEQUENCE] == values[PROMPT] + values[RESPONSE]
-    native.set("rollout.engine_options.max_model_tokens", None if is_default else values[SEQUENCE], SEQUENCE)
-    _optimizer_to_native(values, native)
+    native.set(f"{OPTIONS}.max_model_tokens", None if is_default else values[SEQUENCE], SEQUENCE)
+    _engine_to_native(values, native)
+    if values[BACKEND] == "fsdp" and values.is_set(OFFLOAD):
+        for part in ("parameters", "optimizer"):
+            native.set(f"actor.memory.offload_{part}", values[OFFLOAD], OFFLOAD)
+    optimizer_to_native(values, native)
+
+
+def _reward_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set the rewards of right and wrong answers; natively that of a right one is 1, before the scale."""
+    native.set("reward.wrong_reward", values[WRONG] / values[RIGHT], WRONG, RIGHT, SCALE)
+    native.set("reward.scale", values[SCALE] * values[RIGHT], SCALE, RIGHT)
+    if values[DATA_TYPE] in VISION and values.is_set(VISION_TEMPLATE):
+        native.set("data.template", None if values[VISION_TEMPLATE] else "none", VISION_TEMPLATE)
+
+
+def _engine_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set the options of the engine that differ from the learner's, or are named by the engine."""
+    dtype = values.native(ENGINE_PRECISION)
+    is_policys = dtype == native.get("policy.dtype")
+    native.set(f"{OPTIONS}.dtype", None if is_policys else dtype, ENGINE_PRECISION)
+    if values[FIRST_SYNC]:
+        native.set(f"{OPTIONS}.validate_weights", True, FIRST_SYNC)
+    if values["rollout.backend"] == "vllm" and values.is_set(PREFIX_CACHE):
+        native.set(f"{OPTIONS}.arguments.enable_prefix_caching", values[PREFIX_CACHE], PREFIX_CACHE)
 
 
 def _sampling_as_in_training(values: ForeignValues, native: NativeBuilder) -> None:
@@ -72,23 +95,7 @@ def _sampling_as_in_training(values: ForeignValues, native: NativeBuilder) -> No
     for name, value in native.get("rollout").items():
         if name in ("do_sample", "temperature", "top_k", "top_p"):
             native.set(f"validation.sampling.{name}", value, *native.origins[f"rollout.{name}"])
-    group = "algorithm.group_size"
-    native.set("validation.sampling.samples", values[group], group)
-
-
-def _optimizer_to_native(values: ForeignValues, native: NativeBuilder) -> None:
-    # the reference's `max_lr` is no limit unless the user set it
-    rate = min(values[key] for key in (PEAK_RATE, MAX_RATE) if key == PEAK_RATE or values.is_set(key))
-    native.set("actor.optimizer.learning_rate", rate, PEAK_RATE, MAX_RATE)
-    minimum = max(values[key] for key in [key for key in MIN_RATES if values.is_set(key)] or MIN_RATES)
-    native.set("actor.optimizer.min_learning_rate_ratio", min(1.0, minimum / rate), *MIN_RATES, PEAK_RATE)
-    # a constant rate does not decay
-    decay_steps = None if values[DECAY_STYLE] == "constant" else values[DECAY_STEPS]
-    native.set("actor.optimizer.decay_steps", decay_steps, DECAY_STEPS, DECAY_STYLE)
-    steps = native.get("training.steps", TrainingConfig().steps)
-    total = values[DECAY_STEPS] or steps * values["algorithm.n_minibatches"]
-    warmup = values[WARMUP_STEPS] or int((values[WARMUP_SHARE] or 0) * total)
-    native.set("actor.optimizer.warmup_steps", warmup, WARMUP_STEPS, WARMUP_SHARE, DECAY_STEPS)
+    native.set("validation.sampling.samples", values[GROUP], GROUP)
 
 
 def math_from_native(foreign: ForeignBuilder) -> None:
@@ -99,29 +106,13 @@ def math_from_native(foreign: ForeignBuilder) -> None:
     foreign.set(MAX_STEPS, -1 if max_steps is None else max_steps)
     prompt, response = run.rollout.max_prompt_tokens, run.rollout.max_response_tokens
     foreign.set(SEQUENCE, run.rollout.engine_options.max_model_tokens or prompt + response)
+    foreign.set(SCALE, run.reward.scale)
+    foreign.set(WRONG, run.reward.wrong_reward)
+    foreign.set_native(ENGINE_PRECISION, run.rollout.engine_options.dtype)
+    caching = run.rollout.engine_options.arguments.get("enable_prefix_caching")
+    foreign.set(PREFIX_CACHE, True if caching is None else caching)
     if data is not None:
         is_training_batch = data.validation_batch in (None, run.training.groups_per_step)
         foreign.set(VALIDATION_BATCH, None if is_training_batch else data.validation_batch)
         foreign.apply(DATA_RULES)
-    _optimizer_from_native(foreign)
-
-
-def _optimizer_from_native(foreign: ForeignBuilder) -> None:
-    optimizer = foreign.experiment.actor.optimizer
-    rate, is_constant = optimizer.learning_rate, optimizer.schedule == "constant"
-    foreign.set(PEAK_RATE, rate)
-    foreign.set(MIN_RATES[0], next(_min_rates(optimizer.min_learning_rate_ratio, rate)))
-    if optimizer.decay_steps is not None or not is_constant:
-        foreign.set(DECAY_STEPS, optimizer.decay_steps)
-    foreign.set(WARMUP_STEPS, optimizer.warmup_steps)
-    if optimizer.warmup_steps == 0 and not is_constant:
-        foreign.set(WARMUP_SHARE, None)
-
-
-def _min_rates(ratio: float, rate: float) -> Iterator[float]:
-    """Yield learning rates that give exactly this ratio, the shortest first, and at last the nearest."""
-    for digits in range(1, 18):
-        minimum = float(f"{ratio * rate:.{digits}g}")
-        if minimum / rate == ratio:
-            yield minimum
-    yield ratio * rate
+    optimizer_from_native(foreign)

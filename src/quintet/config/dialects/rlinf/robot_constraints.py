@@ -8,7 +8,7 @@ from quintet.config.dialects.rlinf.algorithm import ESTIMATOR, GROUP, LOSS_TYPE
 from quintet.config.dialects.rlinf.backend import PRECISION
 from quintet.config.dialects.rlinf.component_placement import ComponentPlacement, parse_placements
 from quintet.config.dialects.rlinf.constraints import TASK
-from quintet.config.dialects.rlinf.simulators import SIDES, option_problems
+from quintet.config.dialects.rlinf.simulators import SIDES, episode_steps, option_problems
 from quintet.config.divisors import divisors, nearest_divisor, nearest_multiple, nearest_number
 from quintet.config.problems import ConfigProblem
 
@@ -34,8 +34,8 @@ def steps_key(values: ForeignValues, side: str) -> str:
 
 def chunk_steps(values: ForeignValues, side: str) -> int:
     """Return the chunks of each environment per epoch."""
-    steps, chunk = int(values[steps_key(values, side)]), int(values[CHUNK])
-    return math.ceil(steps / chunk)
+    steps = values[steps_key(values, side)] or episode_steps(values, f"env.{side}.")
+    return math.ceil(int(steps) / int(values[CHUNK]))
 
 
 def samples_per_step(values: ForeignValues) -> int:
@@ -141,7 +141,7 @@ def _episode_problems(
             unit = processes * values[STAGES] * values[size]
             source = f"{unit}, from {processes} process{'es' * (processes > 1)}, {values.describe(STAGES, size)}"
             yield from values.multiple_problems(num_envs, unit, source)
-        if values.is_set(steps):
+        if values.is_set(steps) and values[steps] is not None:
             yield from values.multiple_problems(steps, values[CHUNK], values.describe(CHUNK))
 
 

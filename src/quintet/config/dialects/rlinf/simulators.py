@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from quintet.config.capabilities import Capability
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import Derived, OptionalSection, Same, first_of
 from quintet.config.dotted import unflatten
@@ -61,12 +62,22 @@ def _rules(prefix: str, env: str) -> tuple[Same | Derived | OptionalSection, ...
 def simulator_to_native(values: ForeignValues, native: NativeBuilder, prefix: str, env: str) -> None:
     """Set a native section from the keys of a simulator."""
     native.apply(_rules(prefix, env))
+    steps = f"{prefix}max_episode_steps"
+    if values[steps] is None:
+        native.require(steps, Capability.SIMULATORS)
+        native.set(f"{env}.max_steps", episode_steps(values, prefix), steps)
     for option, key in _set_options(values, prefix).items():
         native.set(f"{env}.options.{option}", values.native(key), key)
     for field, name in CAMERA.items():
         key = f"{prefix}{name}"
         if values[key] is not None:
             native.set(f"{env}.{field}", values[key], key)
+
+
+def episode_steps(values: ForeignValues, prefix: str) -> int:
+    """Return the maximum number of actions of an episode; that of the reference if it has none, as on real robots."""
+    key = f"{prefix}max_episode_steps"
+    return int(values[key] or values.dialect.specs()[key].default)
 
 
 def _set_options(values: ForeignValues, prefix: str) -> dict[str, str]:

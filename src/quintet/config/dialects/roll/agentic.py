@@ -12,6 +12,7 @@ from quintet.config.capabilities import Capability
 from quintet.config.dialects.conversion import ForeignValues, NativeBuilder
 from quintet.config.dialects.roll.workers import GROUP_SIZE, STEP
 from quintet.config.divisors import nearest_divisor, nearest_multiple
+from quintet.config.native.envs import SOKOBAN_SYMBOLS
 from quintet.config.native.mixed_envs import apportion
 from quintet.config.problems import ConfigProblem
 
@@ -135,12 +136,27 @@ def _env_to_native(tag: Tag, section: str, native: NativeBuilder) -> None:
     native.set(section, {"name": name, "observation": "grid"}, origin)
     for option, (key, value) in _env_options(tag).items():
         native.set(f"{section}.{option}", value, tag.key(key))
+    _symbols_to_native(tag, section, native)
     steps = min(tag["env_config.max_steps"], tag["max_steps"])
     native.set(f"{section}.max_steps", steps, tag.key("env_config.max_steps"), tag.key("max_steps"))
     if section != "env":
         overrides = section.removesuffix(".env")
         native.set(f"{overrides}.format_penalty", *_penalty(tag))
         native.set(f"{overrides}.think", tag.thinks, tag.key("env_config.action_pattern"))
+
+
+def _symbols_to_native(tag: Tag, section: str, native: NativeBuilder) -> None:
+    """Set the symbols of Sokoban's cells; those of other environments wait."""
+    key, lookup = tag.key("env_config.grid_lookup"), tag["env_config.grid_lookup"]
+    if lookup is None:
+        return
+    by_number = {str(number): str(symbol) for number, symbol in lookup.items()}
+    symbols = [by_number.get(str(number), "") for number in range(len(SOKOBAN_SYMBOLS))]
+    is_complete = all(len(symbol.strip()) == 1 for symbol in symbols) and len(set(symbols)) == len(symbols)
+    if tag.env == "sokoban" and is_complete:
+        native.set(f"{section}.symbols", "".join(symbols), key)
+    else:
+        native.require(key, Capability.GRID_SYMBOLS)
 
 
 def _penalty(tag: Tag) -> tuple[float, str]:

@@ -106,7 +106,7 @@ def _unused_options(worker: Worker) -> Iterator[ConfigProblem]:
     """Yield options of another strategy than the worker's, if their values request something."""
     values, strategy = worker.values, worker.values.describe(worker.key(STRATEGY))
     section = "actor_infer" if worker.name == "actor_infer" else "actor_train"
-    for spec in load_keys("roll", "roll"):
+    for spec in () if worker.strategy == "deepspeed" else load_keys("roll", "roll"):
         key = worker.name + spec.key.removeprefix(section)
         is_set = spec.key.startswith(f"{section}.{STRATEGY_OPTIONS}.") and values.is_set(key)
         requests_something = is_set and values[key] not in (spec.default, None)

@@ -10,17 +10,21 @@ from quintet.config.dialects.dialect import Dialect, Reference, key_files
 from quintet.config.dialects.ledger import KeySpec, load_keys
 from quintet.config.dialects.roll.key_values import VALUE_TYPES
 from quintet.config.dialects.roll.kinds import (
+    DEEPSPEED_DEFINITION,
     ENV_DEFINITIONS,
     ENV_TYPES,
     Kind,
     definition_of,
     kind_of,
     section_names,
+    used_tags,
     variables,
 )
 from quintet.config.dialects.value_types import ANYTHING, SECTION, TEXT, ValueType, optional, parse_type
-from quintet.config.dotted import flatten
+from quintet.config.dotted import flatten, get_value
 
+DEEPSPEED = "deepspeed"
+"""Part of the names of its strategies."""
 _OPTIONS = "strategy_args.strategy_config"
 _SHARED = {
     f"reference.{_OPTIONS}": f"actor_train.{_OPTIONS}",
@@ -61,8 +65,17 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
         own = _rlvr_references(tree) if kind is Kind.RLVR else _agentic_references(tree)
         references = (*own, *references)
         shared = _ALL_SHARED
-    elif kind is Kind.ENVIRONMENTS:
-        return replace(dialect, undocumented=frozenset(flatten(tree)))
+    elif kind in (Kind.ENVIRONMENTS, Kind.REWARD_FLOW):
+        specs = tuple(
+            KeySpec(
+                key=str(name),
+                effect="Setting of a run that this version lacks.",
+                value_type=SECTION if isinstance(value, Mapping) else ANYTHING,
+                default=None,
+            )
+            for name, value in tree.items()
+        )
+        return replace(dialect, references=(Reference("other runs", lambda: specs),))
     else:
         names = [*filter(None, [_KEY_FILES.get(kind)]), "roll_common"]
         references, shared = key_files("roll", names), {}
@@ -73,8 +86,22 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     references += tuple(
         Reference(f"{name} worker", partial(worker_specs, name)) for name in _WORKERS[kind] if name not in present
     )
+    references = _with_deepspeed_options(references, tree)
     undocumented = frozenset(key for name in variables(tree) for key in _leaves(name, tree.get(name)))
     return replace(dialect, references=references, shared_sections=shared, undocumented=undocumented)
+
+
+def _with_deepspeed_options(references: tuple[Reference, ...], tree: Mapping[str, Any]) -> tuple[Reference, ...]:
+    """Replace the options of workers under DeepSpeed, which waits, by free-form sections."""
+    workers = [name for name in tree if DEEPSPEED in str(get_value(tree, f"{name}.strategy_args.strategy_name", ""))]
+    sections = tuple(f"{name}.{_OPTIONS}" for name in workers)
+    if not sections:
+        return references
+    effect = "Settings of DeepSpeed."
+    specs = tuple(KeySpec(key=key, effect=effect, value_type=SECTION, default=None) for key in sections)
+    prefixes = tuple(f"{section}." for section in sections)
+    others = (reference.filtered(lambda spec: not spec.key.startswith(prefixes)) for reference in references)
+    return (Reference("DeepSpeed", lambda: specs), *others)
 
 
 def _sections(references: Collection[Reference]) -> set[str]:
@@ -167,7 +194,11 @@ def _agentic_references(tree: Mapping[str, Any]) -> tuple[Reference, ...]:
         KeySpec(key=name, effect="Definitions of environments.", value_type=SECTION, default=None)
         for name in ENV_DEFINITIONS[1:]
     )
-    envs = map(partial(_env_reference, tree), section_names(tree, "custom_envs", "FrozenLake"))
+    used = used_tags(tree)
+    envs = [
+        _env_reference(tree, tag) if used is None or tag in used else _unused_env(tag)
+        for tag in section_names(tree, "custom_envs", "FrozenLake")
+    ]
     return (
         Reference("agentic changes", changed),
         agentic,
@@ -175,6 +206,12 @@ def _agentic_references(tree: Mapping[str, Any]) -> tuple[Reference, ...]:
         Reference("definitions", lambda: definitions),
         *envs,
     )
+
+
+def _unused_env(tag: str) -> Reference:
+    effect = "Environment that no tag names. Has no effect."
+    spec = KeySpec(key=f"custom_envs.{tag}", effect=effect, value_type=SECTION, default=None)
+    return Reference(f"custom_envs.{tag}", lambda: (spec,))
 
 
 def _env_reference(tree: Mapping[str, Any], tag: str) -> Reference:
@@ -224,6 +261,7 @@ ROLL = Dialect(
         *("actor_train", "actor_infer", "num_return_sequences_in_group", "reference.strategy_args"),
         *("sft_train", "student.strategy_args", "student_train.strategy_args", "teacher_pretrain"),
         *("train_env_manager", *ENV_DEFINITIONS),
+        *(f"{DEEPSPEED_DEFINITION}{kind}" for kind in ("", "2", "2_cpuoffload", "3", "3_cpuoffload")),
     ),
     # ROLL documents options that several kinds of workers take once
     shared_sections=_SHARED,

@@ -17,15 +17,20 @@ class Kind(StrEnum):
     DPO = "DPOPipeline"
     DISTILLATION = "DistillPipeline"
     ON_POLICY_DISTILLATION = "on-policy distillation"
+    REWARD_FLOW = "RewardFLPipeline"
     ENVIRONMENTS = "definitions of environments"
 
 
 ENV_DEFINITIONS = ("custom_env", "gem_math", "gem_code", "gem_games", "gem_qa", "gem_rg")
 """Sections of files that define environments, which agentic files include."""
+DEEPSPEED_DEFINITION = "deepspeed_zero"
+"""Beginning of the names of files, and of the sections in them, with settings of DeepSpeed."""
+_DIFFUSION = "actor_train.model_args.model_config_kwargs"
 _MARKS: Mapping[Kind, tuple[str, ...]] = {
     Kind.SFT: ("sft_train",),
     Kind.ON_POLICY_DISTILLATION: ("student_train", "student_infer"),
     Kind.DISTILLATION: ("student", "student_pretrain", "teacher_pretrain"),
+    Kind.REWARD_FLOW: (f"{_DIFFUSION}.trainable_models", f"{_DIFFUSION}.reward_model_path"),
     Kind.DPO: ("chosen_key", "rejected_key", "ipo", "beta"),
     Kind.AGENTIC: ("train_env_manager", "val_env_manager", "custom_envs"),
 }
@@ -54,13 +59,18 @@ def kind_of(tree: Mapping[str, Any]) -> Kind:
     for kind, marks in _MARKS.items():
         if any(has_key(tree, mark) for mark in marks):
             return kind
-    is_definition = any(name in tree for name in ENV_DEFINITIONS) and not any(name in tree for name in _WORKERS)
+    is_definition = any(map(_defines, map(str, tree))) and not any(name in tree for name in _WORKERS)
     return Kind.ENVIRONMENTS if is_definition else Kind.RLVR
+
+
+def _defines(name: str) -> bool:
+    return name in ENV_DEFINITIONS or name.startswith(DEEPSPEED_DEFINITION)
 
 
 def variables(tree: Mapping[str, Any]) -> frozenset[str]:
     """Return the top-level names to which values of a file refer by `${…}`, and those that ROLL's examples define."""
-    templates = (str(name) for name in tree if str(name).endswith(TEMPLATES))
+    names = map(str, tree)
+    templates = (name for name in names if name.endswith(TEMPLATES) or name.startswith(DEEPSPEED_DEFINITION))
     return frozenset((*templates, *(name for text in _texts(tree) for name in _REFERRED.findall(text)))) | VARIABLES
 
 
@@ -76,6 +86,14 @@ def section_names(tree: Mapping[str, Any], section: str, default: str) -> tuple[
     """Return the names in a section, or the default if it has none."""
     names = tree.get(section)
     return tuple(map(str, names)) if isinstance(names, Mapping) and names else (default,)
+
+
+def used_tags(tree: Mapping[str, Any]) -> frozenset[str] | None:
+    """Return the environments of training and validation; None if the file does not list them."""
+    lists = [get_value(tree, f"{manager}.tags") for manager in ("train_env_manager", "val_env_manager")]
+    if not all(isinstance(tags, list) for tags in lists):
+        return None
+    return frozenset(str(tag) for tags in lists for tag in tags)
 
 
 def definition_of(tree: Mapping[str, Any], tag: str) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ from quintet.errors import ConfigError, UnsupportedRunError
 MISSING: Mapping[Kind, Capability] = {
     Kind.DPO: Capability.PREFERENCES,
     Kind.DISTILLATION: Capability.DISTILLATION,
+    Kind.REWARD_FLOW: Capability.DIFFUSION,
     Kind.ON_POLICY_DISTILLATION: Capability.ON_POLICY_DISTILLATION,
 }
 
@@ -19,11 +20,11 @@ def refuse_unsupported_run(kind: Kind, values: ForeignValues) -> None:
 
     Raises:
         UnsupportedRunError: it lacks them.
-        ConfigError: the file defines environments only.
+        ConfigError: the file only has definitions for other files.
     """
     source = next(iter(values.merged.sources.values()), "").rpartition(":")[0]
     if kind is Kind.ENVIRONMENTS:
-        message = f"{source} defines environments for ROLL's agentic files, and has no settings of a run"
+        message = f"{source} defines environments, or settings of DeepSpeed, for other files: it is no run"
         raise ConfigError(message, hint="give the file that includes it by `defaults:`")
     if kind in MISSING:
         message = f"{source}: a run of ROLL's {kind} {MISSING[kind].refusal()}"

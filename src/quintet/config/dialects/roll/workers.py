@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from quintet.config.capabilities import Capability
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.ledger import KeySpec, load_keys
 from quintet.config.dialects.roll.algorithm import needs_reference, trains_critic
@@ -198,6 +199,7 @@ def placement_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     origins += [GPUS_PER_NODE] if nodes > 1 else []
     native.set("placement.nodes", nodes, *origins)
     native.set("placement.devices_per_node", per_node, *origins)
+    _shared_in_part_to_native(values, native, devices_by_worker)
     on_cpu = not any(devices_by_worker.values())
     for name, devices in devices_by_worker.items():
         on_all = on_cpu or devices == tuple(range(nodes * per_node))
@@ -206,6 +208,18 @@ def placement_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     learner, engine = (set(devices_by_worker[name] or ()) for name in ("actor_train", "actor_infer"))
     separate = bool(learner and engine and not learner & engine)
     native.set("placement.colocated", not separate, "actor_train.device_mapping", "actor_infer.device_mapping")
+
+
+def _shared_in_part_to_native(
+    values: ForeignValues, native: NativeBuilder, devices_by_worker: dict[str, tuple[int, ...] | None]
+) -> None:
+    """Let scorers on some of the policy's devices wait; the plan gives them all of these."""
+    policy = set(devices_by_worker["actor_train"] or ())
+    for name in ("reference", "critic"):
+        devices = set(devices_by_worker.get(name) or ())
+        if devices & policy and devices != policy:
+            native.require(f"{name}.device_mapping", Capability.DEVICE_SHARING)
+            devices_by_worker[name] = devices_by_worker["actor_train"]
 
 
 def component_devices(placement: PlacementConfig, component: str) -> tuple[int, ...]:

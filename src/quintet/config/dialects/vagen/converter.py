@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from quintet.config.capabilities import Capability
 from quintet.config.dialects.algorithm_choice import ADVANTAGE, AlgorithmOptions, choose, export_name
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder, to_native_value
 from quintet.config.dialects.conversion_rules import Derived, MiniBatches, Same
@@ -32,6 +33,7 @@ from quintet.config.native.advantages import GigpoConfig
 from quintet.config.native.data import DataConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.problems import ConfigProblem
+from quintet.errors import UnsupportedRunError
 
 GROUPS, SAMPLES, RESPONSES = "data.train_batch_size", "rollout_manager.n_trajectory", f"{ROLLOUT}.n"
 MINI_BATCH = f"{ACTOR}.ppo_mini_batch_size"
@@ -88,7 +90,15 @@ FOLLOWERS = {
 
 
 def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
-    """Yield problems between keys: those that VAGEN or verl asserts, and unclear settings of environments."""
+    """Yield problems between keys: those that VAGEN or verl asserts, and unclear settings of environments.
+
+    Raises:
+        UnsupportedRunError: the file is one of VAGEN's releases since 2026.
+    """
+    if values.dialect.references[0].name == "other runs":
+        source = next(iter(values.merged.sources.values()), "").rpartition(":")[0]
+        message = f"{source}: a run of VAGEN's releases since 2026 {Capability.AGENT_DATASETS.refusal()}"
+        raise UnsupportedRunError(message, source=source)
     yield from env_problems(values)
     episodes = f"episodes of a step, from {values.describe(GROUPS, SAMPLES)}"
     yield from values.divisor_problems(MINI_BATCH, values[GROUPS] * values[SAMPLES], episodes)

@@ -8,7 +8,8 @@ from quintet.config.capabilities import Capability
 from quintet.config.dialects.dialect import Dialect, Reference, key_files
 from quintet.config.dialects.ledger import KeySpec, load_keys
 from quintet.config.dialects.vagen.env_rows import sections_of_rows
-from quintet.config.dialects.vagen.key_values import ENV
+from quintet.config.dialects.vagen.key_values import ENV, is_newer
+from quintet.config.dialects.value_types import ANYTHING, SECTION
 from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS, VERL, references_for
 
 ENVS_WITH_KEYS = ("frozenlake", "sokoban", "svg", "navigation", "primitive_skill", "blackjack", "alfworld")
@@ -30,6 +31,8 @@ def env_keys(names: Iterable[str]) -> tuple[KeySpec, ...]:
 
 def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     """Select VAGEN's keys, the keys of the environments in the tree, and those of verl."""
+    if is_newer(tree):
+        return replace(dialect, references=(_free_keys(tree),), base=None, shared_sections={})
     envs = {
         str(name): str(section["env_name"])
         for name, section in tree.items()
@@ -44,6 +47,14 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     return replace(dialect, references=(*own, *beneath), base=None, shared_sections=shared_sections)
 
 
+def _free_keys(tree: Mapping[str, Any]) -> Reference:
+    """Return the keys of a run that waits as a whole."""
+    effect = "Setting of a run that this version lacks."
+    kinds = {str(name): SECTION if isinstance(value, Mapping) else ANYTHING for name, value in tree.items()}
+    specs = tuple(KeySpec(key=key, effect=effect, value_type=kind, default=None) for key, kind in kinds.items())
+    return Reference("other runs", lambda: specs)
+
+
 def _beside_envs(spec: KeySpec) -> KeySpec:
     """Mark verl's keys of prompt files and reward functions, which have no effect on environments."""
     of_prompts = bool(spec.native) and spec.native[0].startswith(("data.", "reward"))
@@ -55,7 +66,10 @@ def _beside_envs(spec: KeySpec) -> KeySpec:
 VAGEN = Dialect(
     "vagen",
     key_files("vagen", ["vagen", "vagen_env_config"]),
-    marks=("rollout_manager", "algorithm.high_level_gamma", "data.max_trajectory_length", ENV),
+    marks=(
+        *("rollout_manager", "algorithm.high_level_gamma", "data.max_trajectory_length", ENV),
+        *("env_registry", "trainer.concat_multi_turn"),
+    ),
     shared_sections=CRITIC_SECTIONS,
     base=VERL,
     trainers=("vagen.trainer.main_ppo", "vagen.main_ppo"),

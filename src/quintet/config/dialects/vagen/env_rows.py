@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quintet.config.dialects.vagen.key_values import ENV
+from quintet.config.dialects.vagen.key_values import ENV, is_newer
 from quintet.config.dotted import get_value
 from quintet.errors import ConfigError
 
@@ -95,6 +95,8 @@ def sections_of_rows(tree: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: see `read_env_rows`.
     """
+    if is_newer(tree):
+        return {}
     if any(isinstance(section, Mapping) and "env_name" in section for section in tree.values()):
         return {}
     files = {key: existing_files(get_value(tree, key)) for key in SIZES}

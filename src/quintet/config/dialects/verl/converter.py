@@ -23,6 +23,8 @@ from quintet.config.dialects.verl.run_settings import (
     run_from_native,
     run_problems,
     run_to_native,
+    tools_from_native,
+    tools_to_native,
 )
 from quintet.config.dialects.verl.sft import sft_from_native, sft_to_native
 from quintet.config.native.experiment import Experiment
@@ -86,7 +88,8 @@ def _ppo_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     for name in ("prompt", "response"):
         engine, data = f"{ROLLOUT}.{name}_length", f"data.max_{name}_length"
         native.set(f"rollout.max_{name}_tokens", values[engine], engine, data)
-    native.set_constants({"rollout.max_turns": 1, "rollout.think": False, "rollout.format_penalty": 0.0})
+    native.set_constants({"rollout.think": False, "rollout.format_penalty": 0.0})
+    tools_to_native(values, native)
     run_to_native(values, native)
 
 
@@ -158,4 +161,5 @@ def _ppo_from_native(foreign: ForeignBuilder) -> None:
     else:
         foreign.set(STEPS, run.training.steps or -1)
     rewards_from_native(foreign)
+    tools_from_native(foreign)
     run_from_native(foreign)

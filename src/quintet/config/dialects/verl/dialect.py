@@ -18,7 +18,10 @@ CRITIC_SECTIONS = {
 """verl documents the critic's keys by reference to those of the actor."""
 ENGINES = {"dp": "fsdp", "fsdp": "fsdp"}
 """Default of `actor.strategy` by `model_engine`, where they differ."""
-RELEASE_KEYS = ("verl_newer", "verl_learners", "verl_model", "verl_rollout", "verl_reward", "verl_run", "verl_megatron")
+RELEASE_KEYS = (
+    *("verl_newer", "verl_learners", "verl_model", "verl_rollout", "verl_reward", "verl_run", "verl_megatron"),
+    "verl_older",
+)
 """Key files of what verl's releases have beyond its reference."""
 WAITING: tuple[tuple[re.Pattern[str], Capability], ...] = tuple(
     (re.compile(pattern), capability)

@@ -32,6 +32,9 @@ RUN_RULES = (
         lambda resume: (RESUME_NAMES.get(resume, "resume_path"), None if resume in RESUME_NAMES else resume),
     ),
 )
+TOOLS, TOOL_FILE, ASSISTANT_TURNS, USER_TURNS = (
+    f"{ROLLOUT}.multi_turn.{key}" for key in ("enable", "tool_config_path", "max_assistant_turns", "max_user_turns")
+)
 REMOTE_DIR = "trainer.default_hdfs_dir"
 
 DATA_RULES = (
@@ -91,6 +94,34 @@ def rewards_from_native(foreign: ForeignBuilder) -> None:
         foreign.set(OVERLONG_BUFFER, reward.overlong.buffer)
 
 
+def tools_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set the tools that responses may call, and the number of turns."""
+    if not values[TOOLS] or not values[TOOL_FILE]:
+        native.set("rollout.tool_calls", None, TOOLS, TOOL_FILE)
+        native.set("rollout.max_turns", 1)
+        return
+    native.set("rollout.tool_calls.file", values[TOOL_FILE], TOOL_FILE, TOOLS)
+    # verl passes the rewards of tools on to the reward function
+    native.set("rollout.tool_calls.reward_weight", 0.0, TOOLS)
+    # a turn has at least one token
+    assistant, user = values[ASSISTANT_TURNS], values[USER_TURNS]
+    limits = [values[f"{ROLLOUT}.response_length"], assistant, None if user is None else user + 1]
+    turns = min(limit for limit in limits if limit is not None)
+    native.set("rollout.max_turns", turns, ASSISTANT_TURNS, USER_TURNS)
+
+
+def tools_from_native(foreign: ForeignBuilder) -> None:
+    """Set verl's keys of tools."""
+    rollout = foreign.experiment.rollout
+    tool_calls = rollout.tool_calls
+    if tool_calls is None or tool_calls.file is None:
+        foreign.set(TOOLS, False)
+        return
+    foreign.set(TOOLS, True)
+    foreign.set(TOOL_FILE, tool_calls.file)
+    foreign.set(ASSISTANT_TURNS, rollout.max_turns)
+
+
 def overlong_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield problems of DAPO's penalty on overlong responses."""
     response = f"{ROLLOUT}.response_length"
@@ -131,7 +162,7 @@ def _directory_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     If the user set an experiment name that differs from the last part, the run gets a directory of that name below.
     """
     keys = ("trainer.default_local_dir", "trainer.experiment_name")
-    directory, name = values[keys[0]].rstrip("/"), values[keys[1]]
+    directory, name = values[keys[0]].rstrip("/"), str(values[keys[1]])
     parent, _, last = directory.rpartition("/")
     if last == name or not values.is_set(keys[1]):
         native.set("output_dir", parent or ("/" if directory.startswith("/") else "."), *keys)

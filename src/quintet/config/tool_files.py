@@ -1,0 +1,63 @@
+"""Tools named by verl's tool files: lists of `class_name` and `tool_schema`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from quintet.config.capabilities import Capability
+from quintet.config.native.tool_calls import ToolCallsConfig, ToolConfig
+from quintet.config.yaml_reader import read_file
+from quintet.errors import ConfigError
+
+KEY: Final = "rollout.tool_calls.file"
+WITHOUT: Final = "rollout.tool_calls=null"
+"""The setting with which a run needs no tool file."""
+CLASSES: Final[Mapping[str, str]] = {"verl.tools.gsm8k_tool.Gsm8kTool": "gsm8k_answer"}
+"""Built-in tools by the classes of verl that they stand for."""
+
+
+def run_tools(config: ToolCallsConfig) -> dict[str, ToolConfig]:
+    """Return the tools of a run by the names of their functions: those of the file, and those of the configuration.
+
+    Raises:
+        ConfigError: the file is not one of tools, or names a class that has no counterpart here.
+        MachineError: it cannot be read.
+    """
+    named = {} if config.file is None else read_tool_file(config.file)
+    return {**named, **config.tools}
+
+
+def read_tool_file(path: str) -> dict[str, ToolConfig]:
+    """Return the tools in a file; see `run_tools`."""
+    entries = read_file(Path(path), {}).get("tools")
+    if not isinstance(entries, list) or not entries:
+        raise _error(path, "has no list `tools`")
+    return dict(_tool(entry, path) for entry in entries)
+
+
+def _tool(entry: Any, path: str) -> tuple[str, ToolConfig]:
+    """Return the name of a function and its tool."""
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("class_name"), str):
+        raise _error(path, f"has a tool without class_name: {entry!r:.80}")
+    class_name = entry["class_name"]
+    if class_name not in CLASSES:
+        raise _error(path, f"class_name = {class_name} {Capability.TOOLS.refusal()}")
+    schema = entry.get("tool_schema")
+    function = schema.get("function") if isinstance(schema, Mapping) else {}
+    if not isinstance(function, Mapping):
+        raise _error(path, f"the tool_schema of {class_name} has no `function`")
+    texts = {key: function[key] for key in ("description", "parameters") if function.get(key) is not None}
+    try:
+        tool = ToolConfig.model_validate({"tool": CLASSES[class_name], **texts})
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise _error(path, f"the tool_schema of {class_name}: {problem['loc'][0]}: {problem['msg']}") from error
+    return str(function.get("name", CLASSES[class_name])), tool
+
+
+def _error(path: str, problem: str) -> ConfigError:
+    return ConfigError(f"{KEY} = {path}: {problem}", key=KEY, value=path, source=path, hint=WITHOUT)

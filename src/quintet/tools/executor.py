@@ -1,0 +1,122 @@
+"""Execution of tool calls in worker processes: a call that hangs, dies or raises only costs its own result."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from quintet.config.native.env_section import EnvProcessesConfig
+from quintet.config.native.envs import CustomEnvConfig
+from quintet.config.native.tool_calls import ToolCallsConfig
+from quintet.config.tool_files import run_tools
+from quintet.envs.subprocess_env import SubprocessVectorEnv
+from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeStarted
+from quintet.records import Step
+from quintet.tools.tool import ToolResult
+from quintet.tools.tool_env import ERROR
+
+ENV = "quintet.tools.tool_env:ToolEnv"
+
+
+@dataclass(slots=True)
+class _Session:
+    """Calls of an episode. `env` is the number of its process's episode; None before the first call and after a
+    failure, which ends the process."""
+
+    seed: int
+    """Seed of the random generators of its process."""
+    calls: deque[Mapping[str, Any]] = field(default_factory=deque)
+    results: list[ToolResult] = field(default_factory=list)
+    env: int | None = None
+
+
+class ToolExecutor:
+    """Executes the calls of many episodes at a time, those of one episode one after another in the same process."""
+
+    def __init__(self, config: ToolCallsConfig) -> None:
+        tools = {name: tool.model_dump(mode="json") for name, tool in run_tools(config).items()}
+        limits = EnvProcessesConfig(
+            max_processes=config.max_processes,
+            step_timeout_seconds=config.timeout_seconds,
+            memory_gib=config.memory_gib,
+        )
+        self._envs = SubprocessVectorEnv(CustomEnvConfig(path=ENV, arguments={"tools": tools}), limits)
+        self._sessions: dict[int, _Session] = {}
+        self._episodes: dict[int, int] = {}
+        """Episode of each env."""
+        self._numbers = count()
+        self.num_calls = 0
+        """Executed calls."""
+        self.num_failed = 0
+        """Calls whose result is an error message."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether calls are being executed."""
+        return any(session.calls for session in self._sessions.values())
+
+    def submit(self, episode: int, calls: Sequence[Mapping[str, Any]], seed: int = 0) -> None:
+        """Begin calls of an episode, at least one; see `call_message`. `seed` is that of the episode."""
+        session = self._sessions.setdefault(episode, _Session(seed))
+        session.calls.extend(calls)
+        self._execute_next(episode, session)
+
+    def poll(self, *, wait: bool = False) -> list[tuple[int, list[ToolResult]]]:
+        """Return the episodes whose calls have been executed, with their results; `wait` waits for an event."""
+        finished = [self._handle(event) for event in self._envs.poll(wait=wait)]
+        return [result for result in finished if result is not None]
+
+    def drop(self, episode: int) -> None:
+        """End an episode and its tools; unfinished calls have no result."""
+        session = self._sessions.pop(episode, None)
+        if session is not None:
+            self._end_env(session)
+
+    def close(self) -> None:
+        """End all processes."""
+        self._sessions.clear()
+        self._envs.close()
+
+    def _execute_next(self, episode: int, session: _Session) -> None:
+        if session.env is not None:
+            self._envs.step(session.env, [session.calls[0]])
+            return
+        session.env = next(self._numbers)
+        self._episodes[session.env] = episode
+        self._envs.start(session.env, session.seed)
+
+    def _handle(self, event: EnvEvent) -> tuple[int, list[ToolResult]] | None:
+        episode = self._episodes[event.episode]
+        session = self._sessions[episode]
+        if isinstance(event, EpisodeStarted):
+            self._execute_next(episode, session)
+            return None
+        if isinstance(event, ActionsExecuted):
+            result, failed = _result(event.steps[0])
+        else:
+            self._end_env(session)
+            result, failed = ToolResult(f"{ERROR}{event.failure.message}", 0.0), True
+        session.calls.popleft()
+        session.results.append(result)
+        self.num_calls += 1
+        self.num_failed += failed
+        if session.calls:
+            self._execute_next(episode, session)
+            return None
+        results, session.results = session.results, []
+        return episode, results
+
+    def _end_env(self, session: _Session) -> None:
+        if session.env is not None:
+            self._envs.drop(session.env)
+            del self._episodes[session.env]
+            session.env = None
+
+
+def _result(step: Step) -> tuple[ToolResult, bool]:
+    """Return the result of a call, and whether it is an error message."""
+    reward = step.reward if step.info.get("has_reward") else None
+    return ToolResult(step.observation.text, reward), bool(step.info.get("failed"))

@@ -1,0 +1,38 @@
+"""Python programs in a sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from quintet.rewards.verifiers import code
+from quintet.tools.tool import ToolEpisode
+
+
+class PythonProgram:
+    """Runs a Python program confined: without network, files or other processes, and with a limit of memory."""
+
+    description: ClassVar[str] = "Runs a Python program and returns what it prints."
+    parameters: ClassVar[Mapping[str, Any]] = {
+        "type": "object",
+        "properties": {"code": {"type": "string", "description": "the program; it prints its results"}},
+        "required": ["code"],
+    }
+
+    def create(self, episode: ToolEpisode) -> None:
+        """See `Tool.create`; calls share no state."""
+
+    def execute(self, arguments: Mapping[str, Any]) -> str:
+        """Return the output with errors.
+
+        Raises:
+            ConfinementError: programs cannot be confined on this machine.
+        """
+        code.check_confinement()
+        program = code.extract_program(str(arguments.get("code", "")))
+        result = code.run(program, "", code.TEST_SECONDS, with_errors=True)
+        ending = f"\nno end after {code.TEST_SECONDS:g} s: the program was stopped" if result.status is None else ""
+        return f"{result.output.strip()}{ending}".strip()
+
+    def close(self) -> None:
+        """See `Tool.close`."""

@@ -1,0 +1,73 @@
+"""Environment whose actions are the tool calls of one episode, so that the worker processes of environments execute
+them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from quintet.config.native.tool_calls import ToolConfig
+from quintet.envs.env import TEXT
+from quintet.records import Observation, Step
+from quintet.tools.registry import load_tool
+from quintet.tools.tool import Tool, ToolEpisode, ToolResult
+
+ERROR = "Error when executing tool: "
+"""Begins the result of a failed call, as in verl."""
+
+
+class ToolEnv:
+    """Executes calls, each `{"name": …, "arguments": JSON text, "episode": …}`. A tool is created at its first call in
+    an episode."""
+
+    actions = (TEXT,)
+
+    def __init__(self, tools: Mapping[str, Mapping[str, Any]]) -> None:
+        """`tools` has the configuration of each tool by the name of its function."""
+        configs = {name: ToolConfig.model_validate(config) for name, config in tools.items()}
+        self._builders = {name: load_tool(name, config) for name, config in configs.items()}
+        self._tools: dict[str, Tool] = {}
+
+    def instruction(self) -> str:
+        return ""
+
+    def reset(self, seed: int) -> Observation:
+        return Observation("")
+
+    def step(self, call: Mapping[str, Any]) -> Step:
+        """Execute a call; an error of the tool becomes its result."""
+        try:
+            result, failed = self._execute(call), False
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the policy reads any error of a tool
+            result, failed = ToolResult(f"{ERROR}{error}", 0.0), True
+        info = {"has_reward": result.reward is not None, "failed": failed}
+        return Step(Observation(result.text), result.reward or 0.0, False, False, info)
+
+    def render(self) -> np.ndarray:
+        """See `Env.render`; there is nothing to see."""
+        return np.zeros((1, 1, 3), np.uint8)
+
+    def close(self) -> None:
+        """Close the tools."""
+        for tool in self._tools.values():
+            tool.close()
+
+    def _execute(self, call: Mapping[str, Any]) -> ToolResult:
+        name = call["name"]
+        if name not in self._builders:
+            raise ValueError(f"there is no tool {name!r}, only {', '.join(self._builders)}")
+        if name not in self._tools:
+            tool = self._builders[name]()
+            tool.create(ToolEpisode(**call["episode"]))
+            self._tools[name] = tool
+        result = self._tools[name].execute(json.loads(call["arguments"]))
+        return result if isinstance(result, ToolResult) else ToolResult(str(result))
+
+
+def call_message(name: str, arguments: str, episode: ToolEpisode) -> dict[str, Any]:
+    """Return a call as the action of a `ToolEnv`."""
+    return {"name": name, "arguments": arguments, "episode": asdict(episode)}

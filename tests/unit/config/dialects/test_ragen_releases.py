@@ -1,0 +1,141 @@
+"""If these fail, a file of RAGEN's releases of 2026, or of April 2025, runs as something else than what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_ragen_agents import GRPO, load, only, write
+
+from quintet.config.capabilities import Capability
+from quintet.config.dialects.composition.foreign_config import compose_config
+from quintet.config.dialects.loader import ConversionResult, convert
+from quintet.config.dialects.registry import DIALECTS
+
+ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+STRATEGY, VALUE = f"{ROLLOUT}.rollout_filter_strategy", f"{ROLLOUT}.rollout_filter_value"
+WITHOUT_EFFECT: dict[str, str] = {
+    f"{ROLLOUT}.rollout_filter_top_p_prob_mode": "softmax",
+    f"{ROLLOUT}.rollout_filter_selection_eps": "0.1",
+    f"{ROLLOUT}.rollout_filter_empty_stop_steps": "3",
+    f"{ROLLOUT}.gradient_analysis_num_buckets": "3",
+    f"{ROLLOUT}.gradient_analysis_bucket_mode": "fixed",
+    f"{ROLLOUT}.val_kwargs.logprobs": "20",
+    f"{ROLLOUT}.enable_kv_cache": "false",
+    f"{ROLLOUT}.lora": "{rank: 64}",
+    f"{ACTOR}.lora": "{rank: 64}",
+    "use_critic": "false",
+    "agent_proxy.batch_adjust_mode": "delete",
+    "trainer.wandb_id": "abc",
+    "trainer.log_group_rv_table": "true",
+    "trainer.gradient_analysis_every": "5",
+    "trainer.gradient_analysis_env_groups": "5",
+    "trainer.gradient_analysis_group_size": "5",
+    "trainer.gradient_analysis_log_prefilter": "true",
+    "collapse_detection": "{compute_freq: 3}",
+    "output": "{format: pkl}",
+    "lora.local_temp_dir": "lora",
+    "critic.model.lora_alpha": "32",
+    "critic.model.target_modules": "all-linear",
+    "custom_envs.SimpleSokoban.parallel_friendly": "true",
+    "custom_envs.SimpleSokoban.max_workers": "5",
+}
+WAITING: dict[str, tuple[str, Capability]] = {
+    f"{ROLLOUT}.rollout_filter_metric": ("length", Capability.GROUP_FILTERS),
+    f"{ROLLOUT}.rollout_filter_include_zero": ("false", Capability.GROUP_FILTERS),
+    VALUE: ("0.9", Capability.GROUP_FILTERS),
+    f"{ACTOR}.filter_loss_scaling": ("sqrt", Capability.GROUP_FILTERS),
+    "algorithm.zero_task_advantage": ("true", Capability.SAMPLE_MASKS),
+    "algorithm.soft_advantage_reweight": ("true", Capability.SAMPLE_MASKS),
+    "agent_proxy.context_window_mode": ("single_turn", Capability.CONTEXT_FORMS),
+    "trainer.gradient_analysis_mode": ("true", Capability.GRADIENT_ANALYSIS),
+    "trainer.gradient_analysis_only": ("true", Capability.GRADIENT_ANALYSIS),
+    "trainer.exit_after_gradient_analysis": ("true", Capability.GRADIENT_ANALYSIS),
+    "critic.lora": ("{enabled: true}", Capability.LORA_OPTIONS),
+    "critic.model.lora_rank": ("8", Capability.LORA_OPTIONS),
+    "custom_envs.SimpleSokoban.env_config.observation_format": ("grid_coord", Capability.ENV_VARIANTS),
+    "custom_envs.SimpleSokoban.env_config.action_lookup": ("{1: North}", Capability.GRID_SYMBOLS),
+}
+
+
+def converted(directory: Path, *overrides: str, tree: dict[str, Any] | None = None) -> ConversionResult:
+    return convert(compose_config(write(directory, tree), overrides), DIALECTS["ragen"], to_plan=True)
+
+
+@pytest.mark.proves("ragen", STRATEGY, VALUE)
+@pytest.mark.parametrize(
+    ("strategy", "amount", "share"),
+    [("top_k", "0.45", 0.375), ("top_k", "0.01", 0.125), ("top_k_abs", "5", 0.625), ("top_p", "1.0", 1.0)],
+)
+def test_the_filter_of_2026_keeps_the_groups_that_it_says(
+    tmp_path: Path, strategy: str, amount: str, share: float
+) -> None:
+    """By hand, of 8 groups: 0.45 × 8 rounded down is 3, a share below one group keeps one, 5 are 5 of 8."""
+    newer = (f"{STRATEGY}={strategy}", f"{VALUE}={amount}", "ppo_mini_batch_size=16")
+    run = load(tmp_path, *newer, f"{ROLLOUT}.rollout_filter_type=smallest").experiment
+    assert (run.algorithm.filter.keep_share, run.algorithm.filter.keep_by) == (share, "least_deviation")
+
+
+@pytest.mark.proves("ragen", "algorithm.norm_adv_by_std_in_grpo")
+def test_grpo_compares_groups_since_2026(tmp_path: Path) -> None:
+    newer = (*GRPO, f"{VALUE}=1.0")
+    advantages: list[Any] = [
+        load(tmp_path, *newer, f"algorithm.norm_adv_by_std_in_grpo={setting}").experiment.algorithm.advantage
+        for setting in ("true", "false")
+    ]
+    assert [(one.name, one.normalize_by_std) for one in advantages] == [("grpo", True), ("grpo", False)]
+
+
+@pytest.mark.proves("ragen", "agent_proxy.context_window_mode")
+def test_the_mode_of_the_context_decides_about_its_window(tmp_path: Path) -> None:
+    window = "agent_proxy.max_context_window=3"
+    runs = [
+        load(tmp_path, window, f"agent_proxy.context_window_mode={mode}") for mode in ("full", "limited_multi_turn")
+    ]
+    assert [run.experiment.rollout.window_size for run in runs] == [None, 3]
+
+
+@pytest.mark.proves("ragen", "custom_envs.SimpleSokoban.env_config.success_rate")
+def test_slippery_ice_has_the_odds_and_the_holes_of_its_release(tmp_path: Path) -> None:
+    newer: Any = load(tmp_path, *only("Lake"), "custom_envs.Lake.env_config.success_rate=0.8").experiment.env
+    older: Any = load(tmp_path, *only("Lake")).experiment.env
+    assert (newer.success_rate, newer.floor_density) == (0.8, 0.9)
+    assert (round(older.success_rate, 6), older.floor_density) == (0.333333, 0.8)
+
+
+@pytest.mark.proves("ragen", "lora.enabled")
+def test_adapters_that_are_off_are_not_trained(tmp_path: Path) -> None:
+    assert load(tmp_path, "lora.rank=64", "lora.enabled=false").experiment.policy.lora is None
+
+
+@pytest.mark.proves("ragen", *WITHOUT_EFFECT)
+def test_keys_of_releases_without_an_effect_change_nothing(tmp_path: Path) -> None:
+    plain = load(tmp_path).experiment
+    assert load(tmp_path, *(f"{key}={text}" for key, text in WITHOUT_EFFECT.items())).experiment == plain
+
+
+def test_what_does_not_exist_here_waits_by_its_name(tmp_path: Path) -> None:
+    overrides = [f"{key}={text}" for key, (text, _) in WAITING.items()]
+    problems = {problem.key: problem.message for problem in converted(tmp_path, *overrides).unsupported}
+    for key, (_, capability) in WAITING.items():
+        assert str(capability) in problems[key], key
+
+
+def test_names_of_arms_that_are_drawn_wait(tmp_path: Path) -> None:
+    result = converted(tmp_path, *only("Bandit"), "custom_envs.Bandit.env_config.split=train")
+    assert [str(Capability.ENV_VARIANTS) in problem.message for problem in result.unsupported] == [True]
+
+
+def test_an_environment_that_does_not_exist_here_waits_and_one_that_is_not_used_does_not(tmp_path: Path) -> None:
+    cube = {"custom_envs": {"Cube": {"env_type": "rubikscube", "env_config": {"scramble_depth": 1}}}}
+    assert converted(tmp_path, tree=cube).unsupported == ()
+    (problem,) = converted(tmp_path, *only("Cube"), tree=cube).unsupported
+    assert (problem.key, str(Capability.TEXT_ENVS) in problem.message) == ("custom_envs.Cube.env_type", True)
+
+
+def test_more_visible_gpus_than_a_node_has_are_no_contradiction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = load(tmp_path, "system.CUDA_VISIBLE_DEVICES='2,3'").experiment
+    assert run.placement.visible_devices == (2,)
