@@ -106,8 +106,9 @@ def math_from_native(foreign: ForeignBuilder) -> None:
     foreign.set(MAX_STEPS, -1 if max_steps is None else max_steps)
     prompt, response = run.rollout.max_prompt_tokens, run.rollout.max_response_tokens
     foreign.set(SEQUENCE, run.rollout.engine_options.max_model_tokens or prompt + response)
-    foreign.set(SCALE, run.reward.scale)
-    foreign.set(WRONG, run.reward.wrong_reward)
+    if run.reward is not None:
+        foreign.set(SCALE, run.reward.scale)
+        foreign.set(WRONG, run.reward.wrong_reward)
     foreign.set_native(ENGINE_PRECISION, run.rollout.engine_options.dtype)
     caching = run.rollout.engine_options.arguments.get("enable_prefix_caching")
     foreign.set(PREFIX_CACHE, True if caching is None else caching)
