@@ -8,8 +8,8 @@ directory of the checkout. `--set` sets variables of the environment that files 
 - `plans`: the file plans, and this version supports everything in it.
 - `waits`: the file plans, and the plan names what this version lacks.
 - `unknown keys`: refused for keys that are unknown or taken for typing errors.
-- `input`: refused because a file or a variable of the environment is missing.
 - `no run`: refused because the file only has definitions for other files, or a script trains nothing or many times.
+- `input`: refused because a file, a path or a variable of the environment is missing, or upstream cannot compose it.
 - `refused`: refused for another reason.
 - `fails`: ends with a traceback, or takes more than a minute.
 """
@@ -31,7 +31,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 FILES = {
-    "verl": ("examples/**/*.sh", "recipe/**/*.sh", "examples/**/config/*.yaml", "verl/trainer/config/*.yaml"),
+    "verl": (
+        *("examples/**/*.sh", "recipe/**/*.sh", "verl/experimental/**/*.sh"),
+        *("examples/**/config/*.yaml", "recipe/**/config/*trainer*.yaml", "verl/experimental/**/config/*trainer*.yaml"),
+        *("verl/trainer/config/*_trainer*.yaml", "verl/trainer/config/evaluation.yaml"),
+        "verl/trainer/config/generation.yaml",
+    ),
     "rlinf": (
         *("examples/*/config/*.yaml", "examples/*/*/config/*.yaml", "examples/*/*/*/config/*.yaml"),
         *("examples/reasoning/config/math/*.yaml", "examples/reasoning/config/vqa/*.yaml"),
@@ -49,7 +54,13 @@ UNKNOWN = re.compile(r"unknown|did you mean|typo", re.IGNORECASE)
 NO_RUN = re.compile(
     r"it is no run|no settings of a run|runs no known trainer|trains \d+ times|has no keys$", re.MULTILINE
 )
-INPUT = re.compile(r"does not exist|not found|no such file|cannot be interpolated|cannot be composed", re.IGNORECASE)
+INPUT = re.compile(
+    r"does not exist|not found|no such file|cannot be interpolated|cannot be composed"
+    r"|is given when the script is called|set neither in the script|is not an override|= '' \("
+    r"|a blank after the backslash",
+    re.IGNORECASE,
+)
+"""A missing file, variable, argument or path, and words that the framework's own Hydra refuses."""
 
 
 @dataclass(frozen=True)

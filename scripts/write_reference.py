@@ -62,13 +62,8 @@ def pending() -> str:
     for key in pending_keys:
         section, _, rest = key.name.partition(".")
         if section not in ("critic", "reference") or f"actor.{rest}" not in names:
-            cells = [
-                f"`{key.name}`",
-                key.value_type,
-                f"`{format_value(key.default)}`",
-                _meaning(key),
-                str(key.requires),
-            ]
+            default = f"`{format_value(key.default)}`"
+            cells = [f"`{key.name}`", key.value_type, default, _meaning(key), str(key.requires)]
             lines.append(_table_row(cells))
     return "\n".join(lines) + "\n"
 

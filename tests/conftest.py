@@ -40,6 +40,15 @@ def without_process_group() -> None:
         torch.distributed.destroy_process_group()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def transformers_stays_as_it_was() -> Iterator[None]:
+    """Name the module in which two threads loaded models at once, see `quintet.loading_lock`: in all later modules of the
+    worker, tied heads would be random."""
+    yield
+    if transformers := sys.modules.get("transformers.modeling_utils"):
+        assert transformers.PreTrainedModel.tie_weights.__qualname__ == "PreTrainedModel.tie_weights"
+
+
 @pytest.fixture(scope="session")
 def policy_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A two-layer policy of random weights with its tokenizer, as a Hugging Face directory."""

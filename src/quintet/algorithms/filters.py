@@ -6,16 +6,11 @@ never selected.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from quintet.algorithms.advantages.groups import Groups
 from quintet.config.native.algorithm import AlgorithmConfig, FilterConfig
-
-TOLERANCE = 1e-9
-"""Tolerance for rounding of a share times a number of groups: 0.3 × 10 is 3.0000000000000004 in floating point."""
 
 
 def has_signal(rewards: Tensor, group: Tensor, threshold: float = 0.0, counted: Tensor | None = None) -> Tensor:
@@ -75,7 +70,7 @@ def _first_groups(groups: Groups, rewards: Tensor, config: FilterConfig) -> Tens
     """Return the members of the `keep_share` of non-empty groups that are first by `keep_by`, bool [R]."""
     present = groups.size > 0
     order = _spread(groups, rewards, config).masked_fill(~present, -torch.inf).argsort(descending=True, stable=True)
-    count = math.ceil(config.keep_share * int(present.sum()) - TOLERANCE)
+    count = config.max_kept(int(present.sum()))
     chosen = torch.zeros_like(present)
     chosen[order[:count]] = True
     return (chosen & present)[groups.member]

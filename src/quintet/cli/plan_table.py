@@ -147,8 +147,12 @@ def _step_rows(plan: RunPlan) -> Iterator[Row]:
     groups = _counted(numbers["groups_per_mini_batch"], "group")
     yield "mini-batches", _number(training.mini_batches), f"of {episodes} each, {groups}"
     yield "epochs", _number(training.epochs), "passes over the episodes of a step"
-    how = f"{_counted(training.mini_batches, 'mini-batch')} × {_counted(training.epochs, 'epoch')}"
-    yield "optimizer steps per step", _number(numbers["optimizer_steps_per_step"]), how
+    updates = numbers["optimizer_steps_per_step"]
+    trained = updates // training.epochs
+    how = f"{_counted(trained, 'mini-batch')} × {_counted(training.epochs, 'epoch')}"
+    if trained < training.mini_batches:
+        how += f",\nof the groups kept by {plan.setting('algorithm.filter.keep_share')}"
+    yield "optimizer steps per step", _number(updates), how
 
 
 def _robot_rows(plan: RunPlan) -> Iterator[Row]:

@@ -94,6 +94,13 @@ def test_the_table_tells_run_arithmetic_placement_and_memory(lines: Lines) -> No
     assert not any("Warnings" in line or "Not supported" in line for line in shown)
 
 
+def test_the_table_counts_only_mini_batches_of_kept_groups(lines: Lines) -> None:
+    shown = lines("algorithm.filter.keep_share=0.5")
+    row = next(number for number, line in enumerate(shown) if "optimizer steps per step" in line)
+    assert shown[row].split("  ")[-1] == "4 mini-batches × 1 epoch,"
+    assert shown[row + 1].strip() == "of the groups kept by algorithm.filter.keep_share = 0.5"
+
+
 def test_the_table_is_plain_and_narrow_where_nobody_looks(tmp_path: Path, lines: Lines) -> None:
     """No colours in a file, no blanks at the ends of lines, nothing beyond 100 columns."""
     shown = lines(*cluster(tmp_path), "--device-memory", "200")

@@ -64,6 +64,10 @@ class Dialect:
     waits_for: Callable[["Dialect", Callable[[str], Any], str], Capability | None] = lambda dialect, value, key: None
     """Returns the capability that an undocumented key of the framework waits for, given the values of other keys: that
     of the simulator, policy or algorithm to which it belongs."""
+    process_keys: tuple[str, str] = ("trainer.nnodes", "trainer.n_gpus_per_node")
+    """Keys of the nodes and of the devices of a node, which torchrun decides for trainers that it starts."""
+    missing_trainers: tuple[tuple[re.Pattern[str], Capability], ...] = ()
+    """Patterns for modules of trainers that this version lacks, with the capabilities that their runs wait for."""
     choices: Mapping[str, str | None] = field(default_factory=dict)
     """Groups of the framework's own files, such as `engine` of `engine=megatron`, with the key that has the name of the
     chosen file; None if the name follows from others."""
@@ -122,6 +126,10 @@ class Dialect:
         A file for supervised fine-tuning, for instance, has other keys than one for reinforcement learning.
         """
         return self.narrow(self, tree)
+
+    def missing_trainer(self, module: str) -> Capability | None:
+        """Return the capability that a trainer of the framework waits for; None if the module is none of them."""
+        return next((capability for pattern, capability in self.missing_trainers if pattern.fullmatch(module)), None)
 
     def decides(self, key: str) -> bool:
         """Return whether an unknown key decides what a run does."""

@@ -1,5 +1,6 @@
 """Algorithm: advantages, loss, KL divergence, reward shaping and rollout correction."""
 
+import math
 from collections.abc import Iterator
 from typing import Literal
 
@@ -8,6 +9,9 @@ from pydantic import PositiveFloat, PositiveInt
 from quintet.config.native.advantages import AdvantageConfig, GrpoConfig
 from quintet.config.native.losses import LossConfig, PpoLossConfig
 from quintet.config.native.section import Count, ListOf, NonNegative, PositiveShare, Section
+
+ROUNDING = 1e-9
+"""Tolerance for rounding of a share times a number of groups: 0.3 × 10 is 3.0000000000000004 in floating point."""
 
 
 class KlConfig(Section):
@@ -71,6 +75,10 @@ class FilterConfig(Section):
     """Drop groups with a higher mean reward; null keeps them."""
     refill_rounds: Count = 0
     """Additional rollouts that replace groups without a learning signal (DAPO's dynamic sampling)."""
+
+    def max_kept(self, groups: int) -> int:
+        """Return the maximum number of `groups` that are kept, by `keep_share`."""
+        return math.ceil(self.keep_share * groups - ROUNDING)
 
 
 class RejectionConfig(Section):

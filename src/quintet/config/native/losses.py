@@ -96,8 +96,8 @@ class CispoLossConfig(LossSection, name="cispo"):
 
     supports_chunks: ClassVar[bool] = True
 
-    clip_low: UnitInterval = 0.2
-    """The weight is at least 1 - clip_low."""
+    clip_low: PositiveFloat = 0.2
+    """The weight is at least 1 - clip_low; from 1 on, it has no lower bound."""
     clip_high: PositiveFloat = 0.28
     """The weight is at most 1 + clip_high."""
 

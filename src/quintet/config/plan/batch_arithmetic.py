@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from quintet.config.composed import ComposedConfig
 from quintet.config.divisors import nearest_divisor
 from quintet.config.native.experiment import Experiment
+from quintet.config.plan.batches import max_mini_batches
 from quintet.config.plan.mixed_envs import mixture_problems
 from quintet.config.plan.model_shapes import PRESET_CONTEXTS
 from quintet.config.plan.robot_batches import robot_problems
@@ -50,7 +51,7 @@ def compute_batch_arithmetic(composed: ComposedConfig, steps: int | None = None)
         episodes=per_step * num_steps,
         groups_per_mini_batch=training.groups_per_step / training.mini_batches,
         episodes_per_mini_batch=per_step // training.mini_batches,
-        optimizer_steps=num_steps * training.epochs * training.mini_batches,
+        optimizer_steps=num_steps * training.epochs * max_mini_batches(config),
         warm_start_updates=config.warm_start.updates if config.warm_start else 0,
         validations=_num_validations(config, num_steps),
         checkpoints=_num_occasions(num_steps, config.checkpoint.every_steps),

@@ -30,6 +30,15 @@ def max_sequences_per_episode(config: Experiment) -> int:
     return 1 + max(0, rollout.max_turns - rollout.window_size)
 
 
+def max_mini_batches(config: Experiment) -> int:
+    """Return the maximum number of mini-batches in a step: those of the groups that `algorithm.filter` keeps."""
+    training, groups = config.training, config.training.groups_per_step
+    if config.env.is_simulator:
+        return training.mini_batches
+    size = groups * training.samples_per_group // training.mini_batches
+    return -(-config.algorithm.filter.max_kept(groups) * training.samples_per_group // size)
+
+
 @dataclass(frozen=True, slots=True)
 class MicroBatchLimits:
     """Limits of one micro-batch. None sets no limit of that kind."""

@@ -14,6 +14,7 @@ from quintet.config.plan.advice import PlannedRun, advice
 from quintet.config.plan.batch_arithmetic import compute_batch_arithmetic
 from quintet.config.plan.batches import (
     RankWorkload,
+    max_mini_batches,
     max_sequences_per_episode,
     num_sft_validations,
     rank_workload,
@@ -130,7 +131,7 @@ def _numbers(plan: RunPlan) -> dict[str, Any]:
         "sequences_per_mini_batch": counts["episodes_per_mini_batch"] * sequences,
         "mini_batches": training.mini_batches,
         "epochs": training.epochs,
-        "optimizer_steps_per_step": training.mini_batches * training.epochs,
+        "optimizer_steps_per_step": max_mini_batches(plan.config) * training.epochs,
         "steps": plan.steps,
         **({"robots": asdict(robot_arithmetic(plan.config))} if plan.config.env.is_simulator else {}),
         "validation_episodes": None if starts is None else starts * plan.config.validation.sampling.samples,

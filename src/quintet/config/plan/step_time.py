@@ -11,7 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from quintet.config.native.experiment import Experiment
-from quintet.config.plan.batches import RankWorkload, max_sequence_tokens, max_sequences_per_episode, rank_workload
+from quintet.config.plan.batches import (
+    RankWorkload,
+    max_mini_batches,
+    max_sequence_tokens,
+    max_sequences_per_episode,
+    rank_workload,
+)
 from quintet.config.plan.component_memory import (
     HF_SLOTS_PER_REQUEST,
     MemoryUse,
@@ -260,7 +266,7 @@ def _learner(timed: _TimedModel) -> Iterator[tuple[str, Cost]]:
 
 
 def _updates(config: Experiment) -> int:
-    return config.training.mini_batches * config.training.epochs
+    return max_mini_batches(config) * config.training.epochs
 
 
 def _reward(timed: _TimedModel) -> Iterator[tuple[str, Cost]]:

@@ -7,6 +7,7 @@ import pytest
 from quintet.config.compose import load_experiment
 from quintet.config.plan.batch_arithmetic import compute_batch_arithmetic
 from quintet.config.plan.model_shapes import PRESET_CONTEXTS, PRESET_SHAPES
+from quintet.config.plan.run_plan import plan_run
 from quintet.errors import ConfigError
 
 
@@ -70,6 +71,15 @@ def test_mini_batches_may_cut_through_groups() -> None:
     words = ["training.groups_per_step=3", "training.samples_per_group=8", "training.mini_batches=12"]
     numbers = compute_batch_arithmetic(load_experiment(None, words))
     assert (numbers.episodes_per_mini_batch, numbers.groups_per_mini_batch) == (2, 0.25)
+
+
+@pytest.mark.parametrize(("share", "updates"), [(0.25, 2), (0.3, 2), (0.5, 2), (0.7, 3), (1, 4)])
+def test_mini_batches_of_groups_that_are_filtered_out_are_not_counted(share: float, updates: int) -> None:
+    """Of 10 groups of 4 episodes, 3, 3, 5, 7 or 10 are kept, in mini-batches of 10 episodes."""
+    words = ["training.groups_per_step=10", "training.samples_per_group=4", "training.mini_batches=4"]
+    composed = load_experiment(None, [*words, "training.steps=5", f"algorithm.filter.keep_share={share}"])
+    assert plan_run(composed).numbers["optimizer_steps_per_step"] == updates
+    assert compute_batch_arithmetic(composed).optimizer_steps == 5 * updates
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,8 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     if task == "sft":
         names = basic.filtered(lambda spec: spec.key.startswith(_NAMES))
         waits = {"requires": Capability.RLINF_SFT, "noop": (), "native": ()}
-        changes = {spec.key: waits for spec in names.load() if spec.key.startswith(("runner.task_type", _PLACED))}
-        return replace(dialect, references=(_changed(names, changes),), shared_sections={})
+        waiting = {spec.key: waits for spec in names.load() if spec.key.startswith(("runner.task_type", _PLACED))}
+        return replace(dialect, references=(_changed(names, waiting),), shared_sections={})
     if "runner" not in tree and "actor" not in tree and "env_type" in tree:
         references = (env, *key_files("rlinf", ["rlinf_env_newer"]))
         return replace(dialect, references=references, shared_sections={}, name_lists={}, context=_ENV_FILE_CONTEXT)

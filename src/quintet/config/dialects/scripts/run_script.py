@@ -19,7 +19,7 @@ from quintet.config.dialects.scripts.shell_commands import Argument, ScriptComma
 from quintet.config.dialects.scripts.shell_words import MARKER, Variables, script_error
 from quintet.config.dotted import flatten
 from quintet.config.yaml_reader import read_file, read_text
-from quintet.errors import ConfigError, nearest
+from quintet.errors import ConfigError, UnsupportedRunError, nearest
 
 TRAINERS = {module: name for name, dialect in DIALECTS.items() for module in dialect.trainers}
 """Frameworks by the modules of their trainers."""
@@ -33,6 +33,9 @@ COMMENT_LINES = re.compile(
 
 The first one ends the command for a shell. The overrides are read as well, since their author meant them to count.
 """
+TORCHRUN = re.compile(r"(.*/)?torchrun|torch\.distributed\.(run|launch)")
+TORCHRUN_OPTIONS = {"--nnodes": 0, "--nproc_per_node": 1, "--nproc-per-node": 1}
+"""Position in `Dialect.process_keys` of the key that an option of torchrun decides."""
 CONFIG_OPTIONS = {
     **dict.fromkeys(("--config-path", "-cp", "--config_path"), "path"),
     **dict.fromkeys(("--config-name", "-cn", "--config_name"), "name"),
@@ -160,23 +163,26 @@ class _TrainerCall:
     dialect: str
     words: tuple[Argument, ...]
     line: int
+    launcher: tuple[Argument, ...]
+    """The words before the module."""
 
 
 def _trainer_call(command: ScriptCommand) -> _TrainerCall | None:
     by_python = False
-    before = ""
+    option = ""
     for position, word in enumerate(command):
         module = word.text
-        if framework := _framework(module, before, by_python=by_python):
-            return _TrainerCall(module, framework, command[position + 1 :], word.line)
+        if framework := _framework(module, option, by_python=by_python):
+            return _TrainerCall(module, framework, command[position + 1 :], word.line, command[:position])
         by_python = by_python or PYTHON.fullmatch(module) is not None
-        before = module
+        # `-m PACKAGE.launch MODULE` launches a module
+        option = option if option == "-m" and module.endswith(".launch") else module
     return None
 
 
-def _framework(word: str, before: str, *, by_python: bool) -> str | None:
+def _framework(word: str, option: str, *, by_python: bool) -> str | None:
     """Return the framework whose trainer a word names: `-m MODULE` or `python FILE.py`."""
-    if before == "-m":
+    if option == "-m":
         return TRAINERS.get(word)
     if not by_python or not word.endswith(".py"):
         return None
@@ -197,12 +203,23 @@ def _trainer_count_error(path: Path, commands: list[ScriptCommand], calls: list[
         return ConfigError(f"{path} trains {len(calls)} times: {trainers}", source=f"{path}:{calls[1].line}", hint=hint)
     hint = f"only scripts that run one of these are supported: {', '.join(TRAINERS)}"
     for command in commands:
-        texts = [word.text for word in command]
-        module = texts[texts.index("-m") + 1] if "-m" in texts[:-1] else ""
+        module = _started_module([word.text for word in command])
+        for dialect in DIALECTS.values():
+            if (capability := dialect.missing_trainer(module)) is not None:
+                source = f"{path}:{command[0].line}"
+                return UnsupportedRunError(f"{source}: a run of {module} {capability.refusal()}", source=source)
         if module.split(".")[0] in ("verl", "vagen", "ragen", "recipe"):
             source = f"{path}:{command[0].line}"
             return ConfigError(f"{source} runs {module}, whose arguments are not supported", source=source, hint=hint)
     return ConfigError(f"{path} runs no known trainer", source=str(path), hint=hint)
+
+
+def _started_module(words: list[str]) -> str:
+    """Return the module that a command starts by `-m MODULE` or `python FILE.py`; empty if it starts none."""
+    if "-m" in words[:-1]:
+        return words[words.index("-m") + 1]
+    program = next((word for word in words[1:] if word.endswith(".py")), "") if PYTHON.fullmatch(words[0]) else ""
+    return program.removesuffix(".py").replace("/", ".")
 
 
 def _yaml_path_option(commands: list[ScriptCommand]) -> Argument | None:
@@ -240,6 +257,7 @@ class _TrainerArguments:
         self.options, words = _split_options(call.words, CONFIG_OPTIONS)
         for word in words:
             self._add_override(word)
+        self.overrides += self._process_overrides()
 
     def run_script(self, yaml_path: Argument | None, comment_lines: Sequence[int]) -> RunScript:
         """Return the content of the script; `yaml_path` is VAGEN's file of environments."""
@@ -263,6 +281,16 @@ class _TrainerArguments:
         return RunScript(
             config, *overrides, self.call.dialect, tuple(self.missing), environment, (*remarks, *self.remarks)
         )
+
+    def _process_overrides(self) -> Iterator[Override]:
+        """Yield the numbers of nodes and devices, which torchrun decides if it starts the trainer."""
+        keys, words = DIALECTS[self.call.dialect].process_keys, self.call.launcher
+        if not any(TORCHRUN.fullmatch(word.text) for word in words):
+            return
+        options, _ = _split_options(words, {option: keys[index] for option, index in TORCHRUN_OPTIONS.items()})
+        for key, word in options.items():
+            if word.text.isdecimal():
+                yield f"{key}={word.text}", self._source(word)
 
     def _add_override(self, word: Argument) -> None:
         source = self._source(word)
@@ -331,9 +359,10 @@ class _TrainerArguments:
 
     def _framework_overrides(self) -> list[Override]:
         """Return what a file that comes with the framework sets differently from the reference."""
-        name = self.options.get("name")
-        tree = FRAMEWORK_FILES[Path(name.text).name.removesuffix(".yaml")] if name else {}
-        return _as_overrides(tree, lambda _: self._source(name) if name else "")
+        named = self.options.get("name")
+        file = Path(named.text if named else self._program_file()[0]).name
+        source = self._source(named) if named else f"{self.path}:{self.call.line}"
+        return _as_overrides(FRAMEWORK_FILES.get(file.removesuffix(".yaml"), {}), lambda _: source)
 
     def _without_choices(self) -> Iterator[Override]:
         """Yield the overrides with keys in place of choices among the framework's own files."""
@@ -343,7 +372,9 @@ class _TrainerArguments:
             if name not in choices:
                 yield text, source
             elif (key := choices[name]) is not None:
-                yield f"{key}={value}", source
+                # `actor@actor_rollout_ref.actor=dp_actor`: the files of a group may end in its name
+                group = name.partition("@")[0]
+                yield f"{key}={value.removesuffix(f'_{group}')}", source
 
     def _env_config(self, yaml_path: Argument | None) -> Path | None:
         """Return VAGEN's file of environments: that of `--yaml_path`, or the one beside the script."""

@@ -338,12 +338,14 @@ class WordReader:
         """Evaluate `$((expression))` with the variables that it names."""
 
         def integer(name: re.Match[str]) -> str:
-            value = self.variables.scalar(name[0]) or ""
+            value = self.variables.scalar(name[0])
+            if value is None:
+                return self._unknown(f"${name[0]}", NOT_SET)
             return value if INTEGER.fullmatch(value) or MARKER.search(value) else "?"
 
         expression = re.sub(r"[A-Za-z_]\w*", integer, expression.strip())
-        if MARKER.search(expression):
-            return expression
+        if (unknown := MARKER.search(expression)) is not None:
+            return unknown[0]
         try:
             return str(_evaluate(ast.parse(expression, mode="eval").body))
         except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):

@@ -13,6 +13,8 @@ from quintet.config.problems import ConfigProblem
 
 PROMPTS, SAMPLES, MINI_BATCH = "data.train_batch_size", f"{ROLLOUT}.n", f"{ACTOR}.ppo_mini_batch_size"
 ESTIMATOR = "algorithm.adv_estimator"
+REWARDS_OF_SINGLES = ("grpo", "rloo")
+"""Estimators that give the only response to a prompt its reward as advantage."""
 LENGTHS = ("data.max_prompt_length", "data.max_response_length")
 
 
@@ -38,9 +40,10 @@ def shared_problems(
     """
     advantage = config_class(ADVANTAGE, values.native(ESTIMATOR))
     yield from batch_problems(values, step, critic=advantage.uses_values, reference=has_reference)
-    compares = advantage.needs_several_samples or values.native(ESTIMATOR) == "rloo"
-    # a teacher trains single responses, too
-    if compares and not values["distillation.enabled"] and values[samples] == values[SAMPLES] == 1:
+    # with one sample to a prompt, verl takes their rewards as advantages
+    takes_rewards = samples == SAMPLES and values.native(ESTIMATOR) in REWARDS_OF_SINGLES
+    compares = advantage.needs_several_samples or values.native(ESTIMATOR) in REWARDS_OF_SINGLES
+    if compares and not takes_rewards and values[samples] == values[SAMPLES] == 1:
         problem = f"{values.describe(ESTIMATOR)} compares several responses to the same prompt"
         yield values.problem(samples, problem, f"at least: {samples}=2, or {ESTIMATOR}=gae")
     yield from objective_problems(values)

@@ -5,13 +5,23 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
 
+from quintet.config.capabilities import Capability
 from quintet.config.dialects.algorithm_choice import ADVANTAGE, AlgorithmOptions, choose, export_name
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import MiniBatches
 from quintet.config.dialects.supported_runs import require_single_env
 from quintet.config.dialects.verl.batches import ACTOR, ROLLOUT
-from quintet.config.dialects.verl.constraints import ESTIMATOR, MINI_BATCH, PROMPTS, SAMPLES, shared_problems, step_size
+from quintet.config.dialects.verl.constraints import (
+    ESTIMATOR,
+    MINI_BATCH,
+    PROMPTS,
+    REWARDS_OF_SINGLES,
+    SAMPLES,
+    shared_problems,
+    step_size,
+)
 from quintet.config.dialects.verl.critic import critic_defaults
+from quintet.config.dialects.verl.dialect import OUTPUT_PATH
 from quintet.config.dialects.verl.learners import STEPS, learning_from_native, learning_to_native, policy_tree
 from quintet.config.dialects.verl.release import workers_to_native
 from quintet.config.dialects.verl.run_settings import (
@@ -30,7 +40,7 @@ from quintet.config.dialects.verl.sft import sft_from_native, sft_to_native
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.training import TrainingConfig
 from quintet.config.problems import ConfigProblem
-from quintet.errors import ConfigError
+from quintet.errors import ConfigError, UnsupportedRunError
 
 KL_IN_LOSS, KL_IN_REWARD = f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"
 KL_TARGET, KL_CONTROL = "algorithm.kl_ctrl.target_kl", "algorithm.kl_ctrl.type"
@@ -42,14 +52,24 @@ RULES = (
 
 
 def _kind(values: ForeignValues) -> str:
-    """Return `ppo`, `sft` or `evaluation`."""
+    """Return `ppo`, `sft`, `evaluation` or `generation`."""
+    if values[OUTPUT_PATH] is not None:
+        return "generation"
     names = [reference.name for reference in values.dialect.references]
     return next((kind for kind in ("sft", "evaluation") if any(f"verl_{kind}" in name for name in names)), "ppo")
 
 
 def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
-    """Yield problems between keys: those that verl asserts at start-up, and contradictions in its reference."""
-    if (kind := _kind(values)) != "ppo":
+    """Yield problems between keys: those that verl asserts at start-up, and contradictions in its reference.
+
+    Raises:
+        UnsupportedRunError: the run only generates responses.
+    """
+    kind = _kind(values)
+    if kind == "generation":
+        source = values.source(OUTPUT_PATH)
+        raise UnsupportedRunError(f"{values.describe(OUTPUT_PATH)} {Capability.GENERATION.refusal()}", source=source)
+    if kind != "ppo":
         yield from run_problems(values) if kind == "sft" else ()
         return
     prompts = f"prompts of a step, from {values.describe(PROMPTS)}"
@@ -78,7 +98,7 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
 def _ppo_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     critic_defaults(values, native)
     native.set_from_keys(values.dialect.specs().values())
-    choose(native, ADVANTAGE, values.native(ESTIMATOR), ESTIMATOR)
+    _estimator_to_native(values, native)
     native.apply(RULES)
     workers_to_native(values, native)
     rewards_to_native(values, native)
@@ -91,6 +111,16 @@ def _ppo_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.set_constants({"rollout.think": False, "rollout.format_penalty": 0.0})
     tools_to_native(values, native)
     run_to_native(values, native)
+
+
+def _estimator_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set the advantage estimator; of those that compare responses, a single one keeps its reward (ARPO)."""
+    if values[SAMPLES] > 1 or values.native(ESTIMATOR) not in REWARDS_OF_SINGLES:
+        choose(native, ADVANTAGE, values.native(ESTIMATOR), ESTIMATOR)
+        return
+    choose(native, ADVANTAGE, "arpo", ESTIMATOR, SAMPLES)
+    settings = f"{values.describe(ESTIMATOR)} with {values.describe(SAMPLES)}"
+    native.remarks.append(f"{settings}: there is nothing to compare, and each response has its reward as advantage")
 
 
 def _steps_to_native(values: ForeignValues, native: NativeBuilder) -> None:

@@ -26,7 +26,16 @@ RELEASE_KEYS = (
 WAITING: tuple[tuple[re.Pattern[str], Capability], ...] = tuple(
     (re.compile(pattern), capability)
     for pattern, capability in (
-        (r"engine\..*|optim\.(init_lr_ratio|master_weights|store_param_remainders)", Capability.BACKENDS),
+        (
+            r"actor_rollout_ref\.actor\.(_target_|dpo_beta|sppo_eta)|algorithm\.(sppo_eta|reward_(dpo|gt)_coef)"
+            r"|data\.(accuracy_(low|upp)er_bound|filter_accuracy|filter_truncate|oversample_factor)"
+            r"|reward_model\.(mini_batch_size|prime_\w+)|trainer\.ref_update_freq"
+            r"|reward_model\.model\.(beta_train|enable_gradient_checkpointing|loss_type|ref_\w+|tokenizer_path|update)"
+            r"|reward_model\.model\.(optim|fused_kernel_options|fsdp_config)\..*",
+            Capability.RECIPES,
+        ),
+        (r"reward_model\.model\.type", Capability.REWARD_ENGINES),
+        (r"(.*\.)?engine\..*|optim\.(init_lr_ratio|master_weights|store_param_remainders)", Capability.BACKENDS),
         (r"(.*\.)?(veomni|torchtitan|automodel|mindspeed|mlite)\..*|.*\.impl_cfg\..*", Capability.BACKENDS),
         (r".*\.turbo_config\..*|(actor_rollout_ref\.actor|critic)\.optim\..*", Capability.BACKENDS),
         (r".*\.(megatron|override_\w+_config)\..*", Capability.MEGATRON_OPTIONS),
@@ -35,7 +44,8 @@ WAITING: tuple[tuple[re.Pattern[str], Capability], ...] = tuple(
         (r"actor_rollout_ref\.rollout\.multi_turn\..*", Capability.TOOLS),
         (r"actor_rollout_ref\.rollout\.agent\..*", Capability.AGENT_LOOPS),
         (
-            r"trainer\.v1\..*|async_training\..*|rollout\.(nnodes|n_gpus_per_node|total_rollout_steps)",
+            r"trainer\.v1\..*|async_training\..*|rollout\.(n|nnodes|n_gpus_per_node|test_freq|total_rollout_steps)"
+            r"|.*\.(use_rollout_log_probs|standalone_gpu_memory_utilization)",
             Capability.ASYNC_TRAINERS,
         ),
     )
@@ -47,6 +57,8 @@ DECIDING = (
 )
 """Keys that decide what is trained, and how: they are never left out."""
 _ACTOR = "actor_rollout_ref.actor"
+OUTPUT_PATH = "data.output_path"
+"""The file of responses, which only runs that generate them have."""
 _SFT_KEYS = frozenset(
     (
         *(f"data.{key}" for key in ("train_files", "val_files", "prompt_key", "image_key", "train_batch_size")),
@@ -64,6 +76,8 @@ def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference
     """Return the references of verl by which a file with these sections is written."""
     ppo = dialect.reference("verl_ppo_trainer")
     if "actor_rollout_ref" not in tree:
+        if get_value(tree, OUTPUT_PATH) is not None:
+            return key_files("verl", ["verl_generation"])
         if "model" in tree or "optim" in tree:
             return (dialect.reference("verl_sft_trainer"), *_sft_run(ppo))
         data = tree.get("data")
@@ -121,21 +135,34 @@ SFT_TRAINERS = ("verl.trainer.fsdp_sft_trainer", "verl.trainer.sft_trainer", "ve
 OTHER_TRAINERS = ("verl.trainer.main_ppo_sync", "verl.trainer.main_ppo_v0", "recipe.dapo.main_dapo")
 """Further modules that train by `ppo_trainer.yaml`."""
 
+MISSING_TRAINERS = tuple(
+    (re.compile(pattern), capability)
+    for pattern, capability in (
+        (r"verl\.trainer\.main_generation(_server)?", Capability.GENERATION),
+        (r"(.*\.)?(fully_async|one_step_off)\w*\..*", Capability.ASYNC_TRAINERS),
+        (r"recipe\..*|verl\.experimental\..*|(.*\.)?main_ppo_split", Capability.RECIPES),
+    )
+)
+"""Trainers with loops of their own."""
+
 VERL = Dialect(
     "verl",
     key_files("verl", ["verl_ppo_trainer", "verl_megatron_optim", "verl_sft_trainer", "verl_evaluation"]),
-    marks=("actor_rollout_ref", "model.partial_pretrain", "custom_reward_function"),
+    marks=("actor_rollout_ref", "model.partial_pretrain", "custom_reward_function", OUTPUT_PATH),
     shared_sections=CRITIC_SECTIONS,
     trainers=("verl.trainer.main_ppo", "verl.trainer.main_eval", *SFT_TRAINERS, *OTHER_TRAINERS),
+    program_files={trainer: ("sft_trainer_engine", {}) for trainer in SFT_TRAINERS[1:]},
     framework_files={
         "ppo_trainer": {},
         "sft_trainer": {},
         "evaluation": {},
         "ppo_megatron_trainer": {"model_engine": "megatron"},
-        "sft_trainer_engine": {},
+        "sft_trainer_engine": {"data": {"val_files": None}},
+        "generation": {},
     },
     waits_for=waits_for,
     deciding=DECIDING,
-    choices={"engine": "engine.strategy", "optim": None, "model": None},
+    choices={"engine": "engine.strategy", f"actor@{_ACTOR}": f"{_ACTOR}.strategy", "optim": None, "model": None},
+    missing_trainers=MISSING_TRAINERS,
     narrow=lambda dialect, tree: dialect.with_references(*references_for(dialect, tree)),
 )

@@ -3,7 +3,7 @@
 import math
 import re
 
-from quintet.config.dialects.value_types import ValueType
+from quintet.config.dialects.value_types import ValueType, parse_type
 
 UNCLIPPED = 1e12
 """Global gradient norm that clips nothing; Megatron's 0."""
@@ -12,6 +12,10 @@ _DIVERGENCES = (
     *("token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3"),
     *("seq_mean_k1", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3"),
 )
+
+
+REJECTION_LEVELS = ("token", "sequence", "geometric")
+"""What releases up to 2025-12 compare with the bounds of a rejection."""
 
 
 def parse_bounds(value: object) -> tuple[float | None, float] | None:
@@ -34,7 +38,20 @@ def _is_bounds(value: object) -> bool:
     return isinstance(value, int | float | str) and parse_bounds(value) is not None
 
 
+def parse_betas(value: object) -> object:
+    """Return a list of numbers for its text, which quotes within quotes of a script leave; other values as they are.
+
+    >>> parse_betas("[0.9,0.95]")
+    [0.9, 0.95]
+    """
+    inner = value[1:-1] if isinstance(value, str) and value[:1] == "[" and value[-1:] == "]" else None
+    parts = [] if inner is None else [part.strip() for part in inner.split(",")]
+    return [*map(float, parts)] if parts and all(map(_NUMBER.fullmatch, parts)) else value
+
+
+_BETAS = parse_type("list of number >= 0 < 1")
 VALUE_TYPES = {
+    "betas": ValueType(_BETAS.description, lambda value: _BETAS.accepts(parse_betas(value))),
     "bounds": ValueType("a number > 0, or two as lower_upper", _is_bounds),
     "bounds_list": ValueType(
         "numbers > 0, or two each as lower_upper, joined by commas",
@@ -42,6 +59,9 @@ VALUE_TYPES = {
     ),
     "divergences": ValueType(
         f"one or more of {', '.join(_DIVERGENCES)}, joined by commas",
-        lambda value: isinstance(value, str) and all(name.strip() in _DIVERGENCES for name in value.split(",")),
+        lambda value: (
+            isinstance(value, str)
+            and (value in REJECTION_LEVELS or all(name.strip() in _DIVERGENCES for name in value.split(",")))
+        ),
     ),
 }

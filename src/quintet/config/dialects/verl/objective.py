@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from quintet.config.capabilities import Capability
 from quintet.config.dialects.algorithm_choice import ADVANTAGE, LOSS, choose, export_name, option_value, set_options
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import Derived, inverted
 from quintet.config.dialects.verl.batches import ACTOR, ROLLOUT
-from quintet.config.dialects.verl.key_values import parse_bounds
+from quintet.config.dialects.verl.key_values import REJECTION_LEVELS, parse_bounds
 from quintet.config.native.algorithm import CorrectionConfig, RejectionConfig
 from quintet.config.problems import ConfigProblem
 
@@ -37,7 +38,8 @@ def _bypasses(values: ForeignValues) -> bool:
 
 
 def _rejection_names(text: str | None) -> list[str]:
-    return [] if text is None else [*dict.fromkeys(name.strip() for name in text.split(","))]
+    """Return the names of rejections; the levels of earlier releases wait for a capability."""
+    return [] if text in (None, *REJECTION_LEVELS) else [*dict.fromkeys(name.strip() for name in text.split(","))]
 
 
 def _rejection_bounds(text: object, names: Sequence[str]) -> list[tuple[float | None, float]]:
@@ -54,10 +56,10 @@ def _format_bounds(bounds: CorrectionConfig | RejectionConfig) -> float | str:
 def _native_correction(
     level: str | None, bound: object, normalize: bool, rejections: str | None, rejection_bounds: object
 ) -> dict[str, Any] | None:
-    if level is None and rejections is None:
+    names = _rejection_names(rejections)
+    if level is None and not names:
         return None
     lower, upper = parse_bounds(bound) or (None, 2.0)
-    names = _rejection_names(rejections)
     pairs = zip(names, _rejection_bounds(rejection_bounds, names), strict=True)
     reject = [_native_rejection(name, *bounds) for name, bounds in pairs]
     correction = {"level": level, "upper": upper, "lower": lower, "normalize": normalize, "reject": reject}
@@ -132,8 +134,14 @@ def objective_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.set("rollout.recompute_logprobs", not _bypasses(values), BYPASS)
     if _bypasses(values):
         native.set("algorithm.correction", None, *CORRECTION.foreign)
+        if values[REJECTIONS] is not None:
+            native.require(REJECTIONS, Capability.CORRECTION_OPTIONS)
+        if values[BYPASS_LOSS] == "reinforce" and values[LEVEL] is not None:
+            native.require(LEVEL, Capability.CORRECTION_OPTIONS)
     else:
         CORRECTION.to_native(values, native)
+        if values[REJECTIONS] in REJECTION_LEVELS:
+            native.require(REJECTIONS, Capability.CORRECTION_OPTIONS)
 
 
 def objective_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
@@ -168,16 +176,9 @@ def _bypass_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
         if values[MODE] == "bypass_mode":
             yield values.problem(MODE, f"needs {BYPASS}", f"set {BYPASS}=true, or {MODE}=vanilla")
         return
-    bypass, loss = values.describe(BYPASS), values.describe(BYPASS_LOSS)
     if values[MODE] not in ("vanilla", "bypass_mode"):
-        problem = f"is not read: with {bypass} the loss is that of {loss}"
+        problem = f"is not read: with {values.describe(BYPASS)} the loss is that of {values.describe(BYPASS_LOSS)}"
         yield values.problem(MODE, problem, f"leave it out, or set {BYPASS}=false")
-    if values[REJECTIONS] is not None:
-        problem = f"with {bypass} verl rejects by the policy that is being updated, which is not supported"
-        yield values.problem(REJECTIONS, problem, f"set {BYPASS}=false, or {REJECTIONS}=null")
-    if values[BYPASS_LOSS] == "reinforce" and values[LEVEL] is not None:
-        problem = f"with {loss} the weights change while the policy is updated, which is not supported"
-        yield values.problem(LEVEL, problem, f"set {LEVEL}=null, or {BYPASS_LOSS}=ppo_clip")
 
 
 def objective_from_native(foreign: ForeignBuilder) -> None:

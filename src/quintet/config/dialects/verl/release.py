@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from quintet.config.capabilities import Capability
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder, as_list
 from quintet.config.dialects.verl.batches import ACTOR, MODEL, REF, ROLLOUT
 
@@ -31,6 +32,7 @@ def release_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     _overrides_to_native(values, native)
     for learner, section in LEARNERS.items():
         _megatron_to_native(values, native, learner, f"{section}.megatron")
+    _groups_to_native(values, native)
     _engine_to_native(values, native)
     if values.is_set(TIMEOUT):
         native.set("placement.call_timeout_seconds", float(values[TIMEOUT]), TIMEOUT)
@@ -78,6 +80,14 @@ def _megatron_to_native(values: ForeignValues, native: NativeBuilder, learner: s
         native.set(f"{learner}.megatron.use_distributed_optimizer", values[shards], shards)
     switch, path = f"{section}.use_dist_checkpointing", f"{section}.dist_checkpointing_path"
     native.set(f"{learner}.megatron.checkpoint", values[path] if values[switch] else None, path, switch)
+
+
+def _groups_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Note sharding groups that a sequence is shared beyond: verl's groups for both are independent."""
+    size, ulysses = f"{ACTOR}.fsdp_config.fsdp_size", f"{ACTOR}.ulysses_sequence_parallel_size"
+    if values[f"{ACTOR}.strategy"] in ("fsdp", "fsdp2") and values[size] > 0 and values[size] % values[ulysses]:
+        native.require(size, Capability.SHARDING_GROUPS)
+        native.set("actor.sharding.group_size", None, size)
 
 
 def _engine_to_native(values: ForeignValues, native: NativeBuilder) -> None:

@@ -127,7 +127,7 @@ def overlong_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     response = f"{ROLLOUT}.response_length"
     if values[MANAGER] != "dapo" or not values[OVERLONG]:
         return
-    if values[OVERLONG_BUFFER] is None:
+    if not values[OVERLONG_BUFFER]:
         hint = f"for example {OVERLONG_BUFFER}={max(1, values[response] // 4)}, or {OVERLONG}=false"
         yield values.problem(OVERLONG_BUFFER, f"{values.describe(OVERLONG)} needs it", hint)
     elif values[OVERLONG_BUFFER] > values[response]:

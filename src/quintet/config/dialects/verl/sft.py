@@ -1,8 +1,9 @@
 """Conversion of verl's `sft_trainer.yaml`: supervised fine-tuning on conversations from files."""
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder, as_list
-from quintet.config.dialects.conversion_rules import Derived, lora_section
+from quintet.config.dialects.conversion_rules import Derived, Same, lora_section
 from quintet.config.dialects.verl.batches import GPUS, num_gpus
+from quintet.config.dialects.verl.key_values import parse_betas
 from quintet.config.dialects.verl.run_settings import DATA_RULES, run_from_native, run_to_native
 
 DYNAMIC, TOKENS = "data.use_dynamic_bsz", "data.max_token_len_per_gpu"
@@ -17,6 +18,7 @@ RULES = (
         lambda offloads: (offloads, offloads),
     ),
     lora_section("model"),
+    Same("sft.optimizer.betas", "optim.betas", to_value=parse_betas),
 )
 COLUMN_RULES = (
     *(
