@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.key_checks import describe_value
@@ -14,6 +17,7 @@ from quintet.config.schema import REPEATED, Key, format_value, keys
 from quintet.tracking.metrics import markdown_table
 
 DOCS = Path(__file__).parent.parent / "docs"
+RESULTS = Path(__file__).parent.parent / "benchmarks/results"
 
 
 def configuration() -> str:
@@ -124,9 +128,32 @@ def _table_row(cells: list[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
+def dialects() -> str:
+    """Return the page of the dialects with its table of example files, as `benchmarks/real_files.py` counted them."""
+    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("real_files*.json"))]
+    rows = [_real_files_row(name, result) for file in results for name, result in sorted(file.items())]
+    head = ["framework", "commit", "files", "plan", "of these, name what waits", "not complete", "refused", "share"]
+    table = "\n".join([_table_row(head), f"| {' | '.join(['---'] * len(head))} |", *rows])
+    text = (DOCS / "dialects.md").read_text()
+    return re.sub(r"(?<=<!-- real files -->\n).*(?=\n<!-- end -->)", table.replace("\\", r"\\"), text, flags=re.DOTALL)
+
+
+def _real_files_row(name: str, result: dict[str, Any]) -> str:
+    """Return the counts of one checkout; the share is that of the files that are complete."""
+    counts = result["counts"]
+    planned = counts.get("plans", 0) + counts.get("waits", 0)
+    complete = result["files"] - counts.get("input", 0)
+    numbers = [result["files"], planned, counts.get("waits", 0), counts.get("input", 0), complete - planned]
+    framework = result.get("framework", name)
+    repository = result.get("repository", load_releases(framework).repository)
+    commit = f"`{result['commit']}`" if " " in result["commit"] else f"`{result['commit']}` {result.get('date', '')}"
+    source = f"[{repository}](https://github.com/{repository}) {commit.strip()}"
+    return _table_row([framework, source, *map(str, numbers), f"{planned / complete:.1%}"])
+
+
 def main() -> int:
     pages = {"configuration.md": configuration(), "metrics.md": metrics()}
-    pages |= {"reference/pending.md": pending()}
+    pages |= {"reference/pending.md": pending(), "dialects.md": dialects()}
     pages |= {f"reference/{dialect.name}.md": dialect_page(dialect) for dialect in DIALECTS.values()}
     if "--check" in sys.argv:
         return int(any((DOCS / name).read_text() != text for name, text in pages.items()))

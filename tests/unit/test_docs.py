@@ -13,6 +13,9 @@ import pytest
 import yaml
 
 from quintet.cli.configuration import inspect_config, load_config
+from quintet.cli.main import main
+from quintet.config.dialects.registry import DIALECTS
+from quintet.config.dialects.releases import all_keys
 from quintet.config.plan.placement import check_placement
 
 ROOT = Path(__file__).parents[2]
@@ -33,37 +36,78 @@ def test_links_and_pictures_exist(page: Path) -> None:
 
 
 def commands(page: Path) -> list[str]:
-    return list(dict.fromkeys(re.findall(r"^\$ quintet (.+?)(?:\s+#.*)?$", page.read_text(), re.M)))
+    """Return the commands of a page, with the variables of the environment before them."""
+    return list(dict.fromkeys(re.findall(r"^\$ ((?:[A-Z_]+=\S+ )*quintet .+?)(?:\s+#.*)?$", page.read_text(), re.M)))
+
+
+def write_files(page: Path, directory: Path) -> None:
+    """Write the files that a page shows: blocks whose first line is a comment with the name."""
+    for text, name in re.findall(r"^```\w+\n(# (\S+\.(?:sh|yaml))\n.*?)^```", page.read_text(), re.M | re.S):
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_text(text)
 
 
 LONG = ("train", "sft")
 """Commands that tests/system runs; here they only have to begin."""
 
 
+BRIEF = ("plan", "explain", "translate")
+"""Commands that need no process of their own."""
+
+
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.stem)
-def test_the_commands_of_a_page_do_what_it_says(page: Path, tmp_path: Path) -> None:
-    """One after another, in a directory that has the examples and nothing else."""
+def test_the_commands_of_a_page_do_what_it_says(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One after another, in a directory that has the examples, the files of the page, and nothing else."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
+    write_files(page, tmp_path)
+    monkeypatch.chdir(tmp_path)
     for line in commands(page):
-        words = shlex.split(line)
-        if words[0] in LONG:
-            would_begin(words[1:])
-            continue
-        done = subprocess.run(
-            [sys.executable, "-m", "quintet", *words], cwd=tmp_path, capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, f"{line}: {done.stderr}"
-        assert done.stdout, line
+        variables, _, arguments = line.partition("quintet ")
+        words = shlex.split(arguments)
+        with monkeypatch.context() as patch:
+            for variable in shlex.split(variables):
+                patch.setenv(*variable.split("=", 1))
+            if words[0] in LONG:
+                would_begin(words[1:], tmp_path)
+            elif words[0] in BRIEF:
+                patch.setattr(sys, "argv", ["quintet", *words])
+                with pytest.raises(SystemExit) as end:
+                    main()
+                shown = capsys.readouterr()
+                assert not end.value.code, f"{line}: {shown.err}"
+                assert shown.out, line
+            else:
+                command = [sys.executable, "-m", "quintet", *words]
+                done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+                assert done.returncode == 0, f"{line}: {done.stderr}"
+                assert done.stdout, line
 
 
-def would_begin(words: list[str]) -> None:
+def would_begin(words: list[str], directory: Path) -> None:
     config = next((word for word in words if word.endswith((".yaml", ".sh"))), None)
-    folder = next((path for path in (ROOT, ROOT / "examples/custom") if config and (path / config).exists()), ROOT)
+    folders = (directory, ROOT, ROOT / "examples/custom")
+    folder = next((path for path in folders if config and (path / config).exists()), ROOT)
     path, overrides = config and str(folder / config), [word for word in words if "=" in word]
     if "--ray" in words:
         check_placement(inspect_config(path, overrides, None, "refuse").composed)
     else:
         load_config(path, overrides, None, "refuse")
+
+
+@pytest.mark.parametrize("framework", DIALECTS)
+def test_names_of_a_framework_stand_for_the_keys_that_they_set(framework: str) -> None:
+    dialect = DIALECTS[framework]
+    native: dict[str, set[str]] = {}
+    for each in filter(None, (dialect, dialect.base)):
+        for _, spec in all_keys(each):
+            native.setdefault(spec.key, set()).update(spec.native)
+    rows = [row for row in table_rows(f"coming-from-{framework}.md") if len(row) == 3 and row[0].startswith("`")]
+    assert len(rows) >= 12
+    for foreign, here, _ in rows:
+        key, name = foreign.strip("`"), re.sub(r"^\[?`|`.*$", "", here)
+        assert name in native[key], key
 
 
 def table_rows(page: str) -> list[list[str]]:

@@ -23,7 +23,7 @@ def test_releases_are_recorded_for_keys_that_exist_and_for_nearly_all_of_them(fr
     recorded = {key for each in load_releases(framework).ranges for key in each.keys}
     keys = {spec.key for _, spec in all_keys(DIALECTS[framework])}
     assert recorded <= keys
-    assert len(recorded) >= 0.89 * len(keys)
+    assert len(recorded) >= 0.8 * len(keys)
 
 
 @pytest.mark.parametrize(

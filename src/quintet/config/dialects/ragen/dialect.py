@@ -131,6 +131,6 @@ RAGEN = Dialect(
         **dict.fromkeys(("ragen.llm_agent.agent_proxy", "ragen.eval"), ("config/base.yaml", _VALIDATES)),
         "ragen.eval_api": ("config/evaluate_api_llm.yaml", _VALIDATES),
     },
-    framework_files={"base": {}, "envs": {"custom_envs": CUSTOM_ENVS}},
+    framework_files={"base": {"custom_envs": CUSTOM_ENVS}, "envs": {"custom_envs": CUSTOM_ENVS}},
     narrow=_narrow,
 )
