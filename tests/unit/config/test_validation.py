@@ -86,6 +86,11 @@ NEEDED = {
     "env.service.": ["env.service.urls=[http://127.0.0.1:1]"],
     "validation.simulator.service.": ["validation.simulator.service.urls=[http://127.0.0.1:1]"],
     "envs.*.env.service.": ["envs.*.env.service.urls=[http://127.0.0.1:1]"],
+    "rollout.tool_calls.": [
+        "rollout.tool_calls.tools={calculator: {}}",
+        "env.name=prompts",
+        "data.train_files=[x.jsonl]",
+    ],
     "rollout.state_reward.": ["rollout.thoughts=grounding_worldmodeling"],
     "rollout.state_reward.judge.": [
         "rollout.state_reward.scorer=judge",

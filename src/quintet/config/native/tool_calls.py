@@ -53,4 +53,4 @@ class ToolCallsConfig(Section):
 
     def conflicts(self) -> Iterator[tuple[str, ...]]:
         if not self.tools and self.file is None:
-            yield "there are no tools: `tools` is empty and `file` is not set", "tools={calculator: {}}"
+            yield "there are no tools: `tools` is empty and `file` is not set", "tools.calculator={}"

@@ -102,7 +102,7 @@ def test_a_references_own_option_that_nobody_set_is_left_out_with_a_word(
         command.main()
     found = json.loads(capsys.readouterr().out)
     assert not [one["key"] for one in found["not_yet"] if ".megatron." in one["key"]]
-    for option in ("ckpt_format", "distributed_backend", "apply_rope_fusion"):
+    for option in ("distributed_backend", "apply_rope_fusion"):
         assert any(
             f"actor.megatron.{option} = " in remark and "default ignored" in remark for remark in found["remarks"]
         )

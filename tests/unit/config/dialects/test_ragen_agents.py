@@ -432,7 +432,7 @@ def test_the_older_tree_of_verl_is_not_refused_as_a_slip(tmp_path: Path) -> None
     result = convert(compose_config(write(tmp_path, OLDER_TREE), ()), DIALECTS["ragen"], to_plan=True)
     assert not result.unsupported
     renamed = [remark.partition(" (")[0] for remark in result.composed.remarks if "is read as" in remark]
-    assert {"actor_rollout_ref.actor.checkpoint.contents", "critic.checkpoint.contents"} <= set(renamed)
+    assert "actor_rollout_ref.actor.checkpoint.contents" in renamed
     fused = [f"{MODEL}.{key}=true" for key in ("return_last_hidden_state", "use_fused_loss")]
     assert load(tmp_path, *fused).experiment == load(tmp_path).experiment
 

@@ -126,6 +126,7 @@ WAITING: list[tuple[str, Any, Capability]] = [
 
 WITHOUT_EFFECT: dict[str, Any] = {
     "base_dir": "there",
+    "reward_system_config": {"skip_special_tokens": True},
     "logging_dir": "logs",
     "logging_steps": 2,
     "render_save_dir": "pictures",

@@ -342,7 +342,11 @@ FAULTS: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
     (PPO, {**PACKED, f"{ACTOR}.ulysses_sequence_parallel_size": 3}, ("must divide the 8 GPUs", "size=2")),
     (PPO, {f"{ROLLOUT}.tensor_model_parallel_size": 3}, ("must divide the 8 GPUs", "parallel_size=2")),
     (PPO, {"trainer.n_gpus_per_node": 1}, ("tensor_model_parallel_size = 2 (reference)", "parallel_size=1")),
-    (PPO, {"algorithm.adv_estimator": "grpo"}, ("rollout.n = 1 (reference)", "adv_estimator = 'grpo'", "rollout.n=2")),
+    (
+        PPO,
+        {"algorithm.adv_estimator": "grpo_passk"},
+        ("rollout.n = 1 (reference)", "adv_estimator = 'grpo_passk'", "rollout.n=2"),
+    ),
     (PPO, {f"{ROLLOUT}.do_sample": False, f"{ROLLOUT}.n": 8}, ("do_sample = false", "rollout.n = 8")),
     (PPO, {f"{ROLLOUT}.prompt_length": 700}, ("prompt_length = 700", "data.max_prompt_length = 512")),
     (

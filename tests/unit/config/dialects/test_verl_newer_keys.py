@@ -160,7 +160,8 @@ def test_what_is_so_either_way_is_taken(
 
 
 def test_every_newer_key_is_here_and_none_of_the_reference() -> None:
-    assert {row.key for row in load_keys("verl", "verl_newer")} == {one[0] for one in (*CASES, *TAKEN)}
+    rows = [row for row in load_keys("verl", "verl_newer") if row.requires is not Capability.CORRECTION_OPTIONS]
+    assert {row.key for row in rows} == {one[0] for one in (*CASES, *TAKEN)}
     documented = DIALECTS["verl"].specs()
     assert not {row.key for row in load_keys("verl", "verl_newer")} & documented.keys()
     known = {key.name for key in keys()}
