@@ -132,18 +132,19 @@ def dialects() -> str:
     """Return the page of the dialects with its table of example files, as `benchmarks/real_files.py` counted them."""
     results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("real_files*.json"))]
     rows = [_real_files_row(name, result) for file in results for name, result in sorted(file.items())]
-    head = ["framework", "commit", "files", "plan", "of these, name what waits", "not complete", "refused", "share"]
+    head = ["framework", "commit", "files", "plan", "of these, name what waits", "no complete run", "refused", "share"]
     table = "\n".join([_table_row(head), f"| {' | '.join(['---'] * len(head))} |", *rows])
     text = (DOCS / "dialects.md").read_text()
     return re.sub(r"(?<=<!-- real files -->\n).*(?=\n<!-- end -->)", table.replace("\\", r"\\"), text, flags=re.DOTALL)
 
 
 def _real_files_row(name: str, result: dict[str, Any]) -> str:
-    """Return the counts of one checkout; the share is that of the files that are complete."""
+    """Return the counts of one checkout; the share is that of the files that are complete runs."""
     counts = result["counts"]
     planned = counts.get("plans", 0) + counts.get("waits", 0)
-    complete = result["files"] - counts.get("input", 0)
-    numbers = [result["files"], planned, counts.get("waits", 0), counts.get("input", 0), complete - planned]
+    incomplete = counts.get("input", 0) + counts.get("no run", 0)
+    complete = result["files"] - incomplete
+    numbers = [result["files"], planned, counts.get("waits", 0), incomplete, complete - planned]
     framework = result.get("framework", name)
     repository = result.get("repository", load_releases(framework).repository)
     commit = f"`{result['commit']}`" if " " in result["commit"] else f"`{result['commit']}` {result.get('date', '')}"
