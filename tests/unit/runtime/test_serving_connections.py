@@ -16,6 +16,8 @@ import pytest
 from serving_clients import Client, hf_engine, served
 
 from quintet.runtime.serving import connection_server, connections, request_handler
+from quintet.runtime.serving.address import Address
+from quintet.runtime.serving.connection_server import ConnectionServer
 from quintet.runtime.serving.connections import Connection, ConnectionTable, FairSemaphore
 from quintet.runtime.serving.request_schema import RequestError
 
@@ -179,3 +181,21 @@ def test_work_for_connections_leaves_time_for_the_engine() -> None:
         return time.monotonic() - started
 
     assert 0.04 <= asyncio.run(main()) < 1
+
+
+def test_closing_a_server_ends_while_its_clients_leave() -> None:
+    """The last connection may end in the same turn of the event loop as the server stops listening."""
+
+    async def wait(connection: Connection, _table: ConnectionTable) -> None:
+        await asyncio.get_running_loop().sock_recv(connection.socket, 1)
+
+    for _ in range(200):
+        server = ConnectionServer(Address("127.0.0.1", 0), wait)
+        clients = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(3)]
+        leaving = threading.Thread(target=lambda clients=clients: [client.close() for client in clients])
+        closing = threading.Thread(target=server.close, daemon=True)
+        leaving.start()
+        closing.start()
+        closing.join(10)
+        leaving.join()
+        assert not closing.is_alive()

@@ -41,7 +41,9 @@ class ConnectionServer:
 
     def close(self) -> None:
         """Stop accepting connections, and close those without a request. The others end when they are answered."""
-        asyncio.run_coroutine_threadsafe(self._stop_listening(), self._loop).result()
+        stopped = threading.Event()
+        self._loop.call_soon_threadsafe(self._stop_listening, stopped)
+        stopped.wait()
 
     def _run(self) -> None:
         self._loop.add_reader(self._socket, self._accept)
@@ -49,11 +51,14 @@ class ConnectionServer:
         self._table.close()
         self._loop.close()
 
-    async def _stop_listening(self) -> None:
-        self._loop.remove_reader(self._socket)
-        self._socket.close()
-        self._table.close_reading()
-        self._loop.call_soon(self._stop_if_done)
+    def _stop_listening(self, stopped: threading.Event) -> None:
+        try:
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
+            self._table.close_reading()
+            self._loop.call_soon(self._stop_if_done)
+        finally:  # no future of the loop, which may stop before it reports the result
+            stopped.set()
 
     def _stop_if_done(self) -> None:
         if self._socket.fileno() < 0 and not self._tasks:
