@@ -21,7 +21,7 @@ class Capability(StrEnum):
     RLINF_AGENTS = "RLinf's agents (search, code, several agents)"
     RLINF_SFT = "RLinf's supervised runs (vision-language models, policies of robots, reward models)"
     MOVING_DEVICES = "devices that move between components during a step"
-    API_MODELS = "evaluation of a model behind an API by a configuration (`quintet evaluate --endpoint` does it)"
+    API_MODELS = "evaluation of a model behind an API by a configuration (`quintet eval --endpoint` does it)"
     BACKENDS = "training backends beyond FSDP and Megatron (VeOmni, TorchTitan, Automodel, …)"
     MEGATRON_OPTIONS = "further options of Megatron Core"
     LORA_OPTIONS = "LoRA beyond rank, scale, target modules and initial adapters of the policy"
