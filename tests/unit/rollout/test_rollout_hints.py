@@ -12,6 +12,7 @@ from quintet.data.chat_templates import CHATML
 from quintet.policies.model_loading import load_tokenizer
 from quintet.records import Failure
 from quintet.rollout.chat.chat_format import ChatFormat
+from quintet.rollout.chat.tool_messages import ToolMessages
 from quintet.rollout.episode_limits import FailureMonitor
 from quintet.rollout.sampling_params import check_tokens
 from quintet.rollout.single_turn_loop import _FailureLimit
@@ -48,12 +49,24 @@ def tokens(words: list[str]) -> None:
     check_tokens(load_experiment(None, words).experiment, 420)
 
 
+def tool_messages(template: str) -> None:
+    ToolMessages(load_tokenizer("tokenizer"), template, [])
+
+
 DOUBLED = "{% for m in messages %}{{ m['content'] * 2 }}<|im_end|>{% endfor %}"
 CHANGED = "{% for m in messages %}{{ m['content'] | replace(' ', '_') }}<|im_end|>{% endfor %}"
 OPEN = "{% for m in messages %}### {{ m['role'] }}:\n{{ m['content'] }}\n{% endfor %}"
 SAVE = "save a chat_template.jinja next to the tokenizer that "
 FAULTS = "or raise env.max_failed_share (now 0.25); docs/faults.md explains how failures are handled"
+TOOLS = "{# tools, <tool_call> #}"
+ANOTHER_TEMPLATE = "data.template=hermes, or a model whose template writes tool calls as JSON between <tool_call> tags"
+WITHOUT_RESULTS = "{% for m in messages if m['role'] != 'tool' %}{{ m['content'] }}<|im_end|>{% endfor %}"
 CASES = [
+    *(
+        case(tool_messages, template, ANOTHER_TEMPLATE, "hermes")
+        for template in (CHATML, f"{TOOLS}{WITHOUT_RESULTS}", f"{TOOLS}{CHANGED}", f"{TOOLS}{OPEN}")
+    ),
+    case(tool_messages, f"{TOOLS}{{{{ raise_exception('no tools') }}}}", ANOTHER_TEMPLATE, "hermes"),
     case(chat, None, f"{SAVE}writes every message once, in order, as those in docs/exact-tokens.md do", CHATML),
     case(chat, "{{ messages[-1]['content'] }}<|im_end|>", f"{SAVE}writes every message, in order", CHATML),
     case(chat, DOUBLED, f"{SAVE}writes every message once", CHATML),

@@ -398,7 +398,7 @@ def test_models_behind_an_api_wait(tmp_path: Path) -> None:
     models = {"model_config": {"model_name": "gpt"}, "model_info": {"gpt": {"provider_name": "mine"}}}
     found = convert(compose_config(write(tmp_path, models), []), DIALECTS["ragen"], to_plan=True)
     assert {problem.key for problem in found.unsupported} == {"model_config.model_name", "model_info"}
-    assert all("quintet evaluate --endpoint" in problem.message for problem in found.unsupported)
+    assert all("quintet eval --endpoint" in problem.message for problem in found.unsupported)
 
 
 def test_a_run_in_several_environments_can_be_translated(tmp_path: Path) -> None:
