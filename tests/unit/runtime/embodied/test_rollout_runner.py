@@ -31,7 +31,7 @@ SOLVED = {state: [3] for state in range(0, 12, 2)}
 class UniformPolicy:
     """Actions are the uniform numbers."""
 
-    action_chunk, action_dim, value_size = CHUNK, 2, 0
+    action_chunk, action_dim, robot_action_dim, value_size = CHUNK, 2, 2, 0
 
     def prepare(self, observation: RobotObservation) -> dict[str, Tensor]:
         return {"state": torch.from_numpy(observation.state)}
