@@ -75,7 +75,7 @@ class QuestionsConfig(InteractiveEnvSection, name="questions"):
     "webshop_env:WebShop",
     "an online shop of WebShop by text commands",
     requires=("webshop_minimal",),
-    how="install it from RAGEN's repository: scripts/setup_webshop.sh, or pip install -e external/webshop-minimal",
+    how="in a checkout of RAGEN: pip install -e external/webshop-minimal, as its setup_webshop.sh does",
 )
 class WebShopConfig(InteractiveEnvSection, name="webshop"):
     """Search and buy a product in the online shop of WebShop (package `webshop_minimal`)."""
