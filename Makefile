@@ -9,7 +9,7 @@ train: .venv/installed
 # The engine tests run vLLM for real, in its build for CPUs; without it they skip.
 test: lint .venv/installed-vllm
 	.venv/bin/python -m pytest -n 2 --dist loadfile tests/unit tests/parity
-	.venv/bin/python -m pytest -n 2 --dist loadfile tests/system
+	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n 2 --dist loadfile tests/system
 
 lint: .venv/installed-dev
 	.venv/bin/ruff check src tests benchmarks scripts
