@@ -30,7 +30,7 @@ def make(
     epsilon: Annotated[float, typer.Option(min=0.0, max=1.0, help="Probability of a random action.")] = 0.0,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Write into a directory with files.")] = False,
 ) -> None:
-    """Let the expert of a simulator solve episodes, and write them as a data set."""
+    """Write episodes that the expert of a simulator solves as a LeRobot data set."""
     from quintet.config.native.envs import SimulatorConfig
     from quintet.data.robot_demonstrations.expert import expert_episodes
     from quintet.data.robot_demonstrations.writer import LeRobotWriter

@@ -50,7 +50,10 @@ class Level:
         return Level(self.width, self.floor, self.targets, boxes, player, self.height)
 
     def symbols(self) -> list[list[str]]:
-        """One symbol per cell: # wall, _ floor, O target, X box, √ box on target, P player, S player on target."""
+        """Return the symbol of each cell, [height, width].
+
+        # wall, _ floor, O target, X box, √ box on target, P player, S player on target.
+        """
         cells = [self._symbol(cell) for cell in range(self.width * self.height)]
         return [cells[start : start + self.width] for start in range(0, len(cells), self.width)]
 

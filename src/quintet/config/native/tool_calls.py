@@ -9,7 +9,7 @@ from quintet.config.native.section import NonNegative, NotEmpty, Section
 
 
 class ToolConfig(Section):
-    """One tool."""
+    """Configuration of a tool."""
 
     tool: NotEmpty | None = None
     """Built-in tool (`calculator`, `gsm8k_answer`, `python`), or your own class as `file.py:Class` or `module:Class`;

@@ -45,7 +45,8 @@ class RefusedRequestError(MachineError):
 
 
 class ServiceClient:
-    """One request at a time: `send`, wait until `fileno` is readable, `receive`."""
+    """HTTP client of an environment service, for one request at a time: `send`, wait until `fileno` is readable,
+    `receive`."""
 
     def __init__(self, url: str, token: str | None, timeout: float, max_retries: int, form: Format = JSON) -> None:
         """`timeout` of a request in seconds; responses of Quintet's own routes are in `form`."""

@@ -18,7 +18,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class SimulatorDescription:
-    """What a simulator says of itself; see `Simulator`."""
+    """Sizes and tasks of a simulator in another process; see `Simulator`."""
 
     action_dim: int
     num_start_states: int

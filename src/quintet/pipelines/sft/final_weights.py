@@ -49,7 +49,7 @@ class FinalWeights:
 
 
 def write_directory(target: Path, write: Callable[[Path], object], key: str = OUTPUT_KEY) -> None:
-    """Let `write(directory)` fill a temporary directory, then move it to `target`, so that `target` is always complete.
+    """Call `write` with a temporary directory, then move that to `target`, so that `target` is always complete.
     An existing directory is replaced. `key` is the config key that names it.
 
     Raises:

@@ -25,7 +25,7 @@ INSTRUCTION_TOKENS = 384
 
 @dataclass(frozen=True, slots=True)
 class RobotSpec:
-    """What a policy has to know of a robot and its tasks."""
+    """Sizes of a robot's actions and observations, and its tasks, from which a preset policy is created."""
 
     action_dim: int
     state_dim: int

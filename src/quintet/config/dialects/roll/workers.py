@@ -199,7 +199,7 @@ def placement_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     origins += [GPUS_PER_NODE] if nodes > 1 else []
     native.set("placement.nodes", nodes, *origins)
     native.set("placement.devices_per_node", per_node, *origins)
-    _shared_in_part_to_native(values, native, devices_by_worker)
+    _partly_shared_devices_to_native(values, native, devices_by_worker)
     on_cpu = not any(devices_by_worker.values())
     for name, devices in devices_by_worker.items():
         on_all = on_cpu or devices == tuple(range(nodes * per_node))
@@ -210,10 +210,10 @@ def placement_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.set("placement.colocated", not separate, "actor_train.device_mapping", "actor_infer.device_mapping")
 
 
-def _shared_in_part_to_native(
+def _partly_shared_devices_to_native(
     values: ForeignValues, native: NativeBuilder, devices_by_worker: dict[str, tuple[int, ...] | None]
 ) -> None:
-    """Let scorers on some of the policy's devices wait; the plan gives them all of these."""
+    """Mark reference and critic as unsupported on some of the actor's devices; the plan places them on all of these."""
     policy = set(devices_by_worker["actor_train"] or ())
     for name in ("reference", "critic"):
         devices = set(devices_by_worker.get(name) or ())

@@ -36,7 +36,7 @@ DRAWN_AT_ONCE: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Scenes:
-    """What n images show."""
+    """Scenes of the arm to render, one for each of n images."""
 
     joints: np.ndarray
     """Joint angles, rad [n, 2]."""

@@ -35,7 +35,7 @@ CLEARANCE: Final = 0.012
 
 
 class ArmTask(ABC):
-    """One task of the arm."""
+    """Task of the arm: its objects, their start states, and the distance that decides success."""
 
     bodies: ClassVar[tuple[Body, ...]]
 
