@@ -81,7 +81,7 @@ class PaddedRows:
     def __init__(self, lengths: Tensor) -> None:
         """`lengths`: int64 [B], each at least 1."""
         self.width = int(lengths.max())
-        columns = torch.arange(self.width)
+        columns = torch.arange(self.width, device=lengths.device)
         self.valid = columns < lengths[:, None]
         self.ragged = not bool(self.valid.all())
         self._shape = (len(lengths), self.width)
