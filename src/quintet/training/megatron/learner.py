@@ -381,6 +381,6 @@ class MegatronCritic(_GradientLearner):
         return self._update(learning_rate, compute_loss, micro_batches, weight_decay=weight_decay)
 
     def _value(self, hidden: Tensor) -> Tensor:
-        """Return the values, [M], of hidden states [M, hidden]."""
+        """Return the values, [M] on the CPU, of hidden states [M, hidden]."""
         values: Tensor = self._model.chunks[-1].value_head(hidden)
-        return values.squeeze(-1).float()
+        return values.squeeze(-1).float().cpu()

@@ -159,9 +159,9 @@ class MegatronModel:
         swapped: bool = False,
         with_sum_squared_probs: bool = False,
     ) -> TokenStatistics:
-        """Return log-probs, entropy and more from hidden states on the last stage; `other` is another model and its
-        hidden states."""
-        return statistics_from_hidden_states(
+        """Return log-probs, entropy and more on the CPU, from hidden states on the last stage; `other` is another model
+        and its hidden states."""
+        statistics = statistics_from_hidden_states(
             self._lazy_logits(hidden),
             packed.targets.to(hidden.device),
             temperature,
@@ -170,6 +170,7 @@ class MegatronModel:
             swapped=swapped,
             with_sum_squared_probs=with_sum_squared_probs,
         )
+        return TokenStatistics(*(column.cpu() for column in statistics))
 
     def _lazy_logits(self, hidden: Tensor) -> LazyLogits:
         """Return hidden states with the head of the last stage, of which each tensor-parallel rank has some columns."""
