@@ -59,7 +59,7 @@ def build_action_policy(config: Experiment) -> PreTrainedModel:
     if config.policy.path is not None:
         return load_action_policy(Path(config.policy.path), config)
     policy = _build_preset(config, derive_seed(config.seed, "policy"))
-    return _finish(policy, config)
+    return prepare_for_training(policy, config)
 
 
 def create_action_preset(directory: Path, config: Experiment, seed: int) -> None:
@@ -111,10 +111,10 @@ def load_action_policy(directory: Path, config: Experiment) -> PreTrainedModel:
         extra = 0 if config.policy.vla is None else config.policy.vla.extra_vocabulary
         tokenizer.add_tokens([f"<extra_{number}>" for number in range(extra)])
         policy.set_tokenizer(tokenizer)
-    return _finish(policy, config)
+    return prepare_for_training(policy, config)
 
 
-def _finish(policy: PreTrainedModel, config: Experiment) -> PreTrainedModel:
+def prepare_for_training(policy: PreTrainedModel, config: Experiment) -> PreTrainedModel:
     """Insert adapters, and set what is trained. The value head has no adapters: it starts untrained."""
     policy.eval()
     if config.policy.lora is not None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import OptimizerConfig
+from quintet.policies.model_loading import enable_activation_checkpointing
 from quintet.policies.vla.action_module import ActionModule
 from quintet.policies.vla.build import load_action_policy
 from quintet.runtime.device import compute_device
@@ -18,6 +20,9 @@ from quintet.training.packing import MicroBatchBudget
 from quintet.training.parallel.process_group import RankGroup
 from quintet.training.parallel.strategy import ParallelStrategy, ReplicatedStrategy
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 def build_chunk_learner(
     config: Experiment, policy_dir: Path, optimizer: OptimizerConfig, ranks: RankGroup
@@ -25,9 +30,22 @@ def build_chunk_learner(
     """Build the learner of the action policy at that directory.
 
     Raises:
+        ConfigError: the policy does not support activation checkpointing.
         MachineError: the directory contains no action policy.
     """
-    policy = load_action_policy(policy_dir, config)
+    return build_policy_learner(config, load_action_policy(policy_dir, config), optimizer, ranks)
+
+
+def build_policy_learner(
+    config: Experiment, policy: PreTrainedModel, optimizer: OptimizerConfig, ranks: RankGroup
+) -> ChunkLearner:
+    """Build the learner of an action policy, which moves to the device of this process.
+
+    Raises:
+        ConfigError: the policy does not support activation checkpointing.
+    """
+    if config.actor.gradient_checkpointing:
+        enable_activation_checkpointing(policy)
     module = ActionModule(policy).to(compute_device())
     module.activation_context = activation_offloading(config.actor.memory, compute_device(), "actor")
     mesh = build_device_mesh(config, "actor", ranks)
