@@ -127,12 +127,12 @@ def main() -> None:
         make_model(Path(place), given.layers, tiny=given.tiny)
         for backend in BACKENDS:
             words = ["--one", backend, place, "--rounds", str(given.rounds), *(["--tiny"] if given.tiny else [])]
-            done = subprocess.run([sys.executable, __file__, *words], check=True, capture_output=True, text=True)
+            done = subprocess.run([sys.executable, __file__, *words], check=True, stdout=subprocess.PIPE, text=True)
             found[backend] = json.loads(done.stdout.splitlines()[-1])
-    text = json.dumps({"device": _device(), "layers": given.layers, **found}, indent=1)
-    print(text)
-    if given.out:
-        given.out.write_text(text + "\n")
+            print(backend, found[backend], flush=True)
+            if given.out:
+                text = json.dumps({"device": _device(), "layers": given.layers, **found}, indent=1)
+                given.out.write_text(text + "\n")
 
 
 def _device() -> str:

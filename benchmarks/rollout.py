@@ -329,7 +329,7 @@ def run_child(
     words = ["--child", contender, "--case", case, "--directory", str(directory), "--dtype", dtype]
     command = [sys.executable, __file__, *words, "--round", str(number), "--device", device]
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}
-    out = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
     found: list[dict[str, float]] = json.loads(out.splitlines()[-1])
     return found
 
@@ -382,7 +382,12 @@ def main() -> None:
         child(arguments)
         return
     contenders = [one for one in arguments.contenders if one != "vllm" or importlib.util.find_spec("vllm")]
-    result: dict[str, Any] = {"machine": machine(), "kernels": has_kernels(), "cases": []}
+    on_gpu = arguments.device != "cpu"
+    result: dict[str, Any] = {"machine": machine(), "kernels": not on_gpu and has_kernels(), "cases": []}
+    if on_gpu:
+        import torch
+
+        result["device"] = torch.cuda.get_device_name(arguments.device)
     with tempfile.TemporaryDirectory() as place:
         for shape in {"small", *(case for case in arguments.cases if case in SHAPES)}:
             make_model(shape, Path(place) / shape)
@@ -390,13 +395,13 @@ def main() -> None:
             make_player(Path(place))
         where = {shape: Path(place) / shape for shape in SHAPES}
         where["c"] = Path(place) / "player/checkpoints/global_step_0/hf"
-        exact = {
-            one: run_child(one, "exact", Path(place) / "small", "float32", 0, "cpu")[0]
-            for one in contenders
-            if one != "generate"
-        }
-        result["exactness"] = exact
-        print(exact, flush=True)
+        if not on_gpu:
+            result["exactness"] = {
+                one: run_child(one, "exact", Path(place) / "small", "float32", 0, "cpu")[0]
+                for one in contenders
+                if one != "generate"
+            }
+            print(result["exactness"], flush=True)
         for dtype in arguments.dtypes:
             for case in arguments.cases:
                 directory = where.get(case, Path(place) / "small")
