@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import struct
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -221,4 +222,7 @@ def test_unfinished_images_of_a_client_are_limited(client: Client, monkeypatch: 
     assert (status, error["code"]) == (503, "overloaded")
     monkeypatch.undo()
     client.ask(CHAT, body)
+    deadline = time.monotonic() + 10  # the request ends after its answer is sent
+    while client.handler._image_bytes.total() and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert client.handler._image_bytes.total() == 0

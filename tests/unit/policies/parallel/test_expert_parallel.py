@@ -36,7 +36,8 @@ def same(ours: Told, theirs: Told) -> None:
         assert ours[name] == pytest.approx(theirs[name], rel=1e-5, abs=1e-5), name
     assert ours["weights"].keys() == theirs["weights"].keys()
     for name, sums in theirs["weights"].items():
-        assert ours["weights"][name] == pytest.approx(sums, rel=1e-5, abs=1e-5), name
+        # sums of all elements; processors round the steps before them differently
+        assert ours["weights"][name] == pytest.approx(sums, rel=5e-5, abs=1e-5), name
 
 
 @pytest.mark.parametrize("way", ["alltoall", "allgather", "alltoall recomputed"])
