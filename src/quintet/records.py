@@ -368,6 +368,8 @@ class Batch:
     """float32 [N], nats, KL divergence from the reference over the whole vocabulary."""
     observation_group: torch.Tensor | None = None
     """int64 [N], the same number for turns of a group with the same observation."""
+    domain: torch.Tensor | None = None
+    """int64 [R], number of the domain of each trajectory's prompt; None without `data.domains`."""
     baseline: torch.Tensor | None = None
     """float32 [R], reward of a greedy episode from the same start state."""
     reward_components: Mapping[str, torch.Tensor] | None = None

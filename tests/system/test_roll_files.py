@@ -143,8 +143,9 @@ def test_a_gigpo_file_trains_turn_by_turn(quintet: Command, tmp_path: Path) -> N
 
 def test_an_rlvr_file_trains(quintet: Command, tmp_path: Path) -> None:
     rows = [
-        {"tag": "math", "messages": [{"role": "user", "content": f"{n} + 1 ="}], "ground_truth": str(n + 1)}
-        for n in range(8)
+        {"tag": tag, "messages": [{"role": "user", "content": f"{n} + 1 ="}], "ground_truth": str(n + 1)}
+        for n in range(4)
+        for tag in ("math", "aime")
     ]
     (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
     domain = {
@@ -170,11 +171,12 @@ def test_an_rlvr_file_trains(quintet: Command, tmp_path: Path) -> None:
         "dual_clip_loss": True,
         "whiten_advantages": True,
         "add_token_level_kl": False,
-        "rewards": {"math_rule": domain},
+        "max_len_mask": True,
+        "rewards": {"math_rule": domain, "contest": {**domain, "tag_included": ["aime"]}},
     }
     data = {
         "file_name": ["sums.jsonl"],
-        "domain_interleave_probs": {"math_rule": 1},
+        "domain_interleave_probs": {"math_rule": 0.5, "contest": 0.5},
         "dataset_dir": "data",
         "messages": "messages",
         "interleave_probs": "1.0",
@@ -182,4 +184,5 @@ def test_an_rlvr_file_trains(quintet: Command, tmp_path: Path) -> None:
     }
     tree["actor_train"] = {**WORKERS["actor_train"], "data_args": data}
     lines = trained(quintet, tmp_path, tree)
-    assert "val/prompts/success_rate" in lines[2]
+    assert {f"val/{name}/success_rate" for name in ("prompts", "math_rule", "contest")} <= lines[2].keys()
+    assert (lines[1]["train/math_rule/groups"], lines[1]["train/contest/groups"]) == (2, 2)

@@ -141,6 +141,10 @@ def _step_rows(plan: RunPlan) -> Iterator[Row]:
     unit = "prompts" if plan.data else "start states"
     starts = f"{training.groups_per_step:,} {unit} × {_counted(training.samples_per_group, 'sample')} each"
     yield "episodes per step", _number(numbers["episodes_per_step"]), starts
+    if plan.config.data is not None and plan.config.data.domains:
+        counts = plan.config.data.prompts_per_domain(training.groups_per_step)
+        parts = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+        yield "domains", _number(len(counts)), f"of the prompts of a step: {parts}"
     if numbers["sequences_per_step"] > numbers["episodes_per_step"]:
         yield "sequences per step", _upper_bound(numbers["sequences_per_step"]), "one per turn as the window slides"
     episodes = _counted(numbers["episodes_per_mini_batch"], "episode")

@@ -55,7 +55,7 @@ class Capability(StrEnum):
     PREFERENCES = "training on preferences (DPO)"
     DISTILLATION = "distillation of a teacher's distributions on stored answers"
     ON_POLICY_DISTILLATION = "on-policy distillation of ROLL's teachers"
-    REWARD_DOMAINS = "prompts and rewards by domain"
+    REWARD_DOMAINS = "filters, refills and chat templates that differ by domain"
     REWARD_WORKERS = "rewards of ROLL's other classes (code sandbox, instruction following, judge, detection, video)"
     REWARD_SHAPING = "further shaping of rewards"
     SAMPLE_MASKS = "masks and weights of responses by length, difficulty or reward"

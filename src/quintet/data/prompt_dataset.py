@@ -30,10 +30,10 @@ class PromptDataset:
     Numbers are also the start states of episodes, see `quintet.envs.start_states`.
     """
 
-    def __init__(self, train: PromptSplit, validation: PromptSplit) -> None:
+    def __init__(self, train: PromptSplit, validation: PromptSplit, prompts_per_step: int = 1) -> None:
         self.train = train
         self._validation = validation
-        self._sampler = train.create_sampler()
+        self._sampler = train.create_sampler(prompts_per_step)
         self._validations = 0
 
     @classmethod
@@ -64,7 +64,7 @@ class PromptDataset:
             )
             for split in ("train", "validation")
         )
-        return cls(train, validation)
+        return cls(train, validation, config.training.groups_per_step)
 
     def __getitem__(self, number: int) -> PromptRow:
         return self._validation[number - len(self.train)] if number >= len(self.train) else self.train[number]
@@ -80,13 +80,19 @@ class PromptDataset:
         return self._validation.images(row) if row >= 0 else self.train.images(number)
 
     def sources(self) -> set[str]:
-        """Return the sources of the first rows of each split, to detect missing reward functions early."""
+        """Return the sources of the first rows of each split, to detect missing reward functions early.
+
+        Raises:
+            ConfigError: a held-out row belongs to no domain.
+        """
+        self._validation.check_domains(MAX_CHECKED_ROWS)
         checked_rows = (
             prompt_rows[row]
             for prompt_rows in (self.train, self._validation)
             for row in range(min(MAX_CHECKED_ROWS, len(prompt_rows)))
         )
-        return {prompt_row.data_source for prompt_row in checked_rows}
+        sources = {prompt_row.data_source for prompt_row in checked_rows}
+        return sources - {""} if self.train.has_domains else sources
 
     def take(self, count: int) -> list[int]:
         """Return the next training prompts, and start tokenizing those after them."""

@@ -167,6 +167,14 @@ class PromptRows:
         """
         return self._reader.read(self._rows[number], number, self._rows.describe_row(number))
 
+    def domain(self, number: int) -> str | None:
+        """Return the domain of a row, None if it belongs to none."""
+        return self._reader.domain(self._rows[number])
+
+    def describe_row(self, number: int) -> str:
+        """Return a row's file and number in it."""
+        return self._rows.describe_row(number)
+
     def text(self, prompt_row: PromptRow) -> str:
         """Return a prompt as text, with the chat template applied."""
         return self._prompt_format.text(prompt_row)

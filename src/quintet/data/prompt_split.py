@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +29,8 @@ MAX_CACHED_PROMPTS: Final = 8192
 """Number of tokenized prompts in the cache."""
 MAX_CACHED_BYTES: Final = 256 << 20
 """Bytes of the images in the cache, which the samples of a group share."""
+
+logger = logging.getLogger(__name__)
 
 CreateWorkers = Callable[[int], PromptWorkers]
 
@@ -129,6 +132,11 @@ class PromptSplit:
         return (self[row] for row in range(len(self)))
 
     @property
+    def has_domains(self) -> bool:
+        """Whether rows belong to domains."""
+        return bool(self._config.domains)
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         """Number of used rows per entry of `train_files` (or `validation_files`)."""
         ends = np.searchsorted(self._row_numbers, np.cumsum(self._source.sizes))
@@ -166,12 +174,15 @@ class PromptSplit:
             raise ConfigError(message, key="data.keep_raw_tokens", value=True, hint="data.keep_raw_tokens=false")
         return list(tokens)
 
-    def create_sampler(self) -> RowSampler:
-        """Create a sampler of training rows, mixed by `data.weights` and shuffled if `data.shuffle` is set.
+    def create_sampler(self, prompts_per_step: int = 1) -> RowSampler:
+        """Create a sampler of training rows, mixed by `data.domains` or `data.weights`, and shuffled if `data.shuffle`
+        is set.
 
         Raises:
-            ConfigError: a weighted file has no rows left.
+            ConfigError: a domain or a weighted file has too few rows left.
         """
+        if self._config.domains:
+            return self._create_domain_sampler(self._config.prompts_per_domain(prompts_per_step))
         sizes, weights = self.sizes, self._config.weights
         empty = [name for name, size in zip(self._source.names, sizes, strict=False) if not size]
         if weights and empty:
@@ -179,6 +190,46 @@ class PromptSplit:
             hint = "remove that file and its weight, or increase data.train_rows or rollout.max_prompt_tokens"
             raise ConfigError(message, key="data.weights", value=empty[0], hint=hint)
         return RowSampler(sizes, weights, shuffle=self._config.shuffle, seed=self._seed)
+
+    def check_domains(self, max_rows: int) -> None:
+        """Raise `ConfigError` if one of the first rows belongs to no domain of `data.domains`."""
+        if not self._config.domains:
+            return
+        for number in self._row_numbers[:max_rows].tolist():
+            if self._source.domain(number) is None:
+                raise ConfigError(
+                    f"{self._source.describe_row(number)}: a held-out row belongs to no domain of data.domains",
+                    key="data.domains",
+                    hint="add its data source to `sources` of a domain, or '*' for all other sources",
+                )
+
+    def _create_domain_sampler(self, quotas: Mapping[str, int]) -> RowSampler:
+        """Create a sampler of steps with as many rows of each domain as its quota."""
+        rows: dict[str, list[int]] = {name: [] for name in quotas}
+        for row, number in enumerate(self._row_numbers.tolist()):
+            name = self._source.domain(number)
+            if name is not None:
+                rows[name].append(row)
+        for name, quota in quotas.items():
+            if len(rows[name]) < quota:
+                raise ConfigError(
+                    f"data.domains.{name} has {len(rows[name])} rows in data.train_files, fewer than the {quota} of a"
+                    " step",
+                    key=f"data.domains.{name}",
+                    value=quota,
+                    hint=f"add rows of its `sources` ({', '.join(self._config.domains[name].sources)}), or lower its"
+                    " `share`",
+                )
+        sizes = [len(numbers) for numbers in rows.values()]
+        if unused := len(self) - sum(sizes):
+            logger.info("%d rows of data.train_files belong to no domain of data.domains and are not used", unused)
+        return RowSampler(
+            sizes,
+            shuffle=self._config.shuffle,
+            seed=self._seed,
+            quotas=tuple(quotas.values()),
+            rows=np.concatenate([np.asarray(numbers, np.int64) for numbers in rows.values()]),
+        )
 
     def batches(self, num_validations: int = 0) -> list[list[int]]:
         """Return all rows once, in batches of at most `data.validation_batch`.

@@ -22,11 +22,21 @@ class RowOrder:
 
     Without weights, each epoch contains all rows once. With weights, each part has its own epochs, and each round of
     `ROUND_SIZE` positions contains each part's share, rounded to whole rows. If a part's share would be 0, rounds are
-    longer, and each block of `ROUND_SIZE` positions contains the shares up to rounding.
+    longer, and each block of `ROUND_SIZE` positions contains the shares up to rounding. With quotas, a round contains
+    as many rows of each part as its quota.
     """
 
-    def __init__(self, sizes: Sequence[int], weights: Sequence[float] = (), *, shuffle: bool, seed: int) -> None:
-        """`sizes` are the numbers of rows of the parts; `weights` has one weight per part, or none.
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        weights: Sequence[float] = (),
+        *,
+        shuffle: bool,
+        seed: int,
+        quotas: Sequence[int] = (),
+    ) -> None:
+        """`sizes` are the numbers of rows of the parts; `weights` has one weight per part, or none, and so has
+        `quotas`.
 
         Raises:
             ConfigError: there are no rows, or the number of weights differs from that of parts.
@@ -41,9 +51,9 @@ class RowOrder:
         self.rows = sum(sizes)
         self._shuffle = shuffle
         self._seed = seed
-        self._sizes = tuple(sizes) if weights else (self.rows,)
+        self._sizes = tuple(sizes) if weights or quotas else (self.rows,)
         self._starts = (0, *accumulate(self._sizes))
-        self._quotas = _quotas(weights) if weights else (1,)
+        self._quotas = tuple(quotas) or (_quotas(weights) if weights else (1,))
         self._round = sum(self._quotas)
         self._epochs = tuple(lru_cache(maxsize=2)(self._epoch_order(part)) for part in range(len(self._sizes)))
         self._cached_arrangement = lru_cache(maxsize=2)(self._arrange_round)
@@ -107,16 +117,32 @@ def sample_rows(rows: int, num_rows: int | None, seed: int) -> np.ndarray:
 class RowSampler:
     """Resumable sampler of batches of rows.
 
-    Batches do not span epochs: the incomplete last batch of an epoch is dropped, as by verl's loader. With weights,
-    there are no epochs over all rows, and none are dropped.
+    Batches do not span epochs: the incomplete last batch of an epoch is dropped, as by verl's loader. With weights or
+    quotas, there are no epochs over all rows, and none are dropped.
     """
 
-    def __init__(self, sizes: Sequence[int], weights: Sequence[float] = (), *, shuffle: bool, seed: int) -> None:
-        """See `RowOrder`."""
-        self._order = RowOrder(sizes, weights, shuffle=shuffle, seed=seed)
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        weights: Sequence[float] = (),
+        *,
+        shuffle: bool,
+        seed: int,
+        quotas: Sequence[int] = (),
+        rows: np.ndarray | None = None,
+    ) -> None:
+        """See `RowOrder`. `rows`, int64 [sum of sizes], are the numbers of the rows of the parts; None counts them."""
+        self._order = RowOrder(sizes, weights, shuffle=shuffle, seed=seed, quotas=quotas)
+        self._numbers = rows
         self._position = 0
-        self._weighted = bool(weights)
-        self._settings = {"sizes": list(sizes), "weights": list(weights), "shuffle": shuffle, "seed": seed}
+        self._weighted = bool(weights) or bool(quotas)
+        self._settings: dict[str, Any] = {
+            "sizes": list(sizes),
+            "weights": list(weights),
+            "shuffle": shuffle,
+            "seed": seed,
+            **({"domains": list(quotas)} if quotas else {}),
+        }
 
     @property
     def rows(self) -> int:
@@ -136,12 +162,15 @@ class RowSampler:
         """
         start = self._start(batch)
         self._position = start + batch
-        return [self._order[position] for position in range(start, self._position)]
+        return self._rows(start, batch)
 
     def peek(self, batch: int) -> list[int]:
         """Return the rows of the next `take` without advancing."""
-        start = self._start(batch)
-        return [self._order[position] for position in range(start, start + batch)]
+        return self._rows(self._start(batch), batch)
+
+    def _rows(self, start: int, count: int) -> list[int]:
+        rows = [self._order[position] for position in range(start, start + count)]
+        return rows if self._numbers is None else self._numbers[rows].tolist()
 
     def _start(self, batch: int) -> int:
         if self._weighted:

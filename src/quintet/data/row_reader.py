@@ -43,7 +43,7 @@ class RowReader:
         messages, response = self._conversation(row, row_name)
         return PromptRow(
             id=number,
-            data_source=self._source(row),
+            data_source=(self.domain(row) or "") if self._config.domains else self._source(row),
             messages=self.place_images(row, messages, row_name),
             ground_truth=self._truth(row, row_name),
             extra=self._extra(row),
@@ -107,6 +107,13 @@ class RowReader:
         if config.system_prompt is not None and all(message["role"] != "system" for message in messages):
             messages.insert(0, {"role": "system", "content": config.system_prompt})
         return tuple(messages), response
+
+    def domain(self, row: Mapping[str, Any]) -> str | None:
+        """Return the domain of a row, None if it belongs to none."""
+        name = lookup(row, self._config.domain_key)
+        if name is MISSING or name is None:
+            return self._config.domain_of(self._source(row))
+        return str(name) if str(name) in self._config.domains else None
 
     def _source(self, row: Mapping[str, Any]) -> str:
         value = lookup(row, self._config.source_key)

@@ -8,7 +8,7 @@ import torch
 
 from quintet.algorithms.advantages.custom import estimate
 from quintet.algorithms.advantages.gae import turn_ends
-from quintet.algorithms.advantages.groups import has_response, trajectory_rewards
+from quintet.algorithms.advantages.groups import has_response, is_truncated, trajectory_rewards
 from quintet.algorithms.aggregation import token_weights
 from quintet.algorithms.correction import rollout_correction
 from quintet.algorithms.drift import max_gap, measure_drift
@@ -22,6 +22,7 @@ from quintet.pipelines.rollout_step import Rollout
 from quintet.records import INCOMPLETE_OUTCOMES, Batch
 from quintet.rollout.collate import collate, reward_at_end, train_on_observations
 from quintet.runtime.components import Components
+from quintet.training.domains import map_domains
 from quintet.training.packing import select_trajectories
 from quintet.training.protocols import LogProbScorer
 
@@ -41,6 +42,8 @@ def collate_rollout(rollout: Rollout, config: Experiment) -> Batch:
     if rollout.baseline is not None:
         baseline = [rollout.baseline[int(group)] for group in batch.group]
         batch = replace(batch, baseline=torch.tensor(baseline, dtype=batch.rewards.dtype))
+    if config.domains:
+        batch = replace(batch, domain=torch.tensor([config.domains.index(episode.env) for episode in completed]))
     return batch if config.algorithm.turn_rewards else reward_at_end(batch)
 
 
@@ -142,11 +145,15 @@ def add_advantages(batch: Batch, config: Experiment, kl: KlControl | None = None
     if not bool(accepted.all()):
         metrics["training/groups_kept"] = _share_of_groups(batch, accepted)
         batch = select_trajectories(batch, accepted)
-    batch = shape_rewards(batch, algorithm.shaping, config.max_episode_tokens)
+    batch = map_domains(batch, lambda part: shape_rewards(part, algorithm.shaping, config.max_episode_tokens))
     if kl and kl.config.apply_to == "reward":
         batch, penalty = _subtract_kl(batch, kl)
         metrics |= penalty
-    batch = _advantages(batch, config)
+    if algorithm.mask_truncated:
+        truncated = is_truncated(batch, config.rollout.max_response_tokens)
+        metrics["training/truncated_episodes"] = float(truncated[has_response(batch)].float().mean())
+        batch = replace(batch, loss_mask=batch.loss_mask & ~truncated[batch.token_trajectory])
+    batch = map_domains(batch, lambda part: _advantages(part, config))
     if drops_groups_without_signal(algorithm) and bool((with_signal & accepted).any()):
         batch = select_trajectories(batch, with_signal & accepted)
     return _without_rejected_tokens(batch), metrics

@@ -130,7 +130,7 @@ def train_step(components: Components, step: int, timings: Timings) -> tuple[Rol
             components.weight_sync.sync(step)
     rollout = merge_rollouts(rollouts)
     metrics = summarize_episodes(rollout.trajectories) | summarize_batches(batches)
-    metrics |= summarize_envs(rollout.trajectories) if config.envs else {}
+    metrics |= summarize_envs(rollout.trajectories) if config.envs or config.domains else {}
     metrics |= rollout.metrics | updates.metrics() | mean_metrics(experience_metrics)
     metrics |= throughput(timings, sum(len(batch.tokens) for batch in batches))
     return rollout, metrics | _utilization(components, batches, timings)

@@ -189,13 +189,11 @@ def validate(run: Run, components: Components, step: int) -> dict[str, float]:
 
 
 def _summary(config: Experiment, trajectories: list[Trajectory]) -> dict[str, float]:
-    """Return the metrics of all envs together and, with several envs, of each."""
-    if not config.envs:
-        return summarize_validation(config.env.name, trajectories)
-    metrics = summarize_validation(ALL_ENVS, trajectories)
-    for env in config.run_envs:
-        if env.validation_episodes:
-            metrics |= summarize_validation(env.name, [episode for episode in trajectories if episode.env == env.name])
+    """Return the metrics of all episodes and, with several environments or domains of prompts, of each."""
+    metrics = summarize_validation(ALL_ENVS if config.envs else config.env.name, trajectories)
+    parts = [env.name for env in config.run_envs if env.validation_episodes] if config.envs else config.domains
+    for name in parts:
+        metrics |= summarize_validation(name, [episode for episode in trajectories if episode.env == name])
     return metrics
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
+from quintet.config.native.data import RewardConfig
+from quintet.config.native.registry_union import validate_options
 from quintet.errors import ConfigError, nearest
 from quintet.registry import Entry
 from quintet.rewards.score import Score
@@ -57,35 +59,50 @@ GYM = "reasoning_gym/"
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Verifier with its process kind and extra fields besides those of the row."""
+    """Verifier with its process kind and options, and extra fields besides those of the row."""
 
     verifier: str
     process_kind: ProcessKind
+    options: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
-def route(source: str, kind: str = "rules") -> Route:
-    """Return the verifier for rows of a source; `kind` is a verifier for all rows, or `rules`.
+def route(source: str, config: RewardConfig) -> Route:
+    """Return the verifier for rows of a source: that of `reward.verifiers`, or `reward.kind`.
 
     Raises:
-        ConfigError: the source or verifier is unknown, or a required package is missing.
+        ConfigError: the source or verifier is unknown, its options are invalid, or a required package is missing.
     """
+    verifier, key = config.verifiers.get(source), "reward.kind"
+    kind, options, options_key = config.kind, config.function_arguments, "reward.function_arguments"
+    if verifier is not None:
+        section = f"reward.verifiers.{source}"
+        kind, options, key, options_key = verifier.kind, verifier.arguments, f"{section}.kind", f"{section}.arguments"
     name = _verifier_name(source) if kind == "rules" else kind
-    entry = _entry(name) if kind != "rules" else VERIFIERS.get(name)
+    entry = _entry(name, key) if kind != "rules" else VERIFIERS.get(name)
+    check_options(entry, options, options_key)
     entry.load()
-    return Route(name, _process_kind(entry), {"generator": source.removeprefix(GYM)} if source.startswith(GYM) else {})
+    extra = {"generator": source.removeprefix(GYM)} if source.startswith(GYM) else {}
+    return Route(name, _process_kind(entry), options, extra)
 
 
-def _entry(name: str) -> Entry[Score]:
+def check_options(entry: Entry[Score], options: Mapping[str, Any], key: str) -> None:
+    """Raise `ConfigError` if a verifier does not have these options; `key` names them."""
+    if entry.config is not None:
+        validate_options(entry.config, dict(options), key)
+    elif options:
+        message = f"{key} = {dict(options)!r}: the verifier {entry.name!r} has no options"
+        raise ConfigError(message, key=key, value=dict(options), hint="leave it out")
+
+
+def _entry(name: str, key: str) -> Entry[Score]:
     try:
         return VERIFIERS.get(name)
     except ConfigError as error:
         known = ["rules", *(entry.name for entry in VERIFIERS)]
         close = nearest(name, known)
         hint = (f"did you mean {close!r}? " if close else "") + f"known: {', '.join(known)}"
-        raise ConfigError(
-            f"reward.kind = {name!r}: {error.message}", key="reward.kind", value=name, hint=hint
-        ) from error
+        raise ConfigError(f"{key} = {name!r}: {error.message}", key=key, value=name, hint=hint) from error
 
 
 def _verifier_name(source: str) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 
 from quintet.config.native.data import RewardConfig
-from quintet.config.native.registry_union import validate_options
 from quintet.errors import ConfigError
 from quintet.rewards.data_sources import Route, route
 from quintet.rewards.dispatcher import PoolConfig
@@ -15,7 +14,6 @@ from quintet.rewards.reward_computation import RewardComputation
 from quintet.rewards.reward_managers import FUNCTION_PROCESS, BatchRewardScorer, PooledRewardScorer, RewardScorer
 from quintet.rewards.verifier_pool import VerifierPool
 from quintet.rewards.verifier_worker import Setup
-from quintet.rewards.verifiers.registry import VERIFIERS
 
 SINGLE_PROCESS_MANAGERS = frozenset({"naive", "batch", "dapo", "gdpo"})
 OVERFLOW = 16
@@ -31,7 +29,6 @@ def build_verifier_scorer(config: RewardConfig, max_response_tokens: int, source
             other.
     """
     _check(config, max_response_tokens)
-    _check_options(config)
     routes = _routes(config, sources)
     pool = VerifierPool(_pool_config(config))
     with ExitStack() as failure:
@@ -70,24 +67,12 @@ def _check(config: RewardConfig, max_response_tokens: int) -> None:
         )
 
 
-def _check_options(config: RewardConfig) -> None:
-    """Validate `reward.function_arguments` of a verifier."""
-    entry = VERIFIERS.get(config.kind) if config.function is None and config.kind in VERIFIERS else None
-    if entry is None or (entry.config is None and not config.function_arguments):
-        return
-    key = "reward.function_arguments"
-    if entry.config is None:
-        message = f"{key} = {config.function_arguments!r}: the verifier {entry.name!r} has no options"
-        raise ConfigError(message, key=key, value=config.function_arguments, hint="leave it out")
-    validate_options(entry.config, config.function_arguments, key)
-
-
 def _routes(config: RewardConfig, sources: Iterable[str]) -> list[Route]:
     """Return the routes that are known in advance, those with modules to load first."""
     if config.function is not None:
         return []
-    names = dict.fromkeys(sources) or ([""] if config.kind != "rules" else [])
-    return sorted((route(source, config.kind) for source in names), key=lambda chosen: not chosen.process_kind.modules)
+    names = dict.fromkeys([*sources, *config.verifiers]) or ([""] if config.kind != "rules" else [])
+    return sorted((route(source, config) for source in names), key=lambda chosen: not chosen.process_kind.modules)
 
 
 def _pool_config(config: RewardConfig) -> PoolConfig:

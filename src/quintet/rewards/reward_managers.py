@@ -97,11 +97,11 @@ class PooledRewardScorer:
         if self._config.function is not None:
             return FUNCTION_PROCESS, {"arguments": _function_arguments(prompt_row.data_source, text, prompt_row)}
         if prompt_row.data_source not in self._routes:
-            self._routes[prompt_row.data_source] = route(prompt_row.data_source, self._config.kind)
+            self._routes[prompt_row.data_source] = route(prompt_row.data_source, self._config)
         chosen = self._routes[prompt_row.data_source]
         extra = {**prompt_row.extra, **chosen.extra}
         message = {"verifier": chosen.verifier, "text": text, "ground_truth": prompt_row.ground_truth, "extra": extra}
-        return chosen.process_kind, message | {"options": self._config.function_arguments}
+        return chosen.process_kind, message | {"options": chosen.options}
 
     def _reward(self, result: VerifierResult) -> RewardResult:
         return self._terms.reward(self._pending.pop(result.key), result.failure or result.reply or _NO_REPLY)

@@ -182,6 +182,11 @@ CASES = [
     ["rollout.tool_calls.tools={calculator: {}}", "reward={model: {path: DIRECTORY}}", *PROMPTS],
     ["rollout.tool_calls.file=nowhere.yaml", *PROMPTS],
     ["rollout.tool_calls.file=tools.yaml", *PROMPTS],
+    # domains of prompts
+    ["data.domains={a: {share: 0.5}, b: {share: 0.5}}", "data.weights=[1.0]", *PROMPTS],
+    ["data.domains={a: {share: 0.5}, b: {share: 0.9}}", *PROMPTS],
+    ["data.domains={a: {share: 0.001}, b: {share: 0.9}}", *PROMPTS],
+    ["reward={kind: math, function: FILE.py:FUNCTION, verifiers: {a: {kind: exact}}}", *PROMPTS],
     # batches, envs, files
     ["training.mini_batches=5"],
     ["training.samples_per_group=1"],

@@ -148,6 +148,47 @@ def test_the_order_of_training_follows_the_configuration(tmp_path: Path) -> None
     assert 10 < sum(row < 6 for row in weighted) < 45
 
 
+def tagged(path: Path, *tags: str | None) -> str:
+    lines = ({"prompt": f"{n}", "answer": str(n), "tag": tag} for n, tag in enumerate(tags))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+DOMAINS = {"sums": {"sources": ["add*", "plus"], "share": 0.4}, "rest": {"sources": ["*"], "share": 0.6}}
+
+
+def test_a_step_has_the_shares_of_the_domains(tmp_path: Path) -> None:
+    file = tagged(tmp_path / "a.jsonl", "addition", "plus", "code", "words", None, "adds", "code", "code")
+    found = questions(file, domains=DOMAINS, source_key="tag")
+    assert [question.data_source for question in found] == ["sums"] * 2 + ["rest"] * 3 + ["sums"] + ["rest"] * 2
+    sampler = found.create_sampler(4)
+    for _ in range(6):
+        sources = [found[row].data_source for row in sampler.take(4)]
+        assert (sources.count("sums"), sources.count("rest")) == (1, 3)  # int(0.4 * 4) = 1, and the rest
+
+
+def test_rows_of_no_domain_are_not_trained_on_and_not_held_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tagged(tmp_path / "a.jsonl", "addition", "code", "plus")
+    found = questions(file, domains={"sums": {**DOMAINS["sums"], "share": 1.0}}, source_key="tag")
+    with caplog.at_level("INFO"):
+        sampler = found.create_sampler(2)
+    assert "1 rows of data.train_files belong to no domain" in caplog.text
+    assert {row for _ in range(4) for row in sampler.take(2)} == {0, 2}
+    with pytest.raises(ConfigError, match=r"a.jsonl, row 1: a held-out row belongs to no domain"):
+        found.check_domains(10)
+    with pytest.raises(ConfigError, match=r"data\.domains\.sums has 2 rows in data\.train_files, fewer than the 3"):
+        found.create_sampler(3)
+
+
+def test_a_column_can_name_the_domain_of_a_row(tmp_path: Path) -> None:
+    lines = ({"prompt": "1", "answer": "1", "tag": "plus", "domain": name} for name in ("rest", None, "other"))
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = questions(str(tmp_path / "a.jsonl"), domains=DOMAINS, source_key="tag")
+    assert [question.data_source for question in found] == ["rest", "sums", ""]
+
+
 def test_keep_options_add_prompts_to_the_extra_fields(tmp_path: Path) -> None:
     a = rows(tmp_path / "a.jsonl", 3)
     found = questions(a, keep_raw_tokens=True, keep_messages=True, keep_text=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -141,3 +142,26 @@ def test_resuming_with_other_files_is_an_error(other: RowSampler, key: str) -> N
     with pytest.raises(ConfigError, match="the checkpoint was made with") as caught:
         RowSampler([3, 2], shuffle=True, seed=1).load(other.state())
     assert caught.value.key == key
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(4, 12)), min_size=1, max_size=4), seeds, st.booleans())
+def test_each_batch_has_the_quota_of_each_part(parts: list[tuple[int, int]], seed: int, shuffle: bool) -> None:
+    quotas, rows = [quota for quota, _ in parts], [size for _, size in parts]
+    owner = [index for index, size in enumerate(rows) for _ in range(size)]
+    numbers = np.arange(sum(rows))[::-1].copy()
+    sampler = RowSampler(rows, shuffle=shuffle, seed=seed, quotas=quotas, rows=numbers)
+    taken = []
+    for _ in range(5):
+        ahead, batch = sampler.peek(sum(quotas)), sampler.take(sum(quotas))
+        assert ahead == batch
+        assert [Counter(owner[sum(rows) - 1 - row] for row in batch)[index] for index in range(len(rows))] == quotas
+        taken += batch
+    for index, (quota, size) in enumerate(parts):
+        drawn = [row for row in taken if owner[sum(rows) - 1 - row] == index]
+        assert len(set(drawn[:size])) == min(size, 5 * quota)
+
+
+def test_a_sampler_with_other_quotas_is_not_resumed() -> None:
+    state = RowSampler([4, 4], shuffle=True, seed=0, quotas=(1, 2)).state()
+    with pytest.raises(ConfigError, match=r"data\.domains: the checkpoint was made with domains"):
+        RowSampler([4, 4], shuffle=True, seed=0, quotas=(2, 1)).load(state)

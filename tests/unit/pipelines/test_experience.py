@@ -123,3 +123,27 @@ def test_advantages_are_clipped_after_they_were_computed() -> None:
     assert clipped.advantages is not None
     assert float(free.advantages.abs().max()) > 0.5
     assert torch.equal(clipped.advantages, free.advantages.clamp(-0.5, 0.5))
+
+
+def test_advantages_are_whitened_within_each_domain() -> None:
+    """Rewards 0 and 2 of one domain, 10 and 30 of another: each domain has the deviation 1 after whitening."""
+    config = load_experiment(None, ["algorithm.advantage={name: raw, whiten: true}"]).experiment
+    episodes = replace(batch([0.0, 2.0, 10.0, 30.0], [0, 1, 2, 3]), domain=torch.tensor([0, 0, 1, 1]))
+    learnt, _ = add_advantages(episodes, config)
+    half = 0.5**0.5
+    expected = torch.tensor([-half, half, -half, half])
+    torch.testing.assert_close(learnt.advantages[learnt.loss_mask], expected, atol=1e-4, rtol=0)
+    together, _ = add_advantages(replace(episodes, domain=None), config)
+    assert not torch.allclose(together.advantages[together.loss_mask], expected, atol=0.1)
+
+
+def test_responses_of_the_maximum_length_count_in_their_group_but_not_in_the_loss() -> None:
+    words = ["rollout.max_response_tokens=1", "algorithm.mask_truncated=true", "algorithm.advantage={name: grpo}"]
+    config = load_experiment(None, words).experiment
+    learnt, metrics = add_advantages(batch([0.0, 1.0], [0, 0]), config)
+    assert not learnt.loss_mask.any()
+    assert metrics["training/truncated_episodes"] == 1.0
+    longer = load_experiment(None, [*words, "rollout.max_response_tokens=2"]).experiment
+    learnt, metrics = add_advantages(batch([0.0, 1.0], [0, 0]), longer)
+    assert learnt.loss_mask.sum() == 2
+    assert metrics["training/truncated_episodes"] == 0.0

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from quintet.config.native.data import RewardConfig
 from quintet.errors import ConfigError
-from quintet.rewards.data_sources import SOURCES, route
+from quintet.rewards.data_sources import SOURCES, Route, route
 from quintet.rewards.verifiers.registry import VERIFIERS
+
+
+def chosen(source: str, kind: str = "rules", **verifiers: Any) -> Route:
+    return route(source, RewardConfig.model_validate({"kind": kind, "verifiers": verifiers}))
 
 
 @pytest.mark.parametrize(
@@ -29,7 +36,7 @@ from quintet.rewards.verifiers.registry import VERIFIERS
     ],
 )
 def test_a_source_has_its_rules(source: str, verifier: str) -> None:
-    assert route(source).verifier == verifier
+    assert chosen(source).verifier == verifier
 
 
 def test_all_that_the_tables_name_exists() -> None:
@@ -40,18 +47,32 @@ def test_all_that_the_tables_name_exists() -> None:
 
 
 def test_a_kind_judges_all_rows_alike() -> None:
-    assert route("openai/gsm8k", "exact").verifier == "exact"
-    assert route("", "math").verifier == "math"
+    assert chosen("openai/gsm8k", "exact").verifier == "exact"
+    assert chosen("", "math").verifier == "math"
+
+
+def test_a_source_can_have_a_verifier_of_its_own() -> None:
+    verifiers = {"physics": {"kind": "exact"}, "sums": {"kind": "numeric"}}
+    assert chosen("physics", "math", **verifiers).verifier == "exact"
+    assert chosen("sums", **verifiers).verifier == "numeric"
+    assert chosen("biology", "math", **verifiers).verifier == "math"
+    with pytest.raises(ConfigError, match=r"reward\.verifiers\.physics\.kind = 'exac'.*") as error:
+        chosen("physics", physics={"kind": "exac"})
+    assert "did you mean 'exact'?" in str(error.value)
+    with pytest.raises(
+        ConfigError, match=r"reward\.verifiers\.physics\.arguments = {'a': 1}: the verifier 'exact' has no"
+    ):
+        chosen("physics", physics={"kind": "exact", "arguments": {"a": 1}})
 
 
 def test_puzzle_sources_name_their_generator() -> None:
-    assert route("reasoning_gym/chain_sum").extra == {"generator": "chain_sum"}
+    assert chosen("reasoning_gym/chain_sum").extra == {"generator": "chain_sum"}
 
 
 def test_only_verifiers_that_start_processes_are_unconfined() -> None:
-    assert not route("codeforces").process_kind.confined
+    assert not chosen("codeforces").process_kind.confined
     assert all(
-        route(source.replace("*", "x")).process_kind.confined for source, name in SOURCES.items() if name != "code"
+        chosen(source.replace("*", "x")).process_kind.confined for source, name in SOURCES.items() if name != "code"
     )
 
 
@@ -61,12 +82,12 @@ def test_only_verifiers_that_start_processes_are_unconfined() -> None:
 )
 def test_an_unknown_source_is_an_error_with_a_hint(source: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=hint) as caught:
-        route(source)
+        chosen(source)
     assert source in caught.value.message
     assert "reward.function" in str(caught.value)
 
 
 def test_an_unknown_kind_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'countdown'") as caught:
-        route("", "countdwn")
+        chosen("", "countdwn")
     assert caught.value.key == "reward.kind"

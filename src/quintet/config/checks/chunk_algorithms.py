@@ -20,6 +20,7 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
     "algorithm.shaping.clip": (None,),
     "algorithm.shaping.clip_negative": (None,),
     "algorithm.advantage_clip": (None,),
+    "algorithm.mask_truncated": (False,),
     "algorithm.train_on_observations": (False,),
     "algorithm.turn_rewards": (True,),
     "algorithm.advantage_over_response_tokens": (True,),

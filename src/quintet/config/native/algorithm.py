@@ -168,6 +168,9 @@ class AlgorithmConfig(Section):
     advantage_over_response_tokens: bool = True
     """Skip tokens of observations in the recursions of `gae`, `bi_level_gae`, `turn_wise_gae`, `reinforce` and
     `reinforce_plus_plus`; otherwise they run over all tokens."""
+    mask_truncated: bool = False
+    """Leave responses of `rollout.max_response_tokens` out of the loss and of whitening. Their rewards still count in
+    their group."""
     advantage_clip: PositiveFloat | None = None
     """Clip advantages to ± this value, after whitening; null does not clip."""
     level: Literal["token", "action", "chunk"] = "token"

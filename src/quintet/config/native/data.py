@@ -1,11 +1,23 @@
 """Prompts from files, scoring of responses, and stored responses."""
 
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from quintet.config.native.section import Count, ListOf, NonNegative, Section, Share, Texts, UnitInterval
+
+
+class DomainConfig(Section):
+    """Prompts of one domain."""
+
+    sources: Texts = ()
+    """Data sources of its rows, `data.source_key`; `*` stands for any text. If several domains have the source of
+    a row, it belongs to one that names it without `*`, or else to the first."""
+    share: Share
+    """Share of the prompts of a step; their number is rounded down, and the last domain gets the rest. 0 scores rows
+    of the domain, but trains on none."""
 
 
 class DataConfig(Section):
@@ -20,6 +32,11 @@ class DataConfig(Section):
     """Held-out files; an empty list uses the training files."""
     weights: ListOf[PositiveFloat] = ()
     """Sampling weight of each training file, in their order; an empty list samples all rows equally."""
+    domains: dict[str, DomainConfig] = {}  # noqa: RUF012 - pydantic copies it
+    """Domains by name: a step trains on a fixed number of prompts of each, advantages are computed for each domain by
+    itself, and its name replaces the data source of its rows. Rows of no domain are not trained on."""
+    domain_key: str = "domain"
+    """Column with the name of a row's domain; rows without it are assigned by `domains.NAME.sources`."""
     prompt_key: str = "prompt"
     """Column of the prompt: chat messages, or text. Dots select inside a mapping: `extra_info.question`."""
     messages_key: str | None = None
@@ -79,6 +96,29 @@ class DataConfig(Section):
     max_steps: Count | None = None
     """Maximum steps with `epochs`; null sets no limit."""
 
+    def conflicts(self) -> Iterator[tuple[str, ...]]:
+        if self.domains and self.weights:
+            yield "`domains` and `weights` exclude each other", "weights=[]", "domains={}"
+        shares = sum(domain.share for domain in self.domains.values())
+        if self.domains and not 0.0 < shares <= 1.0 + 1e-6:
+            yield f"the shares of `domains` sum to {shares:g}, and not to 1", "domains={}"
+
+    def prompts_per_domain(self, prompts_per_step: int) -> dict[str, int]:
+        """Return the number of prompts of each domain in a step."""
+        counts = {name: int(domain.share * prompts_per_step) for name, domain in self.domains.items()}
+        trained = [name for name, domain in self.domains.items() if domain.share]
+        if trained:
+            counts[trained[-1]] += prompts_per_step - sum(counts.values())
+        return counts
+
+    def domain_of(self, source: str) -> str | None:
+        """Return the domain of rows of a data source, None if no domain has it."""
+        for matches in (str.__eq__, fnmatchcase):
+            for name, domain in self.domains.items():
+                if any(matches(source, pattern) for pattern in domain.sources):
+                    return name
+        return None
+
 
 class RewardModelConfig(Section):
     """Reward model: a sequence classifier with one output."""
@@ -136,12 +176,23 @@ class OverlongConfig(Section):
     """Penalty of a response of maximum length."""
 
 
+class VerifierConfig(Section):
+    """Verifier of the rows of a data source."""
+
+    kind: str
+    """Verifier, as in `reward.kind`."""
+    arguments: Annotated[dict[str, Any], Field(default_factory=dict)]
+    """Options of the verifier."""
+
+
 class RewardConfig(Section):
     """Scoring of responses."""
 
     kind: str = "rules"
     """Verifier: `math`, `gsm8k`, `countdown`, `code`, … (`quintet list`); `rules` selects it by each row's data
     source."""
+    verifiers: dict[str, VerifierConfig] = {}  # noqa: RUF012 - pydantic copies it
+    """Verifiers of certain data sources, or of domains of `data.domains`, by their names; other rows use `kind`."""
     manager: Literal["naive", "prime", "batch", "dapo", "gdpo", "rate_limited", "remote"] = "naive"
     """Calls of the verifier: one response after another (`naive`; also `gdpo`, and `dapo` with `overlong` and without
     end-of-sequence tokens), in one process per core (`prime`; `remote` with a URL; `rate_limited` with a rate limit),
@@ -180,6 +231,8 @@ class RewardConfig(Section):
     def conflicts(self) -> Iterator[tuple[str, ...]]:
         if self.model is not None and self.judge is not None:
             yield "`model` and `judge` exclude each other", "model=null", "judge=null"
+        if self.verifiers and self.function is not None:
+            yield "`verifiers` and `function` exclude each other", "function=null", "verifiers={}"
         if self.format_reward and self.format is None:
             formats = (f"format={name}" for name in ("think_answer", "answer_tag", "boxed"))
             yield "`format_reward` needs `format`", *formats, "format_reward=0"

@@ -82,6 +82,11 @@ class Experiment(Section):
         return self.placement.nodes * self.placement.devices_per_node
 
     @property
+    def domains(self) -> tuple[str, ...]:
+        """Names of the domains of prompts."""
+        return () if self.data is None else tuple(self.data.domains)
+
+    @property
     def needs_critic(self) -> bool:
         return self.algorithm.advantage.trains_critic
 

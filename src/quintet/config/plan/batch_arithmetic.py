@@ -91,6 +91,20 @@ def _check_division(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     yield composed.problem(key, problem, f"nearest valid value: {', or '.join(changes)}")
 
 
+def _check_domains(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+    """Yield the domains of which a step would have no prompt."""
+    data, prompts = composed.experiment.data, composed.experiment.training.groups_per_step
+    if data is None:
+        return
+    for name, count in data.prompts_per_domain(prompts).items():
+        share = data.domains[name].share
+        if share and count < 1:
+            key = f"data.domains.{name}.share"
+            problem = f"a step of {composed.describe('training.groups_per_step')} prompts has none of this domain"
+            hint = f"at least: training.groups_per_step={math.ceil(1 / share)}, or {key}=0"
+            yield composed.problem(key, problem, hint)
+
+
 def _check_groups(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     config = composed.experiment
     advantage = config.algorithm.advantage
@@ -162,6 +176,7 @@ def _check_warmup(composed: ComposedConfig) -> Iterator[ConfigProblem]:
 CHECKS = (
     mixture_problems,
     _check_division,
+    _check_domains,
     _check_groups,
     _check_teacher,
     _check_files,

@@ -206,6 +206,8 @@ ROLL = [
     ["actor_train.data_args.messages=m", "actor_train.data_args.prompt=p"],
     ["actor_train.data_args.file_name=[]"],
     ["actor_train.data_args.prompt=null"],
+    ["actor_train.data_args.domain_interleave_probs.other=1.0"],
+    ["rewards.words.world_size=2", "rewards.code.world_size=2"],
     ["response_length=null"],
     ["validation.generating_args.max_new_tokens=7"],
     [*CRITICS, "critic.data_args.prompt=p"],

@@ -95,6 +95,7 @@ HONOURED: list[tuple[str, Any, str, Any, dict[str, Any]]] = [
     (f"{FILTER_ARGS}threshold_up", 0.9, "algorithm.filter.max_mean", 0.9, MEAN),
     (f"{FILTER_ARGS}threshold_down", 0.1, "algorithm.filter.min_mean", 0.1, MEAN),
     (f"{FILTER_ARGS}std_threshold", 0.2, "algorithm.signal_threshold", 0.2, SPREAD),
+    ("max_len_mask", True, "algorithm.mask_truncated", True, {}),
     ("rewards.math_rule.world_size", 8, "reward.workers", 8, {}),
 ]
 """Key, value, the native key, what that becomes, and what else is written."""
@@ -109,12 +110,10 @@ WAITING: list[tuple[str, Any, Capability]] = [
     (f"{MODEL}freeze_module_prefix", "vision_model.blocks", Capability.FROZEN_MODULES),
     (f"{MODEL}lora_dropout", 0.1, Capability.ROLL_LEARNERS),
     (f"{ARGS}lr_scheduler_type", "polynomial", Capability.SCHEDULES),
-    (f"{DATA}domain_interleave_probs", {"math_rule": 0.4, "ifeval": 0.6}, Capability.REWARD_DOMAINS),
     (f"{DATA}video_folder", "videos", Capability.MEDIA),
     ("actor_train.router_replay.mode", "R3", Capability.ROUTER_LOSSES),
     (f"{OPTION}additional_configs", {"moe_router": "x"}, Capability.ROLL_LEARNERS),
     ("tag_to_template", {"code": "qwen3"}, Capability.REWARD_DOMAINS),
-    ("max_len_mask", True, Capability.SAMPLE_MASKS),
     ("postive_loss_coef", 0.1, Capability.MIXED_LOSSES),
     ("rewards.code.worker_cls", "roll.pipeline.rlvr.rewards.CodeSandboxRewardWorker", Capability.REWARD_WORKERS),
     ("train_infer_correction.filters", [{"enabled": True, "agg_type": "segment"}], Capability.TURN_RATIOS),
@@ -253,7 +252,6 @@ WITHOUT_EFFECT: dict[str, Any] = {
     "use_policy_loss_type": "PG",
     "val_greedy": True,
     "val_n_sample": 4,
-    "rewards.math_rule.tag_included": ["aime"],
     "rewards.math_rule.reward_type": "soft",
     "rewards.math_rule.use_local": False,
     "rewards.math_rule.code_url": "http://localhost",
@@ -298,6 +296,45 @@ def test_keys_without_effect_are_read_and_change_nothing(tmp_path: Path) -> None
     greedy = {"validation.generating_args.do_sample": False}
     other = roll(tmp_path, {**greedy, VALIDATION_STEPS: 7})
     assert other.composed.experiment == roll(tmp_path, greedy).composed.experiment
+
+
+SHARES, TAG = f"{DATA}domain_interleave_probs", f"{DATA}tag"
+WORDS = {"rewards.words.tag_included": ["CrossThink"], "rewards.words.world_size": 2}
+
+
+@pytest.mark.proves("roll", SHARES, TAG, "rewards.math_rule.tag_included", "rewards.math_rule.worker_cls")
+def test_domains_have_their_prompts_and_verifiers(tmp_path: Path) -> None:
+    """As in ROLL, rows with other tags belong to math_rule, and the last domain gets the rest of a step."""
+    tags = {"rewards.math_rule.tag_included": ["deepmath_103k"], "rewards.math_rule.world_size": 8, TAG: "kind"}
+    found = roll(tmp_path, {**WORDS, **tags, SHARES: {"math_rule": 0.3, "words": 0.7}, "rollout_batch_size": 64})
+    data, reward = found.composed.experiment.data, found.composed.experiment.reward
+    assert data is not None
+    assert data.source_key == "kind"
+    assert {name: (domain.sources, domain.share) for name, domain in data.domains.items()} == {
+        "math_rule": (("deepmath_103k", "*"), 0.3), "words": (("CrossThink",), 0.7),
+    }  # fmt: skip
+    assert data.prompts_per_domain(64) == {"math_rule": 19, "words": 45}
+    assert reward is not None
+    assert {name: verifier.kind for name, verifier in reward.verifiers.items()} == {
+        "math_rule": "math",
+        "words": "math",
+    }
+    assert reward.workers == 10
+
+
+def test_a_domain_without_a_share_is_only_held_out(tmp_path: Path) -> None:
+    found = roll(tmp_path, {**WORDS, "rewards.math_rule.world_size": 8, SHARES: {"words": 1.0}})
+    data = found.composed.experiment.data
+    assert data is not None
+    assert data.prompts_per_domain(64) == {"words": 64, "math_rule": 0}
+
+
+def test_domains_without_shares_or_rewards_are_refused(tmp_path: Path) -> None:
+    told = refused(tmp_path, {**WORDS, "rewards.code.world_size": 8, SHARES: None})
+    assert f"{SHARES} = null" in told
+    assert f"for example {SHARES}.words=0.5 {SHARES}.code=0.5" in told
+    told = refused(tmp_path, {SHARES: {"math_rule": 0.4, "ifeval": 0.6}})
+    assert "`rewards` has no section ifeval" in told
 
 
 def test_every_key_without_effect_is_among_these() -> None:

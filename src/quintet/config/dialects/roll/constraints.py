@@ -7,6 +7,7 @@ from quintet.config.dialects.ledger import load_keys
 from quintet.config.dialects.roll.agentic import env_problems
 from quintet.config.dialects.roll.algorithm import algorithm_problems
 from quintet.config.dialects.roll.key_values import VALIDATION
+from quintet.config.dialects.roll.rewards import SHARES, domain_names
 from quintet.config.dialects.roll.workers import (
     ACCUMULATION,
     LEARNERS,
@@ -33,6 +34,7 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     else:
         yield from _column_problems(values)
         yield from _length_problems(values)
+        yield from _domain_problems(values)
     yield from algorithm_problems(values)
     yield from _critic_problems(values)
     for worker in present:
@@ -68,6 +70,18 @@ def _column_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
         yield values.problem(
             prompt, "no key names the column of the prompts", f"for example {prompt}=prompt, or {messages}=messages"
         )
+
+
+def _domain_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+    """Yield domains without shares, and shares of domains that have no rewards."""
+    names, shares = domain_names(values), values[SHARES]
+    unknown = [name for name, share in (shares or {}).items() if share and name not in names]
+    changes = {**dict.fromkeys(unknown, 0), **{name: float(f"{1 / len(names):.3g}") for name in names}}
+    hint = "for example " + " ".join(f"{SHARES}.{name}={share}" for name, share in changes.items())
+    if shares is None and len(names) > 1:
+        yield values.problem(SHARES, f"does not say how many prompts of a step {', '.join(names)} have", hint)
+    elif unknown:
+        yield values.problem(SHARES, f"`rewards` has no section {', '.join(unknown)}", hint)
 
 
 def _length_problems(values: ForeignValues) -> Iterator[ConfigProblem]:

@@ -33,11 +33,6 @@ def _is_device_0(mapping: object) -> bool:
     return devices in (None, (0,), [0])
 
 
-def _is_single_domain(shares: Any) -> bool:
-    positive = [share for share in shares.values() if share] if isinstance(shares, Mapping) else []
-    return shares is None or (isinstance(shares, Mapping) and len(positive) <= 1)
-
-
 VALUE_TYPES = {
     "strategy": optional(
         parse_type(
@@ -45,7 +40,6 @@ VALUE_TYPES = {
             " hf_infer | vllm | sglang".replace("  ", " ")
         )
     ),
-    "single_domain": ValueType("a single domain", _is_single_domain),
     "ratio_filter": ValueType(
         "sections with enabled, agg_type (token, segment, geometric or sequence), ratio_low > 0 and ratio_high",
         _is_ratio_filter,

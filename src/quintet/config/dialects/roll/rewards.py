@@ -1,14 +1,19 @@
 """Conversion of the sections of `rewards`: the verifier of each domain, and the prompts that a filter drops."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.native.algorithm import FilterConfig
 
-SHARES = "actor_train.data_args.domain_interleave_probs"
+SHARES, TAG = "actor_train.data_args.domain_interleave_probs", "actor_train.data_args.tag"
+DEFAULT_DOMAIN = "math_rule"
+"""Domain of rows whose tag no domain has."""
+REWARD_CLASSES = "roll.pipeline.rlvr.rewards."
+VERIFIERS = {f"{REWARD_CLASSES}math_rule_reward_worker.MathRuleRewardWorker": "math"}
+"""Verifier of each of ROLL's reward classes."""
 ADDITIONAL_PROMPTS, LOW, HIGH, MASK = (
     *("is_use_additional_prompts", "difficulty_low_threshold", "difficulty_high_threshold"),
     "difficulty_mask",
@@ -25,39 +30,62 @@ def domain_names(values: ForeignValues) -> tuple[str, ...]:
 
 
 def rewards_to_native(values: ForeignValues, native: NativeBuilder) -> None:
-    """Set the verifier and the prompts that are left out of training by their rewards."""
+    """Set the domains with their verifiers, and the prompts that are left out of training by their rewards."""
     names = domain_names(values)
-    native.set("reward.kind", "math", *(f"rewards.{name}.worker_cls" for name in names))
-    processes = f"rewards.{names[0]}.world_size"
-    if values[processes] is not None:
-        native.set("reward.workers", values[processes], processes)
-    for name in names:
-        _filter_to_native(values, name, native)
+    if names == (DEFAULT_DOMAIN,) and set(values[SHARES] or names) == set(names):
+        native.set("reward.kind", "math", f"rewards.{DEFAULT_DOMAIN}.worker_cls")
+    else:
+        _domains_to_native(values, names, native)
+    processes = {f"rewards.{name}.world_size": values[f"rewards.{name}.world_size"] for name in names}
+    if any(count is not None for count in processes.values()):
+        native.set("reward.workers", sum(count or 1 for count in processes.values()), *processes)
+    filters = [_filter_to_native(values, name, native) for name in names]
+    if len(set(filters)) > 1:
+        native.require(f"rewards.{names[0]}.query_filter_config.type", Capability.REWARD_DOMAINS)
     if values[MASK]:
         # ROLL's thresholds are exclusive
         native.set(f"{FILTER}.min_mean", math.nextafter(values[LOW], math.inf), MASK, LOW)
         native.set(f"{FILTER}.max_mean", math.nextafter(values[HIGH], -math.inf), MASK, HIGH)
-    if values[ADDITIONAL_PROMPTS]:
+    if values[ADDITIONAL_PROMPTS] and len(names) > 1:
+        native.require(ADDITIONAL_PROMPTS, Capability.REWARD_DOMAINS)
+    elif values[ADDITIONAL_PROMPTS]:
         native.set(f"{FILTER}.refill_rounds", REFILL_ROUNDS, ADDITIONAL_PROMPTS)
 
 
-def _filter_to_native(values: ForeignValues, name: str, native: NativeBuilder) -> None:
-    """Set the filter of a domain's prompts; several domains have to have the same one."""
+def _domains_to_native(values: ForeignValues, names: Sequence[str], native: NativeBuilder) -> None:
+    """Set the prompts and the verifier of each domain."""
+    tags = {name: f"rewards.{name}.tag_included" for name in names}
+    shares = values[SHARES] or {names[0]: 1.0}
+    domains = {
+        name: {
+            "sources": [*values[tags[name]], *(["*"] if name == DEFAULT_DOMAIN else [])],
+            "share": float(shares.get(name) or 0.0),
+        }
+        for name in (*(name for name in shares if name in tags), *(name for name in names if name not in shares))
+    }
+    native.set("data.domains", domains, SHARES, *tags.values())
+    native.set("data.source_key", values[TAG], TAG)
+    classes = {name: f"rewards.{name}.worker_cls" for name in names}
+    verifiers = {name: {"kind": VERIFIERS.get(values[key], "math")} for name, key in classes.items()}
+    native.set("reward.verifiers", verifiers, *classes.values())
+
+
+def _filter_to_native(values: ForeignValues, name: str, native: NativeBuilder) -> tuple[Any, ...]:
+    """Set the filter of a domain's prompts, and return it; several domains have to have the same one."""
     section = f"rewards.{name}.query_filter_config"
     kind, low, high, deviation = (
         f"{section}.{key}"
         for key in ("type", "filter_args.threshold_down", "filter_args.threshold_up", "filter_args.std_threshold")
     )
     if values[kind] in (None, "no_filter"):
-        return
-    if len(domain_names(values)) > 1:
-        native.require(kind, Capability.REWARD_DOMAINS)
-    elif values[kind] == "mean_filter":
+        return ()
+    if values[kind] == "mean_filter":
         native.set(f"{FILTER}.min_mean", values[low], kind, low)
         native.set(f"{FILTER}.max_mean", values[high], kind, high)
     else:
         native.set("algorithm.drop_groups_without_signal", True, kind)
         native.set("algorithm.signal_threshold", float(values[deviation] or 0.0), deviation, kind)
+    return values[kind], values[low], values[high], values[deviation]
 
 
 def filters_from_native(foreign: ForeignBuilder) -> None:
