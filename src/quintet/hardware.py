@@ -81,11 +81,15 @@ def install_command(packages: Iterable[str]) -> str:
 def extra_packages(extra: str) -> list[str]:
     """Return the packages of an extra of this distribution with their versions, such as `einops<1,>=0.8`.
 
-    The extra itself can be installed only from a clone: no package index has this distribution.
+    The extra itself can be installed only from a clone: no package index has this distribution. Returns nothing if the
+    code runs from a directory that is not installed.
     """
     from packaging.requirements import Requirement
 
-    requirements = map(Requirement, importlib.metadata.requires("quintet") or ())
+    try:
+        requirements = map(Requirement, importlib.metadata.requires("quintet") or ())
+    except importlib.metadata.PackageNotFoundError:
+        return []
     return [
         f"{package.name}{package.specifier}"
         for package in requirements

@@ -61,7 +61,7 @@ class Entry(Generic[T]):
     @property
     def guide(self) -> str:
         """Installation hint for missing modules."""
-        packages = hardware.extra_packages(self.extra) if self.extra else self.missing()
+        packages = (hardware.extra_packages(self.extra) if self.extra else []) or self.missing()
         return self.how or hardware.install_command(packages)
 
     def load(self) -> Callable[..., T]:
