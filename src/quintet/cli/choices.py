@@ -82,13 +82,13 @@ def _load_custom_functions(config: Experiment) -> None:
         load_user_object(algorithm.advantage.function, "algorithm.advantage.function", "quintet.advantages")
     if isinstance(algorithm.loss, CustomLossConfig):
         load_user_object(algorithm.loss.function, "algorithm.loss.function", "quintet.losses")
-    for one in config.run_envs:
-        if isinstance(one.config, CustomEnvConfig):
+    for env in config.run_envs:
+        if isinstance(env.config, CustomEnvConfig):
             from quintet.envs.custom_env import load_custom_env
             from quintet.envs.factory import env_errors_under_key
 
-            with env_errors_under_key(one.key):
-                load_custom_env(one.config)
+            with env_errors_under_key(env.key):
+                load_custom_env(env.config)
 
 
 def _imported(composed: ComposedConfig) -> Iterator[ConfigProblem]:
@@ -205,8 +205,8 @@ def _registered_names(composed: ComposedConfig) -> Iterator[tuple[str, str, Regi
         named = ((key, env.simulator) for key, env in simulators.items() if env is not None)
         yield from ((f"{key}.simulator", name, SIMULATORS) for key, name in named if ":" not in name)
     elif not config.env.reads_prompts:
-        played = [one for one in config.run_envs if not one.config.is_simulator]
-        yield from ((f"{one.key}.name", one.config.name, ENVS) for one in played)
+        played = [env for env in config.run_envs if not env.config.is_simulator]
+        yield from ((f"{env.key}.name", env.config.name, ENVS) for env in played)
     yield "rollout.engine", config.rollout.engine, ENGINES
     if config.reward is not None and config.reward.kind != "rules":
         yield "reward.kind", config.reward.kind, VERIFIERS

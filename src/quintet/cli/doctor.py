@@ -88,7 +88,7 @@ def run(*, as_json: bool = False) -> None:
     abilities = list(_abilities(machine))
     if as_json:
         report = {"versions": versions | packages, "machine": asdict(machine)}
-        print(json.dumps(report | {"abilities": [asdict(one) for one in abilities]}, indent=1))
+        print(json.dumps(report | {"abilities": [asdict(ability) for ability in abilities]}, indent=1))
         return
     with page() as out:
         installed = {name: version for name, version in packages.items() if version}
@@ -118,7 +118,7 @@ def _devices() -> tuple[tuple[Device, ...], str]:
     if torch.backends.mps.is_available():
         return (Device("Apple GPU", int(torch.mps.recommended_max_memory())),), "with Metal"
     properties = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
-    return tuple(Device(one.name, one.total_memory) for one in properties), build
+    return tuple(Device(device.name, device.total_memory) for device in properties), build
 
 
 def _abilities(machine: Machine) -> Iterator[Ability]:
@@ -232,8 +232,8 @@ def _ability_table(abilities: list[Ability]) -> Table:
     table.add_column()
     table.add_column(style="dim", overflow="fold")
     before = None
-    for one in abilities:
-        kind = "" if one.kind == before else f"{one.kind}s"
-        table.add_row(f"  {kind}", one.name, Text(one.state, style=STYLES[one.state]), one.note)
-        before = one.kind
+    for ability in abilities:
+        kind = "" if ability.kind == before else f"{ability.kind}s"
+        table.add_row(f"  {kind}", ability.name, Text(ability.state, style=STYLES[ability.state]), ability.note)
+        before = ability.kind
     return table

@@ -47,7 +47,9 @@ def _sglang(devices: int) -> tuple[bool, str]:
     """Check SGLang, which has no CPU build and a separate package for its kernels."""
     missing = [] if devices else ["an accelerator"]
     if hardware.package_version("sglang") is None:
-        return False, f"not installed: {SGLANG}, or as sglang-server" + "".join(f"; needs {one}" for one in missing)
+        return False, f"not installed: {SGLANG}, or as sglang-server" + "".join(
+            f"; needs {package}" for package in missing
+        )
     if not hardware.is_installed("sgl_kernel"):
         missing.append("its kernels (pip install sglang-kernel)")
     return _result("sglang", _on(devices), missing + _unmet_requirements("sglang", SHARED_PACKAGES))

@@ -38,11 +38,11 @@ def _terms(text: str) -> list[str]:
 
 def _searched() -> Iterator[Key]:
     """Yield each key once: neither sections nor the repetitions of a section."""
-    seen: set[str] = set()
+    listed: set[str] = set()
     for key in keys():
         repeated = key.name.startswith((*REPEATED_LEARNERS, f"{REPEATED}."))
-        if not (key.is_section or repeated or key.name in seen):
-            seen.add(key.name)
+        if not (key.is_section or repeated or key.name in listed):
+            listed.add(key.name)
             yield key
 
 

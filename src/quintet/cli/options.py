@@ -89,7 +89,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         )
         for field in fields(group)
     ]
-    flat = [part for name, own in parameters.items() for part in (options if name == "options" else [own])]
+    flat = [part for name, parameter in parameters.items() for part in (options if name == "options" else [parameter])]
     run.__signature__ = signature.replace(parameters=flat)  # type: ignore[attr-defined]
     return run
 

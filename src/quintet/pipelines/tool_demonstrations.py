@@ -37,7 +37,7 @@ def demonstrate_tool_calls(
     )
     episodes = [Episode(index, group, 0) for group, index in enumerate(rows)]
     with closing(loop):
-        return sorted(loop.collect_rollouts(episodes, greedy_sampling(config)), key=lambda one: one.group)
+        return sorted(loop.collect_rollouts(episodes, greedy_sampling(config)), key=lambda episode: episode.group)
 
 
 class _DemonstratedResponses:

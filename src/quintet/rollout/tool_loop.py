@@ -172,8 +172,8 @@ def _tool_episode(running: RunningPrompt, name: str) -> ToolEpisode:
     arguments = by_tool.get(name) if isinstance(by_tool, Mapping) else None
     created = arguments.get("create_kwargs") if isinstance(arguments, Mapping) else None
     # in Parquet, the arguments of all rows are the same fields, null where they are missing
-    given = {key: value for key, value in (created or {}).items() if value is not None}
-    return ToolEpisode(running.prompt_row.ground_truth, given)
+    arguments = {key: value for key, value in (created or {}).items() if value is not None}
+    return ToolEpisode(running.prompt_row.ground_truth, arguments)
 
 
 def build_prompt_loop(

@@ -105,7 +105,7 @@ def confine(*, execute: bool = False, read_files: bool = True) -> None:
     _confined = True
 
 
-def _program(machine: str, own: int, execute: bool, read_files: bool) -> Iterator[Instruction]:
+def _program(machine: str, process_id: int, execute: bool, read_files: bool) -> Iterator[Instruction]:
     """Yield the instructions of the filter: refuse listed calls, check the arguments of some, allow the rest."""
     known = ARGUMENT_CHECKED[machine]
     yield from [(LOAD, 0, 0, 4), (EQUAL, 1, 0, ARCHITECTURES[machine]), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
@@ -121,8 +121,8 @@ def _program(machine: str, own: int, execute: bool, read_files: bool) -> Iterato
     yield from _where(known["openat"], 2, (ANY_BIT, 0, 1, WRITING), errno.EACCES)
     if "open" in known:
         yield from _where(known["open"], 1, (ANY_BIT, 0, 1, WRITING), errno.EACCES)
-    yield from _where(known["kill"], 0, (EQUAL, 1, 0, own))
-    yield from _where(known["tgkill"], 0, (EQUAL, 1, 0, own))
+    yield from _where(known["kill"], 0, (EQUAL, 1, 0, process_id))
+    yield from _where(known["tgkill"], 0, (EQUAL, 1, 0, process_id))
     yield from _where(known["prctl"], 0, (EQUAL, 0, 1, PDEATHSIG))
     yield from _where(known["ioctl"], 1, (EQUAL, 0, 1, TIOCSTI))
     # prlimit64 changes a limit if the third argument, an address, is not null; check both halves

@@ -82,6 +82,8 @@ NEEDED = {
     "reward.model.": ["reward.model.path=x"],
     "reward.judge.": ["reward.judge.url=http://127.0.0.1:1/v1", "reward.judge.model=x"],
     "reward.overlong.": ["reward.overlong.buffer=1"],
+    "reward.verifiers.*.": ["reward.verifiers.*.kind=math"],
+    "data.domains.*.": ["data.domains.*.share=1.0"],
     "evaluation.": ["evaluation.path=x"],
     "env.service.": ["env.service.urls=[http://127.0.0.1:1]"],
     "validation.simulator.service.": ["validation.simulator.service.urls=[http://127.0.0.1:1]"],

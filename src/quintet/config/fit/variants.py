@@ -84,12 +84,12 @@ class Variant:
 
 def undominated(variants: Iterable[Variant]) -> list[Variant]:
     """Return the variants that no other one beats or equals in all costs."""
-    kept: list[tuple[tuple[float, ...], Variant]] = []
+    front: list[tuple[tuple[float, ...], Variant]] = []
     costs = [(variant.costs, variant) for variant in variants]
     for cost, variant in sorted(costs, key=lambda pair: pair[0]):
-        if not any(all(a <= b for a, b in zip(other, cost, strict=True)) for other, _ in kept):
-            kept.append((cost, variant))
-    return [variant for _, variant in kept]
+        if not any(all(a <= b for a, b in zip(other, cost, strict=True)) for other, _ in front):
+            front.append((cost, variant))
+    return [variant for _, variant in front]
 
 
 @dataclass(slots=True)

@@ -175,8 +175,8 @@ class RldsDataset:
     def _frames(self, values: Mapping[str, Values], name: str, length: int, place: str) -> np.ndarray:
         files = values.get(name)
         if isinstance(files, np.ndarray) or files is None or len(files) != length:
-            found = "none" if files is None else len(files)
-            raise InvalidDatasetError(f"it has {length} steps and {found} images {name}", place)
+            count = "none" if files is None else len(files)
+            raise InvalidDatasetError(f"it has {length} steps and {count} images {name}", place)
         place = f"{place}, {name}"
         frames = [decode_frame(file, f"{place}, time step {index}") for index, file in enumerate(files)]
         height, width = self._features[name].shape[:2] if all(self._features[name].shape[:2]) else frames[0].shape[:2]

@@ -54,7 +54,7 @@ def _select(frames: Iterator[tuple[float, np.ndarray]], start: float, frequency:
         expected = start + len(selected) / frequency
         time, frame = next(frames, (None, None))
         if time is None or frame is None or abs(time - expected) > 0.5 / frequency:
-            found = "the video ends" if time is None else f"the next frame is at {time:.3f} s"
-            raise InvalidDatasetError(f"there is no frame at {expected:.3f} s: {found}", f"frame {len(selected)}")
+            state = "the video ends" if time is None else f"the next frame is at {time:.3f} s"
+            raise InvalidDatasetError(f"there is no frame at {expected:.3f} s: {state}", f"frame {len(selected)}")
         selected.append(frame)
     return np.stack(selected) if selected else np.zeros((0, 1, 1, 3), dtype=np.uint8)

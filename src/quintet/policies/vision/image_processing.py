@@ -60,10 +60,10 @@ class ImageProcessor:
             "min_pixels": min_pixels or size.get("shortest_edge") or settings.get("min_pixels"),
             "max_pixels": max_pixels or size.get("longest_edge") or settings.get("max_pixels"),
         }
-        given = {name: settings[name] for name in ("patch_size", "merge_size", "temporal_patch_size")}
-        given |= {name: int(value) for name, value in limits.items() if value}
-        given |= {name: tuple(settings[f"image_{name}"]) for name in ("mean", "std") if settings.get(f"image_{name}")}
-        return cls(**given)
+        sizes = {name: settings[name] for name in ("patch_size", "merge_size", "temporal_patch_size")}
+        sizes |= {name: int(value) for name, value in limits.items() if value}
+        sizes |= {name: tuple(settings[f"image_{name}"]) for name in ("mean", "std") if settings.get(f"image_{name}")}
+        return cls(**sizes)
 
     def save(self, directory: Path) -> None:
         """Write the settings as transformers' image processors read them."""

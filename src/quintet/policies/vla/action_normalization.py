@@ -76,10 +76,12 @@ def check_action_statistics(statistics: Mapping[str, Any] | None, name: str | No
     entry = find_statistics(statistics, name)
     if entry is None or "action" not in entry[1]:
         return
-    found = len(Normalizer.from_statistics(entry[1]["action"], "quantiles").low)
-    if found != action_dim:
-        message = f"{ACTION_KEY} = {action_dim}, but the policy's data set {entry[0]} has actions of {found} dimensions"
-        raise ConfigError(message, key=ACTION_KEY, value=action_dim, hint=f"set {ACTION_KEY}={found}")
+    dimensions = len(Normalizer.from_statistics(entry[1]["action"], "quantiles").low)
+    if dimensions != action_dim:
+        message = (
+            f"{ACTION_KEY} = {action_dim}, but the policy's data set {entry[0]} has actions of {dimensions} dimensions"
+        )
+        raise ConfigError(message, key=ACTION_KEY, value=action_dim, hint=f"set {ACTION_KEY}={dimensions}")
 
 
 @dataclass(frozen=True, slots=True)

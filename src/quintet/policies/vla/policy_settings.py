@@ -97,7 +97,7 @@ def _check_sizes(model_config: OpenVlaConfig, vla: VlaConfig) -> None:
         value = getattr(vla, field)
         if field in vla.model_fields_set and value not in (None, size):
             key, shown = f"policy.vla.{field}", list(size) if isinstance(size, tuple) else size
-            given = list(value) if isinstance(value, tuple) else value
+            shown_value = list(value) if isinstance(value, tuple) else value
             raise ConfigError(
-                f"{key} = {given}, but the policy has {shown}", key=key, value=value, hint=f"set {key}={shown}"
+                f"{key} = {shown_value}, but the policy has {shown}", key=key, value=value, hint=f"set {key}={shown}"
             )

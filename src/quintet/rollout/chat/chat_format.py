@@ -119,12 +119,12 @@ class ChatFormat:
         image."""
         if self.images is None:
             return self._truncate_text(text, max_tokens)
-        kept: list[str] = []
+        parts: list[str] = []
         for part in split_at_markers(text):
             size = len(self.images.tokens(part)) if is_marker(part) else len(self.encode(part))
             if size > max_tokens:
-                return "".join(kept) + ("" if is_marker(part) else self._truncate_text(part, max_tokens))
-            kept.append(part)
+                return "".join(parts) + ("" if is_marker(part) else self._truncate_text(part, max_tokens))
+            parts.append(part)
             max_tokens -= size
         return text
 

@@ -69,8 +69,8 @@ class ToolMessages:
         _, separator, rest = self._render(*markers).partition(RESPONSE)
         literals = []
         for marker in markers:
-            literal, found, rest = rest.partition(marker)
-            separator = separator and found
+            literal, separator, rest = rest.partition(marker)
+            separator = separator and separator
             literals.append(literal)
         if not separator:
             raise _unsupported(self._template.source, "does not write the results of tools in order")

@@ -152,9 +152,10 @@ def _check_action_dim(policy: ActionPolicy, simulated: int) -> None:
     """
     if policy.robot_action_dim == simulated:
         return
-    key, own = "policy.vla.action_dim", policy.robot_action_dim
+    key, dimensions = "policy.vla.action_dim", policy.robot_action_dim
     raise ConfigError(
-        f"{key} = {policy.action_dim}: the policy moves {own} dimensions of a robot, the simulator's has {simulated}",
+        f"{key} = {policy.action_dim}: the policy moves {dimensions} dimensions of a robot, the simulator's has"
+        f" {simulated}",
         key=key,
         value=policy.action_dim,
         hint=f"use a policy for this robot, or set {key}={simulated}",

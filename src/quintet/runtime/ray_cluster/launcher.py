@@ -265,8 +265,8 @@ def _order(hosts: Sequence[str], resources: Sequence[Mapping[str, float]]) -> li
     """Return the index of each node's bundle: of those with its resources, the one with the next address."""
     by_address = sorted(range(len(hosts)), key=lambda index: [part.zfill(3) for part in hosts[index].split(".")])
     order: list[int] = []
-    for wanted in resources:
-        order.append(next(each for each in by_address if each not in order and resources[each] == wanted))
+    for resource in resources:
+        order.append(next(each for each in by_address if each not in order and resources[each] == resource))
     return order
 
 

@@ -161,10 +161,10 @@ def _filter_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
             RATIO, f"keeps none of the groups of {values.describe(GROUPS)}", f"at least: {RATIO}={least}"
         )
     elif _kept_groups(values) * values[SAMPLES] < values[MINI_BATCH]:
-        kept = _kept_groups(values) * values[SAMPLES]
-        problem = f"{values.describe(RATIO)} keeps {kept} episodes of a step, fewer than a mini-batch"
+        trained_episodes = _kept_groups(values) * values[SAMPLES]
+        problem = f"{values.describe(RATIO)} keeps {trained_episodes} episodes of a step, fewer than a mini-batch"
         key = _mini_batch_key(values)
-        yield values.problem(key, problem, f"at most: {key}={kept}, or {RATIO}=1")
+        yield values.problem(key, problem, f"at most: {key}={trained_episodes}, or {RATIO}=1")
 
 
 def _algorithm_problems(values: ForeignValues) -> Iterator[ConfigProblem]:

@@ -49,8 +49,8 @@ def _without_sft_condition(spec: KeySpec) -> KeySpec:
 
 def _with_agents(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     """Return the keys of agents, a section for each environment, and the keys of verl."""
-    own = tuple(dialect.reference(name) for name in ("ragen_agent", "ragen_custom_envs"))
-    own += key_files("ragen", ["ragen_releases"])
+    ragen_references = tuple(dialect.reference(name) for name in ("ragen_agent", "ragen_custom_envs"))
+    ragen_references += key_files("ragen", ["ragen_releases"])
     verl = references_for(VERL, {"actor_rollout_ref": {}} | dict(tree))
     beneath = (reference.mapped(without_tools).mapped(_without_effect_on_agents) for reference in verl)
     envs = get_value(tree, "custom_envs")
@@ -58,7 +58,7 @@ def _with_agents(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     free = [tag for tag in tags if not _is_documented(tag, tree)]
     sections = {f"custom_envs.{tag}": REFERENCE_ENV for tag in tags if tag not in free}
     sections.pop(REFERENCE_ENV, None)
-    references = (Reference("other environments", lambda: _free_sections(free, tree)), *own, *beneath)
+    references = (Reference("other environments", lambda: _free_sections(free, tree)), *ragen_references, *beneath)
     return replace(dialect, references=references, base=None, shared_sections=sections | CRITIC_SECTIONS)
 
 

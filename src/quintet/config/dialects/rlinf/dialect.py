@@ -62,7 +62,7 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     if task.startswith("embodied") or "env" in tree:
         backend = math.filtered(lambda spec: spec.key.startswith("actor.fsdp_config."))
         newer = key_files("rlinf", ["rlinf_embodied_newer", "rlinf_env_newer", "rlinf_newer"])
-        own = key_files("rlinf", ["rlinf_embodied_algorithm"])
+        algorithm_newer = key_files("rlinf", ["rlinf_embodied_algorithm"])
         envs = (Reference(each.name, partial(_env_specs, each)) for each in (env, newer[1]))
         algorithm = newer[2].filtered(lambda spec: spec.key in _NEWER_ALGORITHM)
         changes: dict[str, dict[str, Any]] = {
@@ -79,7 +79,7 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
             "rollout.model.model_path": {"value_type": VALUE_TYPES["path_or_empty"]},
         }
         shared = _changed(basic, changes)
-        references = (embodied, *own, newer[0], shared, *envs, algorithm, backend)
+        references = (embodied, *algorithm_newer, newer[0], shared, *envs, algorithm, backend)
         undocumented = frozenset(f"algorithm.{name}" for name in INHERITED)
         return replace(dialect, references=references, shared_sections={}, undocumented=undocumented)
     return _text_dialect(dialect, task)

@@ -114,16 +114,16 @@ def _group_problems(values: ForeignValues, manager: str) -> Iterator[ConfigProbl
 
 def envs_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set environments with their shares, groups, lengths and sampling."""
-    found, size = tags(values), values[GROUP_SIZE]
+    train_tags, size = tags(values), values[GROUP_SIZE]
     native.set("training.groups_per_step", values[EPISODES] // size, EPISODES, GROUP_SIZE)
     native.set("training.samples_per_group", size, GROUP_SIZE)
     native.set("warm_start", None)
-    for tag in found:
-        section = "env" if len(found) == 1 else f"envs.{tag.name}.env"
+    for tag in train_tags:
+        section = "env" if len(train_tags) == 1 else f"envs.{tag.name}.env"
         _env_to_native(tag, section, native)
-    _validation_groups_to_native(values, found, native)
-    _turns_to_native(values, found, native)
-    _lengths_to_native(values, found[0], native)
+    _validation_groups_to_native(values, train_tags, native)
+    _turns_to_native(values, train_tags, native)
+    _lengths_to_native(values, train_tags[0], native)
     _sampling_to_native(values, native)
 
 
@@ -185,7 +185,7 @@ def _env_options(tag: Tag) -> Mapping[str, tuple[str, Any]]:
     }
 
 
-def _validation_groups_to_native(values: ForeignValues, found: list[Tag], native: NativeBuilder) -> None:
+def _validation_groups_to_native(values: ForeignValues, train_tags: list[Tag], native: NativeBuilder) -> None:
     """Set shares of training, and the start states and samples of validation."""
     size, total = values[f"{VALIDATION}.group_size"], values[f"{VALIDATION}.num_env_groups"]
     episodes = values[VALIDATION_EPISODES] if values[VALIDATION_EPISODES] >= 0 else total * size
@@ -193,18 +193,20 @@ def _validation_groups_to_native(values: ForeignValues, found: list[Tag], native
     origins = (VALIDATION_EPISODES, f"{VALIDATION}.num_env_groups", f"{VALIDATION}.group_size")
     native.set("validation.episodes", starts, *origins)
     native.set("validation.sampling.samples", size, f"{VALIDATION}.group_size")
-    if len(found) == 1:
+    if len(train_tags) == 1:
         return
-    parts = apportion(starts, [tag.validation_groups for tag in found])
-    for tag, part in zip(found, parts, strict=True):
+    parts = apportion(starts, [tag.validation_groups for tag in train_tags])
+    for tag, part in zip(train_tags, parts, strict=True):
         native.set(f"envs.{tag.name}.share", float(tag.groups), f"{TRAINING}.num_groups_partition")
         native.set(f"envs.{tag.name}.validation_episodes", part, f"{VALIDATION}.num_groups_partition", *origins)
 
 
-def _turns_to_native(values: ForeignValues, found: list[Tag], native: NativeBuilder) -> None:
+def _turns_to_native(values: ForeignValues, train_tags: list[Tag], native: NativeBuilder) -> None:
     """Set turns, context and form of responses, which all environments of a run share here."""
-    first = found[0]
-    native.set("rollout.max_turns", max(tag["max_steps"] for tag in found), *(tag.key("max_steps") for tag in found))
+    first = train_tags[0]
+    native.set(
+        "rollout.max_turns", max(tag["max_steps"] for tag in train_tags), *(tag.key("max_steps") for tag in train_tags)
+    )
     native.set("rollout.window_size", first.window, first.key("env_manager_cls"), first.key("history_length"))
     native.set("rollout.think", first.thinks, first.key("env_config.action_pattern"))
     form = "anywhere" if first.thinks else "answer"
@@ -214,7 +216,7 @@ def _turns_to_native(values: ForeignValues, found: list[Tag], native: NativeBuil
     tokens = first.key("env_config.special_token_list")
     native.set("rollout.strip_special_tokens", bool(first["env_config.special_token_list"]), tokens)
     native.set("algorithm.turn_rewards", first.window is not None, first.key("env_manager_cls"))
-    for tag in found[1:]:
+    for tag in train_tags[1:]:
         for option in ("max_steps", "max_tokens_per_step", "env_manager_cls", "env_config.action_pattern"):
             if tag[option] != first[option]:
                 native.require(tag.key(option), Capability.ENV_SETTINGS)
@@ -222,18 +224,18 @@ def _turns_to_native(values: ForeignValues, found: list[Tag], native: NativeBuil
 
 def _generation(values: ForeignValues, manager: str) -> str:
     """Return the section with a manager's sampling: that of the engine, if the file has one."""
-    has_own = any(key.startswith(f"{GENERATION}.") for key in values.merged.sources)
-    return GENERATION if has_own else f"{manager}.generating_args"
+    has_engine_sampling = any(key.startswith(f"{GENERATION}.") for key in values.merged.sources)
+    return GENERATION if has_engine_sampling else f"{manager}.generating_args"
 
 
 def _lengths_to_native(values: ForeignValues, tag: Tag, native: NativeBuilder) -> None:
     """Set the maximum tokens of a response and of the context, which together have ROLL's `sequence_length`."""
-    limit, own = f"{_generation(values, TRAINING)}.max_new_tokens", tag.key("max_tokens_per_step")
+    limit, turn_limit = f"{_generation(values, TRAINING)}.max_new_tokens", tag.key("max_tokens_per_step")
     response = min(length for length in (values[limit], tag["max_tokens_per_step"]) if length is not None)
-    native.set("rollout.max_response_tokens", response, own, limit)
+    native.set("rollout.max_response_tokens", response, turn_limit, limit)
     lengths = (RESPONSE, PROMPT) if values[SEQUENCE] is None else (SEQUENCE,)
     total = sum(values[key] for key in lengths)
-    native.set("rollout.max_prompt_tokens", max(1, total - response), *lengths, own)
+    native.set("rollout.max_prompt_tokens", max(1, total - response), *lengths, turn_limit)
 
 
 def _sampling_to_native(values: ForeignValues, native: NativeBuilder) -> None:

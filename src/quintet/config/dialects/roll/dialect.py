@@ -62,8 +62,8 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     if kind in (Kind.RLVR, Kind.AGENTIC):
         common = ["roll_run", "roll_algorithm", "roll_sampling", "roll_common", "roll_workers"]
         references = (*dialect.references, *key_files("roll", common))
-        own = _rlvr_references(tree) if kind is Kind.RLVR else _agentic_references(tree)
-        references = (*own, *references)
+        kind_references = _rlvr_references(tree) if kind is Kind.RLVR else _agentic_references(tree)
+        references = (*kind_references, *references)
         shared = _ALL_SHARED
     elif kind in (Kind.ENVIRONMENTS, Kind.REWARD_FLOW):
         specs = tuple(

@@ -49,14 +49,14 @@ def model_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 def paths_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set the models of policy and reference: their own if policy, engine and reference have one."""
     keys = [f"{worker}.model_args.model_name_or_path" for worker in ("actor_train", "actor_infer", "reference")]
-    own = [values[key] for key in keys]
-    origins = tuple(keys) if all(own) else ("pretrain",)
-    path = own[0] if all(own) else values["pretrain"]
+    paths = [values[key] for key in keys]
+    origins = tuple(keys) if all(paths) else ("pretrain",)
+    path = paths[0] if all(paths) else values["pretrain"]
     if path is not None:
         for key, value in {"policy.preset": None, "policy.path": path, "warm_start": None}.items():
             native.set(key, value, *origins)
-    if all(own) and own[2] != path:
-        native.set("reference.path", own[2], keys[2])
+    if all(paths) and paths[2] != path:
+        native.set("reference.path", paths[2], keys[2])
 
 
 def _targets(text: str) -> list[str]:

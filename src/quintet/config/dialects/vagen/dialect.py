@@ -39,7 +39,7 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
         if isinstance(section, Mapping) and "env_name" in section
     }
     names = tuple(envs.values()) or ("frozenlake",)
-    own = (*dialect.references, Reference("vagen_envs", lambda: env_keys(names)))
+    vagen_references = (*dialect.references, Reference("vagen_envs", lambda: env_keys(names)))
     older = {alias for reference in dialect.references for spec in reference.load() for alias in spec.aliases}
     verl = references_for(VERL, {"actor_rollout_ref": {}} | dict(tree))
     shared_sections = {name: ENV for name in envs if name != ENV} | dict(dialect.shared_sections)
@@ -47,7 +47,7 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
         reference.filtered(lambda spec: spec.key not in older).mapped(without_tools).mapped(_beside_envs)
         for reference in verl
     )
-    return replace(dialect, references=(*own, *beneath), base=None, shared_sections=shared_sections)
+    return replace(dialect, references=(*vagen_references, *beneath), base=None, shared_sections=shared_sections)
 
 
 def _free_keys(tree: Mapping[str, Any]) -> Reference:
