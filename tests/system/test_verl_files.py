@@ -322,3 +322,43 @@ def test_grpo_on_megatron_trains_on_two_ranks(place: Path) -> None:
         "training.mini_batches": 2,
     }
     assert {key: run.settings[key] for key in expected} == expected
+
+
+ONE_STEP_OFF = GRPO.replace("verl.trainer.main_ppo", "verl.experimental.one_step_off_policy.main_ppo")
+FULLY_ASYNC = GRPO.replace("verl.trainer.main_ppo", "verl.experimental.fully_async_policy.fully_async_main")
+APART = ["trainer.n_gpus_per_node=1", "rollout.n_gpus_per_node=1"]
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "groups", "ratio"),
+    [
+        (ONE_STEP_OFF, ["data.train_batch_size=8"], 8, 1.0),
+        (
+            FULLY_ASYNC,
+            [
+                *("data.train_batch_size=0", "async_training.require_batches=1", "async_training.partial_rollout=True"),
+                *("async_training.trigger_parameter_sync_step=2", "async_training.staleness_threshold=0.5"),
+            ],
+            8,
+            0.5,
+        ),
+    ],
+    ids=["one step off", "fully async"],
+)
+def test_an_asynchronous_trainer_trains_with_an_engine_of_its_own_device(
+    place: Path, script: str, words: list[str], groups: int, ratio: float
+) -> None:
+    run = trained(place, script, *APART, *words, command=TWO)
+    assert list(run.metrics) == [0, 1, 2]
+    assert all(run.metrics[step]["actor/grad_norm"] > 1e-3 for step in (1, 2))
+    assert "model.embed_tokens.weight" in changed_weights(run)
+    expected = {
+        "placement.devices_per_node": 2,
+        "placement.actor.devices": [0],
+        "placement.rollout.devices": [1],
+        "rollout.async_ratio": ratio,
+        "rollout.recompute_logprobs": False,
+        "training.groups_per_step": groups,
+        "training.mini_batches": groups // 4,
+    }
+    assert {key: run.settings[key] for key in expected} == expected

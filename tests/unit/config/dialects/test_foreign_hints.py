@@ -83,6 +83,11 @@ VERL = [
     [BYPASS, f"{R}.do_sample=false", f"{R}.temperature=0.5"],
     [f"{CORRECTION}.rollout_rs=token_k1", f"{CORRECTION}.rollout_rs_threshold=0.5"],
     ["async_training.staleness_threshold=0.5", f"{R}.free_cache_engine=true"],
+    [f"{CORRECTION}.rollout_is=token", f"{CORRECTION}.rollout_is_threshold=null"],
+    # engines with devices of their own
+    [GPUS, f"{R}.name=vllm", f"{R}.tensor_model_parallel_size=3"],
+    [GPUS, "rollout.nnodes=2", "rollout.n_gpus_per_node=5"],
+    ["rollout.nnodes=1", "rollout.n_gpus_per_node=8", "async_training.require_batches=1", "data.train_batch_size=64"],
     # fine-tuning
     ["model.partial_pretrain=DIRECTORY", "trainer.resume_mode=resume_path"],
     ["model.partial_pretrain=DIRECTORY", "data.custom_cls.path=x.py"],

@@ -6,11 +6,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
+from quintet.config.dialects.verl.separate_engines import (
+    ENGINE_GPUS,
+    ENGINE_NODES,
+    TRAINER_GPUS,
+    TRAINER_NODES,
+    has_separate_engines,
+    is_fully_async,
+    num_engine_gpus,
+)
 from quintet.config.divisors import nearest_divisor, nearest_multiple
 from quintet.config.problems import ConfigProblem
 
 ACTOR, MODEL, REF, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "model", "ref", "rollout"))
-GPUS = ("trainer.nnodes", "trainer.n_gpus_per_node")
+GPUS, ENGINE_KEYS = (TRAINER_NODES, TRAINER_GPUS), (ENGINE_NODES, ENGINE_GPUS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,10 +223,14 @@ def _split_problems(values: ForeignValues, step: StepSize) -> Iterator[ConfigPro
     gpus, source = num_gpus(values), values.describe(*GPUS)
     engine = (f"{ROLLOUT}.tensor_model_parallel_size",) if values[f"{ROLLOUT}.name"] != "hf" else ()
     separate = filter(values.is_set, (_REFERENCE.ulysses, "critic.ulysses_sequence_parallel_size"))
-    for key in (_POLICY.ulysses, *separate, *engine):
+    for key in (_POLICY.ulysses, *separate):
         yield from values.divisor_problems(key, gpus, f"GPU{'s' if gpus > 1 else ''}, from {source}")
+    for key in engine:
+        count, keys = num_engine_gpus(values), ENGINE_KEYS if has_separate_engines(values) else GPUS
+        yield from values.divisor_problems(key, count, f"GPU{'s' if count > 1 else ''}, from {values.describe(*keys)}")
     replicas = _num_replicas(values, _POLICY)
-    if step.sequences % replicas:
+    # verl pads the batches of its trainer without steps
+    if step.sequences % replicas and not is_fully_async(values):
         first, *others = step.sequences_from
         unit = replicas // math.gcd(replicas, step.sequences // values[first])
         product = f" with {values.describe(*others)}" if others else ""

@@ -9,6 +9,7 @@ from quintet.config.dialects.verl.critic import DEFAULT_LEARNING_RATE, critic_pr
 from quintet.config.dialects.verl.key_values import UNCLIPPED
 from quintet.config.dialects.verl.objective import objective_problems
 from quintet.config.dialects.verl.run_settings import run_problems
+from quintet.config.dialects.verl.separate_engines import is_fully_async, prompts_per_step
 from quintet.config.problems import ConfigProblem
 
 PROMPTS, SAMPLES, MINI_BATCH = "data.train_batch_size", f"{ROLLOUT}.n", f"{ACTOR}.ppo_mini_batch_size"
@@ -22,10 +23,10 @@ def step_size(values: ForeignValues) -> StepSize:
     """Return the size of a training step; verl counts mini-batches in prompts."""
     samples = values[SAMPLES]
     return StepSize(
-        sequences=values[PROMPTS] * samples,
+        sequences=prompts_per_step(values) * samples,
         mini_batch=values[MINI_BATCH] * samples,
         max_tokens=values[LENGTHS[0]] + max(values[LENGTHS[1]], values[f"{ROLLOUT}.response_length"]),
-        sequences_from=(PROMPTS, SAMPLES),
+        sequences_from=(MINI_BATCH if is_fully_async(values) else PROMPTS, SAMPLES),
         mini_batch_from=MINI_BATCH,
         max_tokens_from=LENGTHS,
     )

@@ -36,6 +36,11 @@ from quintet.config.dialects.verl.run_settings import (
     tools_from_native,
     tools_to_native,
 )
+from quintet.config.dialects.verl.separate_engines import (
+    is_fully_async,
+    placement_problems,
+    separate_engines_to_native,
+)
 from quintet.config.dialects.verl.sft import sft_from_native, sft_to_native
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.training import TrainingConfig
@@ -72,11 +77,13 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     if kind != "ppo":
         yield from run_problems(values) if kind == "sft" else ()
         return
-    prompts = f"prompts of a step, from {values.describe(PROMPTS)}"
-    yield from values.divisor_problems(MINI_BATCH, values[PROMPTS], prompts)
+    if not is_fully_async(values):
+        prompts = f"prompts of a step, from {values.describe(PROMPTS)}"
+        yield from values.divisor_problems(MINI_BATCH, values[PROMPTS], prompts)
     has_reference = bool(values[KL_IN_LOSS] or values[KL_IN_REWARD])
     yield from shared_problems(values, step_size(values), SAMPLES, has_reference=has_reference)
     yield from overlong_problems(values)
+    yield from placement_problems(values)
 
 
 def to_native(values: ForeignValues, native: NativeBuilder) -> None:
@@ -111,6 +118,7 @@ def _ppo_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.set_constants({"rollout.think": False, "rollout.format_penalty": 0.0})
     tools_to_native(values, native)
     run_to_native(values, native)
+    separate_engines_to_native(values, native)
 
 
 def _estimator_to_native(values: ForeignValues, native: NativeBuilder) -> None:

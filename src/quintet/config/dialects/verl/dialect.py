@@ -7,6 +7,7 @@ from typing import Any
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.dialect import Dialect, Reference, key_files
 from quintet.config.dialects.ledger import KeySpec
+from quintet.config.dialects.value_types import parse_type
 from quintet.config.dotted import get_value
 
 CRITIC_SECTIONS = {
@@ -86,6 +87,13 @@ def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference
     engine = get_value(tree, "model_engine", "dp")
     strategy = ENGINES.get(str(engine), engine)
     newer = [_with_default(reference, strategy) for reference in (ppo, *key_files("verl", RELEASE_KEYS))]
+    if get_value(tree, "rollout.n_gpus_per_node") is not None:
+        newer += key_files("verl", ["verl_async"])
+    if get_value(tree, "async_training.require_batches") is not None:
+        newer = [
+            *(reference.mapped(_without_batch_size) for reference in newer),
+            *key_files("verl", ["verl_fully_async"]),
+        ]
     if get_value(tree, OUTPUT_PATH) is not None:
         newer += [key_files("verl", ["verl_generation"])[0].filtered(lambda spec: spec.key == OUTPUT_PATH)]
     if get_value(tree, f"{_ACTOR}.strategy", strategy) == "megatron":
@@ -100,6 +108,15 @@ def without_tools(spec: KeySpec) -> KeySpec:
         return spec
     waiting = {"native": (), "computed": False, "native_values": {}, "requires": Capability.TOOLS}
     return spec.model_copy(update={**waiting, "noop": (spec.default,)})
+
+
+def _without_batch_size(spec: KeySpec) -> KeySpec:
+    """Return a key for the trainer that takes single prompts, `fully_async_policy`."""
+    if spec.key == "data.train_batch_size":
+        effect = "Has no effect and must be 0: `async_training` sets the size of a step."
+        changes = {"effect": effect, "value_type": parse_type("int >= 0"), "default": 0, "native": ()}
+        return spec.model_copy(update=changes)
+    return spec.model_copy(update={"noop": (*spec.noop, 1)}) if spec.key == "data.gen_batch_size" else spec
 
 
 def _with_default(reference: Reference, strategy: str) -> Reference:
@@ -142,6 +159,8 @@ def _in_actor(key: str) -> str:
 
 
 SFT_TRAINERS = ("verl.trainer.fsdp_sft_trainer", "verl.trainer.sft_trainer", "verl.trainer.sft_trainer_ray")
+FULLY_ASYNC = tuple(f"{package}.fully_async_policy.fully_async_main" for package in ("verl.experimental", "recipe"))
+ONE_STEP_OFF = tuple(f"{package}.one_step_off_policy.main_ppo" for package in ("verl.experimental", "recipe"))
 OTHER_TRAINERS = ("verl.trainer.main_ppo_sync", "verl.trainer.main_ppo_v0", "recipe.dapo.main_dapo")
 """Further modules that train by `ppo_trainer.yaml`."""
 
@@ -154,6 +173,18 @@ MISSING_TRAINERS = tuple(
     )
 )
 """Trainers with loops of their own."""
+_ONE_STEP_OFF_FILE: Mapping[str, Any] = {
+    "rollout": {"nnodes": 1, "n_gpus_per_node": 8},
+    "actor_rollout_ref": {"rollout": {"free_cache_engine": False, "calculate_log_probs": True}},
+    "algorithm": {"rollout_correction": {"bypass_mode": True}},
+}
+_FULLY_ASYNC_FILE: Mapping[str, Any] = {
+    "async_training": {"staleness_threshold": 0.1, "trigger_parameter_sync_step": 4, "require_batches": 1},
+    "rollout": {"nnodes": 1, "n_gpus_per_node": 8, "total_rollout_steps": 100},
+    "data": {"gen_batch_size": 1},
+    "actor_rollout_ref": {"model": {"use_remove_padding": True}, "rollout": {"calculate_log_probs": True}},
+    "algorithm": {"rollout_correction": {"bypass_mode": True}},
+}
 
 VERL = Dialect(
     "verl",
@@ -166,13 +197,28 @@ VERL = Dialect(
         "data.reward_model_key",
     ),
     shared_sections=CRITIC_SECTIONS,
-    trainers=("verl.trainer.main_ppo", "verl.trainer.main_eval", *SFT_TRAINERS, *OTHER_TRAINERS),
-    program_files={trainer: ("sft_trainer_engine", {}) for trainer in SFT_TRAINERS[1:]},
+    trainers=(
+        "verl.trainer.main_ppo",
+        "verl.trainer.main_eval",
+        *SFT_TRAINERS,
+        *OTHER_TRAINERS,
+        *ONE_STEP_OFF,
+        *FULLY_ASYNC,
+    ),
+    program_files={
+        **{trainer: ("sft_trainer_engine", {}) for trainer in SFT_TRAINERS[1:]},
+        **{trainer: ("one_step_off_ppo_trainer", {}) for trainer in ONE_STEP_OFF},
+        **{trainer: ("fully_async_ppo_trainer", {}) for trainer in FULLY_ASYNC},
+    },
     framework_files={
         "ppo_trainer": {},
         "sft_trainer": {},
         "evaluation": {},
         "ppo_megatron_trainer": {"model_engine": "megatron"},
+        "fully_async_ppo_trainer": _FULLY_ASYNC_FILE,
+        "fully_async_ppo_megatron_trainer": {"model_engine": "megatron", **_FULLY_ASYNC_FILE},
+        "one_step_off_ppo_trainer": _ONE_STEP_OFF_FILE,
+        "one_step_off_ppo_megatron_trainer": {"model_engine": "megatron", **_ONE_STEP_OFF_FILE},
         "sft_trainer_engine": {"data": {"val_files": None}},
         "generation": {},
     },

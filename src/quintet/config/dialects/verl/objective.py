@@ -151,6 +151,8 @@ def objective_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     if values[MODE] == "dro" and values[DRO_BETA] is None:
         yield values.problem(DRO_BETA, "the loss dro needs it", f"set it to a number above 0: {DRO_BETA}=0.1")
     yield from _bypass_problems(values)
+    if values[LEVEL] is not None and values[BOUND] is None:
+        yield values.problem(BOUND, f"{values.describe(LEVEL)} needs it", f"for example {BOUND}=2.0, or {LEVEL}=null")
     names = _rejection_names(values[REJECTIONS])
     bounds = _rejection_bounds(values[REJECTION_BOUNDS], names)
     if names and len(bounds) != len(names):
