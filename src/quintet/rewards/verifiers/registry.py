@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quintet.registry import Registry
 from quintet.rewards.score import Score
+from quintet.rewards.verifiers.options import CrossThinkQaOptions
 
 VERIFIERS: Registry[Score] = Registry("verifier", entry_points="quintet.verifiers")
 """Functions `(text, ground_truth, extra) -> Score`, run in worker processes; see `quintet.rewards.score.Verifier`."""
@@ -21,6 +22,17 @@ VERIFIERS.add("rstar2", f"{_HOME}.math:verify_anywhere", help="same as `math`, R
 VERIFIERS.add("gsm8k", f"{_HOME}.gsm8k:verify_strict", help="same number after the first `####`")
 VERIFIERS.add("gsm8k_flexible", f"{_HOME}.gsm8k:verify_flexible", help="same number, last in the text")
 VERIFIERS.add("choice", f"{_HOME}.choice:verify", help="letter of a multiple choice")
+VERIFIERS.add(
+    "multiple_choice_boxed",
+    f"{_HOME}.boxed_choice:verify_boxed",
+    help=r"letter in \boxed{}: ROLL's MultipleChoiceBoxedRuleRewardWorker",
+)
+VERIFIERS.add(
+    "crossthinkqa",
+    f"{_HOME}.boxed_choice:verify_crossthinkqa",
+    help="letter, format and repetition: ROLL's CrossThinkQARuleRewardWorker",
+    config=CrossThinkQaOptions,
+)
 VERIFIERS.add("exact", f"{_HOME}.text_match:verify_exact", help="same text, ignoring case")
 VERIFIERS.add("searchr1", f"{_HOME}.text_match:verify_tagged", help="same words in <answer>, compared as in SQuAD")
 VERIFIERS.add("vqa", f"{_HOME}.text_match:verify_visual", help="same letter, number or words in <answer>")
