@@ -33,6 +33,11 @@ VERIFIERS.add(
     help="letter, format and repetition: ROLL's CrossThinkQARuleRewardWorker",
     config=CrossThinkQaOptions,
 )
+VERIFIERS.add(
+    "ifeval",
+    f"{_HOME}.ifeval:verify",
+    help="constraint on the form of the text, and repetition: ROLL's GeneralRuleRewardWorker",
+)
 VERIFIERS.add("exact", f"{_HOME}.text_match:verify_exact", help="same text, ignoring case")
 VERIFIERS.add("searchr1", f"{_HOME}.text_match:verify_tagged", help="same words in <answer>, compared as in SQuAD")
 VERIFIERS.add("vqa", f"{_HOME}.text_match:verify_visual", help="same letter, number or words in <answer>")
