@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import IO, Any, Final
@@ -53,10 +53,8 @@ def verify(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
         ConfinementError: programs cannot be confined on this machine.
     """
     cases = parse_tests(ground_truth, extra)[:MAX_TESTS]
-    check_confinement()
-    program, left = extract_program(text), time_budget.seconds_left(math.inf)
-    reserved = 0.0 if math.isinf(left) else left * RESERVED_SHARE
-    passed = sum(_passes(case, program, time_budget.seconds_left(math.inf) - reserved) for case in cases)
+    program = extract_program(text)
+    passed = sum(run_tests(cases, program))
     score = passed / len(cases) if program.strip() else WRONG
     return Score(score, reward_components={"tests": float(len(cases)), "passed": float(passed)})
 
@@ -67,10 +65,23 @@ def extract_program(text: str) -> str:
     return blocks[-1] if blocks else text
 
 
+def run_tests(cases: Sequence[Case], program: str, seconds: float = TEST_SECONDS) -> Iterator[bool]:
+    """Yield whether a program passes each test in at most `seconds`; once the response's time is over, it fails.
+
+    Raises:
+        ConfinementError: programs cannot be confined on this machine.
+    """
+    check_confinement()
+    left = time_budget.seconds_left(math.inf)
+    reserved = 0.0 if math.isinf(left) else left * RESERVED_SHARE
+    for case in cases:
+        yield _passes(case, program, min(time_budget.seconds_left(math.inf) - reserved, seconds))
+
+
 def _passes(case: Case, program: str, seconds: float) -> bool:
     if seconds <= 0:
         return False
-    result = run(case.program(program), case.stdin, min(seconds, TEST_SECONDS))
+    result = run(case.program(program), case.stdin, seconds)
     return result.status == 0 and case.accepts(result.output)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import PositiveInt
+from pydantic import PositiveFloat, PositiveInt
 
 from quintet.config.native.section import Section
 
@@ -22,3 +22,10 @@ class CrossThinkQaOptions(Section):
     def conflicts(self) -> Iterator[tuple[str, ...]]:
         if self.length_coefficient and self.padded_length is None:
             yield "`length_coefficient` needs `padded_length`", "length_coefficient=0.0"
+
+
+class CodeSandboxOptions(Section):
+    """Options of `code_sandbox`."""
+
+    test_seconds: PositiveFloat = 20.0
+    """Wall-clock time limit of one test; all tests of a response share `reward.timeout_seconds`."""

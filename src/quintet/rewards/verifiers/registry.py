@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quintet.registry import Registry
 from quintet.rewards.score import Score
-from quintet.rewards.verifiers.options import CrossThinkQaOptions
+from quintet.rewards.verifiers.options import CodeSandboxOptions, CrossThinkQaOptions
 
 VERIFIERS: Registry[Score] = Registry("verifier", entry_points="quintet.verifiers")
 """Functions `(text, ground_truth, extra) -> Score`, run in worker processes; see `quintet.rewards.score.Verifier`."""
@@ -44,6 +44,12 @@ VERIFIERS.add("vqa", f"{_HOME}.text_match:verify_visual", help="same letter, num
 VERIFIERS.add("numeric", f"{_HOME}.numeric:verify", help="same number, or within a tolerance")
 VERIFIERS.add("countdown", f"{_HOME}.countdown:verify", help="expression of the given numbers that reaches the target")
 VERIFIERS.add("code", f"{_HOME}.code:verify", help="Python program that passes tests, run confined")
+VERIFIERS.add(
+    "code_sandbox",
+    f"{_HOME}.code_sandbox:verify",
+    help="Python program that passes all tests: ROLL's CodeSandboxRewardWorker with use_local",
+    config=CodeSandboxOptions,
+)
 VERIFIERS.add(
     "reasoning_gym",
     f"{_HOME}.gym:verify",
