@@ -29,3 +29,10 @@ class CodeSandboxOptions(Section):
 
     test_seconds: PositiveFloat = 20.0
     """Wall-clock time limit of one test; all tests of a response share `reward.timeout_seconds`."""
+
+
+class MathRuleOptions(Section):
+    """Options of `math_rule`."""
+
+    thinking_started: bool = False
+    """The prompt ends with `<think>`, so that a response must not contain it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quintet.registry import Registry
 from quintet.rewards.score import Score
-from quintet.rewards.verifiers.options import CodeSandboxOptions, CrossThinkQaOptions
+from quintet.rewards.verifiers.options import CodeSandboxOptions, CrossThinkQaOptions, MathRuleOptions
 
 VERIFIERS: Registry[Score] = Registry("verifier", entry_points="quintet.verifiers")
 """Functions `(text, ground_truth, extra) -> Score`, run in worker processes; see `quintet.rewards.score.Verifier`."""
@@ -19,6 +19,13 @@ VERIFIERS.add(
     "geometry3k", f"{_HOME}.math:verify_geometry3k", help="0.9 for the boxed value, 0.1 for the format", requires=_MATH
 )
 VERIFIERS.add("rstar2", f"{_HOME}.math:verify_anywhere", help="same as `math`, RLinf's name", requires=_MATH)
+VERIFIERS.add(
+    "math_rule",
+    f"{_HOME}.math_rule:verify",
+    help="equal in value, in the box or text after </think>: ROLL's MathRuleRewardWorker",
+    config=MathRuleOptions,
+    requires=_MATH,
+)
 VERIFIERS.add("gsm8k", f"{_HOME}.gsm8k:verify_strict", help="same number after the first `####`")
 VERIFIERS.add("gsm8k_flexible", f"{_HOME}.gsm8k:verify_flexible", help="same number, last in the text")
 VERIFIERS.add("choice", f"{_HOME}.choice:verify", help="letter of a multiple choice")
