@@ -61,6 +61,12 @@ def test_the_answer_is_what_follows_the_thinking(text: str, answer: str) -> None
     assert answer_part(text) == answer
 
 
+def test_a_truncated_block_of_empty_lines_is_read_at_once() -> None:
+    started = time.monotonic()
+    assert extract_code("```python" + "\n" * 100_000) == ""
+    assert time.monotonic() - started < 1
+
+
 def test_an_endless_program_costs_one_time_limit() -> None:
     started = time.monotonic()
     assert score("while True: pass", DOUBLES * 10, seconds=0.5) == 0.0

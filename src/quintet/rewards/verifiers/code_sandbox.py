@@ -14,7 +14,7 @@ from quintet.rewards.verifiers.code import run_tests
 from quintet.rewards.verifiers.code_sandbox_tests import of_row, text_literal, text_tests
 from quintet.rewards.verifiers.options import CodeSandboxOptions
 
-BLOCK = re.compile(r"```[\w+#.-]*\s*(.*?)```", re.DOTALL)
+BLOCK = re.compile(r"```[\w+#.-]*+\s*+(.*?)```", re.DOTALL)
 END_MARK = re.compile(r"(?:<\|\w+\|>|</s>|<pad>|<eos>|<end_of_turn>)\Z")
 SOLUTION_START = "<|begin_of_solution|>"
 THINKING_END = "</think>"
