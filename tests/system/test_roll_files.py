@@ -141,6 +141,13 @@ def test_a_gigpo_file_trains_turn_by_turn(quintet: Command, tmp_path: Path) -> N
     assert lines[1]["actor/kl_loss"] >= 0
 
 
+CHOICES = {
+    "worker_cls": "roll.pipeline.rlvr.rewards.crossthinkqa_rule_reward_worker.CrossThinkQARuleRewardWorker",
+    "reward_type": "soft",
+    "tag_included": ["aime"],
+}
+
+
 def test_an_rlvr_file_trains(quintet: Command, tmp_path: Path) -> None:
     rows = [
         {"tag": tag, "messages": [{"role": "user", "content": f"{n} + 1 ="}], "ground_truth": str(n + 1)}
@@ -172,7 +179,7 @@ def test_an_rlvr_file_trains(quintet: Command, tmp_path: Path) -> None:
         "whiten_advantages": True,
         "add_token_level_kl": False,
         "max_len_mask": True,
-        "rewards": {"math_rule": domain, "contest": {**domain, "tag_included": ["aime"]}},
+        "rewards": {"math_rule": domain, "contest": {**domain, **CHOICES}},
     }
     data = {
         "file_name": ["sums.jsonl"],

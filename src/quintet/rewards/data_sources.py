@@ -52,7 +52,7 @@ SOURCES: Mapping[str, str] = {
 """Verifier by data source; `*` matches any text."""
 
 BUILT_IN = "quintet.rewards.verifiers."
-UNCONFINED = frozenset({"code"})
+UNCONFINED = frozenset({"code", "code_sandbox"})
 """Built-in verifiers that start processes."""
 GYM = "reasoning_gym/"
 

@@ -115,7 +115,7 @@ WAITING: list[tuple[str, Any, Capability]] = [
     (f"{OPTION}additional_configs", {"moe_router": "x"}, Capability.ROLL_LEARNERS),
     ("tag_to_template", {"code": "qwen3"}, Capability.REWARD_DOMAINS),
     ("postive_loss_coef", 0.1, Capability.MIXED_LOSSES),
-    ("rewards.code.worker_cls", "roll.pipeline.rlvr.rewards.CodeSandboxRewardWorker", Capability.REWARD_WORKERS),
+    ("rewards.math_rule.worker_cls", "roll.pipeline.rlvr.rewards.Judge", Capability.REWARD_WORKERS),
     ("train_infer_correction.filters", [{"enabled": True, "agg_type": "segment"}], Capability.TURN_RATIOS),
     ("dual_clip_loss", True, Capability.SEQUENCE_DUAL_CLIP),
     ("train_infer_correction.is_weight.weight_type", "segment", Capability.TURN_RATIOS),
@@ -252,7 +252,7 @@ WITHOUT_EFFECT: dict[str, Any] = {
     "use_policy_loss_type": "PG",
     "val_greedy": True,
     "val_n_sample": 4,
-    "rewards.math_rule.reward_type": "soft",
+    "rewards.math_rule.format_pattern": "^<think>",
     "rewards.math_rule.use_local": False,
     "rewards.math_rule.code_url": "http://localhost",
     "rewards.math_rule.judge_prompt": "prompt",
@@ -299,7 +299,12 @@ def test_keys_without_effect_are_read_and_change_nothing(tmp_path: Path) -> None
 
 
 SHARES, TAG = f"{DATA}domain_interleave_probs", f"{DATA}tag"
-WORDS = {"rewards.words.tag_included": ["CrossThink"], "rewards.words.world_size": 2}
+CLASSES = "roll.pipeline.rlvr.rewards."
+WORDS = {
+    "rewards.words.tag_included": ["CrossThink"],
+    "rewards.words.world_size": 2,
+    "rewards.words.worker_cls": f"{CLASSES}crossthinkqa_rule_reward_worker.CrossThinkQARuleRewardWorker",
+}
 
 
 @pytest.mark.proves("roll", SHARES, TAG, "rewards.math_rule.tag_included", "rewards.math_rule.worker_cls")
@@ -316,10 +321,47 @@ def test_domains_have_their_prompts_and_verifiers(tmp_path: Path) -> None:
     assert data.prompts_per_domain(64) == {"math_rule": 19, "words": 45}
     assert reward is not None
     assert {name: verifier.kind for name, verifier in reward.verifiers.items()} == {
-        "math_rule": "math",
-        "words": "math",
+        "math_rule": "math_rule",
+        "words": "crossthinkqa",
     }
     assert reward.workers == 10
+
+
+@pytest.mark.proves("roll", "rewards.math_rule.reward_type", "rewards.math_rule.response_length_penalty_coef")
+def test_a_reward_class_has_its_options(tmp_path: Path) -> None:
+    options = {"rewards.words.reward_type": "strict", "rewards.words.response_length_penalty_coef": 0.5}
+    found = roll(tmp_path, {**WORDS, **options, SHARES: {"words": 1.0}, "response_length": 100})
+    reward = found.composed.experiment.reward
+    assert reward is not None
+    assert reward.verifiers["words"].arguments == {
+        "reward_type": "strict", "length_coefficient": 0.5, "padded_length": 100,
+    }  # fmt: skip
+    options = {key.replace("words", "math_rule"): value for key, value in {**WORDS, **options}.items()}
+    reward = roll(tmp_path, {**options, "response_length": 100}).composed.experiment.reward
+    assert reward is not None
+    assert (reward.kind, reward.function_arguments["reward_type"]) == ("crossthinkqa", "strict")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("math_rule_reward_worker.MathRuleRewardWorker", "math_rule"),
+        ("ifeval_rule_reward_worker.GeneralRuleRewardWorker", "ifeval"),
+        ("code_sandbox_reward_worker.CodeSandboxRewardWorker", "code_sandbox"),
+        ("multiple_choice_boxed_rule_reward_worker.MultipleChoiceBoxedRuleRewardWorker", "multiple_choice_boxed"),
+    ],
+)
+def test_each_reward_class_has_a_verifier(tmp_path: Path, name: str, kind: str) -> None:
+    reward = roll(tmp_path, {"rewards.math_rule.worker_cls": f"{CLASSES}{name}"}).composed.experiment.reward
+    assert reward is not None
+    assert reward.kind == kind
+    assert reward.timeout_seconds == (360.0 if kind == "code_sandbox" else 10.0)
+
+
+def test_code_that_runs_in_a_service_waits(tmp_path: Path) -> None:
+    code = {"rewards.code.worker_cls": f"{CLASSES}code_sandbox_reward_worker.CodeSandboxRewardWorker"}
+    found = roll(tmp_path, {**code, "rewards.code.use_local": False, SHARES: {"code": 1.0}})
+    assert any("rewards.code.use_local" in problem.message for problem in found.unsupported)
 
 
 def test_a_domain_without_a_share_is_only_held_out(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ The reference omits much of what a ROLL file needs. In its place:
 - The kind of run follows from the sections of a file (`kinds.py`). In files with `train_env_manager`, environments are
   those of `custom_envs` (`agentic.py`). In others, prompts come from `actor_train.data_args.file_name` if the user set
   it; otherwise the native default environment runs, after its warm start.
-- Without a section `rewards`, the verifier is that of ROLL's `MathRuleRewardWorker`, the native `math`.
+- Without a section `rewards`, the verifier is that of ROLL's `MathRuleRewardWorker`, the native `math_rule`.
 - No key names the estimator; `adv_estimator` and others of `roll_algorithm.yaml` do. Without it, a `critic` section
   means PPO with GAE, ROLL's own default, and otherwise the responses to a prompt are compared (GRPO).
 - A `reference` section creates a reference model. ROLL measures the divergence from it by `k1` with coefficient 0,
@@ -46,6 +46,7 @@ from quintet.config.dialects.roll.workers import (
     exported_learners,
     ineffective_worker_keys,
     is_agentic,
+    max_response,
     placement_from_native,
     placement_to_native,
     workers,
@@ -59,7 +60,6 @@ FILE, TEMPLATE, PROMPT, MESSAGES = (
     f"actor_train.data_args.{name}" for name in ("file_name", "template", "prompt", "messages")
 )
 GLOBAL_TEMPLATE, WORKERS = "global_template", "actor_train.data_args.preprocessing_num_workers"
-SEQUENCE = "sequence_length"
 ASYNC_RATIO, WORKER_GPUS = "async_generation_ratio", "actor_infer.num_gpus_per_worker"
 SAMPLES, TEMPERATURE = f"{VALIDATION}do_sample", f"{VALIDATION}temperature"
 TRAIN_FILES = file_list("data.train_files", FILE, empty="xxx/train.json")
@@ -199,14 +199,6 @@ def _validation_to_native(values: ForeignValues, native: NativeBuilder) -> None:
         native.apply(VALIDATION_SAMPLING)
     if values[VALIDATION_FILES.foreign] is not None and "data" in native.tree:
         VALIDATION_FILES.to_native(values, native)
-
-
-def max_response(values: ForeignValues) -> tuple[int, tuple[str, ...]]:
-    """Return the maximum response length and the keys from which it follows."""
-    if values[SEQUENCE] is not None:
-        return values[SEQUENCE] - values["prompt_length"], (SEQUENCE, "prompt_length")
-    lengths = ("response_length", "actor_infer.generating_args.max_new_tokens")
-    return min(values[length] for length in lengths if values[length] is not None), lengths
 
 
 def base_tree(experiment: Experiment) -> dict[str, Any]:

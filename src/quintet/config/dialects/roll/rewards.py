@@ -6,14 +6,28 @@ from typing import Any
 
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
+from quintet.config.dialects.roll.workers import max_response
 from quintet.config.native.algorithm import FilterConfig
 
 SHARES, TAG = "actor_train.data_args.domain_interleave_probs", "actor_train.data_args.tag"
+VERIFIER_OPTIONS = ("reward_type", "response_length_penalty_coef")
+"""Keys of a domain that are options of its verifier."""
 DEFAULT_DOMAIN = "math_rule"
 """Domain of rows whose tag no domain has."""
 REWARD_CLASSES = "roll.pipeline.rlvr.rewards."
-VERIFIERS = {f"{REWARD_CLASSES}math_rule_reward_worker.MathRuleRewardWorker": "math"}
+VERIFIERS = {
+    f"{REWARD_CLASSES}{name}": verifier
+    for name, verifier in {
+        "math_rule_reward_worker.MathRuleRewardWorker": "math_rule",
+        "crossthinkqa_rule_reward_worker.CrossThinkQARuleRewardWorker": "crossthinkqa",
+        "ifeval_rule_reward_worker.GeneralRuleRewardWorker": "ifeval",
+        "code_sandbox_reward_worker.CodeSandboxRewardWorker": "code_sandbox",
+        "multiple_choice_boxed_rule_reward_worker.MultipleChoiceBoxedRuleRewardWorker": "multiple_choice_boxed",
+    }.items()
+}
 """Verifier of each of ROLL's reward classes."""
+CODE_SECONDS = 360.0
+"""Time that ROLL gives to all tests of a response."""
 ADDITIONAL_PROMPTS, LOW, HIGH, MASK = (
     *("is_use_additional_prompts", "difficulty_low_threshold", "difficulty_high_threshold"),
     "difficulty_mask",
@@ -33,7 +47,10 @@ def rewards_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set the domains with their verifiers, and the prompts that are left out of training by their rewards."""
     names = domain_names(values)
     if names == (DEFAULT_DOMAIN,) and set(values[SHARES] or names) == set(names):
-        native.set("reward.kind", "math", f"rewards.{DEFAULT_DOMAIN}.worker_cls")
+        section, verifier = f"rewards.{DEFAULT_DOMAIN}", _verifier(values, DEFAULT_DOMAIN, native)
+        native.set("reward.kind", verifier["kind"], f"{section}.worker_cls")
+        options = (f"{section}.{key}" for key in VERIFIER_OPTIONS)
+        native.set("reward.function_arguments", verifier.get("arguments", {}), *options)
     else:
         _domains_to_native(values, names, native)
     processes = {f"rewards.{name}.world_size": values[f"rewards.{name}.world_size"] for name in names}
@@ -65,9 +82,24 @@ def _domains_to_native(values: ForeignValues, names: Sequence[str], native: Nati
     }
     native.set("data.domains", domains, SHARES, *tags.values())
     native.set("data.source_key", values[TAG], TAG)
-    classes = {name: f"rewards.{name}.worker_cls" for name in names}
-    verifiers = {name: {"kind": VERIFIERS.get(values[key], "math")} for name, key in classes.items()}
-    native.set("reward.verifiers", verifiers, *classes.values())
+    verifiers = {name: _verifier(values, name, native) for name in names}
+    keys = (f"rewards.{name}.{key}" for name in names for key in ("worker_cls", *VERIFIER_OPTIONS))
+    native.set("reward.verifiers", verifiers, *keys)
+
+
+def _verifier(values: ForeignValues, name: str, native: NativeBuilder) -> dict[str, Any]:
+    """Return the verifier of a domain with its options."""
+    section = f"rewards.{name}"
+    kind = VERIFIERS.get(values[f"{section}.worker_cls"], "math_rule")
+    if kind == "code_sandbox":
+        native.set("reward.timeout_seconds", CODE_SECONDS, f"{section}.worker_cls")
+        if not values[f"{section}.use_local"]:
+            native.require(f"{section}.use_local", Capability.REWARD_WORKERS)
+    if kind != "crossthinkqa":
+        return {"kind": kind}
+    style, coefficient = (values[f"{section}.{key}"] for key in VERIFIER_OPTIONS)
+    length = {"length_coefficient": coefficient, "padded_length": max_response(values)[0]} if coefficient else {}
+    return {"kind": kind, "arguments": {"reward_type": style or "soft", **length}}
 
 
 def _filter_to_native(values: ForeignValues, name: str, native: NativeBuilder) -> tuple[Any, ...]:

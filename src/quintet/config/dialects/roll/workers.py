@@ -243,3 +243,11 @@ def _format_devices(devices: tuple[int, ...]) -> str | None:
         return None
     is_range = devices == tuple(range(devices[0], devices[-1] + 1))
     return f"list(range({devices[0]},{devices[-1] + 1}))" if is_range else str(list(devices))
+
+
+def max_response(values: ForeignValues) -> tuple[int, tuple[str, ...]]:
+    """Return the maximum response length and the keys from which it follows."""
+    if values["sequence_length"] is not None:
+        return values["sequence_length"] - values["prompt_length"], ("sequence_length", "prompt_length")
+    lengths = ("response_length", "actor_infer.generating_args.max_new_tokens")
+    return min(values[length] for length in lengths if values[length] is not None), lengths
