@@ -71,6 +71,7 @@ def test_puzzle_sources_name_their_generator() -> None:
 
 def test_only_verifiers_that_start_processes_are_unconfined() -> None:
     assert not chosen("codeforces").process_kind.confined
+    assert not chosen("KodCode", "code_sandbox").process_kind.confined
     assert all(
         chosen(source.replace("*", "x")).process_kind.confined for source, name in SOURCES.items() if name != "code"
     )
