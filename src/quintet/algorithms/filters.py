@@ -53,8 +53,8 @@ def drops_groups_without_signal(config: AlgorithmConfig) -> bool:
     """Return whether groups with equal rewards are left out: only if they give no gradient by any other term."""
     advantage = config.advantage
     is_relative = advantage.zero_for_equal_rewards and not advantage.whiten and not config.loss.needs_teacher
-    kl_in_reward = config.kl is not None and config.kl.apply_to == "reward"
-    return config.drop_groups_without_signal and is_relative and not kl_in_reward and not config.shaping.length_penalty
+    has_penalty = config.kl_in_reward is not None or config.shaping.length_penalty
+    return config.drop_groups_without_signal and is_relative and not has_penalty
 
 
 def _between(means: Tensor, minimum: float | None, maximum: float | None) -> Tensor:

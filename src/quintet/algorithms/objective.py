@@ -79,7 +79,7 @@ class PolicyObjective:
     @property
     def divergence(self) -> KlConfig | None:
         """Config of the KL divergence if it is a term of the loss."""
-        return self.config.kl if self.config.kl and self.config.kl.apply_to == "loss" else None
+        return self.config.kl_in_loss
 
     @property
     def full_divergence(self) -> KlConfig | None:

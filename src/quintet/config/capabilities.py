@@ -44,7 +44,6 @@ class Capability(StrEnum):
     REWARD_MANAGERS = "reward managers from user code"
     TEACHER_ENGINES = "distillation from teachers behind engines"
     RESAMPLING = "resampling of responses by their quality (PF-PPO)"
-    TWO_KL_TERMS = "a KL divergence in the rewards and another in the loss"
     ASYNC_TRAINERS = "dynamic scheduling and several epochs of verl's asynchronous trainers"
     PROFILING = "profiles of training steps"
     METRIC_SERVICES = "metrics of engines for Prometheus, and traces of rollouts"

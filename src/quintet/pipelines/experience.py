@@ -124,8 +124,9 @@ def add_reference_log_probs(components: Components, batch: Batch, step: int) -> 
     if reference is None:
         return batch
     batch = replace(batch, ref_logprobs=reference.compute_log_probs(batch))
-    if kl and kl.apply_to == "reward" and kl.estimator == "full":
-        divergence = learners.actor.scorer.compute_divergence(batch, reference, swapped=kl.swapped)
+    penalty = components.config.algorithm.kl_in_reward
+    if penalty and penalty.estimator == "full":
+        divergence = learners.actor.scorer.compute_divergence(batch, reference, swapped=penalty.swapped)
         batch = replace(batch, divergence=divergence)
     return batch
 
@@ -134,7 +135,7 @@ def add_advantages(batch: Batch, config: Experiment, kl: KlControl | None = None
     """Add advantages and returns; also return the metrics of rewards and groups.
 
     Trajectories that `algorithm.filter` rejects by their reward are removed. Then rewards are shaped, and the KL
-    penalty is subtracted if it belongs to the reward. Groups with equal rewards are left out of the update with
+    penalty `kl` is subtracted. Groups with equal rewards are left out of the update with
     `algorithm.drop_groups_without_signal`, if nothing other than their rewards could give a gradient.
     """
     algorithm = config.algorithm
@@ -146,7 +147,7 @@ def add_advantages(batch: Batch, config: Experiment, kl: KlControl | None = None
         metrics["training/groups_kept"] = _share_of_groups(batch, accepted)
         batch = select_trajectories(batch, accepted)
     batch = map_domains(batch, lambda part: shape_rewards(part, algorithm.shaping, config.max_episode_tokens))
-    if kl and kl.config.apply_to == "reward":
+    if kl is not None:
         batch, penalty = _subtract_kl(batch, kl)
         metrics |= penalty
     if algorithm.mask_truncated:

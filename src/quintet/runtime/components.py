@@ -59,6 +59,7 @@ class Components:
     """Chat format of multi-turn episodes; None if prompts are answered."""
     prompts: PromptDataset | None = None
     kl: KlControl | None = None
+    """Coefficient of the KL divergence in the rewards, if there is one."""
     async_rollout: AsyncRollout | None = None
     """Collects episodes that may outlast their step; None if every step waits for its own."""
     group_channel: Channel[list[Trajectory]] | None = None
@@ -98,7 +99,8 @@ def build_components(
         envs = _single_turn_loop(config, engines, tokenizer, learners, prompts, policy)
     start_states = prompts or build_start_states(config)
     schedules = OptimizerSchedules(config)
-    kl = KlControl.from_config(config.algorithm.kl) if config.algorithm.kl else None
+    penalty = config.algorithm.kl_in_reward
+    kl = None if penalty is None else KlControl.from_config(penalty)
     async_rollout = _build_async_rollout(config, envs, start_states, weight_sync)
     tokenizer_files, groups = TokenizerFiles(tokenizer), config.placement.rollout.channel
     return Components(

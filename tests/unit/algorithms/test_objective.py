@@ -89,6 +89,7 @@ def test_the_divergence_is_a_term_of_the_loss(batch: Batch) -> None:
     assert swapped["actor/kl_loss"] == pytest.approx(-expected)
     _, rewarded = told(replace(batch, ref_logprobs=reference), kl={**kl, "apply_to": "reward"})
     assert "actor/kl_loss" not in rewarded
+    assert told(replace(batch, ref_logprobs=reference), kl=kl, reward_kl={"coefficient": 9.0}) == (loss, metrics)
 
 
 def test_stopping_needs_a_bound() -> None:

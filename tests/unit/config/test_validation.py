@@ -93,6 +93,7 @@ NEEDED = {
         "env.name=prompts",
         "data.train_files=[x.jsonl]",
     ],
+    "algorithm.reward_kl.": ["algorithm.kl={}"],
     "rollout.state_reward.": ["rollout.thoughts=grounding_worldmodeling"],
     "rollout.state_reward.judge.": [
         "rollout.state_reward.scorer=judge",

@@ -85,6 +85,21 @@ def test_the_kl_penalty_is_subtracted_after_filtering() -> None:
     assert found["critic/rewards/mean"] == pytest.approx((-0.8 - 0.6 + 10.0 - 0.8 + 1.0 + 1.0) / 6 - 1.0)
 
 
+def test_a_penalty_beside_a_divergence_in_the_loss_has_its_own_coefficient() -> None:
+    """By hand: k1 of one own token is logp - ref = 0.5, times 2; groups of equal rewards stay."""
+    words = ["algorithm.kl={coefficient: 9.0, estimator: k2}", "algorithm.reward_kl={coefficient: 2.0, target: 0.25}"]
+    run = load_experiment(None, [*words, "algorithm.advantage={name: raw}"]).experiment
+    assert run.algorithm.kl_in_reward is not None
+    control = KlControl.from_config(run.algorithm.kl_in_reward)
+    episodes = replace(EPISODES, ref_logprobs=torch.full((12,), -0.5) * EPISODES.loss_mask)
+    learnt, found = add_advantages(episodes, run, control)
+    assert learnt.advantages is not None
+    assert learnt.advantages[learnt.loss_mask].tolist() == pytest.approx([-1.8, -1.6, 9.0, -1.8, 0.0, 0.0])
+    assert found["actor/reward_kl_penalty_coeff"] == 2.0
+    # the divergence is twice the target: the coefficient grows by a fifth times six episodes of 10,000
+    assert control.coefficient == pytest.approx(2.0 * (1.0 + 0.2 * 6 / 10000))
+
+
 REJECTING = "algorithm.correction={level: null, reject: [{upper: 2.0}]}"
 
 

@@ -64,9 +64,10 @@ def _algorithm_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     if getattr(algorithm.advantage, "length_weight", False):
         key = "algorithm.advantage.length_weight"
         yield composed.problem(key, "is not possible with chunks of actions", f"{key}=false")
-    if algorithm.kl is not None and algorithm.kl.apply_to == "reward":
-        key = "algorithm.kl.apply_to"
-        yield composed.problem(key, "rewards belong to actions, not to tokens", f"{key}=loss")
+    if algorithm.kl_in_reward is not None:
+        key, remedy = ("kl.apply_to", "loss") if algorithm.reward_kl is None else ("reward_kl", "null")
+        key = f"algorithm.{key}"
+        yield composed.problem(key, "rewards belong to actions, not to tokens", f"{key}={remedy}")
     if algorithm.kl is not None and algorithm.kl.estimator == "full":
         key = "algorithm.kl.estimator"
         yield composed.problem(key, "needs the distribution over a vocabulary", f"{key}=k3")

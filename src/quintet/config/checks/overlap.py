@@ -76,8 +76,10 @@ def _policy_obstacles(config: Experiment) -> Iterator[Obstacle]:
     if kl is not None and kl.refresh_every_steps:
         key = "algorithm.kl.refresh_every_steps"
         yield key, "the reference is renewed before the first update of the step", f"{key}=0"
-    if kl is not None and kl.apply_to == "reward" and (kl.target is not None or kl.estimator == "full"):
-        yield "algorithm.kl.apply_to", "this penalty is computed over the whole step", None
+    penalty = algorithm.kl_in_reward
+    if penalty is not None and (penalty.target is not None or penalty.estimator == "full"):
+        key = "algorithm.kl.apply_to" if algorithm.reward_kl is None else "algorithm.reward_kl.target"
+        yield key, "this penalty is computed over the whole step", None
 
 
 def _log_prob_obstacles(config: Experiment) -> Iterator[Obstacle]:

@@ -38,6 +38,19 @@ class KlConfig(Section):
             yield "`target` needs a reward penalty", "apply_to=reward", "target=null"
 
 
+class RewardKlConfig(Section):
+    """Second KL divergence from the reference policy, subtracted from the reward of each token."""
+
+    coefficient: NonNegative = 0.001
+    """Weight of the divergence."""
+    estimator: Literal["k1", "abs", "k2", "k3", "k1+", "abs+", "k3+"] = "k1"
+    """Estimator from the sampled tokens."""
+    target: PositiveFloat | None = None
+    """Target divergence, nats, of an adaptive coefficient; null keeps the coefficient fixed."""
+    horizon: PositiveInt = 10000
+    """Episodes over which the coefficient adapts."""
+
+
 class ShapingConfig(Section):
     """Transformations of episode rewards before advantages are computed, in this order."""
 
@@ -136,6 +149,8 @@ class AlgorithmConfig(Section):
     """Weight of the entropy bonus."""
     kl: KlConfig | None = None
     """KL divergence from a reference; null uses no reference."""
+    reward_kl: RewardKlConfig | None = None
+    """Second KL divergence, in the rewards, beside `kl` in the loss; null for none."""
     correction: CorrectionConfig | None = None
     """Rollout correction; null trusts the log-probs of the engine. Needs `rollout.recompute_logprobs`."""
     aggregation: Literal[
@@ -183,7 +198,22 @@ class AlgorithmConfig(Section):
     """Episodes to whose last reward `gae` adds the discounted value of their last observation, with `env.auto_reset`:
     those that were truncated, or all that ended."""
 
+    @property
+    def kl_in_loss(self) -> KlConfig | None:
+        """KL divergence that is added to the loss."""
+        return self.kl if self.kl is not None and self.kl.apply_to == "loss" else None
+
+    @property
+    def kl_in_reward(self) -> KlConfig | None:
+        """KL divergence that is subtracted from the rewards: `reward_kl`, or `kl` if it applies to them."""
+        if self.reward_kl is not None:
+            return KlConfig(apply_to="reward", **self.reward_kl.model_dump())
+        return self.kl if self.kl is not None and self.kl.apply_to == "reward" else None
+
     def conflicts(self) -> Iterator[tuple[str, ...]]:
+        if self.reward_kl is not None and self.kl_in_loss is None:
+            problem = "`reward_kl` is a second divergence, beside one in the loss; `kl.apply_to` is for a single one"
+            yield problem, "kl.apply_to=loss", "reward_kl=null"
         if self.level == "chunk" and self.reward_level == "action":
             problem = "the one ratio of a chunk cannot have an advantage for each action: `level` is chunk"
             yield problem, "level=action", "reward_level=chunk"

@@ -82,11 +82,13 @@ def _warmup(planned: PlannedRun) -> Iterator[str]:
 
 
 def _divergence(planned: PlannedRun) -> Iterator[str]:
-    kl = planned.config.algorithm.kl
-    if kl is not None and kl.coefficient == 0 and kl.target is None:
+    algorithm, kl = planned.config.algorithm, planned.config.algorithm.kl
+    terms = [term for term in (algorithm.kl_in_loss, algorithm.kl_in_reward) if term is not None]
+    if kl is not None and all(term.coefficient == 0 and term.target is None for term in terms):
         setting, use = planned.setting("algorithm.kl.coefficient"), planned.memory.active.get("reference")
         cost = f", {format_bytes(use.weights)}" if use else ""
-        yield f"{setting} has no effect, and a reference model is loaded for it{cost}: set algorithm.kl=null"
+        remedy = " and ".join(f"algorithm.{key}=null" for key in ("kl", "reward_kl") if getattr(algorithm, key))
+        yield f"{setting} has no effect, and a reference model is loaded for it{cost}: set {remedy}"
 
 
 def _overlap(planned: PlannedRun) -> Iterator[str]:

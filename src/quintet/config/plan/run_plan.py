@@ -222,12 +222,14 @@ def _env(env: RunEnv, config: Experiment) -> str:
 
 
 def _algorithm(config: Experiment) -> str:
-    kl, advantage, loss = config.algorithm.kl, config.algorithm.advantage, config.algorithm.loss.model_dump()
+    advantage, loss = config.algorithm.advantage, config.algorithm.loss.model_dump()
     clip = loss.get("function", loss["name"])
     if loss["name"] in CLIPPED_RATIO:
         clip += f" clipped to {1 - loss['clip_low']:g} … {1 + loss['clip_high']:g}"
     estimator = getattr(advantage, "function", advantage.name)
-    kl_term = f"KL ({kl.estimator}) × {kl.coefficient:g} in the {kl.apply_to}" if kl else "no KL"
+    terms = [term for term in (config.algorithm.kl_in_loss, config.algorithm.kl_in_reward) if term is not None]
+    kl = [f"KL ({term.estimator}) × {term.coefficient:g} in the {term.apply_to}" for term in terms]
+    kl_term = ", ".join(kl or ["no KL"])
     return f"{estimator}, {clip}, {kl_term}, learning rate {config.actor.optimizer.learning_rate:g}"
 
 

@@ -111,10 +111,6 @@ RAGEN = [
     [*AGENTS, f"{R}.max_model_len=400"],
     [*AGENTS, "critic.ppo_mini_batch_size=16"],
     [*AGENTS, "algorithm.bi_level_gae=true", "algorithm.adv_estimator=grpo"],
-    [
-        *(*AGENTS, "algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.kl_coef=0.1"),
-        *(f"{A}.use_kl_loss=true", f"{A}.kl_loss_coef=0.1"),
-    ],
     [*AGENTS, f"{TRAINED}.tags=[]"],
     [*AGENTS, f"{TRAINED}.n_groups=[4]"],
 ]
@@ -149,7 +145,6 @@ RLINF = [
     ["actor.optim.lr=0.1", "actor.lr_sched.max_lr=0.2"],
     ["actor.optim.lr=0.1", "actor.optim.min_lr=0.2"],
     ["algorithm.importance_sampling_fix=true", "rollout.recompute_logprobs=false"],
-    ["algorithm.adv_type=reinpp", "algorithm.reinpp_kl_beta=0.1", "algorithm.kl_beta=0.1"],
     ["algorithm.adv_type=reinpp", "algorithm.use_reinpp_baseline=true", "algorithm.group_size=1"],
     # Megatron
     ["actor.model.megatron_checkpoint=x"],
@@ -204,7 +199,6 @@ FOUR = [f"{name}.device_mapping=list(range(0,4))" for name in ("actor_train", "a
 FSDP = ["actor_train.strategy_args.strategy_name=fsdp2_train", "reference.strategy_args.strategy_name=fsdp2_infer"]
 CRITICS = ["adv_estimator=gae", "critic.strategy_args.strategy_name=fsdp2_train"]
 ROLL = [
-    ["use_kl_loss=true", "add_token_level_kl=true"],
     ["actor_train.worker_cls=roll.pipeline.agentic.agentic_actor_pg_worker.ActorWorker"],
     ["importance_sampling=seq", "actor_train.pg_variant=topr"],
     ["actor_train.device_mapping=x"],

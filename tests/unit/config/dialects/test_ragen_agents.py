@@ -15,6 +15,7 @@ from quintet.config.dialects.composition.foreign_config import compose_config
 from quintet.config.dialects.loader import convert
 from quintet.config.dialects.registry import DIALECTS
 from quintet.config.dotted import flatten, set_value
+from quintet.config.native.algorithm import KlConfig
 from quintet.config.translate import translate
 from quintet.errors import ConfigError
 
@@ -342,6 +343,14 @@ def test_tags_are_mixed_by_their_groups(tmp_path: Path) -> None:
     }
 
 
+def test_both_kl_terms_have_their_own_coefficients(tmp_path: Path) -> None:
+    words = (*IN_LOSS, *ADAPTIVE, f"{ACTOR}.kl_loss_coef=0.1", "algorithm.kl_ctrl={type: adaptive, kl_coef: 0.3}")
+    algorithm = load(tmp_path, *words, "algorithm.kl_penalty=abs").experiment.algorithm
+    assert algorithm.kl == KlConfig(apply_to="loss", coefficient=0.1, estimator="k1")
+    assert algorithm.reward_kl is not None
+    assert (algorithm.reward_kl.coefficient, algorithm.reward_kl.estimator) == (0.3, "abs")
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -354,7 +363,6 @@ def test_tags_are_mixed_by_their_groups(tmp_path: Path) -> None:
         (["ppo_mini_batch_size=64"], ("ppo_mini_batch_size = 64", "keeps 32 episodes", "rollout_filter_ratio=1")),
         (["actor_rollout_ref.rollout.rollout_filter_ratio=0.1"], ("keeps none", "env_groups = 8")),
         ([*GRPO, "algorithm.bi_level_gae=true"], ("bi_level_gae = true", "needs the estimator gae")),
-        ([*IN_LOSS, *IN_REWARD], ("use_kl_in_reward = true", "already counts in the loss")),
         (["custom_envs.SimpleSokoban.env_config.size=4"], ("env_config.size = 4", "sokoban has no such option")),
         (["actor_rollout_ref.rollout.max_model_len=400"], ("leaves no tokens for the prompt",)),
         (["agent_proxy.max_turns=3"], ("agent_proxy.max_turns", "did you mean agent_proxy.max_turn?")),

@@ -9,6 +9,7 @@ import pytest
 from foreign import changed, converted, natively, translated
 
 from quintet.config.dialects.ledger import load_keys
+from quintet.config.native.algorithm import KlConfig, RewardKlConfig
 from quintet.errors import ConfigError
 
 MATH: dict[str, Any] = {"runner": {"task_type": "math"}, "rollout": {"model": {"model_path": "some/model"}}}
@@ -86,15 +87,20 @@ def test_a_penalty_comes_off_after_the_groups_mean(tmp_path: Path, how: dict[str
     assert translated(found, "rlinf").lost == {}
 
 
+def test_a_penalty_beside_a_term_of_the_loss_has_its_own_coefficient(tmp_path: Path) -> None:
+    changes = {"algorithm.reinpp_kl_beta": 0.01, "algorithm.kl_beta": 0.1, "algorithm.kl_penalty_type": "mse"}
+    found = converted(tmp_path, "rlinf", changed(MATH, {**REINPP, **changes}))
+    algorithm = found.composed.experiment.algorithm
+    assert algorithm.kl == KlConfig(apply_to="loss", estimator="k2", coefficient=0.1)
+    assert algorithm.reward_kl == RewardKlConfig(estimator="k2", coefficient=0.01)
+    assert translated(found, "rlinf").lost == {}
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"reward.use_reward_model": True}, ("use_reward_model = true", "needs reward.model.model_path")),
         ({**FIXED, "rollout.recompute_logprobs": False}, ("importance_sampling_fix", "recompute_logprobs = false")),
-        (
-            {**REINPP, "algorithm.reinpp_kl_beta": 0.1, "algorithm.kl_beta": 0.1},
-            ("reinpp_kl_beta = 0.1", "kl_beta = 0.1", ", or "),
-        ),
         (
             {**REINPP, "algorithm.use_reinpp_baseline": True, "algorithm.group_size": 1},
             ("use_reinpp_baseline", "group_size = 1", "group_size=2"),

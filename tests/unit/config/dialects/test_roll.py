@@ -27,6 +27,7 @@ from test_roll_keys import (
 from quintet.config.dialects.composition.foreign_config import config_from_tree
 from quintet.config.dialects.loader import load_config
 from quintet.config.dialects.registry import DIALECTS
+from quintet.config.native.algorithm import KlConfig, RewardKlConfig
 from quintet.errors import ConfigError
 
 EXAMPLES = sorted((Path(__file__).parents[4] / "examples" / "roll").glob("*.yaml"))
@@ -92,7 +93,6 @@ def test_experts_dont_change_the_sequences_of_an_update_and_other_splits_do(tmp_
         ),
         ({"critic.data_args.template": "qwen3"}, ("critic.data_args.template", "policy's data")),
         ({"reference.strategy_args.strategy_config.context_parallel_size": 32}, ("reference.device_mapping", "32")),
-        ({**PENALTY, **TERM}, ("use_kl_loss = true", "add_token_level_kl = true", ", or ")),
         ({"importance_sampling": "seq", VARIANT: "cispo"}, (f"{VARIANT} = 'cispo'", "importance_sampling = 'seq'")),
         (
             {"actor_train.worker_cls": PG_WORKER},
@@ -258,6 +258,14 @@ def test_a_penalty_makes_a_reference_without_a_section_for_one(tmp_path: Path) -
     kl = roll(tmp_path, {**TERM, "kl_loss_coef": 0.1}).composed.experiment.algorithm.kl
     assert kl is not None
     assert (kl.apply_to, kl.estimator, kl.coefficient) == ("loss", "k3", 0.1)
+
+
+def test_a_penalty_beside_a_term_of_the_loss_has_its_own_settings(tmp_path: Path) -> None:
+    found = roll(tmp_path, {**PENALTY, **TERM, "kl_loss_coef": 0.1, "kl_penalty": "mse", "target_kl": 0.05})
+    algorithm = found.composed.experiment.algorithm
+    assert algorithm.kl == KlConfig(apply_to="loss", estimator="k3", coefficient=0.1)
+    assert algorithm.reward_kl == RewardKlConfig(estimator="k2", coefficient=0.2, target=0.05)
+    assert translated(found, "roll").lost == {}
 
 
 def test_a_section_for_validation_draws_by_rolls_own_numbers(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from quintet.config.dialects.registry import DIALECTS
 from quintet.config.dialects.value_types import ValueType
 from quintet.config.dialects.verl.dialect import RELEASE_KEYS
 from quintet.config.dotted import flatten
+from quintet.config.native.algorithm import KlConfig, RewardKlConfig
 from quintet.errors import ConfigError
 
 PPO = {"actor_rollout_ref": {"model": {"path": "some/model"}}}
@@ -291,12 +292,17 @@ def test_of_two_spellings_the_one_counts_that_verl_reads(
     assert natively(found, f"actor.optimizer.{native}") == expected
 
 
-def test_both_kl_terms_wait_and_alone_each_counts(tmp_path: Path) -> None:
+@pytest.mark.proves("verl", "algorithm.use_kl_in_reward", f"{ACTOR}.use_kl_loss")
+def test_both_kl_terms_have_their_own_coefficients_and_alone_each_counts(tmp_path: Path) -> None:
     terms = {f"{ACTOR}.use_kl_loss": True, "algorithm.use_kl_in_reward": True}
-    found = converted(tmp_path, "verl", changed(PPO, terms))
-    (problem,) = found.unsupported
-    assert "a KL divergence in the rewards and another in the loss" in problem.message
-    assert natively(found, "algorithm.kl.apply_to") == "loss"
+    in_loss = {f"{ACTOR}.kl_loss_coef": 0.1, f"{ACTOR}.kl_loss_type": "k2"}
+    in_reward = {"algorithm.kl_penalty": "abs", "algorithm.kl_ctrl": {"kl_coef": 0.2, "type": "adaptive"}}
+    found = converted(tmp_path, "verl", changed(PPO, terms | in_loss | in_reward))
+    algorithm = found.composed.experiment.algorithm
+    assert not found.unsupported
+    assert algorithm.kl == KlConfig(apply_to="loss", coefficient=0.1, estimator="k2")
+    assert algorithm.reward_kl == RewardKlConfig(coefficient=0.2, estimator="abs", target=0.1, horizon=10000)
+    assert translated(found, "verl").lost == {}
     for key, place in zip(terms, ("loss", "reward"), strict=True):
         alone = converted(tmp_path, "verl", changed(PPO, {key: True}))
         assert (alone.unsupported, natively(alone, "algorithm.kl.apply_to")) == ((), place)

@@ -18,6 +18,7 @@ from quintet.config.dialects.ragen.custom_envs import (
 from quintet.config.dialects.ragen.key_values import format_devices, parse_devices
 from quintet.config.dialects.verl.batches import ACTOR, MODEL, ROLLOUT, StepSize, batch_problems
 from quintet.config.dialects.verl.critic import critic_defaults, critic_problems
+from quintet.config.dialects.verl.kl import KL_IN_LOSS, KL_IN_REWARD, kl_from_native, kl_to_native
 from quintet.config.dialects.verl.learners import learning_from_native, learning_to_native
 from quintet.config.dialects.verl.objective import objective_problems
 from quintet.config.dialects.verl.run_settings import run_from_native, run_problems, run_to_native
@@ -41,8 +42,7 @@ ESTIMATOR, BI_LEVEL, LENGTH_WEIGHT = "algorithm.adv_estimator", "algorithm.bi_le
 GAMMA, TURN_GAMMA, LAMBDA = (f"algorithm.{key}" for key in ("gamma", "high_level_gamma", "lam"))
 GROUPING, METHOD = (f"agent_proxy.reward_normalization.{key}" for key in ("grouping", "method"))
 TURN_SCORES = "agent_proxy.use_turn_scores"
-USE_REFERENCE, KL_IN_LOSS, KL_IN_REWARD = f"{ACTOR}.use_ref", f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"
-KL_CONTROL, KL_TARGET = "algorithm.kl_ctrl.type", "algorithm.kl_ctrl.target_kl"
+USE_REFERENCE = f"{ACTOR}.use_ref"
 DEVICES, DEVICES_PER_NODE = "system.CUDA_VISIBLE_DEVICES", "trainer.n_gpus_per_node"
 BETAS = {"actor": f"{ACTOR}.optim.betas", "critic": "critic.optim.betas"}
 LOWEST, HIGHEST = 1.0, 3.0
@@ -93,7 +93,7 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     total = values[GROUPS] * values[SAMPLES]
     episodes = f"episodes of a step, from {values.describe(GROUPS, SAMPLES)}"
     yield from values.divisor_problems(_mini_batch_key(values), total, episodes)
-    has_reference = bool(_kl_place(values))
+    has_reference = _has_kl_loss(values) or bool(values[KL_IN_REWARD])
     yield from batch_problems(values, _step_size(values), critic=_has_critic(values), reference=has_reference)
     yield from _filter_problems(values)
     yield from _algorithm_problems(values)
@@ -173,9 +173,6 @@ def _algorithm_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
         yield values.problem(CRITIC_MINI_BATCH, problem, f"leave {CRITIC_MINI_BATCH} out")
     if values[BI_LEVEL] and values[ESTIMATOR] != "gae":
         yield values.problem(BI_LEVEL, f"needs the estimator gae, not {values.describe(ESTIMATOR)}", f"{ESTIMATOR}=gae")
-    if _kl_place(values) == "both":
-        problem = f"the KL divergence already counts in the loss, by {values.describe(KL_IN_LOSS)}"
-        yield values.problem(KL_IN_REWARD, problem, f"{KL_IN_REWARD}=false, or {KL_IN_LOSS}=false")
 
 
 def _length_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
@@ -267,20 +264,13 @@ def _algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> None:
         )
 
 
-def _kl_place(values: ForeignValues) -> str:
-    """Return where the KL divergence counts: `loss`, `reward`, `both`, or an empty text."""
-    in_loss, in_reward = values[KL_IN_LOSS] and values[USE_REFERENCE], values[KL_IN_REWARD]
-    return "both" if in_loss and in_reward else "loss" if in_loss else "reward" if in_reward else ""
+def _has_kl_loss(values: ForeignValues) -> bool:
+    return bool(values[KL_IN_LOSS] and values[USE_REFERENCE])
 
 
 def _kl_to_native(values: ForeignValues, native: NativeBuilder) -> None:
-    place = _kl_place(values)
-    if not place:
-        native.set("algorithm.kl", None, KL_IN_LOSS, KL_IN_REWARD, USE_REFERENCE)
-        return
-    native.set("algorithm.kl.apply_to", place, KL_IN_LOSS, KL_IN_REWARD, USE_REFERENCE)
-    is_adaptive = place == "reward" and values[KL_CONTROL] == "adaptive"
-    native.set("algorithm.kl.target", values[KL_TARGET] if is_adaptive else None, KL_TARGET, KL_CONTROL)
+    in_loss, in_reward = _has_kl_loss(values), bool(values[KL_IN_REWARD])
+    kl_to_native(values, native, KL_IN_LOSS, KL_IN_REWARD, USE_REFERENCE, in_loss=in_loss, in_reward=in_reward)
 
 
 def from_native(foreign: ForeignBuilder) -> None:
@@ -302,7 +292,7 @@ def from_native(foreign: ForeignBuilder) -> None:
 
 def _algorithm_from_native(foreign: ForeignBuilder) -> None:
     algorithm = foreign.experiment.algorithm
-    name, shaping, kl = algorithm.advantage.name, algorithm.shaping, algorithm.kl
+    name, shaping = algorithm.advantage.name, algorithm.shaping
     foreign.set(BI_LEVEL, name == "bi_level_gae")
     foreign.set(ESTIMATOR, "gae" if name == "bi_level_gae" else "grpo" if name == "raw" else name)
     for option, key in (("gamma", GAMMA), ("lam", LAMBDA), ("turn_gamma", TURN_GAMMA)):
@@ -315,10 +305,7 @@ def _algorithm_from_native(foreign: ForeignBuilder) -> None:
         method = "identity"
     foreign.set(METHOD, method)
     foreign.set(GROUPING, "batch" if shaping.center == "batch" else "state")
-    foreign.set(KL_IN_REWARD, kl is not None and kl.apply_to == "reward")
-    if kl is not None and kl.target is not None:
-        foreign.set(KL_CONTROL, "adaptive")
-        foreign.set(KL_TARGET, kl.target)
+    kl_from_native(foreign)
 
 
 def agent_tree(envs: dict[str, Any]) -> dict[str, Any]:

@@ -116,9 +116,6 @@ def text_algorithm_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     if values[CORRECTION] and not values[RECOMPUTE]:
         problem = f"needs the learner's log-probs, and {values.describe(RECOMPUTE)}"
         yield values.problem(CORRECTION, problem, f"set {RECOMPUTE}=true")
-    if _penalizes_rewards(values) and values[KL_COEFFICIENT]:
-        problem = f"the KL divergence already counts in the loss: {values.describe(KL_COEFFICIENT)}"
-        yield values.problem(KL_REWARD_COEFFICIENT, problem, f"{KL_REWARD_COEFFICIENT}=0, or {KL_COEFFICIENT}=0")
     if _centers_rewards(values) and values[GROUP] < 2:
         problem = f"compares the responses to a prompt, and {values.describe(GROUP)}"
         yield values.problem(BASELINE, problem, f"nearest valid value: {GROUP}=2")
@@ -137,9 +134,12 @@ def text_algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> No
     if values[KL_COEFFICIENT]:
         native.set("algorithm.kl.apply_to", "loss")
     if penalizes:
-        coefficient = float(values[KL_REWARD_COEFFICIENT])
-        native.set("algorithm.kl", {"apply_to": "reward", "coefficient": coefficient}, KL_REWARD_COEFFICIENT)
-        native.set("algorithm.kl.estimator", values.native(KL_TYPE), KL_TYPE)
+        section = "algorithm.reward_kl"
+        if not values[KL_COEFFICIENT]:
+            section = "algorithm.kl"
+            native.set(section, {"apply_to": "reward"}, KL_REWARD_COEFFICIENT)
+        native.set(f"{section}.coefficient", float(values[KL_REWARD_COEFFICIENT]), KL_REWARD_COEFFICIENT)
+        native.set(f"{section}.estimator", values.native(KL_TYPE), KL_TYPE)
     if values[CORRECTION]:
         native.set("algorithm.correction.level", "token", CORRECTION)
         native.set("algorithm.correction.upper", float(values[CORRECTION_BOUND]), CORRECTION_BOUND)
@@ -150,9 +150,9 @@ def text_algorithm_from_native(foreign: ForeignBuilder) -> None:
     algorithm = foreign.experiment.algorithm
     newer_algorithm_from_native(foreign)
     foreign.apply((ENTROPY, KL))
-    if algorithm.kl is not None and algorithm.kl.apply_to == "reward":
-        foreign.set(KL_COEFFICIENT, 0.0)
-        foreign.set(KL_REWARD_COEFFICIENT, algorithm.kl.coefficient)
+    if (penalty := algorithm.kl_in_reward) is not None:
+        foreign.set(KL_COEFFICIENT, algorithm.kl_in_loss.coefficient if algorithm.kl_in_loss else 0.0)
+        foreign.set(KL_REWARD_COEFFICIENT, penalty.coefficient)
         is_plus_plus = algorithm.advantage.name == "reinforce_plus_plus"
         foreign.set(BASELINE, is_plus_plus and algorithm.shaping.center == "group")
     foreign.set(CORRECTION, foreign.native_value("algorithm.correction.level") == "token")

@@ -29,6 +29,8 @@ ESTIMATOR, RATIOS = "adv_estimator", "importance_sampling"
 VARIANT, WORKER_CLASS = f"{POLICY}pg_variant", f"{POLICY}worker_cls"
 CLIP, DUAL_CLIP, LOW_AND_HIGH = "pg_clip", "dual_clip_loss", "use_pg_clip_range"
 KL_IN_LOSS, KL_IN_REWARD, KL_COEFFICIENT = "use_kl_loss", "add_token_level_kl", "init_kl_coef"
+KL_LOSS_COEFFICIENT = "kl_loss_coef"
+PENALTY_KEYS = {"estimator": "kl_penalty", "target": "target_kl", "horizon": "kl_horizon"}
 WEIGHTS, WEIGHT_LEVEL, DETACH, FILTERS = (
     f"train_infer_correction.{name}"
     for name in ("is_weight.enabled", "is_weight.weight_type", "is_weight.detach", "filters")
@@ -70,9 +72,6 @@ def needs_reference(values: ForeignValues) -> bool:
 
 def algorithm_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield problems between keys of the algorithm."""
-    if values[KL_IN_LOSS] and values[KL_IN_REWARD]:
-        problem = f"the KL divergence already counts in the rewards: {values.describe(KL_IN_REWARD)}"
-        yield values.problem(KL_IN_LOSS, problem, f"{KL_IN_LOSS}=false, or {KL_IN_REWARD}=false")
     reads_variant = "pg_worker" in (values[WORKER_CLASS] or "")
     if reads_variant and values[VARIANT] is None:
         yield values.problem(WORKER_CLASS, f"needs {VARIANT}", f"{VARIANT}=vanilla")
@@ -180,17 +179,24 @@ def _loss_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 
 
 def kl_to_native(values: ForeignValues, native: NativeBuilder) -> None:
-    """Set the KL section of a run with a reference, except for keys of the ledger."""
+    """Set the KL sections of a run with a reference: in the loss, in the rewards, or only logged."""
     if values[KL_IN_LOSS]:
         native.set("algorithm.kl.apply_to", "loss", KL_IN_LOSS)
         native.set("algorithm.kl.estimator", "k3", KL_IN_LOSS)
-        return
-    native.set("algorithm.kl.apply_to", "reward", KL_IN_REWARD)
-    if values[KL_IN_REWARD]:
-        native.set("algorithm.kl.coefficient", float(values[KL_COEFFICIENT]), KL_COEFFICIENT, KL_IN_REWARD)
+        native.set("algorithm.kl.coefficient", float(values[KL_LOSS_COEFFICIENT]), KL_LOSS_COEFFICIENT)
     else:
+        native.set("algorithm.kl.apply_to", "reward", KL_IN_REWARD)
+    if values[KL_IN_REWARD]:
+        _penalty_to_native(values, native, "algorithm.reward_kl" if values[KL_IN_LOSS] else "algorithm.kl")
+    elif not values[KL_IN_LOSS]:
         native.set("algorithm.kl.estimator", "k1")
         native.set("algorithm.kl.coefficient", 0.0, KL_IN_REWARD)
+
+
+def _penalty_to_native(values: ForeignValues, native: NativeBuilder, section: str) -> None:
+    native.set(f"{section}.coefficient", float(values[KL_COEFFICIENT]), KL_COEFFICIENT, KL_IN_REWARD)
+    for field, key in PENALTY_KEYS.items():
+        native.set(f"{section}.{field}", values.native(key), key)
 
 
 def _correction_to_native(values: ForeignValues, native: NativeBuilder) -> None:
@@ -254,11 +260,15 @@ def _shortest(clip: float) -> float:
 
 
 def _kl_from_native(foreign: ForeignBuilder) -> None:
-    kl = foreign.experiment.algorithm.kl
-    if kl is not None:
-        foreign.set(KL_IN_LOSS, kl.apply_to == "loss")
-        foreign.set(KL_IN_REWARD, kl.apply_to == "reward" and kl.coefficient > 0)
-        foreign.set(KL_COEFFICIENT, kl.coefficient)
+    in_loss, in_reward = foreign.experiment.algorithm.kl_in_loss, foreign.experiment.algorithm.kl_in_reward
+    foreign.set(KL_IN_LOSS, in_loss is not None)
+    if in_loss is not None:
+        foreign.set(KL_LOSS_COEFFICIENT, in_loss.coefficient)
+    foreign.set(KL_IN_REWARD, in_reward is not None and in_reward.coefficient > 0)
+    if in_reward is not None:
+        foreign.set(KL_COEFFICIENT, in_reward.coefficient)
+        for field, key in PENALTY_KEYS.items():
+            foreign.set_native(key, getattr(in_reward, field))
 
 
 def _correction_from_native(foreign: ForeignBuilder) -> None:

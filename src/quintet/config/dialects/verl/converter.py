@@ -10,7 +10,7 @@ from quintet.config.dialects.algorithm_choice import ADVANTAGE, AlgorithmOptions
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import MiniBatches
 from quintet.config.dialects.supported_runs import require_single_env
-from quintet.config.dialects.verl.batches import ACTOR, ROLLOUT
+from quintet.config.dialects.verl.batches import ROLLOUT
 from quintet.config.dialects.verl.constraints import (
     ESTIMATOR,
     MINI_BATCH,
@@ -22,6 +22,7 @@ from quintet.config.dialects.verl.constraints import (
 )
 from quintet.config.dialects.verl.critic import critic_defaults
 from quintet.config.dialects.verl.dialect import OUTPUT_PATH
+from quintet.config.dialects.verl.kl import KL_IN_LOSS, KL_IN_REWARD, kl_from_native, kl_to_native
 from quintet.config.dialects.verl.learners import STEPS, learning_from_native, learning_to_native, policy_tree
 from quintet.config.dialects.verl.release import workers_to_native
 from quintet.config.dialects.verl.run_settings import (
@@ -47,8 +48,6 @@ from quintet.config.native.training import TrainingConfig
 from quintet.config.problems import ConfigProblem
 from quintet.errors import ConfigError, UnsupportedRunError
 
-KL_IN_LOSS, KL_IN_REWARD = f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"
-KL_TARGET, KL_CONTROL = "algorithm.kl_ctrl.target_kl", "algorithm.kl_ctrl.type"
 RULES = (
     *DATA_RULES,
     MiniBatches(MINI_BATCH, (PROMPTS,), ("training.groups_per_step",)),
@@ -110,7 +109,8 @@ def _ppo_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     workers_to_native(values, native)
     rewards_to_native(values, native)
     _steps_to_native(values, native)
-    _kl_to_native(values, native)
+    in_loss, in_reward = bool(values[KL_IN_LOSS]), bool(values[KL_IN_REWARD])
+    kl_to_native(values, native, KL_IN_LOSS, KL_IN_REWARD, in_loss=in_loss, in_reward=in_reward)
     learning_to_native(values, native)
     for name in ("prompt", "response"):
         engine, data = f"{ROLLOUT}.{name}_length", f"data.max_{name}_length"
@@ -140,17 +140,6 @@ def _steps_to_native(values: ForeignValues, native: NativeBuilder) -> None:
         return
     native.set("data.epochs", values[epochs], epochs)
     native.set("data.max_steps", values[STEPS] if is_limited else None, STEPS)
-
-
-def _kl_to_native(values: ForeignValues, native: NativeBuilder) -> None:
-    """Set where the KL divergence counts; its coefficient and estimator are direct keys."""
-    if not (values[KL_IN_LOSS] or values[KL_IN_REWARD]):
-        native.set("algorithm.kl", None, KL_IN_LOSS, KL_IN_REWARD)
-        return
-    # both at once are refused before a run, by the ledger; a plan counts the one in the loss
-    native.set("algorithm.kl.apply_to", "loss" if values[KL_IN_LOSS] else "reward", KL_IN_LOSS, KL_IN_REWARD)
-    is_adaptive = not values[KL_IN_LOSS] and values[KL_CONTROL] == "adaptive"
-    native.set("algorithm.kl.target", values[KL_TARGET] if is_adaptive else None, KL_TARGET, KL_CONTROL)
 
 
 def base_tree(experiment: Experiment) -> dict[str, Any]:
@@ -185,13 +174,10 @@ def from_native(foreign: ForeignBuilder) -> None:
 
 
 def _ppo_from_native(foreign: ForeignBuilder) -> None:
-    run, kl = foreign.experiment, foreign.experiment.algorithm.kl
+    run = foreign.experiment
     learning_from_native(foreign)
     export_name(foreign, ADVANTAGE, ESTIMATOR)
-    foreign.set(KL_IN_REWARD, kl is not None and kl.apply_to == "reward")
-    if kl and kl.target is not None:
-        foreign.set(KL_CONTROL, "adaptive")
-        foreign.set(KL_TARGET, kl.target)
+    kl_from_native(foreign)
     foreign.apply(RULES)
     if run.data and run.data.epochs and run.training.steps == TrainingConfig().steps:
         foreign.set("trainer.total_epochs", run.data.epochs)

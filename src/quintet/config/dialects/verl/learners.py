@@ -102,7 +102,7 @@ def learning_from_native(foreign: ForeignBuilder) -> None:
     foreign.set(DTYPE, rollout.engine_options.dtype or run.policy.dtype)
     arguments_from_native(foreign, {engine: f"{ROLLOUT}.engine_kwargs.{engine}" for engine in ("vllm", "sglang")})
     foreign.set(PARTIAL, rollout.partial or not rollout.async_ratio)
-    foreign.set(f"{ACTOR}.use_kl_loss", run.algorithm.kl is not None and run.algorithm.kl.apply_to == "loss")
+    foreign.set(f"{ACTOR}.use_kl_loss", run.algorithm.kl_in_loss is not None)
     objective_from_native(foreign)
     for learner, section in OPTIMIZERS.items():
         optimizer = foreign.native_value(f"{learner}.optimizer")
