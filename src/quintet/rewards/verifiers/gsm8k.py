@@ -10,12 +10,15 @@ from quintet.rewards.answer_extraction import find_numbers
 from quintet.rewards.score import WRONG, Score, accepted_answers, binary_score
 
 MARKED = re.compile(r"#### (-?[0-9.,]+)")
+READ_CHARACTERS = 300
+"""Characters at the end of a response that verl's scorer reads."""
 
 
 def verify_strict(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
-    """Compare the first `#### <number>`; a text without one is wrong, which also rewards the format."""
-    marked = MARKED.search(text)
-    return Score(WRONG) if marked is None else _compare(_bare(marked[1]), ground_truth)
+    """Compare the last `#### <number>` of the last 300 characters; a text without one is wrong, which also rewards the
+    format."""
+    marked = MARKED.findall(text[-READ_CHARACTERS:])
+    return _compare(_bare(marked[-1]), ground_truth) if marked else Score(WRONG)
 
 
 def verify_flexible(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:

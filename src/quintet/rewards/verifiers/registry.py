@@ -26,7 +26,7 @@ VERIFIERS.add(
     config=MathRuleOptions,
     requires=_MATH,
 )
-VERIFIERS.add("gsm8k", f"{_HOME}.gsm8k:verify_strict", help="same number after the first `####`")
+VERIFIERS.add("gsm8k", f"{_HOME}.gsm8k:verify_strict", help="same number after the last `####`")
 VERIFIERS.add("gsm8k_flexible", f"{_HOME}.gsm8k:verify_flexible", help="same number, last in the text")
 VERIFIERS.add("choice", f"{_HOME}.choice:verify", help="letter of a multiple choice")
 VERIFIERS.add(
