@@ -123,6 +123,12 @@ class PromptRow:
     """Further fields for the reward function."""
     response: str | None = None
     """Demonstrated response, if the row has one."""
+    agent_loop: str | None = None
+    """How it is answered, `single_turn_agent` or `tool_agent`; None calls tools if there are any."""
+
+    @property
+    def may_call_tools(self) -> bool:
+        return self.agent_loop != "single_turn_agent"
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ actor_rollout_ref:
     dtype: float32
     tensor_model_parallel_size: 1
     log_prob_micro_batch_size_per_gpu: 8
+    agent: {default_agent_loop: tool_agent}
     multi_turn: {enable: true, max_assistant_turns: 2, tool_config_path: tools.yaml}
 algorithm: {adv_estimator: grpo}
 trainer: {total_training_steps: 2, n_gpus_per_node: 1, logger: [console], default_local_dir: runs/verl, test_freq: 2}

@@ -34,7 +34,7 @@ class Capability(StrEnum):
     SHARDING_GROUPS = "sharding groups smaller than the groups of devices that share a sequence"
     ENGINE_FEATURES = "engines with expert or data parallelism, or separate prefill"
     TOOLS = "further tools and formats of tool calls, and simulated users"
-    AGENT_LOOPS = "agent loops by name"
+    AGENT_LOOPS = "agent loops and engine servers from user code"
     CHAT_TEMPLATES = "chat templates and their arguments in the configuration"
     MEDIA = "videos, audio and image folders in prompts"
     SAMPLERS = "user classes that select or generate prompts"

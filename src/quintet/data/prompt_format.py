@@ -95,7 +95,11 @@ class PromptFormat:
     def _render(self, prompt_row: PromptRow, messages: Sequence[Message]) -> str:
         try:
             text = render_chat_template(
-                self._tokenizer, messages, self._template, add_generation_prompt=True, variables=self._variables
+                self._tokenizer,
+                messages,
+                self._template,
+                add_generation_prompt=True,
+                variables=self._variables if prompt_row.may_call_tools else {},
             )
         except TemplateRenderingError as error:
             message = f"{KEY}: the chat template cannot be applied to row {prompt_row.id}: {error}"

@@ -156,6 +156,7 @@ class PromptRows:
             tools=tools,
         )
         self._has_images = config.image_key is not None
+        self._has_tools = bool(tools)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -163,9 +164,13 @@ class PromptRows:
     def __getitem__(self, number: int) -> PromptRow:
         """
         Raises:
-            ConfigError: the row cannot be read, or a column is missing.
+            ConfigError: the row cannot be read, a column is missing, or it needs tools and there are none.
         """
-        return self._reader.read(self._rows[number], number, self._rows.describe_row(number))
+        place = self._rows.describe_row(number)
+        prompt_row = self._reader.read(self._rows[number], number, place)
+        if prompt_row.agent_loop == "tool_agent" and not self._has_tools:
+            raise _missing_tools(place)
+        return prompt_row
 
     def domain(self, number: int) -> str | None:
         """Return the domain of a row, None if it belongs to none."""
@@ -199,3 +204,10 @@ class PromptRows:
         """Return the number of tokens of a row's untruncated prompt."""
         place = self._rows.describe_row(number)
         return len(self._prompt_format.untruncated_tokens(self[number], place, self.images(number)))
+
+
+def _missing_tools(place: str) -> ConfigError:
+    key = "data.agent_loop_key"
+    message = f"{key}: {place} is for tool_agent, and the run has no tools (rollout.tool_calls)"
+    hint = f"name the tools in rollout.tool_calls, or set {key}=null to answer each prompt with one response"
+    return ConfigError(message, key=key, source=place, hint=hint)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from quintet.config.capabilities import Capability
 from quintet.config.native.data import DataConfig
 from quintet.data.row_images import KEY as IMAGE_KEY
 from quintet.data.row_images import RowImage, image_error, row_images, with_placeholders
@@ -25,6 +26,7 @@ RESPONSE_COLUMNS = ("response", "answer", "solution")
 DEFAULT_IMAGE_COLUMN: Final = "images"
 """verl's `data.image_key`, which is also set for files of text."""
 DEFAULT_TRUTH_COLUMN: str = DataConfig.model_fields["truth_key"].default
+AGENT_LOOPS = ("single_turn_agent", "tool_agent")
 MISSING = object()
 
 
@@ -48,6 +50,7 @@ class RowReader:
             ground_truth=self._truth(row, row_name),
             extra=self._extra(row),
             response=self._response(row, row_name) or response,
+            agent_loop=self._agent_loop(row, row_name),
         )
 
     def images(self, row: Mapping[str, Any], row_name: str, directory: Path) -> tuple[RowImage, ...]:
@@ -118,6 +121,16 @@ class RowReader:
     def _source(self, row: Mapping[str, Any]) -> str:
         value = lookup(row, self._config.source_key)
         return "" if value is MISSING or value is None else str(value)
+
+    def _agent_loop(self, row: Mapping[str, Any], row_name: str) -> str | None:
+        key, column = "data.agent_loop_key", self._config.agent_loop_key
+        name = MISSING if column is None else lookup(row, column)
+        if name is MISSING or name is None or name == "":
+            return self._config.agent_loop
+        if name in AGENT_LOOPS:
+            return str(name)
+        problem = f"names the agent loop {name!r:.60}, which {Capability.AGENT_LOOPS.refusal()}"
+        raise _invalid_column(key, str(column), row_name, problem, f"known: {', '.join(AGENT_LOOPS)}; or {key}=null")
 
     def _truth(self, row: Mapping[str, Any], row_name: str) -> Any:
         """Return `ground_truth` of the mapping in the column, the column itself, or the first of `TRUTH_COLUMNS`."""

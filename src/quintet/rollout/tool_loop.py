@@ -112,7 +112,9 @@ class ToolLoop(SingleTurnLoop):
 
     def _calls(self, running: RunningPrompt, generation: Generation) -> list[ToolCall]:
         """Return the calls of a response that are executed."""
-        if generation.finish_reason is not FinishReason.STOP or len(running.turns) + 1 >= self._max_turns:
+        if not running.prompt_row.may_call_tools or len(running.turns) + 1 >= self._max_turns:
+            return []
+        if generation.finish_reason is not FinishReason.STOP:
             return []
         parser = ToolCallParser()
         calls = [*parser.update(running.text)[1], *parser.finish()[1]]

@@ -184,6 +184,7 @@ CASES = [
     ["rollout.tool_calls.tools={calculator: {}}", "rollout.max_turns=1", *PROMPTS],
     ["rollout.tool_calls.tools={calculator: {}}", "reward={model: {path: DIRECTORY}}", *PROMPTS],
     ["rollout.tool_calls.file=nowhere.yaml", *PROMPTS],
+    ["data.agent_loop=tool_agent", *PROMPTS],
     ["rollout.tool_calls.file=tools.yaml", *PROMPTS],
     # domains of prompts
     ["data.domains={a: {share: 0.5}, b: {share: 0.5}}", "data.weights=[1.0]", *PROMPTS],

@@ -89,6 +89,13 @@ def prompts_of(words: list[str]) -> None:
     PromptDataset.from_config(load_experiment(None, words).experiment, tokenizer())
 
 
+def named_prompt(words: list[str]) -> None:
+    """A prompt of a row that is for an agent loop with tools."""
+    Path("named.jsonl").write_text('{"prompt": "1 + 1 = ?", "agent_name": "tool_agent"}\n')
+    words = ["env.name=prompts", "data.train_files=[named.jsonl]", *words]
+    PromptDataset.from_config(load_experiment(None, words).experiment, tokenizer())[0]
+
+
 def preset_texts(words: list[str]) -> None:
     """The texts from which the tokenizer of a preset is made."""
     config = load_experiment(None, words).experiment
@@ -144,6 +151,13 @@ CASES = [
         {"prompt": "<image> <image>", "x": [1, 2]},
         {"prompt": "a", "x": [1, 2]},
     ),
+    case(
+        read(),
+        {"prompt": "a", "agent_name": "react_agent"},
+        "known: single_turn_agent, tool_agent; or data.agent_loop_key=null",
+        {"prompt": "a", "agent_name": "tool_agent"},
+        {"prompt": "a", "agent_name": None},
+    ),
     case(rows_to_answer, [[MESSAGE], []], "remove that row", [[MESSAGE]]),
     # prompts
     case(sampled, (FILTERED, 3), "at least: rollout.max_prompt_tokens=17", (FILTERED, 17)),
@@ -158,6 +172,13 @@ CASES = [
     case(split_files, TEXTS, "return a mapping from column names to values", MAPPINGS),
     case(split_files, {**MAPPINGS, "weights": (1.0,)}, "remove data.weights", MAPPINGS),
     case(prompts_of, [], "env.name=prompts data.train_files=[FILE]", PROMPTS),
+    case(
+        named_prompt,
+        [],
+        "name the tools in rollout.tool_calls, or set data.agent_loop_key=null",
+        ["rollout.tool_calls.tools={calculator: {}}", "rollout.max_turns=5"],
+        ["data.agent_loop_key=null"],
+    ),
     case(preset_texts, [*PROMPTS, "data.dataset_class=sets.py:Mappings"], "policy.path=DIRECTORY policy.preset=null"),
     # their order
     case(ordered, ([3, 4], [1.0]), "set one weight per entry of data.train_files", ([3, 4], [1.0, 1.0])),

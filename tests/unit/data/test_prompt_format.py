@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,16 @@ def ask(*messages: tuple[str, str]) -> PromptRow:
 
 def text(template: str | None, *messages: tuple[str, str]) -> str:
     return PromptFormat(tokenizer(), template, max_tokens=8).text(ask(*messages))
+
+
+def test_tools_are_described_only_to_rows_that_may_call_them() -> None:
+    form = PromptFormat(tokenizer(), "{{ tools | length if tools else 'none' }}", max_tokens=8, tools=[{"name": "a"}])
+    row = ask(("user", "2"))
+    assert [form.text(replace(row, agent_loop=name)) for name in (None, "tool_agent", "single_turn_agent")] == [
+        "1",
+        "1",
+        "none",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,24 @@ def test_a_row_of_rlinf(row: dict[str, Any], truth: Any, extra: dict[str, Any]) 
     assert question.extra == extra
 
 
+@pytest.mark.parametrize(
+    ("row", "config", "loop"),
+    [
+        ({}, {}, None),
+        ({}, {"agent_loop": "single_turn_agent"}, "single_turn_agent"),
+        ({"agent_name": None}, {"agent_loop": "tool_agent"}, "tool_agent"),
+        ({"agent_name": "tool_agent"}, {"agent_loop": "single_turn_agent"}, "tool_agent"),
+        ({"agent_name": "single_turn_agent"}, {}, "single_turn_agent"),
+        ({"agent_name": "anything"}, {"agent_loop_key": None}, None),
+        ({"loop": {"name": "tool_agent"}}, {"agent_loop_key": "loop.name"}, "tool_agent"),
+    ],
+)
+def test_a_row_names_its_agent_loop(row: dict[str, Any], config: dict[str, Any], loop: str | None) -> None:
+    question = read({**VERL, **row}, **config)
+    assert question.agent_loop == loop
+    assert question.may_call_tools == (loop != "single_turn_agent")
+
+
 def test_a_row_of_roll() -> None:
     row = {"id": "1", "tag": "gsm8k", "messages": json.dumps([user("2 + 3 = ?")]), "ground_truth": "5"}
     question = read(row, messages_key="messages", source_key="tag")

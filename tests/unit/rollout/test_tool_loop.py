@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,14 @@ def test_results_without_room_behind_them_end_the_episode_and_still_reward_it(pl
 def test_a_truncated_response_and_a_malformed_call_call_nothing(play: Any) -> None:
     assert len(play(SUM + " and so on", max_response_tokens=60)[0].turns) == 1
     assert len(play("<tool_call>\n{'name': calculator}\n</tool_call>")[0].turns) == 1
+
+
+def test_a_row_for_one_response_calls_nothing(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = replace(Questions()[0], agent_loop="single_turn_agent")
+    monkeypatch.setattr(Questions, "__getitem__", lambda *_: row)
+    trajectory, _, judge, loop = play(SUM)
+    assert (len(trajectory.turns), loop.pop_metrics()["tool/calls"]) == (1, 0)
+    assert judge.seen[0].prompt_row.extra == {"a": 1, "tool_rewards": [], "num_turns": 2}
 
 
 def test_rewards_of_tools_count_with_their_weight(play: Any) -> None:

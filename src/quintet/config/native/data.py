@@ -51,6 +51,11 @@ class DataConfig(Section):
     `answer`, `solution`, `solutions`, `target` or `label` is used."""
     extra_key: str = "extra_info"
     """Column of further arguments for reward functions; rows without it pass on their other columns."""
+    agent_loop: Literal["single_turn_agent", "tool_agent"] | None = None
+    """How rows that do not name it are answered: by one response, or by responses that may call the tools of
+    `rollout.tool_calls`; null calls tools if there are any."""
+    agent_loop_key: str | None = "agent_name"
+    """Column that names it for a row, as under verl; rows may lack it. null reads none."""
     system_prompt: str | None = None
     """System message for rows without one."""
     template: str | None = None

@@ -174,6 +174,8 @@ class Experiment(Section):
 
     def _tool_conflicts(self) -> Iterator[tuple[str, ...]]:
         if self.rollout.tool_calls is None:
+            if self.data is not None and self.data.agent_loop == "tool_agent":
+                yield "`data.agent_loop` needs tools, which `rollout.tool_calls` names", "data.agent_loop=null"
             return
         if not self.env.reads_prompts:
             problem = f"`rollout.tool_calls` needs prompts; the env {self.env.name} has actions"

@@ -65,6 +65,7 @@ VERL = [
     ],
     [f"{A}.policy_loss.loss_mode=bypass_mode"],
     [BYPASS, f"{A}.policy_loss.loss_mode=gspo"],
+    [f"{R}.agent.default_agent_loop=tool_agent"],
     # reward
     [*DAPO, "reward_model.reward_kwargs.overlong_buffer_cfg.len=null"],
     [*DAPO, "reward_model.reward_kwargs.overlong_buffer_cfg.len=100000"],

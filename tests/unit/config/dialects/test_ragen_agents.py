@@ -448,4 +448,4 @@ def test_the_older_tree_of_verl_is_not_refused_as_a_slip(tmp_path: Path) -> None
 def test_a_scheduler_of_conversations_waits_by_name(tmp_path: Path) -> None:
     override = "actor_rollout_ref.rollout.chat_scheduler=mine.Scheduler"
     result = convert(compose_config(write(tmp_path), (override,)), DIALECTS["ragen"], to_plan=True)
-    assert ["agent loops by name" in str(problem) for problem in result.unsupported] == [True]
+    assert ["agent loops and engine servers from user code" in str(problem) for problem in result.unsupported] == [True]

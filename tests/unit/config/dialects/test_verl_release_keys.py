@@ -31,6 +31,7 @@ STORED, FROM = "use_dist_checkpointing", "dist_checkpointing_path"
 LORA = {f"{MODEL}.lora_rank": 8}
 TURNS = f"{ROLLOUT}.multi_turn"
 TOOL_FILE = f"{TURNS}.tool_config_path"
+LOOP = f"{ROLLOUT}.agent.default_agent_loop"
 CALLS = {f"{TURNS}.enable": True, TOOL_FILE: "tools.yaml"}
 ON_MEGATRON = {f"{ACTOR}.strategy": "megatron"}
 FILES = [name for name in RELEASE_KEYS if name != "verl_newer"]
@@ -247,6 +248,38 @@ def test_tools_of_verl_keep_its_turns_rewards_and_file(tmp_path: Path) -> None:
     assert natively(unlimited, "rollout.max_turns") == 300
     without = converted(tmp_path, "verl", changed(PPO, {f"{TURNS}.enable": True}))
     assert (without.composed.experiment.rollout.tool_calls, natively(without, "rollout.max_turns")) == (None, 1)
+
+
+@pytest.mark.proves("verl", LOOP)
+@pytest.mark.parametrize(
+    ("changes", "loop"),
+    [
+        (CALLS, None),  # earlier releases have no names of agent loops
+        ({TOOL_FILE: "tools.yaml", LOOP: "tool_agent"}, "tool_agent"),
+        ({**CALLS, LOOP: "tool_agent"}, "tool_agent"),
+        ({**CALLS, LOOP: "single_turn_agent"}, "single_turn_agent"),
+        ({**CALLS, LOOP: "single_turn_agent", f"{ROLLOUT}.mode": "sync"}, None),
+    ],
+)
+def test_rows_without_a_name_have_the_agent_loop_of_the_file(
+    tmp_path: Path, changes: dict[str, Any], loop: str | None
+) -> None:
+    found = converted(tmp_path, "verl", changed(PPO, {**changes, f"{TURNS}.max_parallel_calls": 3}))
+    run = found.composed.experiment
+    assert run.data is not None
+    assert run.rollout.tool_calls is not None
+    assert (run.rollout.tool_calls.file, run.rollout.tool_calls.max_parallel_calls) == ("tools.yaml", 3)
+    assert (run.data.agent_loop, run.data.agent_loop_key) == (loop, "agent_name")
+    assert loop == "single_turn_agent" or "data.agent_loop" not in translated(found, "verl").lost
+    assert not found.unsupported
+
+
+def test_agent_loops_of_user_code_wait_and_one_with_tools_needs_some(tmp_path: Path) -> None:
+    (problem,) = converted(tmp_path, "verl", changed(PPO, {LOOP: "react_agent"})).unsupported
+    assert "requires agent loops and engine servers from user code" in problem.message
+    with pytest.raises(ConfigError, match=r"default_agent_loop = 'tool_agent' .* needs tools") as error:
+        converted(tmp_path, "verl", changed(PPO, {LOOP: "tool_agent"}))
+    assert f"{LOOP}=single_turn_agent" in str(error.value)
 
 
 def test_torch_compile_is_no_option_of_megatron_that_nobody_set(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from quintet.config.dialects.verl.run_settings import (
     run_from_native,
     run_problems,
     run_to_native,
+    tool_problems,
     tools_from_native,
     tools_to_native,
 )
@@ -83,6 +84,7 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     yield from shared_problems(values, step_size(values), SAMPLES, has_reference=has_reference)
     yield from overlong_problems(values)
     yield from placement_problems(values)
+    yield from tool_problems(values)
 
 
 def to_native(values: ForeignValues, native: NativeBuilder) -> None:

@@ -104,9 +104,11 @@ def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference
 
 def without_tools(spec: KeySpec) -> KeySpec:
     """Return a key that waits for tools in formats over verl's tree, whose episodes have environments."""
-    if not spec.key.startswith("actor_rollout_ref.rollout.multi_turn.") or not spec.native:
+    is_loop = spec.key == "actor_rollout_ref.rollout.agent.default_agent_loop"
+    if not (spec.key.startswith("actor_rollout_ref.rollout.multi_turn.") and spec.native) and not is_loop:
         return spec
-    waiting = {"native": (), "computed": False, "native_values": {}, "requires": Capability.TOOLS}
+    capability = Capability.AGENT_LOOPS if is_loop else Capability.TOOLS
+    waiting = {"native": (), "computed": False, "native_values": {}, "requires": capability}
     return spec.model_copy(update={**waiting, "noop": (spec.default,)})
 
 
