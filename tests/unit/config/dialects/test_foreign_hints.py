@@ -40,7 +40,6 @@ VERL = [
     # keys beside each other
     ["algorithm.adv_estimator=grpo_passk"],
     [GPUS, f"{A}.ulysses_sequence_parallel_size=2"],
-    [*MEGATRON, f"{A}.shuffle=true"],
     ["trainer.resume_mode=resume_path"],
     ["data.custom_cls.path=x.py"],
     [f"{R}.do_sample=false", f"{R}.n=4"],

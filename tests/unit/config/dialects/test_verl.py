@@ -356,7 +356,6 @@ FAULTS: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
     ),
     (PPO, {"trainer.resume_mode": "resume_path"}, ("resume_mode = 'resume_path'", "resume_from_path")),
     (PPO, {"data.custom_cls.path": "mine.py"}, ("data.custom_cls.path", "data.custom_cls.name")),
-    (MEGATRON, {f"{ACTOR}.shuffle": True}, ("actor.shuffle = true", "data_loader_seed=42")),
     (MEGATRON, {f"{OPTIM}.min_lr": 1e-5}, ("min_lr = 1e-05", "lr = 1e-06", "at most")),
     (MEGATRON, {f"{OPTIM}.lr_decay_steps": 5, f"{OPTIM}.lr_warmup_steps": 9}, ("lr_decay_steps = 5", "steps=10")),
     (MEGATRON, {f"{OPTIM}.clip_grad": 1.0, f"{ACTOR}.grad_clip": 2.0}, ("grad_clip = 2.0", "clip_grad = 1.0")),

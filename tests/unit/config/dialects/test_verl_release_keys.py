@@ -226,6 +226,12 @@ def test_another_backend_waits_and_is_never_fsdp(tmp_path: Path, engine: str, ke
     assert {"model_engine", key} <= {problem.key for problem in found.unsupported}
 
 
+def test_megatron_shuffles_without_a_seed_as_in_the_first_and_the_latest_releases(tmp_path: Path) -> None:
+    """The tree of 0.3 shuffles and has no such key; since 0.8 nothing asks for one."""
+    found = converted(tmp_path, "verl", changed(PPO, {f"{ACTOR}.strategy": "megatron", f"{ACTOR}.shuffle": True}))
+    assert (natively(found, "actor.shuffle"), natively(found, "actor.shuffle_seed")) == (True, None)
+
+
 def test_model_engine_chooses_megatron_and_its_optimizer(tmp_path: Path) -> None:
     sizes = {f"{SIZES}.{name}_model_parallel_size": size for name, size in (("tensor", 4), ("pipeline", 2))}
     found = converted(tmp_path, "verl", changed(PPO, {"model_engine": "megatron", **sizes, f"{OPTIM}.min_lr": 1e-7}))

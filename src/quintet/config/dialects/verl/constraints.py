@@ -64,9 +64,6 @@ def _missing_keys(values: ForeignValues) -> Iterator[ConfigProblem]:
         follows_actor = section == REF and not values.is_set(ulysses)
         if values[ulysses] > 1 and not values[padding] and not follows_actor:
             yield values.problem(ulysses, f"needs {padding}", f"set {padding}=true")
-    shuffle, seed = f"{ACTOR}.shuffle", f"{ACTOR}.data_loader_seed"
-    if values[shuffle] and values[seed] is None and values[f"{ACTOR}.strategy"] == "megatron":
-        yield values.problem(shuffle, f"needs {seed} under megatron", f"set {seed}=42, or {shuffle}=false")
 
 
 def _sampling_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
