@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
@@ -156,7 +157,7 @@ class Registry(Generic[T]):
         if self._plugins is None:
             self._plugins = {}
             for group in filter(None, (self._group, self._old_group)):
-                for point in importlib.metadata.entry_points(group=group):
+                for point in _entry_points(importlib.metadata.entry_points).select(group=group):
                     if group == self._old_group:
                         message = f"entry point group {group!r} of {point.value!r} is deprecated: use {self._group!r}"
                         warnings.warn(message, DeprecationWarning, stacklevel=2)
@@ -175,6 +176,12 @@ class Registry(Generic[T]):
             entry = Entry(point.name, target, lines[0], config, is_plugin=True)
         self._entries[point.name] = entry
         self.version += 1
+
+
+@cache
+def _entry_points(read: Callable[[], Any]) -> Any:
+    """Return the entry points of all installed packages, whose files are read once for all registries."""
+    return read()
 
 
 def load_entry_point(point: EntryPoint, kind: str) -> Any:
@@ -203,7 +210,7 @@ def load_user_object(reference: str, key: str, entry_points: str | None = None) 
     Raises:
         ConfigError: there is no such file, module or name, or importing it fails.
     """
-    for point in importlib.metadata.entry_points(group=entry_points) if entry_points else ():
+    for point in _entry_points(importlib.metadata.entry_points).select(group=entry_points) if entry_points else ():
         if point.name == reference:
             target = load_entry_point(point, key)
             return target.load() if isinstance(target, Entry) else cast("Callable[..., Any]", target)

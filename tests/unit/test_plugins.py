@@ -136,10 +136,11 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     def register(registry: Registry[object], group: str, **targets: str) -> None:
         points = [EntryPoint(name, f"plugin_of_a_test:{target}", group) for name, target in targets.items()]
 
-        def entry_points(**select: str) -> object:
-            return points if select.get("group") == group else real(**select)
+        class Installed:
+            def select(self, **select: str) -> object:
+                return points if select.get("group") == group else real(**select)
 
-        monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
+        monkeypatch.setattr(importlib.metadata, "entry_points", lambda: Installed())
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
         monkeypatch.setattr(registry, "_plugins", None)
         registry.version += 1
@@ -219,7 +220,7 @@ def test_a_class_by_path_validates_its_arguments(plugin: Callable[..., None]) ->
 def test_a_broken_plugin_only_fails_where_it_is_used(plugin: Callable[..., None], tmp_path: Path) -> None:
     plugin(ENVS, "quintet.envs", counter="Missing")
     with pytest.warns(UserWarning, match="counter"):
-        assert experiment(tmp_path, "seed: 3").seed == 3
+        assert experiment(tmp_path, "env: {name: sokoban}").env.name == "sokoban"
     with pytest.raises(ConfigError, match="counter"):
         experiment(tmp_path, "env: {name: counter}")
 

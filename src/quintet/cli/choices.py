@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -176,7 +177,7 @@ def _missing_server(composed: ComposedConfig) -> Iterator[ConfigProblem]:
 def _missing_package(composed: ComposedConfig, key: str, name: object, package: str, guide: str) -> ConfigProblem:
     source = composed.provenance.get(key, "default")
     message = f"{key} = {format_value(name)} ({source}) needs {package}, not installed here"
-    return ConfigProblem(key, name, source, message, composed.hint_for_user(guide))
+    return ConfigProblem(key, name, source, message, partial(composed.hint_for_user, guide))
 
 
 def _learners(config: Experiment) -> list[str]:

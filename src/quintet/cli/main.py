@@ -182,13 +182,15 @@ def plan(
     options: FitOptions,
 ) -> None:
     """Check a configuration and show its batches, updates, devices and memory without running it."""
-    from quintet.cli import plan, plan_fit
-
     source = (*split(config, overrides), dialect, unknown_keys)
     if options.fit:
+        from quintet.cli import plan_fit
+
         plan_fit.run(*source, options, as_json=as_json)
     else:
-        plan_fit.refuse_without_fit(options)
+        options.refuse_without_fit()
+        from quintet.cli import plan
+
         plan.run(*source, as_json=as_json, device_memory=options.device_memory)
 
 

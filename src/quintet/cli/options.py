@@ -210,3 +210,13 @@ class FitOptions:
         str | None,
         typer.Option("-o", "--output", metavar="FILE", help="With --fit: file for the configuration of a proposal."),
     ] = None
+
+    def refuse_without_fit(self) -> None:
+        """Check that no option of `--fit` is given without it.
+
+        Raises:
+            ConfigError: one is.
+        """
+        for name in ("devices", "nodes", "device", "write", "output"):
+            if getattr(self, name) is not None:
+                raise ConfigError(f"--{name} has an effect only with --fit", key=f"--{name}", hint="add --fit")

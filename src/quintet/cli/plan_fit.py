@@ -31,17 +31,6 @@ DEVICES_PER_NODE = 8
 """Devices of a node if neither the options nor the configuration say it, as in the vendors' reference systems."""
 
 
-def refuse_without_fit(options: FitOptions) -> None:
-    """Check that no option of `--fit` is given without it.
-
-    Raises:
-        ConfigError: one is.
-    """
-    for name in ("devices", "nodes", "device", "write", "output"):
-        if getattr(options, name) is not None:
-            raise ConfigError(f"--{name} has an effect only with --fit", key=f"--{name}", hint="add --fit")
-
-
 def run(
     config: str | None,
     overrides: list[str],

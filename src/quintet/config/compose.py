@@ -62,9 +62,9 @@ def _choice_names() -> list[str]:
 
 def _choices_first(overrides: Sequence[str], sources: Sequence[str]) -> list[tuple[str, str]]:
     """Return overrides and sources, choices first: `env.boxes=2 env.name=sokoban` works in any order."""
-    names = _choice_names()
     pairs = [*zip_longest(overrides, sources, fillvalue=COMMAND_LINE)]
     refuse_both_names({override.partition("=")[0]: source for override, source in pairs})
+    names = _choice_names() if len(pairs) > 1 else []
     return sorted(pairs, key=lambda pair: documented_key(current_key(pair[0].partition("=")[0])) not in names)
 
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from quintet.config.dotted import is_inside
@@ -46,7 +47,8 @@ class ComposedConfig:
         The hint has native keys. Alternatives in it are separated by ", or ", and each sets keys by `KEY=VALUE`.
         """
         message = f"{self.describe(key)}: {problem}"
-        return ConfigProblem(key, self.value(key), self.source(key), message, hint and self.hint_for_user(hint))
+        remedy = hint and partial(self.hint_for_user, hint)
+        return ConfigProblem(key, self.value(key), self.source(key), message, remedy)
 
     def with_source(self, error: ConfigError) -> ConfigError:
         """Return an error of a running program with the source of its key, and with its hint in the format of the user.

@@ -1,6 +1,6 @@
 """Problems of a configuration, raised together as one `ConfigError`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from quintet.config.dotted import is_inside, sections_around
@@ -16,12 +16,18 @@ class ConfigProblem:
     value: object
     source: str
     message: str
-    hint: str | None = None
+    remedy: str | Callable[[], str | None] | None = None
+    """The hint, or a function that returns it: translating one takes long, and most problems are not raised."""
     elsewhere: bool = False
     """Whether the run could work on another machine, with a GPU or with a package that is missing here."""
 
+    @property
+    def hint(self) -> str | None:
+        return self.remedy() if callable(self.remedy) else self.remedy
+
     def __str__(self) -> str:
-        return self.message if self.hint is None else f"{self.message}\n  {self.hint}"
+        hint = self.hint
+        return self.message if hint is None else f"{self.message}\n  {hint}"
 
 
 def describe_setting(key: str, value: object, source: str) -> str:

@@ -1,13 +1,17 @@
 """Documentation of every native key, read from the schema: meaning, type, range and default."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from quintet.config.dotted import get_value
 from quintet.config.native.experiment import Experiment
+from quintet.config.native.registry_union import RegistryUnion
 
 JsonSchema = Mapping[str, Any]
 TYPE_NAMES = {
@@ -61,6 +65,35 @@ def keys() -> tuple[Key, ...]:
     """Return every key in the order of the schema, with the keys of all envs, advantages and losses."""
     schema = Experiment.model_json_schema()
     return tuple(_walk(schema, schema["$defs"], "", {}, None, None))
+
+
+def is_key(name: str) -> bool:
+    """Return whether a native key or section has that name; reading `keys()` takes 0.3 s.
+
+    >>> is_key("actor.optimizer.learning_rate"), is_key("actor.learning_rate")
+    (True, False)
+    """
+    sections: list[type[BaseModel]] = [Experiment]
+    fields: list[FieldInfo] = []
+    for part in documented_key(name).split("."):
+        if part != "*":
+            fields = [section.model_fields[part] for section in sections if part in section.model_fields]
+        annotations = [(field.annotation, *field.metadata) for field in fields]
+        sections = [inner for each in annotations for inner in _sections(each, of_entries=part == "*")]
+    return bool(fields)
+
+
+def _sections(annotations: Iterable[Any], *, of_entries: bool) -> Iterator[type[BaseModel]]:
+    """Yield the sections that annotations allow, or those that they allow for the entries of a mapping."""
+    for annotation in annotations:
+        if isinstance(annotation, RegistryUnion):
+            yield from annotation.classes()
+        elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            yield annotation
+        elif get_origin(annotation) not in (dict, Mapping):
+            yield from _sections(get_args(annotation), of_entries=of_entries)
+        elif of_entries:
+            yield from _sections(get_args(annotation), of_entries=False)
 
 
 def documented_key(name: str) -> str:

@@ -5,6 +5,7 @@ Only plain data: text, numbers, true and false, null, lists and mappings. Dates 
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,26 @@ def read_file(path: Path, sources: Sources) -> dict[str, Any]:
         ConfigError: it is not YAML or not a mapping, has a key twice, or uses tags or aliases.
         MachineError: it is missing or cannot be read.
     """
-    shown = " ".join(str(path).splitlines())
-    node = _compose(read_text(path), shown)
+    tree, lines = _parse_file(read_text(path), " ".join(str(path).splitlines()))
+    sources |= lines
+    return {key: _copied(value) for key, value in tree.items()}
+
+
+@lru_cache(maxsize=64)
+def _parse_file(text: str, shown: str) -> tuple[dict[str, Any], Sources]:
+    """Return the tree of a file's text, and the source of each key; a command reads each file several times."""
+    node, sources = _compose(text, shown), Sources()
     if node is None:
-        return {}
+        return {}, sources
     if not isinstance(node, yaml.MappingNode):
         raise ConfigError(f"{shown} has no keys", source=shown, hint="write `key: value` lines")
-    return _mapping(node, "", lambda part: f"{shown}:{_line(part.start_mark)}", sources)
+    return _mapping(node, "", lambda part: f"{shown}:{_line(part.start_mark)}", sources), sources
+
+
+def _copied(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: _copied(value) for key, value in tree.items()}
+    return [_copied(value) for value in tree] if isinstance(tree, list) else tree
 
 
 def parse_override(override: str, sources: Sources, source: str = COMMAND_LINE) -> tuple[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 from quintet.config.dialects.synonyms import keys_by_synonym
 from quintet.config.dotted import flatten
 from quintet.config.native.experiment import Experiment
-from quintet.config.schema import keys, valid_keys
+from quintet.config.schema import is_key, keys, valid_keys
 from quintet.config.validation import suggest_keys
 
 
@@ -74,3 +74,12 @@ def test_the_nearest_key_is_a_sibling_then_the_same_word_elsewhere(name: str, me
 def test_another_frameworks_word_finds_the_key_that_it_means(name: str, meant: list[str]) -> None:
     """Who comes from verl writes `lr` and not `learning_rate`; spelling alone would lead to `lora`."""
     assert suggest_keys(name, valid_keys({}), keys_by_synonym) == meant
+
+
+def test_a_key_is_recognised_without_the_documentation_of_all_keys() -> None:
+    names = {key.name for key in keys() if ".tools.*" not in key.name}  # names of tools stay as they are written
+    sections = {name.rpartition(".")[0] for name in names} - {"envs"}
+    moved = {f"{section}.{name.rpartition('.')[2]}".strip(".") for section in sections for name in names}
+    recognised = {name for name in names | moved if is_key(name)}
+    assert names <= recognised
+    assert {name for name in recognised - names if "*" not in name} == set()

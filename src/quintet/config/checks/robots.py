@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from typing import Any
 
-from quintet.config.composed import ComposedConfig
+from quintet.config.composed import ComposedConfig, config_value
 from quintet.config.native.envs import SimulatorConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.robot_simulators import ManiSkillOptions, option_errors
 from quintet.config.problems import ConfigProblem
-from quintet.config.schema import format_value, keys
+from quintet.config.schema import format_value
 
 NO_TEXT = "a policy of robots outputs actions, not text"
 UNREAD: dict[str, tuple[str, ...]] = {
@@ -86,8 +86,7 @@ def _setup_problems(composed: ComposedConfig, section: str, env: SimulatorConfig
 def _unread(composed: ComposedConfig, names: tuple[str, ...], reason: str) -> Iterator[ConfigProblem]:
     # what a framework fixes is no wish of the user
     for key in (name for name in names if _is_set(composed, name)):
-        # the schema of all keys takes longer than the other checks
-        value, default = composed.value(key), next((each.default for each in keys() if each.name == key), None)
+        value, default = composed.value(key), config_value(Experiment(), key)
         if value != default and value not in (None, ()):
             yield composed.problem(key, reason, f"{key}={format_value(_plain(default))}")
 

@@ -38,13 +38,21 @@ ALWAYS_USED = ("megatron.moe_token_dispatcher_type", "megatron.use_checkpoint_op
 
 def unused_keys(values: Mapping[str, Any], sources: Mapping[str, str]) -> Iterator[str]:
     """Yield a message for each dotted key in `values` that was set, differs from its default and has no effect."""
-    defaults = {key.name: key.default for key in keys() if not key.is_section}
     for key, value in values.items():
-        source, plain = sources.get(key, DEFAULT), list(value) if isinstance(value, tuple) else value
-        if source == DEFAULT or key.endswith(ALWAYS_USED) or plain == defaults.get(documented_key(key)):
+        source = sources.get(key, DEFAULT)
+        if source == DEFAULT or key.endswith(ALWAYS_USED):
             continue
-        for other in _overriding_keys(key, values):
-            yield f"{key} = {format_value(value)} ({source}) has no effect with {other} = {format_value(values[other])}"
+        overriding = [*_overriding_keys(key, values)]
+        if overriding and not _is_default(key, value):
+            yield from (
+                f"{key} = {format_value(value)} ({source}) has no effect with {other} = {format_value(values[other])}"
+                for other in overriding
+            )
+
+
+def _is_default(key: str, value: Any) -> bool:
+    defaults = {each.name: each.default for each in keys() if not each.is_section}
+    return bool((list(value) if isinstance(value, tuple) else value) == defaults.get(documented_key(key)))
 
 
 def _overriding_keys(key: str, values: Mapping[str, Any]) -> Iterator[str]:

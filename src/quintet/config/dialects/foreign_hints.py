@@ -15,7 +15,7 @@ from quintet.config.dotted import set_value
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.section import CONFLICT
 from quintet.config.problems import ConfigProblem
-from quintet.config.schema import documented_key, format_value, keys
+from quintet.config.schema import format_value, is_key
 from quintet.config.validation import describe_problems
 from quintet.config.yaml_reader import parse_override
 from quintet.errors import ConfigError
@@ -95,13 +95,13 @@ def _translate_all(tree: Mapping[str, Any], native: NativeBuilder, hint: str) ->
 def _translate(tree: Mapping[str, Any], native: NativeBuilder, part: str) -> str | None:
     """Return an alternative of a hint, None if it has no counterpart."""
     pieces: list[str] = []
-    before, end, documented = tree, 0, {key.name for key in keys()}
+    before, end = tree, 0
     for match in CHANGE.finditer(part):
         removed, key, _ = match.groups()
         if removed:
             origins = filter(native.values.is_set, native.origins_of(removed))
             changes = f"leave {' and '.join(origins)} out" if native.is_set_by_user(removed) else None
-        elif documented_key(key) in documented:
+        elif is_key(key):
             _, parsed = parse_override(match[0], {})
             changed = _with_value(tree, key, parsed)
             changes = _direct_change(native, key, parsed)

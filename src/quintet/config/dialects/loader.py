@@ -209,7 +209,7 @@ def _with_torchrun_hint(problem: ConfigProblem, experiment: Experiment, dialect:
     if current_rank().size > 1 or not _is_ready(problem.key, dialect, ready):
         return problem
     hints = [problem.hint, f"start it with {launch_command(experiment, planned.size)}"]
-    return replace(problem, hint="; or ".join(filter(None, hints)))
+    return replace(problem, remedy="; or ".join(filter(None, hints)))
 
 
 def _is_ready(key: str, dialect: Dialect, ready: Collection[str]) -> bool:

@@ -8,6 +8,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import yaml
@@ -144,6 +145,7 @@ def _parse_alternative(text: str, named: Mapping[str, ValueType]) -> ValueType:
     return matched
 
 
+@cache
 def _scalar(text: str) -> Any:
     return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
 

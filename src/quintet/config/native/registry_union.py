@@ -25,7 +25,7 @@ class NamedSection(Section):
         super().__init_subclass__(**options)
         if name is not None:
             cls.__annotations__ = cls.__annotations__ | {"name": Literal[name]}
-            cls.name = Field(name, description=cls.model_fields["name"].description)
+            cls.name = Field(name)
 
 
 def register(
@@ -54,8 +54,8 @@ class RegistryUnion:
     """Annotation of a field that takes the config class of any entry of `registry`, discriminated by `name`.
 
     The union is built on first use and again whenever the registry has new entries, so that plugins are validated,
-    documented and listed like built-in entries. `others` are config classes that have no entry. `default` is listed
-    first; without it, the first registered entry.
+    documented and listed like built-in entries; a value with a valid name only needs a part of it. `others` are config
+    classes that have no entry. `default` is listed first; without it, the first registered entry.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class RegistryUnion:
         self._default = default
         self._section = section
         self._others = others
-        self._adapter: TypeAdapter[Any] | None = None
+        self._adapters: dict[type[Section] | None, TypeAdapter[Any]] = {}
         self._classes: dict[str, type[Section]] = {}
         self._version = -1
 
@@ -80,24 +80,40 @@ class RegistryUnion:
         Raises:
             KeyError: no entry of that name has a config class.
         """
-        self._build()
-        return self._classes[name]
+        return self._build()[name]
+
+    def classes(self) -> tuple[type[Section], ...]:
+        """Return all config classes."""
+        return tuple(dict.fromkeys(self._build().values()))
 
     def names(self) -> tuple[str, ...]:
         """Return all valid values of `name`."""
-        self._build()
-        return tuple(self._classes)
+        return tuple(self._build())
 
-    def _build(self) -> TypeAdapter[Any]:
+    def _build(self) -> dict[str, type[Section]]:
+        """Return the config classes of all entries."""
         version = self._registry.version
-        if self._adapter is None or version != self._version:
+        if version != self._version:
             classes = dict(self._named_classes())
             self._classes = classes if self._default is None else {self._default: classes[self._default]} | classes
-            union: Any = reduce(or_, dict.fromkeys(self._classes.values()))
-            annotation: Any = Annotated[union, Field(discriminator="name")]
-            self._adapter = TypeAdapter(annotation)
-            self._version = version
-        return self._adapter
+            self._adapters.clear()
+            self._version = self._registry.version
+        return self._classes
+
+    def _adapter(self, name: object = None) -> TypeAdapter[Any]:
+        """Return the union; if an entry has the name, only as much of it as the entry needs: it has dozens."""
+        classes = [*dict.fromkeys(self._build().values())]
+        chosen = self._classes.get(name) if isinstance(name, str) else None
+        if chosen not in self._adapters:
+            # pydantic discriminates between two classes at least
+            members = classes if chosen is None else [chosen, *(other for other in classes if other != chosen)][:2]
+            annotation: Any = Annotated[reduce(or_, members), Field(discriminator="name")]
+            self._adapters[chosen] = TypeAdapter(annotation)
+        return self._adapters[chosen]
+
+    def _validate(self, value: Any) -> Any:
+        name = value.get("name") if isinstance(value, Mapping) else getattr(value, "name", None)
+        return self._adapter(name).validate_python(value)
 
     def _named_classes(self) -> Iterator[tuple[str, type[Section]]]:
         for entry in self._registry.in_order():
@@ -124,10 +140,10 @@ class RegistryUnion:
         return cast("type[Section]", named)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(lambda value: self._build().validate_python(value))
+        return core_schema.no_info_plain_validator_function(self._validate)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
-        json_schema: dict[str, Any] = handler(self._build().core_schema)
+        json_schema: dict[str, Any] = handler(self._adapter().core_schema)
         return json_schema
 
 

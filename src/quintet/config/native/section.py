@@ -8,6 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pydantic_core import PydanticCustomError
 
 from quintet.config.capabilities import Requires
+from quintet.config.native.field_docs import field_docs
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveShare = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -35,7 +36,11 @@ class Section(BaseModel):
     """Section of the configuration: immutable, without unknown keys or type coercion."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, strict=True, allow_inf_nan=False
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        defer_build=True,  # most classes are validated as a part of others, if at all
     )
 
     requires: ClassVar[Requires | None] = None
@@ -46,8 +51,13 @@ class Section(BaseModel):
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
         schema: dict[str, Any] = handler(core_schema)
+        resolved = handler.resolve_ref_schema(schema)
         if cls.requires is not None:
-            handler.resolve_ref_schema(schema)["requires"] = str(cls.requires.capability)
+            resolved["requires"] = str(cls.requires.capability)
+        for name, text in field_docs(cls).items():
+            field = resolved["properties"][name]
+            if "$ref" not in field or handler.resolve_ref_schema(field).get("description") != text:
+                field["description"] = text
         return schema
 
     @model_validator(mode="before")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +46,7 @@ def test_a_missing_package_is_named_with_its_installation(simulators: Registry) 
 
 def test_another_package_can_register_a_simulator(simulators: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("theirs", "scripted_simulator:ScriptedSimulator", "quintet.simulators")
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point] if group == point.group else [])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda: EntryPoints([point]))
     assert isinstance(build_simulator(SimulatorConfig(simulator="theirs"), 1, 0), ScriptedSimulator)
 
 

@@ -5,7 +5,6 @@ of its `hydra.searchpath`, and in a directory called `config` around or beside t
 """
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,10 +18,11 @@ from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from quintet.config.dialects.composition.default_files import is_broken_link, link_target
 from quintet.config.dialects.composition.interpolation import check_grammar
+from quintet.config.dialects.composition.plain_composition import check_nesting
 from quintet.config.dialects.registry import FRAMEWORK_FILES
 from quintet.config.yaml_reader import COMMAND_LINE, read_file, read_text
 from quintet.errors import ConfigError
@@ -34,7 +34,6 @@ HYDRA_KEYS = ("searchpath", "run", "output_subdir")
 """Keys of the `hydra` section that are read; the others configure Hydra's own start of a program."""
 CONFIG_DIRECTORIES = ("config", "configs", "conf")
 FRAMEWORK_PACKAGES = ("pkg://verl", "pkg://vagen", "pkg://ragen")
-DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 @dataclass(slots=True)
@@ -94,23 +93,6 @@ class _PrimaryDirectory(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         if (directory := _files.get().directory) is not None:
             search_path.append("main", f"{SCHEME}://{directory}")
-
-
-def read_single_file(path: Path) -> tuple[DictConfig, dict[str, str]] | None:
-    """Return the tree of a file, and the source of each key; None if Hydra is needed, which takes 0.1 s.
-
-    That is for a defaults list, a `hydra` section, a package header, or an error, which Hydra's error handling shows.
-    """
-    sources: dict[str, str] = {}
-    try:
-        tree = read_file(path, sources)
-        check_nesting(tree, "", sources)
-        check_grammar(tree, sources)
-    except ConfigError:
-        return None
-    if {"defaults", "hydra"} & tree.keys() or "@package" in read_text(path)[:512]:
-        return None
-    return OmegaConf.create(tree), sources
 
 
 def confined_search_path(entries: list[Any]) -> list[Any]:
@@ -296,20 +278,3 @@ def _hydra_section(section: Any, sources: Mapping[str, str], *, is_primary: bool
     if is_primary and (search_path is None or isinstance(search_path, list)):
         read["searchpath"] = confined_search_path(search_path or [])
     return read
-
-
-def check_nesting(tree: Mapping[str, Any], prefix: str, sources: Mapping[str, str]) -> None:
-    """Refuse `data.train_batch_size: 8` in a file: it would be one key with a dot in its name.
-
-    Raises:
-        ConfigError: there is such a key.
-    """
-    for key, value in tree.items():
-        if DOTTED.fullmatch(key):
-            source = sources.get(f"{prefix}{key}", "")
-            *sections, last = key.split(".")
-            message = f"{prefix}{key} ({source}): a file has its keys in sections, not with dots"
-            hint = f"write {last} in the section {' › '.join([*filter(None, prefix.split('.')), *sections])}"
-            raise ConfigError(message, key=f"{prefix}{key}", value=value, source=source, hint=hint)
-        if isinstance(value, Mapping):
-            check_nesting(value, f"{prefix}{key}.", sources)

@@ -15,7 +15,6 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from quintet.config.dialects.composition.hydra_composition import HYDRA, compose
 from quintet.config.dialects.composition.interpolation import (
     MAX_CHAIN,
     check_growth,
@@ -24,6 +23,7 @@ from quintet.config.dialects.composition.interpolation import (
     register_resolvers,
 )
 from quintet.config.dialects.composition.overrides import nested_keys, parse_overrides
+from quintet.config.dialects.composition.plain_composition import HYDRA, compose_plainly
 from quintet.config.dotted import get_value, has_key
 from quintet.config.problems import describe_setting
 from quintet.config.yaml_reader import read_file
@@ -255,4 +255,9 @@ def compose_config(
     register_resolvers(environment or {})
     if path is not None:
         read_file(path, {})
-    return ForeignConfig(*compose(path, parse_overrides(overrides, override_sources)))
+    parsed = parse_overrides(overrides, override_sources)
+    if (plain := compose_plainly(path, parsed)) is not None:
+        return ForeignConfig(*plain)
+    from quintet.config.dialects.composition.hydra_composition import compose
+
+    return ForeignConfig(*compose(path, parsed))

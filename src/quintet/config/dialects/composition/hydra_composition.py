@@ -3,7 +3,7 @@
 import json
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -16,29 +16,34 @@ from hydra.core.default_element import ResultDefault
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from quintet.config.dialects.composition.confined_source import (
     ConfigFiles,
     confined_search_path,
     confined_to,
-    read_single_file,
 )
 from quintet.config.dialects.composition.interpolation import first_line, hint_for
 from quintet.config.dialects.composition.overrides import ParsedOverride
+from quintet.config.dialects.composition.plain_composition import (
+    HYDRA,
+    Composed,
+    delete_missing,
+    refuse_list_items,
+    section_node,
+    set_keys,
+)
 from quintet.config.dialects.typos import closest_keys
 from quintet.config.yaml_reader import COMMAND_LINE
 from quintet.errors import ConfigError, nearest
 
-HYDRA = "hydra"
-"""Section that configures Hydra itself; it is read before composition."""
 SEARCH_PATH = "hydra.searchpath"
 RUN_KEYS = ("hydra.run.dir", "hydra.output_subdir")
 """Keys of the `hydra` section that also configure the run."""
 
 
-def compose(path: Path | None, overrides: Sequence[ParsedOverride]) -> tuple[DictConfig, dict[str, str]]:
+def compose(path: Path | None, overrides: Sequence[ParsedOverride]) -> Composed:
     """Compose a file, the files in its defaults list, and overrides; return the source of each key, too.
 
     Of the `hydra` section, only the set keys of `RUN_KEYS` remain.
@@ -46,23 +51,17 @@ def compose(path: Path | None, overrides: Sequence[ParsedOverride]) -> tuple[Dic
     Raises:
         ConfigError: it cannot be composed.
     """
-    if path is not None and not overrides and (single := read_single_file(path)) is not None:
-        config, sources = single
-        _delete_missing(config, sources)
-        return config, sources
     with _hydra(path) as (loader, files):
         # looking up a group takes 10 ms, and no group has a dot in its name
         names = {override.key for override in overrides if "." not in override.key}
         choices = {name for name in names if loader.get_group_options(name)}
-        texts = [_hydra_override(override, is_choice=override.key in choices) for override in overrides]
-        config, defaults = _load(loader, files, texts, overrides)
-    OmegaConf.set_struct(config, False)
-    _refuse_list_items(config, overrides)
+        config, defaults = _compose_with(loader, files, overrides, choices)
+    refuse_list_items(config, overrides)
     sources = _sources(files, defaults)
     for override in overrides:
         if override.key not in choices and override.key != SEARCH_PATH:
             override.note(sources)
-    _delete_missing(config, sources)
+    delete_missing(config, sources)
     _reduce_hydra_section(config, [key for key in RUN_KEYS if key in sources])
     return config, sources
 
@@ -78,9 +77,33 @@ def _hydra(path: Path | None) -> Iterator[tuple[ConfigLoader, ConfigFiles]]:
             yield GlobalHydra.instance().config_loader(), files
 
 
+def _compose_with(
+    loader: ConfigLoader, files: ConfigFiles, overrides: Sequence[ParsedOverride], choices: Collection[str]
+) -> tuple[DictConfig, Sequence[ResultDefault]]:
+    """Return the composed configuration and its defaults list.
+
+    Hydra parses each override twice more, so it only gets those that it needs; and all of them to describe an error,
+    or to remove a key.
+    """
+
+    def texts(some: Sequence[ParsedOverride]) -> list[str]:
+        return [_hydra_override(override, is_choice=override.key in choices) for override in some]
+
+    own = [override for override in overrides if override.sets_key and override.key not in choices]
+    if not any(override.removes_key for override in overrides):
+        others = [override for override in overrides if override not in own]
+        config, defaults = _load(loader, files, texts(others), overrides)
+        OmegaConf.set_struct(config, False)
+        if set_keys(config, own):
+            return config, defaults
+    config, defaults = _load(loader, files, texts(overrides), overrides)
+    OmegaConf.set_struct(config, False)
+    return config, defaults
+
+
 def _hydra_override(override: ParsedOverride, *, is_choice: bool) -> str:
     """Return an override as it is given to Hydra."""
-    entries = override.override.value()
+    entries = override.value
     if override.key == SEARCH_PATH and isinstance(entries, list):
         return f"{SEARCH_PATH}=[{','.join(json.dumps(str(entry)) for entry in confined_search_path(entries))}]"
     return override.text if is_choice else override.forced
@@ -99,28 +122,6 @@ def _load(
         raise _describe_error(error, files, overrides) from None
     except AssertionError as error:
         raise _describe_error(ValueError(str(error) or "its defaults list is not a list"), files, overrides) from None
-
-
-def _refuse_list_items(config: DictConfig, overrides: Sequence[ParsedOverride]) -> None:
-    """Refuse overrides of list items such as `list.0=…`: a list has one source."""
-    for override in overrides:
-        node: Any = config
-        for part in override.key.split(".")[:-1]:
-            is_section = hasattr(node, "_get_node") and not isinstance(node, ListConfig)
-            node = node._get_node(part) if is_section else None
-            if isinstance(node, ListConfig):
-                section = override.key.rpartition(".")[0]
-                message = f"{override.text} ({override.source}): {section} is a list"
-                hint = f"set the entire list: {section}=[…]"
-                raise ConfigError(message, key=override.key, source=override.source, hint=hint)
-
-
-def _delete_missing(config: DictConfig, sources: dict[str, str]) -> None:
-    """Delete keys with the value `???`, which only say that something else has to set them."""
-    for key in (key for key in [*sources] if key.split(".")[0] != HYDRA):
-        section, last = section_node(config, key), key.rpartition(".")[2]
-        if section is not None and OmegaConf.is_missing(section, last):
-            del section[last], sources[key]
 
 
 def _sources(files: ConfigFiles, defaults: Sequence[ResultDefault]) -> dict[str, str]:
@@ -161,14 +162,6 @@ def _reduce_hydra_section(config: DictConfig, keys: Sequence[str]) -> None:
     for key in keys:
         inner, last = key.partition(".")[2], key.rpartition(".")[2]
         OmegaConf.update(config, key, section_node(hydra, inner)._get_node(last), force_add=True)
-
-
-def section_node(tree: DictConfig, key: str) -> Any:
-    """Return the section of a key; None if there is none, as for names with dots."""
-    section: Any = tree
-    for part in key.split(".")[:-1]:
-        section = section._get_node(part) if isinstance(section, DictConfig) else None
-    return section if isinstance(section, DictConfig) else None
 
 
 def _with_source(error: ConfigError, files: ConfigFiles, overrides: Sequence[ParsedOverride]) -> ConfigError:

@@ -6,11 +6,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
-
 from quintet.config.dialects.composition.interpolation import nesting_depth
+from quintet.config.dialects.composition.plain_overrides import read_plain_override
 from quintet.config.dotted import is_inside
 from quintet.config.yaml_reader import COMMAND_LINE
 from quintet.errors import ConfigError
@@ -27,17 +24,25 @@ HINT = "write key=value, +key=value or ~key"
 class ParsedOverride:
     """A parsed override and its source."""
 
-    override: Override
+    text: str
+    key: str
+    """The key, or the group of files."""
+    value: Any
     source: str
     """`run.sh:12` or `command line`."""
+    removes_key: bool = False
+    package: str | None = None
+    """The section for a file of the group: `actor` of `optim@actor=adam`."""
 
     @property
-    def text(self) -> str:
-        return str(self.override.input_line)
+    def configures_hydra(self) -> bool:
+        return self.key.startswith(("hydra.", "hydra/"))
 
     @property
-    def key(self) -> str:
-        return str(self.override.key_or_group)
+    def sets_key(self) -> bool:
+        """Whether it sets a key of the run, if no group of files has its name."""
+        is_group = "/" in self.key or self.package is not None
+        return not (self.removes_key or self.configures_hydra or is_group or self.key == "hydra")
 
     @property
     def name(self) -> str:
@@ -45,20 +50,16 @@ class ParsedOverride:
         return self.text.lstrip("+~").partition("=")[0]
 
     @property
-    def removes_key(self) -> bool:
-        return bool(self.override.is_delete())
-
-    @property
     def forced(self) -> str:
         """The override with `++`, which also sets keys that the files do not have; unknown keys are reported later."""
-        return self.text if self.removes_key or self.override.is_hydra_override() else f"++{self.text.lstrip('+')}"
+        return self.text if self.removes_key or self.configures_hydra else f"++{self.text.lstrip('+')}"
 
     def note(self, sources: dict[str, str]) -> None:
         """Add the keys that it sets to `sources`, and delete those that it removes; sections are merged."""
         if self.removes_key:
             _delete(self.key, sources)
             return
-        for key, is_section in nested_keys(self.key, self.override.value()):
+        for key, is_section in nested_keys(self.key, self.value):
             if not is_section:
                 _delete(key, sources)
             sources[key] = self.source
@@ -73,12 +74,21 @@ def parse_overrides(texts: Sequence[str], sources: Sequence[str] = ()) -> list[P
         ConfigError: an override cannot be parsed.
     """
     parsed = [_parse(text, source) for text, source in zip_longest(texts, sources, fillvalue=COMMAND_LINE)]
-    return [each for each in parsed if not each.override.is_hydra_override() or each.key in HYDRA_OVERRIDES]
+    return [each for each in parsed if not each.configures_hydra or each.key in HYDRA_OVERRIDES]
 
 
 def _parse(text: str, source: str) -> ParsedOverride:
     shown = text if len(text) <= 60 else f"{text[:59]}…"
     _check_size(text, shown, source)
+    if (plain := read_plain_override(text)) is not None:
+        return ParsedOverride(text, *plain, source)
+    return _parse_by_hydra(text, shown, source)
+
+
+def _parse_by_hydra(text: str, shown: str, source: str) -> ParsedOverride:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
     try:
         (override,) = OverridesParser.create().parse_overrides([text])
     except (HydraException, ValueError, ArithmeticError, RecursionError) as error:
@@ -90,7 +100,8 @@ def _parse(text: str, source: str) -> ParsedOverride:
         message = f"{shown} ({source}) names several values"
         hint = f"write {override.key_or_group}=[…] for a list, or quotes around a text; a run has one value per key"
         raise ConfigError(message, key=override.key_or_group, value=text, source=source, hint=hint)
-    return ParsedOverride(override, source)
+    key, value, package = str(override.key_or_group), override.value(), override.package
+    return ParsedOverride(text, key, value, source, override.is_delete(), package)
 
 
 def _check_size(text: str, shown: str, source: str) -> None:

@@ -395,12 +395,18 @@ def _as_overrides(tree: Mapping[str, Any], source: Callable[[str], str]) -> list
 
 def _hydra_value(value: Any) -> str:
     """Return a value in the grammar of Hydra's overrides."""
-    from hydra.core.override_parser.types import Quote, QuotedString
-
     if isinstance(value, str):
-        return QuotedString(value, Quote.single).with_quotes()
+        return _quoted(value)
     if isinstance(value, list):
         return f"[{','.join(map(_hydra_value, value))}]"
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{_hydra_value(inner)}" for key, inner in value.items()) + "}"
     return json.dumps(value)
+
+
+def _quoted(text: str) -> str:
+    if "'" not in text and "\\" not in text:
+        return f"'{text}'"
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    return QuotedString(text, Quote.single).with_quotes()
