@@ -57,6 +57,8 @@ UNKNOWN = re.compile(r"unknown|did you mean|typo", re.IGNORECASE)
 NO_RUN = re.compile(
     r"it is no run|no settings of a run|runs no known trainer|trains \d+ times|has no keys$", re.MULTILINE
 )
+MISSING_FILE = re.compile(r"its defaults list names \S+, but \S+ does not exist")
+"""A file that upstream's Hydra does not find either; the hint names a similar one."""
 INPUT = re.compile(
     r"does not exist|not found|no such file|cannot be interpolated|cannot be composed"
     r"|is given when the script is called|set neither in the script|is not an override|= '' \("
@@ -112,6 +114,8 @@ def refusal(status: int, message: str) -> str:
         return "fails"
     if NO_RUN.search(message):
         return "no run"
+    if MISSING_FILE.search(message):
+        return "input"
     if UNKNOWN.search(message):
         return "unknown keys"
     return "input" if INPUT.search(message) else "refused"

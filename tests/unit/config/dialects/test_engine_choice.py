@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from foreign import changed, converted, machine, natively
 
+from quintet.config.capabilities import Capability
 from quintet.config.checks.unsupported import unsupported_problems
-from quintet.config.dialects.composition.foreign_config import config_from_tree
-from quintet.config.dialects.loader import load_config
+from quintet.config.dialects.composition.foreign_config import compose_config, config_from_tree
+from quintet.config.dialects.loader import convert, load_config
 from quintet.config.dialects.registry import DIALECTS
 from quintet.errors import ConfigError
 
@@ -127,6 +128,24 @@ def test_episodes_that_outlast_their_step_keep_the_engine_awake(tmp_path: Path) 
     assert not natively(converted(tmp_path, "verl", changed(VERL, ahead)), "rollout.engine_options.sleep_between_steps")
     with pytest.raises(ConfigError, match=r"free_cache_engine excludes async_training\.staleness_threshold > 0"):
         converted(tmp_path, "verl", changed(VERL, {**ahead, f"{ROLLOUT}.free_cache_engine": True}))
+
+
+def test_verls_own_file_of_engine_keys_is_no_wish_to_free_the_cache(tmp_path: Path) -> None:
+    own = tmp_path / "trainer/config/rollout/rollout.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("free_cache_engine: true\n")
+    file = own.parent.parent / "asynchronous.yaml"
+    file.write_text(
+        "defaults: [rollout@actor_rollout_ref.rollout: rollout, _self_]\n"
+        "actor_rollout_ref: {model: {path: some/model}}\nasync_training: {staleness_threshold: 0.5}\n"
+    )
+    found = convert(compose_config(file, []), DIALECTS["verl"])
+    assert not natively(found, "rollout.engine_options.sleep_between_steps")
+
+
+def test_the_environment_loop_of_robots_waits_for_verls_experiments(tmp_path: Path) -> None:
+    found = converted(tmp_path, "verl", changed(VERL, {f"{ROLLOUT}.mode": "async_envloop"}))
+    assert str(Capability.RECIPES) in " ".join(problem.message for problem in found.unsupported)
 
 
 def test_a_plan_tells_the_same_as_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,8 @@ LEAST = {"verl": 400, "vagen": 400, "rlinf": 700, "roll": 700, "ragen": 100}
 
 WELL_KNOWN = [
     ("verl", "actor_rollout_ref: {actor: {veomni: {fsdp_size: 2}}}", "actor_rollout_ref.actor.veomni.fsdp_size"),
+    ("verl", "actor_rollout_ref: {checkpoint_engine: {enable: true}}", "actor_rollout_ref.checkpoint_engine.enable"),
+    ("verl", "actor_rollout_ref: {}\nenv: {train: {num_envs: 16}}", "env.train.num_envs"),
     (
         "verl",
         "actor_rollout_ref: {model: {path: x}}\nray_kwargs: {ray_init: {address: auto}}",

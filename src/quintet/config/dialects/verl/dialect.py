@@ -32,12 +32,14 @@ WAITING: tuple[tuple[re.Pattern[str], Capability], ...] = tuple(
             r"|data\.(accuracy_(low|upp)er_bound|filter_accuracy|filter_truncate|oversample_factor)"
             r"|reward_model\.(mini_batch_size|prime_\w+)|trainer\.ref_update_freq"
             r"|reward_model\.model\.(beta_train|enable_gradient_checkpointing|loss_type|ref_\w+|tokenizer_path|update)"
-            r"|reward_model\.model\.(optim|fused_kernel_options|fsdp_config)\..*",
+            r"|reward_model\.model\.(optim|fused_kernel_options|fsdp_config)\..*"
+            r"|env\.(actor|disagg_sim|rollout|train)\..*|actor_rollout_ref\.actor\.(num_images_in_input|traj_mini_batch_size)",
             Capability.RECIPES,
         ),
         (r"reward_model\.model\.type", Capability.REWARD_ENGINES),
         (r"(.*\.)?engine\..*|optim\.(init_lr_ratio|master_weights|store_param_remainders)", Capability.BACKENDS),
         (r"(.*\.)?(veomni|torchtitan|automodel|mindspeed|mlite)\..*|.*\.impl_cfg\..*", Capability.BACKENDS),
+        (r".*\.wrap_policy\.transformer_layer_cls_to_wrap", Capability.BACKENDS),
         (r".*\.turbo_config\..*|(actor_rollout_ref\.actor|critic)\.optim\..*", Capability.BACKENDS),
         (r".*\.(megatron|override_\w+_config)\..*", Capability.MEGATRON_OPTIONS),
         (r"ray_kwargs\.ray_init\..*", Capability.RAY_SETTINGS),
@@ -45,7 +47,8 @@ WAITING: tuple[tuple[re.Pattern[str], Capability], ...] = tuple(
         (r"actor_rollout_ref\.rollout\.multi_turn\..*", Capability.TOOLS),
         (r"actor_rollout_ref\.rollout\.agent\..*", Capability.AGENT_LOOPS),
         (
-            r"trainer\.v1\..*|async_training\..*|rollout\.(n|nnodes|n_gpus_per_node|test_freq|total_epochs|total_rollout_steps)"
+            r"trainer\.v1\..*|async_training\..*|actor_rollout_ref\.checkpoint_engine\..*"
+            r"|rollout\.(n|nnodes|n_gpus_per_node|test_freq|total_epochs|total_rollout_steps)"
             r"|.*\.(use_rollout_log_probs|standalone_gpu_memory_utilization)",
             Capability.ASYNC_TRAINERS,
         ),

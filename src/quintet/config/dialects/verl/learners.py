@@ -1,7 +1,9 @@
 """Conversion of verl's settings of policy, critic and reference; VAGEN has the same ones."""
 
+import re
 from typing import Any
 
+from quintet.config.capabilities import Capability
 from quintet.config.dialects.algorithm_choice import ADVANTAGE, config_class
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import Same, file_list
@@ -14,7 +16,10 @@ from quintet.config.dialects.verl.release import release_from_native, release_to
 from quintet.config.native.experiment import Experiment
 
 STEPS = f"{ACTOR}.optim.total_training_steps"
-DTYPE, PARTIAL, STALENESS = f"{ROLLOUT}.dtype", "async_training.partial_rollout", "async_training.staleness_threshold"
+DTYPE, MODE = f"{ROLLOUT}.dtype", f"{ROLLOUT}.mode"
+OWN_FILE = re.compile(r"(^|/)trainer/config/rollout/rollout\.yaml:\d+$")
+"""verl's file of all keys of the engine: its values are defaults, no wish of the user."""
+PARTIAL, STALENESS = "async_training.partial_rollout", "async_training.staleness_threshold"
 OPTIMIZERS = {"actor": f"{ACTOR}.optim", "critic": "critic.optim"}
 RULES = (
     file_list("external_libs", f"{MODEL}.external_lib", scalar=False, empty=None),
@@ -40,13 +45,16 @@ def learning_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 
 
 def _generation_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    if values[MODE] == "async_envloop":
+        native.require(MODE, Capability.RECIPES)
     dtype = values.native(DTYPE)
     learnable = dtype in ("bfloat16", "float32")
     native.set("policy.dtype", dtype if learnable else "bfloat16", DTYPE)
     native.set("rollout.engine_options.dtype", None if learnable else dtype, DTYPE)
     arguments_to_native(values, native)
     native.set("rollout.partial", values[PARTIAL] and values[STALENESS] > 0, PARTIAL, STALENESS)
-    if values[STALENESS] and not values.is_set(f"{ROLLOUT}.free_cache_engine"):
+    frees = f"{ROLLOUT}.free_cache_engine"
+    if values[STALENESS] and (not values.is_set(frees) or OWN_FILE.search(values.source(frees))):
         native.set("rollout.engine_options.sleep_between_steps", False, STALENESS)
 
 
