@@ -293,6 +293,7 @@ def test_torchrun_decides_the_devices_of_a_trainer_that_it_starts(tmp_path: Path
         ("python3 -m recipe.prime.main_prime a=1", Capability.RECIPES),
         ("python3 main_ppo_split.py a=1", Capability.RECIPES),
         ("python -m verl.experimental.fully_async_policy.another_main a=1", Capability.ASYNC_TRAINERS),
+        ("python -m vagen.evaluate.run_eval --config config.yaml", Capability.API_MODELS),
     ],
 )
 def test_a_trainer_that_this_version_lacks_is_named(line: str, capability: Capability, tmp_path: Path) -> None:

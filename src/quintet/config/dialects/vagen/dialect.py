@@ -1,5 +1,6 @@
 """The configuration format of VAGEN: that of verl with keys of environments, each in a section with any name."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -76,6 +77,7 @@ VAGEN = Dialect(
     shared_sections=CRITIC_SECTIONS,
     base=VERL,
     trainers=("vagen.trainer.main_ppo", "vagen.main_ppo"),
+    missing_trainers=((re.compile(r"vagen\.evaluate\..*"), Capability.API_MODELS),),
     narrow=_narrow,
     sections_of_files=sections_of_rows,
 )
