@@ -85,6 +85,10 @@ def sampled(settings_and_limit: tuple[Mapping[str, Any], int]) -> None:
     PromptSplit.from_config(DataConfig(**settings), tokenizer(), limit).create_sampler()
 
 
+def held_out(settings: Mapping[str, Any]) -> None:
+    PromptSplit.from_config(DataConfig(**settings), tokenizer(), 400).check_domains(10)
+
+
 def prompts_of(words: list[str]) -> None:
     PromptDataset.from_config(load_experiment(None, words).experiment, tokenizer())
 
@@ -118,6 +122,7 @@ def resumed(size: int) -> None:
 ROW = '{"prompt": "1 + 1 = ?"}\n'
 ONE: Mapping[str, Any] = {"train_files": ("rows.jsonl",)}
 FILTERED = {**ONE, "filter_long_prompts": True}
+UNKNOWN, ANY = ({**ONE, "domains": {"a": {"sources": (source,), "share": 1.0}}} for source in ("zzz", "*"))
 WEIGHTED = {**FILTERED, "train_files": ("rows.jsonl", "long.jsonl"), "weights": (1.0, 1.0)}
 PROMPTS = ["env.name=prompts", "data.train_files=[rows.jsonl]"]
 TEXTS, MAPPINGS = {**ONE, "dataset_class": "sets.py:Texts"}, {**ONE, "dataset_class": "sets.py:Mappings"}
@@ -168,6 +173,8 @@ CASES = [
         ({**FILTERED, "weights": (1.0,)}, 40),
         (WEIGHTED, 400),
     ),
+    case(sampled, (UNKNOWN, 400), "add rows of its `sources` (zzz), or lower its `share`", (ANY, 400)),
+    case(held_out, UNKNOWN, "add its data source to `sources` of a domain, or '*' for all other sources", ANY),
     case(split_files, {"train_files": ()}, "name files: data.train_files=[…]", ONE),
     case(split_files, TEXTS, "return a mapping from column names to values", MAPPINGS),
     case(split_files, {**MAPPINGS, "weights": (1.0,)}, "remove data.weights", MAPPINGS),
