@@ -70,21 +70,18 @@ def rewards_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 
 
 def _domains_to_native(values: ForeignValues, names: Sequence[str], native: NativeBuilder) -> None:
-    """Set the prompts and the verifier of each domain."""
-    tags = {name: f"rewards.{name}.tag_included" for name in names}
+    """Set the prompts and the verifier of each domain, in the order of their shares."""
     shares = values[SHARES] or {names[0]: 1.0}
-    domains = {
-        name: {
-            "sources": [*values[tags[name]], *(["*"] if name == DEFAULT_DOMAIN else [])],
-            "share": float(shares.get(name) or 0.0),
-        }
-        for name in (*(name for name in shares if name in tags), *(name for name in names if name not in shares))
-    }
-    native.set("data.domains", domains, SHARES, *tags.values())
+    for name in (*(name for name in shares if name in names), *(name for name in names if name not in shares)):
+        tags, domain = f"rewards.{name}.tag_included", f"data.domains.{name}"
+        native.set(f"{domain}.sources", [*values[tags], *(["*"] if name == DEFAULT_DOMAIN else [])], tags)
+        native.set(f"{domain}.share", float(shares.get(name) or 0.0), SHARES)
+        verifier = _verifier(values, name, native)
+        native.set(f"reward.verifiers.{name}.kind", verifier["kind"], f"rewards.{name}.worker_cls")
+        if "arguments" in verifier:
+            options = (f"rewards.{name}.{key}" for key in VERIFIER_OPTIONS)
+            native.set(f"reward.verifiers.{name}.arguments", verifier["arguments"], *options)
     native.set("data.source_key", values[TAG], TAG)
-    verifiers = {name: _verifier(values, name, native) for name in names}
-    keys = (f"rewards.{name}.{key}" for name in names for key in ("worker_cls", *VERIFIER_OPTIONS))
-    native.set("reward.verifiers", verifiers, *keys)
 
 
 def _verifier(values: ForeignValues, name: str, native: NativeBuilder) -> dict[str, Any]:
