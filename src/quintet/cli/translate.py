@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from quintet.cli.config_source import NATIVE, check_dialect
 from quintet.cli.configuration import inspect_config
 from quintet.cli.messages import warn
 from quintet.config.dialects.registry import DIALECTS
+from quintet.config.problems import ConfigProblem
 from quintet.config.translate import translate
 from quintet.config.yaml_writer import dump_config
 from quintet.errors import ConfigError, MachineError
@@ -35,7 +37,18 @@ def run(
         text, lost = translation.text(), len(translation.lost)
     if lost:
         warn(f"{lost} keys have no counterpart in {to}; they are listed in comments at the end")
-    write_text(text, output)
+    unsupported = [] if inspected.dialect == NATIVE else [each for each in inspected.unsupported if not each.elsewhere]
+    if unsupported:
+        warn("the run has settings that are not supported yet; comments at the end list them")
+    write_text(text + _unsupported_comments(unsupported), output)
+
+
+def _unsupported_comments(problems: Sequence[ConfigProblem]) -> str:
+    """Return comments about the settings that a translation lacks, since this version does not support them."""
+    if not problems:
+        return ""
+    lines = "".join(f"#   {' '.join(problem.message.split())}\n" for problem in problems)
+    return f"# The original run also has these settings, and is another one without them:\n{lines}"
 
 
 def check_new_file(output: str | None) -> None:

@@ -133,6 +133,18 @@ def test_a_run_is_translated_and_read_again(
     assert "rollout.max_turns = 3" in capsys.readouterr().out
 
 
+def test_a_translation_lists_the_settings_that_are_not_supported(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = {"actor_rollout_ref": {"model": {"path": "m"}, "rollout": {"name": "trtllm"}}, "data": {"gen_batch_size": 7}}
+    (here / "verl.yaml").write_text(json.dumps(run))
+    assert call(monkeypatch, "translate", "verl.yaml", "--to", "native") == 0
+    told = capsys.readouterr()
+    assert "settings that are not supported yet; comments at the end list them" in told.err
+    _, listed = told.out.split("# The original run also has these settings, and is another one without them:\n")
+    assert "#   data.gen_batch_size = 7 (verl.yaml:1) is not supported yet: requires rollouts of more prompts" in listed
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [
