@@ -200,11 +200,12 @@ def test_log_probs_critic_reference_and_engine_on_other_devices_are_the_run_of_o
     try:
         wait_for(place / "runs/apart/checkpoints/global_step_1", run)
         os.kill(ranks(run)["1"], signal.SIGKILL)
-        assert run.wait(timeout=60) != 0
+        assert run.wait(timeout=120) != 0
     finally:
         run.kill()
+    # rank 0 says it, or torchrun if it notices first
     assert "rank 1 " in log(place, "apart")
-    assert "the run needs its log-prob workers and reference and critic" in log(place, "apart")
+    assert "log-prob workers and reference and critic" in log(place, "apart")
     for command, more in ((THREE, apart), (ONE, ["training.steps=4"])):
         assert start(place, "apart", command, *words, *more).wait(timeout=240) == 0, log(place, "apart")
     assert log(place, "apart").count("resuming from") == 2
