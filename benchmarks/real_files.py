@@ -57,7 +57,7 @@ UNKNOWN = re.compile(r"unknown|did you mean|typo", re.IGNORECASE)
 NO_RUN = re.compile(
     r"it is no run|no settings of a run|runs no known trainer|trains \d+ times|has no keys$", re.MULTILINE
 )
-MISSING_FILE = re.compile(r"its defaults list names \S+, but \S+ does not exist")
+MISSING_FILE = re.compile(r"its defaults list names \S+, but \S+ does not exist|there is no \S+\.yaml")
 """A file that upstream's Hydra does not find either; the hint names a similar one."""
 INPUT = re.compile(
     r"does not exist|not found|no such file|cannot be interpolated|cannot be composed"
