@@ -24,7 +24,8 @@ TYPE_NAMES = {
 
 
 NAMED = "envs"
-"""Section whose entries have names chosen by the user: `envs.lake.share` is documented as `envs.*.share`."""
+NAMED_SECTIONS = (NAMED, "data.domains", "reward.verifiers")
+"""Sections whose entries have names chosen by the user: `envs.lake.share` is documented as `envs.*.share`."""
 
 REPEATED = f"{NAMED}.*.env"
 """Section with the same keys as `env`, where they are listed."""
@@ -102,20 +103,21 @@ def documented_key(name: str) -> str:
     >>> documented_key("envs.lake.share"), documented_key("env.size")
     ('envs.*.share', 'env.size')
     """
-    section, dot, rest = name.partition(".")
-    entry, below, key = rest.partition(".")
-    return f"{NAMED}.*{below}{key}" if dot and entry and section == NAMED else name
+    for section in NAMED_SECTIONS:
+        if name.startswith(f"{section}."):
+            entry, below, key = name.removeprefix(f"{section}.").partition(".")
+            return f"{section}.*{below}{key}" if entry else name
+    return name
 
 
 def keys_for(tree: Mapping[str, Any]) -> list[Key]:
-    """Return every key, those of `envs.*` once for each entry of the tree."""
-    section = tree.get(NAMED)
-    names = [str(name) for name in section] if isinstance(section, Mapping) else []
-    return [entry for key in keys() for entry in ([key] if "*" not in key.name else _named(key, names))]
+    """Return every key, those of `envs.*` and other named entries once for each entry of the tree."""
+    return [entry for key in keys() for entry in ([key] if "*" not in key.name else _named(key, tree))]
 
 
-def _named(key: Key, names: list[str]) -> Iterator[Key]:
-    for name in names:
+def _named(key: Key, tree: Mapping[str, Any]) -> Iterator[Key]:
+    section = get_value(tree, key.name.partition(".*")[0])
+    for name in map(str, section) if isinstance(section, Mapping) else ():
         choice = key.choice and (key.choice[0].replace("*", name, 1), key.choice[1])
         yield replace(key, name=key.name.replace("*", name, 1), choice=choice)
 

@@ -191,6 +191,8 @@ CASES = [
     ["data.domains={a: {share: 0.5}, b: {share: 0.9}}", *PROMPTS],
     ["data.domains={a: {share: 0.001}, b: {share: 0.9}}", *PROMPTS],
     ["reward={kind: math, function: FILE.py:FUNCTION, verifiers: {a: {kind: exact}}}", *PROMPTS],
+    ["reward={judge: {url: 'http://x', model: m}, verifiers: {a: {kind: exact}}}", *PROMPTS],
+    ["sft={batch: 2}", "data.domains={a: {share: 1.0}}", *PROMPTS],
     # batches, envs, files
     ["training.mini_batches=5"],
     ["training.samples_per_group=1"],

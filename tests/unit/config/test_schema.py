@@ -7,7 +7,7 @@ import pytest
 from quintet.config.dialects.synonyms import keys_by_synonym
 from quintet.config.dotted import flatten
 from quintet.config.native.experiment import Experiment
-from quintet.config.schema import is_key, keys, valid_keys
+from quintet.config.schema import NAMED_SECTIONS, is_key, keys, valid_keys
 from quintet.config.validation import suggest_keys
 
 
@@ -76,9 +76,14 @@ def test_another_frameworks_word_finds_the_key_that_it_means(name: str, meant: l
     assert suggest_keys(name, valid_keys({}), keys_by_synonym) == meant
 
 
+def test_the_sections_with_names_of_the_user_are_those_of_the_schema() -> None:
+    sections = {key.name.partition(".*")[0] for key in keys() if ".*" in key.name}
+    assert sections - {"rollout.tool_calls.tools"} == {*NAMED_SECTIONS}
+
+
 def test_a_key_is_recognised_without_the_documentation_of_all_keys() -> None:
     names = {key.name for key in keys() if ".tools.*" not in key.name}  # names of tools stay as they are written
-    sections = {name.rpartition(".")[0] for name in names} - {"envs"}
+    sections = {name.rpartition(".")[0] for name in names} - {*NAMED_SECTIONS}
     moved = {f"{section}.{name.rpartition('.')[2]}".strip(".") for section in sections for name in names}
     recognised = {name for name in names | moved if is_key(name)}
     assert names <= recognised

@@ -127,6 +127,20 @@ def test_every_kind_of_env_and_algorithm_can_be_chosen_with_its_own_keys() -> No
         )
 
 
+def test_a_wrong_value_of_a_named_entry_is_explained_like_any_other() -> None:
+    prompts = ["env.name=prompts", "data.train_files=[x.jsonl]"]
+    with pytest.raises(ConfigError, match=r"data\.domains\.a\.share = 'x' .*: must be a number ≥ 0 and ≤ 1"):
+        load_experiment(None, [*prompts, "data.domains={a: {share: x}}"])
+    with pytest.raises(ConfigError, match=r"did you mean data\.domains\.a\.share\?"):
+        load_experiment(None, [*prompts, "data.domains={a: {shre: 1.0}}"])
+
+
+def test_a_verifier_of_no_domain_is_refused() -> None:
+    words = ["env.name=prompts", "data.train_files=[x.jsonl]", "data.domains={sums: {share: 1.0}}"]
+    with pytest.raises(ConfigError, match="no domain has this name; the domains are sums"):
+        load_experiment(None, [*words, "reward={kind: math, verifiers: {sum: {kind: exact}}}"])
+
+
 def test_a_target_that_steers_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="`target` needs a reward penalty"):
         load_experiment(None, ["algorithm.kl={target: 0.1}"])

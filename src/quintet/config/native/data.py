@@ -238,6 +238,8 @@ class RewardConfig(Section):
             yield "`model` and `judge` exclude each other", "model=null", "judge=null"
         if self.verifiers and self.function is not None:
             yield "`verifiers` and `function` exclude each other", "function=null", "verifiers={}"
+        if self.verifiers and self.judge is not None:
+            yield "the judge scores all rows, and `verifiers` would have no effect", "judge=null", "verifiers={}"
         if self.format_reward and self.format is None:
             formats = (f"format={name}" for name in ("think_answer", "answer_tag", "boxed"))
             yield "`format_reward` needs `format`", *formats, "format_reward=0"

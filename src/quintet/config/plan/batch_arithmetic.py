@@ -92,10 +92,17 @@ def _check_division(composed: ComposedConfig) -> Iterator[ConfigProblem]:
 
 
 def _check_domains(composed: ComposedConfig) -> Iterator[ConfigProblem]:
-    """Yield the domains of which a step would have no prompt."""
-    data, prompts = composed.experiment.data, composed.experiment.training.groups_per_step
-    if data is None:
+    """Yield the domains of which a step would have no prompt, verifiers of others, and fine-tuning, which has none."""
+    config = composed.experiment
+    data, prompts = config.data, config.training.groups_per_step
+    if data is None or not data.domains:
         return
+    if config.sft is not None and config.sft.episodes is None:
+        yield composed.problem("data.domains", "fine-tuning takes all rows alike", "sft=null, or data.domains={}")
+    for name in config.reward.verifiers if config.reward else ():
+        if name not in data.domains:
+            problem = f"no domain has this name; the domains are {', '.join(data.domains)}"
+            yield composed.problem(f"reward.verifiers.{name}.kind", problem)
     for name, count in data.prompts_per_domain(prompts).items():
         share = data.domains[name].share
         if share and count < 1:
