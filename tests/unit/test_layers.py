@@ -27,6 +27,7 @@ LAYERS = [
     ("training",),
     ("runtime",),
     ("pipelines",),
+    ("viewer",),
     ("cli",),
     ("__main__",),
 ]

@@ -108,6 +108,24 @@ def stop(
     run(target, timeout_seconds=timeout, now=now)
 
 
+@app.command()
+def view(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="RUNS", help="Run directories or names, or directories of runs (default: runs)."),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; others than 127.0.0.1 need QUINTET_TOKEN.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 selects a free one.", min=0, max=65535)] = 8080,
+    terminal: Annotated[bool, typer.Option("--terminal", help="Show them in the terminal instead.")] = False,
+) -> None:
+    """Show runs in the browser: curves, diagnosis, episodes, timeline, settings."""
+    from quintet.cli.view import run
+
+    run(runs or [], host, port, in_terminal=terminal)
+
+
 @app.command(name="eval")
 @with_options
 def evaluate(

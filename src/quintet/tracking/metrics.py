@@ -93,6 +93,11 @@ def all_metrics() -> Iterator[Metric]:
     return iter(sorted(_DEFINITIONS.values(), key=lambda metric: metric.name))
 
 
+def names_in_order() -> list[str]:
+    """Return the names of all metrics as `metrics.yaml` lists them: phases in the order in which a step has them."""
+    return list(_DEFINITIONS)
+
+
 def without_timing(line: Mapping[str, Any]) -> dict[str, Any]:
     """Return a line of `metrics.jsonl` without the metrics that depend on the clock.
 
