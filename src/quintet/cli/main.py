@@ -32,7 +32,6 @@ app = typer.Typer(
     name="quintet",
     help="Post-train language models by reinforcement learning.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
