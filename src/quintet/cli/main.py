@@ -207,18 +207,20 @@ def doctor(
 @app.command()
 def explain(
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[CONFIG] KEY", help="Dotted key; with CONFIG, also its value there.")
+        list[str] | None,
+        typer.Argument(metavar="[CONFIG] KEY|METRIC", help="Dotted key, with CONFIG its value there too; or a metric."),
     ] = None,
     dialect: Annotated[
         str | None, typer.Option(help="Framework of the key: native, ragen, verl, vagen, rlinf or roll.")
     ] = None,
     list_all: Annotated[bool, typer.Option("--list", help="List all documented keys of all frameworks.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per key.")] = False,
+    metrics: Annotated[bool, typer.Option("--metrics", help="Explain or list metrics instead of keys.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per key or metric.")] = False,
 ) -> None:
-    """Explain a configuration key."""
+    """Explain a configuration key or a metric."""
     from quintet.cli.explain import run
 
-    run(arguments or [], dialect, every=list_all, as_json=as_json)
+    run(arguments or [], dialect, every=list_all, metrics=metrics, as_json=as_json)
 
 
 @app.command()
