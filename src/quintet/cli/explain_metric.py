@@ -80,12 +80,12 @@ def _print(metric: Metric, name: str) -> None:
     print(f"  computed  {metric.aggregation}")
     if metric.part_of:
         print(f"  part of   {metric.part_of}")
-    for side, words in SIDES.items():
+    for side, label in SIDES.items():
         if metric.causes.get(side):
-            print(f"  {words}, usual causes")
+            print(f"  {label}, usual causes")
             _print_items(metric.causes[side])
         if metric.remedies.get(side):
-            print(f"  {words}, what to try")
+            print(f"  {label}, what to try")
             _print_items([str(remedies()[each]) for each in metric.remedies[side]])
     if metric.related:
         print(f"  related   {', '.join(metric.related)}")

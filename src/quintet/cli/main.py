@@ -95,6 +95,18 @@ def status(
 
 
 @app.command()
+def diagnose(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="Run directory or name; several are allowed.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    fail: Annotated[bool, typer.Option("--fail", help="End with status 1 if a finding is critical.")] = False,
+) -> None:
+    """Report what looks wrong in runs, with evidence and what to try."""
+    from quintet.cli.diagnose import run
+
+    raise typer.Exit(run(runs, as_json=as_json, fail=fail))
+
+
+@app.command()
 def stop(
     target: Annotated[
         str | None, typer.Argument(metavar="RUN", help="Run directory or name (default: the only one that is running).")

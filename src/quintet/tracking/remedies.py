@@ -1,4 +1,4 @@
-"""What to try when a metric is unhealthy, from `remedies.yaml`: words, and the keys to change."""
+"""What to try when a metric is unhealthy, from `remedies.yaml`: a sentence, and the keys to change."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def changed_value(change: Value, present: Value) -> Value:
     if match["operator"] == "*":
         if is_number and present:
             return _rounded(float(present) * number, whole=isinstance(present, int))
-        return present if match["otherwise"] is None else _rounded(float(match["otherwise"]), whole=False)
+        otherwise = match["otherwise"]
+        return present if otherwise is None else int(otherwise) if otherwise.isdigit() else float(otherwise)
     if present is None or not is_number:
         return present
     bound = _rounded(number, whole=isinstance(present, int))
@@ -74,5 +75,5 @@ def _describe(key: str, change: Value) -> str:
     number = float(match["number"])
     if number == 1.0:
         return f"{key}={match['otherwise']}"
-    words = MULTIPLES.get(number, "{number:g} times {key}").format(key=key, number=number)
-    return words if match["otherwise"] is None else f"{words}, or {key}={match['otherwise']} if it has none"
+    multiple = MULTIPLES.get(number, "{number:g} times {key}").format(key=key, number=number)
+    return multiple if match["otherwise"] is None else f"{multiple}, or {key}={match['otherwise']} if it has none"

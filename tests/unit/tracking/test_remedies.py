@@ -41,6 +41,8 @@ def test_the_metrics_that_people_look_at_have_causes_and_remedies() -> None:
         ("*3 or 0.001", 0.0, 0.001),
         ("*3 or 0.001", 0.01, 0.03),
         ("*3 or 0.001", None, 0.001),
+        ("*1 or 250", None, 250),
+        ("*1 or 250", 40, 40),
         (">=4", 0, 4),
         (">=4", 8, 8),
         ("<=1", 4, 1),
