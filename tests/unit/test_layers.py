@@ -23,6 +23,7 @@ LAYERS = [
     ("data",),
     ("policies",),
     ("tracking",),
+    ("diagnosis",),
     ("rollout",),
     ("training",),
     ("runtime",),

@@ -94,6 +94,18 @@ def status(
 
 
 @app.command()
+def diagnose(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="Run directory or name; several are allowed.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    fail: Annotated[bool, typer.Option("--fail", help="End with status 1 if a finding is critical.")] = False,
+) -> None:
+    """Report what looks wrong in runs, with evidence and what to try."""
+    from quintet.cli.diagnose import run
+
+    raise typer.Exit(run(runs, as_json=as_json, fail=fail))
+
+
+@app.command()
 def stop(
     target: Annotated[
         str | None, typer.Argument(metavar="RUN", help="Run directory or name (default: the only one that is running).")
@@ -224,18 +236,20 @@ def doctor(
 @app.command()
 def explain(
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[CONFIG] KEY", help="Dotted key; with CONFIG, also its value there.")
+        list[str] | None,
+        typer.Argument(metavar="[CONFIG] KEY|METRIC", help="Dotted key, with CONFIG its value there too; or a metric."),
     ] = None,
     dialect: Annotated[
         str | None, typer.Option(help="Framework of the key: native, ragen, verl, vagen, rlinf or roll.")
     ] = None,
     list_all: Annotated[bool, typer.Option("--list", help="List all documented keys of all frameworks.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per key.")] = False,
+    metrics: Annotated[bool, typer.Option("--metrics", help="Explain or list metrics instead of keys.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per key or metric.")] = False,
 ) -> None:
-    """Explain a configuration key."""
+    """Explain a configuration key or a metric."""
     from quintet.cli.explain import run
 
-    run(arguments or [], dialect, every=list_all, as_json=as_json)
+    run(arguments or [], dialect, every=list_all, metrics=metrics, as_json=as_json)
 
 
 @app.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -61,15 +62,17 @@ def write_trajectories(
     write_atomic(path, "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace"))
 
 
-def read_trajectories(path: Path) -> list[dict[str, Any]]:
-    """Read the trajectories that `write_trajectories` wrote, as dicts.
+def read_trajectories(path: Path, count: int | None = None) -> list[dict[str, Any]]:
+    """Read the trajectories that `write_trajectories` wrote, or the first `count` of them, as dicts.
 
     Raises:
         MachineError: The file is missing or a line is not a trajectory; the message names the line.
     """
     with translate_os_errors(path):
-        lines = path.read_text(encoding="utf-8").split("\n")
-    return [parse_trajectory(path, number, line) for number, line in enumerate(lines, 1) if line]
+        file = path.open(encoding="utf-8", newline="\n")
+    with file, translate_os_errors(path):
+        lines = (line.removesuffix("\n") for line in islice(file, count))
+        return [parse_trajectory(path, number, line) for number, line in enumerate(lines, 1) if line]
 
 
 def parse_trajectory(path: Path, number: int, line: str) -> dict[str, Any]:
