@@ -27,6 +27,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from quintet.diagnosis.diagnose import diagnose_run
+
 PER_STEP = 256
 CHROMIUM_OPTIONS = (
     "--no-sandbox",
@@ -153,6 +155,9 @@ def main() -> None:
                 page = browser.new_page(viewport={"width": 1360, "height": 900})
                 results[view].append(measure(page, run, view, ready))
                 page.close()
+        started = time.process_time()
+        diagnose_run(run)
+        diagnosis_seconds = time.process_time() - started
         size = sum(path.stat().st_size for path in (run / "trajectories/train").iterdir())
         browser.close()
     scripts = [file for file in (resources.files("quintet.viewer") / "static").iterdir() if file.name.endswith(".js")]
@@ -166,6 +171,7 @@ def main() -> None:
         "trajectory_bytes": size,
         "metric_rows": options.rows,
         "script_bytes": sum(len(file.read_bytes()) for file in scripts),
+        "diagnosis_processor_seconds": round(diagnosis_seconds, 3),
         "medians": medians,
         "runs": results,
     }

@@ -9,7 +9,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-
 from tests.system.conftest import SMALL
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +42,8 @@ def test_an_installed_wheel_trains_without_a_compiler(wheel: Path, tmp_path: Pat
     site = tmp_path / "site"
     pip("install", "--no-deps", "--target", site, wheel)
     (tmp_path / "small.yaml").write_text(SMALL)
-    environment = os.environ | {"PYTHONPATH": str(site), "CXX": "/nonexistent", "PATH": str(Path(sys.executable).parent)}
+    without_compiler = {"CXX": "/nonexistent", "PATH": str(Path(sys.executable).parent)}
+    environment = os.environ | {"PYTHONPATH": str(site), **without_compiler}
     where = [sys.executable, "-c", "import quintet; print(quintet.__file__)"]
     shown = subprocess.run(where, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True).stdout
     assert Path(shown.strip()).is_relative_to(site)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -51,18 +50,6 @@ def test_a_run_that_solves_everything_may_lose_its_entropy() -> None:
     for row in rows[60:]:
         row |= {"actor/entropy": 0.001, "trajectory/success_rate": 0.98, "training/groups_with_signal": 0.1}
     assert diagnose_metrics(rows) == []
-
-
-def test_long_runs_take_well_under_a_second() -> None:
-    rows = healthy_rows(10_000)
-
-    def seconds() -> float:
-        begin = time.process_time()
-        diagnose_metrics(rows)
-        return time.process_time() - begin
-
-    # other processes on the machine slow this one down
-    assert min(seconds() for _ in range(3)) < 1.0
 
 
 def test_empty_metrics_are_no_finding() -> None:

@@ -12,7 +12,8 @@ const TITLES = { "": "Most watched", val: "Validation", actor: "Policy", critic:
 
 /** Show the charts of all metrics of the selected runs; data of a chart are requested when it becomes visible. */
 export async function chartsView(page) {
-  const [definitions, findings] = await Promise.all([get("metrics", { run: page.runs }), findingsOf(page.runs)]);
+  const definitions = await get("metrics", { run: page.runs });
+  let findings = [];
   const cards = new Map();
   const visible = new Set();
   const load = debounce(() => refresh(), 30);
@@ -62,6 +63,7 @@ export async function chartsView(page) {
   cards.forEach((entry) => watcher.observe(entry.element));
   const redraw = debounce(() => visible.forEach(draw), 100);
   addEventListener("resize", redraw);
+  findingsOf(page.runs).then((reported) => { findings = reported; redraw(); });
   const view = h("div", {},
     h("div", { class: "toolbar" }, search,
       select("Axis", [["steps", "steps"], ["seconds", "time"]], page.get("axis", "steps"), (value) => change("axis", value)),
