@@ -47,7 +47,7 @@ def write_files(page: Path, directory: Path) -> None:
         (directory / name).write_text(text)
 
 
-LONG = ("train", "sft")
+LONG = ("train", "sft", "view")
 """Commands that tests/system runs; here they only have to begin."""
 
 

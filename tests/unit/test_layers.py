@@ -23,10 +23,12 @@ LAYERS = [
     ("data",),
     ("policies",),
     ("tracking",),
+    ("diagnosis",),
     ("rollout",),
     ("training",),
     ("runtime",),
     ("pipelines",),
+    ("viewer",),
     ("cli",),
     ("__main__",),
 ]

@@ -1,4 +1,4 @@
-"""`quintet explain`: documentation of a key of the native schema or of a source framework."""
+"""`quintet explain`: documentation of a metric, or of a key of the native schema or of a source framework."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from textwrap import shorten
 from typing import Any
 
+from quintet.cli import explain_metric
 from quintet.cli.config_source import NATIVE, check_dialect, read_config_source
 from quintet.cli.configuration import load_config
 from quintet.cli.key_search import search_keys
@@ -30,18 +31,22 @@ Entry = tuple[str, str, KeySpec]
 """Dialect, reference file, documented key."""
 
 
-def run(words: list[str], dialect: str | None, *, every: bool, as_json: bool) -> None:
-    """Print the documentation of a key or of all keys, or the value and source of a key in a configuration.
+def run(words: list[str], dialect: str | None, *, every: bool, metrics: bool, as_json: bool) -> None:
+    """Print the documentation of a metric, a key or all of them, or the value and source of a key in a configuration.
 
     Raises:
-        ConfigError: the key or dialect is unknown; the message names similar ones.
+        ConfigError: the metric, key or dialect is unknown; the message names similar ones.
     """
     check_dialect(dialect)
-    if every:
+    if metrics and not words:
+        explain_metric.print_list(as_json=as_json)
+    elif every:
         _print_ledger([*_entries(dialect)], [*keys()] if dialect == NATIVE else [], as_json=as_json)
     elif not words:
-        hint = "quintet explain KEY, quintet explain CONFIG KEY, or quintet explain --list"
+        hint = "quintet explain KEY, quintet explain CONFIG KEY, quintet explain METRIC, or quintet explain --list"
         raise ConfigError("no key given", hint=hint)
+    elif len(words) == 1 and (metrics or "/" in words[0]):
+        explain_metric.run(words[0], as_json=as_json)
     elif len(words) == 1:
         _print_key(words[0], dialect, as_json=as_json)
     else:
@@ -166,20 +171,9 @@ def _print_key(name: str, dialect: str | None, *, as_json: bool) -> None:
     if native and current != name:
         print(f"{name} is now called {current}", file=sys.stderr)
     foreign = _foreign_entries(name, dialect)
-    if not native and not foreign and "." not in name and (related := search_keys(name)) and not as_json:
-        _print_related(name, related)
-        return
     if not native and not foreign:
-        valid = [key.name for key in keys()] if dialect in (None, NATIVE) else []
-        similar = (
-            keys_by_synonym(name, valid)
-            or closest_keys(name, valid)
-            or closest_keys(name, {spec.key for _, _, spec in _entries(dialect)})
-        )
-        hint = f"did you mean {' or '.join(similar)}?" if similar else "`quintet explain env` shows a section"
-        _check_known(name, dialect)
-        raise ConfigError(f"unknown key {name}", key=name, hint=hint)
-    if as_json:
+        _print_similar(name, dialect, as_json=as_json)
+    elif as_json:
         for key in native:
             print(json.dumps(_native_object(key)))
     elif len(native) > 1:
@@ -191,6 +185,28 @@ def _print_key(name: str, dialect: str | None, *, as_json: bool) -> None:
             print(json.dumps(_spec_object(entry)))
         else:
             _print_spec(*entry)
+
+
+def _print_similar(name: str, dialect: str | None, *, as_json: bool) -> None:
+    """Print the metric of that name, or the keys with names like it.
+
+    Raises:
+        ConfigError: there is none; the message names similar ones.
+    """
+    if explain_metric.is_metric(name):
+        explain_metric.run(name, as_json=as_json)
+    elif "." not in name and (related := search_keys(name)) and not as_json:
+        _print_related(name, related)
+    else:
+        valid = [key.name for key in keys()] if dialect in (None, NATIVE) else []
+        similar = (
+            keys_by_synonym(name, valid)
+            or closest_keys(name, valid)
+            or closest_keys(name, {spec.key for _, _, spec in _entries(dialect)})
+        )
+        hint = f"did you mean {' or '.join(similar)}?" if similar else "`quintet explain env` shows a section"
+        _check_known(name, dialect)
+        raise ConfigError(f"unknown key {name}", key=name, hint=hint)
 
 
 def _foreign_entries(name: str, dialect: str | None) -> list[Entry]:
@@ -225,6 +241,8 @@ def _print_related(name: str, related: list[Key]) -> None:
     width = max(len(key.name) for key in related)
     for key in related:
         print(f"  {key.name:<{width}}  {shorten(key.description, 90, placeholder=' …')}")
+    if metrics := explain_metric.related_metrics(name):
+        print(shorten(f"Metrics: {', '.join(metric.name for metric in metrics)}", 110, placeholder=" …"))
 
 
 def _print_choices(variants: list[Key]) -> None:

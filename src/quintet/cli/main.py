@@ -32,7 +32,6 @@ app = typer.Typer(
     name="quintet",
     help="Post-train language models by reinforcement learning.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -95,6 +94,18 @@ def status(
 
 
 @app.command()
+def diagnose(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="Run directory or name; several are allowed.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+    fail: Annotated[bool, typer.Option("--fail", help="End with status 1 if a finding is critical.")] = False,
+) -> None:
+    """Report what looks wrong in runs, with evidence and what to try."""
+    from quintet.cli.diagnose import run
+
+    raise typer.Exit(run(runs, as_json=as_json, fail=fail))
+
+
+@app.command()
 def stop(
     target: Annotated[
         str | None, typer.Argument(metavar="RUN", help="Run directory or name (default: the only one that is running).")
@@ -106,6 +117,24 @@ def stop(
     from quintet.cli.stop import run
 
     run(target, timeout_seconds=timeout, now=now)
+
+
+@app.command()
+def view(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="RUNS", help="Run directories or names, or directories of runs (default: runs)."),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; others than 127.0.0.1 need QUINTET_TOKEN.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 selects a free one.", min=0, max=65535)] = 8080,
+    terminal: Annotated[bool, typer.Option("--terminal", help="Show them in the terminal instead.")] = False,
+) -> None:
+    """Show runs in the browser: curves, diagnosis, episodes, timeline, settings."""
+    from quintet.cli.view import run
+
+    run(runs or [], host, port, in_terminal=terminal)
 
 
 @app.command(name="eval")
@@ -207,18 +236,20 @@ def doctor(
 @app.command()
 def explain(
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[CONFIG] KEY", help="Dotted key; with CONFIG, also its value there.")
+        list[str] | None,
+        typer.Argument(metavar="[CONFIG] KEY|METRIC", help="Dotted key, with CONFIG its value there too; or a metric."),
     ] = None,
     dialect: Annotated[
         str | None, typer.Option(help="Framework of the key: native, ragen, verl, vagen, rlinf or roll.")
     ] = None,
     list_all: Annotated[bool, typer.Option("--list", help="List all documented keys of all frameworks.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per key.")] = False,
+    metrics: Annotated[bool, typer.Option("--metrics", help="Explain or list metrics instead of keys.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per key or metric.")] = False,
 ) -> None:
-    """Explain a configuration key."""
+    """Explain a configuration key or a metric."""
     from quintet.cli.explain import run
 
-    run(arguments or [], dialect, every=list_all, as_json=as_json)
+    run(arguments or [], dialect, every=list_all, metrics=metrics, as_json=as_json)
 
 
 @app.command()

@@ -10,15 +10,21 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from quintet.cli.completion import complete_config, complete_key
 from quintet.errors import ConfigError
 
 Config = Annotated[
     str | None,
     typer.Argument(
-        metavar="CONFIG", help="YAML file, run script or file of key=value lines (default: built-in configuration)."
+        metavar="CONFIG",
+        help="YAML file, run script or file of key=value lines (default: built-in configuration).",
+        autocompletion=complete_config,
     ),
 ]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Configuration overrides.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Configuration overrides.", autocompletion=complete_key),
+]
 DialectName = Annotated[
     str | None,
     typer.Option(

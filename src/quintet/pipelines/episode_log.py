@@ -11,18 +11,21 @@ from quintet.records import Trajectory
 from quintet.seeds import derive_seed
 from quintet.tracking.episode_pages import write_episode_pages
 from quintet.tracking.generations import select_generations
-from quintet.tracking.trajectories import write_trajectories
+from quintet.tracking.trajectories import EpisodeTokens, write_trajectories
 
 
-def store_training_episodes(run: Run, step: int, trajectories: Sequence[Trajectory]) -> None:
-    """Store the episodes of a training step and, with `tracking.rendered_episodes`, the first as pages.
+def store_training_episodes(
+    run: Run, step: int, trajectories: Sequence[Trajectory], tokens: Sequence[EpisodeTokens] | None = None
+) -> None:
+    """Store the episodes of a training step, with the statistics of their `tokens`; with `tracking.rendered_episodes`,
+    also the first ones as pages.
 
     Raises:
         MachineError: a file cannot be written.
     """
     tracking = run.config.tracking
     path = run.directory.trajectories("train", step)
-    write_trajectories(path, step, "train", trajectories, image_episodes=tracking.image_episodes)
+    write_trajectories(path, step, "train", trajectories, tokens=tokens, image_episodes=tracking.image_episodes)
     if tracking.rendered_episodes:
         directory = _pages_directory(run) / f"train/step_{step}"
         write_episode_pages(directory, step, trajectories[: tracking.rendered_episodes])

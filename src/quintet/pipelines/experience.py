@@ -19,7 +19,7 @@ from quintet.algorithms.tokens import whiten
 from quintet.config.native.experiment import Experiment
 from quintet.errors import MachineError
 from quintet.pipelines.rollout_step import Rollout
-from quintet.records import INCOMPLETE_OUTCOMES, Batch
+from quintet.records import INCOMPLETE_OUTCOMES, Batch, Trajectory
 from quintet.rollout.collate import collate, reward_at_end, train_on_observations
 from quintet.runtime.components import Components
 from quintet.training.domains import map_domains
@@ -33,9 +33,7 @@ def collate_rollout(rollout: Rollout, config: Experiment) -> Batch:
     Raises:
         MachineError: no episode of the step has a turn.
     """
-    completed = [
-        episode for episode in rollout.trajectories if episode.outcome not in INCOMPLETE_OUTCOMES and episode.turns
-    ]
+    completed = completed_episodes(rollout)
     if not completed:
         raise _no_episodes(rollout, config)
     batch = collate(completed)
@@ -45,6 +43,11 @@ def collate_rollout(rollout: Rollout, config: Experiment) -> Batch:
     if config.domains:
         batch = replace(batch, domain=torch.tensor([config.domains.index(episode.env) for episode in completed]))
     return batch if config.algorithm.turn_rewards else reward_at_end(batch)
+
+
+def completed_episodes(rollout: Rollout) -> list[Trajectory]:
+    """Return the episodes that a batch is made of: with a turn, and without a failure."""
+    return [each for each in rollout.trajectories if each.outcome not in INCOMPLETE_OUTCOMES and each.turns]
 
 
 def _no_episodes(rollout: Rollout, config: Experiment) -> MachineError:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from quintet.config.composed import ComposedConfig
 from quintet.pipelines.embodied.training import train_in_simulator
+from quintet.pipelines.episode_tokens import with_tokens
 from quintet.pipelines.experience import (
     add_advantages,
     add_log_probs,
@@ -122,6 +123,7 @@ def train_step(components: Components, step: int, timings: Timings) -> tuple[Rol
                 batch = add_reference_log_probs(components, batch, step)
             with timings.phase("adv"):
                 batch, advantage_metrics = add_advantages(batch, config, components.kl)
+            rollout = with_tokens(components, rollout, batch, step)
             updates.update_critic_and_actor(batch)
             rollouts.append(rollout)
             batches.append(batch)

@@ -24,6 +24,7 @@ from quintet.runtime.components import Components
 from quintet.seeds import derive_seed
 from quintet.tracking.eval_statistics import Sample, validation_metrics
 from quintet.tracking.summaries import summarize_validation
+from quintet.tracking.trajectories import EpisodeTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class Rollout:
     metrics: dict[str, float]
     baseline: dict[int, float] | None = None
     """Reward of a greedy episode from each group's start state, for ReMax."""
+    tokens: list[EpisodeTokens] | None = None
+    """Statistics of the episodes' tokens, if they are stored."""
 
 
 def iter_rollouts(components: Components, step: int, timings: Timings) -> Iterator[Rollout]:
@@ -64,7 +67,8 @@ def merge_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
     trajectories = [trajectory for rollout in rollouts for trajectory in rollout.trajectories]
     names = dict.fromkeys(name for rollout in rollouts for name in rollout.metrics)
     totals = {name: sum(rollout.metrics.get(name, 0.0) for rollout in rollouts) for name in names}
-    return Rollout(trajectories, totals)
+    tokens = [each for rollout in rollouts for each in rollout.tokens or ()]
+    return Rollout(trajectories, totals, tokens=tokens if rollouts[0].tokens is not None else None)
 
 
 def collect_rollouts(components: Components, step: int) -> Rollout:
@@ -165,7 +169,7 @@ def show_rollout(run: Run, step: int, rollout: Rollout) -> None:
     if run.config.rollout.engine_options.print_responses:
         run.progress.note("\n".join(response_lines(rollout.trajectories, step=step)))
     if is_due(step, run.config.tracking.trajectories_every_steps):
-        store_training_episodes(run, step, rollout.trajectories)
+        store_training_episodes(run, step, rollout.trajectories, rollout.tokens)
 
 
 def validate(run: Run, components: Components, step: int) -> dict[str, float]:

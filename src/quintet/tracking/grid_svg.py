@@ -58,6 +58,16 @@ def find_grid(env: str, text: str) -> list[list[str]] | None:
     return best if len(best) >= 2 else None
 
 
+def grid_svg(env: str, text: str) -> str | None:
+    """Return the grid in an observation as an SVG that refers to the tiles of `tiles.svg`; None without a grid."""
+    grid = find_grid(env, text)
+    if grid is None:
+        return None
+    label = visible("\n".join(" ".join(row) for row in grid))
+    box = f'viewBox="0 0 {len(grid[0]) * _TILE} {len(grid) * _TILE}"'
+    return f'<svg class="board" {box} role="img" aria-label="{label}">{_grid_content(env, grid)}</svg>'
+
+
 class GridSheet:
     """Grids and images of a page, each distinct one defined once."""
 

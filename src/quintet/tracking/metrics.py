@@ -8,15 +8,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from quintet.errors import nearest
 
 Range = tuple[float | None, float | None]
+Side = Literal["high", "low"]
+"""A value that is too high, or too low; of a metric that should rise, one that does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,14 @@ class Metric:
     """True if it depends on the machine and its load, so that two identical runs differ."""
     part_of: str | None = None
     """Timing of the phase that contains this phase; None for timings that no other contains."""
+    causes: Mapping[Side, tuple[str, ...]] = field(default_factory=dict)
+    """Usual causes of an unhealthy value."""
+    remedies: Mapping[Side, tuple[str, ...]] = field(default_factory=dict)
+    """Names of what to try against it, the first first; see `remedies.py`."""
+    related: tuple[str, ...] = ()
+    """Metrics to look at as well."""
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    """Names in other frameworks where they differ; names not listed are verl's or of Quintet alone."""
 
     def matches(self, name: str) -> bool:
         """Return whether `name` is this metric with its placeholders filled in."""
@@ -58,18 +68,16 @@ def define(
     unit: str,
     healthy: Range | str,
     aggregation: str,
-    *,
-    clock: bool = False,
-    part_of: str | None = None,
+    **details: Any,
 ) -> Metric:
-    """Define a metric so that it can be logged.
+    """Define a metric so that it can be logged; `details` are further fields.
 
     Raises:
         ValueError: `name` is already defined.
     """
     if name in _DEFINITIONS:
         raise ValueError(f"metric {name!r} is defined twice")
-    metric = _DEFINITIONS[name] = Metric(name, meaning, unit, healthy, aggregation, clock, part_of)
+    metric = _DEFINITIONS[name] = Metric(name, meaning, unit, healthy, aggregation, **details)
     return metric
 
 
@@ -91,6 +99,11 @@ def describe(name: str) -> Metric:
 def all_metrics() -> Iterator[Metric]:
     """Yield all metric definitions, sorted by name."""
     return iter(sorted(_DEFINITIONS.values(), key=lambda metric: metric.name))
+
+
+def names_in_order() -> list[str]:
+    """Return the names of all metrics as `metrics.yaml` lists them: phases in the order in which a step has them."""
+    return list(_DEFINITIONS)
 
 
 def without_timing(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,17 +147,28 @@ def _load_definitions() -> None:
     text = (resources.files("quintet.tracking") / "metrics.yaml").read_text(encoding="utf-8")
     for entry in yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # noqa: S506 - both are safe
         healthy = tuple(entry["healthy"]) if isinstance(entry["healthy"], list) else entry["healthy"]
+        details = {name: entry[name] for name in ("clock", "part_of", "elsewhere") if name in entry}
+        details |= {name: _by_side(entry[name]) for name in ("causes", "remedies") if name in entry}
+        details["related"] = tuple(entry.get("related", ()))
         if entry.get("spread"):
-            _define_spread(entry["name"], entry["meaning"], entry["unit"], healthy, entry["over"])
+            _define_spread(entry["name"], entry["meaning"], entry["unit"], healthy, entry["over"], details)
         else:
-            options = {name: entry[name] for name in ("clock", "part_of") if name in entry}
-            define(entry["name"], entry["meaning"], entry["unit"], healthy, entry["computed"], **options)
+            define(entry["name"], entry["meaning"], entry["unit"], healthy, entry["computed"], **details)
 
 
-def _define_spread(name: str, meaning: str, unit: str, healthy: Range | str, over: str) -> None:
-    define(f"{name}/mean", f"Mean {meaning}", unit, healthy, f"mean over {over}")
-    define(f"{name}/max", f"Maximum {meaning}", unit, "same order of magnitude as the mean", f"maximum over {over}")
-    define(f"{name}/min", f"Minimum {meaning}", unit, "same order of magnitude as the mean", f"minimum over {over}")
+def _by_side(texts: Mapping[Side, list[str]]) -> dict[Side, tuple[str, ...]]:
+    return {side: tuple(each) for side, each in texts.items()}
+
+
+def _define_spread(
+    name: str, meaning: str, unit: str, healthy: Range | str, over: str, details: Mapping[str, Any]
+) -> None:
+    """Define mean, maximum and minimum; the details are those of the mean."""
+    same = "same order of magnitude as the mean"
+    define(f"{name}/mean", f"Mean {meaning}", unit, healthy, f"mean over {over}", **details)
+    for part, word in (("max", "Maximum"), ("min", "Minimum")):
+        related = (f"{name}/mean",)
+        define(f"{name}/{part}", f"{word} {meaning}", unit, same, f"{word.lower()} over {over}", related=related)
 
 
 _load_definitions()

@@ -59,8 +59,11 @@ class Progress(Reporter, Protocol):
 
 
 def build_progress(console: Console, every_seconds: float = 5.0) -> Progress:
-    """Return a progress bar for a terminal, plain lines otherwise; in CI, one line at the end of each phase."""
-    if console.is_terminal:
+    """Return a progress bar for a terminal, plain lines otherwise; in CI, one line at the end of each phase.
+
+    Notebooks force colors (`FORCE_COLOR`), but cannot move the cursor.
+    """
+    if console.is_terminal and console.file.isatty():
         return BarProgress(console)
     return PlainProgress(console, math.inf if os.environ.get("CI") else every_seconds)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from quintet.errors import MachineError
 from quintet.records import Trajectory, Turn
@@ -22,28 +23,38 @@ IMAGE_FILES = ("image_files", "image_files_after")
 CHANGED_HINT = "the file was changed or cut: remove it"
 
 
+class EpisodeTokens(NamedTuple):
+    """Statistics of the response tokens of one episode, which its group and sample identify."""
+
+    group: int
+    sample: int
+    turns: Mapping[int, Mapping[str, list[float]]]
+    """For each turn `learner_logprobs` and `entropies` in nats, and `advantages`; one value per token."""
+
+
 def write_trajectories(
     path: Path,
     step: int,
     split: Literal["train", "validation"],
     trajectories: Iterable[Trajectory],
     *,
-    tokens: bool = False,
+    tokens: Iterable[EpisodeTokens] | None = None,
     image_episodes: int = 0,
 ) -> None:
     """Write the trajectories of one step atomically.
 
-    `tokens` adds token ids, log-probs (nats) and the weight version of each turn, which makes the file several times
-    larger. The images of the first `image_episodes` trajectories are written as PNG files next to it, which turns refer
-    to by `image_files` and `image_files_after`.
+    `tokens` adds token ids, log-probs of the engine (nats), the weight version and the given statistics to each turn,
+    which makes the file several times larger. The images of the first `image_episodes` trajectories are written as PNG
+    files next to it, which turns refer to by `image_files` and `image_files_after`.
 
     Raises:
         MachineError: The file cannot be written.
     """
     with translate_os_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
+    statistics = None if tokens is None else {(each.group, each.sample): each.turns for each in tokens}
     lines = (
-        json.dumps({"step": step, "split": split} | _trajectory(item, tokens, images), ensure_ascii=False)
+        json.dumps({"step": step, "split": split} | _trajectory(item, statistics, images), ensure_ascii=False)
         for number, item in enumerate(trajectories)
         for images in [path.parent if number < image_episodes else None]
     )
@@ -51,18 +62,25 @@ def write_trajectories(
     write_atomic(path, "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace"))
 
 
-def read_trajectories(path: Path) -> list[dict[str, Any]]:
-    """Read the trajectories that `write_trajectories` wrote, as dicts.
+def read_trajectories(path: Path, count: int | None = None) -> list[dict[str, Any]]:
+    """Read the trajectories that `write_trajectories` wrote, or the first `count` of them, as dicts.
 
     Raises:
         MachineError: The file is missing or a line is not a trajectory; the message names the line.
     """
     with translate_os_errors(path):
-        lines = path.read_text(encoding="utf-8").split("\n")
-    return [_parse(path, number, line) for number, line in enumerate(lines, 1) if line]
+        file = path.open(encoding="utf-8", newline="\n")
+    with file, translate_os_errors(path):
+        lines = (line.removesuffix("\n") for line in islice(file, count))
+        return [parse_trajectory(path, number, line) for number, line in enumerate(lines, 1) if line]
 
 
-def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
+def parse_trajectory(path: Path, number: int, line: str) -> dict[str, Any]:
+    """Return the trajectory in line `number` of a file.
+
+    Raises:
+        MachineError: The line is not a trajectory; the message names it.
+    """
     try:
         episode = json.loads(line)
     except ValueError as error:
@@ -83,7 +101,13 @@ def _rename_former_keys(episode: dict[str, Any]) -> None:
         episode["failure"]["error_type"] = episode["failure"].pop("kind")
 
 
-def _trajectory(item: Trajectory, tokens: bool, image_directory: Path | None) -> dict[str, Any]:
+def _trajectory(
+    item: Trajectory,
+    statistics: Mapping[tuple[int, int], Mapping[int, Mapping[str, list[float]]]] | None,
+    image_directory: Path | None,
+) -> dict[str, Any]:
+    """Return a trajectory as a JSON object; with the tokens of its turns if there are statistics."""
+    turn_statistics = None if statistics is None else statistics.get((item.group, item.sample), {})
     return {
         "env": item.env,
         **({} if item.env_type is None else {"env_type": item.env_type}),
@@ -99,11 +123,16 @@ def _trajectory(item: Trajectory, tokens: bool, image_directory: Path | None) ->
             if item.reward_components
             else {}
         ),
-        "turns": [_turn(turn, tokens) | _image_files(turn, image_directory) for turn in item.turns],
+        "turns": [
+            _turn(turn)
+            | ({} if turn_statistics is None else _tokens(turn, turn_statistics.get(number, {})))
+            | _image_files(turn, image_directory)
+            for number, turn in enumerate(item.turns)
+        ],
     }
 
 
-def _turn(turn: Turn, tokens: bool) -> dict[str, Any]:
+def _turn(turn: Turn) -> dict[str, Any]:
     record: dict[str, Any] = {
         "observation": turn.observation,
         "text": turn.text,
@@ -118,15 +147,18 @@ def _turn(turn: Turn, tokens: bool) -> dict[str, Any]:
     }
     if turn.state_scores:
         record["state_scores"] = [asdict(score) for score in turn.state_scores]
-    if tokens:
-        record |= {
-            "prompt": list(turn.prompt),
-            "tokens": list(turn.tokens),
-            "logprobs": list(turn.logprobs),
-            "continues": turn.continues,
-            "weight_version": turn.weight_version,
-        }
     return record
+
+
+def _tokens(turn: Turn, statistics: Mapping[str, list[float]]) -> dict[str, Any]:
+    return {
+        "prompt": list(turn.prompt),
+        "tokens": list(turn.tokens),
+        "logprobs": list(turn.logprobs),
+        "continues": turn.continues,
+        "weight_version": turn.weight_version,
+        **statistics,
+    }
 
 
 def _image_files(turn: Turn, directory: Path | None) -> dict[str, list[str]]:

@@ -57,6 +57,9 @@ class LogProbScorer(DivergenceReference, Protocol):
     def compute_log_probs(self, batch: Batch) -> Tensor:
         """See `PolicyScorer.compute_log_probs`."""
 
+    def compute_entropies(self, batch: Batch) -> Tensor:
+        """See `PolicyScorer.compute_entropies`."""
+
     def compute_sum_squared_probs(self, batch: Batch) -> Tensor:
         """See `PolicyScorer.compute_sum_squared_probs`."""
 

@@ -130,6 +130,10 @@ class PolicyScorer:
         """Return the log-prob of each response token, nats, float32 [N]; 0 outside the loss mask."""
         return self._forward_only(batch, lambda packed: self.token_statistics(packed).logprobs)
 
+    def compute_entropies(self, batch: Batch) -> Tensor:
+        """Return the entropy of the policy at each response token; nats, float32 [N], 0 outside the loss mask."""
+        return self._forward_only(batch, lambda packed: self.token_statistics(packed).entropy)
+
     def compute_sum_squared_probs(self, batch: Batch) -> Tensor:
         """Return Σ π² over the vocabulary at each response token, float32 [N]; 0 outside the loss mask."""
         return self._forward_only(

@@ -240,9 +240,10 @@ CASES = [
     case(
         command,
         "explain",
-        "quintet explain KEY, quintet explain CONFIG KEY, or quintet explain --list",
+        "quintet explain KEY, quintet explain CONFIG KEY, quintet explain METRIC, or quintet explain --list",
         "explain seed",
         "explain native.yaml seed",
+        "explain actor/entropy",
         "explain --list",
     ),
     case(
@@ -258,6 +259,13 @@ CASES = [
         "explain native.yaml training.steps",
     ),
     case(command, "explain zzz.qqq", "`quintet explain env` shows a section", "explain env"),
+    case(command, "explain actor/entropi", "did you mean actor/entropy?", "explain actor/entropy"),
+    case(
+        command,
+        "explain zzz/qqq",
+        "`quintet explain --list --metrics` shows every metric",
+        "explain --list --metrics",
+    ),
     case(command, "explain trainng.steps", "did you mean training.steps", "explain training.steps"),
     case(
         command,

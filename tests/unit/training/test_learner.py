@@ -256,7 +256,7 @@ def test_the_full_divergence_is_the_sum_over_the_vocabulary(policy_directory: Pa
     other = PolicyScorer(other_policy(actor.model), LearnerSetup(budget=MicroBatchBudget(40)))
     forth = actor.scorer.compute_divergence(batch, other)
     back = actor.scorer.compute_divergence(batch, other, swapped=True)
-    mass = actor.scorer.compute_sum_squared_probs(batch)
+    mass, entropies = actor.scorer.compute_sum_squared_probs(batch), actor.scorer.compute_entropies(batch)
     start = 0
     for length in batch.lengths.tolist():
         part = slice(start, start + length)
@@ -267,6 +267,7 @@ def test_the_full_divergence_is_the_sum_over_the_vocabulary(policy_directory: Pa
             (forth, (p.exp() * (p - q)).sum(-1)),
             (back, (q.exp() * (q - p)).sum(-1)),
             (mass, (2 * p).exp().sum(-1)),
+            (entropies, -(p.exp() * p).sum(-1)),
         ):
             torch.testing.assert_close(found[part][1:], expected * mask, atol=1e-6, rtol=1e-4)
         start += length

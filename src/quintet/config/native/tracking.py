@@ -36,6 +36,10 @@ class TrackingConfig(Section):
     """Directory in which each logger except `jsonl` has a directory for its files; null uses the run directory."""
     trajectories_every_steps: Count = 10
     """Store the episodes of every n-th step; 0 only stores validation episodes."""
+    token_statistics: bool = False
+    """Store the tokens of training episodes with the log-probs of engine and learner, entropies and advantages, which
+    `quintet view` shows as colors. Each stored step needs two more forward passes, and its file is several times
+    larger."""
     image_episodes: Count = 16
     """Number of episodes per stored step and per validation whose images are stored as PNG files, next to the episodes;
     equal images are stored once. The report shows these episodes."""

@@ -235,6 +235,9 @@ class MegatronScorer:
     def compute_log_probs(self, batch: Batch) -> Tensor:
         return self._forward_only(batch, lambda statistics: statistics.logprobs)
 
+    def compute_entropies(self, batch: Batch) -> Tensor:
+        return self._forward_only(batch, lambda statistics: statistics.entropy)
+
     def compute_sum_squared_probs(self, batch: Batch) -> Tensor:
         return self._forward_only(batch, lambda statistics: statistics.sum_squared_probs, with_sum_squared_probs=True)
 

@@ -262,6 +262,8 @@ def test_the_full_divergence_is_computed_and_trained_on(models: Path) -> None:
     )
     mass = ours.scorer.snapshot(MicroBatchBudget(60)).compute_sum_squared_probs(given)
     torch.testing.assert_close(mass, theirs.scorer.compute_sum_squared_probs(given), atol=1e-6, rtol=1e-5)
+    entropies = ours.scorer.compute_entropies(given)
+    torch.testing.assert_close(entropies, theirs.scorer.compute_entropies(given), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

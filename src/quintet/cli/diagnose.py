@@ -1,0 +1,47 @@
+"""`quintet diagnose`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from quintet.cli.status import find_run
+from quintet.diagnosis.diagnose import diagnose_run
+from quintet.diagnosis.findings import Finding
+
+
+def run(targets: Sequence[str], *, as_json: bool, fail: bool) -> int:
+    """Print what looks wrong in runs; return 1 with `fail` if a finding is critical, otherwise 0.
+
+    Raises:
+        MachineError: a target is no run, or a file of it cannot be read.
+    """
+    findings = {path: diagnose_run(path) for path in map(find_run, targets)}
+    if as_json:
+        print(json.dumps([{"path": str(path), "findings": [*map(asdict, each)]} for path, each in findings.items()]))
+    else:
+        print("\n\n".join(_report(path, each) for path, each in findings.items()))
+    is_critical = any(finding.severity == "critical" for each in findings.values() for finding in each)
+    return int(fail and is_critical)
+
+
+def _report(path: Path, findings: Sequence[Finding]) -> str:
+    if not findings:
+        return f"{path}: nothing looks wrong"
+    numbers = Counter(finding.severity for finding in findings)
+    counts = ", ".join(f"{number} {severity}" for severity, number in numbers.items())
+    return "\n\n".join([f"{path}: {counts}", *map(_describe, findings)])
+
+
+def _describe(finding: Finding) -> str:
+    lines = [f"{finding.severity.upper():<8}  {finding.title}  ({finding.rule})", f"  {finding.evidence}"]
+    if finding.first_step is not None and finding.first_step != finding.last_step:
+        lines.append(f"  steps {finding.first_step} to {finding.last_step}")
+    for number, suggestion in enumerate(finding.suggestions):
+        lines.append(f"  {'try' if number == 0 else '   '}  {suggestion}")
+    if finding.metric:
+        lines.append(f"  more: quintet explain {finding.metric}")
+    return "\n".join(lines)

@@ -1,0 +1,99 @@
+"""What the rules read of a run: its metrics by name and, of a run directory, configuration and episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from quintet.config.composed import ComposedConfig
+from quintet.diagnosis.findings import Finding, Severity
+from quintet.diagnosis.rule_specs import rule_specs
+from quintet.diagnosis.series import Series, is_number
+from quintet.diagnosis.suggestions import suggest
+from quintet.tracking.metrics import Side, describe
+
+Row = Mapping[str, Any]
+SUCCESS = ("trajectory/success_rate", "env/success_once")
+SCORES = ("critic/score/mean", "env/return")
+"""Reward of the training episodes: of language models, of robots."""
+MAX_SUGGESTIONS = 4
+
+
+class RunData:
+    """Metrics of a run and, if they are given, its configuration and directory."""
+
+    def __init__(
+        self, rows: Sequence[Row], composed: ComposedConfig | None = None, directory: Path | None = None
+    ) -> None:
+        self.rows = [row for row in rows if isinstance(row.get("step"), int)]
+        self.composed = composed
+        self.directory = directory
+        self._series: dict[str, Series] = {}
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Names of the logged metrics, sorted."""
+        return sorted({name for row in self.rows for name in row} - {"step", "time_seconds"})
+
+    @property
+    def last_step(self) -> int | None:
+        return self.rows[-1]["step"] if self.rows else None
+
+    def series(self, name: str) -> Series:
+        """Return the values of a metric; steps without a finite value are left out."""
+        if name not in self._series:
+            points = [(row["step"], row[name]) for row in self.rows if name in row and is_number(row[name])]
+            steps, values = zip(*points, strict=True) if points else ((), ())
+            self._series[name] = Series(name, steps, values)
+        return self._series[name]
+
+    def matching(self, *definitions: str) -> Iterator[Series]:
+        """Yield the logged metrics of definitions, whose names may have placeholders."""
+        metrics = [describe(name) for name in definitions]
+        yield from (self.series(name) for name in self.names if any(metric.matches(name) for metric in metrics))
+
+    def first_of(self, names: Sequence[str], length: int = 1) -> Series | None:
+        """Return the first of the metrics that has so many values."""
+        return next((self.series(name) for name in names if len(self.series(name)) >= length), None)
+
+    @property
+    def success(self) -> Series | None:
+        """Share of the training episodes that are solved; None if no step has it."""
+        return self.first_of(SUCCESS)
+
+    @property
+    def score(self) -> Series | None:
+        """Mean reward of the training episodes; None if no step has it."""
+        return self.first_of(SCORES)
+
+    def total(self, name: str) -> float:
+        """Return the sum of a metric over the steps."""
+        return sum(self.series(name).values)
+
+    def finding(
+        self,
+        rule: str,
+        evidence: str,
+        *,
+        metric: str | None = None,
+        steps: tuple[int, int] | None = None,
+        severity: Severity = "warning",
+        side: Side | None = None,
+        remedies: Sequence[str] = (),
+        title: str | None = None,
+    ) -> Finding:
+        """Return a finding; its suggestions are `remedies`, then those of the metric if it is too high or too low."""
+        of_metric = () if metric is None or side is None else _remedies(metric, side)
+        first, last = steps or (None, None)
+        suggestions = suggest(dict.fromkeys((*remedies, *of_metric)), self.composed, MAX_SUGGESTIONS)
+        return Finding(rule, severity, title or rule_specs()[rule].title, evidence, metric, first, last, suggestions)
+
+
+def _remedies(metric: str, side: Side) -> tuple[str, ...]:
+    """Return what to try against the value of a metric; nothing for one without a definition, of another version."""
+    try:
+        return describe(metric).remedies.get(side, ())
+    except KeyError:
+        return ()

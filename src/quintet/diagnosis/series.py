@@ -1,0 +1,129 @@
+"""Values of a metric over the steps of a run, and robust statistics of them: medians of windows, not single values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from statistics import median
+from typing import Any
+
+BLOCK = 5
+"""Steps whose median stands for them."""
+CERTAINTY = 4.0
+"""Standard errors by which two medians differ if the difference is no noise."""
+MEDIAN_ERROR = 1.2533
+"""Standard error of the median of normally distributed values, relative to that of the mean."""
+DEVIATION = 1.4826
+"""Standard deviation of a normal distribution, relative to its median absolute deviation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Consecutive values and their median."""
+
+    first_step: int
+    last_step: int
+    median: float
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """The finite values of a metric, in the order of the steps."""
+
+    name: str
+    steps: Sequence[int]
+    values: Sequence[float]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def window(self) -> int:
+        """Number of values at the beginning, or at the end, whose median is that of the beginning, or of the end."""
+        return max(1, min(len(self) // 2, max(BLOCK, len(self) // 10)))
+
+    @property
+    def start(self) -> float:
+        return median(self.values[: self.window])
+
+    @property
+    def end(self) -> float:
+        return median(self.values[-self.window :])
+
+    @property
+    def error(self) -> float:
+        """Standard error of the difference of `start` and `end` by noise alone."""
+        return MEDIAN_ERROR * self.noise * math.sqrt(2 / self.window)
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation from step to step around a smooth curve, from second differences."""
+        values = self.values
+        bends = [abs(a - 2 * b + c) for a, b, c in zip(values, values[1:], values[2:], strict=False)]
+        return DEVIATION * median(bends) / math.sqrt(6) if bends else 0.0
+
+    @property
+    def rises(self) -> bool:
+        """Whether the end is above the start by more than noise."""
+        return self.end - self.start > max(CERTAINTY * self.error, _rounding(self))
+
+    @property
+    def falls(self) -> bool:
+        """Whether the end is below the start by more than noise."""
+        return self.start - self.end > max(CERTAINTY * self.error, _rounding(self))
+
+    @property
+    def is_constant(self) -> bool:
+        return max(self.values) - min(self.values) <= _rounding(self)
+
+    def since(self, step: int) -> Series:
+        """Return the values from a step on."""
+        first = next((number for number, each in enumerate(self.steps) if each >= step), len(self))
+        return Series(self.name, self.steps[first:], self.values[first:])
+
+    def blocks(self, size: int = BLOCK) -> list[Block]:
+        """Return the medians of consecutive values; the last block ends with the last value."""
+        starts = range(len(self) % size, len(self) - size + 1, size)
+        return [Block(self.steps[n], self.steps[n + size - 1], median(self.values[n : n + size])) for n in starts]
+
+    def above(self, limit: float) -> list[Block]:
+        """Return the blocks at the end whose medians are all above a limit; empty if that of the last one is not."""
+        return self._at_end(lambda block: block.median > limit)
+
+    def below(self, limit: float) -> list[Block]:
+        """Return the blocks at the end whose medians are all below a limit; empty if that of the last one is not."""
+        return self._at_end(lambda block: block.median < limit)
+
+    def _at_end(self, condition: Callable[[Block], bool]) -> list[Block]:
+        return [*takewhile(condition, reversed(self.blocks()))][::-1]
+
+
+def _rounding(series: Series) -> float:
+    """Return the difference that rounding may cause."""
+    return 1e-9 * max(1e-12, *(abs(value) for value in series.values))
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value of a metric is a finite number."""
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def text(value: float) -> str:
+    """Format a value.
+
+    >>> text(0.00012345), text(12345.678), text(0.25)
+    ('0.000123', '12,300', '0.25')
+    """
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{rounded:g}"
+
+
+def percent(share: float) -> str:
+    """Format a share.
+
+    >>> percent(0.052)
+    '5.2 %'
+    """
+    return f"{100 * share:.2g} %" if share < 0.995 else "100 %"

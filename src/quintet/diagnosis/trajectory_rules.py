@@ -1,0 +1,153 @@
+"""Rules about the texts of episodes, which metrics do not show: one response to everything, and degenerate text."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from quintet.diagnosis.findings import Finding
+from quintet.diagnosis.rule_specs import Limits
+from quintet.diagnosis.run_data import RunData
+from quintet.diagnosis.series import percent
+from quintet.tracking.run_directory import RunDirectory
+from quintet.tracking.trajectories import read_trajectories
+
+Episode = dict[str, Any]
+MAX_EPISODES = 2000
+"""Episodes that are read of a file."""
+SHOWN_CHARACTERS = 80
+SEQUENCE = 4
+"""Words of the sequences whose repetition counts."""
+UNREADABLE = ("Cc", "Co", "Cn", "Cs")
+"""Unicode categories of control, private, unassigned and surrogate characters."""
+MIN_WORDS = 40
+MIN_CHARACTERS = 400
+MIN_READABLE = 20
+"""Shortest texts of which repetitions, compression and characters say something."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeFile:
+    """The first episodes of a trajectory file."""
+
+    name: str
+    """Path in the run directory."""
+    step: int
+    episodes: Sequence[Episode]
+
+    @property
+    def responses(self) -> list[tuple[int, str, str]]:
+        """Return line, observation and response of each turn."""
+        return [
+            (line, str(turn.get("observation", "")), str(turn.get("text", "")))
+            for line, episode in enumerate(self.episodes, 1)
+            for turn in episode["turns"]
+        ]
+
+    @property
+    def solved(self) -> float:
+        return sum(bool(episode.get("success")) for episode in self.episodes) / max(1, len(self.episodes))
+
+
+def latest_files(directory: Path) -> list[EpisodeFile]:
+    """Return the last trajectory file of training and that of validation, if there are any.
+
+    Raises:
+        MachineError: a file is damaged.
+    """
+    files = []
+    for split in ("train", "validation"):
+        folder = RunDirectory(directory).trajectories("train", 0).parent.parent / split
+        paths = sorted(folder.glob("step_*.jsonl"))
+        if paths:
+            step = int(re.sub(r"\D", "", paths[-1].stem) or 0)
+            episodes = read_trajectories(paths[-1], MAX_EPISODES)
+            files.append(EpisodeFile(str(paths[-1].relative_to(directory)), step, episodes))
+    return files
+
+
+def same_response(run: RunData, file: EpisodeFile, limits: Limits) -> Iterator[Finding]:
+    """Report one text as the response to many different observations."""
+    responses = [each for each in file.responses if each[2].strip()]
+    if len(responses) < limits["turns"] or file.solved >= limits["solved"]:
+        return
+    text, count = Counter(response for _, _, response in responses).most_common(1)[0]
+    share = count / len(responses)
+    observations = {observation for _, observation, response in responses if response == text}
+    limit = limits["long"] if len(text.split()) >= limits["words"] else limits["share"]
+    if share > limit and len(observations) >= limits["observations"]:
+        first = next(line for line, _, response in responses if response == text)
+        yield run.finding(
+            "same-response",
+            f"{percent(share)} of {len(responses)} responses in {file.name}, to {len(observations)} different"
+            f" observations, are {_quoted(text)} (line {first})",
+            steps=(file.step, file.step),
+            remedies=("read-rewarded", "entropy-bonus", "kl-penalty", "more-data"),
+        )
+
+
+def degenerate_text(run: RunData, file: EpisodeFile, limits: Limits) -> Iterator[Finding]:
+    """Report repetitions and unreadable text, above all where they are rewarded."""
+    responses = file.responses
+    if len(responses) < limits["turns"]:
+        return
+    lines = [line for line, _, text in responses if is_degenerate(text, limits)]
+    rewarded = _rewarded_lines(file)
+    best = [line for line in sorted(set(lines)) if line in rewarded]
+    is_rewarded = len(best) > limits["share"] * len(rewarded) and len(best) >= 3
+    if len(lines) <= limits["share"] * len(responses) and not is_rewarded:
+        return
+    first = (best if is_rewarded else lines)[0]
+    example = next(text for line, _, text in responses if line == first and is_degenerate(text, limits))
+    title = "Degenerate responses are rewarded" if is_rewarded else None
+    of_best = f", in {len(best)} of the {len(rewarded)} episodes with the highest reward" if is_rewarded else ""
+    yield run.finding(
+        "degenerate-text",
+        f"{len(lines)} of {len(responses)} responses in {file.name}{of_best}, for example {_quoted(example)}"
+        f" (line {first})",
+        steps=(file.step, file.step),
+        severity="critical" if is_rewarded else "warning",
+        remedies=("read-rewarded", "fix-reward", "kl-penalty", "earlier-checkpoint"),
+        title=title,
+    )
+
+
+def _rewarded_lines(file: EpisodeFile) -> set[int]:
+    """Return the lines of the episodes whose reward is above the median; none if all rewards are equal."""
+    rewards = [float(episode.get("reward") or 0.0) for episode in file.episodes]
+    middle = median(rewards) if rewards else 0.0
+    limit = middle if max(rewards, default=0.0) > middle else min(rewards, default=0.0)
+    return {line for line, reward in enumerate(rewards, 1) if reward > limit}
+
+
+def is_degenerate(text: str, limits: Limits) -> bool:
+    """Return whether a text repeats itself, or is no text."""
+    words = text.split()
+    if len(words) >= MIN_WORDS:
+        sequences = [tuple(words[n : n + SEQUENCE]) for n in range(len(words) - SEQUENCE + 1)]
+        if len(set(sequences)) < limits["distinct"] * len(sequences):
+            return True
+    data = text.encode(errors="replace")
+    if len(data) >= MIN_CHARACTERS and len(zlib.compress(data, 6)) < limits["compressed"] * len(data):
+        return True
+    if len(text) < MIN_READABLE:
+        return False
+    return sum(map(_is_unreadable, text)) > limits["unreadable"] * len(text)
+
+
+def _is_unreadable(character: str) -> bool:
+    """Return whether a character is a control or private character, or one that stands for invalid bytes."""
+    return character == "\ufffd" or (character not in "\n\t\r" and unicodedata.category(character) in UNREADABLE)
+
+
+def _quoted(text: str) -> str:
+    """Return the beginning of a response on one line."""
+    shown = " ".join(text.split())
+    return repr(shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]} …")

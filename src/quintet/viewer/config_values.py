@@ -1,0 +1,46 @@
+"""Values of a run's `config.yaml` by dotted key, with their sources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+ABSENT = "–"
+
+
+class ConfigValue(NamedTuple):
+    """A value as YAML writes it, and where it comes from: `default`, `command line`, a file and line."""
+
+    text: str
+    source: str
+
+
+def read_config_values(path: Path) -> dict[str, ConfigValue]:
+    """Return the values of a run's configuration by dotted key; empty if there is no file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (FileNotFoundError, yaml.YAMLError):
+        return {}
+    lines = text.splitlines()
+    return dict(_values(root, "", lines)) if root is not None else {}
+
+
+def _values(node: yaml.Node, key: str, lines: Sequence[str]) -> Iterator[tuple[str, ConfigValue]]:
+    if isinstance(node, yaml.MappingNode) and node.value:
+        for name, value in node.value:
+            yield from _values(value, f"{key}.{name.value}" if key else str(name.value), lines)
+        return
+    text = node.value if isinstance(node, yaml.ScalarNode) else yaml.serialize(node, width=1000).strip()
+    _, _, source = lines[node.start_mark.line].rpartition("  # ")
+    yield key, ConfigValue(str(text), source)
+
+
+def differences(configs: Sequence[Mapping[str, ConfigValue]]) -> dict[str, list[str]]:
+    """Return the keys whose values differ between runs, each with the value of every run."""
+    keys = dict.fromkeys(key for config in configs for key in config)
+    texts = {key: [config[key].text if key in config else ABSENT for config in configs] for key in keys}
+    return {key: values for key, values in texts.items() if len(set(values)) > 1}

@@ -1,0 +1,84 @@
+"""Routes of the viewer for runs, metrics, findings, settings and phases."""
+
+# the annotations of routes are evaluated by FastAPI
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+
+from quintet.diagnosis.diagnose import diagnose_run
+from quintet.tracking.metrics import describe, healthy_text
+from quintet.viewer.config_values import differences
+from quintet.viewer.run_catalog import RunCatalog, ViewedRun, run_row
+from quintet.viewer.timeline import step_phases
+
+MAX_POINTS = 2000
+Runs = Annotated[list[str], Query(alias="run")]
+
+
+def metric_routes(catalog: RunCatalog) -> APIRouter:
+    """Return the routes for the runs of a catalog."""
+    router = APIRouter(prefix="/api")
+
+    @router.get("/runs")
+    def list_runs() -> list[dict[str, Any]]:
+        return [_locked_row(run) for run in catalog.runs()]
+
+    @router.get("/metrics")
+    def list_metrics(run: Runs) -> list[dict[str, Any]]:
+        names: set[str] = set()
+        for each in map(catalog.get, run):
+            with each.lock:
+                names.update(each.metrics.names())
+        return [_definition(name) for name in sorted(names)]
+
+    @router.get("/curves")
+    def curves(run: Runs, metric: Annotated[list[str], Query()], points: int = MAX_POINTS) -> dict[str, Any]:
+        """Return each metric of each run: steps, seconds since the start, values."""
+        result: dict[str, Any] = {}
+        for each in map(catalog.get, run):
+            with each.lock:
+                result[each.name] = {
+                    name: asdict(each.metrics.curve(name).downsampled(min(points, MAX_POINTS))) for name in metric
+                }
+        return result
+
+    @router.get("/findings")
+    def findings(run: str) -> list[dict[str, Any]]:
+        return [asdict(finding) for finding in diagnose_run(catalog.get(run).directory.path)]
+
+    @router.get("/config")
+    def config(run: Runs) -> dict[str, Any]:
+        """Return the settings of one run, or those that differ between several."""
+        configs = [catalog.get(name).config() for name in run]
+        values = {key: value._asdict() for key, value in configs[0].items()} if len(configs) == 1 else {}
+        return {"values": values, "differences": differences(configs)}
+
+    @router.get("/timeline")
+    def timeline(run: str, first: int = 0, count: int = 200) -> dict[str, Any]:
+        each = catalog.get(run)
+        with each.lock:
+            rows = each.metrics.rows()
+        return {"rows": len(rows), "steps": step_phases(rows[first : first + count])}
+
+    return router
+
+
+def _locked_row(run: ViewedRun) -> dict[str, Any]:
+    with run.lock:
+        return run_row(run)
+
+
+def _definition(name: str) -> dict[str, Any]:
+    """Return what a chart says about its metric."""
+    try:
+        metric = describe(name)
+    except KeyError:  # logged by a newer version or by user code
+        return {"name": name}
+    return {
+        "name": name,
+        "meaning": metric.meaning,
+        "unit": metric.unit,
+        "healthy": healthy_text(metric.healthy),
+        "bounds": None if isinstance(metric.healthy, str) else metric.healthy,
+    }

@@ -1,0 +1,93 @@
+"""Metrics of a run, read further as the file grows."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One metric of a run, at the steps that have a value."""
+
+    steps: Sequence[float]
+    seconds: Sequence[float]
+    """Time since the start of the run."""
+    values: Sequence[float]
+
+    def downsampled(self, points: int) -> Curve:
+        """Return at most `points` points: minimum and maximum of equally long parts, so that spikes stay visible."""
+        if len(self.values) <= points:
+            return self
+        values = np.asarray(self.values)
+        kept: set[int] = {0, len(values) - 1}
+        bounds = np.linspace(0, len(values), max(points // 2, 2), dtype=int)
+        for start, end in pairwise(bounds):
+            part = values[start:end]
+            kept.update((start + int(part.argmin()), start + int(part.argmax())))
+        return Curve(*([column[i] for i in sorted(kept)] for column in (self.steps, self.seconds, self.values)))
+
+
+class MetricsFile:
+    """Rows of a `metrics.jsonl`. Not thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._rows: list[Row] = []
+        self._offset = 0
+        self._inode = 0
+
+    def rows(self) -> list[Row]:
+        """Return all complete rows; only what was appended since the last call is read.
+
+        A file that was replaced or cut, because the run resumed from a checkpoint, is read again.
+        """
+        try:
+            with self._path.open("rb") as file:
+                status = self._path.stat()
+                if status.st_ino != self._inode or status.st_size < self._offset:
+                    self._rows, self._offset, self._inode = [], 0, status.st_ino
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            self._rows, self._offset = [], 0
+            return self._rows
+        complete = data[: data.rfind(b"\n") + 1]
+        self._rows += [row for line in complete.splitlines() if (row := _parse(line)) is not None]
+        self._offset += len(complete)
+        return self._rows
+
+    def names(self) -> list[str]:
+        """Return the names of all metrics, sorted."""
+        names: set[str] = set()
+        for row in self.rows():
+            names.update(row)
+        return sorted(names - {"step", "time_seconds"})
+
+    def curve(self, name: str) -> Curve:
+        """Return a metric at the steps that have a finite value."""
+        points = [
+            (row["step"], row.get("time_seconds") or 0.0, value)
+            for row in self.rows()
+            if isinstance(value := row.get(name), int | float) and math.isfinite(value)
+        ]
+        steps, seconds, values = zip(*points, strict=True) if points else ((), (), ())
+        return Curve(steps, seconds, values)
+
+
+def _parse(line: bytes) -> Row | None:
+    """Return a row; None for a line that is damaged."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None

@@ -1,0 +1,137 @@
+"""The runs that the viewer shows."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quintet.errors import MachineError
+from quintet.tracking.run_directory import RunDirectory
+from quintet.tracking.run_status import RunStatus, find_runs, is_run_directory, read_status
+from quintet.viewer.config_values import ConfigValue, read_config_values
+from quintet.viewer.metrics_file import MetricsFile
+from quintet.viewer.trajectory_index import TrajectoryIndex
+
+HEADLINE_METRICS = ("trajectory/success_rate", "env/success_once", "critic/score/mean", "env/return", "sft/loss")
+"""Metrics that a list of runs shows: the first that a run has."""
+
+
+@dataclass(slots=True)
+class ViewedRun:
+    """One run: its files, and what was read of them so far."""
+
+    name: str
+    directory: RunDirectory
+    metrics: MetricsFile
+    warm_start: MetricsFile
+    trajectories: TrajectoryIndex
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while its files are read."""
+
+    @classmethod
+    def open(cls, name: str, path: Path) -> ViewedRun:
+        """Return the run in a directory; nothing is read yet."""
+        run = RunDirectory(path)
+        return cls(name, run, MetricsFile(run.metrics), MetricsFile(run.warm_start), TrajectoryIndex(path))
+
+    def config(self) -> Mapping[str, ConfigValue]:
+        """Return the values of its configuration, empty before it is written."""
+        return read_config_values(self.directory.config)
+
+    def status(self) -> RunStatus:
+        """Return its state and progress."""
+        return read_status(self.directory.path)
+
+    def tokenizer(self) -> Path | None:
+        """Return the file of its tokenizer: of its policy, its newest checkpoint, or the model that it started from."""
+        start = self.config().get("policy.path")
+        folders = [self.directory.policy, *sorted(self.directory.checkpoints.glob("global_step_*/hf"), reverse=True)]
+        files = [folder / "tokenizer.json" for folder in (*folders, *([Path(start.text)] if start else []))]
+        return next((file for file in files if file.is_file()), None)
+
+    def headline(self) -> tuple[str, list[float]]:
+        """Return the metric that shows best whether it learns, and at most 60 of its values."""
+        validation = [
+            name for name in self.metrics.names() if name.startswith("val/") and name.endswith("success_rate")
+        ]
+        for name in (*validation, *HEADLINE_METRICS):
+            if values := self.metrics.curve(name).downsampled(60).values:
+                return name, list(values)
+        return "", []
+
+
+class RunCatalog:
+    """All runs below some paths, each a run directory or a directory of runs; runs that start later are added."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+        self._runs: dict[Path, ViewedRun] = {}
+        self._lock = threading.Lock()
+
+    def runs(self) -> list[ViewedRun]:
+        """Return all runs, the one that was started last first."""
+        with self._lock:
+            paths = list(dict.fromkeys(path.resolve() for path in self._directories()))
+            names = _distinct_names(paths)
+            for path in paths:
+                if path not in self._runs:
+                    self._runs[path] = ViewedRun.open(names[path], path)
+                self._runs[path].name = names[path]
+            return [self._runs[path] for path in paths]
+
+    def get(self, name: str) -> ViewedRun:
+        """Return the run with this name.
+
+        Raises:
+            MachineError: there is none.
+        """
+        for run in self.runs():
+            if run.name == name:
+                return run
+        raise MachineError(f"no run is named {name}", "reload the page")
+
+    def _directories(self) -> Iterator[Path]:
+        for path in self._paths:
+            yield from [path] if is_run_directory(path) else find_runs(path)
+
+
+def _distinct_names(paths: Sequence[Path]) -> dict[Path, str]:
+    """Return the names of run directories, with as many parent directories as distinguish them."""
+    names = {path: path.name for path in paths}
+    for path in paths:
+        if list(names.values()).count(path.name) > 1:
+            shared = os.path.commonpath(paths)
+            names[path] = os.path.relpath(path, shared)
+    return names
+
+
+def run_row(run: ViewedRun) -> dict[str, Any]:
+    """Return what a list of runs shows."""
+    status = run.status()
+    progress, checkpoint = status.progress, status.checkpoint
+    metric, values = run.headline()
+    rows = run.metrics.rows()
+    return {
+        "name": run.name,
+        "path": str(run.directory.path),
+        "state": status.state,
+        "message": status.message,
+        "phase": progress.phase if progress else None,
+        "done": progress.done if progress else None,
+        "total": progress.total if progress else None,
+        "unit": progress.unit if progress else None,
+        "progress_age_seconds": status.progress_age_seconds,
+        "checkpoint": checkpoint.path.name if checkpoint else None,
+        "step": rows[-1]["step"] if rows else None,
+        "seconds": rows[-1].get("time_seconds") if rows else None,
+        "metric": metric,
+        "values": values,
+        "processes": [
+            {"role": record.process.role, "host": record.process.host, "pid": record.process.pid, "state": record.state}
+            for record in status.processes
+        ],
+    }

@@ -1,0 +1,27 @@
+"""Phases of training steps as nested spans of time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from quintet.tracking.metrics import names_in_order
+from quintet.tracking.timing_tree import PREFIX, TimedPhase, timing_tree
+
+_ORDER = {name.removeprefix(PREFIX): number for number, name in enumerate(names_in_order())}
+"""Place of each phase in a step: the order in which `metrics.yaml` lists them."""
+
+
+def step_phases(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the phases of each step: name, seconds and parts, in the order in which a step has them.
+
+    The parts of `step`, then the phases outside of it: validation and checkpoints.
+    """
+    return [
+        {"step": row["step"], "phase": _ordered(tree)} for row in rows if (tree := timing_tree([row])).seconds > 0.0
+    ]
+
+
+def _ordered(phase: TimedPhase) -> dict[str, Any]:
+    parts = sorted(phase.parts, key=lambda part: _ORDER.get(part.name, len(_ORDER)))
+    return {"name": phase.name, "seconds": phase.seconds, "parts": [_ordered(part) for part in parts]}

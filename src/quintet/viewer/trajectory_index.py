@@ -1,0 +1,165 @@
+"""Index of the trajectory files of a run: what lists and filters need of each episode, without its turns.
+
+A line is read only up to its turns; the numbers of the turns are found by a pattern. So 100,000 episodes are indexed in
+about a second, on a thread, the newest file first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quintet.errors import MachineError
+from quintet.tracking.trajectories import parse_trajectory
+
+_TURNS = b', "turns": ['
+_TURN_NUMBERS = re.compile(rb'"finish_reason": "(\w+)", "prompt_tokens": \d+, "response_tokens": (\d+)')
+"""Quotes inside JSON strings are escaped, so no text of a turn matches."""
+_STEP = re.compile(r"step_(\d+)\.jsonl")
+
+
+class EpisodeSummary(NamedTuple):
+    """One stored episode."""
+
+    split: str
+    step: int
+    line: int
+    """Number of its line in the file, from 0."""
+    offset: int
+    """Position of its line in the file, bytes."""
+    env: str
+    seed: int
+    group: int
+    sample: int
+    outcome: str
+    success: bool
+    reward: float
+    failure: str | None
+    """Place and type of the error that ended the episode."""
+    turns: int
+    response_tokens: int
+    stop_reason: str
+    """Finish reason of the last turn."""
+
+
+class TrajectoryFile(NamedTuple):
+    """A file with the episodes of one step."""
+
+    path: Path
+    split: str
+    step: int
+    modified: int
+    """Time of its last change, nanoseconds."""
+
+
+class TrajectoryIndex:
+    """Summaries of all stored episodes of a run, kept up to date by a thread."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._summaries: dict[TrajectoryFile, list[EpisodeSummary]] = {}
+        self._thread: threading.Thread | None = None
+        self.version = 0
+        """Grows with each file that is added or removed."""
+
+    def refresh(self, wait_seconds: float = 0.0) -> None:
+        """Start to index new files on a thread, and wait up to `wait_seconds` for its end."""
+        with self._lock:
+            files = set(trajectory_files(self._directory))
+            for removed in self._summaries.keys() - files:
+                del self._summaries[removed]
+                self.version += 1
+            added = sorted(files - self._summaries.keys(), key=lambda file: (file.step, file.split), reverse=True)
+            if added and (self._thread is None or not self._thread.is_alive()):
+                self._thread = threading.Thread(target=self._index, args=(added,), daemon=True)
+                self._thread.start()
+        if self._thread is not None:
+            self._thread.join(wait_seconds)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all files that the last `refresh` saw are indexed."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def episodes(self) -> list[EpisodeSummary]:
+        """Return the episodes indexed so far: the newest step first, in the order of their file."""
+        with self._lock:
+            files = sorted(self._summaries, key=lambda file: (-file.step, file.split))
+            return [summary for file in files for summary in self._summaries[file]]
+
+    def file(self, split: str, step: int) -> Path:
+        """Return the file of a step."""
+        return self._directory / "trajectories" / split / f"step_{step:06d}.jsonl"
+
+    def _index(self, files: list[TrajectoryFile]) -> None:
+        for file in files:
+            try:
+                summaries = list(summarize(file))
+            except (OSError, MachineError):
+                summaries = []  # removed or damaged meanwhile: the others can still be shown
+            with self._lock:
+                self._summaries[file] = summaries
+                self.version += 1
+
+
+def trajectory_files(directory: Path) -> Iterator[TrajectoryFile]:
+    """Yield the trajectory files of a run."""
+    for split in ("train", "validation"):
+        for path in (directory / "trajectories" / split).glob("step_*.jsonl"):
+            if match := _STEP.fullmatch(path.name):
+                yield TrajectoryFile(path, split, int(match[1]), path.stat().st_mtime_ns)
+
+
+def summarize(file: TrajectoryFile) -> Iterator[EpisodeSummary]:
+    """Yield the summary of each episode in a file.
+
+    Raises:
+        MachineError: a line is not a trajectory.
+    """
+    offset = 0
+    with file.path.open("rb") as lines:
+        for number, line in enumerate(lines):
+            yield _summary(file, number, offset, line)
+            offset += len(line)
+
+
+def _summary(file: TrajectoryFile, number: int, offset: int, line: bytes) -> EpisodeSummary:
+    head, separator, turns = line.partition(_TURNS)
+    numbers = _TURN_NUMBERS.findall(turns)
+    episode = _parse_head(head) if separator else None
+    if episode is None:
+        # written by an earlier version with other keys
+        episode = parse_trajectory(file.path, number + 1, line.decode(errors="replace"))
+        numbers = [(str(t["finish_reason"]).encode(), t.get("response_tokens", 0)) for t in episode["turns"]]
+    failure = episode.get("failure")
+    return EpisodeSummary(
+        file.split,
+        file.step,
+        number,
+        offset,
+        str(episode["env"]),
+        episode["seed"],
+        episode["group"],
+        episode["sample"],
+        episode["outcome"],
+        bool(episode["success"]),
+        episode["reward"],
+        f"{failure['where']}: {failure['error_type']}" if failure else None,
+        len(numbers),
+        sum(int(tokens) for _, tokens in numbers),
+        numbers[-1][0].decode() if numbers else "",
+    )
+
+
+def _parse_head(head: bytes) -> dict[str, Any] | None:
+    """Return the keys before the turns, None if some are missing."""
+    try:
+        episode: dict[str, Any] = json.loads(head + b"}")
+    except ValueError:
+        return None
+    return episode if "env" in episode and not (episode["failure"] and "kind" in episode["failure"]) else None
