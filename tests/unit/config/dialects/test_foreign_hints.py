@@ -87,7 +87,6 @@ VERL = [
     # engines with devices of their own
     [GPUS, f"{R}.name=vllm", f"{R}.tensor_model_parallel_size=3"],
     [GPUS, "rollout.nnodes=2", "rollout.n_gpus_per_node=5"],
-    ["rollout.nnodes=1", "rollout.n_gpus_per_node=8", "async_training.require_batches=1", "data.train_batch_size=64"],
     # fine-tuning
     ["model.partial_pretrain=DIRECTORY", "trainer.resume_mode=resume_path"],
     ["model.partial_pretrain=DIRECTORY", "data.custom_cls.path=x.py"],

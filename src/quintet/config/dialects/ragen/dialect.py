@@ -23,6 +23,13 @@ _UNREAD = (
     *("data.", "custom_reward_function.", "reward_model.", "trainer.log_val_generations", "trainer.total_epochs"),
 )
 """Sections and keys of verl's tree that RAGEN does not read: episodes start from seeds, and envs reward them."""
+_CLIP = "actor_rollout_ref.actor.clip_ratio"
+_APRIL_DEFAULTS = {
+    f"{_CLIP}_low": f"${{{_CLIP}}}",
+    f"{_CLIP}_high": f"${{{_CLIP}}}",
+    "actor_rollout_ref.rollout.rollout_filter_ratio": 1.0,
+}
+"""What keys that base.yaml of before 2025-04-17 lacks stand for: one clip ratio, and no filter."""
 _VALIDATES = {"trainer.val_only": True, "trainer.val_before_train": True}
 """What RAGEN's programs of evaluation stand for."""
 
@@ -50,6 +57,8 @@ def _without_sft_condition(spec: KeySpec) -> KeySpec:
 def _with_agents(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     """Return the keys of agents, a section for each environment, and the keys of verl."""
     ragen_references = tuple(dialect.reference(name) for name in ("ragen_agent", "ragen_custom_envs"))
+    if "ctx_manager" in tree and "model_path" not in tree:
+        ragen_references = tuple(reference.mapped(_as_in_april) for reference in ragen_references)
     ragen_references += key_files("ragen", ["ragen_releases"])
     verl = references_for(VERL, {"actor_rollout_ref": {}} | dict(tree))
     beneath = (reference.mapped(without_tools).mapped(_without_effect_on_agents) for reference in verl)
@@ -60,6 +69,11 @@ def _with_agents(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     sections.pop(REFERENCE_ENV, None)
     references = (Reference("other environments", lambda: _free_sections(free, tree)), *ragen_references, *beneath)
     return replace(dialect, references=references, base=None, shared_sections=sections | CRITIC_SECTIONS)
+
+
+def _as_in_april(spec: KeySpec) -> KeySpec:
+    """Return a key for a whole base.yaml of before 2025-04-17, which has no `model_path`."""
+    return spec.model_copy(update={"default": _APRIL_DEFAULTS.get(spec.key, spec.default)})
 
 
 def _used_tags(tree: Mapping[str, Any]) -> set[str] | None:

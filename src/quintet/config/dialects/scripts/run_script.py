@@ -340,9 +340,13 @@ class _TrainerArguments:
         name = self._option_text(self.options["name"]) if "name" in self.options else default.name
         name = name if name.endswith(YAML) else f"{name}.yaml"
         directory = self._option_text(self.options["path"]) if "path" in self.options else str(default.parent)
-        program = Path(self.call.module).parent if self.call.module.endswith(".py") else Path()
+        is_program = self.call.module.endswith(".py")
+        program = Path(self.call.module if is_program else self.call.module.replace(".", "/")).parent
         roots = [self.path.parent, Path(), program, self.path.parent.parent]
-        files = [Path(os.path.normpath(root / directory / name)) for root in roots]
+        directories = [root / directory for root in roots]
+        if "path" not in self.options and not is_program:  # a module's directory, if it names no other
+            directories.append(program / "config")
+        files = [Path(os.path.normpath(each / name)) for each in directories]
         existing = next((file for file in files if file.is_file()), None)
         if existing is None and "name" in self.options and Path(name).stem not in FRAMEWORK_FILES:
             beside = [other.stem for file in files if file.parent.is_dir() for other in file.parent.glob("*.yaml")]

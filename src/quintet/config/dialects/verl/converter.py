@@ -68,7 +68,7 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield problems between keys: those that verl asserts at start-up, and contradictions in its reference.
 
     Raises:
-        UnsupportedRunError: the run only generates responses.
+        UnsupportedRunError: the run only generates responses, or computes no advantages.
     """
     kind = _kind(values)
     if kind == "generation":
@@ -77,6 +77,9 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     if kind != "ppo":
         yield from run_problems(values) if kind == "sft" else ()
         return
+    if values[ESTIMATOR] is None:
+        problem = f"a run without advantages {Capability.RECIPES.refusal()}"
+        raise UnsupportedRunError(f"{values.describe(ESTIMATOR)}: {problem}", source=values.source(ESTIMATOR))
     if not is_fully_async(values):
         prompts = f"prompts of a step, from {values.describe(PROMPTS)}"
         yield from values.divisor_problems(MINI_BATCH, values[PROMPTS], prompts)

@@ -36,6 +36,15 @@ WAITING: tuple[tuple[re.Pattern[str], Capability], ...] = tuple(
             r"|env\.(actor|disagg_sim|rollout|train)\..*|actor_rollout_ref\.actor\.(num_images_in_input|traj_mini_batch_size)",
             Capability.RECIPES,
         ),
+        (r"(actor_rollout_ref\.)?teacher\..*", Capability.RECIPES),
+        (r"trainer\.(scheduler|n_env_gpus_per_node|n_rollout_gpus_per_node|rollout_interval)", Capability.RECIPES),
+        (
+            r"actor_rollout_ref\.rollout\.((val_kwargs\.)?(extra_configs\..*|num_inference_steps)|height|width)"
+            r"|actor_rollout_ref\.rollout\.engine_kwargs\.vllm_omni\..*",
+            Capability.DIFFUSION,
+        ),
+        (r"actor_rollout_ref\.model\.lora\..*", Capability.LORA_OPTIONS),
+        (r"actor_rollout_ref\.ref\.model\.override_config\..*", Capability.MODEL_CONFIGS),
         (r"reward_model\.model\.type", Capability.REWARD_ENGINES),
         (r"(.*\.)?engine\..*|optim\.(init_lr_ratio|master_weights|store_param_remainders)", Capability.BACKENDS),
         (r"(.*\.)?(veomni|torchtitan|automodel|mindspeed|mlite)\..*|.*\.impl_cfg\..*", Capability.BACKENDS),
@@ -87,7 +96,7 @@ def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference
         data = tree.get("data")
         if isinstance(data, Mapping) and ("path" in data or "response_key" in data):
             return (dialect.reference("verl_evaluation"), *key_files("verl", ["verl_evaluation_newer"]))
-    engine = get_value(tree, "model_engine", "dp")
+    engine = get_value(tree, "model_engine") or get_value(tree, f"{_ACTOR}.model_engine", "dp")
     strategy = ENGINES.get(str(engine), engine)
     newer = [_with_default(reference, strategy) for reference in (ppo, *key_files("verl", RELEASE_KEYS))]
     if get_value(tree, "rollout.n_gpus_per_node") is not None:
@@ -118,7 +127,7 @@ def without_tools(spec: KeySpec) -> KeySpec:
 def _without_batch_size(spec: KeySpec) -> KeySpec:
     """Return a key for the trainer that takes single prompts, `fully_async_policy`."""
     if spec.key == "data.train_batch_size":
-        effect = "Has no effect and must be 0: `async_training` sets the size of a step."
+        effect = "Has no effect: `async_training` sets the size of a step. verl wants 0."
         changes = {"effect": effect, "value_type": parse_type("int >= 0"), "default": 0, "native": ()}
         return spec.model_copy(update=changes)
     return spec.model_copy(update={"noop": (*spec.noop, 1)}) if spec.key == "data.gen_batch_size" else spec

@@ -29,6 +29,8 @@ BYPASS, BYPASS_LOSS, LEVEL, BOUND, NORMALIZE_WEIGHTS, REJECTIONS, REJECTION_BOUN
         *("rollout_rs", "rollout_rs_threshold"),
     )
 )
+OLDER_BOUND = f"{ACTOR}.tis_imp_ratio_cap"
+"""Maximum weight of a token, in releases of 2025-08 to 2025-10."""
 AGGREGATIONS = {"token": "token", "seq_sum": "sequence_sum", "seq_mean": "sequence_mean", "seq_max": "sequence_max"}
 
 
@@ -59,6 +61,7 @@ def _native_correction(
     level: str | None, bound: object, normalize: bool, rejections: str | None, rejection_bounds: object
 ) -> dict[str, Any] | None:
     names = _rejection_names(rejections)
+    level = None if level == "geometric" else level  # it waits
     if level is None and not names:
         return None
     lower, upper = parse_bounds(bound) or (None, 2.0)
@@ -142,6 +145,9 @@ def objective_to_native(values: ForeignValues, native: NativeBuilder) -> None:
             native.require(LEVEL, Capability.CORRECTION_OPTIONS)
     else:
         CORRECTION.to_native(values, native)
+        if values[OLDER_BOUND] > 0:
+            weights = {"level": "token", "upper": float(values[OLDER_BOUND])}
+            native.set("algorithm.correction", weights, OLDER_BOUND)
         if values[REJECTIONS] in REJECTION_LEVELS:
             native.require(REJECTIONS, Capability.CORRECTION_OPTIONS)
 
