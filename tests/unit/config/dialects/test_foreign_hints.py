@@ -63,7 +63,6 @@ VERL = [
         "algorithm.gdpo_reward_weights=[1.0]",
     ],
     [f"{A}.policy_loss.loss_mode=bypass_mode"],
-    [BYPASS, f"{A}.policy_loss.loss_mode=gspo"],
     [f"{R}.agent.default_agent_loop=tool_agent"],
     # reward
     [*DAPO, "reward_model.reward_kwargs.overlong_buffer_cfg.len=null"],

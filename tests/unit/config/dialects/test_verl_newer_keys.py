@@ -63,7 +63,7 @@ CASES: list[Case] = [
     ("algorithm.gdpo_reward_keys", ["right"], "right", "algorithm.advantage.weights.right", 1.0, GDPO),
     ("algorithm.gdpo_reward_weights", [1.0, 0.5], [1.0], "algorithm.advantage.weights.short", 0.5, PARTS),
     (f"{GROUPS}.enable", True, 1, "algorithm.drop_groups_without_signal", True, GRPO),
-    (f"{GROUPS}.metric", "seq_reward", "length", "algorithm.filter.refill_rounds", 999_999 + 1, FILTERED),
+    (f"{GROUPS}.metric", "seq_reward", 5, "algorithm.filter.refill_rounds", 999_999 + 1, FILTERED),
     (f"{GROUPS}.max_num_gen_batches", 10, 0.5, "algorithm.filter.refill_rounds", 9, FILTERED),
     (f"{GAP}.bypass_mode", True, 1, "rollout.recompute_logprobs", False, {}),
     (f"{GAP}.loss_type", "reinforce", "ppo", "algorithm.loss.name", "reinforce", BYPASSED),
@@ -237,7 +237,6 @@ def test_sides_of_verls_own_file_hide_the_clip_and_that_is_told(tmp_path: Path) 
 FAULTS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({MODE: "dro"}, ("dro_beta = null", "dro_beta=0.1")),
     ({MODE: "bypass_mode"}, ("loss_mode = 'bypass_mode'", "rollout_correction.bypass_mode=true")),
-    ({**BYPASSED, MODE: "gspo"}, ("loss_mode = 'gspo'", "is not read")),
     ({f"{GAP}.rollout_rs": "token_k2"}, ("rollout_rs_threshold = null", "token_k2")),
     ({**REJECTED, f"{GAP}.rollout_rs_threshold": "1,2"}, ("rollout_rs_threshold = '1,2'", "rollout_rs_threshold=1")),
     ({f"{GAP}.rollout_rs": "token_k2", f"{GAP}.rollout_rs_threshold": "0.5_2"}, ("token_k2 has only an upper bound",)),
@@ -270,6 +269,20 @@ def test_a_correction_that_this_version_lacks_is_named_and_not_applied(
     found = converted(tmp_path, "verl", changed(PPO, changes))
     assert [(one.key, str(Capability.CORRECTION_OPTIONS) in one.message) for one in found.unsupported] == [(key, True)]
     assert found.composed.experiment.algorithm.correction is None
+
+
+def test_a_bypass_replaces_the_loss_where_it_has_one(tmp_path: Path) -> None:
+    """Releases until 2025-12 have `use_policy_gradient` in place of `loss_type`, and the loss of `loss_mode`."""
+    found = converted(tmp_path, "verl", changed(PPO, {**BYPASSED, MODE: "gspo"}))
+    assert natively(found, "algorithm.loss.name") == "ppo"
+    assert any("loss_mode = 'gspo'" in remark for remark in found.composed.remarks)
+    older = {**BYPASSED, MODE: "gspo", f"{GAP}.use_policy_gradient": False}
+    assert natively(converted(tmp_path, "verl", changed(PPO, older)), "algorithm.loss.name") == "gspo"
+
+
+def test_a_metric_of_a_reward_function_waits(tmp_path: Path) -> None:
+    found = converted(tmp_path, "verl", changed(PPO, {**FILTERED, f"{GROUPS}.metric": "response_filter"}))
+    assert [str(Capability.GROUP_FILTERS) in problem.message for problem in found.unsupported] == [True]
 
 
 def test_cispo_may_have_no_lower_bound(tmp_path: Path) -> None:

@@ -403,6 +403,19 @@ def test_a_file_of_verl_composes_as_hydra_does_and_is_known_by_its_defaults_list
     assert (run.actor.backend, run.actor.parallel.tensor, run.training.epochs) == ("megatron", 2, 3)
 
 
+def test_the_text_of_a_list_names_loggers(tmp_path: Path) -> None:
+    """Quotes within quotes of a script leave it."""
+    found = converted(tmp_path, "verl", changed(PPO, {"trainer.logger": "[console,wandb]"}))
+    assert found.composed.experiment.tracking.loggers == ("jsonl", "console", "wandb")
+
+
+def test_fine_tuning_has_the_devices_that_its_parallel_sizes_need_if_torchrun_decides(tmp_path: Path) -> None:
+    split = {"engine.ulysses_sequence_parallel_size": 2, "trainer.n_gpus_per_node": 1}
+    sft = converted(tmp_path, "verl", changed(SFT, split)).composed.experiment.sft
+    assert sft is not None
+    assert sft.devices == 2
+
+
 def test_groups_beside_a_linked_file_are_found(tmp_path: Path) -> None:
     """RAGEN's config/ppo_trainer.yaml is a link into a submodule, which has the groups of its defaults list."""
     framework, config = tmp_path / "verl", tmp_path / "config"

@@ -47,6 +47,7 @@ WAITING: tuple[tuple[re.Pattern[str], Capability], ...] = tuple(
         (r"actor_rollout_ref\.ref\.model\.override_config\..*", Capability.MODEL_CONFIGS),
         (r"reward_model\.model\.type", Capability.REWARD_ENGINES),
         (r"(.*\.)?engine\..*|optim\.(init_lr_ratio|master_weights|store_param_remainders)", Capability.BACKENDS),
+        (r"optim\.(eps|master_weight_dtype|wd_incr_style)", Capability.BACKENDS),
         (r"(.*\.)?(veomni|torchtitan|automodel|mindspeed|mlite)\..*|.*\.impl_cfg\..*", Capability.BACKENDS),
         (r".*\.wrap_policy\.transformer_layer_cls_to_wrap", Capability.BACKENDS),
         (r".*\.turbo_config\..*|(actor_rollout_ref\.actor|critic)\.optim\..*", Capability.BACKENDS),

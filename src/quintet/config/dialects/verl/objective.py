@@ -29,6 +29,8 @@ BYPASS, BYPASS_LOSS, LEVEL, BOUND, NORMALIZE_WEIGHTS, REJECTIONS, REJECTION_BOUN
         *("rollout_rs", "rollout_rs_threshold"),
     )
 )
+OLDER_BYPASS_LOSS = "algorithm.rollout_correction.use_policy_gradient"
+"""Key of releases in which the loss does not depend on `bypass_mode`."""
 OLDER_BOUND = f"{ACTOR}.tis_imp_ratio_cap"
 """Maximum weight of a token, in releases of 2025-08 to 2025-10."""
 AGGREGATIONS = {"token": "token", "seq_sum": "sequence_sum", "seq_mean": "sequence_mean", "seq_max": "sequence_max"}
@@ -116,8 +118,12 @@ GDPO_WEIGHTS = Derived(
 
 def loss_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set the policy loss. verl trains on groups with equal rewards, unless it filters and replaces them."""
-    bypasses = _bypasses(values)
-    loss = "reinforce" if bypasses and values[BYPASS_LOSS] == "reinforce" else values.native(MODE)
+    bypasses = _bypasses(values) and not values.is_set(OLDER_BYPASS_LOSS)
+    loss = values.native(MODE)
+    if bypasses:
+        loss = "reinforce" if values[BYPASS_LOSS] == "reinforce" else "ppo"
+        if values[MODE] not in ("vanilla", "bypass_mode"):
+            native.remarks.append(f"{values.describe(MODE)} has no effect, because of {values.describe(BYPASS)}")
     choose(native, LOSS, loss, MODE, *([BYPASS_LOSS, BYPASS] if bypasses else []))
     low, high = ((values[CLIP] if values[key] is None else values[key]) for key in (LOW, HIGH))
     dual = "max_ratio" if loss in MAX_RATIO_LOSSES else "clip_dual"
@@ -182,13 +188,8 @@ def objective_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
 
 
 def _bypass_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
-    if not _bypasses(values):
-        if values[MODE] == "bypass_mode":
-            yield values.problem(MODE, f"needs {BYPASS}", f"set {BYPASS}=true, or {MODE}=vanilla")
-        return
-    if values[MODE] not in ("vanilla", "bypass_mode"):
-        problem = f"is not read: with {values.describe(BYPASS)} the loss is that of {values.describe(BYPASS_LOSS)}"
-        yield values.problem(MODE, problem, f"leave it out, or set {BYPASS}=false")
+    if values[MODE] == "bypass_mode" and not _bypasses(values):
+        yield values.problem(MODE, f"needs {BYPASS}", f"set {BYPASS}=true, or {MODE}=vanilla")
 
 
 def objective_from_native(foreign: ForeignBuilder) -> None:

@@ -12,6 +12,7 @@ from quintet.config.dialects.conversion_rules import (
     loggers,
 )
 from quintet.config.dialects.verl.batches import ROLLOUT
+from quintet.config.dialects.verl.key_values import parse_names
 from quintet.config.problems import ConfigProblem
 
 REWARD_SECTIONS = ("custom_reward_function.", "reward_model.")
@@ -24,7 +25,7 @@ OVERLONG, OVERLONG_BUFFER, MAX_RESPONSE = (
 RESUME_MODES = {"auto": "auto", "disable": "never"}
 RESUME_NAMES = inverted(RESUME_MODES)
 RUN_RULES = (
-    loggers("tracking.loggers", "trainer.logger"),
+    loggers("tracking.loggers", "trainer.logger", parse=parse_names),
     Derived(
         "resume",
         ("trainer.resume_mode", "trainer.resume_from_path"),

@@ -17,8 +17,8 @@ PROMPTS, TOTAL_PROMPTS = "data.train_batch_size", "rollout.total_rollout_steps"
 MINI_BATCH, EPOCHS = (f"actor_rollout_ref.actor.{key}" for key in ("ppo_mini_batch_size", "ppo_epochs"))
 STEPS = "actor_rollout_ref.actor.optim.total_training_steps"
 SAMPLES, TENSOR = (f"actor_rollout_ref.rollout.{key}" for key in ("n", "tensor_model_parallel_size"))
-DEVICES_OF_A_NODE = 8
-"""Devices up to which the GPUs of learners and engines are taken for those of the same nodes."""
+DEVICES_OF_A_NODE, DEVICES_OF_LARGER_NODES = 8, 16
+"""Devices up to which those of learners and engines are taken for devices of the same nodes; larger nodes have NPUs."""
 
 
 def has_separate_engines(values: ForeignValues) -> bool:
@@ -90,7 +90,9 @@ def _step_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 
 
 def _shares_nodes(values: ForeignValues) -> bool:
-    fits = values[TRAINER_GPUS] + values[ENGINE_GPUS] <= DEVICES_OF_A_NODE
+    # nodes of learners and of engines would have the same number of devices
+    largest = DEVICES_OF_A_NODE if values[TRAINER_GPUS] == values[ENGINE_GPUS] else DEVICES_OF_LARGER_NODES
+    fits = values[TRAINER_GPUS] + values[ENGINE_GPUS] <= largest
     return bool(values[TRAINER_NODES] == values[ENGINE_NODES] and fits)
 
 
