@@ -271,13 +271,11 @@ def test_a_correction_that_this_version_lacks_is_named_and_not_applied(
     assert found.composed.experiment.algorithm.correction is None
 
 
-def test_a_bypass_replaces_the_loss_where_it_has_one(tmp_path: Path) -> None:
-    """Releases until 2025-12 have `use_policy_gradient` in place of `loss_type`, and the loss of `loss_mode`."""
+def test_a_bypass_keeps_a_loss_that_the_file_names(tmp_path: Path) -> None:
+    """As verl's example of DPPO, whose workers started with it."""
     found = converted(tmp_path, "verl", changed(PPO, {**BYPASSED, MODE: "gspo"}))
-    assert natively(found, "algorithm.loss.name") == "ppo"
-    assert any("loss_mode = 'gspo'" in remark for remark in found.composed.remarks)
-    older = {**BYPASSED, MODE: "gspo", f"{GAP}.use_policy_gradient": False}
-    assert natively(converted(tmp_path, "verl", changed(PPO, older)), "algorithm.loss.name") == "gspo"
+    assert natively(found, "algorithm.loss.name") == "gspo"
+    assert any("loss_type = 'ppo_clip'" in remark for remark in found.composed.remarks)
 
 
 def test_a_metric_of_a_reward_function_waits(tmp_path: Path) -> None:

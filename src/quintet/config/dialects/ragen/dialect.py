@@ -13,6 +13,8 @@ from quintet.config.dialects.value_types import ANYTHING, SECTION
 from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS, VERL, references_for, without_tools
 from quintet.config.dotted import get_value
 
+EARLY_ENV = "env.env_kwargs"
+"""Section of the file of an environment of early 2025, `config/sokoban.yaml`, which lies over `config/base.yaml`."""
 AGENT_MARKS = (
     *("es_manager", "agent_proxy", "ctx_manager", "model_path", "enable_response_mask"),
     *("grpo_advantage_length_weight", "ppo_mini_batch_size", "seed.train"),
@@ -47,7 +49,7 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     if get_value(tree, "training.use_sft") is True:
         # the stages of `sft` run before reinforcement learning, so their keys have an effect
         early = early.mapped(_without_sft_condition)
-    return replace(dialect, references=(early,), base=None)
+    return replace(dialect, references=(early, *key_files("ragen", ["ragen_early"])), base=None)
 
 
 def _without_sft_condition(spec: KeySpec) -> KeySpec:
@@ -133,7 +135,7 @@ RAGEN = Dialect(
     marks=(
         *("rl_or_sft", "system.n_gpus", "training.n_rollout", "training.max_turns", "optimization"),
         *("sft.env_type", "sft.data_generation", "sft.training", "model.base_model"),
-        *("training.ppo_batch_size", "training.train_batch_size", "training.train_data_num"),
+        *("training.ppo_batch_size", "training.train_batch_size", "training.train_data_num", EARLY_ENV),
         *AGENT_MARKS,
         *("agent_proxy.max_turn", "es_manager.train", "es_manager.val", "es_manager.format_penalty"),
     ),

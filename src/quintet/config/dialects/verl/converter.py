@@ -21,7 +21,7 @@ from quintet.config.dialects.verl.constraints import (
     step_size,
 )
 from quintet.config.dialects.verl.critic import critic_defaults
-from quintet.config.dialects.verl.dialect import OUTPUT_PATH
+from quintet.config.dialects.verl.dialect import MISSING_KINDS, OUTPUT_PATH, missing_kind
 from quintet.config.dialects.verl.kl import KL_IN_LOSS, KL_IN_REWARD, kl_from_native, kl_to_native
 from quintet.config.dialects.verl.learners import STEPS, learning_from_native, learning_to_native, policy_tree
 from quintet.config.dialects.verl.release import workers_to_native
@@ -70,6 +70,9 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     Raises:
         UnsupportedRunError: the run only generates responses, or computes no advantages.
     """
+    if (key := missing_kind(values.merged.plain)) is not None:
+        message = f"{values.describe(key)}: a run of this kind {MISSING_KINDS[key].refusal()}"
+        raise UnsupportedRunError(message, source=values.source(key))
     kind = _kind(values)
     if kind == "generation":
         source = values.source(OUTPUT_PATH)

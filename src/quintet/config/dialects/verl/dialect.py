@@ -7,8 +7,8 @@ from typing import Any
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.dialect import Dialect, Reference, key_files
 from quintet.config.dialects.ledger import KeySpec
-from quintet.config.dialects.value_types import parse_type
-from quintet.config.dotted import get_value
+from quintet.config.dialects.value_types import ANYTHING, SECTION, parse_type
+from quintet.config.dotted import get_value, has_key
 
 CRITIC_SECTIONS = {
     "critic.model.fsdp_config": "actor_rollout_ref.actor.fsdp_config",
@@ -86,9 +86,33 @@ _SFT_KEYS = frozenset(
 """Keys of `ppo_trainer.yaml` that fine-tuning has too; `verl_sft_run.yaml` replaces some of them."""
 
 
+MISSING_KINDS = {
+    "actor_rollout_ref.actor.sac": Capability.RECIPES,
+    "actor_rollout_ref.model.num_inference_steps": Capability.DIFFUSION,
+    "actor_rollout_ref.rollout.num_inference_steps": Capability.DIFFUSION,
+    # RAGEN's fork of early 2025, whose trainer runs environments
+    "max_turns": Capability.RECIPES,
+}
+"""Keys of kinds of runs that this version lacks, with the capabilities that they wait for."""
+
+
+def missing_kind(tree: Mapping[str, Any]) -> str | None:
+    """Return the key by which a configuration is known as a kind of run that this version lacks."""
+    return next((key for key in MISSING_KINDS if has_key(tree, key)), None)
+
+
+def free_keys(tree: Mapping[str, Any]) -> tuple[KeySpec, ...]:
+    """Return the keys of a run that waits as a whole, which may be any."""
+    effect = "Setting of a run that this version lacks."
+    kinds = {str(name): SECTION if isinstance(value, Mapping) else ANYTHING for name, value in tree.items()}
+    return tuple(KeySpec(key=key, effect=effect, value_type=kind, default=None) for key, kind in kinds.items())
+
+
 def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference, ...]:
     """Return the references of verl by which a file with these sections is written."""
     ppo = dialect.reference("verl_ppo_trainer")
+    if missing_kind(tree) is not None:
+        return (Reference("other runs", lambda: free_keys(tree)),)
     if "actor_rollout_ref" not in tree:
         if get_value(tree, OUTPUT_PATH) is not None:
             return key_files("verl", ["verl_generation"])
@@ -109,7 +133,7 @@ def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference
         ]
     if get_value(tree, OUTPUT_PATH) is not None:
         newer += [key_files("verl", ["verl_generation"])[0].filtered(lambda spec: spec.key == OUTPUT_PATH)]
-    if get_value(tree, f"{_ACTOR}.strategy", strategy) == "megatron":
+    if get_value(tree, f"{_ACTOR}.strategy", strategy) == "megatron" or engine == "mindspeed":
         megatron = _with_megatron_optimizer(newer[0], dialect.reference("verl_megatron_optim"))
         return (*megatron, *newer[1:], *key_files("verl", ["verl_megatron_optim_newer"]))
     return (*newer, *key_files("verl", ["verl_fsdp_optim"]))

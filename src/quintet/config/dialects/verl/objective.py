@@ -21,6 +21,8 @@ MODE, CLIP, LOW, HIGH, DUAL = (
 DRO_BETA = f"{ACTOR}.policy_loss.dro_beta"
 REWARD_PARTS, REWARD_WEIGHTS = (f"algorithm.gdpo_reward_{key}" for key in ("keys", "weights"))
 FILTER, METRIC, MAX_ROUNDS = (f"algorithm.filter_groups.{key}" for key in ("enable", "metric", "max_num_gen_batches"))
+METRICS = (None, "reward", "score", "seq_reward", "seq_final_reward", "acc")
+"""Metrics of groups by their rewards; a user's reward function may have others."""
 UNLIMITED_ROUNDS = 10**6
 BYPASS, BYPASS_LOSS, LEVEL, BOUND, NORMALIZE_WEIGHTS, REJECTIONS, REJECTION_BOUNDS = (
     f"algorithm.rollout_correction.{key}"
@@ -29,8 +31,6 @@ BYPASS, BYPASS_LOSS, LEVEL, BOUND, NORMALIZE_WEIGHTS, REJECTIONS, REJECTION_BOUN
         *("rollout_rs", "rollout_rs_threshold"),
     )
 )
-OLDER_BYPASS_LOSS = "algorithm.rollout_correction.use_policy_gradient"
-"""Key of releases in which the loss does not depend on `bypass_mode`."""
 OLDER_BOUND = f"{ACTOR}.tis_imp_ratio_cap"
 """Maximum weight of a token, in releases of 2025-08 to 2025-10."""
 AGGREGATIONS = {"token": "token", "seq_sum": "sequence_sum", "seq_mean": "sequence_mean", "seq_max": "sequence_max"}
@@ -118,12 +118,13 @@ GDPO_WEIGHTS = Derived(
 
 def loss_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set the policy loss. verl trains on groups with equal rewards, unless it filters and replaces them."""
-    bypasses = _bypasses(values) and not values.is_set(OLDER_BYPASS_LOSS)
+    # verl's controller names the loss of a bypass, but its workers started with that of the file
+    bypasses = _bypasses(values) and values[MODE] in ("vanilla", "bypass_mode")
     loss = values.native(MODE)
-    if bypasses:
-        loss = "reinforce" if values[BYPASS_LOSS] == "reinforce" else "ppo"
-        if values[MODE] not in ("vanilla", "bypass_mode"):
-            native.remarks.append(f"{values.describe(MODE)} has no effect, because of {values.describe(BYPASS)}")
+    if bypasses and values[BYPASS_LOSS] == "reinforce":
+        loss = "reinforce"
+    elif _bypasses(values) and not bypasses:
+        native.remarks.append(f"{values.describe(BYPASS_LOSS)} has no effect, because of {values.describe(MODE)}")
     choose(native, LOSS, loss, MODE, *([BYPASS_LOSS, BYPASS] if bypasses else []))
     low, high = ((values[CLIP] if values[key] is None else values[key]) for key in (LOW, HIGH))
     dual = "max_ratio" if loss in MAX_RATIO_LOSSES else "clip_dual"
@@ -142,6 +143,10 @@ def objective_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     FILTER_ROUNDS.to_native(values, native)
     if values[FILTER] and values[METRIC] in ("acc", "seq_final_reward"):
         native.remarks.append(f"{values.describe(METRIC)}: groups are compared by the rewards of whole responses")
+    if values[FILTER] and values[METRIC] not in METRICS:
+        native.require(METRIC, Capability.GROUP_FILTERS)
+    if values[LEVEL] == "geometric":
+        native.require(LEVEL, Capability.CORRECTION_OPTIONS)
     native.set("rollout.recompute_logprobs", not _bypasses(values), BYPASS)
     if _bypasses(values):
         native.set("algorithm.correction", None, *CORRECTION.foreign)

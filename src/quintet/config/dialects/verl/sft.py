@@ -60,7 +60,7 @@ def _least_devices(values: ForeignValues, native: NativeBuilder) -> int:
     number to torchrun."""
     if num_gpus(values) > 1:
         return 1
-    least = math.prod(native.get(f"actor.parallel.{size}") or 1 for size in PARALLEL_SIZES)
+    least = math.prod(int(native.get(f"actor.parallel.{size}") or 1) for size in PARALLEL_SIZES)
     if least > 1:
         native.remarks.append(f"{GPUS[1]} is 1: using {least}, the least that the parallel sizes need")
     return least
