@@ -123,8 +123,7 @@ def _over_base(path: Path) -> RunScript | None:
     base, sources = path.parent / "base.yaml", dict[str, str]()
     if not path.is_file() or not base.is_file() or path.stat().st_size > MAX_ENV_FILE:
         return None
-    tree = read_file(path, sources)
-    if not has_key(tree, EARLY_ENV) or "defaults" in tree:
+    if EARLY_ENV.rpartition(".")[2] not in read_text(path) or not has_key(tree := read_file(path, sources), EARLY_ENV):
         return None
     return RunScript(base, *_columns(as_overrides(tree, sources.__getitem__)), "ragen")
 
