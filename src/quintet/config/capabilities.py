@@ -65,6 +65,8 @@ class Capability(StrEnum):
     TURN_ESTIMATORS = "ROLL's estimators step_reinforce and agentic_reinforce, and rewards compared by tag"
     AGENT_DATASETS = "VAGEN's agent loops of 2026 and their lists of environments"
     TEXT_ENVS = "adapters for further environments (WebShop, GEM, sandboxes) and their tools"
+    MULTI_TURN_GAE = "VAGEN's estimator multi_turn_gae of 2025-03"
+    START_STATE_FILTERS = "start states chosen by the length of their solutions"
     ENV_SETTINGS = "turns and responses of different lengths by environment"
     ENV_VARIANTS = "variants of environments (coordinates, drawn names)"
     CONTEXT_FORMS = "histories of turns written into one message"

@@ -90,8 +90,10 @@ def _plain_value(config: ForeignConfig, key: str) -> Any:
 
 
 def _drop_unset(config: ForeignConfig, spec: KeySpec, sources: dict[str, str]) -> None:
-    """Drop null under the documented name of a key that has others, if it is no valid value: the others count."""
-    if spec.aliases and spec.key in sources and not spec.value_type.accepts(None):
+    """Drop null that stands for the default, and null under the documented name of a key that has others, if it is no
+    valid value: the others count."""
+    is_unset = spec.null_follows or (bool(spec.aliases) and not spec.value_type.accepts(None))
+    if is_unset and spec.key in sources:
         section, _, last = spec.key.rpartition(".")
         parent: Any = OmegaConf.select(config.tree, section) if section else config.tree
         if parent._get_node(last)._is_none():

@@ -1,7 +1,7 @@
 """A dialect: a framework's configuration format, as the keys that its references document."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -61,6 +61,9 @@ class Dialect:
     """Selects the references for a configuration tree."""
     sections_of_files: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda tree: {}
     """Returns the sections that follow from files which a configuration tree names."""
+    sections_of_program: Callable[[str, Sequence[str]], Mapping[str, Any]] = lambda module, words: {}
+    """Returns the sections that follow from a program which a script runs before the trainer, given its module and
+    arguments."""
     waits_for: Callable[["Dialect", Callable[[str], Any], str], Capability | None] = lambda dialect, value, key: None
     """Returns the capability that an undocumented key of the framework waits for, given the values of other keys: that
     of the simulator, policy or algorithm to which it belongs."""

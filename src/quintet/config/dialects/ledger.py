@@ -15,6 +15,7 @@ framework's code fixes to their values (`constants`):
       requires: {capability: loggers, noop: [0]}  # missing capability, and values that do not need it; or its name
       aliases: [...]                          # names in older and newer releases
       wins: trainer.total_steps               # of several names, the one that counts
+      null_follows: true                      # null stands for the default, which refers to another key
       only_if: {algorithm.adv_estimator: gae} # the key has an effect only if another key has this value
 """
 
@@ -63,6 +64,8 @@ class KeySpec(BaseModel):
     """Names of the key in older and newer releases of the framework."""
     wins: str | None = None
     """The name that counts in the framework if several of its names are set; null refuses two different values."""
+    null_follows: bool = False
+    """Whether null stands for the value of the key that `default` refers to."""
     only_if: tuple[str, Any] | None = None
     """Another key and the value, or `ValueType`, that it needs for this key to have an effect."""
 

@@ -63,7 +63,6 @@ VERL = [
         "algorithm.gdpo_reward_weights=[1.0]",
     ],
     [f"{A}.policy_loss.loss_mode=bypass_mode"],
-    [BYPASS, f"{A}.policy_loss.loss_mode=gspo"],
     [f"{R}.agent.default_agent_loop=tool_agent"],
     # reward
     [*DAPO, "reward_model.reward_kwargs.overlong_buffer_cfg.len=null"],
@@ -87,7 +86,6 @@ VERL = [
     # engines with devices of their own
     [GPUS, f"{R}.name=vllm", f"{R}.tensor_model_parallel_size=3"],
     [GPUS, "rollout.nnodes=2", "rollout.n_gpus_per_node=5"],
-    ["rollout.nnodes=1", "rollout.n_gpus_per_node=8", "async_training.require_batches=1", "data.train_batch_size=64"],
     # fine-tuning
     ["model.partial_pretrain=DIRECTORY", "trainer.resume_mode=resume_path"],
     ["model.partial_pretrain=DIRECTORY", "data.custom_cls.path=x.py"],
@@ -101,7 +99,6 @@ RAGEN = [
     ["training.ppo_batch_size=3"],
     ["training.train_data_num=2"],
     ["training.val_batch_size=1000"],
-    ["training.n_rollout=1", "optimization.adv_estimator=grpo"],
     ["system.n_gpus=8"],
     ["system.n_gpus=4", "system.cuda_visible_devices='0,1,2,3'", "training.rollout_tp_size=3"],
     # runs of agents
@@ -120,12 +117,10 @@ VAGEN = [
     ["data.max_trajectory_length=5"],
     [f"{A}.optim.total_training_steps=8", "trainer.total_training_steps=9"],
     ["trainer.total_training_steps=null", "lake.env_name=frozenlake", "lake.train_size=3"],
-    ["lake.env_name=frozenlake", "boxes.env_name=sokoban", "lake.env_config.num_boxes=2"],
     [*LAKES, "lake.env_config.format_reward=0.25"],
     [f"{R}.min_tokens=9000"],
     ["rollout_manager.max_trajectory_length=2000"],
     ["critic.use_reward_mask=true"],
-    [f"{A}.use_kl_loss=true", "actor_rollout_ref.ref.use_ref=false"],
 ]
 PLACED = "cluster.component_placement"
 EMBODIED = ["env.train.total_num_envs=160"]

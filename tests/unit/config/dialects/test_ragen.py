@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import yaml
-from foreign import machine
+from foreign import converted, machine, natively
 
+from quintet.config.capabilities import Capability
 from quintet.config.composed import ComposedConfig
 from quintet.config.dialects.composition.foreign_config import compose_config
 from quintet.config.dialects.loader import load_config
@@ -177,7 +178,6 @@ def test_the_episodes_of_a_step_must_fill_whole_updates(tmp_path: Path) -> None:
     [
         ({"training.train_data_num": 4}, ("train_batch_size = 8", "4 start states", "train_batch_size=4")),
         ({"training.val_data_num": 5}, ("val_data_num = 5", "val_batch_size = 10", "val_data_num=10")),
-        ({"training.n_rollout": 1, "training.ppo_batch_size": 8}, ("n_rollout = 1", "adv_estimator=gae")),
     ],
 )
 def test_batches_that_nothing_fills_are_refused(
@@ -254,7 +254,7 @@ LAUNCH_KEYS = ("system.cuda_visible_devices", "system.multi_processing", "system
 def test_each_honoured_key_has_a_row_in_these_tables() -> None:
     honoured = {row.key for row in DIALECTS["ragen"].narrowed({}).specs().values() if row.state == "honoured"}
     by_processes = {"sft.training.num_gpus", *LAUNCH_KEYS}  # see test_process_checks and test_placement_keys
-    assert honoured - by_processes == {one[0] for one in (*CASES, *SOKOBAN)}
+    assert honoured - by_processes - {"env.data_dir"} == {one[0] for one in (*CASES, *SOKOBAN)}
 
 
 def test_what_a_section_that_isnt_run_says_asks_for_nothing(tmp_path: Path) -> None:
@@ -295,3 +295,23 @@ def test_stages_before_reinforcement_count_too(tmp_path: Path) -> None:
     assert (sft.then_reinforce, sft.epochs, sft.final_weights, sft.output_dir) == (True, 3, "best", "models/sft")
     assert not any("sft.training.epochs" in remark for remark in composed.remarks)
     assert translate(composed, DIALECTS["ragen"]).lost == {}
+
+
+@pytest.mark.proves("ragen", "env.data_dir")
+def test_the_environment_of_early_ragens_command_line_is_that_of_the_run(tmp_path: Path) -> None:
+    kwargs = {"dim_x": 7, "dim_y": 8, "num_boxes": 2}
+    found = converted(tmp_path, "ragen", {"env": {"name": "sokoban", "data_dir": "data", "env_kwargs": kwargs}})
+    env = found.composed.experiment.env
+    assert (env.name, env.height, env.width, env.boxes) == ("sokoban", 7, 8, 2)
+    assert found.unsupported == ()
+    (bandit,) = converted(tmp_path, "ragen", {"env": {"name": "two_armed_bandit", "env_kwargs": {}}}).unsupported
+    assert str(Capability.ENV_VARIANTS) in bandit.message
+
+
+def test_one_episode_of_a_start_state_has_its_reward_as_advantage(tmp_path: Path) -> None:
+    found = converted(
+        tmp_path,
+        "ragen",
+        {"training": {"n_rollout": 1, "ppo_batch_size": 8}, "optimization": {"adv_estimator": "grpo"}},
+    )
+    assert natively(found, "algorithm.advantage.name") == "arpo"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from foreign import natively
 from test_ragen_agents import GRPO, NORMALIZED, TWO, load, only, write
 
 from quintet.config.capabilities import Capability
@@ -138,6 +139,30 @@ def test_more_visible_gpus_than_a_node_has_are_no_contradiction(
 ) -> None:
     run = load(tmp_path, "system.CUDA_VISIBLE_DEVICES='2,3'").experiment
     assert run.placement.visible_devices == (2,)
+
+
+APRIL = {"ctx_manager": {"generation": {"gen_config": {"top_k": -1}}}, "system": {"CUDA_VISIBLE_DEVICES": "0"}}
+
+
+def test_a_whole_file_of_before_filters_has_none_and_one_clip_ratio(tmp_path: Path) -> None:
+    """By hand from base.yaml of 2025-04-14: 128 episodes in mini-batches of 32, all trained on."""
+    found = converted(tmp_path, "~model_path", tree=APRIL)
+    run = found.composed.experiment
+    assert (run.algorithm.filter.keep_share, run.training.mini_batches) == (1.0, 4)
+    assert [natively(found, f"algorithm.loss.clip_{side}") for side in ("low", "high")] == [0.2, 0.2]
+
+
+def test_null_in_place_of_a_size_that_follows_another_is_that_one(tmp_path: Path) -> None:
+    sizes = ("actor_rollout_ref.actor.ppo_mini_batch_size=null", "critic.ppo_mini_batch_size=null")
+    micro = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=null"
+    run = load(tmp_path, "ppo_mini_batch_size=16", "micro_batch_size_per_gpu=2", micro, *sizes).experiment
+    assert (run.training.mini_batches, run.actor.budget.sequences) == (8, 2)
+
+
+def test_too_few_visible_gpus_are_no_contradiction_before_ragen_compared_them(tmp_path: Path) -> None:
+    found = converted(tmp_path, "~model_path", "trainer.n_gpus_per_node=4", tree=APRIL).composed
+    assert found.experiment.placement.visible_devices is None
+    assert any("all devices are visible" in remark for remark in found.remarks)
 
 
 def test_rewards_compared_by_environment_wait_if_there_are_several(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from quintet.cli.config_source import read_config_source
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.composition.foreign_config import compose_config
 from quintet.config.dialects.scripts.run_script import RunScript, read_run_script
@@ -453,3 +454,47 @@ def test_files_that_arent_there_or_arent_text(tmp_path: Path) -> None:
     for name in ("nothing.sh", "latin.sh", "."):
         with pytest.raises(MachineError):
             read_run_script(tmp_path / name)
+
+
+DATASET = """python -m vagen.env.sokoban.create_dataset --data_dir data/rooms --dim_room 7 8 --visual_env \\
+    --max_action_per_step 3 --max_action_length 6 --train_ratio 0.75 --n_candidate 1000
+python3 -m vagen.trainer.main_ppo data.train_files=data/rooms/train.parquet
+"""
+
+
+def test_the_arguments_of_vagens_first_create_dataset_are_the_section_of_its_environment(tmp_path: Path) -> None:
+    found = read(tmp_path, DATASET)
+    assert found.dialect == "vagen"
+    words = dict(word.partition("=")[::2] for word in found.words)
+    assert words["env1.env_name"] == "'sokoban'"
+    assert (words["env1.train_size"], words["env1.test_size"], words["env1.max_action_length"]) == ("750", "250", "6")
+    assert words["env1.env_config.dim_room"] == "[7,8]"
+    assert words["env1.env_config.render_mode"] == "'vision'"
+    assert words["env1.env_config.max_actions_per_step"] == "3"
+    # its default
+    assert words["env1.env_config.max_action_penalty"] == "-0.1"
+
+
+def test_early_ragens_trainer_takes_the_name_of_an_environment(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/base.yaml").write_text("rl_or_sft: rl\n")
+    (tmp_path / "config/lake.yaml").write_text("env: {name: frozenlake, env_kwargs: {size: 5}}\n")
+    script = 'ENV_NAME=${1:-"lake"}\npython ragen/train.py "$ENV_NAME" "$@" | bash\n'
+    found = read(tmp_path, script)
+    assert (found.dialect, found.config) == ("ragen", tmp_path / "config/base.yaml")
+    assert found.words == ("env.name='frozenlake'", "env.env_kwargs.size=5")
+    file = read_run_script(tmp_path / "config/lake.yaml")
+    assert (file.dialect, file.config, file.words) == ("ragen", tmp_path / "config/base.yaml", found.words)
+
+
+def test_a_test_chooses_whether_there_is_a_word(tmp_path: Path) -> None:
+    words = 'a=1 $([ "${ENGINE}" = "sglang" ] && echo "b=2") c=3'
+    for engine, expected in (("sglang", ("a=1", "b=2", "c=3")), ("vllm", ("a=1", "c=3"))):
+        assert read(tmp_path, command(words, f"ENGINE={engine}\n")).words == expected
+
+
+def test_a_file_of_vagens_evaluations_waits(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("defaults: [../../../vagen/configs/eval_default]\nrun: {live_summary: true}\nenvs: []\n")
+    with pytest.raises(UnsupportedRunError, match="an evaluation by vagen"):
+        read_config_source(str(file), [], None, quiet=True)

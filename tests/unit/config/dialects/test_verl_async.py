@@ -97,9 +97,11 @@ def test_a_step_of_the_fully_asynchronous_trainer_ends_with_a_weight_sync(tmp_pa
     assert not config.rollout.recompute_logprobs
 
 
-def test_its_batch_size_has_to_be_0(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"data\.train_batch_size = 64 .*: is not read"):
-        run(tmp_path, {**FULLY_ASYNC, "data.train_batch_size": 64})
+def test_its_batch_size_has_no_effect(tmp_path: Path) -> None:
+    """verl's own file of this trainer has 1024."""
+    found = run(tmp_path, {**FULLY_ASYNC, "data.train_batch_size": 64})
+    assert found.composed.experiment.training.groups_per_step == 96
+    assert any("data.train_batch_size = 64" in remark for remark in found.composed.remarks)
 
 
 def test_mini_batches_need_not_be_divisible_by_its_devices(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ CASES: list[Case] = [
     ("algorithm.gdpo_reward_keys", ["right"], "right", "algorithm.advantage.weights.right", 1.0, GDPO),
     ("algorithm.gdpo_reward_weights", [1.0, 0.5], [1.0], "algorithm.advantage.weights.short", 0.5, PARTS),
     (f"{GROUPS}.enable", True, 1, "algorithm.drop_groups_without_signal", True, GRPO),
-    (f"{GROUPS}.metric", "seq_reward", "length", "algorithm.filter.refill_rounds", 999_999 + 1, FILTERED),
+    (f"{GROUPS}.metric", "seq_reward", 5, "algorithm.filter.refill_rounds", 999_999 + 1, FILTERED),
     (f"{GROUPS}.max_num_gen_batches", 10, 0.5, "algorithm.filter.refill_rounds", 9, FILTERED),
     (f"{GAP}.bypass_mode", True, 1, "rollout.recompute_logprobs", False, {}),
     (f"{GAP}.loss_type", "reinforce", "ppo", "algorithm.loss.name", "reinforce", BYPASSED),
@@ -160,7 +160,8 @@ def test_what_is_so_either_way_is_taken(
 
 
 def test_every_newer_key_is_here_and_none_of_the_reference() -> None:
-    rows = [row for row in load_keys("verl", "verl_newer") if row.requires is not Capability.CORRECTION_OPTIONS]
+    older = Capability.CORRECTION_OPTIONS
+    rows = [row for row in load_keys("verl", "verl_newer") if row.native or row.requires is not older]
     assert {row.key for row in rows} == {one[0] for one in (*CASES, *TAKEN)}
     documented = DIALECTS["verl"].specs()
     assert not {row.key for row in load_keys("verl", "verl_newer")} & documented.keys()
@@ -236,7 +237,6 @@ def test_sides_of_verls_own_file_hide_the_clip_and_that_is_told(tmp_path: Path) 
 FAULTS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({MODE: "dro"}, ("dro_beta = null", "dro_beta=0.1")),
     ({MODE: "bypass_mode"}, ("loss_mode = 'bypass_mode'", "rollout_correction.bypass_mode=true")),
-    ({**BYPASSED, MODE: "gspo"}, ("loss_mode = 'gspo'", "is not read")),
     ({f"{GAP}.rollout_rs": "token_k2"}, ("rollout_rs_threshold = null", "token_k2")),
     ({**REJECTED, f"{GAP}.rollout_rs_threshold": "1,2"}, ("rollout_rs_threshold = '1,2'", "rollout_rs_threshold=1")),
     ({f"{GAP}.rollout_rs": "token_k2", f"{GAP}.rollout_rs_threshold": "0.5_2"}, ("token_k2 has only an upper bound",)),
@@ -257,6 +257,7 @@ def test_newer_keys_that_contradict_others_are_told(
 CORRECTIONS: list[tuple[dict[str, Any], str]] = [
     ({**BYPASSED, **REJECTED}, f"{GAP}.rollout_rs"),
     ({**BYPASSED, **WEIGHED, f"{GAP}.loss_type": "reinforce"}, f"{GAP}.rollout_is"),
+    ({f"{GAP}.rollout_is": "geometric"}, f"{GAP}.rollout_is"),
     ({f"{GAP}.rollout_rs": "geometric", f"{GAP}.rollout_rs_threshold": 1.001}, f"{GAP}.rollout_rs"),
 ]
 
@@ -268,6 +269,18 @@ def test_a_correction_that_this_version_lacks_is_named_and_not_applied(
     found = converted(tmp_path, "verl", changed(PPO, changes))
     assert [(one.key, str(Capability.CORRECTION_OPTIONS) in one.message) for one in found.unsupported] == [(key, True)]
     assert found.composed.experiment.algorithm.correction is None
+
+
+def test_a_bypass_keeps_a_loss_that_the_file_names(tmp_path: Path) -> None:
+    """As verl's example of DPPO, whose workers started with it."""
+    found = converted(tmp_path, "verl", changed(PPO, {**BYPASSED, MODE: "gspo"}))
+    assert natively(found, "algorithm.loss.name") == "gspo"
+    assert any("loss_type = 'ppo_clip'" in remark for remark in found.composed.remarks)
+
+
+def test_a_metric_of_a_reward_function_waits(tmp_path: Path) -> None:
+    found = converted(tmp_path, "verl", changed(PPO, {**FILTERED, f"{GROUPS}.metric": "response_filter"}))
+    assert [str(Capability.GROUP_FILTERS) in problem.message for problem in found.unsupported] == [True]
 
 
 def test_cispo_may_have_no_lower_bound(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from foreign import changed, converted, natively, translated
 
 from quintet.cli.config_source import read_config_source
+from quintet.config.capabilities import Capability
 from quintet.config.dialects.composition.foreign_config import compose_config, config_from_tree
 from quintet.config.dialects.dialect import key_files
 from quintet.config.dialects.ledger import KeySpec, is_effective
@@ -19,7 +20,7 @@ from quintet.config.dialects.value_types import ValueType
 from quintet.config.dialects.verl.dialect import RELEASE_KEYS
 from quintet.config.dotted import flatten
 from quintet.config.native.algorithm import KlConfig, RewardKlConfig
-from quintet.errors import ConfigError
+from quintet.errors import ConfigError, UnsupportedRunError
 
 PPO = {"actor_rollout_ref": {"model": {"path": "some/model"}}}
 ACTOR, MODEL, REF, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "model", "ref", "rollout"))
@@ -83,6 +84,7 @@ COMPUTED: list[tuple[str, Any, str, Any, dict[str, Any]]] = [
     (f"{TURNS}.max_tool_response_length", 99, "rollout.tool_calls.max_result_chars", 99, CALLS),
     (f"{TURNS}.tool_response_truncate_side", "left", "rollout.tool_calls.kept_part", "start", CALLS),
     ("model_engine", "megatron", "actor.backend", "megatron", {}),
+    (f"{ACTOR}.tis_imp_ratio_cap", 5, "algorithm.correction.upper", 5.0, {}),
 ]  # fmt: skip
 CANDIDATES = (True, False, 7, 0.25, "other", ["a"], [1], {"some": 1}, ["model"])
 
@@ -242,6 +244,23 @@ def test_model_engine_chooses_megatron_and_its_optimizer(tmp_path: Path) -> None
     assert found.composed.experiment.reference.parallel.tensor == 4
 
 
+def test_model_engine_may_be_written_among_the_keys_of_the_actor(tmp_path: Path) -> None:
+    """As verl's README of 2026-08 says."""
+    found = converted(tmp_path, "verl", changed(PPO, {f"{ACTOR}.model_engine": "megatron"}))
+    assert natively(found, "actor.backend") == "megatron"
+
+
+def test_a_recipe_that_computes_no_advantages_waits(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedRunError, match=r"adv_estimator = null.*trainers of verl's recipes"):
+        converted(tmp_path, "verl", changed(PPO, {"algorithm.adv_estimator": None}))
+
+
+def test_a_reward_manager_of_a_recipe_waits(tmp_path: Path) -> None:
+    found = converted(tmp_path, "verl", changed(PPO, {"reward_model.reward_manager": "collabllm"}))
+    (problem,) = found.unsupported
+    assert (problem.key, str(Capability.REWARD_MANAGERS) in problem.message) == ("reward_model.reward_manager", True)
+
+
 def test_tools_of_verl_keep_its_turns_rewards_and_file(tmp_path: Path) -> None:
     found = converted(tmp_path, "verl", changed(PPO, {**CALLS, f"{TURNS}.max_assistant_turns": 5}))
     rollout = found.composed.experiment.rollout
@@ -382,6 +401,31 @@ def test_a_file_of_verl_composes_as_hydra_does_and_is_known_by_its_defaults_list
     assert source.dialect == "verl"
     run = convert(compose_config(file, []), DIALECTS["verl"]).composed.experiment
     assert (run.actor.backend, run.actor.parallel.tensor, run.training.epochs) == ("megatron", 2, 3)
+
+
+def test_the_text_of_a_list_names_loggers(tmp_path: Path) -> None:
+    """Quotes within quotes of a script leave it."""
+    found = converted(tmp_path, "verl", changed(PPO, {"trainer.logger": "[console,wandb]"}))
+    assert found.composed.experiment.tracking.loggers == ("jsonl", "console", "wandb")
+
+
+def test_fine_tuning_has_the_devices_that_its_parallel_sizes_need_if_torchrun_decides(tmp_path: Path) -> None:
+    split = {"engine.ulysses_sequence_parallel_size": 2, "trainer.n_gpus_per_node": 1}
+    sft = converted(tmp_path, "verl", changed(SFT, split)).composed.experiment.sft
+    assert sft is not None
+    assert sft.devices == 2
+
+
+def test_groups_beside_a_linked_file_are_found(tmp_path: Path) -> None:
+    """RAGEN's config/ppo_trainer.yaml is a link into a submodule, which has the groups of its defaults list."""
+    framework, config = tmp_path / "verl", tmp_path / "config"
+    (framework / "actor").mkdir(parents=True)
+    config.mkdir()
+    (framework / "actor/dp_actor.yaml").write_text("ppo_epochs: 3\n")
+    (framework / "ppo_trainer.yaml").write_text("defaults:\n  - actor@actor_rollout_ref.actor: dp_actor\n  - _self_\n")
+    (config / "ppo_trainer.yaml").symlink_to("../verl/ppo_trainer.yaml")
+    (config / "base.yaml").write_text("defaults: [ppo_trainer]\n")
+    assert compose_config(config / "base.yaml", []).plain()["actor_rollout_ref"] == {"actor": {"ppo_epochs": 3}}
 
 
 @pytest.mark.proves("verl", "data.messages_key", "data.use_dynamic_bsz", "data.max_token_len_per_gpu")

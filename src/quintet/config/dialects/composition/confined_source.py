@@ -88,11 +88,23 @@ def _register_plugins() -> None:
 
 
 class _PrimaryDirectory(SearchPathPlugin):
-    """Adds the directory of the primary file to Hydra's search path."""
+    """Adds the directory of the primary file to Hydra's search path, and those that links in it point to."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         if (directory := _files.get().directory) is not None:
             search_path.append("main", f"{SCHEME}://{directory}")
+            for linked in _linked_directories(directory):
+                search_path.append("linked", f"{SCHEME}://{linked}")
+
+
+def _linked_directories(directory: Path) -> list[Path]:
+    """Return the directories of files that links in a directory point to, as far as they are beside or below it.
+
+    RAGEN links the file of a submodule whose defaults list names files there.
+    """
+    links = (file.resolve() for file in sorted(directory.glob("*.yaml")) if file.is_symlink())
+    targets = dict.fromkeys(target.parent for target in links if target.is_file())
+    return [target for target in targets if target != directory and target.is_relative_to(directory.parent)]
 
 
 def confined_search_path(entries: list[Any]) -> list[Any]:

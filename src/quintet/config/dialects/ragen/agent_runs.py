@@ -37,7 +37,7 @@ CONTEXT, WINDOW, BY_DEVIATION = (
 )
 NEWER = (STRATEGY, AMOUNT, CONTEXT, "algorithm.zero_task_advantage", "algorithm.soft_advantage_reweight")
 """Keys by which files of the releases since 2026 are recognised."""
-ADAPTERS = "lora.enabled"
+SHARED_MODEL, ADAPTERS = "model_path", "lora.enabled"
 ESTIMATOR, BI_LEVEL, LENGTH_WEIGHT = "algorithm.adv_estimator", "algorithm.bi_level_gae", "grpo_advantage_length_weight"
 GAMMA, TURN_GAMMA, LAMBDA = (f"algorithm.{key}" for key in ("gamma", "high_level_gamma", "lam"))
 GROUPING, METHOD = (f"agent_proxy.reward_normalization.{key}" for key in ("grouping", "method"))
@@ -70,7 +70,7 @@ RULES = (
     Derived(
         "placement.visible_devices",
         (DEVICES, DEVICES_PER_NODE),
-        lambda visible, per_node: parse_devices(visible)[:per_node],
+        lambda visible, per_node: _first_devices(visible, per_node),
         format_devices,
         export_none=False,
     ),
@@ -85,6 +85,12 @@ RULES = (
         off_value=0,
     ),
 )
+
+
+def _first_devices(visible: Any, per_node: int) -> list[int] | None:
+    """Return the devices of a node among the visible ones; None if too few are visible."""
+    devices = parse_devices(visible)
+    return None if devices is None or len(devices) < per_node else devices[:per_node]
 
 
 def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
@@ -182,8 +188,9 @@ def _length_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
 
 
 def _device_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+    """Yield a problem for too few devices, in releases since 2025-05."""
     devices, per_node = parse_devices(values[DEVICES]), values[DEVICES_PER_NODE]
-    if devices and len(devices) < per_node:
+    if devices and len(devices) < per_node and values.is_set(SHARED_MODEL):
         problem = f"names {len(devices)}, but {values.describe(DEVICES_PER_NODE)}"
         names = ",".join(map(str, range(per_node)))
         yield values.problem(DEVICES, problem, f"{DEVICES}=\"'{names}'\", or {DEVICES_PER_NODE}={len(devices)}")
@@ -209,6 +216,10 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     for learner, key in BETAS.items():
         native.set(f"{learner}.optimizer.betas", [float(beta) for beta in values[key]], key)
     run_to_native(values, native)
+    if parse_devices(values[DEVICES]) and native.get("placement.visible_devices") is None:
+        native.remarks.append(
+            f"{values.describe(DEVICES)} names fewer than {values.describe(DEVICES_PER_NODE)}: all devices are visible"
+        )
     if values[ADAPTERS] is False:
         native.set("policy.lora", None, ADAPTERS)
 

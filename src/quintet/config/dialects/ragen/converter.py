@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from quintet.config.capabilities import Capability
 from quintet.config.checks.engines import runs_by_default
 from quintet.config.dialects.algorithm_choice import ADVANTAGE, choose, export_name, set_options
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
@@ -25,7 +26,7 @@ STEPS, EPOCHS, START_STATES = (
 VALIDATION_EPISODES, VALIDATION_BATCH = "training.val_data_num", "training.val_batch_size"
 START, RESPONSE, OBSERVATION = (f"training.max_{name}_length" for name in ("start", "response", "obs"))
 TURNS, ESTIMATOR, PROJECT = "training.max_turns", "optimization.adv_estimator", "trainer.project_name"
-DEVICES = "system.cuda_visible_devices"
+DEVICES, ENV = "system.cuda_visible_devices", "sft.env_type"
 ALONE, FIRST = "rl_or_sft", "training.use_sft"
 EARLY_ENVS = ("frozenlake", "sokoban")
 
@@ -106,9 +107,6 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
         yield values.problem(
             VALIDATION_EPISODES, problem, f"at least: {VALIDATION_EPISODES}={batch}, or {VALIDATION_BATCH}={episodes}"
         )
-    if values[SAMPLES] == 1 and values[ESTIMATOR] == "grpo":
-        problem = f"{values.describe(ESTIMATOR)} compares several episodes from the same start state"
-        yield values.problem(SAMPLES, problem, f"at least: {SAMPLES}=2, or {ESTIMATOR}=gae")
 
 
 def to_native(values: ForeignValues, native: NativeBuilder) -> None:
@@ -119,8 +117,15 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.set("policy.preset", None, "model.base_model")
     native.set("warm_start", None, ALONE)
     native.set_from_keys(values.dialect.specs().values())
-    choose(native, ADVANTAGE, values.native(ESTIMATOR), ESTIMATOR)
+    estimator = values.native(ESTIMATOR)
+    if values[SAMPLES] == 1 and estimator == "grpo":
+        estimator = "arpo"
+        settings = f"{values.describe(ESTIMATOR)} with {values.describe(SAMPLES)}"
+        native.remarks.append(f"{settings}: there is nothing to compare, and each episode has its reward as advantage")
+    choose(native, ADVANTAGE, estimator, ESTIMATOR, SAMPLES)
     set_options(native, ADVANTAGE, dict.fromkeys(("lam", "turn_gamma", "turn_lam"), (1.0, ())))
+    if values[ENV] not in EARLY_ENVS:
+        native.require(ENV, Capability.ENV_VARIANTS)
     native.set_constants(load_constants("ragen", "ragen"))
     if runs_by_default("vllm"):
         native.set("rollout.engine", "vllm")

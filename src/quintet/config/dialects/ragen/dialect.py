@@ -13,6 +13,8 @@ from quintet.config.dialects.value_types import ANYTHING, SECTION
 from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS, VERL, references_for, without_tools
 from quintet.config.dotted import get_value
 
+EARLY_ENV = "env.env_kwargs"
+"""Section of the file of an environment of early 2025, `config/sokoban.yaml`, which lies over `config/base.yaml`."""
 AGENT_MARKS = (
     *("es_manager", "agent_proxy", "ctx_manager", "model_path", "enable_response_mask"),
     *("grpo_advantage_length_weight", "ppo_mini_batch_size", "seed.train"),
@@ -23,6 +25,13 @@ _UNREAD = (
     *("data.", "custom_reward_function.", "reward_model.", "trainer.log_val_generations", "trainer.total_epochs"),
 )
 """Sections and keys of verl's tree that RAGEN does not read: episodes start from seeds, and envs reward them."""
+_CLIP = "actor_rollout_ref.actor.clip_ratio"
+_APRIL_DEFAULTS = {
+    f"{_CLIP}_low": f"${{{_CLIP}}}",
+    f"{_CLIP}_high": f"${{{_CLIP}}}",
+    "actor_rollout_ref.rollout.rollout_filter_ratio": 1.0,
+}
+"""What keys that base.yaml of before 2025-04-17 lacks stand for: one clip ratio, and no filter."""
 _VALIDATES = {"trainer.val_only": True, "trainer.val_before_train": True}
 """What RAGEN's programs of evaluation stand for."""
 
@@ -40,7 +49,7 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     if get_value(tree, "training.use_sft") is True:
         # the stages of `sft` run before reinforcement learning, so their keys have an effect
         early = early.mapped(_without_sft_condition)
-    return replace(dialect, references=(early,), base=None)
+    return replace(dialect, references=(early, *key_files("ragen", ["ragen_early"])), base=None)
 
 
 def _without_sft_condition(spec: KeySpec) -> KeySpec:
@@ -50,6 +59,8 @@ def _without_sft_condition(spec: KeySpec) -> KeySpec:
 def _with_agents(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     """Return the keys of agents, a section for each environment, and the keys of verl."""
     ragen_references = tuple(dialect.reference(name) for name in ("ragen_agent", "ragen_custom_envs"))
+    if "ctx_manager" in tree and "model_path" not in tree:
+        ragen_references = tuple(reference.mapped(_as_in_april) for reference in ragen_references)
     ragen_references += key_files("ragen", ["ragen_releases"])
     verl = references_for(VERL, {"actor_rollout_ref": {}} | dict(tree))
     beneath = (reference.mapped(without_tools).mapped(_without_effect_on_agents) for reference in verl)
@@ -60,6 +71,11 @@ def _with_agents(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     sections.pop(REFERENCE_ENV, None)
     references = (Reference("other environments", lambda: _free_sections(free, tree)), *ragen_references, *beneath)
     return replace(dialect, references=references, base=None, shared_sections=sections | CRITIC_SECTIONS)
+
+
+def _as_in_april(spec: KeySpec) -> KeySpec:
+    """Return a key for a whole base.yaml of before 2025-04-17, which has no `model_path`."""
+    return spec.model_copy(update={"default": _APRIL_DEFAULTS.get(spec.key, spec.default)})
 
 
 def _used_tags(tree: Mapping[str, Any]) -> set[str] | None:
@@ -119,7 +135,7 @@ RAGEN = Dialect(
     marks=(
         *("rl_or_sft", "system.n_gpus", "training.n_rollout", "training.max_turns", "optimization"),
         *("sft.env_type", "sft.data_generation", "sft.training", "model.base_model"),
-        *("training.ppo_batch_size", "training.train_batch_size", "training.train_data_num"),
+        *("training.ppo_batch_size", "training.train_batch_size", "training.train_data_num", EARLY_ENV),
         *AGENT_MARKS,
         *("agent_proxy.max_turn", "es_manager.train", "es_manager.val", "es_manager.format_penalty"),
     ),

@@ -34,6 +34,8 @@ def command_output(commands: Sequence[Sequence[str]], operators: Sequence[str], 
             return os.path.basename(path).removesuffix("".join(suffix))
         case [[program, "-c", statement], ["echo", yes], ["echo", no]] if [*operators] == ["&&", "||"]:
             return _if_importable(program, statement, yes, no)
+        case [["[", left, "=" | "==", right, "]"], ["echo", *texts]] if [*operators] == ["&&"]:
+            return " ".join(texts) if left == right else ""
         case [["date", form]] if DATE.fullmatch(form):
             return time.strftime(form[1:])
         case [["echo", *texts], *filters] if (piped or not filters) and not "".join(texts[:1]).startswith("-"):

@@ -1,13 +1,15 @@
-"""Lists of overrides: text files with one `key=value` per line, as VAGEN's documentation shows them."""
+"""Lists of overrides: text files with one `key=value` per line, as VAGEN's documentation shows them, and trees as such
+lists."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from quintet.config.dotted import unflatten
+from quintet.config.dotted import flatten, unflatten
 from quintet.errors import ConfigError
 
 LINE = re.compile(r"(\+{0,2}|~)[A-Za-z_][\w.@/:-]*\s*=.*|~[\w.@/:-]+", re.DOTALL)
@@ -55,3 +57,27 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
         uncommented = UNCOMMENTED.match(line)
         if uncommented and (content := uncommented[0].strip().removesuffix("\\").strip()):
             yield number, content
+
+
+def as_overrides(tree: Mapping[str, Any], source: Callable[[str], str]) -> list[tuple[str, str]]:
+    """Return a tree as overrides with their sources, given the source of each key."""
+    return [(f"{key}={_hydra_value(value)}", source(key)) for key, value in flatten(tree).items()]
+
+
+def _hydra_value(value: Any) -> str:
+    """Return a value in the grammar of Hydra's overrides."""
+    if isinstance(value, str):
+        return _quoted(value)
+    if isinstance(value, list):
+        return f"[{','.join(map(_hydra_value, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_hydra_value(inner)}" for key, inner in value.items()) + "}"
+    return json.dumps(value)
+
+
+def _quoted(text: str) -> str:
+    if "'" not in text and "\\" not in text:
+        return f"'{text}'"
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    return QuotedString(text, Quote.single).with_quotes()

@@ -5,19 +5,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
+from quintet.config.dialects.ragen.dialect import EARLY_ENV
 from quintet.config.dialects.registry import DIALECTS, FRAMEWORK_FILES, detect
-from quintet.config.dialects.scripts.override_list import is_override_list, key_of, keys_as_tree, read_override_list
+from quintet.config.dialects.scripts.override_list import (
+    as_overrides,
+    is_override_list,
+    key_of,
+    keys_as_tree,
+    read_override_list,
+)
 from quintet.config.dialects.scripts.shell_commands import Argument, ScriptCommand, read_commands
 from quintet.config.dialects.scripts.shell_words import MARKER, Variables, script_error
-from quintet.config.dotted import flatten
+from quintet.config.dotted import has_key
 from quintet.config.yaml_reader import read_file, read_text
 from quintet.errors import ConfigError, UnsupportedRunError, nearest
 
@@ -43,6 +49,8 @@ CONFIG_OPTIONS = {
 NAMES = ("trainer.experiment_name", "trainer.project_name", "trainer.default_local_dir", "trainer.default_hdfs_dir")
 """Keys that only name a run and its directories."""
 OVERRIDE = re.compile(r"(\+{0,2}|~)([^\s=~+'\"][^\s='\"]*)=(.*)|~[^\s=]+", re.DOTALL)
+MAX_ENV_FILE = 4096
+"""Bytes of the file of an environment, at most."""
 YAML, SHELL = (".yaml", ".yml"), (".sh", ".bash")
 
 Override = tuple[str, str]
@@ -98,7 +106,7 @@ def read_run_script(path: Path, environment: Mapping[str, str] | None = None) ->
         MachineError: the file is missing or cannot be read.
     """
     if path.suffix in YAML:
-        return RunScript(path)
+        return _over_base(path) or RunScript(path)
     path, line = _path_and_line(path)
     text = read_text(path).translate(dict.fromkeys([0, *range(0xE000, 0xE007)]))
     if path.suffix not in SHELL and is_override_list(text):
@@ -108,6 +116,16 @@ def read_run_script(path: Path, environment: Mapping[str, str] | None = None) ->
     if path.suffix in SHELL or text.startswith("#!") or any(f"-m {module}" in text for module in TRAINERS):
         return _read_script(path, text, os.environ if environment is None else environment, line)
     return RunScript(path)
+
+
+def _over_base(path: Path) -> RunScript | None:
+    """Return a file of an environment of early RAGEN over the `base.yaml` beside it; None for any other file."""
+    base, sources = path.parent / "base.yaml", dict[str, str]()
+    if not path.is_file() or not base.is_file() or path.stat().st_size > MAX_ENV_FILE:
+        return None
+    if EARLY_ENV.rpartition(".")[2] not in read_text(path) or not has_key(tree := read_file(path, sources), EARLY_ENV):
+        return None
+    return RunScript(base, *_columns(as_overrides(tree, sources.__getitem__)), "ragen")
 
 
 def _path_and_line(path: Path) -> tuple[Path, int | None]:
@@ -141,7 +159,8 @@ def _read_script(path: Path, text: str, environment: Mapping[str, str], line: in
     calls = [call for call in calls if line is None or call.line == line] or calls
     if len(calls) != 1:
         raise _trainer_count_error(path, commands, calls)
-    return _TrainerArguments(path, variables, calls[0]).run_script(_yaml_path_option(commands), comment_lines)
+    arguments = _TrainerArguments(path, variables, calls[0])
+    return arguments.run_script(_yaml_path_option(commands), comment_lines, _written_sections(path, commands, calls[0]))
 
 
 def _all_commands(text: str, variables: Variables, environment: Mapping[str, str]) -> Iterator[ScriptCommand]:
@@ -208,7 +227,7 @@ def _trainer_count_error(path: Path, commands: list[ScriptCommand], calls: list[
             if (capability := dialect.missing_trainer(module)) is not None:
                 source = f"{path}:{command[0].line}"
                 return UnsupportedRunError(f"{source}: a run of {module} {capability.refusal()}", source=source)
-        if module.split(".")[0] in ("verl", "vagen", "ragen", "recipe"):
+        if module.split(".")[0] in ("verl", "vagen", "ragen", "recipe") and not module.endswith("create_dataset"):
             source = f"{path}:{command[0].line}"
             return ConfigError(f"{source} runs {module}, whose arguments are not supported", source=source, hint=hint)
     return ConfigError(f"{path} runs no known trainer", source=str(path), hint=hint)
@@ -229,6 +248,21 @@ def _yaml_path_option(commands: list[ScriptCommand]) -> Argument | None:
         if options and any(word.text.endswith(("create_dataset", "create_dataset.py")) for word in command):
             return options["yaml_path"]
     return None
+
+
+def _written_sections(path: Path, commands: list[ScriptCommand], call: _TrainerCall) -> list[Override]:
+    """Return the sections that programs before the trainer write, as overrides; the last one counts."""
+    sections: list[Override] = []
+    for command in commands:
+        words = [word.text for word in command]
+        module = _started_module(words)
+        written = DIALECTS[call.dialect].sections_of_program(
+            module, words[words.index(module) + 1 :] if module in words else []
+        )
+        if written and not any(MARKER.search(word) for word in words):
+            source = f"{path}:{command[0].line}"
+            sections = [(override, source) for override, _ in as_overrides(written, str)]
+    return sections
 
 
 def _split_options(words: Sequence[Argument], names: Mapping[str, str]) -> tuple[dict[str, Argument], list[Argument]]:
@@ -254,23 +288,33 @@ class _TrainerArguments:
         self.overrides: list[Override] = []
         self.missing: list[MissingValue] = []
         self.remarks: list[str] = []
+        self.env_file: Path | None = None
+        """File of the environment that early RAGEN's trainer takes by its name."""
         self.options, words = _split_options(call.words, CONFIG_OPTIONS)
         for word in words:
             self._add_override(word)
         self.overrides += self._process_overrides()
 
-    def run_script(self, yaml_path: Argument | None, comment_lines: Sequence[int]) -> RunScript:
-        """Return the content of the script; `yaml_path` is VAGEN's file of environments."""
+    def run_script(
+        self, yaml_path: Argument | None, comment_lines: Sequence[int], sections: Sequence[Override]
+    ) -> RunScript:
+        """Return the content of the script; `yaml_path` is VAGEN's file of environments, `sections` are those that
+        another program of the script writes."""
         config = self._config_file()
         if config is None:
             self.overrides = [*self._without_choices()]
         beneath = self._framework_overrides() if config is None else []
-        beneath += _as_overrides(self._program_file()[1], lambda _: f"{self.path}:{self.call.line}")
+        beneath += as_overrides(self._program_file()[1], lambda _: f"{self.path}:{self.call.line}")
+        if self.env_file is not None:
+            lines: dict[str, str] = {}
+            beneath += as_overrides(read_file(self.env_file, lines), lines.__getitem__)
         if self.call.dialect == "vagen" and (envs := self._env_config(yaml_path)) is not None:
             if config is not None:
                 sources: dict[str, str] = {}
-                beneath += _as_overrides(read_file(envs, sources), sources.__getitem__)
+                beneath += as_overrides(read_file(envs, sources), sources.__getitem__)
             config = config or envs
+        else:
+            beneath += sections
         overrides = _columns([*beneath, *self.overrides])
         remarks = tuple(
             f"{self.path}:{line}: a shell ends the command at this comment; the lines after it are read as well"
@@ -281,6 +325,9 @@ class _TrainerArguments:
         return RunScript(
             config, *overrides, self.call.dialect, tuple(self.missing), environment, (*remarks, *self.remarks)
         )
+
+    def _env_file(self, name: str) -> Path:
+        return self.path.parent / "config" / f"{name}.yaml"
 
     def _process_overrides(self) -> Iterator[Override]:
         """Yield the numbers of nodes and devices, which torchrun decides if it starts the trainer."""
@@ -306,6 +353,8 @@ class _TrainerArguments:
             self.missing.append(MissingValue(key, source, reason))
         elif OVERRIDE.fullmatch(word.text):
             self.overrides.append((word.text, source))
+        elif self.call.dialect == "ragen" and not self.env_file and (file := self._env_file(word.text)).is_file():
+            self.env_file = file
         elif word.text.isspace():
             raise script_error(source, "a blank after the backslash ends the command there", "remove the blank")
         else:
@@ -340,9 +389,13 @@ class _TrainerArguments:
         name = self._option_text(self.options["name"]) if "name" in self.options else default.name
         name = name if name.endswith(YAML) else f"{name}.yaml"
         directory = self._option_text(self.options["path"]) if "path" in self.options else str(default.parent)
-        program = Path(self.call.module).parent if self.call.module.endswith(".py") else Path()
+        is_program = self.call.module.endswith(".py")
+        program = Path(self.call.module if is_program else self.call.module.replace(".", "/")).parent
         roots = [self.path.parent, Path(), program, self.path.parent.parent]
-        files = [Path(os.path.normpath(root / directory / name)) for root in roots]
+        directories = [root / directory for root in roots]
+        if "path" not in self.options and not is_program:  # a module's directory, if it names no other
+            directories.append(program / "config")
+        files = [Path(os.path.normpath(each / name)) for each in directories]
         existing = next((file for file in files if file.is_file()), None)
         if existing is None and "name" in self.options and Path(name).stem not in FRAMEWORK_FILES:
             beside = [other.stem for file in files if file.parent.is_dir() for other in file.parent.glob("*.yaml")]
@@ -362,7 +415,7 @@ class _TrainerArguments:
         named = self.options.get("name")
         file = Path(named.text if named else self._program_file()[0]).name
         source = self._source(named) if named else f"{self.path}:{self.call.line}"
-        return _as_overrides(FRAMEWORK_FILES.get(file.removesuffix(".yaml"), {}), lambda _: source)
+        return as_overrides(FRAMEWORK_FILES.get(file.removesuffix(".yaml"), {}), lambda _: source)
 
     def _without_choices(self) -> Iterator[Override]:
         """Yield the overrides with keys in place of choices among the framework's own files."""
@@ -387,26 +440,3 @@ class _TrainerArguments:
         directory = self.path.parent.resolve()
         inside = existing.resolve().is_relative_to(directory)
         return self.path.parent / existing.resolve().relative_to(directory) if inside else existing
-
-
-def _as_overrides(tree: Mapping[str, Any], source: Callable[[str], str]) -> list[Override]:
-    return [(f"{key}={_hydra_value(value)}", source(key)) for key, value in flatten(tree).items()]
-
-
-def _hydra_value(value: Any) -> str:
-    """Return a value in the grammar of Hydra's overrides."""
-    if isinstance(value, str):
-        return _quoted(value)
-    if isinstance(value, list):
-        return f"[{','.join(map(_hydra_value, value))}]"
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_hydra_value(inner)}" for key, inner in value.items()) + "}"
-    return json.dumps(value)
-
-
-def _quoted(text: str) -> str:
-    if "'" not in text and "\\" not in text:
-        return f"'{text}'"
-    from hydra.core.override_parser.types import Quote, QuotedString
-
-    return QuotedString(text, Quote.single).with_quotes()

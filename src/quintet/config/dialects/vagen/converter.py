@@ -19,7 +19,7 @@ from quintet.config.dialects.vagen.env_sections import (
 )
 from quintet.config.dialects.vagen.key_values import ENV
 from quintet.config.dialects.verl.batches import ACTOR, ROLLOUT, StepSize
-from quintet.config.dialects.verl.constraints import shared_problems
+from quintet.config.dialects.verl.constraints import REWARDS_OF_SINGLES, shared_problems
 from quintet.config.dialects.verl.critic import critic_defaults
 from quintet.config.dialects.verl.learners import learning_from_native, learning_to_native, policy_tree
 from quintet.config.dialects.verl.run_settings import (
@@ -122,9 +122,6 @@ def _trainer_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
         trained = "one value of each turn" if is_per_turn else "the value of every token"
         hint = f"{REWARD_MASK}={str(is_per_turn).lower()}"
         yield values.problem(REWARD_MASK, f"{values.describe(ESTIMATOR)} needs {trained}", hint)
-    if values[KL_IN_LOSS] and not values[USE_REFERENCE]:
-        problem = f"{values.describe(KL_IN_LOSS)} needs a reference policy"
-        yield values.problem(USE_REFERENCE, problem, f"{USE_REFERENCE}=true, or {KL_IN_LOSS}=false")
 
 
 def _step_size(values: ForeignValues) -> StepSize:
@@ -218,8 +215,15 @@ def _batches_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 
 def _algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     estimator = values[ESTIMATOR]
-    choose(native, ADVANTAGE, values.native(ESTIMATOR), ESTIMATOR, REWARD_MASK)
-    native.apply([_discounts(values.native(ESTIMATOR))])
+    name = values.native(ESTIMATOR)
+    if estimator == "multi_turn_gae":
+        native.require(ESTIMATOR, Capability.MULTI_TURN_GAE)
+    if _has_single_samples(values) and name in REWARDS_OF_SINGLES:
+        name = "arpo"
+        settings = f"{values.describe(ESTIMATOR)} with {values.describe(SAMPLES)}"
+        native.remarks.append(f"{settings}: there is nothing to compare, and each episode has its reward as advantage")
+    choose(native, ADVANTAGE, name, ESTIMATOR, REWARD_MASK, SAMPLES)
+    native.apply([_discounts(name)])
     if estimator in VALUE_OF_FIRST_TOKEN:
         native.set("algorithm.advantage.turn_value", "first", ESTIMATOR, TOKEN_REWARD)
     if estimator == TURN_UPDATE_GRPO:
@@ -233,6 +237,11 @@ def _algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     _kl_to_native(values, native)
 
 
+def _has_single_samples(values: ForeignValues) -> bool:
+    """Whether each start state has one episode."""
+    return bool(values[SAMPLES] * values[RESPONSES] == 1)
+
+
 def _discounts(estimator: str) -> AlgorithmOptions:
     discount = TURN_DISCOUNT if estimator == "turn_wise_gae" else DISCOUNT
     keys = {"turn_gamma": TURN_DISCOUNT, "gamma": discount, "turn_lam": LAMBDA, "lam": LAMBDA}
@@ -241,10 +250,10 @@ def _discounts(estimator: str) -> AlgorithmOptions:
 
 def _kl_coefficient_key(values: ForeignValues) -> str | None:
     """Return the key of the KL coefficient in the loss or in the rewards, None if the divergence does not count."""
-    if not values[USE_REFERENCE]:
-        return None
     if values[KL_IN_LOSS]:
         return f"{ACTOR}.kl_loss_coef"
+    if not values[USE_REFERENCE]:
+        return None
     in_reward = values[KL_IN_REWARD] if values.is_set(KL_IN_REWARD) else values[KL_REWARD_COEFFICIENT] > 0
     return KL_REWARD_COEFFICIENT if in_reward else None
 
@@ -256,6 +265,9 @@ def _kl_to_native(values: ForeignValues, native: NativeBuilder) -> None:
         native.set("algorithm.kl", None, KL_IN_LOSS, KL_IN_REWARD, KL_REWARD_COEFFICIENT, USE_REFERENCE)
         return
     place = "loss" if values[KL_IN_LOSS] else "reward"
+    if not values[USE_REFERENCE]:
+        needed = f"because {values.describe(KL_IN_LOSS)} needs a reference policy"
+        native.remarks.append(f"{values.describe(USE_REFERENCE)} has no effect, {needed}")
     native.set("algorithm.kl.coefficient", float(values[coefficient]), coefficient)
     native.set("algorithm.kl.apply_to", place, KL_IN_LOSS, KL_IN_REWARD, coefficient, USE_REFERENCE)
     if place == "reward":

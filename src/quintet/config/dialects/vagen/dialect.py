@@ -8,13 +8,16 @@ from typing import Any
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.dialect import Dialect, Reference, key_files
 from quintet.config.dialects.ledger import KeySpec, load_keys
+from quintet.config.dialects.vagen.dataset_arguments import section_of_dataset
 from quintet.config.dialects.vagen.env_rows import sections_of_rows
 from quintet.config.dialects.vagen.key_values import ENV, is_newer
 from quintet.config.dialects.value_types import ANYTHING, SECTION
-from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS, VERL, references_for, without_tools
+from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS, VERL, free_keys, references_for, without_tools
 
 ENVS_WITH_KEYS = ("frozenlake", "sokoban", "svg", "navigation", "primitive_skill", "blackjack", "alfworld")
 """Supported environments; each has its own key file."""
+OTHER_ENVS = ("svgdino", "crossview")
+"""Environments that this version lacks; their options may be anything."""
 _PROMPT_SECTIONS = ("data.", "reward_model.", "custom_reward_function.")
 
 
@@ -33,14 +36,20 @@ def env_keys(names: Iterable[str]) -> tuple[KeySpec, ...]:
 def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     """Select VAGEN's keys, the keys of the environments in the tree, and those of verl."""
     if is_newer(tree):
-        return replace(dialect, references=(_free_keys(tree),), base=None, shared_sections={})
+        return replace(
+            dialect, references=(Reference("other runs", lambda: free_keys(tree)),), base=None, shared_sections={}
+        )
     envs = {
         str(name): str(section["env_name"])
         for name, section in tree.items()
         if isinstance(section, Mapping) and "env_name" in section
     }
     names = tuple(envs.values()) or ("frozenlake",)
-    vagen_references = (*dialect.references, Reference("vagen_envs", lambda: env_keys(names)))
+    vagen_references = (
+        *dialect.references,
+        Reference("vagen_envs", lambda: env_keys(names)),
+        Reference("other options", lambda: _options_without_effect(tree, envs)),
+    )
     older = {alias for reference in dialect.references for spec in reference.load() for alias in spec.aliases}
     verl = references_for(VERL, {"actor_rollout_ref": {}} | dict(tree))
     shared_sections = {name: ENV for name in envs if name != ENV} | dict(dialect.shared_sections)
@@ -51,12 +60,20 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     return replace(dialect, references=(*vagen_references, *beneath), base=None, shared_sections=shared_sections)
 
 
-def _free_keys(tree: Mapping[str, Any]) -> Reference:
-    """Return the keys of a run that waits as a whole."""
-    effect = "Setting of a run that this version lacks."
-    kinds = {str(name): SECTION if isinstance(value, Mapping) else ANYTHING for name, value in tree.items()}
-    specs = tuple(KeySpec(key=key, effect=effect, value_type=kind, default=None) for key, kind in kinds.items())
-    return Reference("other runs", lambda: specs)
+def _options_without_effect(tree: Mapping[str, Any], envs: Mapping[str, str]) -> tuple[KeySpec, ...]:
+    """Return the options of an environment that only another one has, and all options of those that are missing."""
+    of_any = {spec.key for spec in env_keys(ENVS_WITH_KEYS)}
+    specs = {}
+    for section, env_name in envs.items():
+        options = tree[section].get("env_config")
+        for name, value in options.items() if isinstance(options, Mapping) else ():
+            key, is_missing = f"{ENV}.env_config.{name}", env_name in OTHER_ENVS
+            if is_missing or any(other == key or other.startswith(f"{key}.") for other in of_any):
+                effect = "Option of an environment that this version lacks." if is_missing else "Has no effect here: "
+                effect += "" if is_missing else "only another environment has this option."
+                kind = SECTION if isinstance(value, Mapping) else ANYTHING
+                specs[key] = KeySpec(key=key, effect=effect, value_type=kind, default=None)
+    return tuple(specs.values())
 
 
 def _beside_envs(spec: KeySpec) -> KeySpec:
@@ -80,4 +97,5 @@ VAGEN = Dialect(
     missing_trainers=((re.compile(r"vagen\.evaluate\..*"), Capability.API_MODELS),),
     narrow=_narrow,
     sections_of_files=sections_of_rows,
+    sections_of_program=section_of_dataset,
 )

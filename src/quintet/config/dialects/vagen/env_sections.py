@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from quintet.config.capabilities import Capability
 from quintet.config.dialects.conversion import (
     ForeignBuilder,
     ForeignValues,
@@ -14,7 +15,7 @@ from quintet.config.dialects.conversion import (
     to_native_value,
 )
 from quintet.config.dialects.ledger import KeySpec, load_keys
-from quintet.config.dialects.vagen.dialect import ENVS_WITH_KEYS, env_keys
+from quintet.config.dialects.vagen.dialect import ENVS_WITH_KEYS, OTHER_ENVS, env_keys
 from quintet.config.dialects.vagen.env_rows import SIZES, TEST_FILES, TRAIN_FILES, existing_files
 from quintet.config.dialects.vagen.key_values import ENV
 from quintet.config.dialects.vagen.svg_env import DEFAULTS as SVG_DEFAULTS
@@ -46,7 +47,7 @@ INVALID_PENALTIES = {"blackjack": -0.1}
 """Reward of a response without a valid action, where it is not 0."""
 MAX_ACTIONS = "env_config.max_actions_per_step"
 PROMPT_FORMAT, ROOM = "env_config.prompt_format", "env_config.dim_room"
-RENDER_MODE = "env_config.render_mode"
+RENDER_MODE, VISUAL = "env_config.render_mode", "env_config.visual_env"
 USE_SERVICE, SERVICE_URL, SERVICE_TIMEOUT = (f"rollout_manager.{key}" for key in ("use_service", "base_url", "timeout"))
 STATE_REWARD = "env_config.use_state_reward"
 STATE_WEIGHTS = {f"env_config.{kind}_reward_weight": f"{kind}_weight" for kind in SECTIONS}
@@ -130,18 +131,7 @@ def env_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
             key = sections[0].key(size)
             yield values.problem(key, f"no environment has start states for {purpose}", f"at least: {key}=1")
     if len(sections) > 1:
-        yield from _unknown_options(values, sections)
         yield from _differing_settings(values, sections)
-
-
-def _unknown_options(values: ForeignValues, sections: list[EnvSection]) -> Iterator[ConfigProblem]:
-    for section in sections:
-        options = env_specs(section["env_name"])
-        valid = options.keys() | {option.rpartition(".")[0] for option in options}
-        for key in values.merged.sources:
-            name, _, option = key.partition(".")
-            if name == section.name and option.startswith("env_config.") and option not in valid:
-                yield values.problem(key, f"{section['env_name']} has no such option", "leave it out")
 
 
 def _differing_settings(values: ForeignValues, sections: list[EnvSection]) -> Iterator[ConfigProblem]:
@@ -167,11 +157,18 @@ def envs_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     sections = env_sections(values)
     rollout_values: dict[str, dict[str, tuple[Any, ...]]] = {}
     for section in sections:
-        native.set(section.native, {"name": section["env_name"]}, section.key("env_name"), *FILES)
+        name, is_missing = section["env_name"], section["env_name"] in OTHER_ENVS
+        env = {"name": "custom", "path": name} if is_missing else {"name": name}
+        native.set(section.native, env, section.key("env_name"), *FILES)
+        if is_missing:
+            native.require(section.key("env_name"), Capability.TEXT_ENVS)
+        native.remarks.extend(_remarks_of_options(section))
         if values[USE_SERVICE]:
             _service_to_native(section, values, native)
         for key, value, *origins in _section_values(section):
             if key.startswith("env."):
+                if is_missing:
+                    continue
                 native.set(section.native + key.removeprefix("env"), value, *origins)
             else:
                 rollout_values.setdefault(key, {})[section.name] = (value, *origins)
@@ -190,6 +187,18 @@ def envs_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     episodes = sum(section["test_size"] for section in sections)
     native.set("validation.episodes", episodes, *(section.key("test_size") for section in sections))
     native.set_constants({"rollout.strip_special_tokens": True})
+
+
+def _remarks_of_options(section: EnvSection) -> Iterator[str]:
+    """Yield a remark for each option that only another environment has; VAGEN refuses them."""
+    if section["env_name"] in OTHER_ENVS:
+        return
+    options = env_specs(section["env_name"])
+    valid = options.keys() | {option.rpartition(".")[0] for option in options}
+    for key in section.values.merged.sources:
+        name, _, option = key.partition(".")
+        if name == section.name and option.startswith("env_config.") and option not in valid:
+            yield f"{section.values.describe(key)} has no effect: {section['env_name']} has no such option"
 
 
 def _files_to_native(values: ForeignValues, sections: list[EnvSection], native: NativeBuilder) -> None:
@@ -229,6 +238,8 @@ def _section_values(section: EnvSection) -> Iterator[tuple[Any, ...]]:
     if section[STATE_REWARD]:
         for key, weight in STATE_WEIGHTS.items():
             yield f"rollout.state_reward.{weight}", float(section[key]), section.key(key), section.key(STATE_REWARD)
+    if (shows_images := section[VISUAL]) is not None:
+        yield "env.render", "vision" if shows_images else "text", section.key(VISUAL)
     form, origin = section[PROMPT_FORMAT], section.key(PROMPT_FORMAT)
     in_turns = [section.key("env_config.turn_wise_update")] if section["env_name"] == "sokoban" else []
     yield "rollout.think", form != "no_think", origin, *in_turns
@@ -295,11 +306,8 @@ def envs_from_native(foreign: ForeignBuilder) -> None:
         del foreign.values[key]
     for env, size in zip(run.run_envs, _train_sizes(run), strict=True):
         name = _section_name(env, run)
-        for option, spec in env_specs(env.config.name).items():
-            section, _, field = spec.native[0].partition(".")
-            value = to_foreign_value(spec, getattr(env.config if section == "env" else env.rollout, field, None))
-            if spec.direct and spec.value_type.accepts(value):
-                foreign.set(f"{name}.{option}", value)
+        for option, value in _direct_options(env):
+            foreign.set(f"{name}.{option}", value)
         form = env.rollout.thoughts or ("free_think" if env.rollout.think else "no_think")
         foreign.set(f"{name}.{PROMPT_FORMAT}", form)
         foreign.set(f"{name}.{STATE_REWARD}", run.rollout.state_reward is not None)
@@ -311,6 +319,16 @@ def envs_from_native(foreign: ForeignBuilder) -> None:
             foreign.set(f"{name}.{option}", value)
         foreign.set(f"{name}.train_size", size)
         foreign.set(f"{name}.test_size", env.validation_episodes)
+
+
+def _direct_options(env: RunEnv) -> Iterator[tuple[str, Any]]:
+    """Yield the options that take the value of a native key."""
+    for option, spec in env_specs(env.config.name).items():
+        if spec.direct:
+            section, _, field = spec.native[0].partition(".")
+            value = to_foreign_value(spec, getattr(env.config if section == "env" else env.rollout, field, None))
+            if spec.value_type.accepts(value):
+                yield option, value
 
 
 def _train_sizes(run: Experiment) -> list[int]:

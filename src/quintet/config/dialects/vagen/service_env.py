@@ -15,6 +15,7 @@ from quintet.config.dialects.vagen.env_sections import (
     ROOM,
     STRICT_ENVS,
     THINKING_FORMATS,
+    VISUAL,
     env_specs,
 )
 from quintet.config.dialects.vagen.svg_env import SVG, svg_from_native, svg_to_native
@@ -65,6 +66,8 @@ def env_from_vagen(name: str, env_config: Mapping[str, Any]) -> tuple[dict[str, 
     for option, spec in specs.items():
         if spec.direct and spec.native[0].startswith("env."):
             env[spec.native[0].removeprefix("env.")] = to_native_value(spec, values[option])
+    if values[VISUAL] is not None:
+        env["render"] = "vision" if values[VISUAL] else "text"
     if ROOM in values:
         env["height"], env["width"] = values[ROOM]
     if name == SVG:

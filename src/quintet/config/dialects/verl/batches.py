@@ -209,7 +209,7 @@ def _mini_batch_problems(
     values: ForeignValues, step: StepSize, key: str, size: int, replicas: int
 ) -> Iterator[ConfigProblem]:
     local = step.mini_batch // replicas
-    if local == 0 or local % size:
+    if local == 0 or (local % size and size <= local):
         scale = values[key] // size
         source = f"{values.describe(step.mini_batch_from)} over {replicas} GPUs"
         problem = f"must divide the {local} sequences that one GPU has in an optimizer step, from {source}"

@@ -42,9 +42,8 @@ def shared_problems(
     advantage = config_class(ADVANTAGE, values.native(ESTIMATOR))
     yield from batch_problems(values, step, critic=advantage.uses_values, reference=has_reference)
     # with one sample to a prompt, verl takes their rewards as advantages
-    takes_rewards = samples == SAMPLES and values.native(ESTIMATOR) in REWARDS_OF_SINGLES
-    compares = advantage.needs_several_samples or values.native(ESTIMATOR) in REWARDS_OF_SINGLES
-    if compares and not takes_rewards and values[samples] == values[SAMPLES] == 1:
+    takes_rewards = values.native(ESTIMATOR) in REWARDS_OF_SINGLES
+    if advantage.needs_several_samples and not takes_rewards and values[samples] == values[SAMPLES] == 1:
         problem = f"{values.describe(ESTIMATOR)} compares several responses to the same prompt"
         yield values.problem(samples, problem, f"at least: {samples}=2, or {ESTIMATOR}=gae")
     yield from objective_problems(values)

@@ -21,7 +21,7 @@ from quintet.config.dialects.verl.constraints import (
     step_size,
 )
 from quintet.config.dialects.verl.critic import critic_defaults
-from quintet.config.dialects.verl.dialect import OUTPUT_PATH
+from quintet.config.dialects.verl.dialect import MISSING_KINDS, OUTPUT_PATH, missing_kind
 from quintet.config.dialects.verl.kl import KL_IN_LOSS, KL_IN_REWARD, kl_from_native, kl_to_native
 from quintet.config.dialects.verl.learners import STEPS, learning_from_native, learning_to_native, policy_tree
 from quintet.config.dialects.verl.release import workers_to_native
@@ -68,8 +68,11 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield problems between keys: those that verl asserts at start-up, and contradictions in its reference.
 
     Raises:
-        UnsupportedRunError: the run only generates responses.
+        UnsupportedRunError: the run only generates responses, or computes no advantages.
     """
+    if (key := missing_kind(values.merged.plain)) is not None:
+        message = f"{values.describe(key)}: a run of this kind {MISSING_KINDS[key].refusal()}"
+        raise UnsupportedRunError(message, source=values.source(key))
     kind = _kind(values)
     if kind == "generation":
         source = values.source(OUTPUT_PATH)
@@ -77,6 +80,9 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     if kind != "ppo":
         yield from run_problems(values) if kind == "sft" else ()
         return
+    if values[ESTIMATOR] is None:
+        problem = f"a run without advantages {Capability.RECIPES.refusal()}"
+        raise UnsupportedRunError(f"{values.describe(ESTIMATOR)}: {problem}", source=values.source(ESTIMATOR))
     if not is_fully_async(values):
         prompts = f"prompts of a step, from {values.describe(PROMPTS)}"
         yield from values.divisor_problems(MINI_BATCH, values[PROMPTS], prompts)

@@ -89,7 +89,7 @@ def critic_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
             continue
         if not specs[shared].native and specs[shared].requires is None:
             continue
-        if not key.removeprefix("critic.").startswith(INDEPENDENT_KEYS) and values[key] != values[shared]:
+        if not key.removeprefix("critic.").startswith(INDEPENDENT_KEYS) and values[key] not in (None, values[shared]):
             problem = f"critic and policy share this setting, and {values.describe(shared)}"
             yield values.problem(key, problem, f"leave {key} out, or {shared}={format_value(values[key])}")
     strategies = {values[STRATEGY] or values[f"{ACTOR}.strategy"], values[f"{ACTOR}.strategy"]}

@@ -7,8 +7,8 @@ from typing import Any
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.dialect import Dialect, Reference, key_files
 from quintet.config.dialects.ledger import KeySpec
-from quintet.config.dialects.value_types import parse_type
-from quintet.config.dotted import get_value
+from quintet.config.dialects.value_types import ANYTHING, SECTION, parse_type
+from quintet.config.dotted import get_value, has_key
 
 CRITIC_SECTIONS = {
     "critic.model.fsdp_config": "actor_rollout_ref.actor.fsdp_config",
@@ -36,8 +36,18 @@ WAITING: tuple[tuple[re.Pattern[str], Capability], ...] = tuple(
             r"|env\.(actor|disagg_sim|rollout|train)\..*|actor_rollout_ref\.actor\.(num_images_in_input|traj_mini_batch_size)",
             Capability.RECIPES,
         ),
+        (r"(actor_rollout_ref\.)?teacher\..*", Capability.RECIPES),
+        (r"trainer\.(scheduler|n_env_gpus_per_node|n_rollout_gpus_per_node|rollout_interval)", Capability.RECIPES),
+        (
+            r"actor_rollout_ref\.rollout\.((val_kwargs\.)?(extra_configs\..*|num_inference_steps)|height|width)"
+            r"|actor_rollout_ref\.rollout\.engine_kwargs\.vllm_omni\..*",
+            Capability.DIFFUSION,
+        ),
+        (r"actor_rollout_ref\.model\.lora\..*", Capability.LORA_OPTIONS),
+        (r"actor_rollout_ref\.ref\.model\.override_config\..*", Capability.MODEL_CONFIGS),
         (r"reward_model\.model\.type", Capability.REWARD_ENGINES),
         (r"(.*\.)?engine\..*|optim\.(init_lr_ratio|master_weights|store_param_remainders)", Capability.BACKENDS),
+        (r"optim\.(eps|master_weight_dtype|wd_incr_style)", Capability.BACKENDS),
         (r"(.*\.)?(veomni|torchtitan|automodel|mindspeed|mlite)\..*|.*\.impl_cfg\..*", Capability.BACKENDS),
         (r".*\.wrap_policy\.transformer_layer_cls_to_wrap", Capability.BACKENDS),
         (r".*\.turbo_config\..*|(actor_rollout_ref\.actor|critic)\.optim\..*", Capability.BACKENDS),
@@ -76,9 +86,33 @@ _SFT_KEYS = frozenset(
 """Keys of `ppo_trainer.yaml` that fine-tuning has too; `verl_sft_run.yaml` replaces some of them."""
 
 
+MISSING_KINDS = {
+    "actor_rollout_ref.actor.sac": Capability.RECIPES,
+    "actor_rollout_ref.model.num_inference_steps": Capability.DIFFUSION,
+    "actor_rollout_ref.rollout.num_inference_steps": Capability.DIFFUSION,
+    # RAGEN's fork of early 2025, whose trainer runs environments
+    "max_turns": Capability.RECIPES,
+}
+"""Keys of kinds of runs that this version lacks, with the capabilities that they wait for."""
+
+
+def missing_kind(tree: Mapping[str, Any]) -> str | None:
+    """Return the key by which a configuration is known as a kind of run that this version lacks."""
+    return next((key for key in MISSING_KINDS if has_key(tree, key)), None)
+
+
+def free_keys(tree: Mapping[str, Any]) -> tuple[KeySpec, ...]:
+    """Return the keys of a run that waits as a whole, which may be any."""
+    effect = "Setting of a run that this version lacks."
+    kinds = {str(name): SECTION if isinstance(value, Mapping) else ANYTHING for name, value in tree.items()}
+    return tuple(KeySpec(key=key, effect=effect, value_type=kind, default=None) for key, kind in kinds.items())
+
+
 def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference, ...]:
     """Return the references of verl by which a file with these sections is written."""
     ppo = dialect.reference("verl_ppo_trainer")
+    if missing_kind(tree) is not None:
+        return (Reference("other runs", lambda: free_keys(tree)),)
     if "actor_rollout_ref" not in tree:
         if get_value(tree, OUTPUT_PATH) is not None:
             return key_files("verl", ["verl_generation"])
@@ -87,7 +121,7 @@ def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference
         data = tree.get("data")
         if isinstance(data, Mapping) and ("path" in data or "response_key" in data):
             return (dialect.reference("verl_evaluation"), *key_files("verl", ["verl_evaluation_newer"]))
-    engine = get_value(tree, "model_engine", "dp")
+    engine = get_value(tree, "model_engine") or get_value(tree, f"{_ACTOR}.model_engine", "dp")
     strategy = ENGINES.get(str(engine), engine)
     newer = [_with_default(reference, strategy) for reference in (ppo, *key_files("verl", RELEASE_KEYS))]
     if get_value(tree, "rollout.n_gpus_per_node") is not None:
@@ -99,7 +133,7 @@ def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference
         ]
     if get_value(tree, OUTPUT_PATH) is not None:
         newer += [key_files("verl", ["verl_generation"])[0].filtered(lambda spec: spec.key == OUTPUT_PATH)]
-    if get_value(tree, f"{_ACTOR}.strategy", strategy) == "megatron":
+    if get_value(tree, f"{_ACTOR}.strategy", strategy) == "megatron" or engine == "mindspeed":
         megatron = _with_megatron_optimizer(newer[0], dialect.reference("verl_megatron_optim"))
         return (*megatron, *newer[1:], *key_files("verl", ["verl_megatron_optim_newer"]))
     return (*newer, *key_files("verl", ["verl_fsdp_optim"]))
@@ -118,7 +152,7 @@ def without_tools(spec: KeySpec) -> KeySpec:
 def _without_batch_size(spec: KeySpec) -> KeySpec:
     """Return a key for the trainer that takes single prompts, `fully_async_policy`."""
     if spec.key == "data.train_batch_size":
-        effect = "Has no effect and must be 0: `async_training` sets the size of a step."
+        effect = "Has no effect: `async_training` sets the size of a step. verl wants 0."
         changes = {"effect": effect, "value_type": parse_type("int >= 0"), "default": 0, "native": ()}
         return spec.model_copy(update=changes)
     return spec.model_copy(update={"noop": (*spec.noop, 1)}) if spec.key == "data.gen_batch_size" else spec

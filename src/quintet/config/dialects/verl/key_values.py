@@ -49,9 +49,20 @@ def parse_betas(value: object) -> object:
     return [*map(float, parts)] if parts and all(map(_NUMBER.fullmatch, parts)) else value
 
 
+def parse_names(value: object) -> object:
+    """Return a list of names for its text, which quotes within quotes of a script leave; other values as they are.
+
+    >>> parse_names("[console, wandb]")
+    ['console', 'wandb']
+    """
+    inner = value[1:-1] if isinstance(value, str) and value[:1] == "[" and value[-1:] == "]" else None
+    return value if inner is None else [part.strip(" '\"") for part in inner.split(",")]
+
+
 _BETAS = parse_type("list of number >= 0 < 1")
 VALUE_TYPES = {
     "betas": ValueType(_BETAS.description, lambda value: _BETAS.accepts(parse_betas(value))),
+    "text_of_names": ValueType("the text of a list", lambda value: parse_names(value) is not value),
     "bounds": ValueType("a number > 0, or two as lower_upper", _is_bounds),
     "bounds_list": ValueType(
         "numbers > 0, or two each as lower_upper, joined by commas",

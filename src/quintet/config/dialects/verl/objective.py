@@ -21,6 +21,8 @@ MODE, CLIP, LOW, HIGH, DUAL = (
 DRO_BETA = f"{ACTOR}.policy_loss.dro_beta"
 REWARD_PARTS, REWARD_WEIGHTS = (f"algorithm.gdpo_reward_{key}" for key in ("keys", "weights"))
 FILTER, METRIC, MAX_ROUNDS = (f"algorithm.filter_groups.{key}" for key in ("enable", "metric", "max_num_gen_batches"))
+METRICS = (None, "reward", "score", "seq_reward", "seq_final_reward", "acc")
+"""Metrics of groups by their rewards; a user's reward function may have others."""
 UNLIMITED_ROUNDS = 10**6
 BYPASS, BYPASS_LOSS, LEVEL, BOUND, NORMALIZE_WEIGHTS, REJECTIONS, REJECTION_BOUNDS = (
     f"algorithm.rollout_correction.{key}"
@@ -29,6 +31,8 @@ BYPASS, BYPASS_LOSS, LEVEL, BOUND, NORMALIZE_WEIGHTS, REJECTIONS, REJECTION_BOUN
         *("rollout_rs", "rollout_rs_threshold"),
     )
 )
+OLDER_BOUND = f"{ACTOR}.tis_imp_ratio_cap"
+"""Maximum weight of a token, in releases of 2025-08 to 2025-10."""
 AGGREGATIONS = {"token": "token", "seq_sum": "sequence_sum", "seq_mean": "sequence_mean", "seq_max": "sequence_max"}
 
 
@@ -59,6 +63,7 @@ def _native_correction(
     level: str | None, bound: object, normalize: bool, rejections: str | None, rejection_bounds: object
 ) -> dict[str, Any] | None:
     names = _rejection_names(rejections)
+    level = None if level == "geometric" else level  # it waits
     if level is None and not names:
         return None
     lower, upper = parse_bounds(bound) or (None, 2.0)
@@ -113,8 +118,13 @@ GDPO_WEIGHTS = Derived(
 
 def loss_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set the policy loss. verl trains on groups with equal rewards, unless it filters and replaces them."""
-    bypasses = _bypasses(values)
-    loss = "reinforce" if bypasses and values[BYPASS_LOSS] == "reinforce" else values.native(MODE)
+    # verl's controller names the loss of a bypass, but its workers started with that of the file
+    bypasses = _bypasses(values) and values[MODE] in ("vanilla", "bypass_mode")
+    loss = values.native(MODE)
+    if bypasses and values[BYPASS_LOSS] == "reinforce":
+        loss = "reinforce"
+    elif _bypasses(values) and not bypasses:
+        native.remarks.append(f"{values.describe(BYPASS_LOSS)} has no effect, because of {values.describe(MODE)}")
     choose(native, LOSS, loss, MODE, *([BYPASS_LOSS, BYPASS] if bypasses else []))
     low, high = ((values[CLIP] if values[key] is None else values[key]) for key in (LOW, HIGH))
     dual = "max_ratio" if loss in MAX_RATIO_LOSSES else "clip_dual"
@@ -133,6 +143,10 @@ def objective_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     FILTER_ROUNDS.to_native(values, native)
     if values[FILTER] and values[METRIC] in ("acc", "seq_final_reward"):
         native.remarks.append(f"{values.describe(METRIC)}: groups are compared by the rewards of whole responses")
+    if values[FILTER] and values[METRIC] not in METRICS:
+        native.require(METRIC, Capability.GROUP_FILTERS)
+    if values[LEVEL] == "geometric":
+        native.require(LEVEL, Capability.CORRECTION_OPTIONS)
     native.set("rollout.recompute_logprobs", not _bypasses(values), BYPASS)
     if _bypasses(values):
         native.set("algorithm.correction", None, *CORRECTION.foreign)
@@ -142,6 +156,9 @@ def objective_to_native(values: ForeignValues, native: NativeBuilder) -> None:
             native.require(LEVEL, Capability.CORRECTION_OPTIONS)
     else:
         CORRECTION.to_native(values, native)
+        if values[OLDER_BOUND] > 0:
+            weights = {"level": "token", "upper": float(values[OLDER_BOUND])}
+            native.set("algorithm.correction", weights, OLDER_BOUND)
         if values[REJECTIONS] in REJECTION_LEVELS:
             native.require(REJECTIONS, Capability.CORRECTION_OPTIONS)
 
@@ -176,13 +193,8 @@ def objective_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
 
 
 def _bypass_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
-    if not _bypasses(values):
-        if values[MODE] == "bypass_mode":
-            yield values.problem(MODE, f"needs {BYPASS}", f"set {BYPASS}=true, or {MODE}=vanilla")
-        return
-    if values[MODE] not in ("vanilla", "bypass_mode"):
-        problem = f"is not read: with {values.describe(BYPASS)} the loss is that of {values.describe(BYPASS_LOSS)}"
-        yield values.problem(MODE, problem, f"leave it out, or set {BYPASS}=false")
+    if values[MODE] == "bypass_mode" and not _bypasses(values):
+        yield values.problem(MODE, f"needs {BYPASS}", f"set {BYPASS}=true, or {MODE}=vanilla")
 
 
 def objective_from_native(foreign: ForeignBuilder) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from quintet.config.capabilities import Capability
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import (
     Derived,
@@ -12,11 +13,14 @@ from quintet.config.dialects.conversion_rules import (
     loggers,
 )
 from quintet.config.dialects.verl.batches import ROLLOUT
+from quintet.config.dialects.verl.key_values import parse_names
 from quintet.config.problems import ConfigProblem
 
 REWARD_SECTIONS = ("custom_reward_function.", "reward_model.")
 """Sections of keys that choose how responses are scored."""
 FUNCTION_ARGUMENTS, MANAGER = "custom_reward_function.reward_kwargs", "reward_model.reward_manager"
+RECIPE_MANAGERS = ("visual", "collabllm")
+"""Reward managers of verl's recipes."""
 OVERLONG, OVERLONG_BUFFER, MAX_RESPONSE = (
     f"reward_model.reward_kwargs.{key}"
     for key in ("overlong_buffer_cfg.enable", "overlong_buffer_cfg.len", "max_resp_len")
@@ -24,7 +28,7 @@ OVERLONG, OVERLONG_BUFFER, MAX_RESPONSE = (
 RESUME_MODES = {"auto": "auto", "disable": "never"}
 RESUME_NAMES = inverted(RESUME_MODES)
 RUN_RULES = (
-    loggers("tracking.loggers", "trainer.logger"),
+    loggers("tracking.loggers", "trainer.logger", parse=parse_names),
     Derived(
         "resume",
         ("trainer.resume_mode", "trainer.resume_from_path"),
@@ -77,6 +81,8 @@ def rewards_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.apply(REWARD_RULES)
     if values["custom_reward_function.path"] is not None:
         native.set("reward.function_arguments", values[FUNCTION_ARGUMENTS] or {}, FUNCTION_ARGUMENTS)
+    if values[MANAGER] in RECIPE_MANAGERS:
+        native.require(MANAGER, Capability.REWARD_MANAGERS)
     if values[MANAGER] == "dapo":
         # without the penalty on overlong responses, DAPO's manager scores like the naive one
         native.set("reward.manager", "dapo" if values[OVERLONG] else "naive", MANAGER, OVERLONG)

@@ -17,8 +17,8 @@ PROMPTS, TOTAL_PROMPTS = "data.train_batch_size", "rollout.total_rollout_steps"
 MINI_BATCH, EPOCHS = (f"actor_rollout_ref.actor.{key}" for key in ("ppo_mini_batch_size", "ppo_epochs"))
 STEPS = "actor_rollout_ref.actor.optim.total_training_steps"
 SAMPLES, TENSOR = (f"actor_rollout_ref.rollout.{key}" for key in ("n", "tensor_model_parallel_size"))
-DEVICES_OF_A_NODE = 8
-"""Devices up to which the GPUs of learners and engines are taken for those of the same nodes."""
+DEVICES_OF_A_NODE, DEVICES_OF_LARGER_NODES = 8, 16
+"""Devices up to which those of learners and engines are taken for devices of the same nodes; larger nodes have NPUs."""
 
 
 def has_separate_engines(values: ForeignValues) -> bool:
@@ -46,8 +46,6 @@ def num_engine_gpus(values: ForeignValues) -> int:
 
 def placement_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield problems of the devices and the steps of these trainers: nodes have the same number of devices here."""
-    if is_fully_async(values) and values[PROMPTS]:
-        yield values.problem(PROMPTS, f"is not read: a step has {MINI_BATCH} × {REQUIRED} prompts", f"{PROMPTS}=0")
     if has_separate_engines(values) and not _shares_nodes(values) and values[TRAINER_GPUS] != values[ENGINE_GPUS]:
         problem = f"nodes have the same number of devices here, and {values.describe(TRAINER_NODES, TRAINER_GPUS)}"
         yield values.problem(ENGINE_GPUS, problem, f"for example {ENGINE_GPUS}={values[TRAINER_GPUS]}")
@@ -77,6 +75,9 @@ def separate_engines_to_native(values: ForeignValues, native: NativeBuilder) -> 
 def _step_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set the size of a step of `fully_async_policy` and the number of steps."""
     mini_batches, prompts = values[REQUIRED] * values[TRIGGER], prompts_per_step(values)
+    if values[PROMPTS]:
+        step = f"{MINI_BATCH} × {REQUIRED} × {TRIGGER}"
+        native.remarks.append(f"{values.describe(PROMPTS)} has no effect: a step has {step} prompts")
     native.set("training.groups_per_step", prompts, MINI_BATCH, REQUIRED, TRIGGER)
     native.set("training.mini_batches", mini_batches, REQUIRED, TRIGGER)
     engines = max(1, num_engine_gpus(values) // values[TENSOR])
@@ -89,7 +90,9 @@ def _step_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 
 
 def _shares_nodes(values: ForeignValues) -> bool:
-    fits = values[TRAINER_GPUS] + values[ENGINE_GPUS] <= DEVICES_OF_A_NODE
+    # nodes of learners and of engines would have the same number of devices
+    largest = DEVICES_OF_A_NODE if values[TRAINER_GPUS] == values[ENGINE_GPUS] else DEVICES_OF_LARGER_NODES
+    fits = values[TRAINER_GPUS] + values[ENGINE_GPUS] <= largest
     return bool(values[TRAINER_NODES] == values[ENGINE_NODES] and fits)
 
 

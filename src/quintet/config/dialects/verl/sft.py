@@ -1,11 +1,14 @@
 """Conversion of verl's `sft_trainer.yaml`: supervised fine-tuning on conversations from files."""
 
+import math
+
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder, as_list
 from quintet.config.dialects.conversion_rules import Derived, Same, lora_section
 from quintet.config.dialects.verl.batches import GPUS, num_gpus
 from quintet.config.dialects.verl.key_values import parse_betas
 from quintet.config.dialects.verl.run_settings import DATA_RULES, run_from_native, run_to_native
 
+PARALLEL_SIZES = ("tensor", "pipeline", "context", "ulysses")
 DYNAMIC, TOKENS = "data.use_dynamic_bsz", "data.max_token_len_per_gpu"
 SHARDS = "engine.use_distributed_optimizer"
 DECAY, KEPT = "optim.lr_decay_style", "trainer.max_ckpt_to_keep"
@@ -45,11 +48,22 @@ def sft_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.set_constants({"sft.optimizer.warmup_steps": 0, "sft.optimizer.min_learning_rate_ratio": 0.0})
     native.set_from_keys(values.dialect.specs().values())
     native.set("policy.preset", None, "model.partial_pretrain")
-    native.set("sft.devices", num_gpus(values), *GPUS)
+    native.set("sft.devices", max(num_gpus(values), _least_devices(values, native)), *GPUS)
     native.set("data.kind", "conversations")
     native.apply((*RULES, *DATA_RULES, *COLUMN_RULES))
     _engine_to_native(values, native)
     run_to_native(values, native)
+
+
+def _least_devices(values: ForeignValues, native: NativeBuilder) -> int:
+    """Return the devices that share a sequence or a model, if verl's own file, which has one device, leaves their
+    number to torchrun."""
+    if num_gpus(values) > 1:
+        return 1
+    least = math.prod(int(native.get(f"actor.parallel.{size}") or 1) for size in PARALLEL_SIZES)
+    if least > 1:
+        native.remarks.append(f"{GPUS[1]} is 1: using {least}, the least that the parallel sizes need")
+    return least
 
 
 def _engine_to_native(values: ForeignValues, native: NativeBuilder) -> None:
