@@ -61,6 +61,9 @@ class Dialect:
     """Selects the references for a configuration tree."""
     sections_of_files: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda tree: {}
     """Returns the sections that follow from files which a configuration tree names."""
+    newer_values: Callable[[Mapping[str, Any]], Mapping[str, tuple[Any, str]]] = lambda tree: {}
+    """Returns the values by which a tree of an early release is read as one of a newer release, by key, each with the
+    key from which it follows."""
     waits_for: Callable[["Dialect", Callable[[str], Any], str], Capability | None] = lambda dialect, value, key: None
     """Returns the capability that an undocumented key of the framework waits for, given the values of other keys: that
     of the simulator, policy or algorithm to which it belongs."""
