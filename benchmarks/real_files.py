@@ -62,10 +62,10 @@ MISSING_FILE = re.compile(r"its defaults list names \S+, but \S+ does not exist|
 INPUT = re.compile(
     r"does not exist|not found|no such file|cannot be interpolated|cannot be composed"
     r"|is given when the script is called|set neither in the script|is not an override|= '' \("
-    r"|a blank after the backslash",
+    r"|a blank after the backslash|is set twice, at|there is no checkpoint to start from|names no prompts to train on",
     re.IGNORECASE,
 )
-"""A missing file, variable, argument or path, and words that the framework's own Hydra refuses."""
+"""A missing file, variable, argument or path, and what the framework's own Hydra refuses, such as a key set twice."""
 
 
 @dataclass(frozen=True)
