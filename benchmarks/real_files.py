@@ -61,11 +61,12 @@ MISSING_FILE = re.compile(r"its defaults list names \S+, but \S+ does not exist|
 """A file that upstream's Hydra does not find either; the hint names a similar one."""
 INPUT = re.compile(
     r"does not exist|not found|no such file|cannot be interpolated|cannot be composed"
-    r"|is given when the script is called|set neither in the script|is read while the script runs|is not an override|= '' \("
-    r"|a blank after the backslash",
+    r"|is given when the script is called|set neither in the script|is read while the script runs|is not an override"
+    r"|= '' \(|a blank after the backslash|is set twice, at|there is no checkpoint to start from"
+    r"|names no prompts to train on",
     re.IGNORECASE,
 )
-"""A missing file, variable, argument or path, and words that the framework's own Hydra refuses."""
+"""A missing file, variable, argument or path, and what the framework's own Hydra refuses, such as a key set twice."""
 
 
 @dataclass(frozen=True)

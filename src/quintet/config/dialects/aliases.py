@@ -69,7 +69,7 @@ def _keep_documented(config: ForeignConfig, spec: KeySpec, alias: str, sources: 
         sources.pop(alias)
         return f"{alias} ({source}) is another name of {spec.key} and says the same"
     unset = (None, spec.default)
-    if theirs is None or (theirs == spec.default and ours not in unset):
+    if theirs in (None, "") or (theirs == spec.default and ours not in unset):
         sources.pop(alias)
         return ""
     if ours in unset or spec.wins == alias:

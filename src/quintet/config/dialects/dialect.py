@@ -64,6 +64,9 @@ class Dialect:
     sections_of_program: Callable[[str, Sequence[str]], Mapping[str, Any]] = lambda module, words: {}
     """Returns the sections that follow from a program which a script runs before the trainer, given its module and
     arguments."""
+    newer_values: Callable[[Mapping[str, Any]], Mapping[str, tuple[Any, str]]] = lambda tree: {}
+    """Returns the values by which a tree of an early release is read as one of a newer release, by key, each with the
+    key from which it follows."""
     waits_for: Callable[["Dialect", Callable[[str], Any], str], Capability | None] = lambda dialect, value, key: None
     """Returns the capability that an undocumented key of the framework waits for, given the values of other keys: that
     of the simulator, policy or algorithm to which it belongs."""

@@ -1,6 +1,6 @@
 """Loading of a foreign configuration: checks, conversion to a native `Experiment`, and problems that prevent a run."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -40,11 +40,11 @@ from quintet.config.dialects.key_checks import (
     unsupported_keys,
 )
 from quintet.config.dialects.passthrough import model_config_problems, unchecked_model_sections
-from quintet.config.dotted import flatten, set_value
+from quintet.config.dotted import flatten, get_value, set_value
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.megatron import MegatronConfig
 from quintet.config.plan.batch_arithmetic import compute_batch_arithmetic
-from quintet.config.problems import ConfigProblem, raise_problems, source_of
+from quintet.config.problems import ConfigProblem, describe_setting, raise_problems, source_of
 from quintet.config.schema import format_value
 from quintet.config.torchrun import RankInfo, current_rank
 
@@ -117,7 +117,8 @@ def convert(
         ConfigError: all problems in one message, by their foreign keys.
     """
     values, alias_remarks = merge_with_reference(config, dialect)
-    unknown_or_pending = unknown_keys(values, dialect.known_keys(), dialect.specs())
+    of_any_run = {name for spec in dialect.specs().values() for name in (spec.key, *spec.aliases)}
+    unknown_or_pending = unknown_keys(values, dialect.known_keys(), of_any_run)
     pending = pending_keys(values, unknown_or_pending)
     undocumented = [key for key in unknown_or_pending if key.key not in pending]
     refused = [key for key in undocumented if unknown == "refuse" or _decides(key, values.dialect)]
@@ -165,9 +166,22 @@ def merge_with_reference(config: ForeignConfig, dialect: Dialect) -> tuple[Forei
     Return a remark for each alias, too.
     """
     config = config.with_sections(dialect.sections_of_files(config.plain()), "files of start states")
+    newer = dialect.newer_values(config.plain())
+    newer_remarks = tuple(_describe_newer_values(config, newer))
+    config = config.with_values(newer)
     narrowed = dialect.narrowed(config.plain())
     renamed, remarks = resolve_aliases(config, narrowed.specs(), narrowed.shared_sections)
+    remarks += newer_remarks
     return ForeignValues(renamed.merge_onto(narrowed.default_tree()), narrowed), remarks
+
+
+def _describe_newer_values(config: ForeignConfig, newer: Mapping[str, tuple[Any, str]]) -> Iterator[str]:
+    """Yield a remark for each key whose value is read as that of keys of a newer release."""
+    for origin in dict.fromkeys(origin for _, origin in newer.values()):
+        values = {key: value for key, (value, source) in newer.items() if source == origin}
+        read = (key if "${" in str(value) else f"{key} = {format_value(value)}" for key, value in values.items())
+        setting = describe_setting(origin, get_value(config.plain(), origin), config.sources[origin])
+        yield f"{setting} is read as {' and '.join(read)}"
 
 
 def _to_native(values: ForeignValues) -> NativeBuilder:

@@ -134,7 +134,8 @@ def robot_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
         yield composed.problem(key, f"{problem}, groups_per_step × samples_per_group", hint)
     # the dialects name their own keys for these
     processes = configured_processes(config)
-    if env.pipeline_stages > 1:  # the robots of every rank are divided into stages
+    # the robots of every rank are divided into stages
+    if env.pipeline_stages > 1 and not config.placement.envs.devices:
         processes = math.lcm(processes, len(simulating_ranks(config)))
     unit = processes * env.pipeline_stages * training.samples_per_group
     if numbers.robots % unit:

@@ -131,7 +131,7 @@ RLINF = [
     ["algorithm.sampling_params.do_sample=false", GRPO],
     ["algorithm.loss_type=actor_critic", GRPO],
     [f"{CRITIC}=true", GRPO],
-    ["algorithm.adv_type=gae", f"{CRITIC}=false"],
+    ["data.train_data_paths=null"],
     ["actor.training_backend=fsdp", "actor.fsdp_config.amp_autocast.enabled=true"],
     ["reward.use_reward_model=true", "reward.model.model_path=null"],
     ["runner.seq_length=100", "data.max_prompt_length=100"],
@@ -168,7 +168,6 @@ RLINF = [
     [f"{PLACED}.actor,rollout=0-3", "rollout.tensor_parallel_size=2"],
     # batches
     ["algorithm.n_minibatches=5"],
-    [f"{PLACED}.actor,rollout=0-2"],
     [f"{PLACED}.actor,rollout=0-3", "algorithm.training_batch_size_per_gpu=3"],
     # simulators
     [*EMBODIED, "runner.task_type=math"],
@@ -176,8 +175,7 @@ RLINF = [
     [*EMBODIED, "algorithm.loss_type=ppo", "algorithm.adv_type=gae", "actor.model.add_value_head=false"],
     [*EMBODIED, "actor.model.model_path=''"],
     [*EMBODIED, "runner.save_interval=5", "runner.val_check_interval=3"],
-    [*EMBODIED, "rollout.mode=disaggregated", f"{PLACED}.actor,rollout=0-3"],
-    [*EMBODIED, "rollout.model.model_path=a", "actor.model.model_path=b"],
+    [*EMBODIED, "rollout.model.precision=fp32", "actor.model.precision=bf16"],
     [*EMBODIED, "env.train.group_size=3"],
     [*EMBODIED, "env.train.reward_mode=raw"],
     [*EMBODIED, "env.train.env_type=maniskill", "actor.model.policy_setup=google_robot_static"],

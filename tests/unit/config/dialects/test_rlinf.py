@@ -449,11 +449,10 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
         ["enable_dp_load_balance = true", f"{PLACED}.actor = '0-3'", "actor.enable_dp_load_balance=false, or"],
     ),
     (MATH, {"critic.use_critic_model": True}, ["does not use a critic", "set critic.use_critic_model=false"]),
-    (MATH, {"algorithm.adv_type": "gae"}, ["needs a critic", "set critic.use_critic_model=true"]),
     (
         SHARDED,
-        {f"{FSDP}.amp_autocast.enabled": True, f"{MIXED}.reduce_dtype": "bf16"},
-        ["amp_autocast.enabled = true", "reduce_dtype = 'bf16'", f"set {MIXED}.reduce_dtype=fp32"],
+        {f"{FSDP}.amp_autocast.enabled": True, f"{MIXED}.param_dtype": "fp16"},
+        ["amp_autocast.precision = 'bf16'", "param_dtype = 'fp16'", f"set {MIXED}.param_dtype=fp32"],
     ),
     (
         MATH,
@@ -508,11 +507,6 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     ),
     (
         MATH,
-        {f"{PLACED}.actor,rollout": "0-6"},
-        ["n_minibatches = 4", "32 sequences", "7 data-parallel ranks", "data.rollout_batch_size=70"],
-    ),
-    (
-        MATH,
         {f"{PLACED}.actor,rollout": "0-3", "actor.model.tensor_model_parallel_size": 8},
         ["tensor_model_parallel_size = 8", "4 devices of actor", f"{PLACED}.actor,rollout = '0-3'", "parallel_size=4"],
     ),
@@ -536,11 +530,6 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
         [f"{PLACED}.inference = 2", "recompute_logprobs = false", "or rollout.recompute_logprobs=true"],
     ),
     (EMBODIED, {"runner.task_type": "math"}, ["runner.task_type = 'math'", "embodied"]),
-    (
-        EMBODIED,
-        {"rollout.model.model_path": "another"},
-        ["model_path = 'another'", "model_path = 'some/policy'", "${actor.model.model_path}"],
-    ),
     (
         EMBODIED,
         {"runner.val_check_interval": 20},
@@ -580,11 +569,6 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
             "4 devices",
             "nearest valid value: actor.micro_batch_size=20",
         ],
-    ),
-    (
-        EMBODIED,
-        {f"{PLACED}.actor": 0, f"{PLACED}.rollout": 1, "rollout.mode": "collocate"},
-        ["rollout.mode = 'collocate'", f"{PLACED}.actor = 0", f"{PLACED}.rollout = 1"],
     ),
 ]
 

@@ -106,6 +106,9 @@ CRITIC = {
 WITHOUT_EFFECT: dict[str, Any] = {
     "rollout.return_logprobs": True,
     "rollout.seed": 7,
+    "rollout.channel": {"name": "dataserver", "queue_size": 64},
+    "actor.channel": {"queue_name": "actor_input_queue"},
+    "inference.channel": {"queue_name": "inference_input_queue"},
     "rollout.weight_reload": "cpu",
     "rollout.vllm.enable_flash_infer_sampler": False,
     "rollout.backend": "vllm",

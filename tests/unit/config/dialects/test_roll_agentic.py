@@ -118,6 +118,10 @@ WITHOUT_EFFECT: dict[str, Any] = {
     f"{NORM}global_scale_factor": 2.0,
     f"{NORM}global_shift_value": 1.0,
     **dict.fromkeys(("enable_response_mask", "enable_think", "use_turn_scores"), True),
+    "custom_env.Lake.max_tokens": 100,
+    "custom_env.Lake.env_instruction": "You are solving the FrozenLake puzzle.",
+    "custom_env.Lake.grid_vocab": False,
+    "custom_env.Lake.reward_template": "Reward: {reward}",
     "action_sep": "|",
     "train_env_manager.env_groups": 3,
     "train_env_manager.n_groups": [3],
@@ -273,6 +277,7 @@ def test_every_key_of_agentic_files_is_among_these() -> None:
     rows = {spec.key for name in ("roll_agentic", "roll_env") for spec in load_keys("roll", name) if not spec.requires}
     written = {key.replace("custom_env.Lake.", "custom_envs.FrozenLake.") for key in WITHOUT_EFFECT}
     rooms = {f"{LAKE}env_config.{name}" for name in ("grid_lookup", "dim_x", "dim_y")}
+    rooms |= {f"{LAKE}{name}" for name in ("max_actions_per_traj", "max_steps_per_traj")}  # test_roll_earlier.py
     assert rows - written - rooms - {case[0] for case in HONOURED} - {*GROUP_KEYS, *BOX_KEYS, "custom_env"} == set()
 
 

@@ -24,7 +24,7 @@ from quintet.config.dialects.composition.interpolation import (
 )
 from quintet.config.dialects.composition.overrides import nested_keys, parse_overrides
 from quintet.config.dialects.composition.plain_composition import HYDRA, compose_plainly
-from quintet.config.dotted import get_value, has_key
+from quintet.config.dotted import get_value, has_key, sections_around, set_value
 from quintet.config.problems import describe_setting
 from quintet.config.yaml_reader import read_file
 from quintet.errors import ConfigError
@@ -161,6 +161,17 @@ class ForeignConfig:
             return self
         added = config_from_tree(sections, source)
         return ForeignConfig(OmegaConf.create(self.plain() | dict(sections)), {**added.sources, **self.sources})
+
+    def with_values(self, values: Mapping[str, tuple[Any, str]]) -> "ForeignConfig":
+        """Return the configuration with other values, by key; each has the source of the key from which it follows."""
+        if not values:
+            return self
+        tree, sources = self.plain(), dict(self.sources)
+        for key, (value, origin) in values.items():
+            set_value(tree, key, value)
+            for name in (key, *sections_around(key)):
+                sources.setdefault(name, sources[origin])
+        return ForeignConfig(OmegaConf.create(tree), sources)
 
     def plain(self) -> dict[str, Any]:
         """Return its sections and values before interpolation."""

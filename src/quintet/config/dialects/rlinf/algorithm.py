@@ -61,6 +61,11 @@ def is_embodied(values: ForeignValues) -> bool:
     return values.dialect.references[0].name == "rlinf_embodied"
 
 
+def only_evaluates(values: ForeignValues) -> bool:
+    """Whether the run trains nothing."""
+    return values[TASK].endswith("_eval") or (is_embodied(values) and bool(values["runner.only_eval"]))
+
+
 def algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set the native algorithm from the keys that all runs have."""
     if values.native(LOSS_TYPE) == "distillation" and values.native(ESTIMATOR) == "none":
@@ -123,6 +128,9 @@ def text_algorithm_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
 
 def text_algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set the native algorithm from keys that only runs on text have."""
+    if values[ESTIMATOR] == "gae" and not values[HAS_CRITIC]:
+        native.set(ADVANTAGE, {"name": "raw"}, ESTIMATOR, HAS_CRITIC)
+        native.remarks.append(f"{values.describe(ESTIMATOR, HAS_CRITIC)}: advantages are the rewards, as in RLinf")
     penalizes = _penalizes_rewards(values)
     if _centers_rewards(values) or (penalizes and values[ESTIMATOR] == "reinpp_baseline"):
         name = "reinforce_plus_plus" if penalizes else "reinforce_plus_plus_baseline"

@@ -15,7 +15,7 @@ from quintet.config.native.placement import ComponentConfig
 from quintet.config.plan.placement import RESTARTABLE, format_ranges
 from quintet.config.problems import ConfigProblem
 
-SECTION, NUM_NODES = "cluster.component_placement", "cluster.num_nodes"
+SECTION, NUM_NODES, NODE_DEVICES = "cluster.component_placement", "cluster.num_nodes", "cluster.num_gpus_per_node"
 DOCUMENTED = f"{SECTION}.actor,inference,rollout"
 TENSOR, PIPELINE = "actor.model.tensor_model_parallel_size", "actor.model.pipeline_model_parallel_size"
 ENGINE_TENSOR, ENGINE_PIPELINE = "rollout.tensor_parallel_size", "rollout.pipeline_parallel_size"
@@ -31,7 +31,8 @@ class ComponentPlacement:
     """Devices of all components; of none if there are problems."""
 
     devices_per_node: int
-    """Enough for the highest device number and for models split over devices; RLinf asks Ray instead."""
+    """Enough for the highest device number and for models split over devices, unless the file says how many; RLinf asks
+    Ray instead."""
     is_set: bool
     """Whether the user wrote the placement; that of the reference is only an example."""
     processes: dict[str, list[Process]] = field(default_factory=dict)
@@ -128,6 +129,8 @@ def _check_devices_of_processes(
 
 
 def _devices_per_node(values: ForeignValues, specs: Mapping[str, object]) -> int:
+    if (devices := values[NODE_DEVICES]) is not None:
+        return int(devices)
     without_ranks = re.sub(r":[^,]*", "", ",".join(map(str, specs.values())))
     highest = max(map(int, re.findall(r"\d+", without_ranks)), default=0)
     per_model = math.lcm(*(math.prod(values[key] or 1 for key in keys) for keys in SPLITS))
@@ -192,7 +195,8 @@ def placement_to_native(placement: ComponentPlacement, native: NativeBuilder) ->
     keys = {name: placement.keys[name] for name in placement.processes}
     numbered = dict.fromkeys(key for name, key in keys.items() if name not in placement.on_all_devices)
     if numbered or placement.devices_per_node > 1:
-        native.set("placement.devices_per_node", placement.devices_per_node, *numbered, *chain(*SPLITS), NUM_NODES)
+        origins = (*numbered, *chain(*SPLITS), NUM_NODES, NODE_DEVICES)
+        native.set("placement.devices_per_node", placement.devices_per_node, *origins)
     for name, processes in placement.processes.items():
         for component in _needed_components(name, native):
             fields = {"devices": None}

@@ -1,6 +1,5 @@
 """Constraints between RLinf's keys."""
 
-import math
 from collections.abc import Iterator
 from itertools import combinations
 
@@ -12,8 +11,8 @@ from quintet.config.dialects.rlinf.algorithm import (
     HAS_CRITIC,
     LOSS_TYPE,
     RECOMPUTE,
-    TASK,
     is_embodied,
+    only_evaluates,
 )
 from quintet.config.dialects.rlinf.backend import (
     AUTOCAST,
@@ -33,10 +32,11 @@ from quintet.config.dialects.rlinf.component_placement import (
 )
 from quintet.config.dialects.rlinf.key_values import AGENT_SECTIONS
 from quintet.config.dialects.value_types import is_function_address
-from quintet.config.divisors import divisors, nearest_divisor, nearest_multiple, nearest_number
+from quintet.config.divisors import nearest_divisor
 from quintet.config.problems import ConfigProblem
 
 SEQUENCE, DYNAMIC = "runner.seq_length", "runner.enable_dynamic_batch_size"
+UPDATES, PROMPTS = "algorithm.n_minibatches", "data.rollout_batch_size"
 
 
 def shared_problems(values: ForeignValues, placement: ComponentPlacement) -> Iterator[ConfigProblem]:
@@ -44,37 +44,37 @@ def shared_problems(values: ForeignValues, placement: ComponentPlacement) -> Ite
     yield from placement.problems
     estimator = values.describe(ESTIMATOR)
     advantage = config_class(ADVANTAGE, values.native(ESTIMATOR))
-    only_evaluates = values[TASK].endswith("_eval")
-    if (advantage.needs_several_samples or values[ESTIMATOR] == "reinpp_baseline") and not only_evaluates:
+    trains = not only_evaluates(values)
+    if trains and (advantage.needs_several_samples or values[ESTIMATOR] == "reinpp_baseline"):
         if values[GROUP] < 2:
             yield values.nearest_problem(GROUP, f"{estimator} compares several responses to the same prompt", 2)
         samples = "algorithm.sampling_params.do_sample"
         if not values[samples] and not is_embodied(values):
             problem = f"all responses to a prompt would be the same, and {values.describe(GROUP)}"
             yield values.problem(samples, problem, f"set {samples}=true")
-    if not advantage.uses_values and not is_function_address(values[ESTIMATOR]):
+    if trains and not advantage.uses_values and not is_function_address(values[ESTIMATOR]):
         if values[LOSS_TYPE] in ("actor_critic", "decoupled_actor_critic"):
             problem = f"trains a critic, which {estimator} does not use"
             yield values.problem(LOSS_TYPE, problem, f"{LOSS_TYPE}=ppo, or {ESTIMATOR}=gae")
         if values[HAS_CRITIC]:
             problem = f"{estimator} does not use a critic"
             yield values.problem(HAS_CRITIC, problem, f"set {HAS_CRITIC}=false, or {ESTIMATOR}=gae")
-    autocast = f"{AUTOCAST}.enabled"
-    dtypes = [f"{MIXED_PRECISION}.{name}_dtype" for name in ("param", "reduce", "buffer")]
-    reduced = [key for key in dtypes if values.native(key) not in ("float32", None)]
-    if values[BACKEND] == "fsdp" and values[autocast] and reduced:
-        problem = f"autocast needs weights in float32, and {values.describe(*reduced)}"
-        yield values.problem(autocast, problem, f"set {' '.join(f'{key}=fp32' for key in reduced)}")
+    autocast, weights = f"{AUTOCAST}.precision", f"{MIXED_PRECISION}.param_dtype"
+    is_enabled = values[BACKEND] == "fsdp" and values[f"{AUTOCAST}.enabled"]
+    if is_enabled and values.native(weights) not in ("float32", None, values.native(autocast)):
+        problem = f"autocast needs weights in float32 or in its type: {values.describe(weights)}"
+        yield values.problem(autocast, problem, f"set {weights}=fp32, or {autocast}={values[weights]}")
 
 
 def math_problems(values: ForeignValues, placement: ComponentPlacement) -> Iterator[ConfigProblem]:
     """Yield problems of runs on text."""
-    if values[ESTIMATOR] == "gae" and not values[HAS_CRITIC]:
-        yield values.problem(HAS_CRITIC, f"{values.describe(ESTIMATOR)} needs a critic", f"set {HAS_CRITIC}=true")
     reward_model, path = "reward.use_reward_model", "reward.model.model_path"
     if values[reward_model] and values[path] is None:
         hint = f"{path}=DIRECTORY, of a sequence classifier, or {reward_model}=false"
         yield values.problem(reward_model, f"needs {path}", hint)
+    training = "data.train_data_paths"
+    if values[training] is None and not (only_evaluates(values) or any(values[each] for each in AGENT_SECTIONS)):
+        yield values.problem(training, "names no prompts to train on", f"{training}=[FILE]")
     yield from _length_problems(values)
     yield from _learning_rate_problems(values)
     if values[BACKEND] == "megatron":
@@ -180,23 +180,14 @@ def _parallelism_problems(values: ForeignValues, placement: ComponentPlacement) 
 
 
 def _batch_problems(values: ForeignValues, placement: ComponentPlacement) -> Iterator[ConfigProblem]:
-    updates, prompts = "algorithm.n_minibatches", "data.rollout_batch_size"
-    total = values[prompts] * values[GROUP]
-    if total % values[updates]:
-        source = values.describe(prompts, GROUP)
-        yield from values.divisor_problems(updates, total, f"sequences of a step, from {source}")
+    total = values[PROMPTS] * values[GROUP]
+    if total % values[UPDATES]:
+        source = values.describe(PROMPTS, GROUP)
+        yield from values.divisor_problems(UPDATES, total, f"sequences of a step, from {source}")
         return
     ranks = len(placement.devices("actor") or ()) // (values[TENSOR] * values[PIPELINE])
-    batch = total // values[updates]
-    if not ranks or values[DYNAMIC]:
-        return
-    if batch % ranks:
-        problem = f"{ranks} data-parallel ranks cannot share the {batch} sequences of an optimizer step evenly"
-        unit = values[updates] * ranks // math.gcd(values[updates] * ranks, values[GROUP])
-        valid = [number for number in divisors(total) if total // number % ranks == 0]
-        fewer = f"{updates}={nearest_number(values[updates], valid)}, or " if valid else ""
-        hint = f"nearest valid value: {fewer}{prompts}={nearest_multiple(values[prompts], unit)}"
-        yield values.problem(updates, problem, hint)
-    else:
+    batch = total // values[UPDATES]
+    # ranks with different numbers of sequences, which RLinf refuses, only wait for each other here
+    if ranks and not values[DYNAMIC] and batch % ranks == 0:
         local = f"sequences that each of the {ranks} data-parallel ranks has in an optimizer step"
         yield from values.divisor_problems("algorithm.training_batch_size_per_gpu", batch // ranks, local)

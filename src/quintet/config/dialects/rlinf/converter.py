@@ -14,6 +14,7 @@ from quintet.config.dialects.rlinf.algorithm import (
     algorithm_from_native,
     algorithm_to_native,
     is_embodied,
+    only_evaluates,
     text_algorithm_from_native,
     text_algorithm_problems,
     text_algorithm_to_native,
@@ -51,6 +52,7 @@ NAME, SHOWN_NAME, TOKENIZER = (
     "runner.logger.experiment_name",
     "actor.tokenizer.tokenizer_model",
 )
+ENGINE_PATH = "rollout.model.model_path"
 RANDOM_PRESETS = {"mlp": "state-mlp"}
 """Presets with random weights by kind of policy."""
 OUTPUT_DIR, LOG_DIR = "runner.output_dir", "runner.logger.log_path"
@@ -125,7 +127,7 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
         megatron_to_native(values, native)
     placement_to_native(parse_placements(values), native)
     native.remarks += _keys_without_effect(values)
-    if values[ESTIMATOR] == "gae" or native.get("algorithm.advantage.needs_critic"):
+    if native.get("algorithm.advantage.name") == "gae" or native.get("algorithm.advantage.needs_critic"):
         _critic_to_native(values, native)
 
 
@@ -164,6 +166,8 @@ def _policy_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.set("policy.preset", None if values[path] else preset, path, kind)
     native.set("policy.path", values[path] or None, path)
     native.set("policy.kind", values.native(kind), kind)
+    if is_embodied(values) and values.is_set(ENGINE_PATH) and values[ENGINE_PATH] not in (values[path], None, ""):
+        native.remarks.append(f"{values.describe(ENGINE_PATH)} has no effect: {values.describe(path)} is trained")
     # the reference's tokenizer belongs to its own model
     is_other = values.is_set(TOKENIZER) and values[TOKENIZER] != values[path]
     native.set("policy.tokenizer", values[TOKENIZER] if is_other else None, TOKENIZER)
@@ -176,7 +180,10 @@ def _model_key(values: ForeignValues, name: str) -> str:
         # under FSDP, the engine gets the learner's weights before its first response
         has_weights = name == "model_path" and values[BACKEND] == "fsdp" and values[learner]
         return learner if has_weights else engine
-    return learner if values.is_set(learner) or not values.is_set(engine) else engine
+    # without training there is no learner whose weights the engine gets
+    evaluates_engine = name == "model_path" and only_evaluates(values) and values[engine]
+    is_only_one = values.is_set(engine) and not values.is_set(learner)
+    return engine if evaluates_engine or is_only_one else learner
 
 
 def _critic_to_native(values: ForeignValues, native: NativeBuilder) -> None:

@@ -9,6 +9,7 @@ from quintet.config.capabilities import Capability
 from quintet.config.dialects.dialect import Dialect, Reference, key_files
 from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dialects.rlinf.critic_keys import critic_reference
+from quintet.config.dialects.rlinf.earlier import newer_values
 from quintet.config.dialects.rlinf.key_values import AGENT_SECTIONS, COMPONENTS, VALUE_TYPES
 from quintet.config.dialects.value_types import one_of
 from quintet.config.dotted import get_value
@@ -44,6 +45,10 @@ _AGENT_TASKS, DATA_TYPE = ("coding_online_rl",), "data.type"
 _AGENT_DATA = ("wideseek_r1", "rstar2")
 _TASKS = ("math", "reasoning", "reasoning_eval")
 _PLACED = "cluster.component_placement"
+CHECKPOINT_ALIAS = "actor.checkpoint_load_path"
+"""In runs on text the former name of Megatron's checkpoint, in others that of the policy's directory."""
+SHARDING_ALIAS = "actor.model.sharding_strategy"
+"""In runs on simulators the former name of the sharding strategy; runs on text never read it."""
 _NAMES = ("hydra.", "runner.logger.", "runner.experiment_name", "runner.output_dir", "runner.task_type", _PLACED)
 """Beginnings of keys of supervised runs that are documented; the others wait with the task."""
 
@@ -57,13 +62,16 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
         waiting = {spec.key: waits for spec in names.load() if spec.key.startswith(("runner.task_type", _PLACED))}
         return replace(dialect, references=(_changed(names, waiting),), shared_sections={})
     if "runner" not in tree and "actor" not in tree and "env_type" in tree:
-        references = (env, *key_files("rlinf", ["rlinf_env_newer"]))
+        references = (env, *key_files("rlinf", ["rlinf_env_newer", "rlinf_env_earlier"]))
         return replace(dialect, references=references, shared_sections={}, name_lists={}, context=_ENV_FILE_CONTEXT)
     if task.startswith("embodied") or "env" in tree:
         backend = math.filtered(lambda spec: spec.key.startswith("actor.fsdp_config."))
+        sharding = {"actor.fsdp_config.sharding_strategy": {"aliases": (SHARDING_ALIAS,)}}
+        backend = _changed(backend, sharding)
         newer = key_files("rlinf", ["rlinf_embodied_newer", "rlinf_env_newer", "rlinf_newer"])
+        env_earlier, *earlier = key_files("rlinf", ["rlinf_env_earlier", "rlinf_earlier", "rlinf_embodied_earlier"])
         algorithm_newer = key_files("rlinf", ["rlinf_embodied_algorithm"])
-        envs = (Reference(each.name, partial(_env_specs, each)) for each in (env, newer[1]))
+        envs = (Reference(each.name, partial(_env_specs, each)) for each in (env, newer[1], env_earlier))
         algorithm = newer[2].filtered(lambda spec: spec.key in _NEWER_ALGORITHM)
         changes: dict[str, dict[str, Any]] = {
             "runner.task_type": {"default": "embodied"},
@@ -79,7 +87,7 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
             "rollout.model.model_path": {"value_type": VALUE_TYPES["path_or_empty"]},
         }
         shared = _changed(basic, changes)
-        references = (embodied, *algorithm_newer, newer[0], shared, *envs, algorithm, backend)
+        references = (embodied, *algorithm_newer, newer[0], shared, *envs, algorithm, backend, *earlier)
         undocumented = frozenset(f"algorithm.{name}" for name in INHERITED)
         return replace(dialect, references=references, shared_sections={}, undocumented=undocumented)
     return _text_dialect(dialect, task)
@@ -92,11 +100,11 @@ def _text_dialect(dialect: Dialect, task: str) -> Dialect:
     kinds = tuple(types[0].choices)
     agents = {"requires": Capability.RLINF_AGENTS}
     data = {**agents, "noop": kinds, "value_type": one_of(*kinds, *_AGENT_DATA)}
-    changes: dict[str, dict[str, Any]] = (
-        {"runner.task_type": {**agents, "noop": _TASKS}} if task in _AGENT_TASKS else {}
-    )
+    changes: dict[str, dict[str, Any]] = {"actor.model.megatron_checkpoint": {"aliases": (CHECKPOINT_ALIAS,)}}
+    if task in _AGENT_TASKS:
+        changes["runner.task_type"] = {**agents, "noop": _TASKS}
     engine = embodied.filtered(lambda spec: spec.key.startswith("rollout.backend"))
-    newer = key_files("rlinf", ["rlinf_newer", "rlinf_text", "rlinf_agents"])
+    newer = key_files("rlinf", ["rlinf_newer", "rlinf_text", "rlinf_agents", "rlinf_earlier"])
     references = (_changed(math, {DATA_TYPE: data}), _changed(basic, changes), engine, *newer)
     return replace(dialect, references=(*references, critic_reference((math, basic, newer[1]))), shared_sections={})
 
@@ -171,6 +179,7 @@ RLINF = Dialect(
     shared_sections={"env.train": "", "env.eval": ""},
     name_lists={"cluster.component_placement": tuple(COMPONENTS)},
     programs=r"train_embodied_agent|train_async|main_grpo",
+    newer_values=newer_values,
     narrow=_narrow,
     waits_for=_waits_for,
 )

@@ -42,7 +42,13 @@ SETUP_OPTION = "options.policy_setup"
 MIN_RATE, RATE = "actor.optim.min_lr", "actor.optim.lr"
 RULES = (
     Same("env.epochs", EPOCHS),
-    Same("validation.simulator.epochs", EVAL_EPOCHS, export_none=False),
+    Derived(
+        "validation.simulator.epochs",
+        (EVAL_EPOCHS,),
+        lambda epochs: max(1, epochs),
+        lambda epochs: (epochs,),
+        export_none=False,
+    ),
     Same("validation.sampling.samples", EVAL_GROUP),
     first_of("training.samples_per_group", GROUP, "env.train.group_size"),
     OptionalSection(

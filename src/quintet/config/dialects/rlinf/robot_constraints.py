@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from quintet.config.dialects.conversion import ForeignValues
-from quintet.config.dialects.rlinf.algorithm import ESTIMATOR, GROUP, LOSS_TYPE, TASK
+from quintet.config.dialects.rlinf.algorithm import ESTIMATOR, GROUP, LOSS_TYPE, TASK, only_evaluates
 from quintet.config.dialects.rlinf.backend import PRECISION
 from quintet.config.dialects.rlinf.component_placement import ComponentPlacement, parse_placements
 from quintet.config.dialects.rlinf.simulators import SIDES, episode_steps, option_problems
@@ -64,7 +64,7 @@ def embodied_problems(values: ForeignValues, placement: ComponentPlacement) -> I
     if not values[TASK].startswith("embodied") and values[TASK] != "offline":
         hint = f"{TASK}=embodied, or leave env out"
         yield values.problem(TASK, "a run with a section env must be embodied", hint)
-    only_evaluates = values["runner.only_eval"] or values[TASK] == "embodied_eval"
+    evaluates = only_evaluates(values)
     if not waits(values, KIND):
         yield from _policy_problems(values)
         yield from _duplicate_problems(values)
@@ -72,14 +72,10 @@ def embodied_problems(values: ForeignValues, placement: ComponentPlacement) -> I
     save, check = "runner.save_interval", "runner.val_check_interval"
     if values[save] > 0 and values[check] > 0:
         yield from values.multiple_problems(save, values[check], values.describe(check))
-    yield from _episode_problems(values, placement, only_evaluates=only_evaluates)
-    if not only_evaluates and not waits(values, LOSS_TYPE, ESTIMATOR, TASK):
+    yield from _episode_problems(values, placement, evaluates=evaluates)
+    if not evaluates and not waits(values, LOSS_TYPE, ESTIMATOR, TASK):
         yield from _value_problems(values)
         yield from _update_problems(values, placement)
-    mode = "rollout.mode"
-    if values.is_set(mode) and placement.is_colocated == (values[mode] == "disaggregated"):
-        keys = dict.fromkeys([placement.keys["actor"], placement.keys["rollout"]])
-        yield values.problem(mode, f"contradicts the placement: {values.describe(*keys)}", "leave it out")
 
 
 def _policy_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
@@ -112,8 +108,8 @@ def _value_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
 
 def _duplicate_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield problems of two keys for the same setting with different values."""
-    pairs = [(f"rollout.model.{name}", f"actor.model.{name}") for name in ("model_path", "model_type")]
-    pairs += [("rollout.model.precision", PRECISION), ("rollout.unnorm_key", "actor.model.unnorm_key")]
+    pairs = [("rollout.model.model_type", KIND), ("rollout.model.precision", PRECISION)]
+    pairs += [("rollout.unnorm_key", "actor.model.unnorm_key")]
     for engine, learner in pairs:
         both_set = values.is_set(engine) and values.is_set(learner) and values[engine] is not None
         if both_set and values.native(engine) != values.native(learner):
@@ -122,14 +118,14 @@ def _duplicate_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
 
 
 def _episode_problems(
-    values: ForeignValues, placement: ComponentPlacement, *, only_evaluates: bool
+    values: ForeignValues, placement: ComponentPlacement, *, evaluates: bool
 ) -> Iterator[ConfigProblem]:
     """Yield problems unless environments fill groups, and groups fill the stages of each process."""
     env_group = "env.train.group_size"
     if values[env_group] not in (1, values[GROUP]):
         yield values.problem(env_group, f"must be {values.describe(GROUP)}", f"{env_group}=${{{GROUP}}}")
-    groups = {} if only_evaluates or waits(values, LOSS_TYPE, ESTIMATOR, TASK) else {"train": GROUP}
-    if only_evaluates or values["runner.val_check_interval"] > 0:
+    groups = {} if evaluates or waits(values, LOSS_TYPE, ESTIMATOR, TASK) else {"train": GROUP}
+    if evaluates or values["runner.val_check_interval"] > 0:
         groups["eval"] = EVAL_GROUP
     processes = env_processes(placement)
     for side, size in groups.items():

@@ -10,6 +10,7 @@ from typing import Any
 
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.conversion import ForeignValues, NativeBuilder
+from quintet.config.dialects.roll.earlier import ACTIONS, SEPARATOR
 from quintet.config.dialects.roll.workers import GROUP_SIZE, STEP
 from quintet.config.divisors import nearest_divisor, nearest_multiple
 from quintet.config.native.envs import SOKOBAN_SYMBOLS
@@ -137,8 +138,9 @@ def _env_to_native(tag: Tag, section: str, native: NativeBuilder) -> None:
     for option, (key, value) in _env_options(tag).items():
         native.set(f"{section}.{option}", value, tag.key(key))
     _symbols_to_native(tag, section, native)
-    steps = min(tag["env_config.max_steps"], tag["max_steps"])
-    native.set(f"{section}.max_steps", steps, tag.key("env_config.max_steps"), tag.key("max_steps"))
+    limit = ACTIONS if tag[ACTIONS] else "max_steps"
+    steps = min(tag["env_config.max_steps"], tag[limit])
+    native.set(f"{section}.max_steps", steps, tag.key("env_config.max_steps"), tag.key(limit))
     if section != "env":
         overrides = section.removesuffix(".env")
         native.set(f"{overrides}.format_penalty", *_penalty(tag))
@@ -212,7 +214,10 @@ def _turns_to_native(values: ForeignValues, train_tags: list[Tag], native: Nativ
     form = "anywhere" if first.thinks else "answer"
     native.set("rollout.response_format", form, first.key("env_config.action_pattern"))
     native.set("rollout.format_penalty", *_penalty(first))
-    native.set_constants({"rollout.max_actions_per_turn": 1, "rollout.format_reward": 0.0})
+    native.set("rollout.max_actions_per_turn", first[ACTIONS] or 1, first.key(ACTIONS))
+    if first[ACTIONS] and values[SEPARATOR]:
+        native.set("rollout.action_separator", values[SEPARATOR], SEPARATOR)
+    native.set_constants({"rollout.format_reward": 0.0})
     tokens = first.key("env_config.special_token_list")
     native.set("rollout.strip_special_tokens", bool(first["env_config.special_token_list"]), tokens)
     native.set("algorithm.turn_rewards", first.window is not None, first.key("env_manager_cls"))

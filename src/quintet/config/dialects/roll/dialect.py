@@ -8,6 +8,7 @@ from typing import Any
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.dialect import Dialect, Reference, key_files
 from quintet.config.dialects.ledger import KeySpec, load_keys
+from quintet.config.dialects.roll.earlier import newer_values
 from quintet.config.dialects.roll.key_values import VALUE_TYPES
 from quintet.config.dialects.roll.kinds import (
     DEEPSPEED_DEFINITION,
@@ -86,19 +87,24 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     references += tuple(
         Reference(f"{name} worker", partial(worker_specs, name)) for name in _WORKERS[kind] if name not in present
     )
-    references = _with_deepspeed_options(references, tree)
+    if options := _deepspeed_sections(tree):
+        references = _with_deepspeed_options(references, options)
+        # they are not documented as those of another worker, which has another strategy
+        shared = {section: section for section in options} | dict(shared)
     definitions = () if kind is Kind.AGENTIC else ENV_DEFINITIONS
     free = (*variables(tree), *definitions)
     undocumented = frozenset(key for name in free for key in _leaves(name, tree.get(name)))
     return replace(dialect, references=references, shared_sections=shared, undocumented=undocumented)
 
 
-def _with_deepspeed_options(references: tuple[Reference, ...], tree: Mapping[str, Any]) -> tuple[Reference, ...]:
-    """Replace the options of workers under DeepSpeed, which waits, by free-form sections."""
+def _deepspeed_sections(tree: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the options of workers under DeepSpeed."""
     workers = [name for name in tree if DEEPSPEED in str(get_value(tree, f"{name}.strategy_args.strategy_name", ""))]
-    sections = tuple(f"{name}.{_OPTIONS}" for name in workers)
-    if not sections:
-        return references
+    return tuple(f"{name}.{_OPTIONS}" for name in workers)
+
+
+def _with_deepspeed_options(references: tuple[Reference, ...], sections: tuple[str, ...]) -> tuple[Reference, ...]:
+    """Replace the options of workers under DeepSpeed, which waits, by free-form sections."""
     effect = "Settings of DeepSpeed."
     specs = tuple(KeySpec(key=key, effect=effect, value_type=SECTION, default=None) for key in sections)
     prefixes = tuple(f"{section}." for section in sections)
@@ -269,5 +275,6 @@ ROLL = Dialect(
     shared_sections=_SHARED,
     programs=r"start_\w+_pipeline",
     deciding=_DECIDING,
+    newer_values=newer_values,
     narrow=_narrow,
 )

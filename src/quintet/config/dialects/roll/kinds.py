@@ -38,7 +38,8 @@ _MARKS: Mapping[Kind, tuple[str, ...]] = {
 _WORKERS = ("actor_train", "actor_infer", "rewards", "reference", "critic")
 ENV_TYPES = ("frozen_lake", "sokoban")
 """Values of `env_type` that exist here."""
-_REFERENCE = re.compile(r"\s*\$\{([\w.-]+)\}\s*")
+REFERENCE = re.compile(r"\s*\$\{([\w.-]+)\}\s*")
+"""A value that is that of another key."""
 TEMPLATES = ("agent_template", "_system_template", "_pattern")
 """Ends of the names of texts that files define for their environments."""
 _REFERRED = re.compile(r"\$\{([A-Za-z_][\w-]*)(?:\.[\w.-]+)?\}")
@@ -48,6 +49,7 @@ VARIABLES = frozenset(
         *("max_actions_per_traj", "default_history_length", "sokoban_format_penalty", "frozen_format_penalty"),
         *("env_manager_cls", "agent_runner_cls", "agent_config_common", "hf_model_path", "world_size"),
         *("pre_step_template", "next_step_template", "agent_system_template", "agent_template", "offload_nccl"),
+        *("user_prompt_think_format", "user_prompt_no_think_format", "reward_template"),
         *("pg_variant", "lora_rank", "lora_alpha", "lora_target", "positive_loss_coef"),
     )
 )
@@ -100,7 +102,7 @@ def definition_of(tree: Mapping[str, Any], tag: str) -> Mapping[str, Any]:
     """Return the definition of an environment, that of another section if it refers to one."""
     value = get_value(tree, f"custom_envs.{tag}")
     for _ in range(8):
-        referred = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+        referred = REFERENCE.fullmatch(value) if isinstance(value, str) else None
         if referred is None:
             break
         value = get_value(tree, referred[1])
