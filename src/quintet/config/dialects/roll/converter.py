@@ -26,10 +26,11 @@ from quintet.config.dialects.ledger import load_constants
 from quintet.config.dialects.roll.agentic import envs_to_native
 from quintet.config.dialects.roll.algorithm import algorithm_from_native, algorithm_to_native
 from quintet.config.dialects.roll.constraints import conflicts as run_conflicts
+from quintet.config.dialects.roll.judge import served_devices
 from quintet.config.dialects.roll.key_values import VALIDATION
 from quintet.config.dialects.roll.kinds import Kind, kind_of
 from quintet.config.dialects.roll.learners import WeightDtype, learners_from_native, learners_to_native, strategy_name
-from quintet.config.dialects.roll.rewards import filters_from_native, rewards_to_native
+from quintet.config.dialects.roll.rewards import domain_names, filters_from_native, rewards_to_native
 from quintet.config.dialects.roll.run_settings import (
     RESUME,
     model_to_native,
@@ -115,7 +116,8 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     run_to_native(values, native)
     model_to_native(values, native)
     learners_to_native(values, native)
-    placement_to_native(values, native)
+    judged = () if is_agentic(values) else (f"rewards.{name}" for name in domain_names(values))
+    placement_to_native(values, native, served_devices(values, judged))
     native.remarks += ineffective_worker_keys(values)
 
 
