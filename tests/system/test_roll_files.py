@@ -243,3 +243,64 @@ def test_an_rlvr_file_with_a_judge_that_the_run_serves_trains(quintet: Command, 
     lines = trained(quintet, tmp_path, rlvr({"llm_judge": {**JUDGE, **served}}, {"llm_judge": 1.0}))
     assert lines[1].get("train/failures", 0) == 0
     assert lines[1]["train/llm_judge/groups"] == 4
+
+
+def test_a_distillation_file_trains(quintet: Command, tmp_path: Path) -> None:
+    rows = [{"question": f"{n} + 1 =", "answer": str(n + 1)} for n in range(8)]
+    (tmp_path / "sums.json").write_text(json.dumps(rows))
+    for name, seed in (("small", 1), ("large", 2)):
+        quintet("train", f"name={name}", f"seed={seed}", "training.steps=0", "warm_start=null",
+                "validation.before_training=false")  # fmt: skip
+    models = {name: f"runs/{name}/checkpoints/global_step_0/hf" for name in ("small", "large")}
+    tree = {
+        **COMMON,
+        "exp_name": "distilled",
+        "student_pretrain": models["small"],
+        "teacher_pretrain": models["large"],
+        "logits_topk": 64,
+        "distill_loss_weight": 0.85,
+        "kd_objective": "forward_kl",
+        "distill_on_prompt": False,
+        "logits_transfer_backend": "nccl-only",
+        "sequence_length": 128,
+        "question_key": "question",
+        "answer_key": "answer",
+        "validation": {"data_args": {"file_name": ["sums.json"], "template": "qwen2_5"}},
+        "student": {
+            "model_args": {**MODEL, "attn_implementation": "sdpa"},
+            "training_args": {
+                "learning_rate": 1.0e-3,
+                "lr_scheduler_type": "constant",
+                "per_device_train_batch_size": 2,
+                "gradient_accumulation_steps": 2,
+                "warmup_steps": 0,
+                "num_train_epochs": 1,
+            },
+            "data_args": {"template": "qwen2_5", "file_name": ["sums.json"], "preprocessing_num_workers": 1},
+            "strategy_args": {"strategy_name": "fsdp2_train"},
+            "device_mapping": "[0]",
+            "infer_batch_size": 2,
+        },
+        "teacher": {
+            "model_args": MODEL,
+            "data_args": {"template": "qwen2_5"},
+            "training_args": {"per_device_train_batch_size": 2},
+            "strategy_args": {"strategy_name": "fsdp2_infer"},
+            "device_mapping": "[0]",
+        },
+    }
+    for name in ("max_steps", "ppo_epochs", "init_kl_coef", "entropy_loss_coef"):
+        del tree[name]
+    (tmp_path / "distill.yaml").write_text(json.dumps(tree))
+    done = quintet("sft", "distill.yaml", check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "output/distilled/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    assert all(line["train/distillation_loss"] > 0 for line in lines)
+    assert "val/loss" in lines[1]
+    # a teacher that is the student itself has the same distributions
+    (tmp_path / "same.yaml").write_text(json.dumps({**tree, "exp_name": "same", "teacher_pretrain": models["small"]}))
+    quintet("sft", "same.yaml")
+    first = json.loads((tmp_path / "output/same/metrics.jsonl").read_text().splitlines()[0])
+    assert abs(first["train/distillation_loss"]) < 1e-6
+    assert first["train/loss"] == lines[0]["train/loss"]

@@ -119,7 +119,7 @@ def unknown_choices(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     paths = {
         "policy.path": config.policy.path,
         "critic.path": config.critic.path if config.needs_critic else None,
-        "reference.path": config.reference.path if config.needs_reference else None,
+        "reference.path": config.reference.path if config.needs_reference or _is_distilled(config) else None,
         "reward.model.path": config.reward.model.path if config.reward and config.reward.model else None,
     }
     for section, judge in config.reward.judges.items() if config.reward else ():
@@ -130,6 +130,10 @@ def unknown_choices(composed: ComposedConfig) -> Iterator[ConfigProblem]:
         yield from _directory(composed, "policy.lora.path", config.policy.lora.path, "a directory with adapters")
     yield from adapter_problems(composed)
     yield from _checkpoint(composed, config.resume)
+
+
+def _is_distilled(config: Experiment) -> bool:
+    return config.sft is not None and config.sft.distillation is not None
 
 
 def _data_files(composed: ComposedConfig) -> Iterator[ConfigProblem]:

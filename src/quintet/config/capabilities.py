@@ -52,7 +52,6 @@ class Capability(StrEnum):
     RAY_SETTINGS = "settings of a Ray that the run starts"
     PICKLED_WEIGHTS = "reading of RLinf's own weight files"
     PREFERENCES = "training on preferences (DPO)"
-    DISTILLATION = "distillation of a teacher's distributions on stored answers"
     ON_POLICY_DISTILLATION = "on-policy distillation of ROLL's teachers"
     REWARD_DOMAINS = "filters, refills and chat templates that differ by domain"
     REWARD_WORKERS = "rewards of ROLL's other classes (detection, video, code in a service)"

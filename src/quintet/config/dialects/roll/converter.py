@@ -38,7 +38,7 @@ from quintet.config.dialects.roll.run_settings import (
     run_to_native,
     settings_from_native,
 )
-from quintet.config.dialects.roll.sft import sft_to_native
+from quintet.config.dialects.roll.sft import distillation_to_native, sft_to_native
 from quintet.config.dialects.roll.unsupported_runs import refuse_unsupported_run
 from quintet.config.dialects.roll.workers import (
     STRATEGY,
@@ -88,7 +88,7 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     """
     kind = _kind(values)
     refuse_unsupported_run(kind, values)
-    yield from () if kind is Kind.SFT else run_conflicts(values)
+    yield from () if kind in (Kind.SFT, Kind.DISTILLATION) else run_conflicts(values)
 
 
 def _kind(values: ForeignValues) -> Kind:
@@ -98,8 +98,9 @@ def _kind(values: ForeignValues) -> Kind:
 
 def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Convert a ROLL configuration."""
-    if _kind(values) is Kind.SFT:
-        sft_to_native(values, native)
+    stages = {Kind.SFT: sft_to_native, Kind.DISTILLATION: distillation_to_native}
+    if stage := stages.get(_kind(values)):
+        stage(values, native)
         return
     native.set_constants(load_constants("roll", "roll"))
     algorithm_to_native(values, native, Worker(values, "critic").is_set)
