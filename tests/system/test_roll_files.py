@@ -4,8 +4,11 @@ everything else is as in ROLL's example files."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from judge_endpoint import endpoint
 
 Command = Any
 
@@ -148,13 +151,17 @@ CHOICES = {
 }
 
 
-def test_an_rlvr_file_trains(quintet: Command, tmp_path: Path) -> None:
+def prompts(path: Path, tags: Sequence[str]) -> None:
     rows = [
         {"tag": tag, "messages": [{"role": "user", "content": f"{n} + 1 ="}], "ground_truth": str(n + 1)}
         for n in range(4)
-        for tag in ("math", "aime")
+        for tag in tags
     ]
-    (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    path.write_text("\n".join(map(json.dumps, rows)))
+
+
+def rlvr(domains: dict[str, Any], shares: dict[str, float]) -> dict[str, Any]:
+    """A file with these domains, of which each but `math_rule` has changes."""
     domain = {
         "worker_cls": "roll.pipeline.rlvr.rewards.math_rule_reward_worker.MathRuleRewardWorker",
         "model_args": {"model_name_or_path": "${reward_pretrain}"},
@@ -179,17 +186,121 @@ def test_an_rlvr_file_trains(quintet: Command, tmp_path: Path) -> None:
         "whiten_advantages": True,
         "add_token_level_kl": False,
         "max_len_mask": True,
-        "rewards": {"math_rule": domain, "contest": {**domain, **CHOICES}},
+        "rewards": {name: {**domain, **changes} for name, changes in domains.items()},
     }
     data = {
         "file_name": ["sums.jsonl"],
-        "domain_interleave_probs": {"math_rule": 0.5, "contest": 0.5},
+        "domain_interleave_probs": shares,
         "dataset_dir": "data",
         "messages": "messages",
         "interleave_probs": "1.0",
         "preprocessing_num_workers": 1,
     }
-    tree["actor_train"] = {**WORKERS["actor_train"], "data_args": data}
+    return tree | {"actor_train": {**WORKERS["actor_train"], "data_args": data}}
+
+
+def test_an_rlvr_file_trains(quintet: Command, tmp_path: Path) -> None:
+    prompts(tmp_path / "sums.jsonl", ("math", "aime"))
+    tree = rlvr({"math_rule": {}, "contest": CHOICES}, {"math_rule": 0.5, "contest": 0.5})
     lines = trained(quintet, tmp_path, tree)
     assert {f"val/{name}/success_rate" for name in ("prompts", "math_rule", "contest")} <= lines[2].keys()
     assert (lines[1]["train/math_rule/groups"], lines[1]["train/contest/groups"]) == (2, 2)
+
+
+JUDGE: dict[str, Any] = {
+    "worker_cls": "roll.pipeline.rlvr.rewards.llm_judge_reward_worker.LLMJudgeRewardWorker",
+    "judge_prompt": "Qwen2.5-7B-Instruct-RLVR-prompt",
+    "tag_included": ["RLVR"],
+}
+
+
+def test_an_rlvr_file_with_a_judge_trains(quintet: Command, tmp_path: Path) -> None:
+    """The domains of ROLL's main example, with the judge behind an endpoint."""
+    prompts(tmp_path / "sums.jsonl", ("math", "RLVR", "aime"))
+    with endpoint(lambda prompt: "YES" if len(prompt) % 2 else "No.") as known:
+        api = {"judge_model_type": "api", "judge_model_name": "large", "judge_api_url": known.url}
+        domains = {"math_rule": {}, "llm_judge": {**JUDGE, **api}, "contest": CHOICES}
+        tree = rlvr(domains, {"math_rule": 0.25, "llm_judge": 0.5, "contest": 0.25})
+        lines = trained(quintet, tmp_path, tree)
+    assert [lines[1][f"train/{name}/groups"] for name in domains] == [1, 2, 1]
+    # two steps of two prompts with two responses each, and four held-out prompts twice
+    assert len(known.seen) == 2 * 2 * 2 + 2 * 4
+    assert {one["model"] for one in known.seen} == {"large"}
+    assert all("temperature" not in one for one in known.seen)
+
+
+def test_an_rlvr_file_with_a_judge_that_the_run_serves_trains(quintet: Command, tmp_path: Path) -> None:
+    prompts(tmp_path / "sums.jsonl", ("RLVR",))
+    quintet("train", "name=made", "training.steps=0", "warm_start=null", "validation.before_training=false")
+    served = {
+        "judge_model_type": "inference",
+        "model_args": {"model_name_or_path": "runs/made/checkpoints/global_step_0/hf", "dtype": "fp32"},
+        "generating_args": {"max_new_tokens": 4, "temperature": 0.8, "top_p": 0.8, "top_k": 50},
+        "data_args": {"template": "qwen2_5"},
+        "strategy_args": {"strategy_name": "hf_infer", "strategy_config": None},
+        "device_mapping": "[0]",
+    }
+    lines = trained(quintet, tmp_path, rlvr({"llm_judge": {**JUDGE, **served}}, {"llm_judge": 1.0}))
+    assert lines[1].get("train/failures", 0) == 0
+    assert lines[1]["train/llm_judge/groups"] == 4
+
+
+def test_a_distillation_file_trains(quintet: Command, tmp_path: Path) -> None:
+    rows = [{"question": f"{n} + 1 =", "answer": str(n + 1)} for n in range(8)]
+    (tmp_path / "sums.json").write_text(json.dumps(rows))
+    for name, seed in (("small", 1), ("large", 2)):
+        quintet("train", f"name={name}", f"seed={seed}", "training.steps=0", "warm_start=null",
+                "validation.before_training=false")  # fmt: skip
+    models = {name: f"runs/{name}/checkpoints/global_step_0/hf" for name in ("small", "large")}
+    tree = {
+        **COMMON,
+        "exp_name": "distilled",
+        "student_pretrain": models["small"],
+        "teacher_pretrain": models["large"],
+        "logits_topk": 64,
+        "distill_loss_weight": 0.85,
+        "kd_objective": "forward_kl",
+        "distill_on_prompt": False,
+        "logits_transfer_backend": "nccl-only",
+        "sequence_length": 128,
+        "question_key": "question",
+        "answer_key": "answer",
+        "validation": {"data_args": {"file_name": ["sums.json"], "template": "qwen2_5"}},
+        "student": {
+            "model_args": {**MODEL, "attn_implementation": "sdpa"},
+            "training_args": {
+                "learning_rate": 1.0e-3,
+                "lr_scheduler_type": "constant",
+                "per_device_train_batch_size": 2,
+                "gradient_accumulation_steps": 2,
+                "warmup_steps": 0,
+                "num_train_epochs": 1,
+            },
+            "data_args": {"template": "qwen2_5", "file_name": ["sums.json"], "preprocessing_num_workers": 1},
+            "strategy_args": {"strategy_name": "fsdp2_train"},
+            "device_mapping": "[0]",
+            "infer_batch_size": 2,
+        },
+        "teacher": {
+            "model_args": MODEL,
+            "data_args": {"template": "qwen2_5"},
+            "training_args": {"per_device_train_batch_size": 2},
+            "strategy_args": {"strategy_name": "fsdp2_infer"},
+            "device_mapping": "[0]",
+        },
+    }
+    for name in ("max_steps", "ppo_epochs", "init_kl_coef", "entropy_loss_coef"):
+        del tree[name]
+    (tmp_path / "distill.yaml").write_text(json.dumps(tree))
+    done = quintet("sft", "distill.yaml", check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "output/distilled/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    assert all(line["train/distillation_loss"] > 0 for line in lines)
+    assert "val/loss" in lines[1]
+    # a teacher that is the student itself has the same distributions
+    (tmp_path / "same.yaml").write_text(json.dumps({**tree, "exp_name": "same", "teacher_pretrain": models["small"]}))
+    quintet("sft", "same.yaml")
+    first = json.loads((tmp_path / "output/same/metrics.jsonl").read_text().splitlines()[0])
+    assert abs(first["train/distillation_loss"]) < 1e-6
+    assert first["train/loss"] == lines[0]["train/loss"]

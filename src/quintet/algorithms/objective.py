@@ -17,6 +17,7 @@ from quintet.algorithms.losses.ratios import bounded_log_ratio
 from quintet.algorithms.losses.targets import Loss, PolicyLossInputs
 from quintet.config.native.algorithm import AlgorithmConfig, KlConfig
 from quintet.config.native.learners import CriticConfig
+from quintet.config.native.training import DistillationConfig
 from quintet.records import Batch
 
 
@@ -164,6 +165,28 @@ class CrossEntropyObjective:
         loss = -(logprobs * targets.weights).sum()
         correct = ((logprobs > torch.log(torch.tensor(0.5))) * targets.weights).sum()
         return loss, {"sft/loss": loss, "sft/token_accuracy": correct}
+
+
+@dataclass(frozen=True, slots=True)
+class DistillationObjective:
+    """Cross-entropy on demonstrated responses, and the divergence from a teacher."""
+
+    config: DistillationConfig
+
+    def __call__(
+        self, logprobs: Tensor, entropy: Tensor, targets: PolicyLossInputs
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """See `PolicyObjectiveFn`.
+
+        Raises:
+            ValueError: the targets have no divergence.
+        """
+        if targets.divergence is None:
+            raise ValueError("distillation needs the divergence from the teacher")
+        loss, metrics = CrossEntropyObjective()(logprobs, entropy, targets)
+        divergence = (targets.divergence * targets.weights).sum()
+        total = (1.0 - self.config.weight) * loss + self.config.weight * divergence
+        return total, metrics | {"sft/distillation_loss": divergence}
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,15 +119,21 @@ def unknown_choices(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     paths = {
         "policy.path": config.policy.path,
         "critic.path": config.critic.path if config.needs_critic else None,
-        "reference.path": config.reference.path if config.needs_reference else None,
+        "reference.path": config.reference.path if config.needs_reference or _is_distilled(config) else None,
         "reward.model.path": config.reward.model.path if config.reward and config.reward.model else None,
     }
+    for section, judge in config.reward.judges.items() if config.reward else ():
+        paths[f"reward.{section}.server.path"] = judge.server.path if judge.server else None
     for key, path in paths.items():
         yield from _directory(composed, key, path, "a directory with config.json and weights")
     if config.policy.lora is not None:
         yield from _directory(composed, "policy.lora.path", config.policy.lora.path, "a directory with adapters")
     yield from adapter_problems(composed)
     yield from _checkpoint(composed, config.resume)
+
+
+def _is_distilled(config: Experiment) -> bool:
+    return config.sft is not None and config.sft.distillation is not None
 
 
 def _data_files(composed: ComposedConfig) -> Iterator[ConfigProblem]:
@@ -153,6 +159,7 @@ def missing_packages(composed: ComposedConfig) -> Iterator[ConfigProblem]:
         if entry is not None and (missing := entry.missing()):
             yield _missing_package(composed, key, name, ", ".join(missing), entry.guide)
     yield from _missing_server(composed)
+    yield from _missing_judge_engines(composed)
     for name in _learners(composed.experiment):
         learner: LearnerConfig = getattr(composed.experiment, name)
         if learner.memory.liger and not hardware.is_installed("liger_kernel"):
@@ -172,6 +179,16 @@ def _missing_server(composed: ComposedConfig) -> Iterator[ConfigProblem]:
             "environment with SGLang (docs/sglang.md)"
         )
         yield _missing_package(composed, "rollout.engine", rollout.engine, "sglang", guide)
+
+
+def _missing_judge_engines(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+    """Yield engines of the servers of judges whose package is not installed."""
+    reward = composed.experiment.reward
+    for section, judge in reward.judges.items() if reward is not None else ():
+        engine = "hf" if judge.server is None else judge.server.engine
+        if engine != "hf" and not hardware.is_installed(engine):
+            key = f"reward.{section}.server.engine"
+            yield _missing_package(composed, key, engine, engine, f"install it, or {key}=hf")
 
 
 def _missing_package(composed: ComposedConfig, key: str, name: object, package: str, guide: str) -> ConfigProblem:

@@ -84,4 +84,8 @@ def _missing(inspected: InspectedConfig) -> tuple[ConfigProblem, ...]:
 
 
 def _is_on_hub(problem: ConfigProblem) -> bool:
-    return problem.key == "policy.path" and isinstance(problem.value, str) and is_hub_name(problem.value)
+    return (
+        problem.key.endswith(("policy.path", "judge.server.path"))
+        and isinstance(problem.value, str)
+        and is_hub_name(problem.value)
+    )

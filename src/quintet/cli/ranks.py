@@ -113,7 +113,7 @@ def _run_as_rank(rank: RankInfo, config: Experiment, run: Callable[[Controller |
         others = sorted(set(range(layout.size)) - set(layout.learner_ranks))
         if rank.rank == 0 and others:
             listener = _listen(address, others, config, store)
-        return _run_with_learners(rank, layout.learner_ranks, config, run, store, listener)
+        return _run_with_learners(rank, layout.learner_ranks, config, run, store, listener, address)
 
 
 def _run_with_learners(
@@ -123,6 +123,7 @@ def _run_with_learners(
     run: Callable[[Controller | None], int],
     store: Store,
     listener: WorkerListener | None,
+    address: str,
 ) -> int:
     from quintet.runtime.controller import Controller
     from quintet.runtime.worker import run_worker
@@ -137,6 +138,7 @@ def _run_with_learners(
         ranks=learner_ranks,
         store=store,
         components=layout_of(config).components_of(rank.rank),
+        address=address,
     )
     try:
         with ranks.watchdog(partial(_exit_at_once, rank.rank, config)):

@@ -52,10 +52,12 @@ class Capability(StrEnum):
     RAY_SETTINGS = "settings of a Ray that the run starts"
     PICKLED_WEIGHTS = "reading of RLinf's own weight files"
     PREFERENCES = "training on preferences (DPO)"
-    DISTILLATION = "distillation of a teacher's distributions on stored answers"
     ON_POLICY_DISTILLATION = "on-policy distillation of ROLL's teachers"
     REWARD_DOMAINS = "filters, refills and chat templates that differ by domain"
-    REWARD_WORKERS = "rewards of ROLL's other classes (judge, detection, video, code in a service)"
+    REWARD_WORKERS = "rewards of ROLL's other classes (detection, video, code in a service)"
+    JUDGE_ENGINES = (
+        "a judge's server on several devices or of another kind (`quintet serve` and `judge_model_type: api`)"
+    )
     REWARD_SHAPING = "further shaping of rewards"
     SAMPLE_MASKS = "masks and weights of responses by length, difficulty or reward"
     MIXED_LOSSES = "further losses beside the policy loss"

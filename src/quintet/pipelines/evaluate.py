@@ -116,7 +116,7 @@ def _reward(config: Experiment) -> RewardConfig:
 
 
 def _uses_model(reward: RewardConfig | None) -> bool:
-    return reward is not None and (reward.model is not None or reward.judge is not None)
+    return reward is not None and (reward.model is not None or bool(reward.judges))
 
 
 def evaluate_model(

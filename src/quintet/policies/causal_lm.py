@@ -16,6 +16,7 @@ from quintet.policies.masked_head import head_logits
 from quintet.policies.packed_batch import PackedBatch
 from quintet.policies.parallel.token_sharding import TokenSharding
 from quintet.policies.token_statistics import (
+    DivergenceFn,
     LazyLogits,
     StatisticsFn,
     TokenStatistics,
@@ -53,6 +54,7 @@ class PolicyModule(nn.Module):
         *,
         swapped: bool = False,
         with_sum_squared_probs: bool = False,
+        divergence_fn: DivergenceFn | None = None,
         return_lazy_logits: bool = False,
     ) -> TokenStatistics | LazyLogits:
         """Return the token statistics (see `compute_token_statistics`), or with `return_lazy_logits` the `LazyLogits`
@@ -69,6 +71,7 @@ class PolicyModule(nn.Module):
                 other,
                 swapped=swapped,
                 with_sum_squared_probs=with_sum_squared_probs,
+                divergence_fn=divergence_fn,
                 statistics_fn=self.statistics_fn,
             )
         return shard.gather_statistics(statistics) if shard else statistics

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 StatisticsFn = Callable[..., tuple[Tensor, ...]]
 """Function with the signature of `_statistics_from_logits`."""
+DivergenceFn = Callable[[Tensor, Tensor], Tensor]
+"""Divergence [m] between the distributions of two models, from their logits [m, vocabulary]."""
 
 
 class LazyLogits(NamedTuple):
@@ -67,11 +69,13 @@ def compute_token_statistics(
     *,
     swapped: bool = False,
     with_sum_squared_probs: bool = False,
+    divergence_fn: DivergenceFn | None = None,
     statistics_fn: StatisticsFn | None = None,
 ) -> TokenStatistics:
     """Return the statistics of the model's predictions.
 
-    With `other`, `divergence` is KL(model ‖ other), or KL(other ‖ model) if `swapped`; no gradient flows into `other`.
+    With `other`, `divergence` is KL(model ‖ other), or KL(other ‖ model) if `swapped`, or what `divergence_fn` returns
+    for the logits of both, which must be whole ones; no gradient flows into `other`.
 
     Logits are computed only for the M predicted tokens, see `statistics_from_hidden_states`.
     """
@@ -90,6 +94,7 @@ def compute_token_statistics(
         vocabulary=model.lm_head.weight.shape[0],
         swapped=swapped,
         with_sum_squared_probs=with_sum_squared_probs,
+        divergence_fn=divergence_fn,
         statistics_fn=statistics_fn,
     )
 
@@ -103,6 +108,7 @@ def statistics_from_hidden_states(
     vocabulary: int,
     swapped: bool = False,
     with_sum_squared_probs: bool = False,
+    divergence_fn: DivergenceFn | None = None,
     statistics_fn: StatisticsFn | None = None,
 ) -> TokenStatistics:
     """Return the statistics of [M, hidden]; see `compute_token_statistics`.
@@ -120,6 +126,8 @@ def statistics_from_hidden_states(
             with torch.no_grad():
                 other_chunk = other.head(other.hidden_states[part])
         is_sharded = isinstance(chunk, DTensor | VocabShard)
+        if divergence_fn is not None and isinstance(chunk, Tensor) and isinstance(other_chunk, Tensor):
+            return _with_divergence(chunk, targets[part], temperature, divergence_fn(chunk, other_chunk))
         compute: StatisticsFn = vocab_parallel_statistics if is_sharded else statistics_fn or _statistics_from_logits
         return compute(
             chunk,
@@ -138,6 +146,12 @@ def statistics_from_hidden_states(
     else:
         parts = [compute_chunk(start) for start in starts]
     return TokenStatistics(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def _with_divergence(logits: Tensor, targets: Tensor, temperature: float, divergence: Tensor) -> tuple[Tensor, ...]:
+    """Return the fields of `TokenStatistics` with another divergence."""
+    logprobs, entropy, _, squares = _statistics_from_logits(logits, targets, temperature)
+    return logprobs, entropy, divergence, squares
 
 
 def _statistics_from_logits(

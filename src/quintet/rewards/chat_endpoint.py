@@ -60,7 +60,11 @@ class ChatEndpoint:
     @classmethod
     def at(cls, url: str, key_variable: str, seconds: float) -> ChatEndpoint:
         """Build from the base URL, up to `/v1`, and the name of the environment variable with the API key."""
-        key = os.environ.get(key_variable)
+        return cls.with_key(url, os.environ.get(key_variable), seconds)
+
+    @classmethod
+    def with_key(cls, url: str, key: str | None, seconds: float) -> ChatEndpoint:
+        """Build from the base URL, up to `/v1`, and the API key."""
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         return cls(f"{url.rstrip('/')}/chat/completions", headers, _opener(url), seconds)
 

@@ -71,7 +71,9 @@ def _routes(config: RewardConfig, sources: Iterable[str]) -> list[Route]:
     """Return the routes that are known in advance, those with modules to load first."""
     if config.function is not None:
         return []
-    names = dict.fromkeys([*sources, *config.verifiers]) or ([""] if config.kind != "rules" else [])
+    listed = dict.fromkeys([*sources, *config.verifiers])
+    names = [name for name in listed if name not in config.verifiers or config.verifiers[name].judge is None]
+    names += [""] if config.kind != "rules" and not listed else []
     return sorted((route(source, config) for source in names), key=lambda chosen: not chosen.process_kind.modules)
 
 

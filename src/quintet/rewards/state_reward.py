@@ -87,7 +87,7 @@ class StateJudge:
         self._config = judge = config.judge
         self._closed = closed
         self._endpoint = ChatEndpoint.at(judge.url, judge.key_variable, judge.timeout_seconds)
-        self._body = {"model": judge.model, "max_tokens": judge.max_tokens, "temperature": judge.temperature}
+        self._body = {"model": judge.model, **judge.sampling}
 
     def score(self, description: Description) -> StateScore:
         """Return the score, or 0 with the failure."""

@@ -96,7 +96,7 @@ def build_components(
         engine, vector_env = with_turn_channels(config, engines, vector_env, len(engines.engines))
         envs = AgentLoop.from_config(engine, chat, config, vector_env)
     elif prompts is not None:
-        envs = _single_turn_loop(config, engines, tokenizer, learners, prompts, policy)
+        envs = _single_turn_loop(config, engines, tokenizer, learners, prompts, policy, controller)
     start_states = prompts or build_start_states(config)
     schedules = OptimizerSchedules(config)
     penalty = config.algorithm.kl_in_reward
@@ -153,8 +153,11 @@ def _single_turn_loop(
     learners: LearnerGroup,
     prompts: PromptDataset,
     policy: Path,
+    controller: Controller,
 ) -> SingleTurnLoop:
-    scorer = build_reward_scorer(config, policy, prompts.sources(), learners.load_reward_model)
+    scorer = build_reward_scorer(
+        config, policy, prompts.sources(), learners.load_reward_model, controller.start_judge_servers
+    )
     reward = config.reward or RewardConfig(function_arguments={})
     return build_prompt_loop(
         engines,

@@ -8,8 +8,10 @@ from pathlib import Path
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.process_layout import process_layout
 from quintet.envs.hosted_envs import HostedVectorEnv
+from quintet.rewards.judge_server import JudgeServer
 from quintet.runtime.embodied.robot_workers import RobotWorkers
 from quintet.runtime.engines import standalone_engine_ranks
+from quintet.runtime.judge_servers import judge_server
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_engines import RemoteEngines
 from quintet.runtime.remote_interface import WORKER
@@ -48,7 +50,7 @@ class Controller:
     def on_ranks(cls, rendezvous: Rendezvous, listener: WorkerListener | None = None) -> Controller:
         """Return a controller of all ranks; call it on rank 0 while the others are in `run_worker` or
         `StandaloneProcess.run`."""
-        worker = Worker(rendezvous.ranks)
+        worker = Worker(rendezvous.ranks, rendezvous.address)
         if rendezvous.ranks.size == 1:
             return cls(InProcessTransport(worker), listener)
         return cls(TorchrunTransport(worker, rendezvous), listener)
@@ -108,6 +110,20 @@ class Controller:
         engines = StandaloneEngines(workers, config, policy, actor.weights, take_arrived, adapted)
         self._staging.append(engines)
         return engines
+
+    def start_judge_servers(self, config: Experiment) -> list[tuple[str, JudgeServer]]:
+        """Start the servers of judges on the nodes of their devices; return each with the section of its judge.
+
+        Raises:
+            MachineError: one does not start.
+        """
+        call = RemoteCall(WORKER, "start_judge_servers", {"config": config})
+        wait = self._transport.call_others(call)
+        addresses = [self._transport.call(call), *wait()]
+        # other ranks end their servers when they end
+        close = partial(self._transport.call, RemoteCall(WORKER, "close_judge_servers"))
+        listed = [address for rank in addresses for address in rank]
+        return [judge_server(config, section, url, token, close) for section, url, token in listed]
 
     def build_env_hosts(self, config: Experiment) -> HostedVectorEnv | None:
         """Build the environments on the standalone workers that host them; None if the run has none of these.

@@ -23,11 +23,12 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from quintet.algorithms.aggregation import Aggregation
-from quintet.algorithms.objective import CriticObjective, CrossEntropyObjective, PolicyObjective
+from quintet.algorithms.objective import CriticObjective, CrossEntropyObjective, DistillationObjective, PolicyObjective
 from quintet.config.native.algorithm import AlgorithmConfig
 from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import CriticConfig, OptimizerConfig
+from quintet.config.native.training import DistillationConfig
 from quintet.embodied_records import ChunkBatch, RobotEpisode, RolloutRequest
 from quintet.envs.event_messages import event_from_text, event_text
 from quintet.envs.hosted_envs import EnvRequest
@@ -117,11 +118,17 @@ def _decode_request(fields: dict[str, Any]) -> Request:
 
 
 _ALGORITHM, _CRITIC = _config_codec(AlgorithmConfig), _config_codec(CriticConfig)
+_DISTILLATION = _config_codec(DistillationConfig)
 _CODECS: Mapping[str, _Codec] = {
     "path": _Codec(Path, lambda path: str(path.absolute()), Path),
     "remote": _Codec(RemoteRef, lambda ref: ref.target, RemoteRef),
     "aggregation": _Codec(Aggregation, asdict, lambda value: Aggregation(**value)),
     "imitation": _Codec(CrossEntropyObjective, lambda _: None, lambda _: CrossEntropyObjective()),
+    "distillation": _Codec(
+        DistillationObjective,
+        lambda value: _DISTILLATION.encode(value.config),
+        lambda v: DistillationObjective(_DISTILLATION.decode(v)),
+    ),
     "policy_objective": _Codec(
         PolicyObjective, lambda value: _ALGORITHM.encode(value.config), lambda v: PolicyObjective(_ALGORITHM.decode(v))
     ),

@@ -55,6 +55,13 @@ class ComponentBuilder(Protocol):
         """Build the rank's engine with the model at `policy`, after the learners; return its context in tokens, 0 if
         the rank has no engine."""
 
+    def start_judge_servers(self, config: Experiment) -> Sequence[Sequence[str]]:
+        """Start the servers of judges on this rank's node, if it is the node's first; return the section of the judge
+        in `reward`, URL and token of each."""
+
+    def close_judge_servers(self) -> None:
+        """End the servers of judges that this rank has started."""
+
     def build_robots(self, config: Experiment, policy: Path) -> None:
         """Build the rank's robots, and the learner of the action policy at `policy`."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import reduce
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from quintet.config.native.experiment import Experiment
 from quintet.runtime.engine_worker import EngineWorkerOfRank, build_engine_worker
+from quintet.runtime.judge_servers import LOOPBACK, JudgeServers
 from quintet.runtime.local_learners import LocalLearners
 from quintet.runtime.process_settings import configure_process, seed_torch
 from quintet.runtime.remote_call import STOP, RemoteCall, RemoteRef, receive, send_result
@@ -28,8 +29,11 @@ SINGLE_RANK = RankGroup()
 class Worker:
     """`ComponentBuilder` that executes calls with the learners and the engine of this rank."""
 
-    def __init__(self, ranks: RankGroup = SINGLE_RANK) -> None:
+    def __init__(self, ranks: RankGroup = SINGLE_RANK, address: str = LOOPBACK) -> None:
+        """Ranks of other machines reach this one at `address`."""
         self._ranks = ranks
+        self._address = address
+        self._judges: JudgeServers | None = None
         self._learners: LocalLearners | None = None
         self._engine: EngineWorkerOfRank | None = None
         self._robots: LocalRobotWorker | None = None
@@ -55,6 +59,16 @@ class Worker:
         self._engine = build_engine_worker(config, policy, self._learners)
         return self._engine.max_model_len
 
+    def start_judge_servers(self, config: Experiment) -> Sequence[Sequence[str]]:
+        self.close_judge_servers()
+        self._judges = JudgeServers(config, self._ranks.rank, self._address)
+        return self._judges.addresses
+
+    def close_judge_servers(self) -> None:
+        if self._judges is not None:
+            self._judges.close()
+            self._judges = None
+
     def build_robots(self, config: Experiment, policy: Path) -> None:
         from quintet.runtime.embodied.robot_worker import LocalRobotWorker
 
@@ -63,7 +77,8 @@ class Worker:
         self._robots = LocalRobotWorker(config, policy, self._ranks)
 
     def close(self) -> None:
-        """Release engine and robots."""
+        """Release engine and robots, and end servers of judges."""
+        self.close_judge_servers()
         if self._engine is not None:
             self._engine.close()
             self._engine = None
@@ -112,7 +127,7 @@ def run_worker(rendezvous: Rendezvous) -> None:
     Raises:
         RankDiedError: another rank has died.
     """
-    worker = Worker(rendezvous.ranks)
+    worker = Worker(rendezvous.ranks, rendezvous.address)
     with ignored_signals(), _errors_with_rank(rendezvous), closing(worker):
         while (call := receive(rendezvous.control_group)) != STOP:
             result = worker.execute(call)

@@ -176,14 +176,14 @@ class ActorLearner(GradientLearner):
     ) -> dict[str, float]:
         """Make one optimizer step on a mini-batch, by default with the configured weight decay.
 
-        `reference` is needed for a `full` divergence in the loss; `seed` seeds the random choice of `clip_cov`.
-        Returns the objective's metrics, `grad_norm`, `lr`, `skipped` and the gap between the engine's and the
-        learner's probabilities (`probs_diff_max`, `probs_diff_mean`), which is rounding error as long as no step
-        was made since the tokens were sampled. If the objective has a `stop_ratio`, `actor/stopped_updates` is 1
+        `reference` is needed for a `full` divergence in the loss, and for distillation; `seed` seeds the random choice
+        of `clip_cov`. Returns the objective's metrics, `grad_norm`, `lr`, `skipped` and the gap between the engine's
+        and the learner's probabilities (`probs_diff_max`, `probs_diff_mean`), which is rounding error as long as no
+        step was made since the tokens were sampled. If the objective has a `stop_ratio`, `actor/stopped_updates` is 1
         for an update that was skipped because of it.
 
         Raises:
-            ValueError: the divergence is `full` and there is no reference.
+            ValueError: there is no reference for the divergence.
         """
         update = PolicyUpdate(
             batch,
@@ -195,12 +195,12 @@ class ActorLearner(GradientLearner):
             has_reference=reference is not None,
             seed=seed,
         )
-        kl = update.full_divergence
+        divergence = update.divergence_arguments
 
         def compute_loss(micro: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
             scorer = self.scorer
-            if kl:
-                return update.loss(micro, scorer.token_statistics(micro.packed, reference, swapped=kl.swapped))
+            if divergence is not None:
+                return update.loss(micro, scorer.token_statistics(micro.packed, reference, **divergence))
             return update.loss(micro, scorer.token_statistics(micro.packed))
 
         metrics = self._update(
@@ -209,7 +209,7 @@ class ActorLearner(GradientLearner):
             compute_loss,
             update.should_skip_step,
             weight_decay,
-            reference if kl else None,
+            None if divergence is None else reference,
         )
         largest_gap = self._ranks.all_reduce_max(self.strategy.broadcast_from_last_stage(update.largest_gap))
         return update.final_metrics(metrics, largest_gap)

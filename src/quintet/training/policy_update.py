@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from quintet.algorithms.aggregation import Aggregation
+from quintet.algorithms.distillation import teacher_divergence
 from quintet.algorithms.drift import max_gap, token_gaps
 from quintet.algorithms.losses.targets import PolicyLossInputs
 from quintet.algorithms.objective import (
     CriticObjective,
+    DistillationObjective,
     PolicyObjective,
     PolicyObjectiveFn,
     ValueTargets,
     batch_targets,
 )
 from quintet.config.native.algorithm import KlConfig
+from quintet.config.native.training import DistillationConfig
 from quintet.policies.token_statistics import TokenStatistics
 from quintet.records import Batch
 from quintet.training.packing import MicroBatch
@@ -47,8 +52,8 @@ class PolicyUpdate:
         """
         self._objective = objective
         self._policy = objective if isinstance(objective, PolicyObjective) else None
-        if self.full_divergence and not has_reference:
-            raise ValueError("a full divergence needs the reference policy: call update(…, reference=…)")
+        if (self.full_divergence or self.distillation) and not has_reference:
+            raise ValueError("this divergence needs the reference policy: call update(…, reference=…)")
         aggregation = _aggregation(aggregation)
         micro_batch_index = _micro_batch_index(batch, micro_batches, aggregation)
         self._targets: PolicyLossInputs = (
@@ -67,10 +72,22 @@ class PolicyUpdate:
         """Configuration of the loss term with the divergence over the whole vocabulary, if there is one."""
         return self._policy.full_divergence if self._policy else None
 
+    @property
+    def distillation(self) -> DistillationConfig | None:
+        """Configuration of the divergence from a teacher, if it is a part of the loss."""
+        return self._objective.config if isinstance(self._objective, DistillationObjective) else None
+
+    @property
+    def divergence_arguments(self) -> Mapping[str, Any] | None:
+        """Arguments of `token_statistics` for the divergence from the reference; None if the loss has none."""
+        if self.distillation is not None:
+            return {"divergence_fn": partial(teacher_divergence, config=self.distillation)}
+        return {"swapped": self.full_divergence.swapped} if self.full_divergence else None
+
     def loss(self, micro: MicroBatch, statistics: TokenStatistics) -> tuple[Tensor, dict[str, Tensor]]:
         """Return a micro-batch's part of the loss and of the metrics, which are summed over micro-batches."""
         targets = self._targets.at(self._response_index[micro.index])
-        if self.full_divergence:
+        if self.full_divergence or self.distillation:
             targets = replace(targets, divergence=statistics.divergence)
         gaps = token_gaps(statistics.logprobs.detach(), self._engine_logprobs[micro.index], self._tolerance)
         self.largest_gap = max(self.largest_gap, float(gaps["probs_diff"].max()))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from quintet.policies.lora import has_adapters, is_adapter_name, merged_head_weight
 from quintet.policies.packed_batch import PackedBatch
-from quintet.policies.token_statistics import LazyLogits, TokenStatistics
+from quintet.policies.token_statistics import DivergenceFn, LazyLogits, TokenStatistics
 from quintet.training.packing import MicroBatchBudget
 from quintet.training.protocols import DivergenceReference
 from quintet.training.scorer import PolicyScorer
@@ -45,11 +45,16 @@ class ReferenceSnapshot(PolicyScorer):
         *,
         swapped: bool = False,
         with_sum_squared_probs: bool = False,
+        divergence_fn: DivergenceFn | None = None,
     ) -> TokenStatistics:
         """See `PolicyScorer.token_statistics`; without gradients."""
         with self.on_device(), torch.no_grad(), self._swapped_in():
             return super().token_statistics(
-                packed, other, swapped=swapped, with_sum_squared_probs=with_sum_squared_probs
+                packed,
+                other,
+                swapped=swapped,
+                with_sum_squared_probs=with_sum_squared_probs,
+                divergence_fn=divergence_fn,
             )
 
     def lazy_logits(self, packed: PackedBatch) -> LazyLogits:

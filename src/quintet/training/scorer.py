@@ -12,7 +12,7 @@ from torch import Tensor
 from quintet.policies.causal_lm import PolicyModule
 from quintet.policies.lora import adapter_scales, has_lora, merge_adapter_stream
 from quintet.policies.packed_batch import PackedBatch
-from quintet.policies.token_statistics import LazyLogits, TokenStatistics
+from quintet.policies.token_statistics import DivergenceFn, LazyLogits, TokenStatistics
 from quintet.records import Batch
 from quintet.training.learner_setup import LearnerSetup
 from quintet.training.offload import Offload
@@ -99,6 +99,7 @@ class PolicyScorer:
         *,
         swapped: bool = False,
         with_sum_squared_probs: bool = False,
+        divergence_fn: DivergenceFn | None = None,
     ) -> TokenStatistics:
         """Return log-probs, entropy and more at each predicted position, [M], on the CPU; see
         `compute_token_statistics`."""
@@ -106,7 +107,12 @@ class PolicyScorer:
             inputs = packed.to(self.strategy.device)
             logits = None if other is None else other.lazy_logits(packed)
             statistics = self.strategy.module(
-                inputs, self.setup.temperature, logits, swapped=swapped, with_sum_squared_probs=with_sum_squared_probs
+                inputs,
+                self.setup.temperature,
+                logits,
+                swapped=swapped,
+                with_sum_squared_probs=with_sum_squared_probs,
+                divergence_fn=divergence_fn,
             )
         return TokenStatistics(*(column.cpu() for column in statistics))
 

@@ -99,6 +99,8 @@ BESIDE_MEGATRON = {
 FULL = "algorithm.kl={estimator: full, coefficient: 0.1}"
 LAKE = "envs={lake: {}, pond: {}}"
 
+ROWS = ("data.train_files=[rows.jsonl]", "sft.batch=2")
+DOMAIN = "data.domains={a: {share: 1.0}}"
 PROMPTS = ("env.name=prompts", "data.train_files=[rows.jsonl]")
 
 CASES = [
@@ -192,6 +194,20 @@ CASES = [
     ["data.domains={a: {share: 0.001}, b: {share: 0.9}}", *PROMPTS],
     ["reward={kind: math, function: FILE.py:FUNCTION, verifiers: {a: {kind: exact}}}", *PROMPTS],
     ["reward={judge: {url: 'http://x', model: m}, verifiers: {a: {kind: exact}}}", *PROMPTS],
+    # distillation
+    ["sft.distillation={}", *ROWS],
+    ["sft.distillation={}", "reference.path=DIRECTORY", "actor.backend=megatron", *ROWS],
+    ["sft.distillation={}", "reference.path=DIRECTORY", "reference.backend=megatron", *ROWS],
+    ["sft={distillation: {}, batch: 2}", "reference={path: DIRECTORY, parallel: {tensor: 2}}", TWO, ROWS[0]],
+    # judges
+    ["reward.judge={}", *PROMPTS],
+    ["reward.judge={url: 'http://x/v1', server: {path: DIRECTORY}}", *PROMPTS],
+    ["reward.judge={url: 'http://x/v1'}", *PROMPTS],
+    ["reward.judge={model: m, server: {path: DIRECTORY}}", *PROMPTS],
+    ["reward={verifiers: {a: {kind: exact, judge: {url: 'http://x', model: m}}}}", DOMAIN, *PROMPTS],
+    ["reward={model: {path: DIRECTORY}, verifiers: {a: {judge: {url: 'http://x', model: m}}}}", DOMAIN, *PROMPTS],
+    ["reward.judge.server={path: DIRECTORY, devices: [0, 1]}", *PROMPTS],
+    ["reward.judge.server={path: DIRECTORY, arguments: {seed: 1}}", *PROMPTS],
     ["sft={batch: 2}", "data.domains={a: {share: 1.0}}", *PROMPTS],
     # batches, envs, files
     ["training.mini_batches=5"],

@@ -50,7 +50,7 @@ def test_ranges_are_told_in_words(name: str, takes: str) -> None:
         ("windowsize", ["rollout.window_size"]),
         (
             "training.temperature",
-            ["rollout.temperature", "reward.judge.temperature", "validation.sampling.temperature"],
+            ["rollout.temperature", "reward.judge.temperature", "sft.distillation.temperature"],
         ),
         ("qqqqqq", []),
     ],

@@ -81,8 +81,17 @@ def test_all_faults_come_in_one_message_each_with_its_line(tmp_path: Path) -> No
 NEEDED = {
     "reward.model.": ["reward.model.path=x"],
     "reward.judge.": ["reward.judge.url=http://127.0.0.1:1/v1", "reward.judge.model=x"],
+    "reward.judge.server.": ["reward.judge.url=null", "reward.judge.model=null", "reward.judge.server.path=x"],
+    "reward.verifiers.*.judge.": [
+        "reward.verifiers.*.judge.url=http://127.0.0.1:1/v1",
+        "reward.verifiers.*.judge.model=x",
+    ],
+    "reward.verifiers.*.judge.server.": [
+        "reward.verifiers.*.judge.url=null",
+        "reward.verifiers.*.judge.model=null",
+        "reward.verifiers.*.judge.server.path=x",
+    ],
     "reward.overlong.": ["reward.overlong.buffer=1"],
-    "reward.verifiers.*.": ["reward.verifiers.*.kind=math"],
     "data.domains.*.": ["data.domains.*.share=1.0"],
     "evaluation.": ["evaluation.path=x"],
     "env.service.": ["env.service.urls=[http://127.0.0.1:1]"],

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from judge_endpoint import Endpoint, endpoint
 from pydantic import ValidationError
 
-from quintet.config.native.data import JudgeConfig, OverlongConfig, RewardConfig
+from quintet.config.native.data import JudgeConfig, OverlongConfig, RewardConfig, VerifierConfig
+from quintet.config.native.experiment import Experiment
 from quintet.records import PromptRow, Response, RewardResult
 from quintet.rewards import chat_endpoint
 from quintet.rewards.llm_judge import LlmJudge, fill_prompt, parse_verdict
+from quintet.runtime.reward_scorer import build_reward_scorer
 
 
 def question(text: str = "2 + 2 = ?", truth: object = "4") -> PromptRow:
@@ -24,8 +28,13 @@ def reward(known: Endpoint, wrong_reward: float = 0.0, scale: float = 1.0, **opt
     return RewardConfig(function_arguments={}, judge=judge, wrong_reward=wrong_reward, scale=scale)
 
 
+def built(config: RewardConfig) -> LlmJudge:
+    assert config.judge is not None
+    return LlmJudge(config, config.judge, 100)
+
+
 def judged(known: Endpoint, answers: list[str], **options: object) -> dict[int, RewardResult]:
-    judge = LlmJudge(reward(known, wrong_reward=-1.0, scale=2.0, **options), max_response_tokens=100)
+    judge = built(reward(known, wrong_reward=-1.0, scale=2.0, **options))
     for number, text in enumerate(answers):
         judge.submit(Response(number, question(), text, 1))
     verdicts = judge.drain()
@@ -53,7 +62,7 @@ def test_judge_scores_are_converted_to_reward_units() -> None:
 def test_form_and_length_count_as_they_do_with_rules() -> None:
     with endpoint(lambda _: "[[5]]") as known:
         extras = {"format": "boxed", "format_reward": 0.25, "overlong": OverlongConfig(buffer=50)}
-        judge = LlmJudge(reward(known).model_copy(update=extras), max_response_tokens=100)
+        judge = built(reward(known).model_copy(update=extras))
         judge.submit(Response(0, question(), r"\boxed{4}", 75))
         verdict = judge.drain()[0]
         judge.close()
@@ -146,9 +155,56 @@ def test_the_number_of_concurrent_requests_is_limited() -> None:
     assert known.most_together == 3
 
 
+def test_a_judge_of_answers_reads_yes_as_roll_does() -> None:
+    """ROLL looks for the letters anywhere: `no yes` is right, and what has neither word is wrong."""
+    replies = {"a": "**YES**", "b": "No.", "c": "no, yes", "d": "Score: 10", "e": ""}
+    with endpoint(lambda prompt: replies[prompt]) as known:
+        verdicts = judged(known, list(replies), verdict="yes_no", prompt="{answer}")
+    assert [verdicts[i].reward_components["acc"] for i in range(5)] == [1.0, 0.0, 1.0, 0.0, 0.0]
+
+
+def test_the_judge_of_answers_gets_question_answer_and_reference() -> None:
+    with endpoint(lambda _: "yes") as known:
+        judged(known, ["it is 4"], verdict="yes_no")
+    (asked,) = (one["messages"][0]["content"] for one in known.seen)
+    assert all(part in asked for part in ("2 + 2 = ?", "it is 4", "YES"))
+
+
+def test_sampling_is_left_to_the_endpoint_where_it_is_null() -> None:
+    with endpoint(lambda _: "[[1]]") as known:
+        judged(known, ["a"], max_tokens=None, temperature=None)
+        judged(known, ["a"], top_p=0.8, top_k=50)
+    plain, other = known.seen
+    assert not {"max_tokens", "temperature", "top_p", "top_k", "seed"} & plain.keys()
+    assert (other["top_p"], other["top_k"]) == (0.8, 50)
+
+
+def test_the_last_message_is_only_the_question_of_a_conversation() -> None:
+    talk = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"})
+    assert fill_prompt("{last_message}", PromptRow(0, "s", talk), "") == "2 + 2?"
+
+
+def test_a_domain_with_a_judge_is_not_scored_by_rules_nor_others_by_the_judge() -> None:
+    domains = {"words": PromptRow(0, "words", ({"role": "user", "content": "?"},), "4")}
+    domains |= {"sums": PromptRow(1, "sums", ({"role": "user", "content": "2 + 2 ="},), "4")}
+    with endpoint(lambda _: "yes") as known:
+        judge = JudgeConfig(url=known.url, model="judge", verdict="yes_no", temperature=None)
+        verifiers = {
+            "words": VerifierConfig(arguments={}, judge=judge),
+            "sums": VerifierConfig(kind="exact", arguments={}),
+        }
+        config = Experiment(reward=RewardConfig(function_arguments={}, verifiers=verifiers))
+        with closing(build_reward_scorer(config, Path("policy"), domains)) as scorer:
+            for number, (row, text) in enumerate([("words", "5"), ("sums", "5"), ("sums", "4"), ("words", "4")]):
+                scorer.submit(Response(number, domains[row], text, 1))
+            scores = {result.id: result.score for result in scorer.drain()}
+    assert scores == {0: 1.0, 1: 0.0, 2: 1.0, 3: 1.0}
+    assert len(known.seen) == 2
+
+
 def test_verdicts_can_be_taken_as_they_come() -> None:
     with endpoint(lambda _: "[[1]]") as known:
-        judge = LlmJudge(reward(known), 100)
+        judge = built(reward(known))
         assert [*judge.ready(), *judge.drain()] == []
         judge.submit(Response(7, question(), "a", 1))
         found: list[RewardResult] = []
@@ -169,7 +225,7 @@ def test_close_does_not_wait_for_pending_requests() -> None:
         return "[[1]]"
 
     with endpoint(reply) as known:
-        judge = LlmJudge(reward(known, concurrent=1), 100)
+        judge = built(reward(known, concurrent=1))
         for number in range(3):
             judge.submit(Response(number, question(), "a", 1))
         assert begun.wait(10)

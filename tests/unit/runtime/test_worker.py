@@ -21,9 +21,15 @@ from transformers import AutoModelForSequenceClassification
 from worker_ranks import experiment, work
 
 from quintet.algorithms.aggregation import Aggregation
-from quintet.algorithms.objective import CriticObjective, CrossEntropyObjective, PolicyObjective
+from quintet.algorithms.objective import (
+    CriticObjective,
+    CrossEntropyObjective,
+    DistillationObjective,
+    PolicyObjective,
+)
 from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.learners import OptimizerConfig
+from quintet.config.native.training import DistillationConfig
 from quintet.config.torchrun import RankInfo, current_rank
 from quintet.errors import MachineError
 from quintet.policies.model_loading import load_tokenizer
@@ -126,6 +132,7 @@ def test_configured_objects_arrive_equal() -> None:
         "policy": PolicyObjective(config.algorithm),
         "critic": CriticObjective(config.critic),
         "imitation": CrossEntropyObjective(),
+        "distillation": DistillationObjective(DistillationConfig(weight=0.25)),
         "optimizer": config.actor.optimizer,
         "experiment": config,
         "directory": Path("/a/b"),

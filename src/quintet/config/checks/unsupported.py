@@ -10,8 +10,10 @@ from quintet.config.checks.backends import backend_problems
 from quintet.config.checks.channels import channel_problems
 from quintet.config.checks.chunk_algorithms import chunk_algorithm_problems
 from quintet.config.checks.device_sharing import device_sharing_problems
+from quintet.config.checks.distillation import distillation_problems
 from quintet.config.checks.engines import engine_problems, executor_problems
 from quintet.config.checks.env_hosts import env_host_problems
+from quintet.config.checks.judges import judge_problems
 from quintet.config.checks.overlap import overlap_problems, sharded_reward_problems
 from quintet.config.checks.processes import (
     COUNTS,
@@ -78,6 +80,8 @@ def unsupported_problems(composed: ComposedConfig, rank: RankInfo | None = None)
     yield from overlap_problems(composed)
     yield from channel_problems(composed)
     yield from sharded_reward_problems(composed)
+    yield from judge_problems(composed)
+    yield from distillation_problems(composed)
     yield from device_sharing_problems(composed)
     yield from chunk_algorithm_problems(composed)
     yield from env_host_problems(composed)

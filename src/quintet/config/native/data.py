@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from quintet.config.native.section import Count, ListOf, NonNegative, Section, Share, Texts, UnitInterval
+from quintet.config.native.section import Count, ListOf, NonNegative, PositiveShare, Section, Share, Texts, UnitInterval
 
 
 class DomainConfig(Section):
@@ -148,28 +148,95 @@ class RewardModelConfig(Section):
     """Offload weights to host memory while other components compute."""
 
 
-class JudgeConfig(Section):
-    """LLM judge behind an OpenAI-compatible endpoint."""
+class ChatRequestConfig(Section):
+    """Requests to an OpenAI-compatible endpoint."""
 
-    url: Annotated[str, Field(pattern=r"^https?://[^/]")]
-    """Base URL, such as `http://127.0.0.1:8000/v1`."""
-    model: str
-    """Name of the model."""
     key_variable: str = "OPENAI_API_KEY"
     """Environment variable with the API key; it may be unset."""
-    prompt: str | None = None
-    """Prompt with `{question}`, `{answer}` and `{truth}`; null asks for a score from 0 to 10. The reply must contain
-    `[[7]]`, out of 10, `[[4/5]]` or `[[yes]]`."""
-    max_tokens: PositiveInt = 512
-    """Maximum tokens of a reply."""
-    temperature: NonNegative = 0.0
-    """Sampling temperature."""
+    max_tokens: PositiveInt | None = 512
+    """Maximum tokens of a reply; null leaves it to the endpoint."""
+    temperature: NonNegative | None = 0.0
+    """Sampling temperature; null leaves it to the endpoint."""
     concurrent: PositiveInt = 16
     """Maximum concurrent requests."""
     retries: Count = 2
     """Retries after a failed request."""
     timeout_seconds: PositiveFloat = 60.0
     """Timeout of a request, seconds."""
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Fields of a request."""
+        fields = {"max_tokens": self.max_tokens, "temperature": self.temperature}
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+EndpointUrl = Annotated[str, Field(pattern=r"^https?://[^/]")]
+
+
+class JudgeServerConfig(Section):
+    """Servers of a judge's model that the run starts, one on each of `devices`. If components take turns
+    (`placement.colocated`), they leave the devices' memory to the others while there is nothing to judge."""
+
+    path: str
+    """Model directory."""
+    engine: Literal["hf", "vllm", "sglang"] = "hf"
+    """Engine, as in `rollout.engine`."""
+    devices: ListOf[Count] | None = None
+    """Global device numbers, on nodes with a device of the actor; null uses the first device of the actor."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Data type of the weights."""
+    template: str | None = None
+    """Chat template, as in `data.template`; null uses that of the model."""
+    max_model_tokens: Annotated[int, Field(ge=2)] | None = None
+    """Maximum tokens of prompt and reply; null leaves room for the longest prompt and response of the run, the reply
+    and 1,024 other tokens, as far as the model supports these."""
+    memory_share: PositiveShare | None = None
+    """Share of the device's memory, as in `rollout.engine_options.memory_share`."""
+    arguments: Annotated[dict[str, Any], Field(default_factory=dict)]
+    """Further arguments of vLLM or SGLang, as in `rollout.engine_options.arguments`."""
+
+
+class JudgeConfig(ChatRequestConfig):
+    """LLM judge behind an OpenAI-compatible endpoint, or on servers that the run starts."""
+
+    url: EndpointUrl | None = None
+    """Base URL, such as `http://127.0.0.1:8000/v1`; null starts `server`."""
+    model: str | None = None
+    """Name of the model in requests to `url`."""
+    server: JudgeServerConfig | None = None
+    """Servers to start; null uses `url`."""
+    prompt: str | None = None
+    """Prompt with `{question}` or `{last_message}`, the last message of the prompt, `{answer}` and `{truth}`; null asks
+    for a verdict of the kind of `verdict`."""
+    verdict: Literal["score", "yes_no"] = "score"
+    """Reading of the reply. `score`: it must contain `[[7]]`, out of 10, `[[4/5]]` or `[[yes]]`. `yes_no`: 1 if `yes`
+    occurs anywhere in it, in upper or lower case, and 0 otherwise, as in ROLL."""
+    top_p: PositiveShare = 1.0
+    """Nucleus sampling; 1 leaves it to the endpoint."""
+    top_k: Count = 0
+    """Number of likeliest tokens that are sampled from; 0 leaves it to the endpoint."""
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        fields = super().sampling
+        fields |= {} if self.top_p == 1.0 else {"top_p": self.top_p}
+        return fields | ({"top_k": self.top_k} if self.top_k else {})
+
+    def conflicts(self) -> Iterator[tuple[str, ...]]:
+        with_model = "server=null" if self.model else "server=null model=NAME"
+        if self.server is None and self.url is None:
+            yield (
+                "it has neither `url` nor `server`",
+                "url=http://127.0.0.1:8000/v1 model=NAME",
+                "server.path=DIRECTORY",
+            )
+        elif self.server is not None and self.url is not None:
+            yield "`url` and `server` exclude each other", with_model, "url=null model=null"
+        elif self.url is not None and self.model is None:
+            yield "`url` needs `model`", "model=NAME"
+        elif self.server is not None and self.model is not None:
+            yield "the server has one model, and `model` would have no effect", "model=null"
 
 
 class OverlongConfig(Section):
@@ -184,10 +251,16 @@ class OverlongConfig(Section):
 class VerifierConfig(Section):
     """Verifier of the rows of a data source."""
 
-    kind: str
+    kind: str = "rules"
     """Verifier, as in `reward.kind`."""
     arguments: Annotated[dict[str, Any], Field(default_factory=dict)]
     """Options of the verifier."""
+    judge: JudgeConfig | None = None
+    """LLM judge in place of `kind`; null uses none."""
+
+    def conflicts(self) -> Iterator[tuple[str, ...]]:
+        if self.judge is not None and (self.kind != "rules" or self.arguments):
+            yield "the judge scores the rows, and `kind` would have no effect", "judge=null", "kind=rules arguments={}"
 
 
 class RewardConfig(Section):
@@ -233,11 +306,27 @@ class RewardConfig(Section):
     judge: JudgeConfig | None = None
     """LLM judge, whose score replaces that of the verifier; null uses none."""
 
+    @property
+    def judge_devices(self) -> frozenset[int]:
+        """Global numbers of the devices of the servers of judges."""
+        servers = (judge.server for judge in self.judges.values())
+        return frozenset(device for server in servers if server is not None for device in server.devices or ())
+
+    @property
+    def judges(self) -> dict[str, JudgeConfig]:
+        """Judges by their sections: `judge` or `verifiers.NAME.judge`."""
+        sections = {"judge": self.judge} | {
+            f"verifiers.{name}.judge": each.judge for name, each in self.verifiers.items()
+        }
+        return {section: judge for section, judge in sections.items() if judge is not None}
+
     def conflicts(self) -> Iterator[tuple[str, ...]]:
         if self.model is not None and self.judge is not None:
             yield "`model` and `judge` exclude each other", "model=null", "judge=null"
         if self.verifiers and self.function is not None:
             yield "`verifiers` and `function` exclude each other", "function=null", "verifiers={}"
+        if self.model is not None and any(verifier.judge for verifier in self.verifiers.values()):
+            yield "the reward model scores all rows, and judges of `verifiers` would have no effect", "model=null"
         if self.verifiers and self.judge is not None:
             yield "the judge scores all rows, and `verifiers` would have no effect", "judge=null", "verifiers={}"
         if self.format_reward and self.format is None:

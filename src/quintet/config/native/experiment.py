@@ -97,7 +97,8 @@ class Experiment(Section):
 
     @property
     def needs_reference(self) -> bool:
-        return self.algorithm.kl is not None or self.algorithm.loss.needs_teacher
+        is_distilled = self.sft_only is not None and self.sft_only.distillation is not None
+        return self.algorithm.kl is not None or self.algorithm.loss.needs_teacher or is_distilled
 
     @property
     def scores_rollout(self) -> bool:

@@ -5,11 +5,22 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from quintet.config.native.data import JudgeConfig
+from quintet.config.native.data import ChatRequestConfig, EndpointUrl
 from quintet.config.native.section import Count, NonNegative, Section
 
 SECTIONS = {"grounding": "observation", "worldmodeling": "prediction"}
 """Section of the thoughts with each kind of description."""
+
+
+class StateJudgeConfig(ChatRequestConfig):
+    """Model behind an OpenAI-compatible endpoint that extracts relations from descriptions."""
+
+    url: EndpointUrl
+    """Base URL, such as `http://127.0.0.1:8000/v1`."""
+    model: str
+    """Name of the model."""
+    prompt: str | None = None
+    """Prompt with `{text}` and `{objects}`, which asks for JSON; null uses a built-in one."""
 
 
 class StateRewardConfig(Section):
@@ -26,8 +37,8 @@ class StateRewardConfig(Section):
     """Factor on the score of `<prediction>`, compared with the state after the actions."""
     scorer: Literal["rules", "judge"] = "rules"
     """What extracts the relations: rules for English sentences, JSON and grids, or the model at `judge`."""
-    judge: JudgeConfig | None = None
-    """Endpoint of the scorer `judge`. Its prompt has `{text}` and `{objects}`, and asks for JSON."""
+    judge: StateJudgeConfig | None = None
+    """Endpoint of the scorer `judge`."""
     repeated_texts: Count = 0
     """Number of most frequent descriptions of a step that are penalized if they score less than
     `repeated_below`; 0 penalizes none. VAGEN has 5."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from quintet.config.native.learners import OptimizerConfig
 from quintet.config.native.policy import LoraConfig
@@ -97,6 +97,27 @@ class SolvedEpisodesConfig(Section):
     """Number of search processes."""
 
 
+class DistillationConfig(Section):
+    """Distillation from the model at `reference.path`: a divergence from its distributions as a part of the loss."""
+
+    weight: Share = 0.5
+    """Weight of the divergence; the cross-entropy of the target tokens has the rest."""
+    objective: Literal[
+        "forward_kl", "reverse_kl", "adaptive_kl", "skewed_forward_kl", "skewed_reverse_kl", "js_divergence"
+    ] = "forward_kl"
+    """Divergence of the student from the teacher, see docs/sft.md."""
+    top_k: Count = 64
+    """Number of tokens that the teacher finds likeliest, among which the divergence is computed; 0 takes all."""
+    temperature: PositiveFloat = 1.0
+    """Temperature of both distributions in the divergence."""
+    teacher_temperature: PositiveFloat = 1.0
+    """Further factor on the temperature of the teacher."""
+    alpha: Share = 0.5
+    """Probability of the teacher's unlikeliest tokens that count as its tail, in `adaptive_kl`."""
+    skew: Share = 0.1
+    """Share of the mixture with the own distribution, in the skewed divergences."""
+
+
 class SftConfig(Section):
     """Supervised fine-tuning on demonstrations of an expert or on conversations from `data`."""
 
@@ -122,10 +143,14 @@ class SftConfig(Section):
     """Epochs over the data."""
     batch: PositiveInt = 256
     """Rows per optimizer step; remaining rows of an epoch are dropped."""
+    distillation: DistillationConfig | None = None
+    """Distillation from the model at `reference.path`; null trains on the target tokens alone."""
     sequences_per_pass: PositiveInt | None = None
     """Sequences per micro-batch; null fills it up to `training.micro_batch_tokens`."""
     max_tokens: PositiveInt = 2048
     """Maximum tokens of a sequence; longer ones are refused, or truncated as set by `data.truncation`."""
+    train_on_prompt: bool = False
+    """Also train on the tokens of prompts, and of other messages than those of the assistant."""
     before_training: bool = True
     """Compute the held-out loss before the first update; `validation.every_steps` sets how often after that."""
     gradient_checkpointing: bool = False

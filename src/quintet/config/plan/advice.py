@@ -189,8 +189,10 @@ def _cache(planned: PlannedRun) -> Iterator[str]:
 
 def _devices(planned: PlannedRun) -> Iterator[str]:
     placement = planned.placement
-    if placement.idle and placement.components:
-        yield f"devices {format_ranges(placement.idle)} are unused"
+    judged = planned.config.reward.judge_devices if planned.config.reward else ()
+    idle = tuple(device for device in placement.idle if device not in judged)
+    if idle and placement.components:
+        yield f"devices {format_ranges(idle)} are unused"
     engine = placement.of("rollout")
     if engine and engine.parallelism.tensor > placement.devices_per_node:
         setting = planned.setting("rollout.engine_options.tensor_parallel")

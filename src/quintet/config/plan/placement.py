@@ -149,7 +149,7 @@ def _components(config: Experiment) -> list[str]:
     if config.evaluation is not None:
         return []
     if config.sft_only is not None:
-        return ["actor"]
+        return ["actor", "reference"] if config.sft_only.distillation else ["actor"]
     needed = {
         "actor": True,
         "rollout": True,

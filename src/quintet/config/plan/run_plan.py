@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from quintet.config.composed import ComposedConfig
+from quintet.config.native.data import JudgeConfig
 from quintet.config.native.envs import SvgConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.mixed_envs import RunEnv
@@ -24,7 +25,7 @@ from quintet.config.plan.component_memory import PlacedModel, encoder_activation
 from quintet.config.plan.images import image_problems, largest_images, trains_encoder
 from quintet.config.plan.memory import memory_problems, plan_memory
 from quintet.config.plan.models import Models, find_models, policy_path
-from quintet.config.plan.placement import Placement, place_components, placement_problems
+from quintet.config.plan.placement import Placement, format_ranges, place_components, placement_problems
 from quintet.config.plan.robot_batches import robot_arithmetic
 from quintet.config.plan.row_counts import TrainingRows, batch_key, count_rows, count_training_rows, too_few_rows
 from quintet.config.plan.step_time import encoder_share
@@ -171,7 +172,26 @@ def describe_run(config: Experiment, models: Models) -> dict[str, str]:
     lines |= {"policy": _policy(config, models), **_env_lines(config)}
     if config.sft_only or config.validation.only:
         return lines
-    return lines | {"algorithm": _algorithm(config)}
+    return lines | _judge_lines(config) | {"algorithm": _algorithm(config)}
+
+
+def _judge_lines(config: Experiment) -> dict[str, str]:
+    """Return the line about models that judge responses."""
+    judges = config.reward.judges if config.reward is not None else {}
+    lines = [
+        _judge(section.removeprefix("verifiers.").removesuffix(".judge"), judge) for section, judge in judges.items()
+    ]
+    return {"judge": "; ".join(lines)} if lines else {}
+
+
+def _judge(domain: str, judge: JudgeConfig) -> str:
+    """Describe a judge with the domain that it judges, if it is not the only one."""
+    name = "" if domain == "judge" else f"{domain}: "
+    if judge.server is None:
+        return f"{name}{judge.model} at {judge.url}"
+    devices = judge.server.devices
+    where = f" on devices {format_ranges(devices)}, not counted under memory" if devices else ""
+    return f"{name}{judge.server.path}, served by {judge.server.engine}{where}"
 
 
 def _kind(config: Experiment) -> str:

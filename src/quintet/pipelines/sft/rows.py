@@ -75,6 +75,7 @@ class RowEncoder:
         self._images = images
         self._format = ConversationFormat(tokenizer, self._data.template, images)
         self._limit = sft.max_tokens
+        self._trains_prompts = sft.train_on_prompt
         self._rendered = sft.episodes is not None and sft.episodes.form != "message"
         self._window = config.rollout.window_size if sft.episodes else None
 
@@ -86,6 +87,8 @@ class RowEncoder:
         """
         place = self._rows.describe_row(number)
         sequences = self._format.encode(self._conversation(number), place)
+        if self._trains_prompts:
+            sequences = [TokenSequence(each.tokens, _predicted(each.tokens)) for each in sequences]
         return [truncate_sequence(sequence, self._limit, self._data.truncation, place) for sequence in sequences]
 
     def images(self, number: int) -> Iterator[ImageInput]:
@@ -109,6 +112,11 @@ def row_config(config: Experiment) -> DataConfig:
     """Return the columns of the rows; solved episodes have their images in a column of their own."""
     data = config.data or DataConfig()
     return data.model_copy(update={"image_key": IMAGE_COLUMN}) if sft_config(config).episodes else data
+
+
+def _predicted(tokens: Sequence[int]) -> tuple[bool, ...]:
+    """Return which tokens are predicted: all but the first one, and those of images, which are negative."""
+    return tuple(number > 0 and token >= 0 for number, token in enumerate(tokens))
 
 
 def _with_window(conversation: Conversation, window: int) -> Conversation:

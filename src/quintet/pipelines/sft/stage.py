@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quintet.algorithms.objective import CrossEntropyObjective
+from quintet.algorithms.objective import CrossEntropyObjective, DistillationObjective
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import OptimizerConfig
 from quintet.config.native.training import SftConfig
@@ -75,11 +75,17 @@ class SftStage:
         return sft_config(self.config).lora is not None
 
     def update(self, batch: Batch, step: int, steps: int) -> dict[str, float]:
-        """Make one optimizer step on the mean cross-entropy of the batch's trained tokens, in nats."""
+        """Make one optimizer step on the mean cross-entropy of the batch's trained tokens, in nats, or on that and the
+        divergence from the teacher."""
+        distillation = sft_config(self.config).distillation
+        objective = CrossEntropyObjective() if distillation is None else DistillationObjective(distillation)
         optimizer = with_schedule(sft_config(self.config), steps)
         rate, decay = learning_rate(optimizer, step, steps), weight_decay(optimizer, step, steps)
-        update = self.learners.actor.update(batch, CrossEntropyObjective(), "token-mean", rate, weight_decay=decay)
-        return {
+        update = self.learners.actor.update(
+            batch, objective, "token-mean", rate, weight_decay=decay, reference=self.learners.reference
+        )
+        distilled = "sft/distillation_loss"
+        return ({"train/distillation_loss": update[distilled]} if distilled in update else {}) | {
             "train/loss": update["sft/loss"],
             "train/token_accuracy": update["sft/token_accuracy"],
             "train/grad_norm": update["grad_norm"],
@@ -145,6 +151,8 @@ def build_stage(config: Experiment, base: Path, tokenizer: Any, controller: Cont
     """
     learners = controller.build_learners(config, base, sft=True)
     _check_vocabulary(config, tokenizer, learners.actor.model.config.get_text_config().vocab_size)
+    if sft_config(config).distillation is not None:
+        learners.snapshot_reference()
     digest = weights_digest(base) if sft_config(config).lora else None
     return SftStage(config, tokenizer, learners, base, TokenizerFiles(tokenizer), digest)
 

@@ -12,6 +12,7 @@ import torch
 
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.policy import VisionConfig
+from quintet.data.chat_templates import chat_template
 from quintet.errors import ConfigError, MachineError
 from quintet.policies.model_loading import load_model, load_tokenizer, prepare_vision_language_model
 from quintet.policies.vision.image_encoder import is_vision_language
@@ -45,9 +46,19 @@ class ServedModel:
     dtype: str
 
 
-def build_request_handler(config: Experiment, policy: Path, *, name: str, context: int | None) -> ServedModel:
+def build_request_handler(
+    config: Experiment,
+    policy: Path,
+    *,
+    name: str,
+    context: int | None,
+    default_context: int = DEFAULT_CONTEXT,
+    template: str | None = None,
+    can_sleep: bool = False,
+) -> ServedModel:
     """Build the engine of `config.rollout` around the model at `policy`, served as `name`. The default `context` is the
-    model's own, at maximum `DEFAULT_CONTEXT`.
+    model's own, at maximum `default_context`. `template` replaces the tokenizer's, as `data.template` does. If it
+    `can_sleep`, clients may let the engine free the memory of its device.
 
     Raises:
         ConfigError: the engine is unknown or does not support the configuration.
@@ -63,11 +74,20 @@ def build_request_handler(config: Experiment, policy: Path, *, name: str, contex
     tokenizer = load_tokenizer(
         config.policy.tokenizer or policy, trust_remote_code=trusted, fast=config.policy.fast_tokenizer
     )
+    if (text := chat_template(template).text) is not None:
+        tokenizer.chat_template = text
     vocab_size, stop_tokens = int(model.get_input_embeddings().num_embeddings), stop_token_ids(tokenizer, model)
-    setup = engine_setup(config, policy, model, tokenizer, _context(config, model, context))
+    setup = engine_setup(
+        config,
+        policy,
+        model,
+        tokenizer,
+        _context(config, model, context, default_context),
+        is_learner_model=not can_sleep,
+    )
     chat_tokenizer = build_chat_tokenizer(model, tokenizer, stop_tokens, config.policy.vision)
     engine = AsyncEngine(build_engine(setup), setup.max_num_seqs)
-    handler = RequestHandler(engine, chat_tokenizer, name, vocab_size, setup.grammars)
+    handler = RequestHandler(engine, chat_tokenizer, name, vocab_size, setup.grammars, can_sleep=can_sleep)
     return ServedModel(handler, setup.max_num_seqs, str(setup.dtype).removeprefix("torch."))
 
 
@@ -106,11 +126,11 @@ def _model(config: Experiment, policy: Path) -> PreTrainedModel:
     return cast("PreTrainedModel", model)
 
 
-def _context(config: Experiment, model: PreTrainedModel, requested: int | None) -> int:
+def _context(config: Experiment, model: PreTrainedModel, requested: int | None, default: int) -> int:
     maximum = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     requested = requested or config.rollout.engine_options.max_model_tokens
     if requested is None:
-        return min(maximum or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+        return min(maximum or default, default)
     if maximum is not None and requested > maximum:
         raise ConfigError(
             f"--context {requested}: the model supports {maximum} tokens",

@@ -86,9 +86,12 @@ class RequestHandler:
         name: str,
         vocab_size: int,
         grammars: GrammarCompiler | None = None,
+        *,
+        can_sleep: bool = False,
     ) -> None:
         """`name` is the model name in requests; `vocab_size` is the size of the model's vocabulary. `grammars` is the
-        engine's."""
+        engine's. If it `can_sleep`, clients may let it free the memory of its device."""
+        self.can_sleep = can_sleep
         self.engine = engine
         self.tokenizer = tokenizer
         self.name = name

@@ -130,7 +130,8 @@ class _ConnectionHandler:
         if match := SESSION_PATH.fullmatch(path):
             session, path = match[1], match[2] or "/session"
         route = _ROUTES.get(path)
-        if route is None or (path in _SESSION_ROUTES and session is None):
+        is_hidden = path in _CONTROL_ROUTES and not self._requests.can_sleep
+        if route is None or is_hidden or (path in _SESSION_ROUTES and session is None):
             raise RequestError(f"unknown path {path}", status=404, code="not_found")
         if method not in route:
             raise RequestError(f"{path} supports only {' or '.join(route)}", status=405, code="method_not_allowed")
@@ -179,6 +180,14 @@ class _ConnectionHandler:
 
     async def _send_models(self, _: str | None) -> None:
         await self._send_json(models_body(self._requests))
+
+    async def _sleep(self, _: str | None) -> None:
+        await self._connection.compute(lambda: self._requests.engine.call(lambda engine: engine.sleep()))
+        await self._send_json({"asleep": True})
+
+    async def _wake_up(self, _: str | None) -> None:
+        await self._connection.compute(lambda: self._requests.engine.call(lambda engine: engine.wake_up()))
+        await self._send_json({"asleep": False})
 
     async def _send_load(self, _: str | None) -> None:
         await self._send_json(load_status_body(self._requests.engine))
@@ -311,7 +320,11 @@ _ROUTES: Mapping[str, Route] = {
     "/sessions": {"GET": _ConnectionHandler._send_sessions},
     "/session": {"GET": _ConnectionHandler._send_session, "DELETE": _ConnectionHandler._end_session},
     "/reward": {"POST": _ConnectionHandler._reward},
+    "/sleep": {"POST": _ConnectionHandler._sleep},
+    "/wake_up": {"POST": _ConnectionHandler._wake_up},
 }
+_CONTROL_ROUTES = frozenset({"/sleep", "/wake_up"})
+"""Routes of servers that a run has started for itself."""
 _SESSION_ROUTES = frozenset({"/session", "/reward"})
 
 

@@ -80,6 +80,8 @@ class Rendezvous:
     control_group: dist.ProcessGroup
     """Group over which rank 0 sends calls to the others."""
     peers: tuple[Peer, ...]
+    address: str = "127.0.0.1"
+    """Address of this machine under which the others reach it."""
 
     def dead_ranks(self) -> list[Peer]:
         """Return the other ranks that have died."""
@@ -142,11 +144,13 @@ def rendezvous(
     ranks: Sequence[int] | None = None,
     store: Store | None = None,
     components: str = "",
+    address: str = "127.0.0.1",
 ) -> Rendezvous:
     """Wait for all `ranks` (default: all of the run) and create their process groups, which number them from 0.
     `fingerprint` identifies configuration and version, and must be equal on all ranks; `store` is that of `join_run`,
     which is called otherwise. `collective_seconds` is the timeout of collectives during a computation, in which all
-    ranks take part at the same time. `components` are the names of this rank's components, for messages.
+    ranks take part at the same time. `components` are the names of this rank's components, for messages, and
+    `address` is that of this machine for the others.
 
     Raises:
         MachineError: some ranks do not arrive in time, have another configuration or share a GPU; the message names
@@ -164,7 +168,7 @@ def rendezvous(
         timeout=timedelta(seconds=collective_seconds),
     )
     control_group = dist.new_group(backend="gloo", timeout=timedelta(days=CONTROL_TIMEOUT_DAYS))
-    return Rendezvous(RankGroup(rank, size), control_group, peers)
+    return Rendezvous(RankGroup(rank, size), control_group, peers, address)
 
 
 def join_run(info: RankInfo, device: LocalDevice | None, timeout_seconds: float) -> Store:

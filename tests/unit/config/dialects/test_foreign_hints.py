@@ -15,6 +15,7 @@ from quintet import hardware
 from quintet.config.dialects.composition.foreign_config import compose_config, config_from_tree
 from quintet.config.dialects.loader import conversion_problems, convert
 from quintet.config.dialects.registry import DIALECTS
+from quintet.config.dialects.roll.judge import JUDGE, PROMPT_NAME
 from quintet.config.dotted import unflatten
 from quintet.config.plan.run_plan import plan_run
 from quintet.config.yaml_reader import parse_override
@@ -191,6 +192,9 @@ ROLL_BASE = ["pretrain=DIRECTORY", "actor_train.data_args.file_name=x.json"]
 FOUR = [f"{name}.device_mapping=list(range(0,4))" for name in ("actor_train", "actor_infer", "reference")]
 FSDP = ["actor_train.strategy_args.strategy_name=fsdp2_train", "reference.strategy_args.strategy_name=fsdp2_infer"]
 CRITICS = ["adv_estimator=gae", "critic.strategy_args.strategy_name=fsdp2_train"]
+WORDS, PATH, READABLE = "rewards.words", "model_name_or_path=DIRECTORY", f"judge_prompt={PROMPT_NAME}"
+SERVED = ("judge_model_type=inference", READABLE, f"model_args.{PATH}")
+JUDGED = [f"{WORDS}.worker_cls={JUDGE}", "actor_train.data_args.domain_interleave_probs={words: 1.0}"]
 ROLL = [
     ["actor_train.worker_cls=roll.pipeline.agentic.agentic_actor_pg_worker.ActorWorker"],
     ["importance_sampling=seq", "actor_train.pg_variant=topr"],
@@ -200,6 +204,11 @@ ROLL = [
     ["actor_train.data_args.prompt=null"],
     ["actor_train.data_args.domain_interleave_probs.other=1.0"],
     ["rewards.words.world_size=2", "rewards.code.world_size=2"],
+    [*JUDGED],
+    [*JUDGED, f"{WORDS}.judge_model_type=inference", f"{WORDS}.judge_prompt=mine", f"{WORDS}.model_args.{PATH}"],
+    [*JUDGED, f"{WORDS}.judge_model_type=api", f"{WORDS}.{READABLE}"],
+    [*JUDGED, f"{WORDS}.judge_model_type=inference", f"{WORDS}.{READABLE}"],
+    [*JUDGED, *(f"{WORDS}.{each}" for each in SERVED), f"{WORDS}.device_mapping=x"],
     ["response_length=null"],
     ["validation.generating_args.max_new_tokens=7"],
     [*CRITICS, "critic.data_args.prompt=p"],

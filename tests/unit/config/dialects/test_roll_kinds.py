@@ -15,6 +15,7 @@ from quintet.config.dialects.composition.foreign_config import config_from_tree
 from quintet.config.dialects.loader import UnknownKeyPolicy, load_config
 from quintet.config.dialects.registry import DIALECTS, detect
 from quintet.config.dialects.roll.kinds import Kind, kind_of
+from quintet.config.native.training import DistillationConfig
 from quintet.errors import ConfigError, UnsupportedRunError
 
 WORKER: dict[str, Any] = {
@@ -71,7 +72,6 @@ def test_the_sections_of_a_file_decide_its_kind(tree: dict[str, Any], kind: Kind
     ("tree", "capability"),
     [
         (DPO, Capability.PREFERENCES),
-        (DISTILLATION, Capability.DISTILLATION),
         (ON_POLICY, Capability.ON_POLICY_DISTILLATION),
     ],
 )
@@ -120,6 +120,82 @@ def test_fine_tuning_is_fine_tuning(tmp_path: Path) -> None:
         converted(tmp_path, "roll", {**SFT, **ignored}).composed.experiment
         == converted(tmp_path, "roll", SFT).composed.experiment
     )
+
+
+DISTILLED: dict[str, Any] = {
+    "exp_name": "distilled",
+    "student_pretrain": "some/student",
+    "teacher_pretrain": "some/teacher",
+    "sequence_length": 2048,
+    "question_key": "question_zh",
+    "answer_key": "answer_zh",
+    "student": WORKER,
+    "teacher": {"model_args": {"dtype": "bf16"}, "training_args": {"per_device_train_batch_size": 8}},
+    "validation": {"data_args": {"file_name": "held_out.json"}},
+}
+DISTILLATION_KEYS = (
+    *("student_pretrain", "teacher_pretrain", "question_key", "answer_key", "logits_topk", "distill_loss_weight"),
+    *("kd_temperature", "teacher_temperature", "kd_objective", "adaptive_kl_alpha", "skew_lambda"),
+    *("distill_on_prompt", "logits_transfer_backend"),
+)
+
+
+@pytest.mark.proves("roll", *DISTILLATION_KEYS)
+def test_distillation_is_fine_tuning_with_a_teacher(tmp_path: Path) -> None:
+    """An optimizer step has 2 × 4 × 4 devices = 32 rows, as in ROLL's data loader."""
+    found = converted(tmp_path, "roll", DISTILLED)
+    run = found.composed.experiment
+    assert [problem.key for problem in found.unsupported] == ["student.device_mapping"], "only processes are missing"
+    assert run.sft is not None
+    assert run.data is not None
+    assert (run.sft.batch, run.sft.devices, run.sft.sequences_per_pass, run.sft.max_tokens) == (32, 4, 2, 2048)
+    assert (run.data.prompt_key, run.data.response_key, run.data.template) == ("question_zh", "answer_zh", "qwen2_5")
+    assert (run.policy.path, run.reference.path, run.reference.dtype) == ("some/student", "some/teacher", "bfloat16")
+    assert run.reference.inference_budget.sequences == 8
+    assert (run.sft.distillation, run.sft.train_on_prompt) == (DistillationConfig(), False)
+    assert run.sft.optimizer.max_grad_norm == 1.0e9, "ROLL does not clip by default"
+    options = {
+        "logits_topk": 0, "distill_loss_weight": 1, "kd_temperature": 2, "teacher_temperature": 1.5,
+        "kd_objective": "skewed_reverse_kl", "adaptive_kl_alpha": 0.25, "skew_lambda": 0.2, "max_grad_norm": 0.5,
+        "distill_on_prompt": True, "logits_transfer_backend": "ray", "global_template": "qwen3",
+    }  # fmt: skip
+    run = converted(tmp_path, "roll", {**DISTILLED, **options}).composed.experiment
+    assert run.sft is not None
+    assert run.sft.distillation == DistillationConfig(
+        weight=1.0, objective="skewed_reverse_kl", top_k=0, temperature=2.0, teacher_temperature=1.5, alpha=0.25,
+        skew=0.2,
+    )  # fmt: skip
+    assert (run.sft.train_on_prompt, run.sft.optimizer.max_grad_norm) == (True, 0.5)
+    assert run.data is not None
+    assert run.data.template == "qwen3"
+
+
+def test_models_of_the_workers_count_if_both_have_one(tmp_path: Path) -> None:
+    """As in ROLL, where the path of one alone is replaced by `student_pretrain` and `teacher_pretrain`."""
+    student = {"student": {**WORKER, "model_args": {"model_name_or_path": "other/student"}}}
+    teacher = {"teacher": {"model_args": {"model_name_or_path": "other/teacher"}}}
+    run = converted(tmp_path, "roll", {**DISTILLED, **student}).composed.experiment
+    assert (run.policy.path, run.reference.path) == ("some/student", "some/teacher")
+    run = converted(tmp_path, "roll", {**DISTILLED, **student, **teacher}).composed.experiment
+    assert (run.policy.path, run.reference.path) == ("other/student", "other/teacher")
+
+
+def test_distillation_with_images_is_none_without(tmp_path: Path) -> None:
+    """ROLL has another pipeline for it, chosen by the start script; its template is the only sign in the file."""
+    vision = {**WORKER, "data_args": {"template": "qwen2-vl", "file_name": "geometry"}}
+    found = converted(tmp_path, "roll", {**DISTILLED, "student": vision})
+    assert any(str(Capability.MEDIA) in problem.message for problem in found.unsupported)
+
+
+def test_a_teacher_on_other_devices_waits(tmp_path: Path) -> None:
+    found = converted(tmp_path, "roll", {**DISTILLED, "teacher": {"device_mapping": "list(range(4,8))"}})
+    assert any("teacher.device_mapping" in problem.message for problem in found.unsupported)
+
+
+def test_a_teacher_split_by_megatron_waits(tmp_path: Path) -> None:
+    split = {"strategy_name": "megatron_infer", "strategy_config": {"tensor_model_parallel_size": 2}}
+    found = converted(tmp_path, "roll", {**DISTILLED, "teacher": {"strategy_args": split}})
+    assert any(str(Capability.ROLL_LEARNERS) in problem.message for problem in found.unsupported)
 
 
 @pytest.mark.parametrize("key", ["query_key", "system_key"])

@@ -23,6 +23,8 @@ from test_roll_keys import (
 
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.ledger import load_keys
+from quintet.config.dialects.roll.judge import JUDGE
+from quintet.config.native.data import JudgeConfig, JudgeServerConfig
 
 FILTER, FILTER_ARGS = (
     "rewards.math_rule.query_filter_config.type",
@@ -255,12 +257,7 @@ WITHOUT_EFFECT: dict[str, Any] = {
     "rewards.math_rule.format_pattern": "^<think>",
     "rewards.math_rule.use_local": False,
     "rewards.math_rule.code_url": "http://localhost",
-    "rewards.math_rule.judge_prompt": "prompt",
-    "rewards.math_rule.judge_model_type": "api",
-    "rewards.math_rule.judge_model_name": "judge",
-    "rewards.math_rule.judge_api_url": "http://localhost",
     "rewards.math_rule.judge_api_key": "secret",
-    "rewards.math_rule.model_args.model_name_or_path": "scorer",
     "rewards.math_rule.infer_batch_size": 1,
 }
 """Legal values of keys without effect here, together in one file."""
@@ -362,6 +359,104 @@ def test_code_that_runs_in_a_service_waits(tmp_path: Path) -> None:
     code = {"rewards.code.worker_cls": f"{CLASSES}code_sandbox_reward_worker.CodeSandboxRewardWorker"}
     found = roll(tmp_path, {**code, "rewards.code.use_local": False, SHARES: {"code": 1.0}})
     assert any("rewards.code.use_local" in problem.message for problem in found.unsupported)
+
+
+JUDGE_KEYS = (
+    *("judge_prompt", "judge_model_type", "judge_model_name", "judge_api_url", "model_args.model_name_or_path"),
+    *("model_args.dtype", "data_args.template", "generating_args.max_new_tokens", "generating_args.temperature"),
+    *("generating_args.top_p", "generating_args.top_k", "strategy_args.strategy_name"),
+    *("strategy_args.strategy_config", "device_mapping"),
+)
+JUDGED = {
+    "rewards.words.worker_cls": JUDGE,
+    "rewards.words.judge_prompt": "Qwen2.5-7B-Instruct-RLVR-prompt",
+    "rewards.math_rule.world_size": 8,
+    SHARES: {"math_rule": 0.5, "words": 0.5},
+}
+BEHIND_ENDPOINT = {
+    **JUDGED,
+    "rewards.words.judge_model_type": "api",
+    "rewards.words.judge_model_name": "large",
+    "rewards.words.judge_api_url": "http://localhost:8000/v1",
+}
+SERVED = {
+    **JUDGED,
+    "rewards.words.judge_model_type": "inference",
+    "rewards.words.model_args.model_name_or_path": "some/judge",
+    "rewards.words.device_mapping": "list(range(12,16))",
+}
+
+
+def judge_of(found: Any) -> JudgeConfig:
+    reward = found.composed.experiment.reward
+    assert set(reward.verifiers) == {"math_rule", "words"}
+    assert reward.verifiers["math_rule"].kind == "math_rule"
+    judge = reward.verifiers["words"].judge
+    assert judge is not None
+    assert not found.unsupported
+    return judge
+
+
+@pytest.mark.proves("roll", *(f"rewards.math_rule.{key}" for key in JUDGE_KEYS))
+def test_a_judge_is_the_verifier_of_its_domain(tmp_path: Path) -> None:
+    """ROLL sends only the messages to an endpoint, and looks for YES in the reply."""
+    found = roll(tmp_path, {**BEHIND_ENDPOINT, "rewards.words.judge_api_key": "secret"})
+    assert judge_of(found) == JudgeConfig(
+        url="http://localhost:8000/v1", model="large", verdict="yes_no", max_tokens=None, temperature=None,
+        timeout_seconds=600.0,
+    )  # fmt: skip
+    assert found.composed.experiment.reward.workers == 8
+    assert any("OPENAI_API_KEY" in remark for remark in found.composed.remarks)
+    assert "secret" not in str(found.composed.remarks)
+    section = "rewards.words."
+    sampling = {"max_new_tokens": 100, "temperature": 0.8, "top_p": 0.6, "top_k": 20}
+    options = {"gpu_memory_utilization": 0.8, "block_size": 16, "max_model_len": 8000, "sleep_level": 1}
+    changes = {
+        **{f"{section}generating_args.{name}": value for name, value in sampling.items()},
+        f"{section}strategy_args.strategy_name": "vllm",
+        f"{section}strategy_args.strategy_config": options,
+        f"{section}data_args.template": "qwen2_5",
+        f"{section}model_args.dtype": "fp32",
+    }
+    assert judge_of(roll(tmp_path, {**SERVED, **changes})) == JudgeConfig(
+        verdict="yes_no", timeout_seconds=600.0, max_tokens=100, temperature=0.8, top_p=0.6, top_k=20,
+        server=JudgeServerConfig(
+            path="some/judge", engine="vllm", devices=(12, 13, 14, 15), dtype="float32", template="qwen2_5",
+            max_model_tokens=8000, memory_share=0.8, arguments={"block_size": 16},
+        ),
+    )  # fmt: skip
+
+
+def test_a_judge_that_the_run_serves_has_rolls_defaults(tmp_path: Path) -> None:
+    assert judge_of(roll(tmp_path, SERVED)) == JudgeConfig(
+        verdict="yes_no", timeout_seconds=600.0, max_tokens=8192, temperature=0.95, top_p=0.7, top_k=50,
+        server=JudgeServerConfig(path="some/judge", devices=(12, 13, 14, 15), arguments={}),
+    )  # fmt: skip
+
+
+def test_judges_of_a_shared_cluster_have_its_model(tmp_path: Path) -> None:
+    shared = {"reward_model.model_args.model_name_or_path": "other/judge", "reward_model.device_mapping": "[6, 7]"}
+    judge = judge_of(roll(tmp_path, {**SERVED, **shared, "rewards.words.judge_model_type": "cluster"}))
+    assert judge.server is not None
+    assert (judge.server.path, judge.server.devices) == ("other/judge", (6, 7))
+
+
+def test_a_judge_over_several_devices_waits_by_name(tmp_path: Path) -> None:
+    options = {"strategy_args.strategy_name": "vllm", "strategy_args.strategy_config": {"tensor_parallel_size": 2}}
+    found = roll(tmp_path, {**SERVED, **{f"rewards.words.{key}": value for key, value in options.items()}})
+    assert any(str(Capability.JUDGE_ENGINES) in problem.message for problem in found.unsupported)
+
+
+def test_a_judge_that_roll_would_not_start_or_could_not_read_is_refused(tmp_path: Path) -> None:
+    words = "rewards.words."
+    for change, part in (
+        ({f"{words}judge_model_type": None}, f"{words}judge_model_type = null"),
+        ({f"{words}judge_prompt": None}, f"{words}judge_prompt=Qwen2.5-7B-Instruct-RLVR-prompt"),
+        ({f"{words}judge_model_type": "api"}, f"{words}judge_api_url=http://127.0.0.1:8000/v1"),
+        ({f"{words}model_args.model_name_or_path": None}, f"{words}model_args.model_name_or_path=DIRECTORY"),
+        ({f"{words}device_mapping": "x"}, f"{words}device_mapping"),
+    ):
+        assert part in refused(tmp_path, {**SERVED, **change})
 
 
 def test_a_domain_without_a_share_is_only_held_out(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from quintet.config.dialects.conversion import ForeignValues
 from quintet.config.dialects.ledger import load_keys
 from quintet.config.dialects.roll.agentic import env_problems
 from quintet.config.dialects.roll.algorithm import algorithm_problems
+from quintet.config.dialects.roll.judge import is_judge, judge_problems
 from quintet.config.dialects.roll.key_values import VALIDATION
 from quintet.config.dialects.roll.rewards import SHARES, domain_names
 from quintet.config.dialects.roll.workers import (
@@ -35,6 +36,9 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
         yield from _column_problems(values)
         yield from _length_problems(values)
         yield from _domain_problems(values)
+        for name in domain_names(values):
+            section = f"rewards.{name}"
+            yield from judge_problems(values, section) if is_judge(values, section) else ()
     yield from algorithm_problems(values)
     yield from _critic_problems(values)
     for worker in present:

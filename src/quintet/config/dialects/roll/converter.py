@@ -26,10 +26,11 @@ from quintet.config.dialects.ledger import load_constants
 from quintet.config.dialects.roll.agentic import envs_to_native
 from quintet.config.dialects.roll.algorithm import algorithm_from_native, algorithm_to_native
 from quintet.config.dialects.roll.constraints import conflicts as run_conflicts
+from quintet.config.dialects.roll.judge import served_devices
 from quintet.config.dialects.roll.key_values import VALIDATION
 from quintet.config.dialects.roll.kinds import Kind, kind_of
 from quintet.config.dialects.roll.learners import WeightDtype, learners_from_native, learners_to_native, strategy_name
-from quintet.config.dialects.roll.rewards import filters_from_native, rewards_to_native
+from quintet.config.dialects.roll.rewards import domain_names, filters_from_native, rewards_to_native
 from quintet.config.dialects.roll.run_settings import (
     RESUME,
     model_to_native,
@@ -37,7 +38,7 @@ from quintet.config.dialects.roll.run_settings import (
     run_to_native,
     settings_from_native,
 )
-from quintet.config.dialects.roll.sft import sft_to_native
+from quintet.config.dialects.roll.sft import distillation_to_native, sft_to_native
 from quintet.config.dialects.roll.unsupported_runs import refuse_unsupported_run
 from quintet.config.dialects.roll.workers import (
     STRATEGY,
@@ -87,7 +88,7 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     """
     kind = _kind(values)
     refuse_unsupported_run(kind, values)
-    yield from () if kind is Kind.SFT else run_conflicts(values)
+    yield from () if kind in (Kind.SFT, Kind.DISTILLATION) else run_conflicts(values)
 
 
 def _kind(values: ForeignValues) -> Kind:
@@ -97,8 +98,9 @@ def _kind(values: ForeignValues) -> Kind:
 
 def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Convert a ROLL configuration."""
-    if _kind(values) is Kind.SFT:
-        sft_to_native(values, native)
+    stages = {Kind.SFT: sft_to_native, Kind.DISTILLATION: distillation_to_native}
+    if stage := stages.get(_kind(values)):
+        stage(values, native)
         return
     native.set_constants(load_constants("roll", "roll"))
     algorithm_to_native(values, native, Worker(values, "critic").is_set)
@@ -115,7 +117,8 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     run_to_native(values, native)
     model_to_native(values, native)
     learners_to_native(values, native)
-    placement_to_native(values, native)
+    judged = () if is_agentic(values) else (f"rewards.{name}" for name in domain_names(values))
+    placement_to_native(values, native, served_devices(values, judged))
     native.remarks += ineffective_worker_keys(values)
 
 

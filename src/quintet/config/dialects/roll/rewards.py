@@ -6,6 +6,7 @@ from typing import Any
 
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
+from quintet.config.dialects.roll.judge import is_judge, judge_to_native
 from quintet.config.dialects.roll.workers import max_response
 from quintet.config.native.algorithm import FilterConfig
 
@@ -46,14 +47,16 @@ def domain_names(values: ForeignValues) -> tuple[str, ...]:
 def rewards_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set the domains with their verifiers, and the prompts that are left out of training by their rewards."""
     names = domain_names(values)
-    if names == (DEFAULT_DOMAIN,) and set(values[SHARES] or names) == set(names):
+    judged = [name for name in names if is_judge(values, f"rewards.{name}")]
+    if names == (DEFAULT_DOMAIN,) and not judged and set(values[SHARES] or names) == set(names):
         section, verifier = f"rewards.{DEFAULT_DOMAIN}", _verifier(values, DEFAULT_DOMAIN, native)
         native.set("reward.kind", verifier["kind"], f"{section}.worker_cls")
         options = (f"{section}.{key}" for key in VERIFIER_OPTIONS)
         native.set("reward.function_arguments", verifier.get("arguments", {}), *options)
     else:
         _domains_to_native(values, names, native)
-    processes = {f"rewards.{name}.world_size": values[f"rewards.{name}.world_size"] for name in names}
+    sections = {name: f"rewards.{name}.world_size" for name in names if name not in judged}
+    processes = {key: values[key] for key in sections.values()}
     if any(count is not None for count in processes.values()):
         native.set("reward.workers", sum(count or 1 for count in processes.values()), *processes)
     filters = [_filter_to_native(values, name, native) for name in names]
@@ -76,6 +79,9 @@ def _domains_to_native(values: ForeignValues, names: Sequence[str], native: Nati
         tags, domain = f"rewards.{name}.tag_included", f"data.domains.{name}"
         native.set(f"{domain}.sources", [*values[tags], *(["*"] if name == DEFAULT_DOMAIN else [])], tags)
         native.set(f"{domain}.share", float(shares.get(name) or 0.0), SHARES)
+        if is_judge(values, f"rewards.{name}"):
+            judge_to_native(values, f"rewards.{name}", native, f"reward.verifiers.{name}.judge")
+            continue
         verifier = _verifier(values, name, native)
         native.set(f"reward.verifiers.{name}.kind", verifier["kind"], f"rewards.{name}.worker_cls")
         if "arguments" in verifier:

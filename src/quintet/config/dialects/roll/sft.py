@@ -1,4 +1,4 @@
-"""Conversion of ROLL's supervised fine-tuning (`SFTPipeline`)."""
+"""Conversion of ROLL's supervised fine-tuning (`SFTPipeline`) and distillation (`DistillPipeline`)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,37 +8,81 @@ from quintet.config.dialects.conversion import ForeignValues, NativeBuilder, as_
 from quintet.config.dialects.roll.run_settings import run_to_native
 from quintet.config.dialects.roll.workers import ACCUMULATION, MICRO_BATCH, STRATEGY, STRATEGY_OPTIONS, Worker
 
-WORKER = "sft_train"
-FILE, VALIDATION_FILE = f"{WORKER}.data_args.file_name", "validation.data_args.file_name"
-TEMPLATE, SEQUENCE = f"{WORKER}.data_args.template", "sequence_length"
+WORKER, STUDENT, TEACHER = "sft_train", "student", "teacher"
+VALIDATION_FILE, SEQUENCE, CLIPPING = "validation.data_args.file_name", "sequence_length", "max_grad_norm"
+DIVERGENCE = {
+    "distill_loss_weight": "weight",
+    "kd_temperature": "temperature",
+    "teacher_temperature": "teacher_temperature",
+    "adaptive_kl_alpha": "alpha",
+    "skew_lambda": "skew",
+}
+"""Fields of `sft.distillation` by ROLL's keys."""
+VISION_TEMPLATE = "vl"
+"""Part of the names of templates of ROLL's separate pipelines for images, whose rows and prompts are fixed."""
+UNCLIPPED = 1.0e9
+"""Maximum norm of gradients that are not clipped."""
 SPLITS = {
     "megatron": ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
     "fsdp2": (),
 }
-ULYSSES = f"{WORKER}.model_args.ulysses_size"
 
 
 def sft_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set supervised fine-tuning; ROLL's Megatron splits wait, as this stage is sharded by FSDP2 here."""
+    _stage_to_native(Worker(values, WORKER), native, "pretrain")
+
+
+def distillation_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set the fine-tuning of a student on stored answers and the distributions of a teacher."""
+    student, teacher = (f"{name}.model_args.model_name_or_path" for name in (STUDENT, TEACHER))
+    # ROLL takes these only if both are set
+    has_paths = values[student] is not None and values[teacher] is not None
+    pretrained, teacher_key = (student, teacher) if has_paths else ("student_pretrain", "teacher_pretrain")
+    _stage_to_native(Worker(values, STUDENT), native, pretrained)
+    native.set("reference.path", values[teacher_key], teacher_key)
+    worker = Worker(values, TEACHER)
+    dtype, micro_batch = worker.key("model_args.dtype"), worker.key(MICRO_BATCH)
+    native.set("reference.dtype", DTYPES.get(values[dtype], "bfloat16"), dtype)
+    for key in _split_keys(worker):
+        if (values[key] or 1) > 1:
+            native.require(key, Capability.ROLL_LEARNERS)
+    mapping = worker.key("device_mapping")
+    if values[mapping] is not None and worker.devices != Worker(values, STUDENT).devices:
+        native.require(mapping, Capability.ROLL_LEARNERS)
+    native.set("reference.inference_budget.sequences", worker.training_argument(MICRO_BATCH), micro_batch)
+    for key, field in DIVERGENCE.items():
+        native.set(f"sft.distillation.{field}", float(values[key]), key)
+    clipping = values[CLIPPING]
+    native.set("sft.optimizer.max_grad_norm", float(clipping) or UNCLIPPED, CLIPPING)
+    native.set("sft.before_training", False)
+
+
+def _stage_to_native(worker: Worker, native: NativeBuilder, pretrained: str) -> None:
+    """Set the stage of a worker that trains the model at the key `pretrained`."""
+    values = worker.values
     specs = values.dialect.specs().values()
     native.set_from_keys(spec for spec in specs if not any(key.startswith("actor.") for key in spec.native))
-    native.set("policy.preset", None, "pretrain")
-    native.set("policy.path", values["pretrain"], "pretrain")
+    native.set("policy.preset", None, pretrained)
+    native.set("policy.path", values[pretrained], pretrained)
     native.set("warm_start", None)
     native.set("data.kind", "conversations")
-    native.set("data.train_files", as_list(values[FILE]), FILE)
+    files = worker.key("data_args.file_name")
+    native.set("data.train_files", as_list(values[files]), files)
     if values[VALIDATION_FILE] is not None:
         native.set("data.validation_files", as_list(values[VALIDATION_FILE]), VALIDATION_FILE)
-    template = "global_template" if values["global_template"] is not None else TEMPLATE
-    if values[template] not in (None, "native"):
+    template = "global_template" if values["global_template"] is not None else worker.key("data_args.template")
+    if VISION_TEMPLATE in str(values[template]):
+        native.require(template, Capability.MEDIA)
+    elif values[template] not in (None, "native"):
         native.set("data.template", values[template], template)
-    _training_to_native(Worker(values, WORKER), native)
+    _training_to_native(worker, native)
     run_to_native(values, native)
 
 
 def _training_to_native(worker: Worker, native: NativeBuilder) -> None:
     """Set devices, batch, optimizer and precision."""
-    values, arguments = worker.values, f"{WORKER}.training_args."
+    values, arguments = worker.values, worker.key("training_args.")
     for key in _split_keys(worker):
         if (values[key] or 1) > 1:
             native.require(key, Capability.ROLL_LEARNERS)
@@ -57,7 +101,7 @@ def _training_to_native(worker: Worker, native: NativeBuilder) -> None:
     native.set("data.truncation", "right")
     checkpointing = values[worker.key("model_args.disable_gradient_checkpointing")]
     native.set("sft.gradient_checkpointing", not checkpointing, worker.key("model_args.disable_gradient_checkpointing"))
-    dtype = {"fp32": "float32", "fp16": "float16"}.get(values[worker.key("model_args.dtype")], "bfloat16")
+    dtype = DTYPES.get(values[worker.key("model_args.dtype")], "bfloat16")
     native.set("policy.dtype", dtype, worker.key("model_args.dtype"))
     epochs = values[f"{arguments}num_train_epochs"]
     native.set("sft.epochs", max(1, int(epochs or 1)), f"{arguments}num_train_epochs")
@@ -81,14 +125,18 @@ def _optimizer_to_native(values: ForeignValues, arguments: str, native: NativeBu
     native.set("sft.optimizer.min_learning_rate_ratio", 0.0)
 
 
+DTYPES = {"fp32": "float32", "fp16": "float16"}
 SCHEDULES = {"constant_with_warmup": "constant", "inverse_sqrt": "inverse_square_root"}
 
 
 def _split_keys(worker: Worker) -> tuple[str, ...]:
     """Return the keys by which the model is split."""
     options = _strategy_options(worker)
-    names = SPLITS.get(worker.strategy, ())
-    return (*(f"{worker.key(STRATEGY_OPTIONS)}.{name}" for name in names if name in options), ULYSSES)
+    names = SPLITS.get(worker.strategy, ()) if options else ()
+    return (
+        *(f"{worker.key(STRATEGY_OPTIONS)}.{name}" for name in names if name in options),
+        worker.key("model_args.ulysses_size"),
+    )
 
 
 def _strategy_options(worker: Worker) -> dict[str, object]:

@@ -9,7 +9,6 @@ from quintet.errors import ConfigError, UnsupportedRunError
 
 MISSING: Mapping[Kind, Capability] = {
     Kind.DPO: Capability.PREFERENCES,
-    Kind.DISTILLATION: Capability.DISTILLATION,
     Kind.REWARD_FLOW: Capability.DIFFUSION,
     Kind.ON_POLICY_DISTILLATION: Capability.ON_POLICY_DISTILLATION,
 }

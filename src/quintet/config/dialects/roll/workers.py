@@ -1,7 +1,7 @@
 """Workers of a ROLL configuration: the devices of each, how many of them share its model, and the native placement."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from quintet.config.capabilities import Capability
@@ -186,10 +186,11 @@ def strategy_kind(strategy_name: str) -> str:
     return strategy_name.partition("_")[0]
 
 
-def placement_to_native(values: ForeignValues, native: NativeBuilder) -> None:
-    """Set as many nodes as the highest device number needs, and the devices of each component."""
+def placement_to_native(values: ForeignValues, native: NativeBuilder, further: Collection[int] = ()) -> None:
+    """Set as many nodes as the highest device number needs, and the devices of each component; `further` devices have
+    none."""
     devices_by_worker = {worker.name: worker.devices for worker in workers(values)}
-    total = 1 + max((max(devices) for devices in devices_by_worker.values() if devices), default=0)
+    total = 1 + max((max(devices) for devices in (*devices_by_worker.values(), further) if devices), default=0)
     gpus_per_node = values[GPUS_PER_NODE]
     nodes = -(-total // gpus_per_node)
     per_node = total if nodes == 1 else gpus_per_node
