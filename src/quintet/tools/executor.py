@@ -64,9 +64,10 @@ class ToolExecutor:
         session.calls.extend(calls)
         self._execute_next(episode, session)
 
-    def poll(self, *, wait: bool = False) -> list[tuple[int, list[ToolResult]]]:
-        """Return the episodes whose calls have been executed, with their results; `wait` waits for an event."""
-        finished = [self._handle(event) for event in self._envs.poll(wait=wait)]
+    def poll(self, *, wait: bool = False, seconds: float | None = None) -> list[tuple[int, list[ToolResult]]]:
+        """Return the episodes whose calls have been executed, with their results; `wait` waits for an event, up to
+        `seconds` if given."""
+        finished = [self._handle(event) for event in self._envs.poll(wait=wait, seconds=seconds)]
         return [result for result in finished if result is not None]
 
     def drop(self, episode: int) -> None:

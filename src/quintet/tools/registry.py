@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from quintet.config.native.tool_calls import ToolCallsConfig, ToolConfig
@@ -66,19 +66,20 @@ def _tool_class(name: str, config: ToolConfig) -> Any:
     if missing:
         message = f"{key} = {reference!r} lacks {', '.join(missing)}"
         raise ConfigError(message, key=key, value=reference, hint="docs/tools.md lists what a tool class has")
-    _check_arguments(tool_class, name, config)
+    check_arguments(tool_class, reference, config.arguments, f"{KEY}.{name}.arguments")
     return tool_class
 
 
-def _check_arguments(tool_class: Callable[..., Any], name: str, config: ToolConfig) -> None:
+def check_arguments(target: Callable[..., Any], reference: str, arguments: Mapping[str, Any], key: str) -> None:
+    """
+    Raises:
+        ConfigError: the user's class does not accept the arguments in `key`.
+    """
     try:
-        inspect.signature(tool_class).bind(**config.arguments)
+        inspect.signature(target).bind(**arguments)
     except ValueError:
         # classes of compiled code may have no signature
         return
     except TypeError as error:
-        key = f"{KEY}.{name}.arguments"
-        message = (
-            f"{key}: {config.tool!r} cannot be called with {', '.join(config.arguments) or 'no arguments'}: {error}"
-        )
-        raise ConfigError(message, key=key, value=config.arguments) from error
+        message = f"{key}: {reference!r} cannot be called with {', '.join(arguments) or 'no arguments'}: {error}"
+        raise ConfigError(message, key=key, value=dict(arguments)) from error

@@ -180,7 +180,7 @@ def test_every_built_in_tool_has_what_a_tool_has() -> None:
 
 
 def test_the_tool_of_the_page_works_as_the_page_says(tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/tools.md").read_text(), re.DOTALL)
+    code, _ = re.findall(r"```python\n(.*?)```", (ROOT / "docs/tools.md").read_text(), re.DOTALL)
     (tmp_path / "clock.py").write_text(code)
     env = ToolEnv({"clock": {"tool": f"{tmp_path}/clock.py:Clock", "arguments": {"zone": "CET"}}})
     step = env.step(call("clock", ToolEpisode(None, {"hour": 9}), city="Rome"))
