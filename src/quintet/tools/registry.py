@@ -18,6 +18,14 @@ TOOLS: Registry[Tool] = Registry("tool", entry_points="quintet.tools")
 
 TOOLS.add("calculator", "quintet.tools.calculator:Calculator", help="value of an arithmetic expression")
 TOOLS.add("gsm8k_answer", "quintet.tools.gsm8k_answer:Gsm8kAnswer", help="check of an answer, as verl's Gsm8kTool")
+TOOLS.add(
+    "geometry3k_answer",
+    "quintet.tools.geometry3k_answer:Geometry3kAnswer",
+    help="check of an answer, as verl's Geo3kTool",
+    requires=("math_verify",),
+)
+TOOLS.add("search", "quintet.tools.search:Search", help="passages of a retrieval service, as verl's SearchTool")
+TOOLS.add("code_service", "quintet.tools.code_service:CodeService", help="program in a service of Sandbox Fusion")
 TOOLS.add("python", "quintet.tools.python_program:PythonProgram", help="output of a Python program, run confined")
 
 
@@ -55,9 +63,15 @@ def _tool_class(name: str, config: ToolConfig) -> Any:
     reference, key = config.tool or name, f"{KEY}.{name}.tool"
     if ":" not in reference:
         try:
-            return TOOLS.get(reference).load()
+            built_in = TOOLS.get(reference).load()
         except ConfigError as error:
             raise ConfigError(f"{key}: {error.message}", key=key, value=reference, hint=error.hint) from error
+        try:
+            built_in(**config.arguments)
+        except (TypeError, ValueError) as error:
+            key = f"{KEY}.{name}.arguments"
+            raise ConfigError(f"{key}: {reference}: {error}", key=key, value=config.arguments) from error
+        return built_in
     tool_class: Any = load_user_object(reference, key)
     missing = [method for method in ("create", "execute", "close") if not callable(getattr(tool_class, method, None))]
     for field in ("description", "parameters"):

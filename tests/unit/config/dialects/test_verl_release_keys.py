@@ -247,8 +247,8 @@ def test_tools_of_verl_keep_its_turns_rewards_and_file(tmp_path: Path) -> None:
     found = converted(tmp_path, "verl", changed(PPO, {**CALLS, f"{TURNS}.max_assistant_turns": 5}))
     rollout = found.composed.experiment.rollout
     assert rollout.tool_calls is not None
-    # verl only passes rewards of tools on to the reward function
-    assert rollout.tool_calls.reward_weight == 0.0
+    # verl only passes rewards of tools on to the reward function, and its tools have time limits of their own
+    assert (rollout.tool_calls.reward_weight, rollout.tool_calls.timeout_seconds) == (0.0, 300.0)
     assert not {"rollout.tool_calls.file", "rollout.max_turns"} & set(translated(found, "verl").lost)
     # without a limit of turns, each has at least one token
     unlimited = converted(tmp_path, "verl", changed(PPO, {**CALLS, "data.max_response_length": 300}))
@@ -303,6 +303,15 @@ def test_agent_loops_of_user_code_wait_and_one_with_tools_needs_some(tmp_path: P
     with pytest.raises(ConfigError, match=r"default_agent_loop = 'tool_agent' .* needs tools") as error:
         converted(tmp_path, "verl", changed(PPO, {LOOP: "tool_agent"}))
     assert f"{LOOP}=single_turn_agent" in str(error.value)
+
+
+@pytest.mark.proves("verl", f"{TURNS}.format")
+def test_calls_in_the_format_of_qwen_are_those_of_hermes_and_others_wait(tmp_path: Path) -> None:
+    problems = {}
+    for form in ("qwen", "hermes", "gpt-oss"):
+        found = converted(tmp_path, "verl", changed(PPO, {**CALLS, f"{TURNS}.format": form}))
+        problems[form] = [problem.key for problem in found.unsupported]
+    assert problems == {"qwen": [], "hermes": [], "gpt-oss": [f"{TURNS}.format"]}
 
 
 def test_torch_compile_is_no_option_of_megatron_that_nobody_set(tmp_path: Path) -> None:

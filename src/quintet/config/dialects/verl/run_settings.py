@@ -39,6 +39,8 @@ TOOL_FUNCTIONS, USER_FILE = (f"{ROLLOUT}.multi_turn.{key}" for key in ("function
 AGENT_LOOP = f"{ROLLOUT}.agent.default_agent_loop"
 LOOPS = ("single_turn_agent", "tool_agent")
 ROLLOUT_MODE = f"{ROLLOUT}.mode"
+CALL_SECONDS = 300.0
+"""Time limit of a call of a tool and of a reply of a user; verl has none, but its tools have limits of their own."""
 REMOTE_DIR = "trainer.default_hdfs_dir"
 
 DATA_RULES = (
@@ -107,6 +109,7 @@ def tools_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     for section, file in (("rollout.tool_calls", TOOL_FILE), ("rollout.interactions", USER_FILE)):
         if values[file] and is_enabled:
             native.set(f"{section}.file", values[file], file, TOOLS)
+            native.set(f"{section}.timeout_seconds", CALL_SECONDS, file)
             # verl passes the rewards of tools and users on to the reward function
             native.set(f"{section}.reward_weight", 0.0, TOOLS)
         else:
