@@ -95,7 +95,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Error recorded as data: where it happened (`reset`, `step`, `engine`, `reward`), error type and message."""
+    """Error recorded as data: where it happened (`reset`, `step`, `engine`, `interaction`, `reward`), error type and
+    message."""
 
     where: str
     error_type: str
@@ -127,7 +128,8 @@ class PromptRow:
     """How it is answered, `single_turn_agent` or `tool_agent`; None calls tools if there are any."""
 
     @property
-    def may_call_tools(self) -> bool:
+    def has_replies(self) -> bool:
+        """Whether its responses may call tools, and simulated users reply to them."""
         return self.agent_loop != "single_turn_agent"
 
 

@@ -38,7 +38,7 @@ LAYERS_WITHIN: Mapping[str, list[tuple[str, ...]]] = {
         ("dotted", "divisors", "capabilities", "torchrun"),
         ("native", "deprecation"),
         ("schema",),
-        ("problems", "yaml_reader", "tool_files"),
+        ("problems", "yaml_reader", "tool_files", "interaction_files"),
         ("composed",),
         ("yaml_writer",),
         ("plan",),

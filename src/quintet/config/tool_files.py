@@ -16,8 +16,25 @@ from quintet.errors import ConfigError
 KEY: Final = "rollout.tool_calls.file"
 WITHOUT: Final = "rollout.tool_calls=null"
 """The setting with which a run needs no tool file."""
-CLASSES: Final[Mapping[str, str]] = {"verl.tools.gsm8k_tool.Gsm8kTool": "gsm8k_answer"}
+CLASSES: Final[Mapping[str, str]] = {
+    "verl.tools.gsm8k_tool.Gsm8kTool": "gsm8k_answer",
+    "verl.tools.geo3k_tool.Geo3kTool": "geometry3k_answer",
+    "verl.tools.search_tool.SearchTool": "search",
+    "verl.tools.sandbox_fusion_tools.SandboxFusionTool": "code_service",
+}
 """Built-in tools by the classes of verl that they stand for."""
+ARGUMENTS: Final[Mapping[str, Mapping[str, str]]] = {
+    "search": {"retrieval_service_url": "url", "topk": "topk", "timeout": "timeout_seconds"},
+    "code_service": {
+        "sandbox_fusion_url": "url",
+        "default_timeout": "timeout_seconds",
+        "default_language": "language",
+        "memory_limit_mb": "memory_mb",
+    },
+}
+"""Arguments of tools that call services, by the keys of `config` in verl, of which the first is the address."""
+RATE_LIMITS: Final[Mapping[str, int]] = {"search": 120, "code_service": 10}
+"""Defaults of `rate_limit` in verl: maximum calls at a time."""
 
 
 def run_tools(config: ToolCallsConfig) -> dict[str, ToolConfig]:
@@ -52,11 +69,25 @@ def _tool(entry: Any, path: str) -> tuple[str, ToolConfig]:
         raise _error(path, f"the tool_schema of {class_name} has no `function`")
     texts = {key: function[key] for key in ("description", "parameters") if function.get(key) is not None}
     try:
-        tool = ToolConfig.model_validate({"tool": CLASSES[class_name], **texts})
+        tool = ToolConfig.model_validate({"tool": CLASSES[class_name], **texts, **_service(entry, path)})
     except ValidationError as error:
         problem = error.errors()[0]
         raise _error(path, f"the tool_schema of {class_name}: {problem['loc'][0]}: {problem['msg']}") from error
     return str(function.get("name", CLASSES[class_name])), tool
+
+
+def _service(entry: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Return the settings of a tool that calls a service."""
+    class_name, config = entry["class_name"], entry.get("config") or {}
+    tool = CLASSES[class_name]
+    if tool not in ARGUMENTS:
+        return {}
+    address = next(iter(ARGUMENTS[tool]))
+    if not isinstance(config, Mapping) or not str(config.get(address, "")).startswith(("http://", "https://")):
+        raise _error(path, f"the config of {class_name} needs {address}, the URL of the service")
+    limit = config.get("rate_limit", RATE_LIMITS[tool]) if config.get("enable_global_rate_limit", True) else None
+    arguments = {name: config[key] for key, name in ARGUMENTS[tool].items() if config.get(key) is not None}
+    return {"arguments": arguments, "max_concurrent": limit}
 
 
 def _error(path: str, problem: str) -> ConfigError:

@@ -16,6 +16,7 @@ from quintet.data.row_reader import RowReader
 from quintet.errors import ConfigError
 from quintet.records import ImageInput, PromptRow
 from quintet.tools.registry import tool_schemas
+from quintet.tools.users import user_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -50,7 +51,7 @@ class PromptDataset:
             raise ConfigError("no data is configured", key="data", hint="env.name=prompts data.train_files=[FILE]")
         policy, max_prompt_tokens = config.policy, config.rollout.max_prompt_tokens
         trust_code = policy.trust_remote_code or policy.trust_tokenizer_code
-        tools = tool_schemas(config.rollout.tool_calls)
+        tools, users = tool_schemas(config.rollout.tool_calls), user_names(config.rollout.interactions)
         train, validation = (
             PromptSplit.from_config(
                 config.data,
@@ -61,6 +62,7 @@ class PromptDataset:
                 images,
                 trust_remote_code=trust_code,
                 tools=tools,
+                users=users,
             )
             for split in ("train", "validation")
         )

@@ -99,7 +99,7 @@ class PromptFormat:
                 messages,
                 self._template,
                 add_generation_prompt=True,
-                variables=self._variables if prompt_row.may_call_tools else {},
+                variables=self._variables if prompt_row.has_replies else {},
             )
         except TemplateRenderingError as error:
             message = f"{KEY}: the chat template cannot be applied to row {prompt_row.id}: {error}"

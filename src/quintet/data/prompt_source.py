@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -17,6 +17,7 @@ from quintet.data.tables import ConcatenatedRows, open_table
 from quintet.errors import ConfigError
 from quintet.records import PromptRow
 from quintet.registry import load_user_object
+from quintet.tools.users import user_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -137,8 +138,10 @@ class PromptRows:
         split: SplitName,
         images: PromptImages | None = None,
         tools: Sequence[ToolSchema] = (),
+        users: Collection[str] = (),
     ) -> None:
-        """`images` converts images; None if the policy reads none. `tools` are described to the policy.
+        """`images` converts images; None if the policy reads none. `tools` are described to the policy; `users` are the
+        names of simulated users.
 
         Raises:
             ConfigError: files, columns or the chat template do not match the configuration.
@@ -156,7 +159,7 @@ class PromptRows:
             tools=tools,
         )
         self._has_images = config.image_key is not None
-        self._has_tools = bool(tools)
+        self._has_tools, self._users = bool(tools), users
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -164,12 +167,16 @@ class PromptRows:
     def __getitem__(self, number: int) -> PromptRow:
         """
         Raises:
-            ConfigError: the row cannot be read, a column is missing, or it needs tools and there are none.
+            ConfigError: the row cannot be read, a column is missing, or it needs tools or a user that there are not.
         """
         place = self._rows.describe_row(number)
         prompt_row = self._reader.read(self._rows[number], number, place)
-        if prompt_row.agent_loop == "tool_agent" and not self._has_tools:
+        if prompt_row.agent_loop == "tool_agent" and not self._has_tools and not self._users:
             raise _missing_tools(place)
+        if self._users and prompt_row.has_replies:
+            name = user_name(prompt_row.extra, self._users)
+            if name not in self._users:
+                raise _missing_user(place, name, self._users)
         return prompt_row
 
     def domain(self, number: int) -> str | None:
@@ -208,6 +215,14 @@ class PromptRows:
 
 def _missing_tools(place: str) -> ConfigError:
     key = "data.agent_loop_key"
-    message = f"{key}: {place} is for tool_agent, and the run has no tools (rollout.tool_calls)"
+    message = f"{key}: {place} is for tool_agent, and the run has no tools (rollout.tool_calls) and no simulated users"
     hint = f"name the tools in rollout.tool_calls, or set {key}=null to answer each prompt with one response"
     return ConfigError(message, key=key, source=place, hint=hint)
+
+
+def _missing_user(place: str, name: Any, users: Collection[str]) -> ConfigError:
+    key = "rollout.interactions.users"
+    named = "does not name its user" if name is None else f"names the user {name!r:.60}, which there is not"
+    message = f"{key}: {place} {named}, as `name` in extra_info.interaction_kwargs; users: {', '.join(users)}"
+    hint = "name one of these users, or rollout.interactions=null"
+    return ConfigError(message, key=key, value=name, source=place, hint=hint)

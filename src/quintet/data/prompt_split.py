@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -77,16 +77,18 @@ class PromptSplit:
         *,
         trust_remote_code: bool = False,
         tools: Sequence[ToolSchema] = (),
+        users: Collection[str] = (),
     ) -> PromptSplit:
         """Read and filter a split. `seed` is used if `data.seed` is null; `images` converts images, None if the policy
-        reads none; `trust_remote_code` is the tokenizer's; `tools` are described to the policy.
+        reads none; `trust_remote_code` is the tokenizer's; `tools` are described to the policy; `users` are the names
+        of simulated users.
 
         Raises:
             ConfigError: files, columns, templates or lengths do not match the configuration.
             MachineError: a file cannot be copied, the cache cannot be written, or a worker died.
         """
         seed = seed if config.seed is None else config.seed
-        source = PromptRows(config, tokenizer, max_prompt_tokens, split, images, tools)
+        source = PromptRows(config, tokenizer, max_prompt_tokens, split, images, tools, users)
         create_workers = partial(
             PromptWorkers,
             config=config,
@@ -96,6 +98,7 @@ class PromptSplit:
             images=images,
             trust_remote_code=trust_remote_code,
             tools=tools,
+            users=users,
         )
         rows_within_limit = np.arange(len(source))
         if config.filter_long_prompts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -35,6 +35,7 @@ class PromptWorkers(WorkerPool):
         *,
         trust_remote_code: bool = False,
         tools: Sequence[ToolSchema] = (),
+        users: Collection[str] = (),
     ) -> None:
         setup = {
             "config": config.model_dump(mode="json"),
@@ -42,6 +43,7 @@ class PromptWorkers(WorkerPool):
             "max_prompt_tokens": max_prompt_tokens,
             "split": split,
             "tools": list(tools),
+            "users": list(users),
             "images": None if images is None else [type(images).__module__, type(images).__name__, images.settings()],
         }
         super().__init__(_create_handler, setup, count, tokenizer)
@@ -103,7 +105,8 @@ def _create_handler(setup: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], A
     tokenizer.name_or_path = setup["tokenizer_name"]
     config = DataConfig.model_validate(setup["config"])
     images = _load_images(setup["images"])
-    source = PromptRows(config, tokenizer, setup["max_prompt_tokens"], setup["split"], images, setup["tools"])
+    limit, replies = setup["max_prompt_tokens"], (setup["tools"], setup["users"])
+    source = PromptRows(config, tokenizer, limit, setup["split"], images, *replies)
 
     def handle(request: Mapping[str, Any]) -> list[Any]:
         if "lengths" in request:

@@ -35,9 +35,9 @@ from quintet.rollout.engines.openai_endpoint import (
 from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.rollout.episode import Episode
 from quintet.rollout.episode_limits import build_episode_rules
+from quintet.rollout.multi_turn_loop import build_prompt_loop
 from quintet.rollout.sampling_params import SamplingParams, check_tokens, validation_prompts, validation_sampling
 from quintet.rollout.single_turn_loop import SingleTurnLoop
-from quintet.rollout.tool_loop import build_prompt_loop
 from quintet.runtime.components import stop_token_ids
 from quintet.runtime.device import move_to_engine_device
 from quintet.runtime.engines import engine_setup
@@ -45,6 +45,7 @@ from quintet.runtime.process_settings import configure_process
 from quintet.runtime.reward_scorer import build_reward_scorer
 from quintet.seeds import derive_seed
 from quintet.tools.registry import tool_schemas
+from quintet.tools.users import user_names
 from quintet.tracking.eval_statistics import Sample
 from quintet.tracking.progress import build_progress
 from quintet.tracking.trajectories import write_trajectories
@@ -199,6 +200,7 @@ def check_for_endpoint(config: Experiment) -> None:
         "rollout.engine": rollout.engine != "hf",
         **{f"{env.key}.max_tokens": getattr(env.config, "max_tokens", None) is not None for env in config.run_envs},
         "rollout.tool_calls": rollout.tool_calls is not None,
+        "rollout.interactions": rollout.interactions is not None,
         "data.filter_long_prompts": data is not None and data.filter_long_prompts,
         "data.template": data is not None and data.template is not None,
         "reward.overlong": reward is not None and reward.overlong is not None,
@@ -334,8 +336,9 @@ def _prompt_evaluator(config: Experiment, policy: _Policy, sampling: SamplingPar
     if config.data is None:
         raise ConfigError("no prompts to evaluate on", key="data", hint="data.validation_files=[FILE]")
     limit, tools = config.rollout.max_prompt_tokens, tool_schemas(config.rollout.tool_calls)
+    users = user_names(config.rollout.interactions)
     prompts = PromptSplit.from_config(
-        config.data, policy.tokenizer, limit, "validation", config.seed, policy.images, tools=tools
+        config.data, policy.tokenizer, limit, "validation", config.seed, policy.images, tools=tools, users=users
     )
     rows = range(len(prompts))
     engine = policy.open(max(len(prompts.prompt(row)) for row in rows))

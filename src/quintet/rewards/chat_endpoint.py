@@ -1,4 +1,4 @@
-"""Client of an endpoint with the OpenAI chat protocol, with errors and retries."""
+"""Clients of endpoints with JSON, and with the OpenAI chat protocol, with errors and retries."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 T = TypeVar("T")
 
+JSON_HEADERS = {"Content-Type": "application/json", "Accept": "application/json"}
 MAX_REPLY_BYTES = 4 << 20
 """Longer replies are refused."""
 FIRST_PAUSE, MAX_PAUSE = 0.5, 30.0
@@ -49,8 +50,8 @@ class EndpointError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class ChatEndpoint:
-    """Endpoint with a time limit of `seconds` per reply."""
+class JsonEndpoint:
+    """Endpoint that gets JSON, with a time limit of `seconds` per reply."""
 
     url: str
     headers: Mapping[str, str]
@@ -58,17 +59,17 @@ class ChatEndpoint:
     seconds: float
 
     @classmethod
-    def at(cls, url: str, key_variable: str, seconds: float) -> ChatEndpoint:
-        """Build from the base URL, up to `/v1`, and the name of the environment variable with the API key."""
-        return cls.with_key(url, os.environ.get(key_variable), seconds)
+    def at_url(cls, url: str, seconds: float) -> JsonEndpoint:
+        """Build from the URL of a service without keys.
 
-    @classmethod
-    def with_key(cls, url: str, key: str | None, seconds: float) -> ChatEndpoint:
-        """Build from the base URL, up to `/v1`, and the API key."""
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        return cls(f"{url.rstrip('/')}/chat/completions", headers, _opener(url), seconds)
+        Raises:
+            ValueError: it is no URL of a web server.
+        """
+        if urlsplit(url).scheme not in ("http", "https"):
+            raise ValueError(f"{url!r} is no URL that starts with http:// or https://")
+        return cls(url, JSON_HEADERS, _opener(url), seconds)
 
-    def complete(self, body: Mapping[str, Any]) -> EndpointReply:
+    def post(self, body: Mapping[str, Any]) -> bytes:
         """Return the reply to a request body.
 
         Raises:
@@ -79,7 +80,7 @@ class ChatEndpoint:
         deadline = time.monotonic() + self.seconds
         try:
             with self.opener.open(request, timeout=self.seconds) as response:
-                return _reply(_read(response, deadline))
+                return _read(response, deadline)
         except urllib.error.HTTPError as error:
             raise _refusal(error) from error
         except TimeoutError as error:
@@ -91,6 +92,29 @@ class ChatEndpoint:
         except (OSError, http.client.HTTPException) as error:
             problem = str(error) or "the connection broke"
             raise EndpointError(type(error).__name__, problem, retryable=True) from error
+
+
+class ChatEndpoint(JsonEndpoint):
+    """Endpoint with the OpenAI chat protocol."""
+
+    @classmethod
+    def at(cls, url: str, key_variable: str, seconds: float) -> ChatEndpoint:
+        """Build from the base URL, up to `/v1`, and the name of the environment variable with the API key."""
+        return cls.with_key(url, os.environ.get(key_variable), seconds)
+
+    @classmethod
+    def with_key(cls, url: str, key: str | None, seconds: float) -> ChatEndpoint:
+        """Build from the base URL, up to `/v1`, and the API key."""
+        headers = JSON_HEADERS | ({"Authorization": f"Bearer {key}"} if key else {})
+        return cls(f"{url.rstrip('/')}/chat/completions", headers, _opener(url), seconds)
+
+    def complete(self, body: Mapping[str, Any]) -> EndpointReply:
+        """Return the reply to a request body.
+
+        Raises:
+            EndpointError: the request fails.
+        """
+        return _reply(self.post(body))
 
 
 def with_retries(request: Callable[[], T], retries: int, stopped: threading.Event) -> T:

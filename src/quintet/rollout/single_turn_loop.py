@@ -55,9 +55,9 @@ class RunningPrompt:
     generation: Generation | None = None
     text: str = ""
     turns: tuple[Turn, ...] = ()
-    """Earlier turns, whose responses called tools."""
+    """Earlier turns, whose responses had replies."""
     results: str = ""
-    """The results of these calls."""
+    """The reply to the response before."""
 
     def finish(self, outcome: Outcome, result: RewardResult) -> Trajectory:
         """The record of the episode; without a response it has no turn."""
@@ -329,6 +329,11 @@ def _too_many_failures(failures: Sequence[Failure], num_episodes: int, limit: fl
         return MachineError(
             f"{len(failures)} of {num_episodes} responses could not be generated {cause}",
             f"fix the engine, or raise reward.max_failed_share (now {limit:g})",
+        )
+    if first.where == "interaction":
+        return MachineError(
+            f"simulated users could not reply in {len(failures)} of {num_episodes} episodes {cause}",
+            f"fix the user, or raise reward.max_failed_share (now {limit:g})",
         )
     return MachineError(
         f"{len(failures)} of {num_episodes} responses could not be scored {cause}",

@@ -24,9 +24,9 @@ from quintet.rollout.channel import Channel
 from quintet.rollout.chat.chat_format import ChatFormat
 from quintet.rollout.chat.image_prompts import ImagePrompts
 from quintet.rollout.engines.restarting_engine import RestartingEngine
+from quintet.rollout.multi_turn_loop import build_prompt_loop
 from quintet.rollout.sampling_params import check_tokens
 from quintet.rollout.single_turn_loop import SingleTurnLoop
-from quintet.rollout.tool_loop import build_prompt_loop
 from quintet.rollout.turn_channels import with_turn_channels
 from quintet.runtime.controller import Controller
 from quintet.runtime.engine_group import RoutedEngines

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -31,13 +31,20 @@ class _Session:
     calls: deque[Mapping[str, Any]] = field(default_factory=deque)
     results: list[ToolResult] = field(default_factory=list)
     env: int | None = None
+    running: str | None = None
+    """Tool of the call that is being executed."""
 
 
 class ToolExecutor:
     """Executes the calls of many episodes at a time, those of one episode one after another in the same process."""
 
     def __init__(self, config: ToolCallsConfig) -> None:
-        tools = {name: tool.model_dump(mode="json") for name, tool in run_tools(config).items()}
+        configs = run_tools(config)
+        tools = {name: tool.model_dump(mode="json") for name, tool in configs.items()}
+        self._max_concurrent = {name: tool.max_concurrent for name, tool in configs.items()}
+        self._num_running: Counter[str] = Counter()
+        self._waiting: deque[int] = deque()
+        """Episodes whose next call exceeds the limit of its tool."""
         limits = EnvProcessesConfig(
             max_processes=config.max_processes,
             step_timeout_seconds=config.timeout_seconds,
@@ -64,9 +71,10 @@ class ToolExecutor:
         session.calls.extend(calls)
         self._execute_next(episode, session)
 
-    def poll(self, *, wait: bool = False) -> list[tuple[int, list[ToolResult]]]:
-        """Return the episodes whose calls have been executed, with their results; `wait` waits for an event."""
-        finished = [self._handle(event) for event in self._envs.poll(wait=wait)]
+    def poll(self, *, wait: bool = False, seconds: float | None = None) -> list[tuple[int, list[ToolResult]]]:
+        """Return the episodes whose calls have been executed, with their results; `wait` waits for an event, up to
+        `seconds` if given."""
+        finished = [self._handle(event) for event in self._envs.poll(wait=wait, seconds=seconds)]
         return [result for result in finished if result is not None]
 
     def drop(self, episode: int) -> None:
@@ -74,14 +82,23 @@ class ToolExecutor:
         session = self._sessions.pop(episode, None)
         if session is not None:
             self._end_env(session)
+            self._end_call(session)
 
     def close(self) -> None:
         """End all processes."""
-        self._sessions.clear()
+        for waiting in (self._sessions, self._num_running, self._waiting):
+            waiting.clear()
         self._envs.close()
 
     def _execute_next(self, episode: int, session: _Session) -> None:
         if session.env is not None:
+            name = session.calls[0]["name"]
+            limit = self._max_concurrent.get(name)
+            if limit is not None and self._num_running[name] >= limit:
+                self._waiting.append(episode)
+                return
+            session.running = name
+            self._num_running[name] += 1
             self._envs.step(session.env, [session.calls[0]])
             return
         session.env = next(self._numbers)
@@ -99,6 +116,7 @@ class ToolExecutor:
         else:
             self._end_env(session)
             result, failed = ToolResult(f"{ERROR}{event.failure.message}", 0.0), True
+        self._end_call(session)
         session.calls.popleft()
         session.results.append(result)
         self.num_calls += 1
@@ -108,6 +126,16 @@ class ToolExecutor:
             return None
         results, session.results = session.results, []
         return episode, results
+
+    def _end_call(self, session: _Session) -> None:
+        """Execute a waiting call in place of one that has ended."""
+        if session.running is None:
+            return
+        self._num_running[session.running] -= 1
+        session.running = None
+        for episode in [self._waiting.popleft() for _ in range(len(self._waiting))]:
+            if episode in self._sessions:
+                self._execute_next(episode, self._sessions[episode])
 
     def _end_env(self, session: _Session) -> None:
         if session.env is not None:

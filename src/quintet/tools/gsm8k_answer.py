@@ -23,17 +23,21 @@ class Gsm8kAnswer:
     }
 
     def __init__(self) -> None:
-        self._ground_truth: Any = None
+        self.ground_truth: Any = None
 
     def create(self, episode: ToolEpisode) -> None:
         """See `Tool.create`; a ground truth among the row's arguments replaces that of the row."""
-        self._ground_truth = episode.arguments.get("ground_truth", episode.ground_truth)
+        self.ground_truth = episode.arguments.get("ground_truth", episode.ground_truth)
 
     def execute(self, arguments: Mapping[str, Any]) -> ToolResult:
         """Return the correctness in the words of verl's tool."""
         answer = str(arguments.get("answer", ""))
-        score = float(verify_flexible(answer, self._ground_truth, {}).score)
+        score = self.score(answer)
         return ToolResult(f"Current parsed {answer=} reward={score}", 0.0 if score > 0 else WRONG_REWARD)
 
     def close(self) -> None:
         """See `Tool.close`."""
+
+    def score(self, answer: str) -> float:
+        """Return 1 for a right answer, else 0."""
+        return float(verify_flexible(answer, self.ground_truth, {}).score)

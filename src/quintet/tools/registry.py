@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from quintet.config.native.tool_calls import ToolCallsConfig, ToolConfig
@@ -18,6 +18,14 @@ TOOLS: Registry[Tool] = Registry("tool", entry_points="quintet.tools")
 
 TOOLS.add("calculator", "quintet.tools.calculator:Calculator", help="value of an arithmetic expression")
 TOOLS.add("gsm8k_answer", "quintet.tools.gsm8k_answer:Gsm8kAnswer", help="check of an answer, as verl's Gsm8kTool")
+TOOLS.add(
+    "geometry3k_answer",
+    "quintet.tools.geometry3k_answer:Geometry3kAnswer",
+    help="check of an answer, as verl's Geo3kTool",
+    requires=("math_verify",),
+)
+TOOLS.add("search", "quintet.tools.search:Search", help="passages of a retrieval service, as verl's SearchTool")
+TOOLS.add("code_service", "quintet.tools.code_service:CodeService", help="program in a service of Sandbox Fusion")
 TOOLS.add("python", "quintet.tools.python_program:PythonProgram", help="output of a Python program, run confined")
 
 
@@ -55,9 +63,15 @@ def _tool_class(name: str, config: ToolConfig) -> Any:
     reference, key = config.tool or name, f"{KEY}.{name}.tool"
     if ":" not in reference:
         try:
-            return TOOLS.get(reference).load()
+            built_in = TOOLS.get(reference).load()
         except ConfigError as error:
             raise ConfigError(f"{key}: {error.message}", key=key, value=reference, hint=error.hint) from error
+        try:
+            built_in(**config.arguments)
+        except (TypeError, ValueError) as error:
+            key = f"{KEY}.{name}.arguments"
+            raise ConfigError(f"{key}: {reference}: {error}", key=key, value=config.arguments) from error
+        return built_in
     tool_class: Any = load_user_object(reference, key)
     missing = [method for method in ("create", "execute", "close") if not callable(getattr(tool_class, method, None))]
     for field in ("description", "parameters"):
@@ -66,19 +80,20 @@ def _tool_class(name: str, config: ToolConfig) -> Any:
     if missing:
         message = f"{key} = {reference!r} lacks {', '.join(missing)}"
         raise ConfigError(message, key=key, value=reference, hint="docs/tools.md lists what a tool class has")
-    _check_arguments(tool_class, name, config)
+    check_arguments(tool_class, reference, config.arguments, f"{KEY}.{name}.arguments")
     return tool_class
 
 
-def _check_arguments(tool_class: Callable[..., Any], name: str, config: ToolConfig) -> None:
+def check_arguments(target: Callable[..., Any], reference: str, arguments: Mapping[str, Any], key: str) -> None:
+    """
+    Raises:
+        ConfigError: the user's class does not accept the arguments in `key`.
+    """
     try:
-        inspect.signature(tool_class).bind(**config.arguments)
+        inspect.signature(target).bind(**arguments)
     except ValueError:
         # classes of compiled code may have no signature
         return
     except TypeError as error:
-        key = f"{KEY}.{name}.arguments"
-        message = (
-            f"{key}: {config.tool!r} cannot be called with {', '.join(config.arguments) or 'no arguments'}: {error}"
-        )
-        raise ConfigError(message, key=key, value=config.arguments) from error
+        message = f"{key}: {reference!r} cannot be called with {', '.join(arguments) or 'no arguments'}: {error}"
+        raise ConfigError(message, key=key, value=dict(arguments)) from error

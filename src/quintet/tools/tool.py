@@ -9,12 +9,13 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class ToolEpisode:
-    """What a tool knows of the episode in which it is called."""
+    """What a tool knows of the episode in which it is called, and a simulated user of that with its replies."""
 
     ground_truth: Any = None
     """Ground truth of the row."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """The row's arguments for this tool: `extra_info.tools_kwargs.<name>.create_kwargs`."""
+    """The row's arguments for this tool, `extra_info.tools_kwargs.<name>.create_kwargs`, or for its user,
+    `extra_info.interaction_kwargs`."""
 
 
 @dataclass(frozen=True, slots=True)

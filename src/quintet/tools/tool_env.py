@@ -20,23 +20,31 @@ ERROR = "Error when executing tool: "
 """Begins the result of a failed call, as in verl."""
 
 
-class ToolEnv:
-    """Executes calls, each `{"name": …, "arguments": JSON text, "episode": …}`. A tool is created at its first call in
-    an episode."""
+class RequestEnv:
+    """An environment whose actions are requests; there is nothing to observe before the first one."""
 
     actions = (TEXT,)
-
-    def __init__(self, tools: Mapping[str, Mapping[str, Any]]) -> None:
-        """`tools` has the configuration of each tool by the name of its function."""
-        configs = {name: ToolConfig.model_validate(config) for name, config in tools.items()}
-        self._builders = {name: load_tool(name, config) for name, config in configs.items()}
-        self._tools: dict[str, Tool] = {}
 
     def instruction(self) -> str:
         return ""
 
     def reset(self, seed: int) -> Observation:
         return Observation("")
+
+    def render(self) -> np.ndarray:
+        """See `Env.render`; there is nothing to see."""
+        return np.zeros((1, 1, 3), np.uint8)
+
+
+class ToolEnv(RequestEnv):
+    """Executes calls, each `{"name": …, "arguments": JSON text, "episode": …}`. A tool is created at its first call in
+    an episode."""
+
+    def __init__(self, tools: Mapping[str, Mapping[str, Any]]) -> None:
+        """`tools` has the configuration of each tool by the name of its function."""
+        configs = {name: ToolConfig.model_validate(config) for name, config in tools.items()}
+        self._builders = {name: load_tool(name, config) for name, config in configs.items()}
+        self._tools: dict[str, Tool] = {}
 
     def step(self, call: Mapping[str, Any]) -> Step:
         """Execute a call; an error of the tool becomes its result."""
@@ -46,10 +54,6 @@ class ToolEnv:
             result, failed = ToolResult(f"{ERROR}{error}", 0.0), True
         info = {"has_reward": result.reward is not None, "failed": failed}
         return Step(Observation(result.text), result.reward or 0.0, False, False, info)
-
-    def render(self) -> np.ndarray:
-        """See `Env.render`; there is nothing to see."""
-        return np.zeros((1, 1, 3), np.uint8)
 
     def close(self) -> None:
         """Close the tools."""

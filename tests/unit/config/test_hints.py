@@ -49,7 +49,8 @@ def _machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(model))
     (tmp_path / "FILE.py").write_text("def FUNCTION(**_): return 0.0\n")
-    (tmp_path / "tools.yaml").write_text("tools: [{class_name: verl.tools.search_tool.SearchTool}]")
+    (tmp_path / "tools.yaml").write_text("tools: [{class_name: verl.tools.mcp_search_tool.MCPSearchTool}]")
+    (tmp_path / "users.yaml").write_text("interaction: [{class_name: verl.interactions.base.BaseInteraction}]")
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1 + 1 = ?"}\n' * 6)
 
 
@@ -182,11 +183,17 @@ CASES = [
     # tools
     ["rollout.tool_calls={tools: {calculator: {}}}"],
     ["rollout.tool_calls.max_parallel_calls=2", *PROMPTS],
-    ["rollout.tool_calls.tools={calculator: {arguments: {x: 1}}}", *PROMPTS],
     ["rollout.tool_calls.tools={calculator: {}}", "rollout.max_turns=1", *PROMPTS],
     ["rollout.tool_calls.tools={calculator: {}}", "reward={model: {path: DIRECTORY}}", *PROMPTS],
     ["rollout.tool_calls.file=nowhere.yaml", *PROMPTS],
     ["data.agent_loop=tool_agent", *PROMPTS],
+    ["rollout.interactions={}", *PROMPTS],
+    ["rollout.interactions={users: {gsm8k: {}}}"],
+    ["rollout.interactions.users={gsm8k: {arguments: {x: 1}}}", *PROMPTS],
+    ["rollout.interactions.users={gsm8k: {}}", "rollout.max_turns=1", *PROMPTS],
+    ["rollout.interactions.users={gsm8k: {}}", "reward={model: {path: DIRECTORY}}", *PROMPTS],
+    ["rollout.interactions.file=nowhere.yaml", *PROMPTS],
+    ["rollout.interactions.file=users.yaml", *PROMPTS],
     ["rollout.tool_calls.file=tools.yaml", *PROMPTS],
     # domains of prompts
     ["data.domains={a: {share: 0.5}, b: {share: 0.5}}", "data.weights=[1.0]", *PROMPTS],

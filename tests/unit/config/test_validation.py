@@ -102,6 +102,11 @@ NEEDED = {
         "env.name=prompts",
         "data.train_files=[x.jsonl]",
     ],
+    "rollout.interactions.": [
+        "rollout.interactions.users={gsm8k: {}}",
+        "env.name=prompts",
+        "data.train_files=[x.jsonl]",
+    ],
     "algorithm.reward_kl.": ["algorithm.kl={}"],
     "rollout.state_reward.": ["rollout.thoughts=grounding_worldmodeling"],
     "rollout.state_reward.judge.": [

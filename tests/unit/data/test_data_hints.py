@@ -186,6 +186,12 @@ CASES = [
         ["rollout.tool_calls.tools={calculator: {}}", "rollout.max_turns=5"],
         ["data.agent_loop_key=null"],
     ),
+    case(
+        named_prompt,
+        ["rollout.interactions.users={gsm8k: {}, other: {user: gsm8k}}"],
+        "name one of these users, or rollout.interactions=null",
+        ["rollout.interactions.users={gsm8k: {}}"],
+    ),
     case(preset_texts, [*PROMPTS, "data.dataset_class=sets.py:Mappings"], "policy.path=DIRECTORY policy.preset=null"),
     # their order
     case(ordered, ([3, 4], [1.0]), "set one weight per entry of data.train_files", ([3, 4], [1.0, 1.0])),

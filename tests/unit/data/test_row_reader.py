@@ -72,7 +72,7 @@ def test_a_row_of_rlinf(row: dict[str, Any], truth: Any, extra: dict[str, Any]) 
 def test_a_row_names_its_agent_loop(row: dict[str, Any], config: dict[str, Any], loop: str | None) -> None:
     question = read({**VERL, **row}, **config)
     assert question.agent_loop == loop
-    assert question.may_call_tools == (loop != "single_turn_agent")
+    assert question.has_replies == (loop != "single_turn_agent")
 
 
 def test_a_row_of_roll() -> None:

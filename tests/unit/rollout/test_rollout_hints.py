@@ -12,7 +12,7 @@ from quintet.data.chat_templates import CHATML
 from quintet.policies.model_loading import load_tokenizer
 from quintet.records import Failure
 from quintet.rollout.chat.chat_format import ChatFormat
-from quintet.rollout.chat.tool_messages import ToolMessages
+from quintet.rollout.chat.reply_messages import ReplyMessages
 from quintet.rollout.episode_limits import FailureMonitor
 from quintet.rollout.sampling_params import check_tokens
 from quintet.rollout.single_turn_loop import _FailureLimit
@@ -50,7 +50,11 @@ def tokens(words: list[str]) -> None:
 
 
 def tool_messages(template: str) -> None:
-    ToolMessages(load_tokenizer("tokenizer"), template, [])
+    ReplyMessages(load_tokenizer("tokenizer"), template, [])
+
+
+def user_messages(template: str) -> None:
+    ReplyMessages(load_tokenizer("tokenizer"), template, role="user")
 
 
 DOUBLED = "{% for m in messages %}{{ m['content'] * 2 }}<|im_end|>{% endfor %}"
@@ -67,6 +71,10 @@ CASES = [
         for template in (CHATML, f"{TOOLS}{WITHOUT_RESULTS}", f"{TOOLS}{CHANGED}", f"{TOOLS}{OPEN}")
     ),
     case(tool_messages, f"{TOOLS}{{{{ raise_exception('no tools') }}}}", ANOTHER_TEMPLATE, "hermes"),
+    *(
+        case(user_messages, template, "data.template=chatml, or another template that writes each message", "chatml")
+        for template in (CHANGED, OPEN, "{{ raise_exception('one user') }}")
+    ),
     case(chat, None, f"{SAVE}writes every message once, in order, as those in docs/exact-tokens.md do", CHATML),
     case(chat, "{{ messages[-1]['content'] }}<|im_end|>", f"{SAVE}writes every message, in order", CHATML),
     case(chat, DOUBLED, f"{SAVE}writes every message once", CHATML),
@@ -88,6 +96,13 @@ CASES = [
         "fix the engine, or raise reward.max_failed_share (now 0.25)",
         (0.25, None),
         (0.5, "engine"),
+    ),
+    case(
+        scored,
+        (0.25, "interaction"),
+        "fix the user, or raise reward.max_failed_share (now 0.25)",
+        (0.25, None),
+        (0.5, "interaction"),
     ),
     case(tokens, ["rollout.pad_token=420"], "remove rollout.pad_token: the tokenizer defines it", []),
 ]

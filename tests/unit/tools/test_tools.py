@@ -175,12 +175,15 @@ def test_schemas_have_the_form_of_openai_and_the_configured_texts() -> None:
 
 
 def test_every_built_in_tool_has_what_a_tool_has() -> None:
-    tools = {entry.name: ToolConfig(arguments={}) for entry in TOOLS}
-    assert len(tool_schemas(ToolCallsConfig(tools=tools))) == 3
+    url = {"url": "http://127.0.0.1:1"}
+    tools = {
+        entry.name: ToolConfig(arguments=url if entry.name in ("search", "code_service") else {}) for entry in TOOLS
+    }
+    assert len(tool_schemas(ToolCallsConfig(tools=tools))) == 6
 
 
 def test_the_tool_of_the_page_works_as_the_page_says(tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/tools.md").read_text(), re.DOTALL)
+    code, _ = re.findall(r"```python\n(.*?)```", (ROOT / "docs/tools.md").read_text(), re.DOTALL)
     (tmp_path / "clock.py").write_text(code)
     env = ToolEnv({"clock": {"tool": f"{tmp_path}/clock.py:Clock", "arguments": {"zone": "CET"}}})
     step = env.step(call("clock", ToolEpisode(None, {"hour": 9}), city="Rome"))
@@ -207,7 +210,7 @@ def test_a_tool_file_of_verl_names_the_function_and_what_the_policy_is_told(tmp_
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("tools: [{class_name: verl.tools.search_tool.SearchTool}]", "SearchTool is not supported yet"),
+        ("tools: [{class_name: verl.tools.mcp_search_tool.MCPSearchTool}]", "MCPSearchTool is not supported yet"),
         ("tools: []", "has no list `tools`"),
         ("tools: [{name: x}]", "has a tool without class_name"),
         (
@@ -228,6 +231,12 @@ def test_a_tool_file_that_cannot_be_used_is_refused(text: str, problem: str, tmp
     [
         ({"tool": "calculater"}, "did you mean 'calculator'"),
         ({"tool": "nowhere.py:Tool"}, "nowhere.py"),
+        ({"tool": "calculator", "arguments": {"x": 1}}, "calculator: Calculator() takes no arguments"),
+        ({"tool": "search"}, "missing 1 required positional argument: 'url'"),
+        (
+            {"tool": "search", "arguments": {"url": "localhost:8000"}},
+            "'localhost:8000' is no URL that starts with http",
+        ),
         ({"tool": "trouble.py:Empty"}, "lacks create, execute, close, description, parameters"),
         ({"tool": "trouble.py:Trouble", "arguments": {"end": 1}}, "cannot be called with end"),
     ],

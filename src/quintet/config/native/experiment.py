@@ -152,7 +152,7 @@ class Experiment(Section):
             yield "a reference from `reference.path` cannot be refreshed", f"{refresh}=0", "reference.path=null"
         if self.rollout.thoughts is not None and self.env.reads_prompts:
             yield "`rollout.thoughts` needs an env with actions; answers to prompts have none", "rollout.thoughts=null"
-        yield from self._tool_conflicts()
+        yield from self._reply_conflicts()
         yield from self._warm_start_conflicts()
         if self.envs and not any(entry.share for entry in self.envs.values()):
             first = next(iter(self.envs))
@@ -173,20 +173,20 @@ class Experiment(Section):
             problem = "thoughts of `sft.episodes` have no sections, which `rollout.thoughts` demands"
             yield problem, "rollout.thoughts=null", "sft.episodes=null"
 
-    def _tool_conflicts(self) -> Iterator[tuple[str, ...]]:
-        if self.rollout.tool_calls is None:
-            if self.data is not None and self.data.agent_loop == "tool_agent":
-                yield "`data.agent_loop` needs tools, which `rollout.tool_calls` names", "data.agent_loop=null"
-            return
-        if not self.env.reads_prompts:
-            problem = f"`rollout.tool_calls` needs prompts; the env {self.env.name} has actions"
-            yield problem, "rollout.tool_calls=null"
-        if self.rollout.max_turns == 1:
-            problem = "`rollout.tool_calls` needs more than one turn: the last response calls no tools"
-            yield problem, "rollout.max_turns=5", "rollout.tool_calls=null"
-        if self.reward is not None and self.reward.model is not None:
-            problem = "`rollout.tool_calls` excludes `reward.model`, which scores a prompt with one response"
-            yield problem, "reward.model=null", "rollout.tool_calls=null"
+    def _reply_conflicts(self) -> Iterator[tuple[str, ...]]:
+        keys = [f"rollout.{name}" for name in ("tool_calls", "interactions") if getattr(self.rollout, name) is not None]
+        if not keys and self.data is not None and self.data.agent_loop == "tool_agent":
+            yield "`data.agent_loop` needs tools, which `rollout.tool_calls` names", "data.agent_loop=null"
+        for key in keys:
+            without = f"{key}=null"
+            if not self.env.reads_prompts:
+                yield f"`{key}` needs prompts; the env {self.env.name} has actions", without
+            if self.rollout.max_turns == 1:
+                problem = f"`{key}` needs more than one turn: nothing replies to the last response"
+                yield problem, "rollout.max_turns=5", without
+            if self.reward is not None and self.reward.model is not None:
+                problem = f"`{key}` excludes `reward.model`, which scores a prompt with one response"
+                yield problem, "reward.model=null", without
 
     def _warm_start_conflicts(self) -> Iterator[tuple[str, ...]]:
         if self.warm_start is not None and self.warm_start.files and not self.env.is_simulator:

@@ -7,6 +7,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from quintet.config.capabilities import Capability, Requires
 from quintet.config.native.envs import SimulatorConfig
+from quintet.config.native.interactions import InteractionsConfig
 from quintet.config.native.section import Count, NonNegative, NotEmpty, PositiveShare, Section, Share, Texts
 from quintet.config.native.state_reward import StateRewardConfig
 from quintet.config.native.tool_calls import ToolCallsConfig
@@ -142,9 +143,11 @@ class RolloutConfig(Section):
     engine_options: EngineConfig = EngineConfig(arguments={})
     """Options of the engine."""
     max_turns: PositiveInt = 8
-    """Maximum turns of an episode. A prompt has one response, or with `tool_calls` up to so many."""
+    """Maximum turns of an episode. A prompt has one response, or with `tool_calls` or `interactions` up to so many."""
     tool_calls: ToolCallsConfig | None = None
     """Tools that responses to prompts may call; null for none."""
+    interactions: InteractionsConfig | None = None
+    """Simulated users that reply to responses to prompts; null for none."""
     window_size: PositiveInt | None = 1
     """Observations in the context, including the current one; null keeps the whole history."""
     max_actions_per_turn: PositiveInt = 1
@@ -187,7 +190,8 @@ class RolloutConfig(Section):
     max_observation_tokens: PositiveInt | None = None
     """Maximum tokens of an observation; a longer one is truncated from the right. null does not truncate."""
     max_response_tokens: PositiveInt = 24
-    """Maximum tokens of a response; with `tool_calls` of all responses to a prompt and the results between them."""
+    """Maximum tokens of a response; with `tool_calls` or `interactions` of all responses to a prompt and the replies
+    between them."""
     min_response_tokens: Count = 0
     """Minimum tokens of a response."""
     do_sample: bool = True

@@ -12,18 +12,17 @@ class ToolConfig(Section):
     """Configuration of a tool."""
 
     tool: NotEmpty | None = None
-    """Built-in tool (`calculator`, `gsm8k_answer`, `python`), or your own class as `file.py:Class` or `module:Class`;
-    null takes the built-in tool with the name of the function."""
+    """Built-in tool (`calculator`, `gsm8k_answer`, `geometry3k_answer`, `python`, `search`, `code_service`), or your
+    own class as `file.py:Class` or `module:Class`; null takes the built-in tool with the name of the function."""
     description: NotEmpty | None = None
     """What the policy is told about the function; null uses the description of the tool."""
     parameters: dict[str, Any] | None = None
     """JSON schema of the arguments: an object with `properties`; null uses that of the tool."""
     arguments: Annotated[dict[str, Any], Field(default_factory=dict)]
-    """Keyword arguments of your own class."""
-
-    def conflicts(self) -> Iterator[tuple[str, ...]]:
-        if self.arguments and (self.tool is None or ":" not in self.tool):
-            yield "`arguments` need a class of your own in `tool`", "tool=file.py:Class", "arguments={}"
+    """Keyword arguments of the tool: of your own class, of `search` (`url`, `topk`, `timeout_seconds`), or of
+    `code_service` (`url`, `timeout_seconds`, `language`, `memory_mb`)."""
+    max_concurrent: PositiveInt | None = None
+    """Maximum calls of the tool at a time, over all episodes; further ones wait. null sets no limit."""
 
 
 class ToolCallsConfig(Section):

@@ -31,7 +31,7 @@ BRIDGE = {f"{MODEL}.lora.rank": 16}
 STORED, FROM = "use_dist_checkpointing", "dist_checkpointing_path"
 LORA = {f"{MODEL}.lora_rank": 8}
 TURNS = f"{ROLLOUT}.multi_turn"
-TOOL_FILE = f"{TURNS}.tool_config_path"
+TOOL_FILE, USER_FILE = f"{TURNS}.tool_config_path", f"{TURNS}.interaction_config_path"
 LOOP = f"{ROLLOUT}.agent.default_agent_loop"
 CALLS = {f"{TURNS}.enable": True, TOOL_FILE: "tools.yaml"}
 ON_MEGATRON = {f"{ACTOR}.strategy": "megatron"}
@@ -78,6 +78,7 @@ COMPUTED: list[tuple[str, Any, str, Any, dict[str, Any]]] = [
     ("actor_rollout_ref.nccl_timeout", 1200, "placement.call_timeout_seconds", 1200.0, {}),
     (f"{TURNS}.enable", True, "rollout.tool_calls.file", "tools.yaml", {TOOL_FILE: "tools.yaml"}),
     (TOOL_FILE, "tools.yaml", "rollout.tool_calls.file", "tools.yaml", {f"{TURNS}.enable": True}),
+    (USER_FILE, "users.yaml", "rollout.interactions.file", "users.yaml", {f"{TURNS}.enable": True}),
     (f"{TURNS}.max_assistant_turns", 5, "rollout.max_turns", 5, CALLS),
     (f"{TURNS}.max_user_turns", 5, "rollout.max_turns", 6, CALLS),
     (f"{TURNS}.max_parallel_calls", 3, "rollout.tool_calls.max_parallel_calls", 3, CALLS),
@@ -265,14 +266,30 @@ def test_tools_of_verl_keep_its_turns_rewards_and_file(tmp_path: Path) -> None:
     found = converted(tmp_path, "verl", changed(PPO, {**CALLS, f"{TURNS}.max_assistant_turns": 5}))
     rollout = found.composed.experiment.rollout
     assert rollout.tool_calls is not None
-    # verl only passes rewards of tools on to the reward function
-    assert rollout.tool_calls.reward_weight == 0.0
+    # verl only passes rewards of tools on to the reward function, and its tools have time limits of their own
+    assert (rollout.tool_calls.reward_weight, rollout.tool_calls.timeout_seconds) == (0.0, 300.0)
     assert not {"rollout.tool_calls.file", "rollout.max_turns"} & set(translated(found, "verl").lost)
     # without a limit of turns, each has at least one token
     unlimited = converted(tmp_path, "verl", changed(PPO, {**CALLS, "data.max_response_length": 300}))
     assert natively(unlimited, "rollout.max_turns") == 300
     without = converted(tmp_path, "verl", changed(PPO, {f"{TURNS}.enable": True}))
     assert (without.composed.experiment.rollout.tool_calls, natively(without, "rollout.max_turns")) == (None, 1)
+
+
+def test_users_of_verl_keep_its_turns_rewards_and_file(tmp_path: Path) -> None:
+    changes = {f"{TURNS}.enable": True, USER_FILE: "users.yaml", f"{TURNS}.max_user_turns": 5}
+    found = converted(tmp_path, "verl", changed(PPO, changes))
+    rollout = found.composed.experiment.rollout
+    assert rollout.interactions is not None
+    # verl only passes rewards of users on to the reward function; after five replies there is one more response
+    assert (rollout.interactions.reward_weight, rollout.tool_calls, rollout.max_turns) == (0.0, None, 6)
+    assert not {"rollout.interactions.file", "rollout.max_turns"} & set(translated(found, "verl").lost)
+    without = converted(tmp_path, "verl", changed(PPO, {USER_FILE: "users.yaml", f"{TURNS}.enable": False}))
+    assert (without.composed.experiment.rollout.interactions, natively(without, "rollout.max_turns")) == (None, 1)
+    by_name = converted(tmp_path, "verl", changed(PPO, {USER_FILE: "users.yaml", LOOP: "tool_agent", **CALLS}))
+    rollout = by_name.composed.experiment.rollout
+    assert rollout.interactions is not None
+    assert rollout.tool_calls is not None
 
 
 @pytest.mark.proves("verl", LOOP)
@@ -305,6 +322,15 @@ def test_agent_loops_of_user_code_wait_and_one_with_tools_needs_some(tmp_path: P
     with pytest.raises(ConfigError, match=r"default_agent_loop = 'tool_agent' .* needs tools") as error:
         converted(tmp_path, "verl", changed(PPO, {LOOP: "tool_agent"}))
     assert f"{LOOP}=single_turn_agent" in str(error.value)
+
+
+@pytest.mark.proves("verl", f"{TURNS}.format")
+def test_calls_in_the_format_of_qwen_are_those_of_hermes_and_others_wait(tmp_path: Path) -> None:
+    problems = {}
+    for form in ("qwen", "hermes", "gpt-oss"):
+        found = converted(tmp_path, "verl", changed(PPO, {**CALLS, f"{TURNS}.format": form}))
+        problems[form] = [problem.key for problem in found.unsupported]
+    assert problems == {"qwen": [], "hermes": [], "gpt-oss": [f"{TURNS}.format"]}
 
 
 def test_torch_compile_is_no_option_of_megatron_that_nobody_set(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from quintet.config.capabilities import Capability
@@ -71,6 +72,8 @@ DECIDING = (
 )
 """Keys that decide what is trained, and how: they are never left out."""
 _ACTOR = "actor_rollout_ref.actor"
+MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
+REPLY_LIMITS = tuple(f"{MULTI_TURN}.{key}" for key in ("max_assistant_turns", "max_user_turns"))
 OUTPUT_PATH = "data.output_path"
 """The file of responses, which only runs that generate them have."""
 _SFT_KEYS = frozenset(
@@ -124,6 +127,7 @@ def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference
     engine = get_value(tree, "model_engine") or get_value(tree, f"{_ACTOR}.model_engine", "dp")
     strategy = ENGINES.get(str(engine), engine)
     newer = [_with_default(reference, strategy) for reference in (ppo, *key_files("verl", RELEASE_KEYS))]
+    newer = [reference.mapped(partial(_with_replies, tree=tree)) for reference in newer]
     if get_value(tree, "rollout.n_gpus_per_node") is not None:
         newer += key_files("verl", ["verl_async"])
     if get_value(tree, "async_training.require_batches") is not None:
@@ -137,6 +141,14 @@ def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference
         megatron = _with_megatron_optimizer(newer[0], dialect.reference("verl_megatron_optim"))
         return (*megatron, *newer[1:], *key_files("verl", ["verl_megatron_optim_newer"]))
     return (*newer, *key_files("verl", ["verl_fsdp_optim"]))
+
+
+def _with_replies(spec: KeySpec, tree: Mapping[str, Any]) -> KeySpec:
+    """Return a key whose turns are those of simulated users, if there are no tools."""
+    users = f"{MULTI_TURN}.interaction_config_path"
+    if spec.key not in REPLY_LIMITS or not get_value(tree, users) or get_value(tree, f"{MULTI_TURN}.tool_config_path"):
+        return spec
+    return spec.model_copy(update={"only_if": (users, spec.only_if and spec.only_if[1])})
 
 
 def without_tools(spec: KeySpec) -> KeySpec:

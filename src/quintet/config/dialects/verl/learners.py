@@ -96,10 +96,14 @@ def _is_default_norm(values: ForeignValues, norm: str, older: str) -> bool:
 
 
 def policy_tree(experiment: Experiment) -> dict[str, Any]:
-    """Return the sections that select verl's PPO reference, with Megatron's optimizer if the policy uses it."""
+    """Return the sections that select verl's PPO reference, with Megatron's optimizer if the policy uses it, and with
+    users who reply."""
     policy: dict[str, Any] = {"model": {"path": experiment.policy.path or "model"}}
     if experiment.actor.backend == "megatron":
         policy["actor"] = {"strategy": "megatron"}
+    interactions = experiment.rollout.interactions
+    if interactions is not None and interactions.file is not None:
+        policy["rollout"] = {"multi_turn": {"interaction_config_path": interactions.file}}
     return {"actor_rollout_ref": policy}
 
 

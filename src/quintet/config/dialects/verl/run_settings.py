@@ -39,9 +39,12 @@ RUN_RULES = (
 TOOLS, TOOL_FILE, ASSISTANT_TURNS, USER_TURNS = (
     f"{ROLLOUT}.multi_turn.{key}" for key in ("enable", "tool_config_path", "max_assistant_turns", "max_user_turns")
 )
-TOOL_FUNCTIONS, AGENT_LOOP = f"{ROLLOUT}.multi_turn.function_tool_path", f"{ROLLOUT}.agent.default_agent_loop"
+TOOL_FUNCTIONS, USER_FILE = (f"{ROLLOUT}.multi_turn.{key}" for key in ("function_tool_path", "interaction_config_path"))
+AGENT_LOOP = f"{ROLLOUT}.agent.default_agent_loop"
 LOOPS = ("single_turn_agent", "tool_agent")
 ROLLOUT_MODE = f"{ROLLOUT}.mode"
+CALL_SECONDS = 300.0
+"""Time limit of a call of a tool and of a reply of a user; verl has none, but its tools have limits of their own."""
 REMOTE_DIR = "trainer.default_hdfs_dir"
 
 DATA_RULES = (
@@ -104,20 +107,25 @@ def rewards_from_native(foreign: ForeignBuilder) -> None:
 
 
 def tools_to_native(values: ForeignValues, native: NativeBuilder) -> None:
-    """Set the tools that responses may call, the rows that may, and the number of turns.
+    """Set the tools that responses may call, the users who reply, the rows that have either, and the number of turns.
 
     verl's releases with agent loops decide by their names, earlier ones by `multi_turn.enable`.
     """
-    if not values[TOOL_FILE] or not (values[TOOLS] or values[AGENT_LOOP] == "tool_agent"):
-        native.set("rollout.tool_calls", None, TOOLS, TOOL_FILE, AGENT_LOOP)
+    is_enabled = values[TOOLS] or values[AGENT_LOOP] == "tool_agent"
+    for section, file in (("rollout.tool_calls", TOOL_FILE), ("rollout.interactions", USER_FILE)):
+        if values[file] and is_enabled:
+            native.set(f"{section}.file", values[file], file, TOOLS)
+            native.set(f"{section}.timeout_seconds", CALL_SECONDS, file)
+            # verl passes the rewards of tools and users on to the reward function
+            native.set(f"{section}.reward_weight", 0.0, TOOLS)
+        else:
+            native.set(section, None, TOOLS, file, AGENT_LOOP)
+    if not is_enabled or not (values[TOOL_FILE] or values[USER_FILE]):
         native.set("rollout.max_turns", 1)
         return
-    native.set("rollout.tool_calls.file", values[TOOL_FILE], TOOL_FILE, TOOLS)
     is_older = values.is_set(ROLLOUT_MODE) and values[ROLLOUT_MODE] == "sync"
     if values.is_set(AGENT_LOOP) and values[AGENT_LOOP] in LOOPS and not is_older:
         native.set("data.agent_loop", values[AGENT_LOOP], AGENT_LOOP)
-    # verl passes the rewards of tools on to the reward function
-    native.set("rollout.tool_calls.reward_weight", 0.0, TOOLS)
     # a turn has at least one token
     assistant, user = values[ASSISTANT_TURNS], values[USER_TURNS]
     limits = [values[f"{ROLLOUT}.response_length"], assistant, None if user is None else user + 1]
@@ -126,23 +134,24 @@ def tools_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 
 
 def tool_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
-    """Yield an agent loop that calls tools without any."""
-    if values[AGENT_LOOP] == "tool_agent" and not (values[TOOL_FILE] or values[TOOL_FUNCTIONS]):
+    """Yield an agent loop that calls tools without any, and without users who reply."""
+    if values[AGENT_LOOP] == "tool_agent" and not any(values[key] for key in (TOOL_FILE, TOOL_FUNCTIONS, USER_FILE)):
         problem = f"needs tools, which {TOOL_FILE} names"
         yield values.problem(AGENT_LOOP, problem, f"{AGENT_LOOP}=single_turn_agent")
 
 
 def tools_from_native(foreign: ForeignBuilder) -> None:
-    """Set verl's keys of tools."""
+    """Set verl's keys of tools and simulated users."""
     run, rollout = foreign.experiment, foreign.experiment.rollout
-    tool_calls = rollout.tool_calls
-    if tool_calls is None or tool_calls.file is None:
-        foreign.set(TOOLS, False)
+    sections = ((TOOL_FILE, rollout.tool_calls), (USER_FILE, rollout.interactions))
+    files = {key: section.file for key, section in sections if section is not None and section.file is not None}
+    foreign.set(TOOLS, bool(files))
+    if not files:
         return
-    foreign.set(TOOLS, True)
     if run.data is not None and run.data.agent_loop is not None:
         foreign.set(AGENT_LOOP, run.data.agent_loop)
-    foreign.set(TOOL_FILE, tool_calls.file)
+    for key, file in files.items():
+        foreign.set(key, file)
     foreign.set(ASSISTANT_TURNS, rollout.max_turns)
 
 

@@ -1,0 +1,217 @@
+"""Multi-turn loop: responses to prompts that are continued after replies, results of tools or of simulated users."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from quintet.config.native.experiment import Experiment
+from quintet.config.native.rollout import RolloutConfig
+from quintet.records import Failure, FinishReason, Generation, Outcome, Response, RewardResult
+from quintet.rollout.chat.reply_messages import ReplyMessages
+from quintet.rollout.engines.engine import RequestEngine
+from quintet.rollout.episode import Episode
+from quintet.rollout.replies import Reply, ReplySource
+from quintet.rollout.sampling_params import SamplingParams
+from quintet.rollout.single_turn_loop import PromptSource, RunningPrompt, SingleTurnLoop, response_text
+from quintet.rollout.tool_replies import ToolReplies
+from quintet.rollout.user_replies import UserReplies
+from quintet.tools.registry import tool_schemas
+
+if TYPE_CHECKING:
+    from quintet.rewards.reward_managers import RewardScorer
+
+POLL_SECONDS: Final = 0.05
+"""Time to wait for a source of replies while another one has requests in progress, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Continuation:
+    """What an episode needs besides its `RunningPrompt`."""
+
+    sampling: SamplingParams
+    prompt: tuple[int, ...]
+    """Prompt of the latest response: the first prompt, responses and replies so far."""
+    messages: tuple[Mapping[str, Any], ...]
+    """The same as messages."""
+    rewards: Mapping[str, list[float]]
+    """Rewards by the source of the replies."""
+    num_replies: int = 0
+    last_reward: float = 0.0
+    """Reward of the last response from its reply, if no other response follows it."""
+
+
+class MultiTurnLoop(SingleTurnLoop):
+    """A `SingleTurnLoop` in which tools and simulated users reply to responses.
+
+    A response that ends with an end token goes to the first source that replies to it, and the policy continues after
+    the reply. Sampled tokens stay as they are, and replies are not trained on. An episode ends with a response without
+    a reply, or with a reply that ends it, after `rollout.max_turns` turns, or where `rollout.max_response_tokens`,
+    which counts replies, leaves no room. The reward function gets everything behind the prompt as one text.
+    """
+
+    def __init__(
+        self,
+        engine: RequestEngine,
+        tokenizer: Any,
+        prompts: PromptSource,
+        scorer: RewardScorer,
+        config: RolloutConfig,
+        *,
+        stop_token_ids: tuple[int, ...],
+        max_failed_share: float,
+        sources: Sequence[ReplySource],
+    ) -> None:
+        """`sources` reply to responses, the first one that can; see `SingleTurnLoop` for the rest."""
+        super().__init__(
+            engine,
+            tokenizer,
+            prompts,
+            scorer,
+            config,
+            stop_token_ids=stop_token_ids,
+            max_failed_share=max_failed_share,
+        )
+        self._max_turns = config.max_turns
+        self._sources = sources
+        self._continuations: dict[int, _Continuation] = {}
+
+    def pop_metrics(self) -> dict[str, float]:
+        """Return the metrics since the last call: those of `SingleTurnLoop`, and those of the sources of replies."""
+        metrics = super().pop_metrics()
+        for source in self._sources:
+            metrics |= source.pop_metrics()
+        return metrics
+
+    def close(self) -> None:
+        super().close()
+        for source in self._sources:
+            source.close()
+
+    def _step(self) -> None:
+        pending = [source for source in self._sources if source.pending]
+        wait, seconds = not self._engine.busy, POLL_SECONDS if len(pending) > 1 else None
+        for source in pending:
+            for number, reply in source.poll(wait=wait, seconds=seconds):
+                self._continue(number, source, reply)
+        if self._engine.busy or not any(source.pending for source in self._sources):
+            super()._step()
+
+    def _start(self, episodes: Sequence[Episode], sampling: SamplingParams) -> set[int]:
+        started = super()._start(episodes, sampling)
+        for number in started & self._running.keys():
+            running = self._running[number]
+            rewards: dict[str, list[float]] = {source.reward_key: [] for source in self._sources}
+            messages = running.prompt_row.messages
+            self._continuations[number] = _Continuation(sampling, running.prompt, messages, rewards)
+        return started
+
+    def _handle_response(self, number: int, running: RunningPrompt, generation: Generation) -> None:
+        """Give a response to the first source that replies to it, or submit the episode for scoring."""
+        is_continued = running.prompt_row.has_replies and len(running.turns) + 1 < self._max_turns
+        if is_continued and generation.finish_reason is FinishReason.STOP:
+            messages = (*self._continuations[number].messages, {"role": "assistant", "content": running.text})
+            if any(source.submit(number, running, messages) for source in self._sources):
+                return
+        self._score(number, running, generation)
+
+    def _continue(self, number: int, source: ReplySource, reply: Reply) -> None:
+        """Append a reply and request the next response, or end the episode if the reply ends it or leaves no room for
+        one."""
+        running, continuation = self._running[number], self._continuations[number]
+        generation = running.generation
+        if generation is None:
+            raise AssertionError("a reply before a response")
+        if reply.failure is not None:
+            self._end(number, Outcome.FAILED, reply.failure)
+            return
+        reward = source.reward_weight * sum(reply.rewards)
+        continuation.rewards[source.reward_key].extend(reply.rewards)
+        continuation = replace(continuation, num_replies=continuation.num_replies + 1)
+        new_tokens = source.messages.encode(generation.tokens, reply.texts)
+        prompt = continuation.prompt + generation.tokens + new_tokens
+        left = self._config.max_response_tokens - self._num_tokens(running, prompt)
+        if reply.ended or left < 1:
+            num_replies = continuation.num_replies - (not reply.ended)
+            self._continuations[number] = replace(continuation, last_reward=reward, num_replies=num_replies)
+            self._score(number, running, generation, new_tokens if reply.ended else ())
+            return
+        messages = [{"role": "assistant", "content": running.text}]
+        messages += [{"role": source.messages.role, "content": text} for text in reply.texts]
+        running.turns += (running.turn(generation, RewardResult(number, reward)),)
+        running.prompt, running.generation, running.text, running.results = new_tokens, None, "", "\n".join(reply.texts)
+        self._continuations[number] = replace(continuation, prompt=prompt, messages=(*continuation.messages, *messages))
+        self._request(number, prompt, left, continuation.sampling)
+
+    def _score(self, number: int, running: RunningPrompt, generation: Generation, ending: tuple[int, ...] = ()) -> None:
+        """Submit the whole continuation of the prompt for scoring, with the tokens of a reply that ended it."""
+        continuation = self._continuations[number]
+        sequence = continuation.prompt + generation.tokens + ending
+        tokens = sequence[len(sequence) - self._num_tokens(running, sequence) :]
+        text = response_text(self._tokenizer, tokens, running.stop_token_ids)
+        num_turns = len(running.turns) + 1 + continuation.num_replies + 1
+        extra = {**running.prompt_row.extra, **continuation.rewards, "num_turns": num_turns}
+        self._drop(number)
+        self._scorer.submit(Response(number, replace(running.prompt_row, extra=extra), text, len(tokens)))
+
+    def _num_tokens(self, running: RunningPrompt, sequence: Sequence[int]) -> int:
+        """Return the number of tokens of a sequence behind the first prompt."""
+        return len(sequence) - len(running.turns[0].prompt if running.turns else running.prompt)
+
+    def _handle_reward(self, result: RewardResult) -> None:
+        last_reward = self._continuations.pop(result.id).last_reward
+        super()._handle_reward(replace(result, score=result.score + last_reward))
+
+    def _end(self, number: int, outcome: Outcome, failure: Failure | None = None) -> None:
+        self._drop(number)
+        self._continuations.pop(number, None)
+        super()._end(number, outcome, failure)
+
+    def _drop(self, number: int) -> None:
+        for source in self._sources:
+            source.drop(number)
+
+
+def build_prompt_loop(
+    engine: RequestEngine,
+    tokenizer: Any,
+    prompts: PromptSource,
+    scorer: RewardScorer,
+    config: Experiment,
+    *,
+    stop_token_ids: tuple[int, ...],
+    max_failed_share: float,
+) -> SingleTurnLoop:
+    """Return the loop of a run on prompts: with `rollout.tool_calls` or `rollout.interactions`, it has several turns.
+
+    Raises:
+        ConfigError: there is no such tool or user, or the chat template has no tool calls.
+    """
+    sources: list[ReplySource] = []
+    tool_calls, interactions = config.rollout.tool_calls, config.rollout.interactions
+    template = None if config.data is None else config.data.template
+    if tool_calls is not None:
+        sources.append(ToolReplies(tool_calls, ReplyMessages(tokenizer, template, tool_schemas(tool_calls))))
+    if interactions is not None:
+        sources.append(UserReplies(interactions, ReplyMessages(tokenizer, template, role="user")))
+    if not sources:
+        return SingleTurnLoop(
+            engine,
+            tokenizer,
+            prompts,
+            scorer,
+            config.rollout,
+            stop_token_ids=stop_token_ids,
+            max_failed_share=max_failed_share,
+        )
+    return MultiTurnLoop(
+        engine,
+        tokenizer,
+        prompts,
+        scorer,
+        config.rollout,
+        stop_token_ids=stop_token_ids,
+        max_failed_share=max_failed_share,
+        sources=sources,
+    )

@@ -1,0 +1,69 @@
+"""Programs in a service of Sandbox Fusion, as verl's SandboxFusionTool runs them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+from quintet.rewards.chat_endpoint import EndpointError, JsonEndpoint
+from quintet.tools.tool import ToolEpisode
+
+ATTEMPTS: Final = 3
+"""Attempts while the gateway of the service times out, with pauses of 1 and 2 seconds, as verl has them."""
+REPLY_SECONDS: Final = 10.0
+"""Time limit of a request beyond those of compilation and run."""
+NO_OUTPUT: Final = "no stdout here"
+"""Result of a program that did not end, as in verl."""
+
+
+class CodeService:
+    """Output of a program that a code service runs."""
+
+    description: ClassVar[str] = "Runs a program and returns its output and errors."
+    parameters: ClassVar[Mapping[str, Any]] = {
+        "type": "object",
+        "properties": {"code": {"type": "string", "description": "the program; it prints its results"}},
+        "required": ["code"],
+    }
+
+    def __init__(self, url: str, timeout_seconds: float = 30, language: str = "python", memory_mb: int = 1024) -> None:
+        """`url` is that of the service; a call may have its own `timeout` and `language`."""
+        self._url, self._timeout, self._language, self._memory = url, timeout_seconds, language, memory_mb
+
+    def create(self, episode: ToolEpisode) -> None:
+        """See `Tool.create`; calls share no state."""
+
+    def execute(self, arguments: Mapping[str, Any]) -> str:
+        """Return what the program printed, output before errors, if it ended."""
+        timeout = arguments.get("timeout", self._timeout)
+        body = {
+            "compile_timeout": timeout,
+            "run_timeout": timeout,
+            "code": str(arguments.get("code", "")),
+            "stdin": None,
+            "memory_limit_MB": self._memory,
+            "language": arguments.get("language", self._language),
+            "files": {},
+            "fetch_files": [],
+        }
+        try:
+            run = self._run(body, 2 * float(timeout) + REPLY_SECONDS).get("run_result") or {}
+        except (EndpointError, ValueError, TypeError, AttributeError):
+            return NO_OUTPUT
+        return f"{run['stdout']}{run['stderr']}" if run.get("status") == "Finished" else NO_OUTPUT
+
+    def close(self) -> None:
+        """See `Tool.close`."""
+
+    def _run(self, body: Mapping[str, Any], seconds: float) -> Any:
+        endpoint = JsonEndpoint.at_url(self._url, seconds)
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return json.loads(endpoint.post(body))
+            except EndpointError as error:
+                if error.error_type != "Http504" or attempt == ATTEMPTS:
+                    raise
+            time.sleep(attempt)
+        raise AssertionError("an attempt returns or raises")
