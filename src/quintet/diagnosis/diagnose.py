@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from quintet.diagnosis import policy_rules, response_rules, reward_rules, state_rules, system_rules, trajectory_rules
+from quintet.diagnosis.episode_files import EpisodeFile
 from quintet.diagnosis.findings import Finding
 from quintet.diagnosis.rule_specs import Limits, rule_specs
 from quintet.diagnosis.run_data import RunData
 from quintet.diagnosis.suggestions import read_config
-from quintet.diagnosis.trajectory_rules import EpisodeFile, latest_files
 from quintet.errors import MachineError
 from quintet.tracking.loggers import read_metrics
 from quintet.tracking.run_directory import RunDirectory
@@ -79,10 +79,9 @@ def diagnose_run(directory: Path) -> list[Finding]:
     findings += _of_metrics(run)
     for each in (paths.warm_start, directory / "sft" / paths.metrics.name):
         findings += _of_metrics(RunData(read_metrics(each), composed, directory))
-    files = latest_files(directory)
     for episode_rule in EPISODE_RULES:
         # validation shows the same as training
-        of_files = (finding for file in files for finding in episode_rule(run, file, limits(episode_rule)))
+        of_files = (finding for file in run.files for finding in episode_rule(run, file, limits(episode_rule)))
         findings += islice(of_files, 1)
     return _sorted(findings)
 

@@ -225,8 +225,9 @@ def reward_without_success(run: RunData, limits: Limits) -> Iterator[Finding]:
     late, solved, valid = (each.since(middle) for each in (score, success, run.series("response/valid_format")))
     if not any(success.values) or len(solved) < 2 or solved.end >= limits["solved"]:
         return
-    rose = late.end - late.start
-    if late.rises and rose > 0.05 * abs(late.start) and solved.end - solved.start < 0.01 and not _rises(valid):
+    rise = late.end - late.start
+    is_large = rise > limits["rise"] * max(abs(late.start), _spread(run))
+    if late.rises and is_large and solved.end - solved.start < 0.01 and not _rises(valid):
         yield run.finding(
             "reward-without-success",
             f"from step {middle} on, {score.name} rose from {text(late.start)} to {text(late.end)}, and {success.name}"
@@ -235,6 +236,12 @@ def reward_without_success(run: RunData, limits: Limits) -> Iterator[Finding]:
             steps=(middle, late.steps[-1]),
             side="high",
         )
+
+
+def _spread(run: RunData) -> float:
+    """Return the difference of the largest and the smallest reward of an episode, 0 if they are not logged."""
+    highest, lowest = run.series("critic/score/max").values, run.series("critic/score/min").values
+    return max(highest) - min(lowest) if highest and lowest else 0.0
 
 
 def _rises(series: Series) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quintet.config.composed import ComposedConfig
+from quintet.diagnosis.episode_files import EpisodeFile, latest_files
 from quintet.diagnosis.findings import Finding, Severity
 from quintet.diagnosis.rule_specs import rule_specs
 from quintet.diagnosis.series import Series, is_number
@@ -36,6 +37,15 @@ class RunData:
     def names(self) -> list[str]:
         """Names of the logged metrics, sorted."""
         return sorted({name for row in self.rows for name in row} - {"step", "time_seconds"})
+
+    @cached_property
+    def files(self) -> list[EpisodeFile]:
+        """Last trajectory files of the run.
+
+        Raises:
+            MachineError: a file is damaged.
+        """
+        return [] if self.directory is None else latest_files(self.directory)
 
     @property
     def last_step(self) -> int | None:

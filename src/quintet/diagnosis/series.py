@@ -13,6 +13,8 @@ BLOCK = 5
 """Steps whose median stands for them."""
 CERTAINTY = 4.0
 """Standard errors by which two medians differ if the difference is no noise."""
+MIN_BLOCKS = 7
+"""Blocks from whose medians noise can be estimated."""
 MEDIAN_ERROR = 1.2533
 """Standard error of the median of normally distributed values, relative to that of the mean."""
 DEVIATION = 1.4826
@@ -54,15 +56,15 @@ class Series:
 
     @property
     def error(self) -> float:
-        """Standard error of the difference of `start` and `end` by noise alone."""
-        return MEDIAN_ERROR * self.noise * math.sqrt(2 / self.window)
+        """Standard error of the difference of `start` and `end` by noise alone, also by noise that lasts some steps."""
+        medians = [block.median for block in self.blocks(self.window)]
+        lasting = _noise(medians) if len(medians) >= MIN_BLOCKS else 0.0
+        return math.sqrt(2) * max(MEDIAN_ERROR * self.noise / math.sqrt(self.window), lasting)
 
     @property
     def noise(self) -> float:
-        """Standard deviation from step to step around a smooth curve, from second differences."""
-        values = self.values
-        bends = [abs(a - 2 * b + c) for a, b, c in zip(values, values[1:], values[2:], strict=False)]
-        return DEVIATION * median(bends) / math.sqrt(6) if bends else 0.0
+        """Standard deviation from step to step around a smooth curve."""
+        return _noise(self.values)
 
     @property
     def rises(self) -> bool:
@@ -98,6 +100,12 @@ class Series:
 
     def _at_end(self, condition: Callable[[Block], bool]) -> list[Block]:
         return [*takewhile(condition, reversed(self.blocks()))][::-1]
+
+
+def _noise(values: Sequence[float]) -> float:
+    """Return the standard deviation of values around a smooth curve, from second differences."""
+    bends = [abs(a - 2 * b + c) for a, b, c in zip(values, values[1:], values[2:], strict=False)]
+    return DEVIATION * median(bends) / math.sqrt(6) if bends else 0.0
 
 
 def _rounding(series: Series) -> float:

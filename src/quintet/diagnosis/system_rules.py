@@ -148,10 +148,12 @@ def episodes_fail(run: RunData, limits: Limits) -> Iterator[Finding]:
     kinds = sorted(run.matching("trajectory/failures/{where}/{kind}"), key=lambda each: -sum(each.values))
     listed = ", ".join(f"{sum(each.values):g} × {each.name.split('/', 2)[2]}" for each in kinds[:SHOWN])
     of_all = f", {percent(share)} of all" if shares else ""
+    example = next(filter(None, (file.failure for file in run.files)), None)
     yield run.finding(
         "episodes-fail",
         f"{sum(failed.values):g} episodes{of_all}, in {len(steps)} of {len(failed)} steps"
-        + (f" ({listed})" if listed else ""),
+        + (f" ({listed})" if listed else "")
+        + (f"; {example}" if example else ""),
         metric=failed.name,
         steps=(steps[0], steps[-1]),
         severity="critical" if share > limits["worse"] else "warning",

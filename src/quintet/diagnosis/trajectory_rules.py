@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
 from statistics import median
-from typing import Any
 
+from quintet.diagnosis.episode_files import EpisodeFile
 from quintet.diagnosis.findings import Finding
 from quintet.diagnosis.rule_specs import Limits
 from quintet.diagnosis.run_data import RunData
 from quintet.diagnosis.series import percent
-from quintet.tracking.run_directory import RunDirectory
-from quintet.tracking.trajectories import read_trajectories
 
-Episode = dict[str, Any]
-MAX_EPISODES = 2000
-"""Episodes that are read of a file."""
 SHOWN_CHARACTERS = 80
 SEQUENCE = 4
 """Words of the sequences whose repetition counts."""
@@ -31,46 +23,6 @@ MIN_WORDS = 40
 MIN_CHARACTERS = 400
 MIN_READABLE = 20
 """Shortest texts of which repetitions, compression and characters say something."""
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeFile:
-    """The first episodes of a trajectory file."""
-
-    name: str
-    """Path in the run directory."""
-    step: int
-    episodes: Sequence[Episode]
-
-    @property
-    def responses(self) -> list[tuple[int, str, str]]:
-        """Return line, observation and response of each turn."""
-        return [
-            (line, str(turn.get("observation", "")), str(turn.get("text", "")))
-            for line, episode in enumerate(self.episodes, 1)
-            for turn in episode["turns"]
-        ]
-
-    @property
-    def solved(self) -> float:
-        return sum(bool(episode.get("success")) for episode in self.episodes) / max(1, len(self.episodes))
-
-
-def latest_files(directory: Path) -> list[EpisodeFile]:
-    """Return the last trajectory file of training and that of validation, if there are any.
-
-    Raises:
-        MachineError: a file is damaged.
-    """
-    files = []
-    for split in ("train", "validation"):
-        folder = RunDirectory(directory).trajectories("train", 0).parent.parent / split
-        paths = sorted(folder.glob("step_*.jsonl"))
-        if paths:
-            step = int(re.sub(r"\D", "", paths[-1].stem) or 0)
-            episodes = read_trajectories(paths[-1], MAX_EPISODES)
-            files.append(EpisodeFile(str(paths[-1].relative_to(directory)), step, episodes))
-    return files
 
 
 def same_response(run: RunData, file: EpisodeFile, limits: Limits) -> Iterator[Finding]:

@@ -246,3 +246,13 @@ def test_a_warm_start_that_diverges_is_reported(tmp_path: Path) -> None:
     run.warm_start.write_text("".join(json.dumps({"step": n, "sft/loss": None}) + "\n" for n in range(1, 9)))
     finding = only(diagnose_run(tmp_path))
     assert (finding.rule, finding.metric, finding.first_step) == ("non-finite", "sft/loss", 1)
+
+
+def test_failed_episodes_are_named_with_the_message_of_the_environment(tmp_path: Path) -> None:
+    failed = {"trajectory__failed": lambda done: 3.0, "trajectory__failures__step__Timeout": lambda done: 3.0}
+    run = make_run(tmp_path, changed(healthy_rows(20, noise=0.01), **failed))
+    failure = {"where": "step", "error_type": "Timeout", "message": "no answer within 10 s"}
+    write_episodes(run, [episode(1, "Up"), episode(2, "Down") | {"failure": failure}])
+    evidence = only(diagnose_run(tmp_path)).evidence
+    assert evidence.startswith("60 episodes, 0 % of all, in 20 of 20 steps (60 × step/Timeout)")
+    assert evidence.endswith("trajectories/train/step_000010.jsonl, line 2: step: Timeout: no answer within 10 s")
