@@ -159,6 +159,16 @@ def test_null_in_place_of_a_size_that_follows_another_is_that_one(tmp_path: Path
     assert (run.training.mini_batches, run.actor.budget.sequences) == (8, 2)
 
 
+def test_a_filter_keeps_one_group_if_that_fills_a_mini_batch(tmp_path: Path) -> None:
+    """As RAGEN's WebShop of 2025-04, with one episode in a step and a filter of 0.25."""
+    sizes = [
+        f"es_manager.{side}.{key}" for side in ("train", "val") for key in ("env_groups=1", "env_configs.n_groups=[1]")
+    ]
+    found = load(tmp_path, "es_manager.train.group_size=1", "ppo_mini_batch_size=1", *sizes)
+    assert (found.experiment.algorithm.filter.keep_share, found.experiment.training.mini_batches) == (1.0, 1)
+    assert any("one is kept" in remark for remark in found.remarks)
+
+
 def test_too_few_visible_gpus_are_no_contradiction_before_ragen_compared_them(tmp_path: Path) -> None:
     found = converted(tmp_path, "~model_path", "trainer.n_gpus_per_node=4", tree=APRIL).composed
     assert found.experiment.placement.visible_devices is None

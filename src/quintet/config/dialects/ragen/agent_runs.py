@@ -140,7 +140,8 @@ def _kept_groups(values: ForeignValues) -> int:
     """Return the groups of a step that the filter keeps."""
     groups, amount = int(values[GROUPS]), values[AMOUNT]
     if not _is_newer(values) or values.is_set(RATIO):
-        return int(values[RATIO] * groups + 1e-9)
+        # one group if that fills a mini-batch, where RAGEN would train on nothing
+        return int(values[RATIO] * groups + 1e-9) or int(values[SAMPLES] >= values[MINI_BATCH])
     if values[STRATEGY] == "top_k_abs":
         return max(1, min(int(amount), groups))
     return max(1, min(int(amount * groups + 1e-9), groups)) if values[STRATEGY] == "top_k" else groups
@@ -150,6 +151,8 @@ def _filter_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set the share of groups; the other filters of 2026 wait."""
     origins = (STRATEGY, AMOUNT, GROUPS) if _is_newer(values) else (RATIO, GROUPS)
     native.set("algorithm.filter.keep_share", _kept_groups(values) / values[GROUPS], *origins)
+    if values[RATIO] * values[GROUPS] < 1 and RATIO in origins:
+        native.remarks.append(f"{values.describe(RATIO)} is less than one group: one is kept")
     adds_up = values[STRATEGY] == "min_p" or (values[STRATEGY] == "top_p" and values[AMOUNT] < 1)
     if _is_newer(values) and adds_up:
         native.require(AMOUNT, Capability.GROUP_FILTERS)

@@ -227,7 +227,7 @@ def _trainer_count_error(path: Path, commands: list[ScriptCommand], calls: list[
             if (capability := dialect.missing_trainer(module)) is not None:
                 source = f"{path}:{command[0].line}"
                 return UnsupportedRunError(f"{source}: a run of {module} {capability.refusal()}", source=source)
-        if module.split(".")[0] in ("verl", "vagen", "ragen", "recipe") and not module.endswith("create_dataset"):
+        if module.split(".")[0] in ("verl", "vagen", "ragen", "recipe") and "create_dataset" not in module:
             source = f"{path}:{command[0].line}"
             return ConfigError(f"{source} runs {module}, whose arguments are not supported", source=source, hint=hint)
     return ConfigError(f"{path} runs no known trainer", source=str(path), hint=hint)

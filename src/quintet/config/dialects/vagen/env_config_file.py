@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from quintet.config.dialects.composition.foreign_config import compose_config
-from quintet.config.dialects.key_checks import illegal_values, unknown_keys
+from quintet.config.dialects.key_checks import illegal_values, unknown_keys, unsupported_keys
 from quintet.config.dialects.loader import merge_with_reference
 from quintet.config.dialects.vagen.dialect import VAGEN
 from quintet.config.dialects.vagen.env_sections import EnvSection, env_problems, env_sections
@@ -16,7 +16,7 @@ def read_sections(path: Path) -> dict[str, dict[str, Any]]:
     """Return env_name, env_config, train_size and test_size of each section, with defaults for missing ones.
 
     Raises:
-        ConfigError: the file has no section, an unknown option or an invalid value.
+        ConfigError: the file has no section, an unknown option, or an invalid or unsupported value.
         MachineError: the file cannot be read.
     """
     values, _ = merge_with_reference(compose_config(path, []), VAGEN)
@@ -28,6 +28,7 @@ def read_sections(path: Path) -> dict[str, dict[str, Any]]:
         [
             *(ConfigProblem(key.key, None, key.source, f"unknown key {key}") for key in unknown),
             *illegal_values(values),
+            *unsupported_keys(values),
         ]
     )
     sections = env_sections(values)
