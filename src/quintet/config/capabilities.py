@@ -64,7 +64,7 @@ class Capability(StrEnum):
     CORRECTION_OPTIONS = "rollout corrections of earlier releases, and by the policy that is being updated"
     SEQUENCE_DUAL_CLIP = "a dual clip of ratios of whole responses"
     TURN_RATIOS = "probability ratios of turns, and filters by differences of probabilities"
-    TURN_ESTIMATORS = "ROLL's estimators step_reinforce and agentic_reinforce, and rewards compared by tag"
+    TURN_ESTIMATORS = "rewards compared by tag, and returns of turns with rewards, bounds or discounts of tokens"
     AGENT_DATASETS = "VAGEN's agent loops of 2026 and their lists of environments"
     TEXT_ENVS = "adapters for further environments (WebShop, GEM, sandboxes) and their tools"
     MULTI_TURN_GAE = "VAGEN's estimator multi_turn_gae of 2025-03"

@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from quintet.algorithms.advantages.gae import bi_level_gae, critic_mask, gae, turn_ends, turn_wise_gae
-from quintet.algorithms.advantages.turns import gigpo, grpo_dynamic
+from quintet.algorithms.advantages.turns import agentic_reinforce, gigpo, grpo_dynamic, step_reinforce
 from quintet.config.native.advantages import (
+    AgenticReinforceConfig,
     BiLevelGaeConfig,
     GaeConfig,
     GigpoConfig,
     GrpoDynamicConfig,
+    StepReinforceConfig,
     TurnWiseGaeConfig,
 )
 from quintet.records import Batch
@@ -159,3 +161,29 @@ def test_turns_are_divided_by_the_deviation_of_turns(make_batch: MakeBatch) -> N
     advantages, _ = grpo_dynamic(episodes(make_batch), GrpoDynamicConfig(name="grpo_dynamic", level="turn"))
     deviation = ((0.75**2 + 0.25**2 + 1.75**2 + 2.25**2) / 3) ** 0.5
     close(advantages[[1, 4, 6, 8]], [x / (deviation + 1e-6) for x in (-0.75, 0.25, -1.75, 2.25)])
+
+
+def test_step_reinforce_compares_returns_of_turns(make_batch: MakeBatch) -> None:
+    """Returns at half a discount: 2, 2 | 2, 4 in the first group, 3 in the second. The first group has mean 2.5 and
+    deviation √((3 × 0.25 + 2.25) / 3) = 1, the batch 2.6 and √((3 × 0.36 + 1.96 + 0.16) / 4) = √0.8."""
+    batch = episodes(make_batch)
+
+    def advantages(**options: Any) -> torch.Tensor:
+        return step_reinforce(batch, StepReinforceConfig(turn_gamma=0.5, **options))[0]
+
+    close(advantages(center="none", divide="none"), [0, 2, 2, 0, 2, 0, 2, 0, 4, 0, 3])
+    close(advantages(), [0, -0.5, -0.5, 0, -0.5, 0, -0.5, 0, 1.5, 0, 0])
+    close(advantages(divide="none"), [0, -0.5, -0.5, 0, -0.5, 0, -0.5, 0, 1.5, 0, 0])
+    low, high, alone = (number / 0.8**0.5 for number in (-0.6, 1.4, 0.4))
+    close(advantages(center="batch", divide="batch"), [0, low, low, 0, low, 0, low, 0, high, 0, alone])
+
+
+def test_equal_returns_of_turns_are_no_signal_of_step_reinforce(make_batch: MakeBatch) -> None:
+    batch = dataclasses.replace(episodes(make_batch), rewards=torch.zeros(11, dtype=torch.float64))
+    close(step_reinforce(batch, StepReinforceConfig(center="batch", divide="batch"))[0], [0.0] * 11)
+
+
+def test_agentic_reinforce_discounts_the_episode_by_turns(make_batch: MakeBatch) -> None:
+    """Rewards of 3, 4 and 3 in all; the first of two turns gets half."""
+    config = AgenticReinforceConfig(gamma=0.5)
+    close(agentic_reinforce(episodes(make_batch), config)[0], [0, 1.5, 1.5, 0, 3, 0, 2, 0, 4, 0, 3])

@@ -10,7 +10,12 @@ from torch import Tensor
 from quintet.algorithms.advantages.groups import Groups, has_response, trajectory_rewards
 from quintet.algorithms.advantages.returns import discounted_returns
 from quintet.algorithms.tokens import TokenRows, whiten
-from quintet.config.native.advantages import GigpoConfig, GrpoDynamicConfig
+from quintet.config.native.advantages import (
+    AgenticReinforceConfig,
+    GigpoConfig,
+    GrpoDynamicConfig,
+    StepReinforceConfig,
+)
 from quintet.records import Batch
 
 
@@ -77,8 +82,7 @@ def gigpo(batch: Batch, config: GigpoConfig) -> tuple[Tensor, Tensor]:
     if batch.observation_group is None:
         raise ValueError("gigpo needs a batch with `observation_group`")
     turns = _Turns.from_batch(batch)
-    rows = TokenRows.from_mask(torch.ones_like(turns.trajectory, dtype=torch.bool), turns.trajectory)
-    returns = rows.scatter(discounted_returns(rows.gather(turns.reward), config.turn_gamma), len(turns.reward))
+    returns = _turn_returns(turns, config.turn_gamma)
     same = Groups.from_ids(batch.observation_group[turns.first])
     by_turn = same.normalized(returns, by_deviation=config.normalize_by_std).masked_fill(same.alone, 0.0)
     if config.compare == "turns":
@@ -90,6 +94,47 @@ def gigpo(batch: Batch, config: GigpoConfig) -> tuple[Tensor, Tensor]:
         in_group = by_episode[turns.trajectory]
     advantage = config.episode_weight * in_group + config.turn_weight * by_turn
     return _finish(batch, turns.to_tokens(batch, advantage), whitened=config.whiten)
+
+
+def step_reinforce(batch: Batch, config: StepReinforceConfig) -> tuple[Tensor, Tensor]:
+    """Discounted return of each turn, relative to those of other turns (ROLL's `step_reinforce`).
+
+    A = (G_k - mean) / (std + 1e-6) on all tokens of turn k, G_k = r_k + turn_gamma G_{k+1}; mean and unbiased standard
+    deviation are over all turns of the group or of the batch, each optional. With a deviation of at most 1e-6, or of a
+    single turn, A = 0.
+    """
+    turns = _Turns.from_batch(batch)
+    returns = _turn_returns(turns, config.turn_gamma)
+    scopes = {"group": batch.group[turns.trajectory], "batch": torch.zeros_like(turns.trajectory)}
+    advantage = returns
+    if config.center != "none":
+        advantage = advantage - Groups.from_ids(scopes[config.center]).mean(returns)
+    if config.divide != "none":
+        groups = Groups.from_ids(scopes[config.divide])
+        deviation = groups.deviation(returns)
+        is_flat = groups.alone | (deviation <= 1e-6) | ~groups.differ(returns)
+        advantage = torch.where(is_flat, 0.0, advantage / (deviation + 1e-6))
+    return _finish(batch, turns.to_tokens(batch, advantage), whitened=config.whiten)
+
+
+def agentic_reinforce(batch: Batch, config: AgenticReinforceConfig) -> tuple[Tensor, Tensor]:
+    """Total reward of the trajectory, discounted by the turns that follow (ROLL's `agentic_reinforce`).
+
+    A = gamma^(n - k) R on all tokens of turn k of n; R is shaped before, by `algorithm.shaping`.
+    """
+    turns = _Turns.from_batch(batch)
+    num_turns = torch.bincount(turns.trajectory, minlength=len(batch.group))
+    ends = num_turns.cumsum(0)[turns.trajectory]
+    following = ends - 1 - torch.arange(len(ends))
+    rewards = trajectory_rewards(batch)[turns.trajectory]
+    advantage = rewards * torch.pow(rewards.new_tensor(config.gamma), following)
+    return _finish(batch, turns.to_tokens(batch, advantage), whitened=config.whiten)
+
+
+def _turn_returns(turns: _Turns, gamma: float) -> Tensor:
+    """Return G_k = r_k + gamma G_{k+1} of each turn, [turns]."""
+    rows = TokenRows.from_mask(torch.ones_like(turns.trajectory, dtype=torch.bool), turns.trajectory)
+    return rows.scatter(discounted_returns(rows.gather(turns.reward), gamma), len(turns.reward))
 
 
 def _finish(batch: Batch, advantages: Tensor, *, whitened: bool) -> tuple[Tensor, Tensor]:

@@ -295,6 +295,31 @@ class GigpoConfig(AdvantageSection, name="gigpo"):
     """Divide by the standard deviations."""
 
 
+@_register("turns:step_reinforce", "discounted return of each turn, relative to those of other turns")
+class StepReinforceConfig(AdvantageSection, name="step_reinforce"):
+    """Discounted return of each turn, compared with the returns of all turns of its group or of the batch (ROLL)."""
+
+    compares_within_group: ClassVar[bool] = True
+
+    turn_gamma: Share = 0.95
+    """Discount factor per turn."""
+    center: Literal["none", "group", "batch"] = "group"
+    """Turns whose mean return is subtracted."""
+    divide: Literal["none", "group", "batch"] = "group"
+    """Turns by whose standard deviation of returns is divided; with fewer than two, or equal returns, the advantage is
+    0."""
+
+
+@_register("turns:agentic_reinforce", "total reward of the episode, discounted by the turns that follow")
+class AgenticReinforceConfig(AdvantageSection, name="agentic_reinforce"):
+    """Total reward of an episode, discounted by the turns that follow (ROLL)."""
+
+    compares_within_group: ClassVar[bool] = True
+
+    gamma: Share = 1.0
+    """Discount factor per turn."""
+
+
 class NoAdvantageConfig(AdvantageSection, name="none"):
     """No advantages, for losses that need none."""
 

@@ -153,7 +153,6 @@ WAITING: list[tuple[str, Any, str, Capability]] = [
     (f"{CONFIG}grid_lookup", {"0": "W"}, f"{LAKE}env_config.grid_lookup", Capability.GRID_SYMBOLS),
     (f"{CONFIG}action_pattern", "^(.*)$", f"{LAKE}env_config.action_pattern", Capability.RESPONSE_PATTERNS),
     ("train_env_manager.group_size_redundancy", 1, "group_size_redundancy", Capability.SPARE_EPISODES),
-    ("adv_estimator", "step_reinforce", "adv_estimator", Capability.TURN_ESTIMATORS),
     ("ratio_type", "segment", "ratio_type", Capability.TURN_RATIOS),
     ("custom_env.Boxes.max_steps", 20, f"{BOXES}max_steps", Capability.ENV_SETTINGS),
     (f"{NORM}grouping", "tags", f"{NORM}grouping", Capability.TURN_ESTIMATORS),
@@ -242,6 +241,40 @@ def test_where_each_turn_is_a_sequence_an_optimizer_step_has_fewer_episodes(tmp_
     assert (advantage.name, advantage.turn_gamma, advantage.normalize_by_std) == ("gigpo", 0.9, True)
     assert (run.training.mini_batches, run.rollout.window_size, run.algorithm.turn_rewards) == (16, 1, True)
     assert any("16 of 4 episodes" in remark for remark in found.composed.remarks)
+
+
+@pytest.mark.parametrize(
+    ("grouping", "method", "scopes"),
+    [
+        ("traj_group_id", "mean_std", ("group", "group")),
+        ("traj_group_id", "mean", ("group", "none")),
+        ("batch", "mean_std", ("batch", "batch")),
+        ("batch", "identity", ("none", "none")),
+    ],
+)
+def test_returns_of_turns_are_compared_as_the_file_says(
+    tmp_path: Path, grouping: str, method: str, scopes: tuple[str, str]
+) -> None:
+    stepwise = {f"custom_env.{name}.env_manager_cls": STEPWISE for name in ("Lake", "Boxes")}
+    compared = {f"{NORM}grouping": grouping, f"{NORM}method": method, "step_reward_gamma": 0.9}
+    found = agentic(tmp_path, {"adv_estimator": "step_reinforce", **compared, **stepwise})
+    advantage: Any = found.composed.experiment.algorithm.advantage
+    assert (advantage.name, advantage.turn_gamma) == ("step_reinforce", 0.9)
+    assert (advantage.center, advantage.divide) == scopes
+    assert found.composed.experiment.algorithm.turn_rewards
+    assert not any("adv_estimator" in problem.message for problem in found.unsupported)
+    clipped = agentic(tmp_path, {"adv_estimator": "step_reinforce", "reward_clip": 5.0, **compared, **stepwise})
+    assert any("reward_clip" in problem.message for problem in clipped.unsupported)
+
+
+def test_whole_episodes_are_discounted_by_turns(tmp_path: Path) -> None:
+    changes = {"adv_estimator": "agentic_reinforce", "gamma": 0.9}
+    run = agentic(tmp_path, changes).composed.experiment
+    advantage: Any = run.algorithm.advantage
+    assert (advantage.name, advantage.gamma) == ("agentic_reinforce", 0.9)
+    assert (run.algorithm.shaping.center, run.algorithm.shaping.divide) == ("group", "group")
+    penalized = agentic(tmp_path, {**changes, "add_token_level_kl": True})
+    assert any("add_token_level_kl" in problem.message for problem in penalized.unsupported)
 
 
 def test_managers_sample_by_their_own_settings_where_the_engine_has_none(tmp_path: Path) -> None:

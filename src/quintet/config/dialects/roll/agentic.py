@@ -220,7 +220,8 @@ def _turns_to_native(values: ForeignValues, train_tags: list[Tag], native: Nativ
     native.set_constants({"rollout.format_reward": 0.0})
     tokens = first.key("env_config.special_token_list")
     native.set("rollout.strip_special_tokens", bool(first["env_config.special_token_list"]), tokens)
-    native.set("algorithm.turn_rewards", first.window is not None, first.key("env_manager_cls"))
+    by_turn = first.window is not None or native.get("algorithm.advantage.name") == "step_reinforce"
+    native.set("algorithm.turn_rewards", by_turn, first.key("env_manager_cls"))
     for tag in train_tags[1:]:
         for option in ("max_steps", "max_tokens_per_step", "env_manager_cls", "env_config.action_pattern"):
             if tag[option] != first[option]:

@@ -2,8 +2,7 @@
 
 If ROLL normalises rewards by group and then sums them up by token (`grpo` with a discount, with `reward_clip` or with a
 penalty on each token), the native estimator is `reinforce` of shaped rewards: the native `grpo` compares whole rewards,
-penalties included. ROLL's `step_reinforce` and `agentic_reinforce` need its own environments, and its KL penalty `full`
-does not sum over the vocabulary: these are not supported.
+penalties included. ROLL's KL penalty `full` does not sum over the vocabulary: it is not supported.
 """
 
 from collections.abc import Iterator
@@ -61,8 +60,7 @@ def trains_critic(values: ForeignValues, has_section: bool) -> bool:
     """Whether a critic is trained; `has_section` tells whether the file has a section for one."""
     if not values.is_set(ESTIMATOR) or is_function_address(values[ESTIMATOR]):
         return has_section
-    name = "reinforce" if values[ESTIMATOR] in ("step_reinforce", "agentic_reinforce") else values[ESTIMATOR]
-    return bool(config_class(ADVANTAGE, name).uses_values)
+    return bool(config_class(ADVANTAGE, values[ESTIMATOR]).uses_values)
 
 
 def needs_reference(values: ForeignValues) -> bool:
@@ -120,8 +118,11 @@ def _turn_advantage_to_native(
     """Set the estimator of a run in environments, where `reward_normalization` says which episodes are compared."""
     center, divide = _normalization(values, native)
     keys = (GROUPING, METHOD, *(f"{NORMALIZATION}.norm_{kind}_type" for kind in ("mean", "std")), *origins)
-    if name in ("step_reinforce", "agentic_reinforce"):  # these wait
-        name = "reinforce" if center == "none" else "gigpo"
+    if name == "step_reinforce":
+        _step_advantage_to_native(native, center, divide, keys, by_token)
+        return
+    if name == "agentic_reinforce" and values[KL_IN_REWARD]:
+        native.require(KL_IN_REWARD, Capability.TURN_ESTIMATORS)
     in_groups = center == "group" and divide in ("group", "none")
     if name == "grpo" and in_groups and not by_token:
         choose(native, ADVANTAGE, "grpo", *keys)
@@ -130,11 +131,22 @@ def _turn_advantage_to_native(
     choose(native, ADVANTAGE, "reinforce" if name == "grpo" else name, *keys)
     if name == "gigpo":
         native.set(f"{ADVANTAGE}.normalize_by_std", divide == "group", *keys)
-        if not in_groups and values[ESTIMATOR] == "gigpo":
+        if not in_groups:
             native.require(METHOD, Capability.TURN_ESTIMATORS)
         return
     native.set("algorithm.shaping.center", center, *keys)
     native.set("algorithm.shaping.divide", divide, *keys)
+
+
+def _step_advantage_to_native(
+    native: NativeBuilder, center: str, divide: str, keys: tuple[str, ...], by_token: list[str]
+) -> None:
+    """Set the estimator of turns, whose returns ROLL also discounts, clips and penalizes by token."""
+    choose(native, ADVANTAGE, "step_reinforce", *keys)
+    native.set(f"{ADVANTAGE}.center", center, *keys)
+    native.set(f"{ADVANTAGE}.divide", divide, *keys)
+    for key in by_token:
+        native.require(key, Capability.TURN_ESTIMATORS)
 
 
 def _normalization(values: ForeignValues, native: NativeBuilder) -> tuple[str, str]:

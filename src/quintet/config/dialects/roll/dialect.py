@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from quintet.config.capabilities import Capability
 from quintet.config.dialects.dialect import Dialect, Reference, key_files
 from quintet.config.dialects.ledger import KeySpec, load_keys
 from quintet.config.dialects.roll.earlier import newer_values
@@ -48,8 +47,6 @@ _KEY_FILES = {Kind.SFT: "roll_sft", Kind.DPO: "roll_dpo", Kind.DISTILLATION: "ro
 _MANAGER, _VALIDATION_MANAGER = "train_env_manager", "val_env_manager"
 _ESTIMATORS: Mapping[str, Any] = {
     "value_type": parse_type("one of gae | reinforce | grpo | gigpo | step_reinforce | agentic_reinforce or function"),
-    "requires": Capability.TURN_ESTIMATORS,
-    "noop": (parse_type("one of gae | reinforce | grpo | gigpo or function"),),
 }
 _UNDOCUMENTED_LENGTHS: Mapping[str, Mapping[str, Any]] = {
     "prompt_length": {"default": 1024},
