@@ -122,6 +122,17 @@ def test_two_processes_are_one_run_also_when_they_are_stopped_and_go_on(place: P
             assert theirs == pytest.approx(ours, rel=1e-5, abs=1e-6)
 
 
+def test_each_listed_rank_writes_its_profile(place: Path) -> None:
+    words = ("sft=null", "warm_start=null", "training.steps=1", "tracking.profile={ranks: null, torch: {}}")
+    assert start(place, "profiled", TWO, *words).wait(timeout=240) == 0, log(place, "profiled")
+    directory = place / "runs/profiled/profile"
+    for rank in range(2):
+        events = json.loads((directory / f"step_000001_rank_{rank}.json").read_text())["traceEvents"]
+        assert {event["pid"] for event in events} == {rank}
+        assert {"learners.actor.update", "forward_backward"} <= {event["name"] for event in events}
+        assert (directory / f"step_000001_rank_{rank}.torch.json.gz").stat().st_size > 0
+
+
 def test_two_processes_continue_a_stopped_warm_start(place: Path) -> None:
     words = ("sft=null", "training.steps=1", "warm_start.updates=24", "checkpoint.keep=24")
     whole, stopped = place / "runs/whole", place / "runs/stopped"

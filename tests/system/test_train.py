@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import signal
@@ -51,6 +52,38 @@ def test_a_run_leaves_what_it_promises(quintet: Command, small: Path, tmp_path: 
     assert ("critic/vf_loss" in lines[1]) == (advantage != "grpo")
     assert "val/frozenlake/success_rate" in lines[0]
     assert "val/frozenlake/success_rate" in lines[2]
+
+
+def trace_names(path: Path) -> dict[str, set[str]]:
+    """Return the names of the spans, requests and counters of a trace by track."""
+    events = json.loads(path.read_text())["traceEvents"]
+    tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    names: dict[str, set[str]] = {}
+    for event in events:
+        if event["ph"] != "M":
+            names.setdefault(tracks[event["tid"]] if event["ph"] == "X" else event["name"], set()).add(event["name"])
+    return names
+
+
+def test_a_profiled_step_has_a_trace_of_everything_it_does(quintet: Command, small: Path, tmp_path: Path) -> None:
+    profile = "tracking.profile={steps: [2], torch: {}}"
+    words = ("training.steps=2", "env.processes=2", "validation.before_training=false", profile)
+    quintet("train", str(small), *words)
+    directory = tmp_path / "runs/small/profile"
+    assert sorted(path.name for path in directory.iterdir()) == [
+        "step_000002_rank_0.json",
+        "step_000002_rank_0.torch.json.gz",
+    ]
+    names = trace_names(directory / "step_000002_rank_0.json")
+    phases = {"step", "gen", "update_actor", "sync_weights", "testing"}
+    assert phases | {"learners.actor.update", "forward_backward", "agent_loop"} <= names["MainThread"]
+    assert {"step", "forward", "sample", "load_weights"} <= names["engine 0"]
+    for number in (1, 2):
+        assert {"reset", "step"} <= names[f"frozenlake worker {number}"]
+    assert {"requests of engine 0", "memory, MiB"} <= names.keys()
+    operators = gzip.decompress((directory / "step_000002_rank_0.torch.json.gz").read_bytes())
+    recorded = {event.get("name") for event in json.loads(operators)["traceEvents"]}
+    assert {"update_actor", "aten::mm"} <= recorded
 
 
 def test_the_policy_loads_with_nothing_of_ours(quintet: Command, small: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 SRC = Path(__file__).parents[2] / "src" / "quintet"
 LAYERS = [
     ("relations", "expressions"),
-    ("errors", "hardware", "loading_lock", "records", "seeds"),
+    ("errors", "hardware", "loading_lock", "records", "seeds", "trace"),
     ("embodied_records",),
     ("registry",),
     ("sandbox", "kernels"),

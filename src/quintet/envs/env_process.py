@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from quintet import trace
 from quintet.config.native.envs import EnvProcessesConfig
 from quintet.envs.validation import (
     INVALID_OUTPUT,
@@ -42,6 +43,8 @@ class EnvProcess:
     number: int
     connection: socket.socket
     limits: EnvProcessesConfig
+    env: str = "env"
+    """Name of the env, for traces."""
     episode: int | None = None
     seed: int = 0
     num_episodes: int = 0
@@ -51,6 +54,8 @@ class EnvProcess:
     deadline: float = math.inf
     """End of the current state's time limit, on the monotonic clock."""
     _state: str = WAITING
+    _entered: int = 0
+    """Begin of the current state, of `time.perf_counter_ns`."""
     _num_actions: int = 0
     """Number of actions in the current request."""
     _steps: list[Step] = field(default_factory=list)
@@ -119,7 +124,9 @@ class EnvProcess:
             yield Failure(self.where, INVALID_OUTPUT, str(error))
 
     def _enter(self, state: str) -> None:
-        self._state = state
+        if self._state != WAITING and trace.is_recording():
+            trace.add_span(self._state, self._entered, f"{self.env} worker {self.number}", episode=self.episode)
+        self._state, self._entered = state, time.perf_counter_ns()
         self.deadline = time.monotonic() + self.time_limit
 
     def _send(self, message: Mapping[str, Any]) -> None:

@@ -176,7 +176,8 @@ class SubprocessVectorEnv:
                 return None
             self._processes.kill(used_up)
         modules = (WORKER, _env_module(self._config))
-        return self._processes.fork(partial(EnvProcess, limits=self._limits), self._setup, modules)
+        create = partial(EnvProcess, limits=self._limits, env=self._config.name)
+        return self._processes.fork(create, self._setup, modules)
 
     # ---- ending
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from quintet import trace
 from quintet.envs.env import Env
 from quintet.envs.validation import (
     INVALID_OUTPUT,
@@ -142,7 +143,8 @@ class LocalVectorEnv:
         if len(requests) > 1:
             self._prepare(requests)
         for episode, request in requests:
-            event = self._start(episode, request) if isinstance(request, int) else self._step(episode, request)
+            with trace.span("reset" if isinstance(request, int) else "step", "envs", episode=episode):
+                event = self._start(episode, request) if isinstance(request, int) else self._step(episode, request)
             self._events.append(event)
         self.seconds += time.perf_counter() - started
 

@@ -86,10 +86,13 @@ def reinforce(run: Run, components: Components, stop: StopRequest) -> None:
     with run.progress.phase("learning", steps, done=first) as progress:
         for step in range(first + 1, steps + 1):
             timings = Timings()
-            rollout, metrics = train_step(components, step, timings)
-            if is_due(step, config.validation.every_steps) or (step == steps and config.validation.every_steps >= 0):
-                with timings.phase("testing"):
-                    metrics |= validate(run, components, step)
+            with run.profiled(step):
+                rollout, metrics = train_step(components, step, timings)
+                if is_due(step, config.validation.every_steps) or (
+                    step == steps and config.validation.every_steps >= 0
+                ):
+                    with timings.phase("testing"):
+                        metrics |= validate(run, components, step)
             show_rollout(run, step, rollout)
             for warning in warnings.check(rollout.trajectories, metrics):
                 run.progress.note(warning)

@@ -6,7 +6,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -146,6 +146,14 @@ class Run:
             return self.checkpoint.directory
         return self.directory.warm_start_checkpoints
 
+    def profiled(self, step: int) -> AbstractContextManager[None]:
+        """Return the context of a step that is profiled if `tracking.profile` lists it."""
+        config = self.config.tracking.profile
+        if config is None or self.controller is None or not (config.covers(step) or config.prepares(step)):
+            return nullcontext()
+        directory = Path(config.directory) if config.directory else self.directory.profile
+        return self.controller.profiled(config, directory.absolute(), step)
+
     def wait(self) -> None:
         """Wait until the current checkpoint is written completely.
 
@@ -270,6 +278,13 @@ def _mark_running(run: Run) -> None:
 def is_due(step: int, every: int) -> bool:
     """Return whether something that happens every `every` steps (never if 0 or less) is due after `step`."""
     return every > 0 and step % every == 0
+
+
+def is_validated(config: Experiment, step: int) -> bool:
+    """Return whether a validation follows `step`: every `validation.every_steps`, and after the last step unless the
+    number is negative."""
+    every = config.validation.every_steps
+    return is_due(step, every) or (step == config.training.steps and every >= 0)
 
 
 def interrupted(run: Run, stop: StopRequest, position: str) -> InterruptedRun:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from quintet import trace
+
 
 class Timings:
     """Seconds spent in each phase of a step."""
@@ -17,7 +19,8 @@ class Timings:
     def phase(self, name: str) -> Iterator[None]:
         """Add the time spent within the context to `timing_s/<name>`."""
         started = time.perf_counter()
-        yield
+        with trace.span(name):
+            yield
         key = f"timing_s/{name}"
         self.metrics[key] = self.metrics.get(key, 0.0) + time.perf_counter() - started
 

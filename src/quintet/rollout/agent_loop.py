@@ -11,6 +11,7 @@ from functools import lru_cache
 from itertools import count
 from typing import Self
 
+from quintet import trace
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.rollout import RolloutConfig
 from quintet.envs.env import Env
@@ -171,12 +172,18 @@ class AgentLoop:
         return started
 
     def _step(self) -> None:
+        with trace.span("agent_loop", running=len(self._running)):
+            self._advance()
+
+    def _advance(self) -> None:
         started, before = time.perf_counter(), self.engine_seconds + self._envs.seconds
         if self._engine.busy:
             for generation in self._step_engine():
                 self._handle_generation(generation)
         idle = not self._engine.busy and not self._finished
-        for event in self._envs.poll(wait=idle and bool(self._running)):
+        with trace.span("poll_envs"):
+            events = self._envs.poll(wait=idle and bool(self._running))
+        for event in events:
             self._handle_env_event(event)
         if self._state_rewards is not None:
             self._finished += self._state_rewards.ready(wait=not self._running and not self._finished)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
+from quintet import trace
 from quintet.config.native.rollout import RolloutConfig
 from quintet.errors import MachineError
 from quintet.records import (
@@ -228,7 +229,8 @@ class SingleTurnLoop:
                 self._handle_generation(generation)
             results = self._scorer.ready()
         else:
-            results = self._scorer.drain()
+            with trace.span("drain_scorer"):
+                results = self._scorer.drain()
             scored = {result.id for result in results}
             for number in [number for number in self._running if number not in scored]:
                 self._end(number, Outcome.FAILED, LOST)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 from quintet.config.native.experiment import Experiment
+from quintet.config.native.tracking import ProfileConfig
 from quintet.config.plan.process_layout import process_layout
 from quintet.envs.hosted_envs import HostedVectorEnv
 from quintet.rewards.judge_server import JudgeServer
@@ -157,6 +160,20 @@ class Controller:
         }
         components = {name: [by_rank[rank] for rank in each] for name, each in ranks.items()}
         return RobotWorkers(self._transport, config, policy, components.get("envs", ()), components.get("rollout", ()))
+
+    @contextmanager
+    def profiled(self, config: ProfileConfig, directory: Path, step: int) -> Iterator[None]:
+        """Profile a step on the ranks that `config` lists, those with devices of the actor; their files are complete
+        at the end of the context."""
+        arguments = {"config": config, "directory": directory, "step": step}
+        self._transport.broadcast(RemoteCall(WORKER, "start_profile", arguments))
+        stop = RemoteCall(WORKER, "stop_profile", {"step": step})
+        try:
+            yield
+        except BaseException:
+            self._transport.call(stop)  # on this rank alone: another one may be the cause
+            raise
+        self._transport.broadcast(stop)
 
     def check_alive(self) -> None:
         """Check that all workers are alive.

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from quintet import trace
 from quintet.errors import MachineError
 from quintet.records import Failure, Generation, Request
 from quintet.rollout.engines.engine import Engine
@@ -67,6 +68,7 @@ class RoutedEngines:
             return
         self._engines[index].add_request(request)
         self._router.add(request, index)
+        trace.start_request(request.id, requests_track(index), prompt_tokens=len(request.prompt))
         self._busy.add(index)
         self._reassign_lost(index)
 
@@ -79,7 +81,11 @@ class RoutedEngines:
         for index in busy:
             self._reassign_lost(index)
         steps = STEPS_PER_CALL if len(self._engines) > 1 else 1
-        return self._completed(busy, [each for index in busy for each in self._engines[index].step(steps)])
+        return self._completed(busy, [each for index in busy for each in self._step_engine(index, steps)])
+
+    def _step_engine(self, index: int, steps: int) -> list[Generation]:
+        with trace.span("step", engine_track(index)):
+            return self._engines[index].step(steps)
 
     def abort(self, ids: Collection[int]) -> list[Generation]:
         by_engine = self._ids_by_engine(ids)
@@ -116,6 +122,7 @@ class RoutedEngines:
     def _count_completed(self, generations: Iterable[Generation]) -> None:
         for generation in generations:
             self._router.complete(generation.id)
+            trace.end_request(generation.id, tokens=len(generation.tokens), reason=generation.finish_reason)
             self._num_losses.pop(generation.id, None)
 
     def _revive_dead(self) -> None:
@@ -187,8 +194,9 @@ class RoutedEngines:
     def sync_weights(self, version: int, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
         self.weight_version = version
         self._router.forget_prompts()
-        for engine in self._engines:
-            engine.load_weights(version, weights())
+        for index, engine in enumerate(self._engines):
+            with trace.span("load_weights", engine_track(index), version=version):
+                engine.load_weights(version, weights())
         self._reassign_all_lost()
 
     def load_missing_weights(self, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
@@ -232,3 +240,13 @@ class RoutedEngines:
             for name, value in engine.pop_metrics().items():
                 total[name] = total.get(name, 0) + value
         return total
+
+
+def engine_track(index: int) -> str:
+    """Return the track of an engine in traces."""
+    return f"engine {index}"
+
+
+def requests_track(index: int) -> str:
+    """Return the track of an engine's requests in traces."""
+    return f"requests of engine {index}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,9 +12,10 @@ from selectors import EVENT_READ, DefaultSelector
 from threading import Lock
 from typing import TYPE_CHECKING
 
+from quintet import trace
 from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.restarting_engine import LostRequest, RestartingEngine, engine_failure
-from quintet.runtime.engine_group import RoutedEngines
+from quintet.runtime.engine_group import RoutedEngines, engine_track, requests_track
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,6 +42,8 @@ class FreeRunningEngines(RoutedEngines):
         """Held by the thread that calls the engine."""
         self._stepping: set[int] = set()
         """Engines whose step has been started and whose result has not been taken."""
+        self._step_started: dict[int, int] = {}
+        """When their last steps were started, of `time.perf_counter_ns`."""
         self._startable: set[int] = set()
         """Busy engines without a started step."""
         self._unsent: dict[int, list[Request]] = defaultdict(list)
@@ -70,6 +74,7 @@ class FreeRunningEngines(RoutedEngines):
             return
         self._unsent[index].append(request)
         self._router.add(request, index)
+        trace.start_request(request.id, requests_track(index), prompt_tokens=len(request.prompt))
         self._set_busy(index)
 
     def _set_busy(self, index: int) -> None:
@@ -108,6 +113,7 @@ class FreeRunningEngines(RoutedEngines):
             descriptor = engine.result_fileno()
             if engine.busy and not engine.is_dead:
                 self._stepping.add(index)
+                self._step_started[index] = time.perf_counter_ns()
         finally:
             self._locks[index].release()
         if index not in self._stepping:
@@ -166,7 +172,9 @@ class FreeRunningEngines(RoutedEngines):
         if index not in self._stepping:
             return []
         self._stepping.discard(index)
-        return self._engines[index].step()
+        generations = self._engines[index].step()
+        trace.add_span("step", self._step_started[index], engine_track(index))
+        return generations
 
     def _settle(self, index: int) -> None:
         """Reassign lost requests of an engine after calls, and update in which state it is."""

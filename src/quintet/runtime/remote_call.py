@@ -28,6 +28,7 @@ from quintet.config.native.algorithm import AlgorithmConfig
 from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import CriticConfig, OptimizerConfig
+from quintet.config.native.tracking import ProfileConfig
 from quintet.config.native.training import DistillationConfig
 from quintet.embodied_records import ChunkBatch, RobotEpisode, RolloutRequest
 from quintet.envs.event_messages import event_from_text, event_text
@@ -137,6 +138,7 @@ _CODECS: Mapping[str, _Codec] = {
     ),
     "optimizer": _config_codec(OptimizerConfig),
     "experiment": _config_codec(Experiment),
+    "profile": _config_codec(ProfileConfig),
     "reward_model": _config_codec(RewardModelConfig),
     "request": _Codec(Request, _encode_request, _decode_request),
     "prompt_row": _record_codec(PromptRow),

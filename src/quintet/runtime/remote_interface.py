@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import OptimizerConfig
+from quintet.config.native.tracking import ProfileConfig
 from quintet.embodied_records import ChunkBatch, RobotEpisode, RolloutRequest
 from quintet.envs.hosted_envs import EnvRequest
 from quintet.envs.vector_env import EnvEvent
@@ -64,6 +65,12 @@ class ComponentBuilder(Protocol):
 
     def build_robots(self, config: Experiment, policy: Path) -> None:
         """Build the rank's robots, and the learner of the action policy at `policy`."""
+
+    def start_profile(self, config: ProfileConfig, directory: Path, step: int) -> None:
+        """Record a profile of this step, or prepare for that of the next one, if `config` lists this rank."""
+
+    def stop_profile(self, step: int) -> None:
+        """End the recording that `start_profile` began, and write its files."""
 
 
 @dataclass(frozen=True, slots=True)

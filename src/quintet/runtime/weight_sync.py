@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from quintet import trace
 from quintet.config.native.experiment import Experiment
 from quintet.runtime.groups import EngineGroup
 
@@ -40,9 +41,11 @@ class WeightSync:
 
     def sync(self, version: int) -> None:
         """Load the learner's weights into the engines, as `version`: the number of the step that trained them."""
-        self._stage()
+        with trace.span("stage_weights"):
+            self._stage()
         if self._is_asleep:
-            self._engines.wake_up()
+            with trace.span("wake_up"):
+                self._engines.wake_up()
             self._is_asleep = False
         self._version = version
         self._engines.sync_weights(version, lambda: self._weights(version))

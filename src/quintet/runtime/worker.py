@@ -9,11 +9,14 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quintet import trace
 from quintet.config.native.experiment import Experiment
+from quintet.config.native.tracking import ProfileConfig
 from quintet.runtime.engine_worker import EngineWorkerOfRank, build_engine_worker
 from quintet.runtime.judge_servers import LOOPBACK, JudgeServers
 from quintet.runtime.local_learners import LocalLearners
 from quintet.runtime.process_settings import configure_process, seed_torch
+from quintet.runtime.profiler import RankProfiler
 from quintet.runtime.remote_call import STOP, RemoteCall, RemoteRef, receive, send_result
 from quintet.runtime.remote_interface import ENGINE, LEARNERS, REMOTE_OBJECTS, ROBOTS, WORKER, remote_methods
 from quintet.runtime.sft_learner import build_sft_learners
@@ -37,6 +40,7 @@ class Worker:
         self._learners: LocalLearners | None = None
         self._engine: EngineWorkerOfRank | None = None
         self._robots: LocalRobotWorker | None = None
+        self._profiler: RankProfiler | None = None
 
     def build_learners(self, config: Experiment, policy: Path, *, sft: bool = False) -> None:
         configure_process(config)
@@ -76,9 +80,21 @@ class Worker:
         seed_torch(config)
         self._robots = LocalRobotWorker(config, policy, self._ranks)
 
+    def start_profile(self, config: ProfileConfig, directory: Path, step: int) -> None:
+        if config.ranks is None or self._ranks.rank in config.ranks:
+            self._profiler = self._profiler or RankProfiler(config, directory, self._ranks.rank)
+            self._profiler.start(step)
+
+    def stop_profile(self, step: int) -> None:
+        if self._profiler is not None:
+            self._profiler.stop(step)
+
     def close(self) -> None:
-        """Release engine and robots, and end servers of judges."""
+        """Release engine and robots, end servers of judges, and discard a profile that is being recorded."""
         self.close_judge_servers()
+        if self._profiler is not None:
+            self._profiler.close()
+            self._profiler = None
         if self._engine is not None:
             self._engine.close()
             self._engine = None
@@ -118,7 +134,8 @@ def execute_call(call: RemoteCall, resolve: Callable[[str], Any]) -> Any:
     arguments = {
         name: resolve(value.target) if isinstance(value, RemoteRef) else value for name, value in call.arguments.items()
     }
-    return member(**arguments)
+    with trace.span(f"{call.target}.{call.method}"):
+        return member(**arguments)
 
 
 def run_worker(rendezvous: Rendezvous) -> None:

@@ -96,6 +96,11 @@ class RunDirectory:
         return self.path / "logs"
 
     @property
+    def profile(self) -> Path:
+        """Profiles of training steps."""
+        return self.path / "profile"
+
+    @property
     def processes(self) -> RunProcesses:
         return RunProcesses(self.path / "processes")
 
@@ -126,7 +131,7 @@ class RunDirectory:
         """
         with translate_os_errors(self.path):
             before = (self.policy, self.warm_start_checkpoints, self.warm_start)
-            folders = ("trajectories", "images", "pictures", "videos")
+            folders = ("trajectories", "images", "pictures", "videos", "profile")
             after = (self.tensorboard, self.checkpoints, *(self.path / name for name in folders))
             files = (self.metrics, self.report, self.state, self.config, self.progress)
             for path in (*after, *files, *(() if keep_warm_start else before)):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from quintet import trace
 from quintet.algorithms.aggregation import Aggregation
 from quintet.algorithms.objective import CriticObjective, PolicyObjectiveFn
 from quintet.config.native.learners import OptimizerConfig
@@ -95,7 +96,8 @@ class GradientLearner:
             if is_usable and not should_skip(sums):
                 decay = self._config.weight_decay if weight_decay is None else weight_decay
                 self._set_rates(learning_rate, decay)
-                self._optimizer_step()
+                with trace.span("optimizer_step"):
+                    self._optimizer_step()
             self.optimizer.zero_grad(set_to_none=True)
         return {**sums, "grad_norm": float(grad_norm), "skipped": float(not is_usable), "lr": learning_rate}
 
@@ -129,7 +131,8 @@ class GradientLearner:
         passes: list[Any] = [getattr(assignment.item, "packed", assignment.item) for assignment in assigned]
         if reference is not None:
             reference.precompute_lazy_logits(passes)
-        self.strategy.forward_backward(passes, scaled_loss)
+        with trace.span("forward_backward", passes=len(passes)):
+            self.strategy.forward_backward(passes, scaled_loss)
         totals = self._ranks.all_reduce_dict(self.strategy.broadcast_from_last_stage(sums))
         self.strategy.reduce_gradients()
         return totals

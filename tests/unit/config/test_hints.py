@@ -346,6 +346,8 @@ CASES = [
     ["env.name=simulator", "env.simulator=arm", "algorithm.kl={}", "algorithm.reward_kl={}"],
     ["env.name=svg"],
     ["tracking.video={}"],
+    ["tracking.profile={ranks: [0, 1], steps: [1000]}", "training.steps=3"],
+    *([f"tracking.profile={{{words}}}"] for words in ("steps: []", "ranks: []", "trace: false")),
     ["tracking.validation_video.robots=4"],
     *(
         ["env.name=svg", "policy.preset=grid-vl", *words]

@@ -23,6 +23,7 @@ from quintet.config.checks.processes import (
     ray_command,
     torchrun_command,
 )
+from quintet.config.checks.profiles import profile_problems
 from quintet.config.checks.robots import robot_problems
 from quintet.config.checks.sharding import sharding_problems
 from quintet.config.checks.svg_scores import svg_problems
@@ -91,6 +92,7 @@ def unsupported_problems(composed: ComposedConfig, rank: RankInfo | None = None)
     yield from svg_problems(composed)
     yield from tool_problems(composed)
     yield from video_problems(composed)
+    yield from profile_problems(composed)
     yield from robot_problems(composed)
 
 

@@ -1,5 +1,6 @@
 """Metrics, logs, reports and checkpoints of a run."""
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
@@ -21,6 +22,57 @@ class VideoConfig(Section):
     """Number of robots in a video, the first of the batch."""
     every_rollouts: PositiveInt = 1
     """Record every n-th rollout, from the first: a pass over all robots in a step, or a validation."""
+
+
+class TorchProfilerConfig(Section):
+    """Profiles of PyTorch's operators and of kernels, by `torch.profiler`."""
+
+    activities: ListOf[Literal["cpu", "cuda"]] = ("cpu", "cuda")
+    """What is recorded: operators (`cpu`) and kernels of CUDA GPUs (`cuda`), which are left out without a GPU."""
+    record_shapes: bool = False
+    """Record the shapes of operators' inputs."""
+    profile_memory: bool = False
+    """Record allocations of tensors."""
+    with_stack: bool = False
+    """Record the lines of Python code that called the operators."""
+    with_flops: bool = False
+    """Estimate the floating-point operations of matrix products and convolutions."""
+    with_modules: bool = False
+    """Record the modules of TorchScript models that called the operators."""
+    warmup: bool = True
+    """Run the profiler in the step before as well and discard what it recorded: its first step is slower."""
+
+
+class ProfileConfig(Section):
+    """Profiles of training steps, one file per step and rank."""
+
+    steps: ListOf[PositiveInt] | None = None
+    """Steps that are profiled; null profiles every step."""
+    ranks: ListOf[Count] | None = (0,)
+    """Ranks that are profiled, among those with devices of the actor; null profiles all of them."""
+    directory: str | None = None
+    """Directory of the profiles; null uses `profile` in the run directory."""
+    trace: bool = True
+    """Write `step_{step}_rank_{rank}.json`: spans of phases, learners, engines, requests and environments, and memory
+    over time, in Chrome's trace format."""
+    torch: TorchProfilerConfig | None = None
+    """Write `step_{step}_rank_{rank}.torch.json.gz` as well, the profile of `torch.profiler`; null writes none."""
+
+    def covers(self, step: int) -> bool:
+        """Return whether a step is profiled."""
+        return self.steps is None or step in self.steps
+
+    def prepares(self, step: int) -> bool:
+        """Return whether the profiler warms up in a step that is not profiled itself."""
+        return self.torch is not None and self.torch.warmup and not self.covers(step) and self.covers(step + 1)
+
+    def conflicts(self) -> Iterator[tuple[str, ...]]:
+        if self.steps == ():
+            yield "no step is profiled with an empty list", "steps=[2]", "steps=null"
+        if self.ranks == ():
+            yield "no rank is profiled with an empty list", "ranks=[0]", "ranks=null"
+        if not self.trace and self.torch is None:
+            yield "nothing is recorded without `trace` and `torch`", "trace=true"
 
 
 class TrackingConfig(Section):
@@ -60,6 +112,8 @@ class TrackingConfig(Section):
     """Directory for a second copy of `config.yaml`; null writes none."""
     flops: bool = False
     """Log FLOP/s of policy updates per device, and MFU if the peak of the device is known."""
+    profile: ProfileConfig | None = None
+    """Profiles of training steps; null records none."""
     report_episodes: Annotated[int, Field(ge=0, le=200)] = 12
     """Number of episodes in `report.html`."""
 

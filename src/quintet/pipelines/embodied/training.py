@@ -49,11 +49,14 @@ def reinforce(run: Run, components: RobotComponents, stop: StopRequest) -> None:
     with run.progress.phase("learning", steps, done=first) as progress:
         for step in range(first + 1, steps + 1):
             timings = Timings()
-            metrics = train_step(components, step, timings)
-            show_rollout(run, components, step)
-            if is_due(step, config.validation.every_steps) or (step == steps and config.validation.every_steps >= 0):
-                with timings.phase("testing"):
-                    metrics |= validate(run, components, step)
+            with run.profiled(step):
+                metrics = train_step(components, step, timings)
+                show_rollout(run, components, step)
+                if is_due(step, config.validation.every_steps) or (
+                    step == steps and config.validation.every_steps >= 0
+                ):
+                    with timings.phase("testing"):
+                        metrics |= validate(run, components, step)
             run.log(step, {**metrics, **timings.metrics, **saving.metrics, "training/global_step": step})
             saving = Timings()
             if is_due(step, config.checkpoint.every_steps) or step == steps or stop:

@@ -115,6 +115,7 @@ def _sft_stage_config(config: Experiment, sft: SftConfig) -> Experiment:
             "name": "sft",
             "output_dir": str(RunDirectory.from_config(config).path),
             "checkpoint": config.checkpoint.model_copy(update=checkpoint),
+            "tracking": config.tracking.model_copy(update={"profile": None}),
             "resume": "auto",
         }
     )
@@ -136,7 +137,7 @@ def train_sft(run: Run, stage: SftStage, dataset: SftDataset, stop: StopRequest)
     with run.progress.phase("fine-tuning", steps, done=first) as progress:
         for step in range(first + 1, steps + 1):
             timings = Timings()
-            with timings.phase("step"):
+            with run.profiled(step), timings.phase("step"):
                 batch = dataset.train.batch(dataset.rows(step))
                 metrics = stage.update(batch, step, steps)
             metrics |= throughput(timings, len(batch.tokens))

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quintet import trace
 from quintet.errors import ConfigError
 from quintet.policies.inference_decoder import apply_head, fuse_projections
 from quintet.policies.lora import has_lora, iter_merged_weights, merge_adapters
@@ -163,12 +164,14 @@ class HfEngine:
         scheduler = self._scheduler
         try:
             scheduler.admit()
-            hidden = scheduler.forward()
+            with trace.span("forward", running=len(scheduler.running.requests), prefilling=scheduler.num_prefilling):
+                hidden = scheduler.forward()
             prefilled = scheduler.start_decoding()
             if prefilled:
                 hidden = torch.stack(prefilled) if hidden is None else torch.cat([hidden, torch.stack(prefilled)])
             if hidden is not None:
-                scheduler.running.sample(apply_head(self._model.get_output_embeddings(), hidden).float())
+                with trace.span("sample"):
+                    scheduler.running.sample(apply_head(self._model.get_output_embeddings(), hidden).float())
             if self._stats:
                 self._stats.record(len(scheduler.running.requests), scheduler.num_waiting)
             return self._finish_requests()

@@ -50,6 +50,10 @@ class Scheduler:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def num_prefilling(self) -> int:
+        return len(self._prefilling)
+
     def add(self, request: Request, weight_version: int, matcher: TokenMatcher | None = None) -> None:
         """Queue a request behind the waiting ones; `matcher` is that of its structured output."""
         self._waiting.append(ScheduledRequest(request, weight_version, matcher=matcher))
