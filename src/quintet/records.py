@@ -128,6 +128,12 @@ class PromptRow:
     """How it is answered, `single_turn_agent` or `tool_agent`; None calls tools if there are any."""
 
     @property
+    def tool_selection(self) -> tuple[str, ...] | None:
+        """Names of the tools that its responses may call, None for all of the run: `tool_selection` in `extra_info`."""
+        selection = self.extra.get("tool_selection")
+        return tuple(map(str, selection)) if isinstance(selection, list | tuple) and selection else None
+
+    @property
     def has_replies(self) -> bool:
         """Whether its responses may call tools, and simulated users reply to them."""
         return self.agent_loop != "single_turn_agent"

@@ -235,6 +235,11 @@ def load_user_object(reference: str, key: str, entry_points: str | None = None) 
     return cast("Callable[..., Any]", getattr(module, name))
 
 
+def load_user_module(location: str, key: str) -> ModuleType:
+    """Import the module or file that a user names; see `load_user_object`."""
+    return _import(location, key, location)
+
+
 @contextmanager
 def user_errors(reference: str, key: str) -> Iterator[None]:
     """Report exceptions of a user's function or class with the line of its file, without Quintet's frames.

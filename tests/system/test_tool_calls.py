@@ -55,6 +55,19 @@ tools:
       type: function
       function: {name: calculator, description: Adds., parameters: {expression: string}}
 """
+FUNCTIONS = '''
+from verl.tools.function_tool import function_tool
+
+
+@function_tool("calculator")
+def add(expression: str) -> str:
+    """Adds numbers.
+
+    Args:
+        expression: a sum
+    """
+    return str(sum(map(int, expression.split("+"))))
+'''
 
 
 def played(run: Path, step: int) -> list[dict[str, Any]]:
@@ -89,4 +102,11 @@ def test_a_policy_learns_to_call_a_tool_and_trains_on_natively_and_as_under_verl
     lines = metrics(run)
     assert [line["step"] for line in lines] == [0, 1, 2]
     # the policy calls by the name that it has learnt, and the class of verl answers
+    assert all(line["tool/calls"] > 0 and line["tool/failed_calls"] < line["tool/calls"] for line in lines[1:])
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
+    turns = "actor_rollout_ref.rollout.multi_turn"
+    functions = (f"{turns}.tool_config_path=null", f"{turns}.function_tool_path=functions.py")
+    quintet("train", "verl.yaml", *functions, "trainer.default_local_dir=runs/functions")
+    lines = metrics(tmp_path / "runs/functions")
+    assert [line["step"] for line in lines] == [0, 1, 2]
     assert all(line["tool/calls"] > 0 and line["tool/failed_calls"] < line["tool/calls"] for line in lines[1:])

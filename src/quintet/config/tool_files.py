@@ -60,34 +60,48 @@ def _tool(entry: Any, path: str) -> tuple[str, ToolConfig]:
     """Return the name of a function and its tool."""
     if not isinstance(entry, Mapping) or not isinstance(entry.get("class_name"), str):
         raise _error(path, f"has a tool without class_name: {entry!r:.80}")
-    class_name = entry["class_name"]
-    if class_name not in CLASSES:
-        raise _error(path, f"class_name = {class_name} {Capability.TOOLS.refusal()}")
-    schema = entry.get("tool_schema")
+    class_name, schema = entry["class_name"], entry.get("tool_schema")
     function = schema.get("function") if isinstance(schema, Mapping) else {}
     if not isinstance(function, Mapping):
         raise _error(path, f"the tool_schema of {class_name} has no `function`")
+    settings = _built_in(entry, path) if class_name in CLASSES else _own_class(entry, path, function)
     texts = {key: function[key] for key in ("description", "parameters") if function.get(key) is not None}
     try:
-        tool = ToolConfig.model_validate({"tool": CLASSES[class_name], **texts, **_service(entry, path)})
+        tool = ToolConfig.model_validate({**settings, **texts})
     except ValidationError as error:
         problem = error.errors()[0]
         raise _error(path, f"the tool_schema of {class_name}: {problem['loc'][0]}: {problem['msg']}") from error
-    return str(function.get("name", CLASSES[class_name])), tool
+    return str(function.get("name", settings["tool"])), tool
 
 
-def _service(entry: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Return the settings of a tool that calls a service."""
+def _built_in(entry: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Return the settings of a built-in tool; those that call services have an address and a limit."""
     class_name, config = entry["class_name"], entry.get("config") or {}
     tool = CLASSES[class_name]
     if tool not in ARGUMENTS:
-        return {}
+        return {"tool": tool}
     address = next(iter(ARGUMENTS[tool]))
     if not isinstance(config, Mapping) or not str(config.get(address, "")).startswith(("http://", "https://")):
         raise _error(path, f"the config of {class_name} needs {address}, the URL of the service")
     limit = config.get("rate_limit", RATE_LIMITS[tool]) if config.get("enable_global_rate_limit", True) else None
     arguments = {name: config[key] for key, name in ARGUMENTS[tool].items() if config.get(key) is not None}
-    return {"arguments": arguments, "max_concurrent": limit}
+    return {"tool": tool, "arguments": arguments, "max_concurrent": limit}
+
+
+def _own_class(entry: Mapping[str, Any], path: str, function: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a class that is not verl's; its name and description come from the file."""
+    class_name, config = entry["class_name"], entry.get("config") or {}
+    module, _, attribute = class_name.rpartition(".")
+    if not module or class_name.startswith("verl."):
+        raise _error(path, f"class_name = {class_name} {Capability.TOOLS.refusal()}")
+    if not isinstance(function.get("name"), str):
+        raise _error(path, f"{class_name} needs a tool_schema with `function.name`")
+    return {
+        "tool": f"{module}:{attribute}",
+        "description": function["name"],
+        "parameters": {"type": "object", "properties": {}},
+        "arguments": {"config": config, "tool_schema": entry["tool_schema"]},
+    }
 
 
 def _error(path: str, problem: str) -> ConfigError:

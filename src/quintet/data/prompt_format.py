@@ -75,7 +75,7 @@ class PromptFormat:
         self._limit = max_tokens
         self._truncation: Truncation = truncation
         self._images = images
-        self._variables = {"tools": list(tools)} if tools else {}
+        self._tools = {tool["function"]["name"]: tool for tool in tools}
         if self._template.text is None and not tokenizer.chat_template:
             raise ConfigError(
                 "the tokenizer has no chat template",
@@ -99,13 +99,20 @@ class PromptFormat:
                 messages,
                 self._template,
                 add_generation_prompt=True,
-                variables=self._variables if prompt_row.has_replies else {},
+                variables=self._variables(prompt_row),
             )
         except TemplateRenderingError as error:
             message = f"{KEY}: the chat template cannot be applied to row {prompt_row.id}: {error}"
             hint = f"use roles that the template supports, or another template, such as {KEY}=chatml"
             raise ConfigError(message, key=KEY, hint=hint) from error
         return f"{text}{self._template.response_prefix}"
+
+    def _variables(self, prompt_row: PromptRow) -> dict[str, Any]:
+        """Return the variables of the template: the tools of a row, in the order in which it selects them."""
+        if not self._tools or not prompt_row.has_replies:
+            return {}
+        names = self._tools if prompt_row.tool_selection is None else prompt_row.tool_selection
+        return {"tools": [self._tools[name] for name in names if name in self._tools]}
 
     def untruncated_tokens(
         self, prompt_row: PromptRow, place: str = "the prompt", images: Sequence[RowImage] = ()

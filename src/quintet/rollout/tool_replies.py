@@ -37,7 +37,10 @@ class ToolReplies:
         parser = ToolCallParser()
         found = [*parser.update(running.text)[1], *parser.finish()[1]]
         calls = list(islice(found, self._config.max_parallel_calls))
-        requests = [call_message(call.name, call.arguments, _tool_episode(running, call.name)) for call in calls]
+        selection = running.prompt_row.tool_selection
+        requests = [
+            call_message(call.name, call.arguments, _tool_episode(running, call.name), selection) for call in calls
+        ]
         if requests:
             self._tools.submit(number, requests, running.episode.seed)
         return bool(requests)

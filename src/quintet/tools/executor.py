@@ -11,10 +11,10 @@ from typing import Any
 from quintet.config.native.env_section import EnvProcessesConfig
 from quintet.config.native.envs import CustomEnvConfig
 from quintet.config.native.tool_calls import ToolCallsConfig
-from quintet.config.tool_files import run_tools
 from quintet.envs.subprocess_env import SubprocessVectorEnv
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeStarted
 from quintet.records import Step
+from quintet.tools.registry import run_tool_configs
 from quintet.tools.tool import ToolResult
 from quintet.tools.tool_env import ERROR
 
@@ -39,7 +39,7 @@ class ToolExecutor:
     """Executes the calls of many episodes at a time, those of one episode one after another in the same process."""
 
     def __init__(self, config: ToolCallsConfig) -> None:
-        configs = run_tools(config)
+        configs = run_tool_configs(config)
         tools = {name: tool.model_dump(mode="json") for name, tool in configs.items()}
         self._max_concurrent = {name: tool.max_concurrent for name, tool in configs.items()}
         self._num_running: Counter[str] = Counter()

@@ -9,8 +9,11 @@ from typing import Any
 from quintet.config.native.tool_calls import ToolCallsConfig, ToolConfig
 from quintet.config.tool_files import run_tools
 from quintet.errors import ConfigError
-from quintet.registry import Registry, load_user_object
+from quintet.registry import Registry, load_user_module, load_user_object
+from quintet.tools.function_tool import DECLARATION, Declaration, FunctionTool, described_function, function_tool_class
 from quintet.tools.tool import Tool
+from quintet.tools.verl_modules import verl_modules
+from quintet.tools.verl_tool import VerlTool
 
 KEY = "rollout.tool_calls.tools"
 TOOLS: Registry[Tool] = Registry("tool", entry_points="quintet.tools")
@@ -37,7 +40,37 @@ def load_tool(name: str, config: ToolConfig) -> Callable[[], Tool]:
             not accept the arguments.
     """
     tool_class = _tool_class(name, config)
+    if _is_of_verl(tool_class):
+        return lambda: VerlTool(tool_class, **config.arguments)
     return lambda: tool_class(**config.arguments)
+
+
+def run_tool_configs(config: ToolCallsConfig) -> dict[str, ToolConfig]:
+    """Return the tools of a run by the names of their functions: those of `run_tools`, and those of the file of
+    functions before them.
+
+    Raises:
+        ConfigError: see `run_tools`; or the file of functions cannot be imported, declares no tool, or one of a name
+            that another tool has.
+    """
+    tools = run_tools(config)
+    if config.function_file is None:
+        return tools
+    key, path = "rollout.tool_calls.function_file", config.function_file
+    with verl_modules():
+        declared = vars(load_user_module(path, key))
+    functions = {
+        function.quintet_tool.name: ToolConfig(tool=f"{path}:{attribute}", arguments={})
+        for attribute, function in declared.items()
+        if isinstance(getattr(function, DECLARATION, None), Declaration)
+    }
+    if not functions:
+        message = f"{key} = {path} declares no tool"
+        raise ConfigError(message, key=key, value=path, hint="decorate its functions with @function_tool")
+    for name in functions.keys() & tools.keys():
+        message = f"{key} = {path}: {name} is also in tools, or in the tool file"
+        raise ConfigError(message, key=key, value=path, hint="rename one of them")
+    return {**dict(sorted(functions.items())), **tools}
 
 
 def tool_schemas(config: ToolCallsConfig | None) -> list[dict[str, Any]]:
@@ -46,16 +79,17 @@ def tool_schemas(config: ToolCallsConfig | None) -> list[dict[str, Any]]:
     Raises:
         ConfigError: see `load_tool`.
     """
-    return [] if config is None else [_schema(name, tool) for name, tool in run_tools(config).items()]
+    return [] if config is None else [_schema(name, tool) for name, tool in run_tool_configs(config).items()]
 
 
 def _schema(name: str, config: ToolConfig) -> dict[str, Any]:
     tool_class = _tool_class(name, config)
-    function = {
-        "name": name,
-        "description": config.description or tool_class.description,
-        "parameters": dict(config.parameters or tool_class.parameters),
-    }
+    if issubclass(tool_class, FunctionTool):
+        described = described_function(tool_class.function, f"{KEY}.{name}.tool", str(config.tool))
+    else:
+        described = getattr(tool_class, "description", ""), getattr(tool_class, "parameters", {})
+    description, parameters = config.description or described[0], config.parameters or described[1]
+    function = {"name": name, "description": description, "parameters": dict(parameters)}
     return {"type": "function", "function": function}
 
 
@@ -72,7 +106,12 @@ def _tool_class(name: str, config: ToolConfig) -> Any:
             key = f"{KEY}.{name}.arguments"
             raise ConfigError(f"{key}: {reference}: {error}", key=key, value=config.arguments) from error
         return built_in
-    tool_class: Any = load_user_object(reference, key)
+    with verl_modules():
+        tool_class: Any = load_user_object(reference, key)
+    if inspect.isfunction(tool_class):
+        return function_tool_class(tool_class)
+    if _is_of_verl(tool_class):
+        return tool_class
     missing = [method for method in ("create", "execute", "close") if not callable(getattr(tool_class, method, None))]
     for field in ("description", "parameters"):
         if getattr(config, field) is None and not hasattr(tool_class, field):
@@ -82,6 +121,11 @@ def _tool_class(name: str, config: ToolConfig) -> Any:
         raise ConfigError(message, key=key, value=reference, hint="docs/tools.md lists what a tool class has")
     check_arguments(tool_class, reference, config.arguments, f"{KEY}.{name}.arguments")
     return tool_class
+
+
+def _is_of_verl(tool_class: Any) -> bool:
+    """Whether a class has the interface of verl's BaseTool."""
+    return hasattr(tool_class, "calc_reward") and hasattr(tool_class, "release")
 
 
 def check_arguments(target: Callable[..., Any], reference: str, arguments: Mapping[str, Any], key: str) -> None:

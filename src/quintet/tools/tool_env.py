@@ -4,7 +4,7 @@ them."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -37,8 +37,7 @@ class RequestEnv:
 
 
 class ToolEnv(RequestEnv):
-    """Executes calls, each `{"name": …, "arguments": JSON text, "episode": …}`. A tool is created at its first call in
-    an episode."""
+    """Executes calls; see `call_message`. A tool is created at its first call in an episode."""
 
     def __init__(self, tools: Mapping[str, Mapping[str, Any]]) -> None:
         """`tools` has the configuration of each tool by the name of its function."""
@@ -61,9 +60,10 @@ class ToolEnv(RequestEnv):
             tool.close()
 
     def _execute(self, call: Mapping[str, Any]) -> ToolResult:
-        name = call["name"]
-        if name not in self._builders:
-            raise ValueError(f"there is no tool {name!r}, only {', '.join(self._builders)}")
+        name, selection = call["name"], call["selection"]
+        names = [each for each in self._builders if selection is None or each in selection]
+        if name not in names:
+            raise ValueError(f"there is no tool {name!r}, only {', '.join(names)}")
         if name not in self._tools:
             tool = self._builders[name]()
             tool.create(ToolEpisode(**call["episode"]))
@@ -72,6 +72,9 @@ class ToolEnv(RequestEnv):
         return result if isinstance(result, ToolResult) else ToolResult(str(result))
 
 
-def call_message(name: str, arguments: str, episode: ToolEpisode) -> dict[str, Any]:
-    """Return a call as the action of a `ToolEnv`."""
-    return {"name": name, "arguments": arguments, "episode": asdict(episode)}
+def call_message(
+    name: str, arguments: str, episode: ToolEpisode, selection: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Return a call as the action of a `ToolEnv`; `selection` are the tools that the row may call, None for all."""
+    chosen = None if selection is None else list(selection)
+    return {"name": name, "arguments": arguments, "episode": asdict(episode), "selection": chosen}

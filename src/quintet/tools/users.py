@@ -12,6 +12,7 @@ from quintet.registry import Registry, load_user_object
 from quintet.tools.interaction import Interaction
 from quintet.tools.registry import check_arguments
 from quintet.tools.verl_interaction import VerlInteraction
+from quintet.tools.verl_modules import verl_modules
 
 KEY = "rollout.interactions.users"
 USERS: Registry[Interaction] = Registry("user", entry_points="quintet.users")
@@ -33,7 +34,8 @@ def load_user(name: str, config: UserConfig) -> Callable[[], Interaction]:
             return USERS.get(reference).load()
         except ConfigError as error:
             raise ConfigError(f"{key}: {error.message}", key=key, value=reference, hint=error.hint) from error
-    user_class: Any = load_user_object(reference, key)
+    with verl_modules():
+        user_class: Any = load_user_object(reference, key)
     check_arguments(user_class, reference, config.arguments, f"{KEY}.{name}.arguments")
     if hasattr(user_class, "generate_response"):
         return lambda: VerlInteraction(user_class(**config.arguments))

@@ -31,7 +31,8 @@ def text(template: str | None, *messages: tuple[str, str]) -> str:
 
 
 def test_tools_are_described_only_to_rows_that_may_call_them() -> None:
-    form = PromptFormat(tokenizer(), "{{ tools | length if tools else 'none' }}", max_tokens=8, tools=[{"name": "a"}])
+    tools = [{"type": "function", "function": {"name": "a"}}]
+    form = PromptFormat(tokenizer(), "{{ tools | length if tools else 'none' }}", max_tokens=8, tools=tools)
     row = ask(("user", "2"))
     assert [form.text(replace(row, agent_loop=name)) for name in (None, "tool_agent", "single_turn_agent")] == [
         "1",

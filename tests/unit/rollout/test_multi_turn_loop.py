@@ -328,6 +328,18 @@ def test_prompts_describe_the_tools(tokenizer: Any) -> None:
     assert prompt.endswith("<|im_end|>\n<|im_start|>user\n20+3?<|im_end|>\n<|im_start|>assistant\n")
 
 
+def test_a_row_is_told_only_the_tools_that_it_selects_and_calls_no_others(
+    play: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = replace(Questions()[0], extra={"tool_selection": ["gsm8k_answer", "other"]})
+    monkeypatch.setattr(Questions, "__getitem__", lambda *_: row)
+    prompt = PromptFormat(tokenizer, "hermes", max_tokens=9, tools=tool_schemas(TOOLS)).text(row)
+    assert '"gsm8k_answer"' in prompt
+    assert '"calculator"' not in prompt
+    trajectory, *_ = play(SUM, "it is 23", tools=TOOLS.model_copy(update={"max_result_chars": 99}))
+    assert trajectory.turns[1].observation.endswith("there is no tool 'calculator', only gsm8k_answer")
+
+
 @pytest.mark.parametrize(
     ("template", "problem"),
     [

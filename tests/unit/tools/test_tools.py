@@ -211,6 +211,7 @@ def test_a_tool_file_of_verl_names_the_function_and_what_the_policy_is_told(tmp_
     ("text", "problem"),
     [
         ("tools: [{class_name: verl.tools.mcp_search_tool.MCPSearchTool}]", "MCPSearchTool is not supported yet"),
+        ("tools: [{class_name: my.Tool}]", "my.Tool needs a tool_schema with `function.name`"),
         ("tools: []", "has no list `tools`"),
         ("tools: [{name: x}]", "has a tool without class_name"),
         (

@@ -13,7 +13,8 @@ class ToolConfig(Section):
 
     tool: NotEmpty | None = None
     """Built-in tool (`calculator`, `gsm8k_answer`, `geometry3k_answer`, `python`, `search`, `code_service`), or your
-    own class as `file.py:Class` or `module:Class`; null takes the built-in tool with the name of the function."""
+    own class or function as `file.py:Class` or `module:Class`; null takes the built-in tool with the name of the
+    function."""
     description: NotEmpty | None = None
     """What the policy is told about the function; null uses the description of the tool."""
     parameters: dict[str, Any] | None = None
@@ -33,6 +34,8 @@ class ToolCallsConfig(Section):
     """The tools, each under the name of the function that the policy calls."""
     file: NotEmpty | None = None
     """Tool file of verl (`tools: [{class_name: …, tool_schema: …}]`) with further tools; null for none."""
+    function_file: NotEmpty | None = None
+    """Python file whose functions with the decorator `function_tool` are further tools; null for none."""
     max_parallel_calls: PositiveInt = 1
     """Maximum calls executed from one response; the rest is ignored."""
     max_result_chars: PositiveInt = 256
@@ -51,5 +54,6 @@ class ToolCallsConfig(Section):
     """Address space limit of a process, GiB; null sets no limit."""
 
     def conflicts(self) -> Iterator[tuple[str, ...]]:
-        if not self.tools and self.file is None:
-            yield "there are no tools: `tools` is empty and `file` is not set", "tools.calculator={}"
+        if not self.tools and self.file is None and self.function_file is None:
+            problem = "there are no tools: `tools` is empty, and `file` and `function_file` are not set"
+            yield problem, "tools.calculator={}"

@@ -32,6 +32,7 @@ STORED, FROM = "use_dist_checkpointing", "dist_checkpointing_path"
 LORA = {f"{MODEL}.lora_rank": 8}
 TURNS = f"{ROLLOUT}.multi_turn"
 TOOL_FILE, USER_FILE = f"{TURNS}.tool_config_path", f"{TURNS}.interaction_config_path"
+FUNCTION_FILE = f"{TURNS}.function_tool_path"
 LOOP = f"{ROLLOUT}.agent.default_agent_loop"
 CALLS = {f"{TURNS}.enable": True, TOOL_FILE: "tools.yaml"}
 ON_MEGATRON = {f"{ACTOR}.strategy": "megatron"}
@@ -78,6 +79,7 @@ COMPUTED: list[tuple[str, Any, str, Any, dict[str, Any]]] = [
     ("actor_rollout_ref.nccl_timeout", 1200, "placement.call_timeout_seconds", 1200.0, {}),
     (f"{TURNS}.enable", True, "rollout.tool_calls.file", "tools.yaml", {TOOL_FILE: "tools.yaml"}),
     (TOOL_FILE, "tools.yaml", "rollout.tool_calls.file", "tools.yaml", {f"{TURNS}.enable": True}),
+    (FUNCTION_FILE, "tools.py", "rollout.tool_calls.function_file", "tools.py", {f"{TURNS}.enable": True}),
     (USER_FILE, "users.yaml", "rollout.interactions.file", "users.yaml", {f"{TURNS}.enable": True}),
     (f"{TURNS}.max_assistant_turns", 5, "rollout.max_turns", 5, CALLS),
     (f"{TURNS}.max_user_turns", 5, "rollout.max_turns", 6, CALLS),
@@ -290,6 +292,20 @@ def test_users_of_verl_keep_its_turns_rewards_and_file(tmp_path: Path) -> None:
     rollout = by_name.composed.experiment.rollout
     assert rollout.interactions is not None
     assert rollout.tool_calls is not None
+
+
+def test_functions_of_verl_are_tools_with_or_without_a_tool_file(tmp_path: Path) -> None:
+    changes = {LOOP: "tool_agent", FUNCTION_FILE: "tools.py", f"{TURNS}.max_parallel_calls": 3}
+    found = converted(tmp_path, "verl", changed(PPO, {**changes, f"{TURNS}.max_assistant_turns": 4}))
+    rollout = found.composed.experiment.rollout
+    assert rollout.tool_calls is not None
+    assert (rollout.tool_calls.file, rollout.tool_calls.function_file) == (None, "tools.py")
+    assert (rollout.tool_calls.max_parallel_calls, rollout.max_turns) == (3, 4)
+    assert not {"rollout.tool_calls.function_file", "rollout.max_turns"} & set(translated(found, "verl").lost)
+    both = converted(tmp_path, "verl", changed(PPO, {**changes, TOOL_FILE: "tools.yaml"}))
+    rollout = both.composed.experiment.rollout
+    assert rollout.tool_calls is not None
+    assert (rollout.tool_calls.file, rollout.tool_calls.function_file) == ("tools.yaml", "tools.py")
 
 
 @pytest.mark.proves("verl", LOOP)

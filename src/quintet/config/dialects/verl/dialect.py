@@ -73,6 +73,7 @@ DECIDING = (
 """Keys that decide what is trained, and how: they are never left out."""
 _ACTOR = "actor_rollout_ref.actor"
 MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
+REPLY_FILES = ("tool_config_path", "function_tool_path", "interaction_config_path")
 REPLY_LIMITS = tuple(f"{MULTI_TURN}.{key}" for key in ("max_assistant_turns", "max_user_turns"))
 OUTPUT_PATH = "data.output_path"
 """The file of responses, which only runs that generate them have."""
@@ -144,11 +145,13 @@ def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference
 
 
 def _with_replies(spec: KeySpec, tree: Mapping[str, Any]) -> KeySpec:
-    """Return a key whose turns are those of simulated users, if there are no tools."""
-    users = f"{MULTI_TURN}.interaction_config_path"
-    if spec.key not in REPLY_LIMITS or not get_value(tree, users) or get_value(tree, f"{MULTI_TURN}.tool_config_path"):
+    """Return a key that needs a file of tools: one of functions will do, and for turns one of simulated users."""
+    file, functions, users = (f"{MULTI_TURN}.{name}" for name in REPLY_FILES)
+    if spec.only_if is None or spec.only_if[0] != file or get_value(tree, file):
         return spec
-    return spec.model_copy(update={"only_if": (users, spec.only_if and spec.only_if[1])})
+    others = (functions, users) if spec.key in REPLY_LIMITS else (functions,)
+    other = next((key for key in others if get_value(tree, key)), file)
+    return spec.model_copy(update={"only_if": (other, spec.only_if[1])})
 
 
 def without_tools(spec: KeySpec) -> KeySpec:

@@ -97,13 +97,17 @@ def _is_default_norm(values: ForeignValues, norm: str, older: str) -> bool:
 
 def policy_tree(experiment: Experiment) -> dict[str, Any]:
     """Return the sections that select verl's PPO reference, with Megatron's optimizer if the policy uses it, and with
-    users who reply."""
+    functions that are tools or users who reply."""
     policy: dict[str, Any] = {"model": {"path": experiment.policy.path or "model"}}
     if experiment.actor.backend == "megatron":
         policy["actor"] = {"strategy": "megatron"}
-    interactions = experiment.rollout.interactions
-    if interactions is not None and interactions.file is not None:
-        policy["rollout"] = {"multi_turn": {"interaction_config_path": interactions.file}}
+    tool_calls, interactions = experiment.rollout.tool_calls, experiment.rollout.interactions
+    files = {
+        "tool_config_path": tool_calls and tool_calls.file,
+        "function_tool_path": tool_calls and tool_calls.function_file,
+        "interaction_config_path": interactions and interactions.file,
+    }
+    policy["rollout"] = {"multi_turn": {key: file for key, file in files.items() if file is not None}}
     return {"actor_rollout_ref": policy}
 
 

@@ -43,6 +43,12 @@ TOOL_FUNCTIONS, USER_FILE = (f"{ROLLOUT}.multi_turn.{key}" for key in ("function
 AGENT_LOOP = f"{ROLLOUT}.agent.default_agent_loop"
 LOOPS = ("single_turn_agent", "tool_agent")
 ROLLOUT_MODE = f"{ROLLOUT}.mode"
+REPLY_SECTIONS = {
+    TOOL_FILE: "rollout.tool_calls",
+    TOOL_FUNCTIONS: "rollout.tool_calls",
+    USER_FILE: "rollout.interactions",
+}
+"""Native sections with the files of verl's keys."""
 CALL_SECONDS = 300.0
 """Time limit of a call of a tool and of a reply of a user; verl has none, but its tools have limits of their own."""
 REMOTE_DIR = "trainer.default_hdfs_dir"
@@ -111,18 +117,17 @@ def tools_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 
     verl's releases with agent loops decide by their names, earlier ones by `multi_turn.enable`.
     """
-    is_enabled = values[TOOLS] or values[AGENT_LOOP] == "tool_agent"
-    for section, file in (("rollout.tool_calls", TOOL_FILE), ("rollout.interactions", USER_FILE)):
-        if values[file] and is_enabled:
-            native.set(f"{section}.file", values[file], file, TOOLS)
-            native.set(f"{section}.timeout_seconds", CALL_SECONDS, file)
-            # verl passes the rewards of tools and users on to the reward function
-            native.set(f"{section}.reward_weight", 0.0, TOOLS)
-        else:
-            native.set(section, None, TOOLS, file, AGENT_LOOP)
-    if not is_enabled or not (values[TOOL_FILE] or values[USER_FILE]):
+    files = [key for key in REPLY_SECTIONS if values[key]]
+    if not (values[TOOLS] or values[AGENT_LOOP] == "tool_agent") or not files:
+        native.set("rollout.tool_calls", None, TOOLS, TOOL_FILE, TOOL_FUNCTIONS, AGENT_LOOP)
+        native.set("rollout.interactions", None, TOOLS, USER_FILE, AGENT_LOOP)
         native.set("rollout.max_turns", 1)
         return
+    for key in files:
+        native.set(f"{REPLY_SECTIONS[key]}.{_file_field(key)}", values[key], key, TOOLS)
+        native.set(f"{REPLY_SECTIONS[key]}.timeout_seconds", CALL_SECONDS, key)
+        # verl passes the rewards of tools and users on to the reward function
+        native.set(f"{REPLY_SECTIONS[key]}.reward_weight", 0.0, TOOLS)
     is_older = values.is_set(ROLLOUT_MODE) and values[ROLLOUT_MODE] == "sync"
     if values.is_set(AGENT_LOOP) and values[AGENT_LOOP] in LOOPS and not is_older:
         native.set("data.agent_loop", values[AGENT_LOOP], AGENT_LOOP)
@@ -133,9 +138,13 @@ def tools_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.set("rollout.max_turns", turns, ASSISTANT_TURNS, USER_TURNS)
 
 
+def _file_field(key: str) -> str:
+    return "function_file" if key == TOOL_FUNCTIONS else "file"
+
+
 def tool_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield an agent loop that calls tools without any, and without users who reply."""
-    if values[AGENT_LOOP] == "tool_agent" and not any(values[key] for key in (TOOL_FILE, TOOL_FUNCTIONS, USER_FILE)):
+    if values[AGENT_LOOP] == "tool_agent" and not any(values[key] for key in REPLY_SECTIONS):
         problem = f"needs tools, which {TOOL_FILE} names"
         yield values.problem(AGENT_LOOP, problem, f"{AGENT_LOOP}=single_turn_agent")
 
@@ -143,8 +152,8 @@ def tool_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
 def tools_from_native(foreign: ForeignBuilder) -> None:
     """Set verl's keys of tools and simulated users."""
     run, rollout = foreign.experiment, foreign.experiment.rollout
-    sections = ((TOOL_FILE, rollout.tool_calls), (USER_FILE, rollout.interactions))
-    files = {key: section.file for key, section in sections if section is not None and section.file is not None}
+    values = {key: foreign.native_value(f"{section}.{_file_field(key)}") for key, section in REPLY_SECTIONS.items()}
+    files = {key: value for key, value in values.items() if value is not None}
     foreign.set(TOOLS, bool(files))
     if not files:
         return
