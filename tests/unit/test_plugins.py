@@ -173,7 +173,7 @@ def test_an_estimator_has_typed_arguments(
     assert advantages.tolist() == [0.0, 0.75]
     with pytest.raises(ConfigError, match=r"(?s)centre.*algorithm\.advantage\.center"):
         experiment(tmp_path, "algorithm: {advantage: {name: centered, centre: 0.25}}")
-    assert [key.value_type for key in keys() if key.name == "algorithm.advantage.center"] == ["a number"]
+    assert "a number" in [key.value_type for key in keys() if key.name == "algorithm.advantage.center"]
 
 
 def test_a_loss_has_typed_arguments(plugin: Callable[..., None], tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_explain_tells_type_range_and_default(
     assert "    checkpoint.every_steps\n    checkpoint.keep\n" in capsys.readouterr().out
     assert call(monkeypatch, "explain", "algorithm.advantage") == 0
     assert capsys.readouterr().out.count("algorithm.advantage.name\n") == 1
-    assert call(monkeypatch, "explain", "reward.judge.model") == 0
+    assert call(monkeypatch, "explain", "rollout.state_reward.judge.url") == 0
     shown = capsys.readouterr().out
     assert "  required\n" in shown
     assert "default" not in shown
