@@ -56,6 +56,7 @@ class Page {
   }
 
   selectRuns(runs) {
+    this.runs = runs;
     this.parameters.delete("run");
     runs.forEach((run) => this.parameters.append("run", run));
     location.hash = this.hash();
@@ -121,7 +122,7 @@ function setTheme(theme) {
 }
 
 function onKey(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || /INPUT|SELECT|TEXTAREA/.test(event.target.tagName)) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input:not([type=checkbox]), select, textarea")) return;
   const names = Object.keys(VIEWS);
   const actions = { j: () => current.move?.(1), k: () => current.move?.(-1), e: exportCurrent, t: switchTheme,
     "/": () => { event.preventDefault(); main.querySelector("input[type=search]")?.focus(); } };
