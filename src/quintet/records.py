@@ -33,7 +33,7 @@ class FinishReason(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How a trajectory ended; counted under `trajectory/outcome/<value>`."""
+    """Reason for the end of a trajectory; counted under `trajectory/outcome/<value>`."""
 
     SUCCESS = "success"
     """The env reports that the task is solved."""
@@ -268,7 +268,7 @@ class StateScore:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn of an episode: observation, response and its effect.
+    """Turn of an episode: observation, response and its effect.
 
     >>> Turn(observation="_ P G", prompt=(1, 2), continues=False, tokens=(7, 3), logprobs=(-0.1, -0.2),
     ...      weight_version=4, text="<answer> Right </answer>", actions=("Right",), valid_format=True,

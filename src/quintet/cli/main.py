@@ -303,7 +303,7 @@ def _options(
 
 
 def _limit_openmp_spinning() -> None:
-    """Let OpenMP threads sleep at barriers if other processes keep the CPUs busy.
+    """Shorten the spinning of OpenMP threads at barriers if other processes keep the CPUs busy.
 
     A thread that spins keeps a CPU from the thread it waits for. Alone, spinning saves about a tenth; beside another
     process it costs more (`benchmarks/competing_load.py`). libgomp reads the variables when torch is imported.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from quintet.errors import MachineError, nearest
 from quintet.tracking.progress import duration
 from quintet.tracking.run_processes import ProcessRecord
-from quintet.tracking.run_status import RunStatus, find_runs, is_run_directory, read_status
+from quintet.tracking.run_status import RunStatus, find_runs, is_run_directory, read_status, status_as_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,11 +24,11 @@ def run(target: str | None, *, as_json: bool) -> None:
     path = RUNS if target is None else find_run(target, with_parents=True)
     if target is not None and is_run_directory(path):
         status = read_status(path)
-        print(json.dumps(_as_json(status), indent=1)) if as_json else _print_details(status)
+        print(json.dumps(status_as_json(status), indent=1)) if as_json else _print_details(status)
         return
     statuses = [read_status(run) for run in find_runs(path)]
     if as_json:
-        print(json.dumps([_as_json(status) for status in statuses], indent=1))
+        print(json.dumps([status_as_json(status) for status in statuses], indent=1))
     elif statuses:
         from rich.console import Console
 
@@ -102,27 +102,3 @@ def _condition(record: ProcessRecord) -> str:
     if record.process.is_local or record.state == "ended":
         return record.state
     return f"{record.state} {_age(record.age_seconds)}"
-
-
-def _as_json(status: RunStatus) -> dict[str, Any]:
-    progress, checkpoint = status.progress, status.checkpoint
-    return {
-        "path": str(status.directory.path),
-        "state": status.state,
-        "message": status.message,
-        "phase": progress.phase if progress else None,
-        "done": progress.done if progress else None,
-        "total": progress.total if progress else None,
-        "unit": progress.unit if progress else None,
-        "progress_age_seconds": status.progress_age_seconds,
-        "launcher": _process_as_json(status.launcher) if status.launcher else None,
-        "ranks": [_process_as_json(rank) for rank in status.ranks],
-        "checkpoint": str(checkpoint.path) if checkpoint else None,
-        "checkpoint_age_seconds": checkpoint.age_seconds if checkpoint else None,
-        "logs": [str(log) for log in status.logs],
-    }
-
-
-def _process_as_json(record: ProcessRecord) -> dict[str, Any]:
-    process = record.process
-    return {"role": process.role, "host": process.host, "pid": process.pid, "state": record.state}

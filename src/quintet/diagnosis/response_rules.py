@@ -34,31 +34,35 @@ def responses_cut_off(run: RunData, limits: Limits) -> Iterator[Finding]:
 def responses_explode(run: RunData, limits: Limits) -> Iterator[Finding]:
     """Report responses that grow while the reward does not."""
     length = run.series(LENGTH)
-    if len(length) < limits["steps"] or not length.rises or _has_paid(run):
+    if len(length) < limits["steps"] or not length.rises or _reward_rises(run):
         return
     high = length.above(limits["times"] * length.start)
     if high:
         evidence = f"{LENGTH} was {text(length.start)} tokens in the first steps, and is {text(length.end)} at the end"
-        yield run.finding("responses-explode", evidence + _reward(run), metric=LENGTH, steps=span(high), side="high")
+        yield run.finding(
+            "responses-explode", evidence + _reward_text(run), metric=LENGTH, steps=span(high), side="high"
+        )
 
 
 def responses_collapse(run: RunData, limits: Limits) -> Iterator[Finding]:
     """Report responses that shrink while the reward does not rise."""
     length = run.series(LENGTH)
-    if len(length) < limits["steps"] or not length.falls or _has_paid(run):
+    if len(length) < limits["steps"] or not length.falls or _reward_rises(run):
         return
     low = length.below(limits["share"] * length.start)
     if low:
         evidence = f"{LENGTH} was {text(length.start)} tokens in the first steps, and is {text(length.end)} at the end"
-        yield run.finding("responses-collapse", evidence + _reward(run), metric=LENGTH, steps=span(low), side="low")
+        yield run.finding(
+            "responses-collapse", evidence + _reward_text(run), metric=LENGTH, steps=span(low), side="low"
+        )
 
 
-def _has_paid(run: RunData) -> bool:
-    """Return whether reward or success has risen meanwhile."""
+def _reward_rises(run: RunData) -> bool:
+    """Return whether the reward or the success rate rises."""
     return any(series is not None and len(series) > 1 and series.rises for series in (run.score, run.success))
 
 
-def _reward(run: RunData) -> str:
+def _reward_text(run: RunData) -> str:
     score = run.score
     return "" if score is None else f"; {score.name} went from {text(score.start)} to {text(score.end)}"
 

@@ -14,7 +14,7 @@ Limits = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class RuleSpec:
-    """What a rule looks for."""
+    """Title, condition and limits of a rule."""
 
     name: str
     title: str

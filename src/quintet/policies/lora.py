@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from quintet.config.checks.adapters import (
     ALL_LINEAR,
     NO_SUCH_LAYERS,
-    ONE_MATRIX,
+    TIED_EMBEDDINGS,
     available_layers_hint,
     is_pattern,
     targets_without_head_hint,
@@ -139,7 +139,7 @@ def _check_tied_embeddings(model: PreTrainedModel, config: LoraConfig, key: str)
     tied_modules = (model.get_input_embeddings(), model.get_output_embeddings())
     if model.config.tie_word_embeddings and any(module in tied_modules for _, module in _iter_lora_layers(model)):
         raise ConfigError(
-            f"{key}.target_modules = {', '.join(config.target_modules)}: {ONE_MATRIX}",
+            f"{key}.target_modules = {', '.join(config.target_modules)}: {TIED_EMBEDDINGS}",
             key=f"{key}.target_modules",
             value=config.target_modules,
             hint=targets_without_head_hint(f"{key}.target_modules", config.target_modules),

@@ -29,7 +29,7 @@ class JudgeServer:
     """Ends the server, if this process has started it; others end with theirs."""
 
     def control(self, action: Literal["sleep", "wake_up"]) -> None:
-        """Let the server free the memory of its device, or load the weights again.
+        """Request that the server frees the memory of its device, or loads the weights again.
 
         Raises:
             MachineError: it does not answer.

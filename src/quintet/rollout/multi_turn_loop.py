@@ -28,7 +28,7 @@ POLL_SECONDS: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class _Continuation:
-    """What an episode needs besides its `RunningPrompt`."""
+    """State of an episode besides its `RunningPrompt`."""
 
     sampling: SamplingParams
     prompt: tuple[int, ...]

@@ -92,7 +92,7 @@ class LearnerGroup(Protocol):
 
 
 class EngineGroup(Engine, Protocol):
-    """One or many engines behind the interface of one: requests are routed to one of them."""
+    """Engines behind the interface of a single one: each request is routed to one of them."""
 
     @property
     def engines(self) -> Sequence[Engine]:

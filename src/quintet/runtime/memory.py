@@ -10,7 +10,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep the large blocks that tensors free instead of returning each to the kernel.
+    """Configure glibc to keep the large blocks that tensors free instead of returning each to the kernel.
 
     An update allocates and frees the same blocks again and again, and the kernel would clear them each time: a quarter
     of the time of an update on a CPU. Does nothing on other systems.
@@ -22,13 +22,13 @@ def keep_freed_memory() -> None:
 
 
 def use_one_arena() -> None:
-    """Let the threads that start from now on share glibc's main arena: `return_freed_memory` cannot shrink others."""
+    """Configure glibc to give later threads its main arena: `return_freed_memory` cannot shrink others."""
     if _has_glibc():
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
 
 def return_freed_memory() -> None:
-    """Let glibc return free memory to the kernel. Does nothing on other systems."""
+    """Return free memory of glibc to the kernel. Does nothing on other systems."""
     if _has_glibc():
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from quintet.tracking.progress_file import PhaseProgress
 from quintet.tracking.run_directory import RunDirectory
@@ -139,3 +139,28 @@ def _checkpoints(directory: RunDirectory) -> Iterator[Path]:
     """Yield the checkpoints of a run, and of its warm start and fine-tuning."""
     for root in (directory.checkpoints, directory.warm_start_checkpoints, directory.path / "sft/checkpoints"):
         yield from root.glob("global_step_*")
+
+
+def status_as_json(status: RunStatus) -> dict[str, Any]:
+    """Return a status as JSON values."""
+    progress, checkpoint = status.progress, status.checkpoint
+    return {
+        "path": str(status.directory.path),
+        "state": status.state,
+        "message": status.message,
+        "phase": progress.phase if progress else None,
+        "done": progress.done if progress else None,
+        "total": progress.total if progress else None,
+        "unit": progress.unit if progress else None,
+        "progress_age_seconds": status.progress_age_seconds,
+        "launcher": _process_as_json(status.launcher) if status.launcher else None,
+        "ranks": [_process_as_json(rank) for rank in status.ranks],
+        "checkpoint": str(checkpoint.path) if checkpoint else None,
+        "checkpoint_age_seconds": checkpoint.age_seconds if checkpoint else None,
+        "logs": [str(log) for log in status.logs],
+    }
+
+
+def _process_as_json(record: ProcessRecord) -> dict[str, Any]:
+    process = record.process
+    return {"role": process.role, "host": process.host, "pid": process.pid, "state": record.state}

@@ -11,7 +11,7 @@ from typing import Any
 
 from quintet.errors import MachineError
 from quintet.tracking.run_directory import RunDirectory
-from quintet.tracking.run_status import RunStatus, find_runs, is_run_directory, read_status
+from quintet.tracking.run_status import RunStatus, find_runs, is_run_directory, read_status, status_as_json
 from quintet.viewer.config_values import ConfigValue, read_config_values
 from quintet.viewer.metrics_file import MetricsFile
 from quintet.viewer.trajectory_index import TrajectoryIndex
@@ -111,27 +111,12 @@ def _distinct_names(paths: Sequence[Path]) -> dict[Path, str]:
 
 def run_row(run: ViewedRun) -> dict[str, Any]:
     """Return what a list of runs shows."""
-    status = run.status()
-    progress, checkpoint = status.progress, status.checkpoint
     metric, values = run.headline()
     rows = run.metrics.rows()
-    return {
+    return status_as_json(run.status()) | {
         "name": run.name,
-        "path": str(run.directory.path),
-        "state": status.state,
-        "message": status.message,
-        "phase": progress.phase if progress else None,
-        "done": progress.done if progress else None,
-        "total": progress.total if progress else None,
-        "unit": progress.unit if progress else None,
-        "progress_age_seconds": status.progress_age_seconds,
-        "checkpoint": checkpoint.path.name if checkpoint else None,
         "step": rows[-1]["step"] if rows else None,
         "seconds": rows[-1].get("time_seconds") if rows else None,
         "metric": metric,
         "values": values,
-        "processes": [
-            {"role": record.process.role, "host": record.process.host, "pid": record.process.pid, "state": record.state}
-            for record in status.processes
-        ],
     }

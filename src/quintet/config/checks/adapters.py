@@ -16,7 +16,7 @@ from quintet.config.problems import ConfigProblem
 
 ALL_LINEAR = "all-linear"
 NO_SUCH_LAYERS = "the model has no such layers"
-ONE_MATRIX = "embedding and head of this model share one matrix"
+TIED_EMBEDDINGS = "embedding and head of this model share one matrix"
 EMBEDDING_AND_HEAD = ("embed_tokens", "lm_head")
 """A tied head has no tensor in the files."""
 PATTERN_SIGNS = frozenset("*+?()[]{}|^$\\")
@@ -78,7 +78,7 @@ def _check_targets(
         linear = (name for name in layers if "norm" not in name and "embed" not in name)
         yield composed.problem(key, NO_SUCH_LAYERS, available_layers_hint(key, linear))
     elif shape.tied and any(name.rpartition(".")[2] in EMBEDDING_AND_HEAD for name in matched):
-        yield composed.problem(key, ONE_MATRIX, targets_without_head_hint(key, targets))
+        yield composed.problem(key, TIED_EMBEDDINGS, targets_without_head_hint(key, targets))
 
 
 def _match(targets: tuple[str, ...], layers: Collection[str]) -> list[str]:

@@ -14,7 +14,7 @@ from quintet.policies.vla.vision_tower import VisionTower
 
 
 class VisionBackbone(nn.Module):
-    """One or two vision towers, whose features of a patch are concatenated."""
+    """Vision towers, one or two, whose features of a patch are concatenated."""
 
     def __init__(self, config: OpenVlaConfig) -> None:
         super().__init__()

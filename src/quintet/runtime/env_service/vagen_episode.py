@@ -17,7 +17,7 @@ from quintet.rollout.chat.thought_sections import format_instruction
 
 
 class VagenEpisode:
-    """One env of a client; `reset` starts further episodes in it."""
+    """Env of a client; `reset` starts further episodes in it."""
 
     def __init__(
         self, build_env: Callable[[], Env], responses: Mapping[str, Any], scoring: RelationScoring | None = None

@@ -27,7 +27,7 @@ function row(run, page) {
   return h("tr", { class: index >= 0 ? "selected" : "" },
     h("td", {}, h("input", { type: "checkbox", checked: index >= 0, "aria-label": `Select ${run.name}`, onchange: toggle })),
     h("td", {}, h("button", { class: "link", onclick: () => page.go("charts", { run: [run.name] }) }, run.name),
-      h("small", { title: run.path }, run.checkpoint ? `checkpoint ${run.checkpoint}` : "no checkpoint")),
+      h("small", { title: run.path }, run.checkpoint ? `checkpoint ${run.checkpoint.split("/").at(-1)}` : "no checkpoint")),
     h("td", {}, h("span", { class: `state ${run.state}` }, run.state), run.message && h("small", {}, run.message)),
     h("td", {}, h("progress", { value: share, max: 1, "aria-label": "Progress" }),
       h("small", {}, run.phase ? `${run.phase} ${run.done} of ${run.total}` : "–")),

@@ -16,7 +16,7 @@ _ITEMS = re.compile(
     rf"\[ *(?:(?:{_QUOTED.pattern}|[\w/.:+-]+)(?: *, *(?:{_QUOTED.pattern}|[\w/.:+-]+))*)? *\]", re.ASCII
 )
 _ITEM = re.compile(rf"{_QUOTED.pattern}|[\w/.:+-]+", re.ASCII)
-_WORDS = {"true": True, "false": False, "null": None}
+_LITERALS = {"true": True, "false": False, "null": None}
 _NOT_PLAIN = object()
 
 
@@ -45,6 +45,6 @@ def _scalar(text: str) -> Any:
         return int(text)
     if _FLOAT.fullmatch(text):
         return float(text)
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
+    if text.lower() in _LITERALS:
+        return _LITERALS[text.lower()]
     return text if _TEXT.fullmatch(text) and text.lower() not in ("inf", "nan") else _NOT_PLAIN

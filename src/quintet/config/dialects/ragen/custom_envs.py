@@ -69,7 +69,7 @@ NEWER_FLOOR_DENSITY = 0.9
 RENDER_MODES = {"text": "text", "rgb_array": "vision"}
 COUNTDOWN_FILE, COUNTDOWN_ROWS = "data/countdown/train.parquet", 20_000
 QUESTIONS, CACHE = "meta-math/MetaMathQA", "./data"
-SYMBOL_WORDS = ("wall", "empty", "target", "box on target", "box", "player", "player on target")
+SYMBOL_NAMES = ("wall", "empty", "target", "box on target", "box", "player", "player on target")
 MOVES = {"sokoban": "Up, Down, Left, Right", "frozen_lake": "Left, Down, Right, Up"}
 
 
@@ -202,7 +202,7 @@ def _env_to_native(env: CustomEnv, native: NativeBuilder) -> None:
         native.set(f"{env.native}.render", render, env.key("env_config.render_mode"))
         native.set(f"{env.native}.observation", "grid")
     if kind == "sokoban":
-        _room_to_native(env, native)
+        _sokoban_to_native(env, native)
     elif kind == "frozen_lake" and env.option("success_rate") is not None and env.option("p") is None:
         native.set(f"{env.native}.floor_density", NEWER_FLOOR_DENSITY, env.key("env_config.p"))
     elif kind == "countdown":
@@ -212,7 +212,7 @@ def _env_to_native(env: CustomEnv, native: NativeBuilder) -> None:
         native.set(f"{env.native}.path", path, *origins)
 
 
-def _room_to_native(env: CustomEnv, native: NativeBuilder) -> None:
+def _sokoban_to_native(env: CustomEnv, native: NativeBuilder) -> None:
     sides = [env.option("dim_x"), env.option("dim_y")]
     if None in sides:
         sides = env.option("dim_room") or [6, 6]
@@ -252,7 +252,7 @@ def _instruction(env: CustomEnv) -> str | None:
     lines = [text]
     if kind in MOVES:
         words = env.option("grid_vocab") if kind == "sokoban" else None
-        legend = words or (dict(zip(SOKOBAN_SYMBOLS, SYMBOL_WORDS, strict=True)) if kind == "sokoban" else {})
+        legend = words or (dict(zip(SOKOBAN_SYMBOLS, SYMBOL_NAMES, strict=True)) if kind == "sokoban" else {})
         if env.option("render_mode") != "rgb_array" and legend:
             lines.append("Symbols: " + ", ".join(f"{symbol} {word}" for symbol, word in legend.items()))
         limit = env.values["agent_proxy.max_actions_per_turn"]

@@ -114,7 +114,7 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     algorithm_to_native(values, native)
     if not is_embodied(values):
         text_algorithm_to_native(values, native)
-    native.set_from_keys(spec for spec in values.dialect.specs().values() if _has_own_value(values, spec))
+    native.set_from_keys(spec for spec in values.dialect.specs().values() if _is_set_explicitly(values, spec))
     native.set_constants(load_constants("rlinf", "rlinf_basic"))
     native.apply(RULES)
     _names_to_native(values, native)
@@ -131,7 +131,7 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
         _critic_to_native(values, native)
 
 
-def _has_own_value(values: ForeignValues, spec: KeySpec) -> bool:
+def _is_set_explicitly(values: ForeignValues, spec: KeySpec) -> bool:
     """Whether a key has a value of its own: the critic's keys have those of the actor unless the user set them."""
     return values.is_set(spec.key) or not str(spec.default).startswith("${actor.") or is_embodied(values)
 

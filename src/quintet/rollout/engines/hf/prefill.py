@@ -109,5 +109,5 @@ class PrefillQueue:
 
 
 def _attention_key(prompt: CachedPrompt) -> tuple[int, bool]:
-    """What prompts of one pass have in common: the slot of their prefix, and whether the kernels compute them."""
+    """Return the key by which prompts share a pass: the slot of their prefix, and whether the kernels compute them."""
     return prompt.prefix.slot, len(prompt.tokens) <= MAX_KERNEL_TOKENS
