@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,7 +49,8 @@ def test_a_search_returns_passages_in_the_form_of_verl() -> None:
 
 def test_a_search_without_queries_results_or_service_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(search.time, "sleep", pauses.append)
+    # only the module's name: patching `time.sleep` itself would record threads of other tests
+    monkeypatch.setattr(search, "time", SimpleNamespace(sleep=pauses.append))
     replies: list[tuple[int, Any]] = [(200, {"result": []}), (503, {}), (200, {"result": [[{}]]}), (400, {})]
     with json_service(lambda _: replies.pop(0)) as url:
         tool = Search(url)
@@ -65,7 +67,7 @@ def test_a_search_without_queries_results_or_service_says_so(monkeypatch: pytest
 
 
 def test_a_code_service_returns_output_and_errors_of_programs_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_service.time, "sleep", lambda _: None)
+    monkeypatch.setattr(code_service, "time", SimpleNamespace(sleep=lambda _: None))
     asked = []
     runs: list[tuple[int, Any]] = [
         (504, {}),
