@@ -16,7 +16,7 @@ from textual.widgets import DataTable, Footer, Input, Label, Sparkline, Static, 
 
 from quintet.diagnosis.diagnose import diagnose_run
 from quintet.tracking.metrics import describe, healthy_text, names_in_order
-from quintet.tracking.progress import duration
+from quintet.tracking.progress import KEY_METRICS, duration
 from quintet.viewer.episode_filter import EpisodeFilter
 from quintet.viewer.episodes import changed_episodes, list_rows, read_episode
 from quintet.viewer.run_catalog import RunCatalog, ViewedRun, run_row
@@ -162,9 +162,8 @@ class TerminalViewer(App[None]):
 
     def _show_curves(self, run: ViewedRun) -> None:
         wanted = self.query_one("#metric-filter", Input).value.lower().split()
-        order = {name: number for number, name in enumerate(names_in_order())}
         names = [name for name in run.metrics.names() if all(part in name.lower() for part in wanted)]
-        names.sort(key=lambda name: order.get(name, -1))
+        names.sort(key=_curve_order)
         panel = self.query_one("#curves", VerticalScroll)
         panel.remove_children()
         panel.mount_all(_curve(run, name) for name in names)
@@ -241,6 +240,15 @@ class TerminalViewer(App[None]):
         for key, (value, source) in run.config().items():
             table.add_row(Text(key), Text(value), Text(source, "dim"), style="dim" if source == "default" else "")
         self.query_one("#config", Static).update(table)
+
+
+def _curve_order(metric: str) -> tuple[int, str]:
+    """Return the rank of a metric: those of the progress bar first, then as `metrics.yaml` lists them."""
+    order = [*KEY_METRICS, *names_in_order()]
+    try:
+        return order.index(describe(metric).name), metric
+    except KeyError:  # logged by a newer version or by user code
+        return len(order), metric
 
 
 def _curve(run: ViewedRun, name: str) -> VerticalScroll:

@@ -50,6 +50,8 @@ def run_path(tmp_path: Path) -> Path:
             "actor/entropy": 0.5 - 0.1 * step,
             "timing_s/step": 1.0,
             "timing_s/gen": 0.75,
+            "response/stop_reason/stop": 1.0,
+            "val/frozenlake/success_rate": 0.25 * step,
         }
         for step in range(1, 4)
     ]

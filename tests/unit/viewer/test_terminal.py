@@ -9,12 +9,18 @@ from pathlib import Path
 import pytest
 from tests.unit.viewer.conftest import episode, turn
 from textual.pilot import Pilot
-from textual.widgets import DataTable, Input, Static
+from textual.widgets import DataTable, Input, Label, Static
 
 from quintet.tracking.run_directory import RunDirectory
 from quintet.tracking.trajectories import write_trajectories
 from quintet.viewer.run_catalog import RunCatalog
 from quintet.viewer.terminal import TerminalViewer
+
+CURVES = [
+    *("val/frozenlake/success_rate", "response/stop_reason/stop", "actor/entropy"),
+    *("timing_s/step", "timing_s/gen"),
+]
+"""Metrics of the run, the one of the progress bar first."""
 
 
 async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
@@ -41,7 +47,9 @@ def test_each_tab_shows_the_chosen_run(run_path: Path) -> None:
             await until(pilot, lambda: rows(app, "#run-list") == 1)
             assert app.query_one("#run-list", DataTable).get_row("lake")[:2] == ["lake", "finished"]
             await pilot.press("2")
-            await until(pilot, lambda: len(app.query(".curve")) == 3)
+            await until(pilot, lambda: len(app.query(".curve")) == 5)
+            labels = [str(label.render()) for label in app.query(".curve Label").results(Label)]
+            assert [label.split()[0] for label in labels] == CURVES
             await pilot.press("slash", *"entropy", "escape")
             await until(pilot, lambda: len(app.query(".curve")) == 1)
             await pilot.press("4")
