@@ -201,10 +201,10 @@ def _cells(rows: Any, count: int, config: Any, model: str | None) -> Iterator[li
         images = ImagePrompts.from_directory(model, VisionConfig())
         form = PromptFormat(load_tokenizer(model), config.template, max_tokens=1, images=images)
     for number in range(count):
-        place = rows.describe_row(number)
-        prompt_row = reader.read(rows[number], number, place)
-        shown = reader.images(rows[number], place, rows.directory(number))
-        tokens = [] if form is None else [str(len(form.untruncated_tokens(prompt_row, place, shown)))]
+        location = rows.describe_row(number)
+        prompt_row = reader.read(rows[number], number, location)
+        shown = reader.images(rows[number], location, rows.directory(number))
+        tokens = [] if form is None else [str(len(form.untruncated_tokens(prompt_row, location, shown)))]
         prompt = "\n".join(f"{message['role']}: {_short(message['content'])}" for message in prompt_row.messages)
         yield [
             str(number),

@@ -110,8 +110,8 @@ def _device(options: FitOptions) -> tuple[DeviceFigures, int]:
     if present is None and memory is None:
         message = "--fit needs the memory of a device, and this machine has no GPU that nvidia-smi shows"
         raise ConfigError(message, key="--device", hint="--device h100, or --device-memory 80")
-    known, size = present or (None, 0)
-    return known or find_device(REFERENCE_DEVICE), memory or size
+    present_device, size = present or (None, 0)
+    return present_device or find_device(REFERENCE_DEVICE), memory or size
 
 
 def _to_json(result: FitResult, cluster: Cluster) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def _table(statuses: Sequence[RunStatus]) -> Table:
             status.state,
             progress_text(status),
             _age(status.progress_age_seconds),
-            _place(leader) if leader else "–",
+            _process_and_host(leader) if leader else "–",
             f"{sum(rank.state != 'ended' for rank in status.ranks)} of {len(status.ranks)}",
             status.checkpoint.path.name if status.checkpoint else "–",
         )
@@ -77,7 +77,7 @@ def _print_details(status: RunStatus) -> None:
     print(f"{status.directory.path}: {status.state}" + (f" ({status.message})" if status.message else ""))
     print(f"progress: {progress_text(status)}, last {_age(status.progress_age_seconds)}")
     for record in status.processes:
-        print(f"{record.process.role}: {_place(record)}, {_condition(record)}")
+        print(f"{record.process.role}: {_process_and_host(record)}, {_condition(record)}")
     if status.checkpoint:
         print(f"last checkpoint: {status.checkpoint.path}, {_age(status.checkpoint.age_seconds)}")
     for log in status.logs:
@@ -94,7 +94,7 @@ def _age(seconds: float | None) -> str:
     return "–" if seconds is None else f"{duration(max(0.0, seconds))} ago"
 
 
-def _place(record: ProcessRecord) -> str:
+def _process_and_host(record: ProcessRecord) -> str:
     return f"process {record.process.pid} on {record.process.host}"
 
 

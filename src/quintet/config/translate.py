@@ -87,5 +87,9 @@ def _differing(values: Mapping[str, Any], base_tree: Mapping[str, Any], dialect:
 
 
 def _lost(ours: Experiment, theirs: Experiment) -> dict[str, tuple[Any, Any]]:
-    here, there = (flatten(experiment.model_dump(mode="json")) for experiment in (ours, theirs))
-    return {key: (value, there.get(key)) for key, value in here.items() if key not in there or there[key] != value}
+    our_values, their_values = (flatten(experiment.model_dump(mode="json")) for experiment in (ours, theirs))
+    return {
+        key: (value, their_values.get(key))
+        for key, value in our_values.items()
+        if key not in their_values or their_values[key] != value
+    }

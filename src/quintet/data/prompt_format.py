@@ -20,7 +20,7 @@ ToolSchema = Mapping[str, Any]
 """A tool as chat templates show it: `{"type": "function", "function": {"name": …, "parameters": …}}`."""
 
 
-def truncate(tokens: Sequence[int], limit: int, side: Truncation, place: str = "the prompt") -> tuple[int, ...]:
+def truncate(tokens: Sequence[int], limit: int, side: Truncation, location: str = "the prompt") -> tuple[int, ...]:
     """Truncate to at most `limit` tokens, of which those of images are negative.
 
     `left` removes the beginning, `right` the end, `middle` keeps the first limit // 2 and the last limit - limit // 2
@@ -31,10 +31,10 @@ def truncate(tokens: Sequence[int], limit: int, side: Truncation, place: str = "
     """
     if len(tokens) <= limit:
         return tuple(tokens)
-    kept = kept_positions(len(tokens), limit, side)
-    if side != "error" and keeps_images(tokens, kept):
-        return tuple(tokens[position] for position in kept)
-    message = f"{place} has {len(tokens):,} tokens, more than rollout.max_prompt_tokens = {limit:,}"
+    positions = kept_positions(len(tokens), limit, side)
+    if side != "error" and keeps_images(tokens, positions):
+        return tuple(tokens[position] for position in positions)
+    message = f"{location} has {len(tokens):,} tokens, more than rollout.max_prompt_tokens = {limit:,}"
     hint = f"rollout.max_prompt_tokens={len(tokens)}, or data.filter_long_prompts=true"
     if side != "error":
         message += f", and data.truncation = {side} would remove a part of an image"
@@ -115,7 +115,7 @@ class PromptFormat:
         return {"tools": [self._tools[name] for name in names if name in self._tools]}
 
     def untruncated_tokens(
-        self, prompt_row: PromptRow, place: str = "the prompt", images: Sequence[RowImage] = ()
+        self, prompt_row: PromptRow, location: str = "the prompt", images: Sequence[RowImage] = ()
     ) -> tuple[int, ...]:
         """Return all tokens of a prompt with these images, of which only the headers are read; `place` names the row in
         errors.
@@ -135,21 +135,21 @@ class PromptFormat:
             parts = list(self._images.encode_parts(text, self._encode))
         except ValueError as error:
             hint = "remove that token from the text"
-            raise ConfigError(f"{place}: {error}", key="data.train_files", source=place, hint=hint) from error
+            raise ConfigError(f"{location}: {error}", key="data.train_files", source=location, hint=hint) from error
         if sum(is_image for _, is_image in parts) != len(images):
-            message = f"{place}: the chat template does not show each image of the prompt once"
-            raise ConfigError(message, key=KEY, source=place, hint=f"use another template, such as {KEY}=chatml")
+            message = f"{location}: the chat template does not show each image of the prompt once"
+            raise ConfigError(message, key=KEY, source=location, hint=f"use another template, such as {KEY}=chatml")
         return tuple(chain.from_iterable(tokens for tokens, _ in parts))
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
-    def tokens(self, prompt_row: PromptRow, place: str, images: Sequence[RowImage] = ()) -> tuple[int, ...]:
+    def tokens(self, prompt_row: PromptRow, location: str, images: Sequence[RowImage] = ()) -> tuple[int, ...]:
         """Return the tokens of a prompt, truncated if necessary; `place` names the row in errors.
 
         Raises:
             ConfigError: see `untruncated_tokens`; or the prompt is too long and `data.truncation` is `error`, or would
                 remove an image.
         """
-        tokens = self.untruncated_tokens(prompt_row, place, images)
-        return truncate(tokens, self._limit, self._truncation, place)
+        tokens = self.untruncated_tokens(prompt_row, location, images)
+        return truncate(tokens, self._limit, self._truncation, location)

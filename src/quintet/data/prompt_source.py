@@ -169,14 +169,14 @@ class PromptRows:
         Raises:
             ConfigError: the row cannot be read, a column is missing, or it needs tools or a user that there are not.
         """
-        place = self._rows.describe_row(number)
-        prompt_row = self._reader.read(self._rows[number], number, place)
+        location = self._rows.describe_row(number)
+        prompt_row = self._reader.read(self._rows[number], number, location)
         if prompt_row.agent_loop == "tool_agent" and not self._has_tools and not self._users:
-            raise _missing_tools(place)
+            raise _missing_tools(location)
         if self._users and prompt_row.has_replies:
             name = user_name(prompt_row.extra, self._users)
             if name not in self._users:
-                raise _missing_user(place, name, self._users)
+                raise _missing_user(location, name, self._users)
         return prompt_row
 
     def domain(self, number: int) -> str | None:
@@ -209,20 +209,22 @@ class PromptRows:
 
     def num_tokens(self, number: int) -> int:
         """Return the number of tokens of a row's untruncated prompt."""
-        place = self._rows.describe_row(number)
-        return len(self._prompt_format.untruncated_tokens(self[number], place, self.images(number)))
+        location = self._rows.describe_row(number)
+        return len(self._prompt_format.untruncated_tokens(self[number], location, self.images(number)))
 
 
-def _missing_tools(place: str) -> ConfigError:
+def _missing_tools(location: str) -> ConfigError:
     key = "data.agent_loop_key"
-    message = f"{key}: {place} is for tool_agent, and the run has no tools (rollout.tool_calls) and no simulated users"
+    message = (
+        f"{key}: {location} is for tool_agent, and the run has no tools (rollout.tool_calls) and no simulated users"
+    )
     hint = f"name the tools in rollout.tool_calls, or set {key}=null to answer each prompt with one response"
-    return ConfigError(message, key=key, source=place, hint=hint)
+    return ConfigError(message, key=key, source=location, hint=hint)
 
 
-def _missing_user(place: str, name: Any, users: Collection[str]) -> ConfigError:
+def _missing_user(location: str, name: Any, users: Collection[str]) -> ConfigError:
     key = "rollout.interactions.users"
     named = "does not name its user" if name is None else f"names the user {name!r:.60}, which there is not"
-    message = f"{key}: {place} {named}, as `name` in extra_info.interaction_kwargs; users: {', '.join(users)}"
+    message = f"{key}: {location} {named}, as `name` in extra_info.interaction_kwargs; users: {', '.join(users)}"
     hint = "name one of these users, or rollout.interactions=null"
-    return ConfigError(message, key=key, value=name, source=place, hint=hint)
+    return ConfigError(message, key=key, value=name, source=location, hint=hint)

@@ -256,10 +256,10 @@ def place_in_messages(
     return placed
 
 
-def keeps_images(tokens: Sequence[int], kept: Sequence[int]) -> bool:
-    """Return whether the tokens at the positions `kept` include all image tokens, which are negative, and those around
-    each image."""
-    positions = set(kept)
+def keeps_images(tokens: Sequence[int], kept_positions: Sequence[int]) -> bool:
+    """Return whether the tokens at `kept_positions` include all image tokens, which are negative, and those around each
+    image."""
+    positions = set(kept_positions)
     last = len(tokens) - 1
     return all(
         position in positions

@@ -119,8 +119,8 @@ def _spikes(norms: Series, times: float) -> list[tuple[int, float]]:
     for first in range(0, len(norms), NEIGHBOURS):
         around = norms.values[max(0, first - NEIGHBOURS // 2) : first + NEIGHBOURS + NEIGHBOURS // 2]
         limit = times * median(around)
-        here = zip(norms.steps[first : first + NEIGHBOURS], norms.values[first : first + NEIGHBOURS], strict=True)
-        spikes += [(step, value) for step, value in here if value > limit > 0]
+        neighbours = zip(norms.steps[first : first + NEIGHBOURS], norms.values[first : first + NEIGHBOURS], strict=True)
+        spikes += [(step, value) for step, value in neighbours if value > limit > 0]
     return spikes
 
 

@@ -56,12 +56,12 @@ def slow_phase(run: RunData, limits: Limits) -> Iterator[Finding]:
     if len(run.series(STEP)) < limits["steps"]:
         return
     # the first step compiles and allocates
-    whole = sum(run.series(STEP).values[1:])
+    step_seconds = sum(run.series(STEP).values[1:])
     for name in (name for name in run.names if name.startswith(PREFIX)):
         phase = run.series(name)
         limit = limits.get(name.removeprefix(PREFIX))
         seconds = sum(phase.values[1:] if name != VALIDATION else phase.values)
-        total = whole + seconds if name == VALIDATION else whole
+        total = step_seconds + seconds if name == VALIDATION else step_seconds
         if limit is None or total <= 0 or median(phase.values) < limits["seconds"] or seconds / total <= limit:
             continue
         yield run.finding(

@@ -210,7 +210,7 @@ class HostedVectorEnv:
         self._episodes[episode] = started
         self._num_requests += 1
         self._pending.add(episode)
-        self._place(started)
+        self._place_on_host(started)
 
     def step(self, episode: int, actions: Sequence[Any]) -> None:
         stepped = self._episodes[episode]
@@ -362,9 +362,9 @@ class HostedVectorEnv:
             self._fail(episode, failure if episode.digests else replace(failure, where="reset"))
         else:
             self._num_reassigned += 1
-            self._place(episode)
+            self._place_on_host(episode)
 
-    def _place(self, episode: HostedEpisode) -> None:
+    def _place_on_host(self, episode: HostedEpisode) -> None:
         """Start an episode on the host with the fewest running ones, if there is a host."""
         available = [host for host in self._hosts.values() if host.is_available]
         if available:
@@ -375,7 +375,7 @@ class HostedVectorEnv:
     def _place_waiting(self) -> None:
         for episode in self._episodes.values():
             if episode.host is None and episode.failure is None:
-                self._place(episode)
+                self._place_on_host(episode)
 
     def _leave_host(self, episode: HostedEpisode) -> None:
         """Discard an episode on its host."""

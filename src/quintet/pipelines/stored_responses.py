@@ -34,24 +34,24 @@ class StoredResponses:
         Raises:
             ConfigError: a column is missing or has another type.
         """
-        row, place = dict(self._rows[index]), self._rows.describe_row(index)
-        texts = self._texts(row.pop(self._column, None), row, place)
+        row, location = dict(self._rows[index]), self._rows.describe_row(index)
+        texts = self._texts(row.pop(self._column, None), row, location)
         if self._prompt is not None and row.get(self._prompt) is None:
             row[self._prompt] = ""
-        prompt_row = self._reader.read(row, index, place)
+        prompt_row = self._reader.read(row, index, location)
         for text in texts:
             yield Response(self._num_responses, prompt_row, text, tokens=0)
             self._num_responses += 1
 
-    def _texts(self, value: object, row: Mapping[str, Any], place: str) -> Sequence[str]:
+    def _texts(self, value: object, row: Mapping[str, Any], location: str) -> Sequence[str]:
         texts = [value] if isinstance(value, str) else value
         if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
             return texts
         if value is None:
             similar = nearest(self._column, row)
-            problem = f"{place} has no such column"
+            problem = f"{location} has no such column"
             hint = (f"did you mean {similar}? " if similar else "") + f"its columns are {', '.join(row)}"
         else:
-            problem, hint = f"{place} has {value!r:.60}", "use a list of texts, or a text"
+            problem, hint = f"{location} has {value!r:.60}", "use a list of texts, or a text"
         key = "evaluation.response_key"
-        raise ConfigError(f"{key} = {self._column}: {problem}", key=key, value=self._column, source=place, hint=hint)
+        raise ConfigError(f"{key} = {self._column}: {problem}", key=key, value=self._column, source=location, hint=hint)

@@ -99,9 +99,9 @@ def _entry(name: str, key: str) -> Entry[Score]:
     try:
         return VERIFIERS.get(name)
     except ConfigError as error:
-        known = ["rules", *(entry.name for entry in VERIFIERS)]
-        close = nearest(name, known)
-        hint = (f"did you mean {close!r}? " if close else "") + f"known: {', '.join(known)}"
+        names = ["rules", *(entry.name for entry in VERIFIERS)]
+        close = nearest(name, names)
+        hint = (f"did you mean {close!r}? " if close else "") + f"known: {', '.join(names)}"
         raise ConfigError(f"{key} = {name!r}: {error.message}", key=key, value=name, hint=hint) from error
 
 

@@ -35,8 +35,8 @@ class ToolReplies:
     def submit(self, number: int, running: RunningPrompt, messages: Sequence[Mapping[str, Any]]) -> bool:
         """Begin the calls of a response, if it has some."""
         parser = ToolCallParser()
-        found = [*parser.update(running.text)[1], *parser.finish()[1]]
-        calls = list(islice(found, self._config.max_parallel_calls))
+        parsed = [*parser.update(running.text)[1], *parser.finish()[1]]
+        calls = list(islice(parsed, self._config.max_parallel_calls))
         selection = running.prompt_row.tool_selection
         requests = [
             call_message(call.name, call.arguments, _tool_episode(running, call.name), selection) for call in calls

@@ -105,7 +105,7 @@ def describe_exit(status: int) -> str:
     """Describe an exit status, with the likely cause of a signal."""
     if status >= 0:
         return f"its process ended with status {status}"
-    name = next((known.name for known in signal.Signals if known == -status), f"signal {-status}")
+    name = next((each.name for each in signal.Signals if each == -status), f"signal {-status}")
     causes = {"SIGKILL": "out of memory?", "SIGSEGV": "a fault in compiled code", "SIGABRT": "it aborted"}
     cause = f" ({causes[name]})" if name in causes else ""
     return f"its process died of {name}{cause}"

@@ -107,27 +107,27 @@ def confine(*, execute: bool = False, read_files: bool = True) -> None:
 
 def _program(machine: str, process_id: int, execute: bool, read_files: bool) -> Iterator[Instruction]:
     """Yield the instructions of the filter: refuse listed calls, check the arguments of some, allow the rest."""
-    known = ARGUMENT_CHECKED[machine]
+    call_numbers = ARGUMENT_CHECKED[machine]
     yield from [(LOAD, 0, 0, 4), (EQUAL, 1, 0, ARCHITECTURES[machine]), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
     yield from [(GREATER, 0, 1, LAST_KNOWN_SYSCALL), _refusal(errno.ENOSYS)]
     # the flags of these two are in memory, which a filter cannot read; the C library falls back to the older calls
     for name in ("clone3", "openat2"):
-        yield from [(EQUAL, 0, 1, known[name]), _refusal(errno.ENOSYS)]
-    for number in (*REFUSED[machine], *NEWER, *(() if execute else (known["execve"], known["execveat"]))):
+        yield from [(EQUAL, 0, 1, call_numbers[name]), _refusal(errno.ENOSYS)]
+    for number in (*REFUSED[machine], *NEWER, *(() if execute else (call_numbers["execve"], call_numbers["execveat"]))):
         yield from [(EQUAL, 0, 1, number), _refusal()]
-    for name in () if read_files else {"open", "openat"} & known.keys():
-        yield from [(EQUAL, 0, 1, known[name]), _refusal(errno.EACCES)]
-    yield from _where(known["clone"], 0, (ANY_BIT, 1, 0, CLONE_THREAD))
-    yield from _where(known["openat"], 2, (ANY_BIT, 0, 1, WRITING), errno.EACCES)
-    if "open" in known:
-        yield from _where(known["open"], 1, (ANY_BIT, 0, 1, WRITING), errno.EACCES)
-    yield from _where(known["kill"], 0, (EQUAL, 1, 0, process_id))
-    yield from _where(known["tgkill"], 0, (EQUAL, 1, 0, process_id))
-    yield from _where(known["prctl"], 0, (EQUAL, 0, 1, PDEATHSIG))
-    yield from _where(known["ioctl"], 1, (EQUAL, 0, 1, TIOCSTI))
+    for name in () if read_files else {"open", "openat"} & call_numbers.keys():
+        yield from [(EQUAL, 0, 1, call_numbers[name]), _refusal(errno.EACCES)]
+    yield from _where(call_numbers["clone"], 0, (ANY_BIT, 1, 0, CLONE_THREAD))
+    yield from _where(call_numbers["openat"], 2, (ANY_BIT, 0, 1, WRITING), errno.EACCES)
+    if "open" in call_numbers:
+        yield from _where(call_numbers["open"], 1, (ANY_BIT, 0, 1, WRITING), errno.EACCES)
+    yield from _where(call_numbers["kill"], 0, (EQUAL, 1, 0, process_id))
+    yield from _where(call_numbers["tgkill"], 0, (EQUAL, 1, 0, process_id))
+    yield from _where(call_numbers["prctl"], 0, (EQUAL, 0, 1, PDEATHSIG))
+    yield from _where(call_numbers["ioctl"], 1, (EQUAL, 0, 1, TIOCSTI))
     # prlimit64 changes a limit if the third argument, an address, is not null; check both halves
-    yield from _where(known["prlimit64"], 2, (EQUAL, 1, 0, 0))
-    yield from _where(known["prlimit64"], 2, (EQUAL, 1, 0, 0), high=True)
+    yield from _where(call_numbers["prlimit64"], 2, (EQUAL, 1, 0, 0))
+    yield from _where(call_numbers["prlimit64"], 2, (EQUAL, 1, 0, 0), high=True)
     yield (RETURN, 0, 0, ALLOW)
 
 

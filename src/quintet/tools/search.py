@@ -41,8 +41,9 @@ class Search:
             return _result("Error: 'query_list' is missing, empty, or not a list in parameters.")
         try:
             reply = self._ask({"queries": queries, "topk": self._topk, "return_scores": True})
-            found = reply.get("result") or []
-            return _result("\n---\n".join(map(_passages, found)) if found else "No search results found.")
+            passage_lists = reply.get("result") or []
+            text = "\n---\n".join(map(_passages, passage_lists))
+            return _result(text if passage_lists else "No search results found.")
         except EndpointError as error:
             return _result(f"Search error: {error}")
         except (ValueError, KeyError, TypeError, AttributeError) as error:

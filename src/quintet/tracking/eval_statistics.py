@@ -135,8 +135,8 @@ def _add_class(states: _States, members: int, score: float, remaining: int, k: i
                 key, sums = (drawn + count, top, leaders + 1), (weight * chance, (total + weight * score) * chance)
             else:
                 key, sums = (drawn + count, top, leaders), (weight * chance, total * chance)
-            known = after.get(key, (0.0, 0.0))
-            after[key] = (known[0] + sums[0], known[1] + sums[1])
+            previous = after.get(key, (0.0, 0.0))
+            after[key] = (previous[0] + sums[0], previous[1] + sums[1])
     return after
 
 

@@ -75,7 +75,7 @@ def _containing(
     episodes: Iterable[EpisodeSummary], text: str, path: Callable[[str, int], Path]
 ) -> Iterable[EpisodeSummary]:
     """Yield the episodes with `text`, as JSON writes it, in an observation or response."""
-    wanted = json.dumps(text, ensure_ascii=False)[1:-1].lower().encode(errors="replace")
+    pattern = json.dumps(text, ensure_ascii=False)[1:-1].lower().encode(errors="replace")
     by_file: dict[tuple[str, int], list[EpisodeSummary]] = {}
     for episode in episodes:
         by_file.setdefault((episode.split, episode.step), []).append(episode)
@@ -84,8 +84,8 @@ def _containing(
         for episode in members:
             end = content.find(b"\n", episode.offset)
             # the whole line first, which is fast; keys and other values of the line may match, too
-            if content.find(wanted, episode.offset, end) >= 0 and any(
-                wanted in match[1] for match in _TEXTS.finditer(content, episode.offset, end)
+            if content.find(pattern, episode.offset, end) >= 0 and any(
+                pattern in match[1] for match in _TEXTS.finditer(content, episode.offset, end)
             ):
                 yield episode
 

@@ -29,12 +29,12 @@ class Curve:
         if len(self.values) <= points:
             return self
         values = np.asarray(self.values)
-        kept: set[int] = {0, len(values) - 1}
+        selected: set[int] = {0, len(values) - 1}
         bounds = np.linspace(0, len(values), max(points // 2, 2), dtype=int)
         for start, end in pairwise(bounds):
             part = values[start:end]
-            kept.update((start + int(part.argmin()), start + int(part.argmax())))
-        return Curve(*([column[i] for i in sorted(kept)] for column in (self.steps, self.seconds, self.values)))
+            selected.update((start + int(part.argmin()), start + int(part.argmax())))
+        return Curve(*([column[i] for i in sorted(selected)] for column in (self.steps, self.seconds, self.values)))
 
 
 class MetricsFile:

@@ -161,8 +161,8 @@ class TerminalViewer(App[None]):
         self._show("charts")
 
     def _show_curves(self, run: ViewedRun) -> None:
-        wanted = self.query_one("#metric-filter", Input).value.lower().split()
-        names = [name for name in run.metrics.names() if all(part in name.lower() for part in wanted)]
+        parts = self.query_one("#metric-filter", Input).value.lower().split()
+        names = [name for name in run.metrics.names() if all(part in name.lower() for part in parts)]
         names.sort(key=_curve_order)
         panel = self.query_one("#curves", VerticalScroll)
         panel.remove_children()

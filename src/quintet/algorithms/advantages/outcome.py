@@ -170,9 +170,9 @@ def gdpo(batch: Batch, config: GdpoConfig) -> tuple[Tensor, Tensor]:
 
 
 def _missing_part(name: str | None, parts: object) -> ConfigError:
-    known = sorted(parts) if isinstance(parts, dict) else []
-    close = nearest(name, known) if name else None
-    available = f"; it has {', '.join(known)}" if known else ""
+    part_names = sorted(parts) if isinstance(parts, dict) else []
+    close = nearest(name, part_names) if name else None
+    available = f"; it has {', '.join(part_names)}" if part_names else ""
     return ConfigError(
         f"gdpo needs the parts of the reward, but the reward has no {f'part {name!r}' if name else 'parts'}{available}",
         key="algorithm.advantage.weights",

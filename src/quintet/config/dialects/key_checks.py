@@ -171,10 +171,16 @@ def _matches(value: object, noop: Any) -> bool:
 def _alternatives(key: str, spec: KeySpec) -> str:
     """Return what a key that requires a missing capability can be instead."""
     types = [value for value in spec.noop if isinstance(value, ValueType)]
-    values = [value for value in spec.noop if value not in types] + [choice for one in types for choice in one.choices]
+    values = [value for value in spec.noop if value not in types] + [
+        choice for value_type in types for choice in value_type.choices
+    ]
     changes = dict.fromkeys(f"{key}={value if isinstance(value, str) else format_value(value)}" for value in values)
     return ", or ".join(
-        ["leave it out", *changes, *(f"set it to {one.description}" for one in types if not one.choices)]
+        [
+            "leave it out",
+            *changes,
+            *(f"set it to {value_type.description}" for value_type in types if not value_type.choices),
+        ]
     )
 
 

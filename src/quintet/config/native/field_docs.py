@@ -16,8 +16,8 @@ from pydantic import BaseModel
 @cache
 def field_docs(section: type[BaseModel]) -> dict[str, str]:
     """Return the docstring below each field of a section, inherited fields included."""
-    found = ((name, _field_doc(section, name)) for name in section.model_fields)
-    return {name: doc for name, doc in found if doc is not None}
+    docs = ((name, _field_doc(section, name)) for name in section.model_fields)
+    return {name: doc for name, doc in docs if doc is not None}
 
 
 def _field_doc(section: type[BaseModel], name: str) -> str | None:

@@ -110,10 +110,10 @@ def _context(planned: PlannedRun) -> Iterator[str]:
 def _history(planned: PlannedRun) -> Iterator[str]:
     """Warn if episodes without a window may exceed the prompt before their last turn."""
     rollout = planned.config.rollout
-    start, seen = rollout.max_start_tokens, rollout.max_observation_tokens
-    if rollout.window_size is not None or start is None or seen is None:
+    start, observation = rollout.max_start_tokens, rollout.max_observation_tokens
+    if rollout.window_size is not None or start is None or observation is None:
         return
-    last = start + (rollout.max_turns - 1) * (rollout.max_response_tokens + seen)
+    last = start + (rollout.max_turns - 1) * (rollout.max_response_tokens + observation)
     if last > rollout.max_prompt_tokens:
         setting = planned.setting("rollout.max_prompt_tokens")
         yield f"{setting}: the last of {rollout.max_turns} turns may need {last:,} tokens; longer episodes end early"

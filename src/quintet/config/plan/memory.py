@@ -138,7 +138,7 @@ def memory_problems(
     key = savings[0].key if savings else "policy.path"
     needed = f"{format_bytes(peak.total)} of {format_bytes(device_bytes)}"
     problem = f"device {peak.devices[0]} needs {needed} {peak.phase}: {largest_parts(peak)}"
-    steps = ", ".join(f"{_change(composed, one)} (then {format_bytes(one.total)})" for one in savings)
+    steps = ", ".join(f"{_change(composed, saving)} (then {format_bytes(saving.total)})" for saving in savings)
     fits = savings and savings[-1].total <= device_bytes
     hint = f"what helps most: {steps}" if savings else "use more devices or a smaller model"
     hint += "" if fits or not savings else "; more devices for the rest"

@@ -97,8 +97,8 @@ def _with_limits(encoder: VisionEncoderShape, directory: Path) -> VisionEncoderS
     file = directory / "preprocessor_config.json"
     settings = read_config(file) if os.path.exists(file) else {}
     size = settings.get("size") or {}
-    least, most = size.get("shortest_edge"), size.get("longest_edge")
-    smallest, largest = least or settings.get("min_pixels"), most or settings.get("max_pixels")
+    smallest_edge, largest_edge = size.get("shortest_edge"), size.get("longest_edge")
+    smallest, largest = smallest_edge or settings.get("min_pixels"), largest_edge or settings.get("max_pixels")
     return replace(
         encoder, min_pixels=int(smallest or encoder.min_pixels), max_pixels=int(largest or encoder.max_pixels)
     )

@@ -159,8 +159,8 @@ def _numbers_of_fine_tuning(plan: RunPlan, stage: SftConfig) -> dict[str, Any]:
 def _data_numbers(data: TrainingRows | None) -> dict[str, Any]:
     if data is None:
         return {}
-    known = {"rows": data.rows, "rows_dropped_per_pass": data.dropped, "held_out_rows": data.held_out}
-    return known | ({"rows_may_be_left_out": True} if data.may_be_filtered else {})
+    counts = {"rows": data.rows, "rows_dropped_per_pass": data.dropped, "held_out_rows": data.held_out}
+    return counts | ({"rows_may_be_left_out": True} if data.may_be_filtered else {})
 
 
 def describe_run(config: Experiment, models: Models) -> dict[str, str]:

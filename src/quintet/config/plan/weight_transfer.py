@@ -34,8 +34,8 @@ def weight_transfers(config: Experiment) -> tuple[WeightTransfer, ...]:
     is_auto = config.placement.weight_transfer == "auto"
     transfers = []
     for same_node, ranks in _engine_ranks(config).items():
-        place = "on the controller's node" if same_node else "on other nodes"
-        reason = place if is_auto else f"{place}; {KEY}"
+        location = "on the controller's node" if same_node else "on other nodes"
+        reason = location if is_auto else f"{location}; {KEY}"
         transfers += [WeightTransfer(choose_weight_transfer(config, same_node=same_node), ranks, reason)] * bool(ranks)
     return tuple(transfers)
 

@@ -61,10 +61,10 @@ class RobotDataset(Protocol):
 class InvalidDatasetError(Exception):
     """A file of a data set cannot be read."""
 
-    def __init__(self, problem: str, place: str = "", hint: str = COPY_AGAIN) -> None:
+    def __init__(self, problem: str, location: str = "", hint: str = COPY_AGAIN) -> None:
         """`place` is where in the file, such as `byte 12`."""
         super().__init__(problem)
-        self.problem, self.place, self.hint = problem, place, hint
+        self.problem, self.location, self.hint = problem, location, hint
 
 
 @contextmanager
@@ -77,8 +77,8 @@ def reading(path: Path, key: str) -> Iterator[None]:
     try:
         yield
     except InvalidDatasetError as error:
-        place = f", {error.place}" if error.place else ""
-        message = f"{key}: {path}{place}: {error.problem}"
+        location = f", {error.location}" if error.location else ""
+        message = f"{key}: {path}{location}: {error.problem}"
         raise ConfigError(message, key=key, value=str(path), source=str(path), hint=error.hint) from error
     except OSError as error:
         message = f"{key}: cannot read {path}: {error.strerror or error}"
@@ -126,7 +126,7 @@ def _last_part(name: str) -> str:
     return name.replace("/", ".").rpartition(".")[2]
 
 
-def check_size(frames: int, image_bytes: int, place: str) -> None:
+def check_size(frames: int, image_bytes: int, location: str) -> None:
     """
     Raises:
         InvalidDatasetError: an episode with so many frames, and so many bytes of images per frame, is too large.
@@ -134,19 +134,19 @@ def check_size(frames: int, image_bytes: int, place: str) -> None:
     if frames > MAX_EPISODE_FRAMES or frames * image_bytes > MAX_EPISODE_BYTES:
         size = f"{frames:,} frames with {image_bytes:,} bytes of images each"
         limit = f"more than {MAX_EPISODE_FRAMES:,} frames or {MAX_EPISODE_BYTES >> 30} GiB"
-        raise InvalidDatasetError(f"an episode of {size} is too large: {limit}", place)
+        raise InvalidDatasetError(f"an episode of {size} is too large: {limit}", location)
 
 
-def finite_rows(values: np.ndarray, width: int, place: str) -> np.ndarray:
+def finite_rows(values: np.ndarray, width: int, location: str) -> np.ndarray:
     """Return values as float32 [T, width].
 
     Raises:
         InvalidDatasetError: their number is not a multiple of `width`, or one is not finite.
     """
     if width < 1 or values.size % width:
-        raise InvalidDatasetError(f"{values.size} numbers are not a multiple of {width}", place)
+        raise InvalidDatasetError(f"{values.size} numbers are not a multiple of {width}", location)
     rows = values.reshape(-1, width).astype(np.float32)
     if not np.isfinite(rows).all():
         row = int(np.argmin(np.isfinite(rows).all(axis=1)))
-        raise InvalidDatasetError("a value is not finite", f"{place}, time step {row}")
+        raise InvalidDatasetError("a value is not finite", f"{location}, time step {row}")
     return rows

@@ -12,7 +12,7 @@ from quintet.data.robot_demonstrations.dataset import InvalidDatasetError
 from quintet.data.row_images import FORMATS, MAX_FILE_PIXELS, rgb_pixels
 
 
-def decode_frame(content: bytes | memoryview, place: str) -> np.ndarray:
+def decode_frame(content: bytes | memoryview, location: str) -> np.ndarray:
     """Return the pixels of a PNG or JPEG file, RGB uint8 [height, width, 3].
 
     Raises:
@@ -28,12 +28,12 @@ def decode_frame(content: bytes | memoryview, place: str) -> np.ndarray:
                     raise ValueError(f"{image.width} × {image.height} pixels, more than {MAX_FILE_PIXELS:,}")
                 return rgb_pixels(image)
     except UnidentifiedImageError as error:
-        raise InvalidDatasetError("the image cannot be decoded: it is not a PNG or JPEG file", place) from error
+        raise InvalidDatasetError("the image cannot be decoded: it is not a PNG or JPEG file", location) from error
     except Exception as error:  # Pillow raises errors of many types for damaged files
-        raise InvalidDatasetError(f"the image cannot be decoded: {error}", place) from error
+        raise InvalidDatasetError(f"the image cannot be decoded: {error}", location) from error
 
 
-def stack_frames(frames: Sequence[np.ndarray], shape: tuple[int, int], place: str) -> np.ndarray:
+def stack_frames(frames: Sequence[np.ndarray], shape: tuple[int, int], location: str) -> np.ndarray:
     """Return frames as one array, uint8 [T, height, width, 3].
 
     Raises:
@@ -42,7 +42,7 @@ def stack_frames(frames: Sequence[np.ndarray], shape: tuple[int, int], place: st
     for index, frame in enumerate(frames):
         if frame.shape[:2] != shape:
             problem = f"the image has {frame.shape[0]} × {frame.shape[1]} pixels, the data set {shape[0]} × {shape[1]}"
-            raise InvalidDatasetError(problem, f"{place}, time step {index}")
+            raise InvalidDatasetError(problem, f"{location}, time step {index}")
     return np.stack(frames) if frames else np.zeros((0, *shape, 3), dtype=np.uint8)
 
 

@@ -155,14 +155,14 @@ class LeRobotDataset:
 
     def _numbers(self, rows: Mapping[str, list[Any]], name: str, first: int | None) -> np.ndarray:
         width = prod(self._info.features[name].shape)
-        place = f"column {name}, rows from {first}"
+        location = f"column {name}, rows from {first}"
         try:
             values = np.asarray(rows[name], dtype=np.float64)
         except (TypeError, ValueError) as error:
-            raise InvalidDatasetError("the rows have different lengths, or contain no numbers", place) from error
+            raise InvalidDatasetError("the rows have different lengths, or contain no numbers", location) from error
         if values.size != len(rows[name]) * width:
-            raise InvalidDatasetError(f"a row has {values.size // max(1, len(values))} numbers, not {width}", place)
-        return finite_rows(values, width, place)
+            raise InvalidDatasetError(f"a row has {values.size // max(1, len(values))} numbers, not {width}", location)
+        return finite_rows(values, width, location)
 
     def _instructions(self, indices: Sequence[Any], first: int | None) -> tuple[str, ...]:
         for row, index in enumerate(indices, first or 0):
@@ -174,12 +174,12 @@ class LeRobotDataset:
     def _images(self, cells: Sequence[Any], name: str, first: int | None) -> np.ndarray:
         frames = []
         for row, cell in enumerate(cells, first or 0):
-            place = f"column {name}, row {row}"
+            location = f"column {name}, row {row}"
             content = cell.get("bytes") if isinstance(cell, dict) else cell
             if not isinstance(content, bytes):
                 hint = "write the data set with its images in the Parquet files"
-                raise InvalidDatasetError("the cell has no bytes of an image", place, hint)
-            frames.append(decode_frame(content, place))
+                raise InvalidDatasetError("the cell has no bytes of an image", location, hint)
+            frames.append(decode_frame(content, location))
         return stack_frames(frames, self._info.features[name].resolution, f"column {name}, rows from {first}")
 
     def _video(self, name: str, episode: _Episode) -> np.ndarray:

@@ -118,16 +118,16 @@ class RldsDataset:
         names = [ACTION, *filter(None, (self._state, self._instruction)), *(self.cameras if with_images else ())]
         with reading(file.path, self._key):
             values = _parse(file, number, names, verify=with_images)
-            place, length = file.place(number), self.lengths[index]
-            images = self._images(values, length, place) if with_images else stack_cameras([], length)
+            location, length = file.location(number), self.lengths[index]
+            images = self._images(values, length, location) if with_images else stack_cameras([], length)
             state = np.zeros((length, 0), dtype=np.float32)
             if self._state is not None:
-                state = self._rows(values, self._state, place)
-            actions = self._rows(values, ACTION, place)
+                state = self._rows(values, self._state, location)
+            actions = self._rows(values, ACTION, location)
             if len(state) != length or len(actions) != length:
-                raise InvalidDatasetError("its features have different numbers of steps", place)
+                raise InvalidDatasetError("its features have different numbers of steps", location)
             return RobotDemonstration(
-                RobotObservation(images, state, self._instructions(values, length, place)), actions
+                RobotObservation(images, state, self._instructions(values, length, location)), actions
             )
 
     def _observations(self) -> list[str]:
@@ -157,41 +157,41 @@ class RldsDataset:
         file, number = self._records[index]
         with reading(file.path, self._key):
             values = _parse(file, number, [ACTION], verify=False)
-            place = file.place(number)
-            length = len(self._rows(values, ACTION, place))
+            location = file.location(number)
+            length = len(self._rows(values, ACTION, location))
             pixels = sum(prod(self._features[name].shape) for name in self.cameras)
-            check_size(length, pixels, place)
+            check_size(length, pixels, location)
         return length
 
-    def _rows(self, values: Mapping[str, Values], name: str, place: str) -> np.ndarray:
+    def _rows(self, values: Mapping[str, Values], name: str, location: str) -> np.ndarray:
         numbers = values.get(name)
         if not isinstance(numbers, np.ndarray):
-            raise InvalidDatasetError(f"{name} is missing, or has no numbers", place)
-        return finite_rows(numbers, self._width(name), f"{place}, {name}")
+            raise InvalidDatasetError(f"{name} is missing, or has no numbers", location)
+        return finite_rows(numbers, self._width(name), f"{location}, {name}")
 
-    def _images(self, values: Mapping[str, Values], length: int, place: str) -> np.ndarray:
-        return stack_cameras([self._frames(values, name, length, place) for name in self.cameras], length)
+    def _images(self, values: Mapping[str, Values], length: int, location: str) -> np.ndarray:
+        return stack_cameras([self._frames(values, name, length, location) for name in self.cameras], length)
 
-    def _frames(self, values: Mapping[str, Values], name: str, length: int, place: str) -> np.ndarray:
+    def _frames(self, values: Mapping[str, Values], name: str, length: int, location: str) -> np.ndarray:
         files = values.get(name)
         if isinstance(files, np.ndarray) or files is None or len(files) != length:
             count = "none" if files is None else len(files)
-            raise InvalidDatasetError(f"it has {length} steps and {count} images {name}", place)
-        place = f"{place}, {name}"
-        frames = [decode_frame(file, f"{place}, time step {index}") for index, file in enumerate(files)]
+            raise InvalidDatasetError(f"it has {length} steps and {count} images {name}", location)
+        location = f"{location}, {name}"
+        frames = [decode_frame(file, f"{location}, time step {index}") for index, file in enumerate(files)]
         height, width = self._features[name].shape[:2] if all(self._features[name].shape[:2]) else frames[0].shape[:2]
-        return stack_frames(frames, (height, width), place)
+        return stack_frames(frames, (height, width), location)
 
-    def _instructions(self, values: Mapping[str, Values], length: int, place: str) -> tuple[str, ...]:
+    def _instructions(self, values: Mapping[str, Values], length: int, location: str) -> tuple[str, ...]:
         if self._instruction is None:
             return ("",) * length
         texts = values.get(self._instruction)
         if isinstance(texts, np.ndarray) or texts is None or len(texts) != length:
-            raise InvalidDatasetError(f"{self._instruction} is not a text per step", place)
+            raise InvalidDatasetError(f"{self._instruction} is not a text per step", location)
         try:
             return tuple(bytes(text).decode() for text in texts)
         except UnicodeDecodeError as error:
-            raise InvalidDatasetError(f"{self._instruction} is not UTF-8", place) from error
+            raise InvalidDatasetError(f"{self._instruction} is not UTF-8", location) from error
 
 
 def _parse(file: TfrecordFile, number: int, names: Sequence[str], *, verify: bool) -> Mapping[str, Values]:
@@ -199,7 +199,7 @@ def _parse(file: TfrecordFile, number: int, names: Sequence[str], *, verify: boo
     try:
         return parse_example(data, names)
     except InvalidDatasetError as error:
-        raise InvalidDatasetError(error.problem, file.place(number)) from error
+        raise InvalidDatasetError(error.problem, file.location(number)) from error
 
 
 def _files(directory: Path, info: _Info, split: _Split) -> Iterator[tuple[Path, int]]:

@@ -45,10 +45,10 @@ class TfrecordFile:
         stop = start + _HEADER.unpack_from(self._data, offset)[0]
         data = self._data[start:stop]
         if verify and masked_crc32c(data) != _CRC.unpack_from(self._data, stop)[0]:
-            raise InvalidDatasetError("the data of the record do not match their checksum", self.place(number))
+            raise InvalidDatasetError("the data of the record do not match their checksum", self.location(number))
         return data
 
-    def place(self, number: int) -> str:
+    def location(self, number: int) -> str:
         """Return where a record is, for messages."""
         return f"record {number} at byte {self.offsets[number]:,}"
 
@@ -56,17 +56,17 @@ class TfrecordFile:
         offsets: list[int] = []
         offset = 0
         while offset < self._size:
-            place = f"record {len(offsets)} at byte {offset:,}"
+            location = f"record {len(offsets)} at byte {offset:,}"
             if self._size - offset < _HEADER.size + _CRC.size:
-                raise InvalidDatasetError("the file ends inside the record", place)
+                raise InvalidDatasetError("the file ends inside the record", location)
             length, crc = _HEADER.unpack_from(self._data, offset)
             if masked_crc32c(self._data[offset : offset + 8]) != crc:
-                raise InvalidDatasetError("the length of the record does not match its checksum", place)
+                raise InvalidDatasetError("the length of the record does not match its checksum", location)
             stop = offset + _HEADER.size + length + _CRC.size
             if length > MAX_RECORD_BYTES:
-                raise InvalidDatasetError(f"the record has {length:,} bytes, more than {MAX_RECORD_BYTES:,}", place)
+                raise InvalidDatasetError(f"the record has {length:,} bytes, more than {MAX_RECORD_BYTES:,}", location)
             if stop > self._size:
-                raise InvalidDatasetError(f"the file ends inside the record of {length:,} bytes", place)
+                raise InvalidDatasetError(f"the file ends inside the record of {length:,} bytes", location)
             offsets.append(offset)
             offset = stop
         return offsets

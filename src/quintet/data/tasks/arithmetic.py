@@ -49,7 +49,7 @@ class ArithmeticOptions(TaskOptions):
     """Allow negative results, including intermediate ones."""
 
     @model_validator(mode="after")
-    def _known(self) -> Self:
+    def _check_operators(self) -> Self:
         if unknown := set(self.operators) - set(OPERATORS):
             raise ValueError(f"operators={self.operators}: unknown {''.join(sorted(unknown))}; valid: {OPERATORS}")
         return self

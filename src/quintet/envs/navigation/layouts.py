@@ -124,17 +124,17 @@ def shortest_path(config: NavigationConfig, layout: Layout, start: Position) -> 
     before: dict[Position, tuple[Position, tuple[int, int]] | None] = {start: None}
     queue = deque([start])
     while queue:
-        place = queue.popleft()
-        if math.hypot(target.x - place[0], target.y - place[1]) <= config.success_threshold:
+        position = queue.popleft()
+        if math.hypot(target.x - position[0], target.y - position[1]) <= config.success_threshold:
             steps: list[tuple[int, int]] = []
-            while (previous := before[place]) is not None:
-                place, step = previous
+            while (previous := before[position]) is not None:
+                position, step = previous
                 steps.append(step)
             return steps[::-1]
         for step in HEADINGS.values():
-            to = next_position(*place, step, config.step_length)
-            if to not in before and is_free(layout, obstacles, place, to):
-                before[to] = place, step
+            to = next_position(*position, step, config.step_length)
+            if to not in before and is_free(layout, obstacles, position, to):
+                before[to] = position, step
                 queue.append(to)
     return []
 

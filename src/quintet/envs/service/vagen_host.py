@@ -118,10 +118,12 @@ class VagenHost:
             yield request.episode, EpisodeStarted(request.episode, str(prompts[name]), self._actions, observation)
 
     def _close(self, episodes: Sequence[int]) -> None:
-        known = self._episodes.intersection(episodes)
-        self._episodes.difference_update(known)
-        if known:
-            self._client.call("POST", "/batch/close", {"env_ids": [f"{self._prefix}{each}" for each in sorted(known)]})
+        running = self._episodes.intersection(episodes)
+        self._episodes.difference_update(running)
+        if running:
+            self._client.call(
+                "POST", "/batch/close", {"env_ids": [f"{self._prefix}{each}" for each in sorted(running)]}
+            )
 
 
 def _stepped(episode: int, result: Sequence[Any], decode_image: ImageDecoder) -> ActionsExecuted:

@@ -111,15 +111,15 @@ class LiberoSuite:
         """
         self._benchmark = importlib.import_module("libero.libero.benchmark")
         names = self._benchmark.libero_suites if name == "libero_130" else [name]
-        self._places: dict[str, tuple[Any, int]] = {}
+        self._suites: dict[str, tuple[Any, int]] = {}
         """LIBERO's suite, and the number in it, of each task."""
         for suite in (self._benchmark.get_benchmark(each)() for each in names):
             for number in range(suite.get_num_tasks()):
-                self._places.setdefault(suite.get_task(number).name, (suite, number))
-        self._start_states = {task: self._load(*place) for task, place in self._places.items()}
+                self._suites.setdefault(suite.get_task(number).name, (suite, number))
+        self._start_states = {task: self._load(suite, number) for task, (suite, number) in self._suites.items()}
         self.tasks = [
             RobotTask(task, suite.get_task(number).language, len(self._start_states[task]))
-            for task, (suite, number) in self._places.items()
+            for task, (suite, number) in self._suites.items()
         ]
 
     @staticmethod
@@ -136,7 +136,7 @@ class LiberoSuite:
 
     def task_file(self, task: str) -> str:
         """Return the BDDL file of a task."""
-        suite, number = self._places[task]
+        suite, number = self._suites[task]
         return str(suite.get_task_bddl_file_path(number))
 
 

@@ -51,8 +51,8 @@ UNSUPPORTED_KEYS = {
 def iter_texts(source: RowSource, config: DataConfig, max_rows: int) -> Iterator[str]:
     """Yield the texts of the first rows, to train a tokenizer on."""
     for number in range(min(max_rows, len(source))):
-        place, directory = source.describe_row(number), source.directory(number)
-        conversation = parse_conversation(source[number], config, number, place, directory=directory)
+        location, directory = source.describe_row(number), source.directory(number)
+        conversation = parse_conversation(source[number], config, number, location, directory=directory)
         yield conversation.prompt or ""
         yield conversation.answer
         yield from (f"{message['role']}\n{message.get('content') or ''}" for message in conversation.messages)
@@ -85,11 +85,11 @@ class RowEncoder:
         Raises:
             ConfigError: the row cannot be read or rendered, or is too long and `data.truncation` is error.
         """
-        place = self._rows.describe_row(number)
-        sequences = self._format.encode(self._conversation(number), place)
+        location = self._rows.describe_row(number)
+        sequences = self._format.encode(self._conversation(number), location)
         if self._trains_prompts:
             sequences = [TokenSequence(each.tokens, _predicted(each.tokens)) for each in sequences]
-        return [truncate_sequence(sequence, self._limit, self._data.truncation, place) for sequence in sequences]
+        return [truncate_sequence(sequence, self._limit, self._data.truncation, location) for sequence in sequences]
 
     def images(self, number: int) -> Iterator[ImageInput]:
         """Yield the images of a row.
@@ -102,9 +102,9 @@ class RowEncoder:
                 yield image.load(self._images)
 
     def _conversation(self, number: int) -> Conversation:
-        place, directory = self._rows.describe_row(number), self._rows.directory(number)
+        location, directory = self._rows.describe_row(number), self._rows.directory(number)
         row, rendered = self._rows[number], self._rendered
-        conversation = parse_conversation(row, self._data, number, place, rendered=rendered, directory=directory)
+        conversation = parse_conversation(row, self._data, number, location, rendered=rendered, directory=directory)
         return conversation if self._window is None else _with_window(conversation, self._window)
 
 

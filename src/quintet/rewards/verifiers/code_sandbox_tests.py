@@ -50,13 +50,13 @@ class Output:
     def accepts(self, output: str) -> bool:
         """Compare the stripped text, with and without spaces around lines and empty lines, or lines as numbers."""
         lines, expected = output.splitlines(), self.expected.strip()
-        wanted = [line.strip() for line in self.expected.split("\n") if line]
+        expected_lines = [line.strip() for line in self.expected.split("\n") if line]
         filled = [line for line in lines if line]
         return (
             "\n".join(lines).strip() == expected
             or "\n".join(line.strip() for line in lines).strip() == expected
-            or wanted in (lines, filled)
-            or _same_numbers(filled, wanted)
+            or expected_lines in (lines, filled)
+            or _same_numbers(filled, expected_lines)
         )
 
 

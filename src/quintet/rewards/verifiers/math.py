@@ -81,10 +81,10 @@ def _compare(answer: str | None, ground_truth: Any) -> Score:
 def equal_value(answer: str, ground_truth: str) -> bool:
     """Return whether two answers have the same value."""
     ground_truth = extract_boxed(ground_truth) or ground_truth
-    given, correct = strip_formatting(answer), strip_formatting(ground_truth)
-    if given == correct:
+    stripped, correct = strip_formatting(answer), strip_formatting(ground_truth)
+    if stripped == correct:
         return True
-    a, b = parse_number(given), parse_number(correct)
+    a, b = parse_number(stripped), parse_number(correct)
     if a is not None and b is not None:
         return a == b
     return _verify(f"\\boxed{{{answer}}}", ground_truth)

@@ -21,11 +21,11 @@ def verify(text: str, ground_truth: Any, extra: Mapping[str, Any], options: Math
     """Score 1 for the value of the ground truth in the last box of the answer, or else anywhere in the answer."""
     answer = answer_part(remove_special_tokens(text, REMOVED), options.thinking_started)
     boxed = last_boxed(answer)
-    found = _parse(answer if boxed is None else f"${boxed}$", fallback_mode="no_fallback")
-    if not found:
+    parsed = _parse(answer if boxed is None else f"${boxed}$", fallback_mode="no_fallback")
+    if not parsed:
         return Score(WRONG)
-    correct = any(_is_equal(_parse_truth(accepted), found[0]) for accepted in accepted_answers(ground_truth))
-    return binary_score(correct, str(found[0]) if boxed is None else boxed.strip())
+    correct = any(_is_equal(_parse_truth(accepted), parsed[0]) for accepted in accepted_answers(ground_truth))
+    return binary_score(correct, str(parsed[0]) if boxed is None else boxed.strip())
 
 
 def answer_part(text: str, thinking_started: bool) -> str:
@@ -38,8 +38,8 @@ def answer_part(text: str, thinking_started: bool) -> str:
     if text.count(THINK_END) > 1 or text.count(THINK) > allowed:
         return ""
     separator = THINK_END if THINK_END in text else PARAGRAPH
-    _, found, rest = text.rpartition(separator)
-    return rest.strip() if found else ""
+    _, separator_found, rest = text.rpartition(separator)
+    return rest.strip() if separator_found else ""
 
 
 def last_boxed(text: str) -> str | None:

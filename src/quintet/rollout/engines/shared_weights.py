@@ -56,17 +56,17 @@ class SharedWeights:
     """Directory of the files by its parent."""
     _segments: list[_Segment] = field(default_factory=list)
     _allocations: dict[tuple[str, torch.Size, torch.dtype], tuple[SharedTensor, Tensor]] = field(default_factory=dict)
-    """Place of each weight, and the tensor there."""
+    """Shared tensor of each weight, and a view of it."""
 
     def write(self, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None = None) -> list[SharedTensor]:
         """Copy the weights into shared memory, over those of the last call, with `dtype` (default: their own); return
         where they are."""
-        places = []
+        shared_tensors = []
         for name, tensor in weights:
-            place, view = self._allocated(name, tensor.shape, dtype or tensor.dtype)
+            shared_tensor, view = self._allocated(name, tensor.shape, dtype or tensor.dtype)
             view.copy_(tensor.detach())
-            places.append(place)
-        return places
+            shared_tensors.append(shared_tensor)
+        return shared_tensors
 
     def close(self) -> None:
         """Delete the files."""
@@ -77,15 +77,15 @@ class SharedWeights:
         self._directories.clear()
 
     def _allocated(self, name: str, shape: torch.Size, dtype: torch.dtype) -> tuple[SharedTensor, Tensor]:
-        """Return the place of a weight, the same in every call, and the tensor there."""
+        """Return the shared tensor of a weight, the same in every call, and a view of it."""
         key = (name, shape, dtype)
         if key not in self._allocations:
             count = shape.numel() * dtype.itemsize
             segment = self._segment(count)
             offset, segment.used = segment.used, segment.used + -(-count // ALIGNMENT) * ALIGNMENT
             size, dtype_name = segment.memory.numel(), str(dtype).removeprefix("torch.")
-            place = SharedTensor(name, dtype_name, tuple(shape), str(segment.path), size, offset)
-            self._allocations[key] = (place, _view(segment.memory, dtype, shape, offset))
+            shared_tensor = SharedTensor(name, dtype_name, tuple(shape), str(segment.path), size, offset)
+            self._allocations[key] = (shared_tensor, _view(segment.memory, dtype, shape, offset))
         return self._allocations[key]
 
     def _segment(self, size: int) -> _Segment:
@@ -128,16 +128,18 @@ class MappedWeights:
 
     def __init__(self, weights: Iterable[tuple[SharedTensor, Tensor]]) -> None:
         self._weights = tuple(weights)
-        self._places = {tensor.data_ptr(): place for place, tensor in self._weights if tensor.numel()}
+        self._shared_tensors = {
+            tensor.data_ptr(): shared_tensor for shared_tensor, tensor in self._weights if tensor.numel()
+        }
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        return ((place.name, tensor) for place, tensor in self._weights)
+        return ((shared_tensor.name, tensor) for shared_tensor, tensor in self._weights)
 
-    def place_of(self, tensor: Tensor) -> SharedTensor | None:
-        """Return where a tensor is, if it is one of these as a whole."""
-        place = self._places.get(tensor.data_ptr())
-        is_whole = place is not None and place.shape == tuple(tensor.shape) and tensor.is_contiguous()
-        return place if is_whole else None
+    def shared_tensor_of(self, tensor: Tensor) -> SharedTensor | None:
+        """Return the shared tensor that holds all of `tensor`; None if there is none."""
+        shared_tensor = self._shared_tensors.get(tensor.data_ptr())
+        is_whole = shared_tensor is not None and shared_tensor.shape == tuple(tensor.shape) and tensor.is_contiguous()
+        return shared_tensor if is_whole else None
 
 
 @dataclass(slots=True)
@@ -147,37 +149,42 @@ class SharedWeightsReader:
     open_file: Callable[[Path, int], Tensor] = lambda path, size: _map_file(path, size)
     """Return the memory of a file of that size, uint8 [bytes]."""
     _mapped: dict[str, Tensor] = field(default_factory=dict)
-    _known: dict[str, tuple[Sequence[SharedTensor], MappedWeights]] = field(default_factory=dict)
-    """Places and weights of earlier calls by their first file: the controller writes two buffers in turns."""
+    _mapped_weights: dict[str, tuple[Sequence[SharedTensor], MappedWeights]] = field(default_factory=dict)
+    """Shared tensors and weights of earlier calls by their first file: the controller writes two buffers in turns."""
 
     def read(self, weights: StagedTensors) -> Iterable[tuple[str, Tensor]]:
         """Return names and tensors, which are valid until the controller writes the next ones."""
         return weights.items() if isinstance(weights, Mapping) else self.map(weights)
 
-    def map(self, places: Sequence[SharedTensor]) -> MappedWeights:
-        """Return the weights at these places."""
-        buffer = places[0].file if places else ""
-        known, weights = self._known.get(buffer, (None, None))
-        if weights is None or known != places:
-            weights = MappedWeights((place, self._tensor(place)) for place in places)
-            self._known[buffer] = (places, weights)
+    def map(self, shared_tensors: Sequence[SharedTensor]) -> MappedWeights:
+        """Return the weights of these shared tensors."""
+        buffer = shared_tensors[0].file if shared_tensors else ""
+        previous, weights = self._mapped_weights.get(buffer, (None, None))
+        if weights is None or previous != shared_tensors:
+            weights = MappedWeights((shared_tensor, self._tensor(shared_tensor)) for shared_tensor in shared_tensors)
+            self._mapped_weights[buffer] = (shared_tensors, weights)
         return weights
 
-    def buffers(self, places: Sequence[SharedTensor]) -> Iterator[Tensor]:
-        """Yield the memory of each file up to the last of its weights, in an order that follows from `places`."""
+    def buffers(self, shared_tensors: Sequence[SharedTensor]) -> Iterator[Tensor]:
+        """Yield the memory of each file up to the last of its weights, in the order of `shared_tensors`."""
         ends: dict[str, tuple[SharedTensor, int]] = {}
-        for place in places:
-            count = torch.Size(place.shape).numel() * getattr(torch, place.dtype).itemsize
-            ends[place.file] = (place, max(place.offset + count, ends.get(place.file, (place, 0))[1]))
-        return (self._memory(place)[:end] for place, end in ends.values())
+        for shared_tensor in shared_tensors:
+            count = torch.Size(shared_tensor.shape).numel() * getattr(torch, shared_tensor.dtype).itemsize
+            ends[shared_tensor.file] = (
+                shared_tensor,
+                max(shared_tensor.offset + count, ends.get(shared_tensor.file, (shared_tensor, 0))[1]),
+            )
+        return (self._memory(shared_tensor)[:end] for shared_tensor, end in ends.values())
 
-    def _tensor(self, place: SharedTensor) -> Tensor:
-        return _view(self._memory(place), getattr(torch, place.dtype), place.shape, place.offset)
+    def _tensor(self, shared_tensor: SharedTensor) -> Tensor:
+        return _view(
+            self._memory(shared_tensor), getattr(torch, shared_tensor.dtype), shared_tensor.shape, shared_tensor.offset
+        )
 
-    def _memory(self, place: SharedTensor) -> Tensor:
-        if place.file not in self._mapped:
-            self._mapped[place.file] = self.open_file(Path(place.file), place.file_bytes)
-        return self._mapped[place.file]
+    def _memory(self, shared_tensor: SharedTensor) -> Tensor:
+        if shared_tensor.file not in self._mapped:
+            self._mapped[shared_tensor.file] = self.open_file(Path(shared_tensor.file), shared_tensor.file_bytes)
+        return self._mapped[shared_tensor.file]
 
 
 def _allocate(path: Path, size: int) -> None:

@@ -231,8 +231,8 @@ class _EventStream:
         self._choices[index] = choice
         generation = choice.generation
         text, calls = self._parsed(index, self._texts[index].remaining(choice.answer.returned_text), is_last=True)
-        whole = (generation.tokens, generation.logprobs, generation.top_logprobs)
-        response = self._piece(index, text, whole, len(generation.tokens), calls)
+        output = (generation.tokens, generation.logprobs, generation.top_logprobs)
+        response = self._piece(index, text, output, len(generation.tokens), calls)
         return self._event([self._form.last_chunk(response, choice, has_calls=self._num_calls[index] > 0)])
 
     def _parsed(self, index: int, text: str, *, is_last: bool = False) -> tuple[str, list[ToolCall]]:

@@ -80,7 +80,7 @@ class EngineWeights:
 
     def stage_adapters(self, actor: Actor) -> None:
         """Copy the actor's adapters; with the first call also the weights that they adapt, which must not change."""
-        if not self._base.places:
+        if not self._base.shared_tensors:
             self._base.stage(actor.base_weights())
             self._adapter_scales = actor.adapter_scales()
         self.stage(actor.adapters())
@@ -92,7 +92,7 @@ class EngineWeights:
         member = (worker.rank, worker.pid)
         parts = [self._staged] if member in self._with_base else [self._base, self._staged]
         self._called.add(member)
-        weights: StagedTensors = [place for part in parts for place in part.places]
+        weights: StagedTensors = [shared_tensor for part in parts for shared_tensor in part.shared_tensors]
         if self._broadcast is not None and self._broadcast.take(member):
             method = "load_broadcast_weights"
         elif transfer != "shared_memory":

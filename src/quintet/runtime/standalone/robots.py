@@ -147,8 +147,8 @@ class StandaloneRobotChannel:
             self._reset_by = self._robots.build_if_needed()
         if call != "describe":
             method = "step_chunk" if call == "step" else call
-            place = {"stage": self._stage, "is_validation": self._robots.is_validation}
-            remote_call = RemoteCall(STANDALONE_ROBOTS, method, {**arguments, **place})
+            stage_arguments = {"stage": self._stage, "is_validation": self._robots.is_validation}
+            remote_call = RemoteCall(STANDALONE_ROBOTS, method, {**arguments, **stage_arguments})
             self._number = self._robots.calls.start(remote_call, self._reset_by)
 
     def send(self) -> None:

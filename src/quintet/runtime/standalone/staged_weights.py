@@ -23,25 +23,25 @@ class StagedWeights:
         self._buffers = tuple(SharedWeights() for _ in range(num_buffers))
         """Written in turns: workers may still load the weights of the last call."""
         self._reader = SharedWeightsReader()
-        self.places: list[SharedTensor] = []
+        self.shared_tensors: list[SharedTensor] = []
         """Where the weights of the last call of `stage` are."""
 
     def stage(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy the weights. Those of the last call remain until the next one."""
         self._buffers = self._buffers[::-1]
-        self.places = self._buffers[0].write(weights)
+        self.shared_tensors = self._buffers[0].write(weights)
 
     def for_worker(self, worker: StandaloneWorker) -> StagedTensors:
         """Return what is sent to a worker for the weights."""
-        return self.places if worker.host == process_namespace() else self.tensors()
+        return self.shared_tensors if worker.host == process_namespace() else self.tensors()
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the weights, in shared memory, by name."""
-        return dict(self._reader.map(self.places))
+        return dict(self._reader.map(self.shared_tensors))
 
     def buffers(self) -> list[Tensor]:
         """Return the memory of the weights, as `SharedWeightsReader.buffers` yields it in other processes."""
-        return list(self._reader.buffers(self.places))
+        return list(self._reader.buffers(self.shared_tensors))
 
     def close(self) -> None:
         """Release the memory."""

@@ -138,15 +138,15 @@ def translate_worker_errors(worker: StandaloneWorker, components: str) -> Iterat
         RankDiedError: the worker is lost, or a call failed.
         MachineError: a call failed by an error of the user or the machine.
     """
-    place = worker.name
+    worker_name = worker.name
     try:
         yield
     except WorkerLostError as error:
         raise _worker_died(error, components) from error
     except RemoteCallError as error:
-        raise RankDiedError(f"{place} failed: {error}", HINT) from error
+        raise RankDiedError(f"{worker_name} failed: {error}", HINT) from error
     except MachineError as error:
-        raise MachineError(f"{place}: {error.message}", error.hint) from error
+        raise MachineError(f"{worker_name}: {error.message}", error.hint) from error
 
 
 def _worker_died(error: WorkerLostError, components: str) -> RankDiedError:

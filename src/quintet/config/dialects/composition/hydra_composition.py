@@ -86,15 +86,15 @@ def _compose_with(
     or to remove a key.
     """
 
-    def texts(some: Sequence[ParsedOverride]) -> list[str]:
-        return [_hydra_override(override, is_choice=override.key in choices) for override in some]
+    def texts(selected: Sequence[ParsedOverride]) -> list[str]:
+        return [_hydra_override(override, is_choice=override.key in choices) for override in selected]
 
-    own = [override for override in overrides if override.sets_key and override.key not in choices]
+    plain = [override for override in overrides if override.sets_key and override.key not in choices]
     if not any(override.removes_key for override in overrides):
-        others = [override for override in overrides if override not in own]
+        others = [override for override in overrides if override not in plain]
         config, defaults = _load(loader, files, texts(others), overrides)
         OmegaConf.set_struct(config, False)
-        if set_keys(config, own):
+        if set_keys(config, plain):
             return config, defaults
     config, defaults = _load(loader, files, texts(overrides), overrides)
     OmegaConf.set_struct(config, False)

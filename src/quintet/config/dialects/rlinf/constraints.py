@@ -136,8 +136,8 @@ def _megatron_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
 
 def _placement_mode_problems(values: ForeignValues, placement: ComponentPlacement) -> Iterator[ConfigProblem]:
     """Yield problems unless all components share their devices, or each has devices of its own."""
-    known = {name: placement.devices(name) for name in ("actor", "rollout", "inference", "critic")}
-    devices = {name: numbers for name, numbers in known.items() if numbers is not None}
+    devices_by_component = {name: placement.devices(name) for name in ("actor", "rollout", "inference", "critic")}
+    devices = {name: numbers for name, numbers in devices_by_component.items() if numbers is not None}
     if "actor" not in devices or "rollout" not in devices or devices["actor"] == devices["rollout"]:
         return
     for name, other in combinations(devices, 2):

@@ -103,8 +103,8 @@ def _group_problems(values: ForeignValues, manager: str) -> Iterator[ConfigProbl
     defined = [key for key in values.merged.sources if key.startswith("custom_envs.")]
     for name in names:
         if not any(key.startswith(f"custom_envs.{name}.") for key in defined):
-            known = ", ".join(dict.fromkeys(key.split(".")[1] for key in defined)) or "none"
-            yield values.problem(tags_key, f"custom_envs does not define {name}", f"custom_envs defines {known}")
+            tags = ", ".join(dict.fromkeys(key.split(".")[1] for key in defined)) or "none"
+            yield values.problem(tags_key, f"custom_envs does not define {name}", f"custom_envs defines {tags}")
     if len(partition) != len(names):
         problem = f"needs one number for each of the {len(names)} tags: {values.describe(tags_key)}"
         yield values.problem(partition_key, problem, f"{partition_key}={apportion(total, [1] * len(names))}")

@@ -213,10 +213,10 @@ def _penalty_to_native(values: ForeignValues, native: NativeBuilder, section: st
 
 def _correction_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     filters = [ratio_filter for ratio_filter in values[FILTERS] if _rejects(ratio_filter)]
-    known = [each for each in filters if each.get("agg_type") != SEGMENT and not each.get("diff_enabled", False)]
-    if known != filters:
+    supported = [each for each in filters if each.get("agg_type") != SEGMENT and not each.get("diff_enabled", False)]
+    if supported != filters:
         native.require(FILTERS, Capability.TURN_RATIOS)
-        filters = known
+        filters = supported
     if not values[WEIGHTS] and not filters:
         native.set("algorithm.correction", None, WEIGHTS, FILTERS)
         return

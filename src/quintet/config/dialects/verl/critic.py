@@ -58,7 +58,9 @@ def _critic_keys(specs: Mapping[str, KeySpec]) -> Iterator[KeySpec]:
 def _critic_key(key: str) -> str:
     """Return the critic's key for a documented key of the actor."""
     sections = CRITIC_SECTIONS.items()
-    return next(own + key.removeprefix(shared) for own, shared in sections if key.startswith(f"{shared}."))
+    return next(
+        critic_section + key.removeprefix(shared) for critic_section, shared in sections if key.startswith(f"{shared}.")
+    )
 
 
 def critic_to_native(values: ForeignValues, native: NativeBuilder) -> None:
@@ -66,11 +68,11 @@ def critic_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     specs = [spec for spec in values.dialect.specs().values() if not any("actor.shuffle" in key for key in spec.native)]
     for section, documented in reversed(CRITIC_SECTIONS.items()):
         native.set_overrides(specs, section, documented, ("actor", "critic"))
-    for target, own, shared in (
+    for target, critic_key, shared_key in (
         ("critic.parallel.ulysses", ULYSSES, f"{ACTOR}.ulysses_sequence_parallel_size"),
         ("critic.backend", STRATEGY, f"{ACTOR}.strategy"),
     ):
-        key = own if values[own] else shared
+        key = critic_key if values[critic_key] else shared_key
         native.set(target, values[key], key)
     native.set("critic.memory.remove_padding", bool(values[PADDING]), PADDING)
     if values.is_set(PATH) and values[PATH] != values[f"{MODEL}.path"]:

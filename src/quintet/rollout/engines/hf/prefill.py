@@ -92,8 +92,8 @@ class PrefillQueue:
     def _prefix_of(self, tokens: tuple[int, ...], new: Sequence[tuple[int, ...]]) -> SharedPrefix:
         """The longest known prefix of a prompt, or a new one that the `new` prompts share."""
         cache = self.prefix_cache
-        known = [p for p in cache.prefixes if len(p.tokens) < len(tokens) and tokens[: len(p.tokens)] == p.tokens]
-        best = max(known, key=lambda prefix: len(prefix.tokens))
+        cached = [p for p in cache.prefixes if len(p.tokens) < len(tokens) and tokens[: len(p.tokens)] == p.tokens]
+        best = max(cached, key=lambda prefix: len(prefix.tokens))
         if best.tokens or len(new) < 2:
             return best
         length = min(common_prefix(new), min(map(len, new)) - 1)

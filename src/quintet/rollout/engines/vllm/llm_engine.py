@@ -202,15 +202,20 @@ class LlmEngine:
         if not self._has_workers:
             self._engine.collective_rpc("quintet_load_tensors", args=(dict(plan.with_aliases(weights)),))
             return
-        places = self._share(weights, mapped)
-        self._engine.collective_rpc("quintet_load_shared", args=(places, list(plan.aliases)))
+        shared_tensors = self._share(weights, mapped)
+        self._engine.collective_rpc("quintet_load_shared", args=(shared_tensors, list(plan.aliases)))
 
     def _share(self, weights: Mapping[str, Tensor], mapped: MappedWeights | None) -> list[tuple[Any, ...]]:
         """Copy weights that are not in shared memory there, and return the fields of each `SharedTensor`."""
-        known = {name: mapped.place_of(tensor) for name, tensor in weights.items()} if mapped else {}
-        places = [replace(place, name=name) for name, place in known.items() if place is not None]
-        rest = ((name, tensor) for name, tensor in weights.items() if known.get(name) is None)
-        return [astuple(place) for place in (*places, *self._shared_weights.write(rest, self._setup.dtype))]
+        shared = {name: mapped.shared_tensor_of(tensor) for name, tensor in weights.items()} if mapped else {}
+        shared_tensors = [
+            replace(shared_tensor, name=name) for name, shared_tensor in shared.items() if shared_tensor is not None
+        ]
+        unshared = ((name, tensor) for name, tensor in weights.items() if shared.get(name) is None)
+        return [
+            astuple(shared_tensor)
+            for shared_tensor in (*shared_tensors, *self._shared_weights.write(unshared, self._setup.dtype))
+        ]
 
     def reset_prefix_cache(self) -> None:
         """Drop the KV cache, also of running requests, which are prefilled again."""

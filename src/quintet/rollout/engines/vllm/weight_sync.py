@@ -35,9 +35,9 @@ class WeightPlan:
             if ".lora_" in name:
                 continue
             plain = name.replace(".base_layer.", ".")
-            known = first.setdefault(id(parameter), plain)
-            if known != plain:
-                aliases.append((plain, known))
+            first_name = first.setdefault(id(parameter), plain)
+            if first_name != plain:
+                aliases.append((plain, first_name))
         shapes = {
             name.replace(".base_layer.", "."): tuple(parameter.shape)
             for name, parameter in model.named_parameters()
@@ -52,10 +52,10 @@ class WeightPlan:
         Raises:
             EngineError: a weight is missing, unknown, or of another shape.
         """
-        known = self.shapes.keys() | {alias for alias, _ in self.aliases}
+        names = self.shapes.keys() | {alias for alias, _ in self.aliases}
         weights = {}
         for name, tensor in stream:
-            if name not in known:
+            if name not in names:
                 raise EngineError(f"the engine has no weight {name!r}")
             if name in self.shapes:
                 self._check_shape(name, tensor)

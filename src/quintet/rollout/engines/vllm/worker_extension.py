@@ -61,11 +61,14 @@ class QuintetWorker:
         else:
             self.reload_weights(weights_iterator=iter(weights.items()))
 
-    def quintet_load_shared(self, places: Sequence[Sequence[Any]], aliases: Sequence[tuple[str, str]]) -> None:
+    def quintet_load_shared(self, shared_tensors: Sequence[Sequence[Any]], aliases: Sequence[tuple[str, str]]) -> None:
         """Load weights from shared memory: the fields of each `SharedTensor`, and `(alias, name)` of tied weights."""
         if self._quintet_reader is None:
             self._quintet_reader = SharedWeightsReader()
-        shared = [SharedTensor(name, dtype, tuple(shape), *place) for name, dtype, shape, *place in places]
+        shared = [
+            SharedTensor(name, dtype, tuple(shape), *shared_tensor)
+            for name, dtype, shape, *shared_tensor in shared_tensors
+        ]
         weights = dict(self._quintet_reader.read(shared))
         self.quintet_load_tensors(weights | {alias: weights[name] for alias, name in aliases})
 
