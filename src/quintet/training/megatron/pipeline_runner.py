@@ -152,11 +152,15 @@ class MegatronModel:
         """Return hidden states at predicting positions by the micro-batch's `id`, on the last stage, without
         gradients."""
 
-        def identity(micro: MicroBatch, hidden: Tensor) -> tuple[Tensor, Tensor]:
-            return hidden.new_zeros(()), hidden
+        states: dict[int, Tensor] = {}
+
+        def keep(micro: MicroBatch, hidden: Tensor) -> tuple[Tensor, None]:
+            states[id(micro)] = hidden  # of a repeated micro-batch, too
+            return hidden.new_zeros(()), None
 
         with torch.no_grad():
-            return {id(micro): hidden for micro, hidden in self.run(micro_batches, identity, backward=False)}
+            self.run(micro_batches, keep, backward=False)
+        return states
 
     def token_statistics(
         self,

@@ -51,6 +51,7 @@ CASES: list[tuple[str, dict[str, Any], str, list[int]]] = [
         "k3",
         [4, 2, 4],
     ),
+    ("qwen3", {"critic": {"parallel": {"tensor": 2}}}, "full", [4, 2, 4]),
 ]
 """Model, sections of the learners, estimator of the divergence, and data-parallel ranks of actor, critic and reference
 among four."""
