@@ -310,12 +310,11 @@ CASES = [
     [MEGATRON, "algorithm.kl={}", "reference.backend=megatron", "reference.dtype=bfloat16"],
     [MEGATRON, "sft={episodes: {}, path: DIRECTORY}", "actor.megatron.checkpoint=x"],
     [MEGATRON, "actor.optimizer.kind=muon"],
-    [MEGATRON, TWO, f"{PARALLEL}.tensor=2", "algorithm.kl={}", "reference.backend=megatron"],
+    [MEGATRON, TWO, f"{PARALLEL}.tensor=2", "algorithm.kl={estimator: full}", "reference.backend=megatron"],
     [MEGATRON, "algorithm.kl={estimator: full}"],
     [
-        *(MEGATRON, f"{PARALLEL}.tensor=2", "reference.backend=megatron", "algorithm.kl={}", "placement.nodes=2", TWO),
-        *("placement.actor.devices=[0,1]", "placement.rollout.devices=[0,1]", "rollout.recompute_logprobs=true"),
-        *("placement.reference.devices=[2,3]", "placement.logprobs.devices=[2,3]"),
+        *(MEGATRON, TWO, f"{PARALLEL}.tensor=2", "algorithm.kl={}", "reference.backend=megatron"),
+        *("actor.megatron.tp_comm_overlap_cfg=x", "reference.megatron.tp_comm_overlap_cfg=x"),
     ],
     # names of before, and of after
     ["rollout.fold_case=true", "rollout.ignore_case=true"],

@@ -56,8 +56,11 @@ def test_a_run_on_megatron_does_what_any_does(policy_directory: Path, tmp_path: 
 
 
 @pytest.mark.proves("rlinf", "actor.megatron.use_dist_ckpt")
-def test_a_run_on_two_ranks_does_too(policy_directory: Path, tmp_path: Path, plain: dict[str, Any]) -> None:
-    same(on_two_ranks(policy_directory, tmp_path / "two", *split_by("tensor")), plain)
+def test_a_run_on_two_ranks_does_too_with_a_critic_of_other_sizes(
+    policy_directory: Path, tmp_path: Path, plain: dict[str, Any]
+) -> None:
+    stages = ("critic.parallel.tensor=1", "critic.parallel.pipeline=2")
+    same(on_two_ranks(policy_directory, tmp_path / "two", *split_by("tensor"), *stages), plain)
     stored = sorted(path.name for path in (tmp_path / "two").rglob("model_world_size_2_*.safetensors"))
     assert {name.rpartition("_")[2] for name in stored} == {"0.safetensors", "1.safetensors"}
 
@@ -134,7 +137,7 @@ def test_a_checkpoint_goes_on_on_another_backend(
     [
         (["policy.lora={rank: 2}"], "LoRA is not supported on Megatron"),
         (["actor.optimizer.kind=muon"], "Megatron supports adamw and sgd"),
-        (["critic.parallel.tensor=2"], "need the same parallel sizes"),
+        (["reference.parallel.tensor=2"], "compares logits of the same sequences, and actor has 1"),
         (["reference.backend=fsdp2"], "actor and reference have different backends"),
         (["actor.sharding.forward_prefetch=true"], "Megatron does not support this option"),
         (["critic.memory.liger=true"], "Megatron does not support this option"),

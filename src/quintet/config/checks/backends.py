@@ -15,7 +15,6 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import LearnerConfig
 from quintet.config.native.megatron import MegatronConfig
 from quintet.config.plan.models import find_models
-from quintet.config.plan.placement import LOGPROBS, place_components
 from quintet.config.problems import ConfigProblem
 from quintet.config.schema import format_value
 
@@ -35,8 +34,10 @@ UNSUPPORTED_WITH_ACTOR: Mapping[str, tuple[str, str]] = {
     "sft.liger": ("its kernels replace layers of transformers", "sft.liger=false"),
 }
 """Keys that must not be set with an actor on Megatron: problem, and what to set instead."""
-DEGREES = ("tensor", "pipeline", "virtual_pipeline", "context", "expert")
-"""Parallel degrees that Megatron sets once per process."""
+LOGITS_SIZES = ("tensor", "pipeline", "context")
+"""Parallel sizes that determine which rank has which logits of which sequences."""
+BUFFER_SIZES = ("tensor", "context")
+"""Parallel sizes on which Transformer Engine's communication buffers depend."""
 
 
 def backend_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
@@ -51,7 +52,7 @@ def backend_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     yield from _check_models(composed, learners)
     for name, learner in learners.items():
         yield from _check_other_options(composed, name, learner)
-    yield from _check_degrees(composed, learners)
+    yield from _check_buffers(composed, learners)
     yield from _check_divergence(composed, learners)
 
 
@@ -127,26 +128,30 @@ def _check_optimizer(composed: ComposedConfig, key: str, learner: str) -> Iterat
         yield composed.problem(key, "Megatron supports adamw and sgd", hint)
 
 
-def _check_degrees(composed: ComposedConfig, learners: Mapping[str, LearnerConfig]) -> Iterator[ConfigProblem]:
-    """Check that all Megatron learners of a process have the same parallel degrees."""
-    placement = place_components(composed.experiment)
-    devices = {name: component.devices for name in learners if (component := placement.of(name))}
-    workers = placement.of(LOGPROBS) if "actor" in learners else None
-    for name, learner in learners.items():
-        first = next((other for other in learners if devices.get(other) == devices.get(name)), name)
-        if workers is not None and devices.get(name) == workers.devices:
-            first = "actor"
-        for degree in DEGREES:
-            expected, key = getattr(learners[first].parallel, degree), f"{name}.parallel.{degree}"
-            if getattr(learner.parallel, degree) != expected:
-                why = f"all Megatron learners need the same parallel sizes, and {first} has {expected}"
-                yield composed.problem(key, why, f"{key}={expected}, or {name}.backend=fsdp2")
+def _check_buffers(composed: ComposedConfig, learners: Mapping[str, LearnerConfig]) -> Iterator[ConfigProblem]:
+    """Check that learners share Transformer Engine's buffers for communication, which a process has once."""
+    overlapping = {name: each for name, each in learners.items() if each.megatron and each.megatron.tp_comm_overlap_cfg}
+    for name, learner in overlapping.items():
+        first = next(iter(overlapping))
+        if any(getattr(learner.parallel, size) != getattr(overlapping[first].parallel, size) for size in BUFFER_SIZES):
+            why = f"its buffers have one size, and {first} has other parallel sizes"
+            key = f"{name}.megatron.tp_comm_overlap_cfg"
+            yield composed.problem(key, why, f"{key}=null, or {name}.backend=fsdp2")
 
 
 def _check_divergence(composed: ComposedConfig, learners: Mapping[str, LearnerConfig]) -> Iterator[ConfigProblem]:
-    """Check that a KL divergence over the full vocabulary has actor and reference on the same backend."""
+    """Check that a KL divergence over the full vocabulary has actor and reference on the same backend, and the same
+    part of the logits of the same sequences on each rank."""
     kl = composed.experiment.algorithm.kl if composed.experiment.sft_only is None else None
-    if kl is not None and kl.estimator == "full" and ("actor" in learners) != ("reference" in learners):
-        key, why = "algorithm.kl.estimator", "actor and reference have different backends"
+    if kl is None or kl.estimator != "full":
+        return
+    key = "algorithm.kl.estimator"
+    if ("actor" in learners) != ("reference" in learners):
         hint = f"reference.backend={composed.experiment.actor.backend}, or {key}=k3"
-        yield composed.problem(key, why, hint)
+        yield composed.problem(key, "actor and reference have different backends", hint)
+    elif "actor" in learners:
+        for size in LOGITS_SIZES:
+            expected, own = getattr(learners["actor"].parallel, size), f"reference.parallel.{size}"
+            if getattr(learners["reference"].parallel, size) != expected:
+                why = f"a full KL divergence compares logits of the same sequences, and actor has {expected}"
+                yield composed.problem(own, why, f"{own}={expected}, or {key}=k3")

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from quintet.config.native.experiment import Experiment
-from quintet.config.native.learners import ActorConfig, CriticConfig, OptimizerConfig, ReferenceConfig
+from quintet.config.native.learners import LearnerConfig, OptimizerConfig
 from quintet.config.native.megatron import ConversionConfig, MegatronConfig
 from quintet.errors import ConfigError
 from quintet.policies.routers import no_routers_error
@@ -22,7 +22,6 @@ from quintet.training.megatron.options import check_supported, model_family
 from quintet.training.megatron.pipeline_runner import ModelSpec
 from quintet.training.megatron.process_groups import initialize_process_groups, initialize_tp_comm_overlap
 from quintet.training.megatron.shard_files import ConversionJob, MegatronWeights, convert, is_complete
-from quintet.training.megatron.weight_export import load_hf_weights
 from quintet.training.packing import MicroBatchBudget
 
 DTYPES_BY_NAME = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -38,12 +37,10 @@ def build_megatron_actor(
         ConfigError: Megatron does not support the configuration.
         MachineError: weights are missing.
     """
-    spec = _model_spec(config, config.actor, policy_dir, recompute=config.actor.gradient_checkpointing)
+    spec = _model_spec(config, "actor", policy_dir, recompute=config.actor.gradient_checkpointing)
     model = spec.build_model()
     num_ranks = spec.ranks.data.size if config.actor.balance_ranks else 1
-    load_hf_weights(
-        model.chunks, _initial_weights(config.actor.megatron or MegatronConfig(), spec, policy_dir), model.shape
-    )
+    model.load_weights(_initial_weights(config.actor.megatron or MegatronConfig(), spec, policy_dir))
     return MegatronActor(
         model,
         optimizer or config.actor.optimizer,
@@ -63,12 +60,12 @@ def build_megatron_critic(
     recompute = config.critic.gradient_checkpointing
     spec = _model_spec(
         config,
-        config.critic,
+        "critic",
         policy_dir,
         recompute=config.actor.gradient_checkpointing if recompute is None else recompute,
     )
     model = spec.build_model(critic=True)
-    load_hf_weights(model.chunks, HfWeights(policy_dir) if weights is None else weights, model.shape)
+    model.load_weights(HfWeights(policy_dir) if weights is None else weights)
     return MegatronCritic(
         model,
         config.critic.optimizer,
@@ -80,13 +77,13 @@ def build_megatron_critic(
 def build_megatron_reference(config: Experiment, policy_dir: Path) -> MegatronScorer:
     """Build a scorer from the Hugging Face directory `policy_dir`; raises as `build_megatron_actor` does."""
     budget = MicroBatchBudget.from_config(config.reference.inference_budget, config.training)
-    return _build_scorer(config, _model_spec(config, config.reference, policy_dir), policy_dir, budget)
+    return _build_scorer(config, _model_spec(config, "reference", policy_dir), policy_dir, budget)
 
 
 def build_megatron_policy_scorer(config: Experiment, policy_dir: Path) -> MegatronScorer:
     """Build a scorer with the settings of the actor, whose weights it is to get; raises as `build_megatron_actor`
     does."""
-    spec = _model_spec(config, config.actor, policy_dir)
+    spec = _model_spec(config, "actor", policy_dir)
     num_ranks = spec.ranks.data.size if config.actor.balance_ranks else 1
     budget = MicroBatchBudget.from_config(config.actor.inference_budget, config.training, num_ranks)
     return _build_scorer(config, spec, policy_dir, budget)
@@ -94,25 +91,21 @@ def build_megatron_policy_scorer(config: Experiment, policy_dir: Path) -> Megatr
 
 def _build_scorer(config: Experiment, spec: ModelSpec, policy_dir: Path, budget: MicroBatchBudget) -> MegatronScorer:
     model = spec.build_model()
-    load_hf_weights(model.chunks, HfWeights(policy_dir), model.shape)
+    model.load_weights(HfWeights(policy_dir))
     for chunk in model.chunks:
         chunk.requires_grad_(requires_grad=False)
     return MegatronScorer(model, budget=budget, temperature=config.rollout.temperature)
 
 
-def _model_spec(
-    config: Experiment,
-    learner: ActorConfig | CriticConfig | ReferenceConfig,
-    policy_dir: Path,
-    *,
-    recompute: bool = False,
-) -> ModelSpec:
+def _model_spec(config: Experiment, name: str, policy_dir: Path, *, recompute: bool = False) -> ModelSpec:
+    """Return the specification of the model of the section `name`."""
+    learner: LearnerConfig = getattr(config, name)
     options = learner.megatron or MegatronConfig()
     hf_config = _hf_config(policy_dir, config.policy.overrides)
     if config.policy.freeze_router and not model_family(hf_config).num_experts:
         raise no_routers_error()
     check_supported(options, on_cpu=compute_device().type == "cpu")
-    ranks = initialize_process_groups(learner.parallel, options, config.seed)
+    ranks = initialize_process_groups(learner.parallel, options, config.seed, learner=name)
     initialize_tp_comm_overlap(options, learner.parallel, hf_config.hidden_size)
     return ModelSpec(
         hf_config=hf_config,

@@ -21,7 +21,8 @@ from quintet.training.megatron.core_package import emulate_cuda
 from quintet.training.megatron.optimizer_state import MegatronOptimizerState, clip_grad_norm, optimizer_parts
 from quintet.training.megatron.options import ddp_config, optimizer_config
 from quintet.training.megatron.pipeline_runner import MegatronModel
-from quintet.training.megatron.weight_export import WeightGatherer, global_parameters, load_hf_weights, local_shard
+from quintet.training.megatron.process_groups import with_own_groups
+from quintet.training.megatron.weight_export import WeightGatherer, global_parameters, local_shard
 from quintet.training.packing import MicroBatch, MicroBatchBudget, iter_micro_batches
 from quintet.training.policy_update import PolicyUpdate, ValueUpdate
 
@@ -50,10 +51,10 @@ class _GradientLearner:
         self._config = config
         self._budget = budget
         self._inference_budget = inference_budget or budget
-        self._ranks = model.spec.ranks
+        self.ranks = model.ranks
         self._steps = 0
         options, dtype = model.spec.options, model.spec.dtype
-        with emulate_cuda():
+        with self.ranks.active(), emulate_cuda():
             ddp_options = ddp_config(options)
             if not model.ddp_chunks:
                 model.ddp_chunks = [DistributedDataParallel(model.config, ddp_options, chunk) for chunk in model.chunks]
@@ -71,8 +72,9 @@ class _GradientLearner:
             model.config.no_sync_func = no_sync if len(ddp_chunks) > 1 else no_sync[0]
         self._optimizer_state = MegatronOptimizerState(self._optimizer)
         model.last_updated_by = self
-        self._gatherer = WeightGatherer(model.chunks, self._ranks.world)
+        self._gatherer = WeightGatherer(model.chunks, self.ranks)
 
+    @with_own_groups
     def _adopt_weights(self) -> None:
         """Copy the float32 weights of another optimizer that has updated the same model since."""
         other, self._model.last_updated_by = self._model.last_updated_by, self
@@ -86,6 +88,7 @@ class _GradientLearner:
         self._adopt_weights()
         return self._gatherer.gather(self._model.shape, self._optimizer_state.full_tensor)
 
+    @with_own_groups
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Load this rank's shards from full tensors under Hugging Face names.
 
@@ -95,6 +98,7 @@ class _GradientLearner:
         for name, parameter in global_parameters(self._model.chunks):
             self._optimizer_state.load_weights(parameter, local_shard(name, weights, self._model.shape))
 
+    @with_own_groups
     def optimizer_state_dict(self) -> dict[str, Tensor]:
         """Return the optimizer's full tensors under Hugging Face names, as other backends do; all ranks call it."""
         state: dict[str, Tensor] = {}
@@ -112,6 +116,7 @@ class _GradientLearner:
             else torch.zeros_like(parameter)
         )
 
+    @with_own_groups
     def load_optimizer_state_dict(self, state: dict[str, Tensor]) -> None:
         """Load the result of `optimizer_state_dict` of any backend."""
         if not state:
@@ -144,6 +149,7 @@ class _GradientLearner:
                 part.grad_scaler._growth_tracker = int(state["growth_tracker"])
                 part.grad_scaler._hysteresis_tracker = int(state["hysteresis_tracker"])
 
+    @with_own_groups
     def _update(
         self,
         learning_rate: float,
@@ -161,10 +167,10 @@ class _GradientLearner:
         self._optimizer.zero_grad()
         results = self._model.run(micro_batches, compute_loss)
         sums: dict[str, float] = {}
-        for _, metrics in results if self._ranks.reports_results else ():
+        for _, metrics in results if self.ranks.reports_results else ():
             for name, value in metrics.items():
                 sums[name] = sums.get(name, 0.0) + float(value.detach())
-        sums = self._ranks.world.all_reduce_dict(sums)
+        sums = self.ranks.world.all_reduce_dict(sums)
         grad_norm = self._prepare_grads() if micro_batches else 0.0
         is_usable = math.isfinite(grad_norm) and grad_norm <= (self._config.skip_above_grad_norm or math.inf)
         if micro_batches and is_usable and not should_skip(sums):
@@ -215,12 +221,12 @@ class MegatronScorer:
         return self.megatron_model.hf_model
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        gatherer = WeightGatherer(self.megatron_model.chunks, self.megatron_model.spec.ranks.world)
+        gatherer = WeightGatherer(self.megatron_model.chunks, self.megatron_model.ranks)
         return gatherer.gather(self.megatron_model.shape, lambda parameter: parameter.detach())
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Load this rank's shards from full tensors under Hugging Face names."""
-        load_hf_weights(self.megatron_model.chunks, weights, self.megatron_model.shape)
+        self.megatron_model.load_weights(weights)
 
     def snapshot(self, budget: MicroBatchBudget) -> MegatronScorer:
         """Return a frozen copy of the current policy."""
@@ -277,9 +283,9 @@ class MegatronScorer:
 def _scatter_results(batch: Batch, model: MegatronModel, results: list[tuple[MicroBatch, Tensor]]) -> Tensor:
     """Return results at their response tokens, 0 elsewhere, [N] on all ranks."""
     out = torch.zeros(len(batch.tokens))
-    for micro, value in results if model.spec.ranks.reports_results else ():
+    for micro, value in results if model.ranks.reports_results else ():
         out[micro.index] = value.float().cpu()
-    return model.spec.ranks.world.all_reduce(out)
+    return model.ranks.world.all_reduce(out)
 
 
 class MegatronActor(_GradientLearner):
@@ -351,7 +357,7 @@ class MegatronActor(_GradientLearner):
             return update.loss(micro, statistics)
 
         metrics = self._update(learning_rate, compute_loss, micro_batches, update.should_skip_step, weight_decay)
-        return update.final_metrics(metrics, self._ranks.world.all_reduce_max(update.largest_gap))
+        return update.final_metrics(metrics, self.ranks.world.all_reduce_max(update.largest_gap))
 
 
 class MegatronCritic(_GradientLearner):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,7 +21,8 @@ from quintet.training.megatron.conversion import ModelDims
 from quintet.training.megatron.core_package import compute_device, emulate_cuda
 from quintet.training.megatron.model import PackedGPT, build_chunks
 from quintet.training.megatron.options import transformer_config
-from quintet.training.megatron.process_groups import MegatronRanks
+from quintet.training.megatron.process_groups import MegatronRanks, with_own_groups
+from quintet.training.megatron.weight_export import load_hf_weights
 from quintet.training.packing import MicroBatch
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class MegatronModel:
 
     def __init__(self, spec: ModelSpec, *, critic: bool = False) -> None:
         self.spec = spec
+        self.ranks = spec.ranks
         self.config = transformer_config(
             spec.hf_config,
             spec.options,
@@ -63,9 +65,10 @@ class MegatronModel:
             recompute=spec.recompute,
             on_cpu=compute_device().type == "cpu",
         )
-        self.chunks: list[PackedGPT] = build_chunks(
-            spec.hf_config, self.config, spec.options, critic=critic, freeze_router=spec.freeze_router
-        )
+        with self.ranks.active():
+            self.chunks: list[PackedGPT] = build_chunks(
+                spec.hf_config, self.config, spec.options, critic=critic, freeze_router=spec.freeze_router
+            )
         self.shape = ModelDims.from_hf_config(spec.hf_config)
         self.forward_chunks: list[nn.Module] = list(self.chunks)
         """Modules to call in passes: the stages, or a learner's wrappers of them."""
@@ -74,6 +77,12 @@ class MegatronModel:
         self.last_updated_by: Any = None
         """The learner that made the last optimizer step."""
 
+    @with_own_groups
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Load this rank's shards from full tensors under Hugging Face names; see `load_hf_weights`."""
+        load_hf_weights(self.chunks, weights, self.shape)
+
+    @with_own_groups
     def run(
         self, micro_batches: Sequence[MicroBatch], loss: LossFn[T], *, backward: bool = True
     ) -> list[tuple[MicroBatch, T]]:
@@ -102,7 +111,7 @@ class MegatronModel:
     def _local_share(self, micro_batches: Sequence[MicroBatch]) -> list[tuple[MicroBatch, bool]]:
         """Return this rank's micro-batches and whether each is counted: repeated ones, which even out the ranks, are
         not."""
-        data, stages = self.spec.ranks.data, self.spec.parallel.pipeline
+        data, stages = self.ranks.data, self.spec.parallel.pipeline
         count = -(-len(micro_batches) // data.size)
         if self.spec.parallel.virtual_pipeline > 1:
             count = -(-count // stages) * stages
@@ -143,11 +152,15 @@ class MegatronModel:
         """Return hidden states at predicting positions by the micro-batch's `id`, on the last stage, without
         gradients."""
 
-        def identity(micro: MicroBatch, hidden: Tensor) -> tuple[Tensor, Tensor]:
-            return hidden.new_zeros(()), hidden
+        states: dict[int, Tensor] = {}
+
+        def keep(micro: MicroBatch, hidden: Tensor) -> tuple[Tensor, None]:
+            states[id(micro)] = hidden  # of a repeated micro-batch, too
+            return hidden.new_zeros(()), None
 
         with torch.no_grad():
-            return {id(micro): hidden for micro, hidden in self.run(micro_batches, identity, backward=False)}
+            self.run(micro_batches, keep, backward=False)
+        return states
 
     def token_statistics(
         self,

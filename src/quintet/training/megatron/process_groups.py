@@ -1,12 +1,22 @@
-"""Megatron's process groups."""
+"""Megatron's process groups.
+
+Megatron Core keeps one set of groups, in variables of its module `parallel_state`. Learners of different parallel sizes
+need different groups of the same ranks: every set is stored here, and put into these variables while a model of those
+sizes is built, run, read or updated.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import wraps
+from inspect import isroutine
 from math import gcd
 from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,6 +31,13 @@ from quintet.errors import ConfigError
 from quintet.training.megatron.core_package import emulate_cuda
 from quintet.training.parallel.process_group import RankGroup
 
+P = ParamSpec("P")
+T = TypeVar("T")
+GroupState = Mapping[str, Any]
+"""Values of the variables of `parallel_state`: groups, sizes and ranks."""
+_states: dict[tuple[dist.ProcessGroup | None, tuple[int, ...]], GroupState] = {}
+"""The groups created so far, by the process group of all ranks and the parallel sizes."""
+
 
 @dataclass(frozen=True, slots=True)
 class MegatronRanks:
@@ -32,14 +49,54 @@ class MegatronRanks:
     """Data-parallel ranks, with the same weights and different sequences."""
     reports_results: bool
     """Whether this rank reports results: exactly one of the ranks that process the same sequences does."""
+    groups: GroupState
+    """Megatron's process groups."""
+
+    def active(self) -> AbstractContextManager[None]:
+        """Let Megatron use these groups within the context; without one it has none."""
+        return _active(self.groups)
+
+    def iterate(self, items: Iterator[T]) -> Iterator[T]:
+        """Yield items that are computed with these groups; the groups are not active between two items."""
+        end = object()
+        while True:
+            with self.active():
+                item = next(items, end)
+            if item is end:
+                return
+            yield item  # type: ignore[misc]
 
 
-def initialize_process_groups(parallel: ParallelConfig, options: MegatronConfig, seed: int = 0) -> MegatronRanks:
-    """Initialise Megatron's process groups over all ranks, and `torch.distributed` if necessary. All learners of a
-    process have the same groups.
+class HasRanks(Protocol):
+    """A model or learner on Megatron."""
+
+    @property
+    def ranks(self) -> MegatronRanks:
+        """Its ranks and their groups."""
+
+
+S = TypeVar("S", bound=HasRanks)
+
+
+def with_own_groups(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Let a method of a model or learner run with the groups of its `ranks`."""
+
+    @wraps(method)
+    def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self.ranks.active():
+            return method(self, *args, **kwargs)
+
+    return run
+
+
+def initialize_process_groups(
+    parallel: ParallelConfig, options: MegatronConfig, seed: int = 0, *, learner: str = "actor"
+) -> MegatronRanks:
+    """Create Megatron's process groups over all ranks, and initialise `torch.distributed` if necessary. All ranks call
+    it for the same learners in the same order; learners with the same parallel sizes share the groups.
 
     Raises:
-        ConfigError: the ranks cannot be divided this way, or another learner has other parallel sizes.
+        ConfigError: the ranks cannot be divided as the section `learner` asks.
     """
     _initialize_torch_distributed(options)
     size = dist.get_world_size()
@@ -49,17 +106,55 @@ def initialize_process_groups(parallel: ParallelConfig, options: MegatronConfig,
         raise ConfigError(
             f"{size} processes cannot be divided into tensor {parallel.tensor} × pipeline {parallel.pipeline} × "
             f"context {parallel.context} × expert {parallel.expert}",
-            key="actor.parallel",
+            key=f"{learner}.parallel",
             hint=f"start a multiple of {model_ranks * parallel.expert // gcd(parallel.expert, shared)} processes",
         )
-    if parallel_state.model_parallel_is_initialized():
-        _check_same_sizes(parallel)
-    else:
+    world = dist.group.WORLD
+    for outdated in [key for key in _states if key[0] is not world]:
+        del _states[outdated]
+    key = world, (parallel.tensor, parallel.pipeline, parallel.virtual_pipeline, parallel.context, parallel.expert)
+    if key not in _states:
+        _states[key] = _create_groups(parallel, options, seed)
+    return _ranks(_states[key])
+
+
+def _ranks(groups: GroupState) -> MegatronRanks:
+    with _active(groups):
+        last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
+        first = parallel_state.get_tensor_model_parallel_rank() == parallel_state.get_context_parallel_rank() == 0
+        data = RankGroup(parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size())
+    world = RankGroup(dist.get_rank(), dist.get_world_size())
+    return MegatronRanks(world, data, reports_results=last and first, groups=groups)
+
+
+@contextmanager
+def _active(groups: GroupState) -> Iterator[None]:
+    before = _group_state()
+    vars(parallel_state).update(groups)
+    try:
+        yield
+    finally:
+        vars(parallel_state).update(before)
+
+
+def _group_state() -> GroupState:
+    """Return the variables of Megatron's module that its functions set."""
+    return {
+        name: value
+        for name, value in vars(parallel_state).items()
+        if name.startswith("_") and not name.startswith("__") and not isroutine(value)
+    }
+
+
+def _create_groups(parallel: ParallelConfig, options: MegatronConfig, seed: int) -> GroupState:
+    """Create groups without touching those of other sizes."""
+    before = _group_state()
+    parallel_state.destroy_model_parallel()  # resets the variables; it destroys only groups that are never created here
+    try:
         _initialize_model_parallel(parallel, options, seed)
-    last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
-    first = parallel_state.get_tensor_model_parallel_rank() == parallel_state.get_context_parallel_rank() == 0
-    data = RankGroup(parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size())
-    return MegatronRanks(RankGroup(dist.get_rank(), size), data, reports_results=last and first)
+        return _group_state()
+    finally:
+        vars(parallel_state).update(before)
 
 
 def _initialize_torch_distributed(options: MegatronConfig) -> None:
@@ -118,21 +213,3 @@ def initialize_tp_comm_overlap(options: MegatronConfig, parallel: ParallelConfig
         ub_cfgs=yaml.safe_load(Path(path).read_text()),
         bootstrap_backend=options.tp_comm_bootstrap_backend or "nccl",
     )
-
-
-def _check_same_sizes(parallel: ParallelConfig) -> None:
-    """Raise if the existing groups have other parallel sizes."""
-    existing = (
-        parallel_state.get_tensor_model_parallel_world_size(),
-        parallel_state.get_pipeline_model_parallel_world_size(),
-        parallel_state.get_context_parallel_world_size(),
-        parallel_state.get_expert_model_parallel_world_size(),
-    )
-    configured = (parallel.tensor, parallel.pipeline, parallel.context, parallel.expert)
-    if existing != configured:
-        raise ConfigError(
-            f"all Megatron learners of a process need the same parallel sizes (tensor, pipeline, context, expert): "
-            f"another learner has {existing}, this one {configured}",
-            key="actor.parallel",
-            hint="set critic.parallel and reference.parallel to the sizes in actor.parallel",
-        )

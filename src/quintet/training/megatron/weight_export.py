@@ -24,7 +24,7 @@ from quintet.training.megatron.conversion import (
 )
 from quintet.training.megatron.core_package import compute_device
 from quintet.training.megatron.model import PackedGPT
-from quintet.training.parallel.process_group import RankGroup
+from quintet.training.megatron.process_groups import MegatronRanks
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -113,13 +113,15 @@ GetTensor = Callable[[nn.Parameter], Tensor]
 class WeightGatherer:
     """Gathers full tensors from the processes that have shards of them. All processes create it together."""
 
-    def __init__(self, chunks: list[PackedGPT], ranks: RankGroup) -> None:
-        self._parameters = dict(global_parameters(chunks))
+    def __init__(self, chunks: list[PackedGPT], ranks: MegatronRanks) -> None:
+        self._ranks = ranks
+        with ranks.active():
+            self._parameters = dict(global_parameters(chunks))
         last = chunks[-1]
         if last.share_embeddings_and_output_weights and not last.pre_process:
             self._parameters.pop("output_layer.weight", None)  # the last stage's copy of a tied embedding
         self._source_rank: dict[str, int] = {}
-        for key in ranks.all_reduce_dict({f"{ranks.rank} {name}": 1.0 for name in self._parameters}):
+        for key in ranks.world.all_reduce_dict({f"{ranks.world.rank} {name}": 1.0 for name in self._parameters}):
             rank, name = key.split(" ")
             self._source_rank.setdefault(name, int(rank))
         self._is_on_all_ranks = len(set(self._source_rank.values())) == 1
@@ -130,6 +132,9 @@ class WeightGatherer:
     def gather(self, shape: ModelDims, get_tensor: GetTensor) -> Iterator[tuple[str, Tensor]]:
         """Yield full tensors under Hugging Face names on every process, layer by layer, with a layer's experts stacked
         as in transformers; all processes call it. A tensor may share memory with the parameter."""
+        return self._ranks.iterate(self._gather(shape, get_tensor))
+
+    def _gather(self, shape: ModelDims, get_tensor: GetTensor) -> Iterator[tuple[str, Tensor]]:
         stacked: dict[str, list[Tensor]] = {}
         for name in sorted(self._source_rank, key=_order):
             shard = get_tensor(self._parameters[name]) if name in self._parameters else None

@@ -11,6 +11,7 @@ import pytest
 
 from quintet import hardware
 from quintet.cli import main as command
+from quintet.config.checks import megatron
 from quintet.config.checks.backends import backend_problems
 from quintet.config.compose import load_experiment
 
@@ -39,6 +40,33 @@ def test_an_option_that_cant_be_honoured_is_told_by_its_key(
 ) -> None:
     monkeypatch.setattr(hardware, "num_gpus", lambda: 0)
     assert re.search(expected, told(*words))
+
+
+BUFFERS = [f"{name}.megatron.tp_comm_overlap_cfg=x" for name in ("actor", "reference")]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["reference.parallel.pipeline=2", "algorithm.kl={}", "algorithm.advantage.name=gae"], None),
+        (["reference.parallel.pipeline=2", "algorithm.kl={estimator: full}"], r"parallel\.pipeline = 2 .*actor has 1"),
+        (["reference.parallel.expert=2", "algorithm.kl={estimator: full}"], None),
+        (["reference.parallel.tensor=4", "algorithm.kl={}", "actor.megatron.tp_comm_overlap_cfg=x"], None),
+        (["reference.parallel.pipeline=4", "algorithm.kl={}", *BUFFERS], None),
+        (
+            ["reference.parallel.tensor=4", "algorithm.kl={}", *BUFFERS],
+            r"reference\.megatron\.tp_comm_overlap_cfg = .*actor has other parallel sizes",
+        ),
+    ],
+)
+def test_learners_may_have_other_sizes_unless_they_share_logits_or_buffers(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], expected: str | None
+) -> None:
+    monkeypatch.setattr(hardware, "num_gpus", lambda: 8)
+    monkeypatch.setattr(megatron, "has_transformer_engine", lambda: True)
+    common = [f"{name}.parallel.tensor=2" for name in ("actor", "reference")]
+    found = told(*common, "critic.backend=megatron", "reference.backend=megatron", *words)
+    assert re.search(expected, found) if expected else not found
 
 
 MIXTURE = {

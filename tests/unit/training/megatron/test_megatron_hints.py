@@ -87,17 +87,12 @@ def converted(settings: Mapping[str, Any]) -> None:
 def divided(processes_and_parallel: tuple[int, Mapping[str, int]]) -> None:
     """Divide processes into groups."""
     processes, parallel = processes_and_parallel
-    process_groups.initialize_process_groups(SPLIT, MegatronConfig())
+    groups = process_groups.initialize_process_groups(SPLIT, MegatronConfig()).groups
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dist, "get_world_size", lambda *_: processes)
-        patch.setattr(process_groups, "_check_same_sizes", lambda _: None)
+        patch.setattr(process_groups, "_states", {})
+        patch.setattr(process_groups, "_create_groups", lambda *_: groups)
         process_groups.initialize_process_groups(ParallelConfig(**parallel), MegatronConfig())
-
-
-def beside_the_actor(parallel: Mapping[str, int]) -> None:
-    """The groups of a critic in the process of an actor."""
-    process_groups.initialize_process_groups(SPLIT, MegatronConfig())
-    process_groups._check_same_sizes(ParallelConfig(**parallel))
 
 
 def overlapped(settings: Mapping[str, Any], has_engine: bool = True) -> None:
@@ -117,8 +112,8 @@ def overlapped_here(settings: Mapping[str, Any]) -> None:
 
 def complete(weights: Mapping[str, Any]) -> None:
     """Load the weights of a last norm."""
-    process_groups.initialize_process_groups(SPLIT, MegatronConfig())
-    with pytest.MonkeyPatch.context() as patch:
+    ranks = process_groups.initialize_process_groups(SPLIT, MegatronConfig())
+    with pytest.MonkeyPatch.context() as patch, ranks.active():
         patch.setattr(weight_export, "global_parameters", lambda _: [("decoder.final_layernorm.weight", torch.ones(2))])
         weight_export.load_hf_weights([], weights, ModelDims(4, 2, 1, 5))
 
@@ -166,7 +161,6 @@ CASES = [
         "start a multiple of 8 processes",
         (8, {"tensor": 2, "pipeline": 2, "expert": 4}),
     ),
-    case(beside_the_actor, {"tensor": 2}, "set critic.parallel and reference.parallel to the sizes in actor", {}),
     case(overlapped_here, OVERLAP, "remove actor.megatron.tp_comm_overlap_cfg", {}),
     case(overlapped, {**OVERLAP}, FIXED, {**OVERLAP, "variable_seq_lengths": False, "seq_length": 64}),
 ]
