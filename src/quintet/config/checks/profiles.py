@@ -9,7 +9,7 @@ from quintet.config.problems import ConfigProblem
 
 
 def profile_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
-    """Yield ranks without a device of the actor, steps after the last one, and snapshots of GPU memory without a GPU."""
+    """Yield ranks without a device of the actor, steps after the last one, and snapshots without a GPU."""
     run = composed.experiment
     profile, steps = run.tracking.profile, run.training.steps
     if profile is None:

@@ -127,6 +127,15 @@ def test_other_profilers_and_options_wait_and_count_only_in_a_profile(tmp_path: 
     assert alone == ([key] if key == "trainer.profile_steps" else [])
 
 
+def test_an_engine_is_recorded_with_its_rank_as_a_remark_says(tmp_path: Path) -> None:
+    """verl records engines only in files of their own; its example of a profile asks for it."""
+    discrete = f"{ROLLOUT}.tool_config.torch.discrete"
+    found = converted(tmp_path, "verl", changed(PPO, {**ON, f"{ROLLOUT}.enable": True, discrete: True}))
+    assert found.composed.experiment.tracking.profile == ProfileConfig(steps=(2, 5), torch=TorchProfilerConfig())
+    assert not found.unsupported
+    assert any(line.startswith(discrete) and "of its rank" in line for line in found.composed.remarks)
+
+
 def test_options_with_the_values_of_verl_s_own_file_do_not_wait(tmp_path: Path) -> None:
     schedule = {"skip_first": 0, "wait": 0, "warmup": 0, "active": 0, "repeat": 0}
     torch = {"contents": [], "discrete": False, "profile_token_start": None, "schedule": schedule, "name": "torch"}

@@ -109,7 +109,14 @@ def _require_missing(values: ForeignValues, native: NativeBuilder, role: str) ->
         return
     for section in (f"{role}.tool_config.{tool}", f"global_profiler.global_tool_config.{tool}"):
         for option in _missing_options(values[section] or {}):
-            native.require(f"{section}.{option}", Capability.PROFILING)
+            if (role, option) == (ENGINE, "discrete"):
+                # the only mode in which verl records an engine
+                remark = (
+                    "an engine is recorded in the profile of its rank, and one in a process of its own only as spans"
+                )
+                native.remarks.append(f"{values.describe(f'{section}.discrete')}: {remark}")
+            else:
+                native.require(f"{section}.{option}", Capability.PROFILING)
 
 
 def _missing_options(options: Mapping[str, Any]) -> Iterator[str]:
