@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium")
 OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-SETTINGS = ("tracking.trajectories_every_steps=1", "tracking.token_statistics=true", "training.steps=2")
+SETTINGS = (
+    *("tracking.trajectories_every_steps=1", "tracking.token_statistics=true", "training.steps=2"),
+    "tracking.profile={steps: [2]}",
+)
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium)")
 
@@ -112,6 +115,61 @@ def test_a_run_is_followed_while_it_writes(address: str, page: Page, runs: Path)
     page.wait_for_function(
         "before => document.querySelectorAll(\"[data-metric='actor/entropy'] .dot\").length === before + 1", arg=before
     )
+
+
+def colored(page: Page) -> int:
+    """Number of pixels of the trace that are not transparent."""
+    pixels = "const { width, height } = canvas, data = canvas.getContext('2d').getImageData(0, 0, width, height).data"
+    return int(
+        page.locator(".trace canvas").evaluate(
+            f"canvas => {{ {pixels}; return data.filter((v, i) => i % 4 === 3 && v).length }}"
+        )
+    )
+
+
+def test_the_trace_of_a_step_is_zoomed_searched_and_exported(
+    address: str, page: Page, runs: Path, tmp_path: Path
+) -> None:
+    shutil.rmtree(runs / "second/profile")
+    page.goto(f"{address}#timeline?run=second")
+    page.wait_for_selector(".timeline .segment")
+    assert "tracking.profile={steps: [3]}" in page.locator("main").inner_text()
+    assert page.locator(".trace").count() == 0
+
+    page.goto(f"{address}#timeline?run=first")
+    page.get_by_role("button", name="step 2").click()
+    page.wait_for_function("() => location.hash.includes('step=2')")
+    page.wait_for_timeout(300)
+    assert page.locator(".trace h2").inner_text() == "Trace of step 2: first"
+    rows = page.locator(".longest tbody tr").all_inner_texts()
+    assert any(row.startswith("request\trequests of engine 0") for row in rows)
+    assert any(row.startswith("step\tMainThread\t1\t") for row in rows)
+    assert colored(page) > 5_000
+
+    box = page.locator(".trace canvas").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + 400, box["y"] + 30)  # the first row: the whole step
+    assert page.locator(".span-details b").first.inner_text() == "step"
+    page.mouse.wheel(0, -1500)
+    page.wait_for_function("() => location.hash.includes('from=')")
+    assert page.locator(".longest tbody tr").all_inner_texts() != rows
+    page.get_by_label("Find spans").fill("optimizer_step")
+    page.wait_for_function("() => location.hash.includes('find=optimizer_step')")
+    part = page.url.split("from=")[1]
+    page.locator(".trace canvas").focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("part => !location.hash.endsWith(part)", arg=part)
+    with page.expect_download() as download:
+        page.keyboard.press("e")
+    exported = tmp_path / "trace.html"
+    download.value.save_as(exported)
+    page.keyboard.press("0")
+    page.wait_for_function("() => !location.hash.includes('from=')")
+
+    page.goto(exported.as_uri())
+    page.wait_for_selector(".longest tbody tr")
+    assert page.locator(".trace h2").inner_text() == "Trace of step 2: first"
+    assert colored(page) > 1_000
 
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])

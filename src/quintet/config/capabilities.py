@@ -45,7 +45,7 @@ class Capability(StrEnum):
     TEACHER_ENGINES = "distillation from teachers behind engines"
     RESAMPLING = "resampling of responses by their quality (PF-PPO)"
     ASYNC_TRAINERS = "dynamic scheduling and several epochs of verl's asynchronous trainers"
-    PROFILING = "the profiler keys of the frameworks (`tracking.profile` records profiles)"
+    PROFILING = "further profilers and options of profiles (`tracking.profile` has those of PyTorch)"
     METRIC_SERVICES = "metrics of engines for Prometheus, and traces of rollouts"
     ACCELERATORS = "accelerators other than CUDA GPUs"
     MODEL_CONFIGS = "a model configuration or data set from further sources"

@@ -53,6 +53,7 @@ METRIC_RULES: tuple[MetricRule, ...] = (
     system_rules.phase_grows,
     system_rules.waiting,
     system_rules.memory_grows,
+    system_rules.gpu_memory_full,
 )
 EPISODE_RULES: tuple[EpisodeRule, ...] = (trajectory_rules.same_response, trajectory_rules.degenerate_text)
 STATE_RULES: tuple[StateRule, ...] = (state_rules.run_ended_early, state_rules.run_hangs, state_rules.memory_full)

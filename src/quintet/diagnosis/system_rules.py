@@ -17,6 +17,7 @@ from quintet.tracking.timing_tree import PREFIX
 STEP = "timing_s/step"
 VALIDATION = "timing_s/testing"
 MEMORY = "perf/max_memory_rss_gb"
+GPU_SHARE, GPU_PEAK, GPU_RETRIES = "perf/gpu_memory_share", "perf/max_memory_allocated_gb", "perf/gpu_alloc_retries"
 LEARNERS = ("actor/", "critic/", "sft/", "train/loss", "train/grad_norm")
 FAILED = ("trajectory/failed", "env/failed")
 FAILED_SHARE = "trajectory/outcome/failed"
@@ -132,6 +133,36 @@ def memory_grows(run: RunData, limits: Limits) -> Iterator[Finding]:
             steps=(memory.steps[len(memory) // 10], memory.steps[-1]),
             side="high",
         )
+
+
+def gpu_memory_full(run: RunData, limits: Limits) -> Iterator[Finding]:
+    """Report GPU memory that tensors nearly fill, or that allocations find full."""
+    share, peak, retries = run.series(GPU_SHARE), run.series(GPU_PEAK), run.series(GPU_RETRIES)
+    if len(share) and share.values[-1] > limits["share"]:
+        size = f", {text(peak.values[-1])} GiB" if len(peak) else ""
+        yield run.finding(
+            "gpu-memory-full",
+            f"{GPU_SHARE} is {percent(share.values[-1])}{size}",
+            metric=GPU_SHARE,
+            steps=(_first_above(share, limits["share"]), share.steps[-1]),
+            severity="critical" if share.values[-1] > limits["worse"] else "warning",
+            side="high",
+        )
+        return
+    counts = zip(retries.steps[1:], retries.values, retries.values[1:], strict=False)
+    steps = [step for step, before, now in counts if now > before]
+    if len(steps) >= limits["count"] and len(steps) > limits["often"] * len(retries):
+        yield run.finding(
+            "gpu-memory-full",
+            f"allocations found the memory full in {len(steps)} of {len(retries)} steps ({GPU_RETRIES})",
+            metric=GPU_RETRIES,
+            steps=(steps[0], steps[-1]),
+            side="high",
+        )
+
+
+def _first_above(series: Series, limit: float) -> int:
+    return next(step for step, value in zip(series.steps, series.values, strict=True) if value > limit)
 
 
 def episodes_fail(run: RunData, limits: Limits) -> Iterator[Finding]:

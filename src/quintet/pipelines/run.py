@@ -18,6 +18,7 @@ from quintet.config.plan.batch_arithmetic import compute_batch_arithmetic
 from quintet.config.yaml_writer import dump_config
 from quintet.errors import InterruptedRun
 from quintet.pipelines.resume import find_resume_checkpoint
+from quintet.runtime.device import gpu_memory_metrics
 from quintet.runtime.signals import StopRequest
 from quintet.tracking.atomic_files import translate_os_errors, write_atomic
 from quintet.tracking.generations import LoggedGeneration
@@ -81,7 +82,8 @@ class Run:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write the metrics of one step to all loggers."""
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-        self._open_logger().log(step, self.seconds, {**metrics, "perf/max_memory_rss_gb": memory})
+        memories = {"perf/max_memory_rss_gb": memory, **gpu_memory_metrics()}
+        self._open_logger().log(step, self.seconds, {**metrics, **memories})
 
     def log_generations(self, step: int, generations: Sequence[LoggedGeneration]) -> None:
         """Send episodes of a validation to the loggers; the run continues if that fails."""

@@ -1,4 +1,4 @@
-"""Profiles of training steps on one rank: spans, memory over time, and `torch.profiler`."""
+"""Profiles of training steps on one rank: spans, memory over time, `torch.profiler`, and snapshots of GPU memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import resource
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from quintet.trace import TraceRecorder
 logger = logging.getLogger(__name__)
 SAMPLE_SECONDS = 0.02
 """Time between two values of the memory in a trace."""
+SNAPSHOT_EVENTS = 100_000
+"""Allocations that a snapshot of GPU memory has at most, the number that verl and ROLL record."""
 
 
 class RankProfiler:
@@ -42,6 +45,8 @@ class RankProfiler:
             self._recorder = TraceRecorder(self._rank, f"rank {self._rank}", annotate)
             self._memory = _MemorySampler(self._recorder)
             self._recorder.start()
+            if self._config.memory_snapshot:
+                torch.cuda.memory._record_memory_history(stacks="python", max_entries=SNAPSHOT_EVENTS)
 
     def stop(self, step: int) -> None:
         """End the recording of a step and write its files; the run continues if they cannot be written."""
@@ -57,27 +62,41 @@ class RankProfiler:
                 recorder.write(path, step=step, rank=self._rank)
             if self._torch is not None:
                 self._torch.stop()
-                self._export(self._torch, path.with_suffix(".torch.json.gz"))
+                _export(self._torch.export_chrome_trace, path.with_suffix(".torch.json.gz"))
+            if self._config.memory_snapshot:
+                _export(torch.cuda.memory._dump_snapshot, path.with_suffix(".memory.pickle"))
         except OSError as error:
             logger.warning("the profile of step %d is not written: %s", step, error)
+        self._end_memory_history()
         self._torch = None
 
-    def _export(self, profiler: profile, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".tmp_{path.name}")
-        profiler.export_chrome_trace(str(temporary))
-        temporary.replace(path)
+    def _end_memory_history(self) -> None:
+        if self._config.memory_snapshot:
+            torch.cuda.memory._record_memory_history(enabled=None)
 
     def close(self) -> None:
         """Discard what is being recorded."""
         if self._recorder is not None:
             self._recorder.stop()
+            self._end_memory_history()
         if self._memory is not None:
             self._memory.stop()
         if self._torch is not None:
             with suppress(RuntimeError):
                 self._torch.stop()
         self._recorder = self._memory = self._torch = None
+
+
+def _export(write: Callable[[str], object], path: Path) -> None:
+    """Let PyTorch write a file, which gets its name when it is complete.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".tmp_{path.name}")
+    write(str(temporary))
+    temporary.replace(path)
 
 
 def build_torch_profiler(config: TorchProfilerConfig, *, warmup: bool) -> profile:

@@ -1,4 +1,4 @@
-"""Routes of the viewer for runs, metrics, findings, settings and phases."""
+"""Routes of the viewer for runs, metrics, findings, settings, phases and traces."""
 
 # the annotations of routes are evaluated by FastAPI
 from dataclasses import asdict
@@ -11,6 +11,7 @@ from quintet.tracking.metrics import describe, healthy_text
 from quintet.viewer.config_values import differences
 from quintet.viewer.run_catalog import RunCatalog, ViewedRun, run_row
 from quintet.viewer.timeline import step_phases
+from quintet.viewer.traces import list_traces, read_trace
 
 MAX_POINTS = 2000
 Runs = Annotated[list[str], Query(alias="run")]
@@ -54,6 +55,11 @@ def metric_routes(catalog: RunCatalog) -> APIRouter:
         values = {key: value._asdict() for key, value in configs[0].items()} if len(configs) == 1 else {}
         return {"values": values, "differences": differences(configs)}
 
+    _add_timeline_routes(router, catalog)
+    return router
+
+
+def _add_timeline_routes(router: APIRouter, catalog: RunCatalog) -> None:
     @router.get("/timeline")
     def timeline(run: str, first: int = 0, count: int = 200) -> dict[str, Any]:
         each = catalog.get(run)
@@ -61,7 +67,13 @@ def metric_routes(catalog: RunCatalog) -> APIRouter:
             rows = each.metrics.rows()
         return {"rows": len(rows), "steps": step_phases(rows[first : first + count])}
 
-    return router
+    @router.get("/traces")
+    def traces(run: str) -> list[dict[str, int]]:
+        return list_traces(catalog.get(run).directory.profile)
+
+    @router.get("/trace")
+    def trace(run: str, step: int, rank: int) -> dict[str, Any]:
+        return read_trace(catalog.get(run).directory.profile, step, rank)
 
 
 def _locked_row(run: ViewedRun) -> dict[str, Any]:

@@ -346,7 +346,10 @@ CASES = [
     ["env.name=svg"],
     ["tracking.video={}"],
     ["tracking.profile={ranks: [0, 1], steps: [1000]}", "training.steps=3"],
-    *([f"tracking.profile={{{words}}}"] for words in ("steps: []", "ranks: []", "trace: false")),
+    *(
+        [f"tracking.profile={{{words}}}"]
+        for words in ("steps: []", "ranks: []", "trace: false", "memory_snapshot: true")
+    ),
     ["tracking.validation_video.robots=4"],
     *(
         ["env.name=svg", "policy.preset=grid-vl", *words]

@@ -269,6 +269,22 @@ CASES: dict[str, tuple[str, Change, str | None, str, int | None]] = {
         "warning",
         None,
     ),
+    "full GPU": (
+        "gpu-memory-full",
+        lambda rows: changed(rows, perf__gpu_memory_share=late(0.7, 0.99), perf__max_memory_allocated_gb=flat(78)),
+        "perf/gpu_memory_share",
+        "critical",
+        61,
+    ),
+    "retried allocations": (
+        "gpu-memory-full",
+        lambda rows: changed(
+            rows, perf__gpu_memory_share=flat(0.9), perf__gpu_alloc_retries=lambda done: 60 * done // 2
+        ),
+        "perf/gpu_alloc_retries",
+        "warning",
+        5,
+    ),
     "not finite": ("non-finite", with_nan, "actor/grad_norm", "critical", 70),
 }
 
@@ -319,6 +335,15 @@ def test_a_learning_rate_of_0_is_named_as_the_cause() -> None:
 def test_equal_rewards_are_no_finding_if_a_critic_gives_the_advantages() -> None:
     metrics = changed(unsolved(rows()), training__groups_with_signal=flat(0.0), critic__vf_loss=flat(0.1))
     assert not findings_of("no-group-solved", metrics)
+
+
+def test_a_gpu_whose_memory_was_full_once_or_is_used_well_is_no_finding() -> None:
+    """PyTorch gives its cache back in the first steps, and a resumed run counts from 0."""
+    used = {"perf__gpu_memory_share": flat(0.94), "perf__max_memory_allocated_gb": flat(75)}
+    assert not findings_of("gpu-memory-full", changed(rows(), perf__gpu_alloc_retries=late(7, 0), **used))
+    (warning,) = findings_of("gpu-memory-full", changed(rows(), **used | {"perf__gpu_memory_share": flat(0.96)}))
+    assert (warning.severity, warning.evidence) == ("warning", "perf/gpu_memory_share is 96 %, 75 GiB")
+    assert warning.suggestions[0] == "fewer tokens per pass: half of training.micro_batch_tokens"
 
 
 def test_long_responses_that_pay_are_no_finding() -> None:

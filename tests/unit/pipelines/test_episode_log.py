@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from quintet.config.compose import load_experiment
+from quintet.pipelines import run as run_module
 from quintet.pipelines.episode_log import store_validation_episodes, validation_number
 from quintet.pipelines.rollout_step import Rollout, show_rollout
 from quintet.pipelines.run import Run
@@ -31,6 +33,16 @@ class Notes(NullProgress):
 def a_run(directory: Path, *words: str) -> Run:
     composed = load_experiment(None, [f"output_dir={directory}", "name=lake", *words])
     return Run(composed, RunDirectory.from_config(composed.experiment), Notes(), saver=cast(Any, None))
+
+
+def test_a_run_on_a_gpu_logs_its_memory_with_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "gpu_memory_metrics", lambda: {"perf/max_memory_allocated_gb": 7.5})
+    run = a_run(tmp_path, "tracking.loggers=[jsonl]")
+    run.directory.path.mkdir()
+    run.log(3, {"actor/lr": 0.1})
+    (row,) = map(json.loads, run.directory.metrics.read_text().splitlines())
+    assert (row["step"], row["actor/lr"], row["perf/max_memory_allocated_gb"]) == (3, 0.1, 7.5)
+    assert row["perf/max_memory_rss_gb"] > 0
 
 
 def episodes(count: int) -> list[Trajectory]:

@@ -1,4 +1,4 @@
-"""If these fail, a run on a GPU stops because some of its tensors are on the CPU."""
+"""If these fail, a run on a GPU stops because some of its tensors are on the CPU, or logs another use of its memory."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+
+from quintet.runtime.device import gpu_memory_metrics
+from quintet.tracking.metrics import describe
 
 SUPPORT = Path(__file__).parents[2] / "support"
 
@@ -28,3 +33,21 @@ def test_a_gpu_computes_what_the_cpu_computes(policy_directory: Path, tmp_path: 
     assert on_gpu.get("tokens") == on_cpu.get("tokens")
     for expected, numbers in zip(on_cpu["numbers"], on_gpu["numbers"], strict=True):
         assert numbers == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def test_gpu_memory_is_logged_in_verls_units_and_as_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu_memory_metrics() == {}
+    of_gpu = {
+        "is_available": True,
+        "current_device": 0,
+        "max_memory_allocated": 60 << 30,
+        "max_memory_reserved": 70 << 30,
+        "memory_stats": {"num_alloc_retries": 3},
+        "get_device_properties": SimpleNamespace(total_memory=80 << 30),
+    }
+    for name, value in of_gpu.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    metrics = gpu_memory_metrics()
+    assert [*metrics.values()] == [60, 70, 0.75, 3]
+    assert [describe(name).unit for name in metrics] == ["GiB", "GiB", "share", "allocations"]

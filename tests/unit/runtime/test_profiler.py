@@ -62,6 +62,26 @@ def test_torch_profiler_records_the_step_and_not_its_warm_up(tmp_path: Path, war
     assert len(list(tmp_path.iterdir())) == 2 * len(steps)
 
 
+def test_a_snapshot_has_the_allocations_of_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU, PyTorch's functions are replaced by ones that note their calls."""
+    calls: list[Any] = []
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **options: calls.append(options))
+
+    def dump(path: str) -> None:
+        calls.append("dump")
+        Path(path).write_text("snapshot")
+
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", dump)
+    config = ProfileConfig(steps=(2,), memory_snapshot=True, trace=False)
+    run_steps(config, tmp_path, 3)
+    recorded = [{"stacks": "python", "max_entries": 100_000}, "dump", {"enabled": None}]
+    assert calls == recorded
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000002_rank_0.memory.pickle"]
+    with pytest.raises(KeyError), Controller.in_process().profiled(config, tmp_path, 2):
+        raise KeyError("lost")
+    assert calls[-1] == {"enabled": None}  # what records allocations does not outlive the step
+
+
 def test_only_the_listed_ranks_record(tmp_path: Path) -> None:
     for rank in range(3):
         worker = Worker(RankGroup(rank, 3))

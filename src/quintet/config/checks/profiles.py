@@ -1,14 +1,15 @@
-"""Profiles of steps and ranks that a run does not have."""
+"""Profiles of steps, ranks and GPUs that a run does not have."""
 
 from collections.abc import Iterator
 
+from quintet import hardware
 from quintet.config.composed import ComposedConfig
 from quintet.config.plan.process_layout import process_layout
 from quintet.config.problems import ConfigProblem
 
 
 def profile_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
-    """Yield ranks without a device of the actor, and steps that all come after the last one."""
+    """Yield ranks without a device of the actor, steps after the last one, and snapshots without a GPU."""
     run = composed.experiment
     profile, steps = run.tracking.profile, run.training.steps
     if profile is None:
@@ -22,3 +23,6 @@ def profile_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     if profile.steps and run.sft is None and steps and min(profile.steps) > steps:
         problem = f"the last step of the run is {steps}"
         yield composed.problem("tracking.profile.steps", problem, f"tracking.profile.steps=[{steps}]")
+    if profile.memory_snapshot and not hardware.sees_gpu():
+        problem = "a snapshot of GPU memory needs a CUDA GPU, and this machine has none that the run may use"
+        yield composed.problem("tracking.profile.memory_snapshot", problem, "tracking.profile.memory_snapshot=false")

@@ -57,6 +57,9 @@ class ProfileConfig(Section):
     over time, in Chrome's trace format."""
     torch: TorchProfilerConfig | None = None
     """Write `step_{step}_rank_{rank}.torch.json.gz` as well, the profile of `torch.profiler`; null writes none."""
+    memory_snapshot: bool = False
+    """Write `step_{step}_rank_{rank}.memory.pickle` as well: the blocks of GPU memory, and the last 100,000 allocations
+    with the lines of Python code that made them, for https://docs.pytorch.org/memory_viz."""
 
     def covers(self, step: int) -> bool:
         """Return whether a step is profiled."""
@@ -71,8 +74,8 @@ class ProfileConfig(Section):
             yield "no step is profiled with an empty list", "steps=[2]", "steps=null"
         if self.ranks == ():
             yield "no rank is profiled with an empty list", "ranks=[0]", "ranks=null"
-        if not self.trace and self.torch is None:
-            yield "nothing is recorded without `trace` and `torch`", "trace=true"
+        if not self.trace and self.torch is None and not self.memory_snapshot:
+            yield "nothing is recorded without `trace`, `torch` and `memory_snapshot`", "trace=true"
 
 
 class TrackingConfig(Section):

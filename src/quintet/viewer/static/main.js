@@ -127,7 +127,8 @@ function onKey(event) {
   const actions = { j: () => current.move?.(1), k: () => current.move?.(-1), e: exportCurrent, t: switchTheme,
     "/": () => { event.preventDefault(); main.querySelector("input[type=search]")?.focus(); } };
   if (names[Number(event.key) - 1] && !isExported) page.go(names[Number(event.key) - 1]);
-  else actions[event.key]?.();
+  else if (actions[event.key]) actions[event.key]();
+  else current.key?.(event);
 }
 
 async function refresh() {

@@ -3,12 +3,21 @@
 import { get } from "view/api.js";
 import { h, select } from "view/dom.js";
 import { duration, number } from "view/format.js";
+import { traceView } from "view/trace_view.js";
 
 const STEPS = 200;
 
-/** Show the phases of steps as bars: nested phases below each other, to scale. */
+/** Show the trace of a profiled step, if there is one, and the phases of all steps. */
 export async function timelineView(page) {
   const run = page.runs[0];
+  const traces = await get("traces", { run });
+  const trace = traces.length ? await traceView(page, run, traces) : { view: h("p", { class: "note" },
+    "What engines, environments and learners do meanwhile is in a trace of a step: ", h("code", {}, "tracking.profile={steps: [3]}"), " records it in the run directory.") };
+  return { ...trace, view: h("div", {}, traces.length ? trace.view : null, await phases(page, run, traces), traces.length ? null : trace.view) };
+}
+
+/** Show the phases of steps as bars: nested phases below each other, to scale. */
+async function phases(page, run, traces) {
   const { rows } = await get("timeline", { run, first: 0, count: 1 });
   const pages = Math.max(Math.ceil(rows / STEPS), 1);
   const chosen = Math.min(Number(page.get("page", pages - 1)), pages - 1);
@@ -23,9 +32,15 @@ export async function timelineView(page) {
     h("div", { class: "toolbar" }, pages > 1 ? select("Steps", Array.from({ length: pages }, (_, index) =>
       [index, `part ${index + 1} of ${pages}`]), chosen, (value) => page.go("timeline", { page: value })) : null),
     h("ul", { class: "legend" }, [...tones].filter(([name]) => names.get(name) >= 0.001 * total(steps)).map(([name, tone]) => h("li", { class: tone }, `${name} ${number(100 * names.get(name) / total(steps))} %`))),
-    h("ol", { class: "steps" }, steps.map((step) => h("li", {}, h("span", { class: "step-name" }, `step ${step.step}`),
+    h("ol", { class: "steps" }, steps.map((step) => h("li", {}, stepName(page, step.step, traces),
       h("div", { class: "bars", style: `width:${(100 * step.phase.seconds) / longest}%` }, bar(step.phase, tones)),
       h("span", { class: "note" }, duration(step.phase.seconds))))));
+}
+
+function stepName(page, step, traces) {
+  if (!traces.some((trace) => trace.step === step)) return h("span", { class: "step-name" }, `step ${step}`);
+  const show = () => { page.go("timeline", { step, rank: "", from: "", to: "" }); scrollTo(0, 0); };
+  return h("button", { class: "link step-name", title: "Show its trace", onclick: show }, `step ${step}`);
 }
 
 function total(steps) {

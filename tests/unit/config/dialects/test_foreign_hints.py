@@ -196,6 +196,7 @@ WORDS, PATH, READABLE = "rewards.words", "model_name_or_path=DIRECTORY", f"judge
 SERVED = ("judge_model_type=inference", READABLE, f"model_args.{PATH}")
 JUDGED = [f"{WORDS}.worker_cls={JUDGE}", "actor_train.data_args.domain_interleave_probs={words: 1.0}"]
 ROLL = [
+    ["profiler_timeline=true", "profiler_memory=true"],
     ["actor_train.worker_cls=roll.pipeline.agentic.agentic_actor_pg_worker.ActorWorker"],
     ["importance_sampling=seq", "actor_train.pg_variant=topr"],
     ["actor_train.device_mapping=x"],

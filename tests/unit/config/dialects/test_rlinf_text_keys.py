@@ -13,6 +13,7 @@ from test_rlinf_robots import RUN
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.ledger import load_keys
 from quintet.config.dialects.loader import ConversionResult
+from quintet.config.native.tracking import ProfileConfig, TorchProfilerConfig
 from quintet.errors import ConfigError
 
 MATH: dict[str, Any] = {
@@ -48,6 +49,15 @@ MEGATRON: dict[str, Any] = {
     "inference.group_name": "LogProbs",
     "actor.model.expert_model_parallel_size": 2,
     "actor.model.moe_grouped_gemm": "te",
+    "actor.megatron.use_profiler": True,
+    "actor.megatron.profiler.output_dir": "there",
+    "actor.megatron.profiler.activities": ["cpu"],
+    "actor.megatron.profiler.record_shapes": True,
+    "actor.megatron.profiler.profile_memory": True,
+    "actor.megatron.profiler.with_stack": True,
+    "actor.megatron.profiler.with_flops": True,
+    "actor.megatron.profiler.with_modules": False,
+    "actor.megatron.profiler.schedule_repeat": 2,
 }
 FSDP: dict[str, Any] = {
     "actor.training_backend": "fsdp",
@@ -80,6 +90,14 @@ REACHED: dict[str, list[tuple[str, str, Any]]] = {
         ("inference.group_name", "placement.logprobs.group", "LogProbs"),
         ("actor.model.expert_model_parallel_size", "actor.parallel.expert", 2),
         ("actor.model.moe_grouped_gemm", "actor.megatron.moe_grouped_gemm", True),
+        ("actor.megatron.use_profiler", "tracking.profile.ranks", None),
+        ("actor.megatron.profiler.schedule_repeat", "tracking.profile.steps", (1, 2)),
+        ("actor.megatron.profiler.output_dir", "tracking.profile.directory", "there"),
+        ("actor.megatron.profiler.activities", "tracking.profile.torch.activities", ("cpu",)),
+        *(
+            (f"actor.megatron.profiler.{name}", f"tracking.profile.torch.{name}", name != "with_modules")
+            for name in ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
+        ),
     ],
     "fsdp": [
         ("actor.enable_offload", "actor.memory.offload_parameters", False),
@@ -166,7 +184,6 @@ WAITING: dict[str, tuple[Any, Capability]] = {
     "cluster.component_placement.rollout_judge": ("0", Capability.RLINF_AGENTS),
     "algorithm.down_sampling": ({"do_down_sampling": True}, Capability.RLINF_AGENTS),
     "cluster.auto_scheduler": (True, Capability.MOVING_DEVICES),
-    "actor.megatron.use_profiler": (True, Capability.PROFILING),
     "actor.model.is_lora": (True, Capability.LORA_OPTIONS),
     "actor.lr_sched.end_weight_decay": (0.2, Capability.SCHEDULES),
 }
@@ -214,6 +231,40 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     assert [key for key, (_, needed) in WAITING.items() if needed not in problems.get(key, "")] == []
 
 
+PROFILES = "actor.megatron.profiler"
+EXPORTS = {f"{PROFILES}.export_tensorboard": True, f"{PROFILES}.export_chrome_trace": False}
+
+
+@pytest.mark.proves("rlinf", *EXPORTS)
+def test_the_first_steps_are_profiled_if_rlinf_writes_a_file_of_them(tmp_path: Path) -> None:
+    profiler = {"actor.megatron.use_profiler": True, **EXPORTS}
+    with_modules = TorchProfilerConfig(with_modules=True)
+    directory = "logs/rlinf/profiler"
+    changes = {"runner.output_dir": "logs", "runner.experiment_name": "rlinf", **profiler}
+    first = ProfileConfig(steps=(1,), ranks=None, directory=directory, torch=with_modules)
+    for others, expected in (
+        ({}, first),
+        ({f"{PROFILES}.export_tensorboard": False, f"{PROFILES}.export_chrome_trace": True}, first),
+        ({f"{PROFILES}.schedule_repeat": 0}, first.model_copy(update={"steps": None})),
+        ({f"{PROFILES}.export_tensorboard": False}, None),
+        ({"actor.training_backend": "fsdp"}, None),
+        ({"actor.megatron.use_profiler": False, f"{PROFILES}.schedule_active": 3}, None),
+    ):
+        found = converted(tmp_path, "rlinf", changed(MATH, changes | others))
+        assert (found.composed.experiment.tracking.profile, found.unsupported) == (expected, ())
+
+
+def test_parts_of_steps_and_other_names_of_profiles_wait(tmp_path: Path) -> None:
+    parts = {"schedule_warmup": 0, "schedule_active": 3, "chrome_filename_prefix": "mine"}
+    changes = {"actor.megatron.use_profiler": True, **{f"{PROFILES}.{name}": value for name, value in parts.items()}}
+    problems = {
+        problem.key: problem.message for problem in converted(tmp_path, "rlinf", changed(MATH, changes)).unsupported
+    }
+    assert {f"{PROFILES}.{name}" for name in parts} == {
+        key for key in problems if Capability.PROFILING in problems[key]
+    }
+
+
 @pytest.mark.parametrize(("task", "needed"), [("sft", "RLINF_SFT"), ("coding_online_rl", "RLINF_AGENTS")])
 def test_a_kind_of_run_that_is_missing_is_named_and_all_of_its_keys_wait_with_it(
     tmp_path: Path, task: str, needed: str
@@ -245,7 +296,7 @@ def test_a_torch_checkpoint_is_no_reason_to_refuse_a_run_that_reads_none(tmp_pat
 
 def test_each_honoured_key_is_in_these_tables() -> None:
     specs = [spec for file in ("rlinf_text", "rlinf_agents") for spec in load_keys("rlinf", file)]
-    tested = {row[0] for rows in REACHED.values() for row in rows} | WITHOUT_EFFECT.keys()
+    tested = {row[0] for rows in REACHED.values() for row in rows} | WITHOUT_EFFECT.keys() | EXPORTS.keys()
     assert {spec.key for spec in specs if spec.state == "honoured"} <= tested
 
 

@@ -25,6 +25,8 @@ from quintet.config.capabilities import Capability
 from quintet.config.dialects.ledger import load_keys
 from quintet.config.dialects.roll.judge import JUDGE
 from quintet.config.native.data import JudgeConfig, JudgeServerConfig
+from quintet.config.native.tracking import ProfileConfig, TorchProfilerConfig
+from quintet.errors import ConfigError
 
 FILTER, FILTER_ARGS = (
     "rewards.math_rule.query_filter_config.type",
@@ -98,6 +100,8 @@ HONOURED: list[tuple[str, Any, str, Any, dict[str, Any]]] = [
     (f"{FILTER_ARGS}threshold_down", 0.1, "algorithm.filter.min_mean", 0.1, MEAN),
     (f"{FILTER_ARGS}std_threshold", 0.2, "algorithm.signal_threshold", 0.2, SPREAD),
     ("max_len_mask", True, "algorithm.mask_truncated", True, {}),
+    ("profiler_timeline", True, "tracking.profile.torch.with_stack", True, {}),
+    ("profiler_memory", True, "tracking.profile.memory_snapshot", True, {}),
     ("rewards.math_rule.world_size", 8, "reward.workers", 8, {}),
 ]
 """Key, value, the native key, what that becomes, and what else is written."""
@@ -149,9 +153,6 @@ WITHOUT_EFFECT: dict[str, Any] = {
     "val_sequence_length": 200,
     "val_batch_size": 64,
     "is_offload_optimizer_states_in_train_step": True,
-    "profiler_timeline": True,
-    "profiler_memory": True,
-    "profiler_output_dir": "profile",
     "length_profiler_dir": "profile",
     "report_length_and_rewards": True,
     "otlp_output_dir": "traces",
@@ -293,6 +294,19 @@ def test_keys_without_effect_are_read_and_change_nothing(tmp_path: Path) -> None
     greedy = {"validation.generating_args.do_sample": False}
     other = roll(tmp_path, {**greedy, VALIDATION_STEPS: 7})
     assert other.composed.experiment == roll(tmp_path, greedy).composed.experiment
+
+
+@pytest.mark.proves("roll", "profiler_output_dir")
+def test_profiles_are_of_all_steps_of_rank_0_in_a_directory_of_the_experiment(tmp_path: Path) -> None:
+    changes = {"profiler_output_dir": "profiles", "exp_name": "mine"}
+    found = roll(tmp_path, {**changes, "profiler_timeline": True}).composed.experiment.tracking.profile
+    assert found == ProfileConfig(directory="profiles/mine", torch=TorchProfilerConfig(with_stack=True))
+    assert (found.steps, found.ranks) == (None, (0,))
+    snapshots = roll(tmp_path, {"profiler_memory": True}).composed.experiment.tracking.profile
+    assert snapshots == ProfileConfig(memory_snapshot=True)
+    assert roll(tmp_path, changes).composed.experiment.tracking.profile is None
+    with pytest.raises(ConfigError, match=r"profiler_memory = true .* excludes profiler_timeline = true"):
+        roll(tmp_path, {"profiler_timeline": True, "profiler_memory": True})
 
 
 SHARES, TAG = f"{DATA}domain_interleave_probs", f"{DATA}tag"

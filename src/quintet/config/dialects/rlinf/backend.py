@@ -20,6 +20,11 @@ MEGATRON_DEFAULTS = {
 null."""
 FORMAT = "actor.megatron.ckpt_format"
 CHECKPOINT, FROM_HF = "actor.model.megatron_checkpoint", "actor.megatron.use_hf_ckpt"
+PROFILER, PROFILES = "actor.megatron.use_profiler", "actor.megatron.profiler"
+REPEAT, EXPORTS = (
+    f"{PROFILES}.schedule_repeat",
+    [f"{PROFILES}.export_{kind}" for kind in ("tensorboard", "chrome_trace")],
+)
 MIXED_PRECISION_FLAGS = {"bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -54,6 +59,18 @@ def megatron_to_native(values: ForeignValues, native: NativeBuilder) -> None:
         key = f"actor.optim.{flag}"
         enabled = values[key] if values.is_set(key) else native.get("policy.dtype") == dtype
         native.set(f"actor.megatron.{flag}", enabled, key, PRECISION)
+    _profile_to_native(values, native)
+
+
+def _profile_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set the first steps, which are profiled on all ranks, unless RLinf writes no files of them."""
+    if not values[PROFILER]:
+        return
+    if not any(values[key] for key in EXPORTS):
+        native.set("tracking.profile", None, PROFILER, *EXPORTS)
+        return
+    native.set("tracking.profile.steps", [*range(1, values[REPEAT] + 1)] or None, REPEAT, PROFILER)
+    native.set("tracking.profile.ranks", None, PROFILER)
 
 
 def backend_from_native(foreign: ForeignBuilder) -> None:
@@ -72,3 +89,7 @@ def megatron_from_native(foreign: ForeignBuilder) -> None:
     for name, key in keys.items():
         foreign.set(key, foreign.native_value(f"actor.megatron.{name}"))
     foreign.set(FROM_HF, foreign.native_value("actor.megatron.checkpoint") is None)
+    profile = foreign.experiment.tracking.profile
+    if profile is not None and profile.torch is not None:
+        foreign.set(PROFILER, True)
+        foreign.set(REPEAT, len(profile.steps or ()))

@@ -35,6 +35,7 @@ from quintet.config.dialects.roll.run_settings import (
     RESUME,
     model_to_native,
     paths_to_native,
+    profile_problems,
     run_to_native,
     settings_from_native,
 )
@@ -88,6 +89,7 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     """
     kind = _kind(values)
     refuse_unsupported_run(kind, values)
+    yield from profile_problems(values)
     yield from () if kind in (Kind.SFT, Kind.DISTILLATION) else run_conflicts(values)
 
 

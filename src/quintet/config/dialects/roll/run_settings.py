@@ -1,11 +1,15 @@
-"""Conversion of settings of all kinds of runs: trackers, checkpoints, adapters and images of the model."""
+"""Conversion of settings of all kinds of runs: trackers, checkpoints, profiles, adapters and images of the model."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
+from quintet.config.problems import ConfigProblem
 
+NAME = "exp_name"
 TRACKER, RESUME = "track_with", "resume_from_checkpoint"
 UPLOAD, UPLOAD_KIND = "checkpoint_config.output_dir", "checkpoint_config.type"
+TIMELINE, MEMORY, PROFILES = "profiler_timeline", "profiler_memory", "profiler_output_dir"
 LOGGERS = {"stdout": "console"}
 ALWAYS = ("console", "jsonl")
 _MODEL = "actor_train.model_args."
@@ -19,7 +23,7 @@ ALL_LINEAR = ("all", "all-linear")
 
 
 def run_to_native(values: ForeignValues, native: NativeBuilder) -> None:
-    """Set tracker, resumption and copies of checkpoints."""
+    """Set tracker, resumption, copies of checkpoints and profiles."""
     tracker = values[TRACKER]
     if values.is_set(TRACKER) and tracker != "ml_tracker":
         names = dict.fromkeys([*ALWAYS, *([LOGGERS.get(tracker, tracker)] if tracker else [])])
@@ -29,6 +33,26 @@ def run_to_native(values: ForeignValues, native: NativeBuilder) -> None:
         native.set("resume", resume, RESUME)
     if values[UPLOAD_KIND] is not None and values[UPLOAD] is not None:
         native.set("checkpoint.remote_dir", values[UPLOAD], UPLOAD, UPLOAD_KIND)
+    _profile_to_native(values, native)
+
+
+def _profile_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set profiles of all steps: a timeline or snapshots of GPU memory, of rank 0."""
+    key = TIMELINE if values[TIMELINE] else MEMORY
+    if not values[key]:
+        return
+    native.set("tracking.profile.steps", None, key)
+    native.set("tracking.profile.ranks", [0], key)
+    option = "torch.with_stack" if values[TIMELINE] else "memory_snapshot"
+    native.set(f"tracking.profile.{option}", True, key)
+    if values.is_set(PROFILES):
+        native.set("tracking.profile.directory", f"{values[PROFILES].rstrip('/')}/{values[NAME]}", PROFILES, NAME)
+
+
+def profile_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+    """Yield two kinds of profiles at once, which ROLL refuses, too."""
+    if values[TIMELINE] and values[MEMORY]:
+        yield values.problem(MEMORY, f"excludes {values.describe(TIMELINE)}", f"{MEMORY}=false, or {TIMELINE}=false")
 
 
 def model_to_native(values: ForeignValues, native: NativeBuilder) -> None:
@@ -64,7 +88,7 @@ def _targets(text: str) -> list[str]:
 
 
 def settings_from_native(foreign: ForeignBuilder) -> None:
-    """Set the keys of trackers, checkpoints, adapters and images."""
+    """Set the keys of trackers, checkpoints, profiles, adapters and images."""
     run = foreign.experiment
     others = [name for name in run.tracking.loggers if name not in ALWAYS]
     foreign.set(TRACKER, others[0] if others else "stdout")
@@ -73,6 +97,10 @@ def settings_from_native(foreign: ForeignBuilder) -> None:
     if run.checkpoint.remote_dir is not None:
         foreign.set(UPLOAD_KIND, "file_system")
         foreign.set(UPLOAD, run.checkpoint.remote_dir)
+    profile = run.tracking.profile
+    if profile is not None and profile.steps is None:
+        foreign.set(TIMELINE, profile.torch is not None)
+        foreign.set(MEMORY, profile.memory_snapshot)
     foreign.set(FROZEN, "vision_model" if run.policy.vision.freeze else None)
     for target, key in PIXELS.items():
         foreign.set(key, foreign.native_value(target))

@@ -14,6 +14,7 @@ from quintet.config.dialects.conversion_rules import (
 )
 from quintet.config.dialects.verl.batches import ROLLOUT
 from quintet.config.dialects.verl.key_values import parse_names
+from quintet.config.dialects.verl.profiles import profiles_from_native, profiles_to_native
 from quintet.config.problems import ConfigProblem
 
 REWARD_SECTIONS = ("custom_reward_function.", "reward_model.")
@@ -191,8 +192,9 @@ def run_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
 
 
 def run_to_native(values: ForeignValues, native: NativeBuilder) -> None:
-    """Set loggers, name and directories, and the checkpoint to resume from."""
+    """Set loggers, name and directories, the checkpoint to resume from, and profiles."""
     native.apply(RUN_RULES)
+    profiles_to_native(values, native)
     _directory_to_native(values, native)
     if values.is_set(REMOTE_DIR):
         native.set("checkpoint.remote_dir", values[REMOTE_DIR], REMOTE_DIR)
@@ -215,9 +217,10 @@ def _directory_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 
 
 def run_from_native(foreign: ForeignBuilder) -> None:
-    """Set verl's keys of loggers, directories and resumption."""
+    """Set verl's keys of loggers, directories, resumption and profiles."""
     run = foreign.experiment
     foreign.apply(RUN_RULES)
+    profiles_from_native(foreign)
     foreign.set("trainer.experiment_name", run.name)
     parent = "" if run.output_dir == "." else run.output_dir.rstrip("/") + "/"
     foreign.set("trainer.default_local_dir", f"{parent}{run.name}")
