@@ -70,7 +70,7 @@ class Capability(StrEnum):
     MULTI_TURN_GAE = "VAGEN's estimator multi_turn_gae of 2025-03"
     START_STATE_FILTERS = "start states chosen by the length of their solutions"
     ENV_SETTINGS = "turns and responses of different lengths by environment"
-    ENV_VARIANTS = "variants of environments (coordinates, drawn names)"
+    ENV_VARIANTS = "variants of environments of early 2025"
     CONTEXT_FORMS = "histories of turns written into one message"
     GROUP_FILTERS = "filters of groups by entropy, or by numbers other than rewards"
     GRADIENT_ANALYSIS = "analysis of gradients by group"

@@ -50,7 +50,6 @@ WAITING: dict[str, tuple[str, Capability]] = {
     "trainer.exit_after_gradient_analysis": ("true", Capability.GRADIENT_ANALYSIS),
     "critic.lora": ("{enabled: true}", Capability.LORA_OPTIONS),
     "critic.model.lora_rank": ("8", Capability.LORA_OPTIONS),
-    "custom_envs.SimpleSokoban.env_config.observation_format": ("grid_coord", Capability.ENV_VARIANTS),
     "custom_envs.SimpleSokoban.env_config.action_lookup": ("{1: North}", Capability.GRID_SYMBOLS),
 }
 
@@ -169,9 +168,43 @@ def test_what_does_not_exist_here_waits_by_its_name(tmp_path: Path) -> None:
         assert str(capability) in problems[key], key
 
 
-def test_names_of_arms_that_are_drawn_wait(tmp_path: Path) -> None:
-    result = converted(tmp_path, *only("Bandit"), "custom_envs.Bandit.env_config.split=train")
-    assert [str(Capability.ENV_VARIANTS) in problem.message for problem in result.unsupported] == [True]
+def test_names_of_arms_are_drawn_from_the_split(tmp_path: Path) -> None:
+    runs: list[Any] = [
+        load(tmp_path, *only("Bandit"), f"custom_envs.Bandit.env_config.split={split}").experiment.env
+        for split in ("train", "test", "null")
+    ]
+    assert [env.arms for env in runs] == ["train", "test", "named"]
+
+
+@pytest.mark.proves("ragen", "custom_envs.SimpleSokoban.env_config.observation_format")
+@pytest.mark.parametrize("tag", ["SimpleSokoban", "Lake"])
+@pytest.mark.parametrize(
+    ("form", "native"), [("grid", "grid"), ("coord", "coordinates"), ("grid_coord", "grid_coordinates")]
+)
+def test_states_have_the_form_of_the_file(tmp_path: Path, tag: str, form: str, native: str) -> None:
+    words = (
+        *only(tag),
+        f"custom_envs.{tag}.env_config.observation_format={form}",
+        f"custom_envs.{tag}.env_instruction=Go",
+    )
+    env: Any = load(tmp_path, *words).experiment.env
+    assert env.observation == native
+    assert ("(row, column)" in env.instruction) == (form == "coord")
+    assert ("Symbols: # wall" in env.instruction) == (form != "coord" and tag == "SimpleSokoban")
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        "{name: sokoban, observation: coordinates}",
+        "{name: frozenlake, observation: grid_coordinates}",
+        "{name: bandit, arms: test}",
+    ],
+)
+def test_forms_of_states_and_arms_are_translated(env: str) -> None:
+    ours = load_experiment(None, [f"env={env}", "warm_start=null", "rollout.think=true"])
+    lost = translate(ours, DIALECTS["ragen"]).lost
+    assert not [key for key in lost if key in ("env.observation", "env.arms")]
 
 
 def test_an_environment_that_does_not_exist_here_waits_and_one_that_is_not_used_does_not(tmp_path: Path) -> None:
