@@ -10,13 +10,32 @@ from PIL import Image, ImageDraw, ImageFont
 from quintet.config.native.text_envs import BanditConfig
 from quintet.records import Observation, Step
 
+PROFESSIONS = {
+    "train": (
+        *(("Teacher", "Trader"), ("Nurse", "StartupFounder"), ("Librarian", "Investor"), ("Accountant", "StockBroker")),
+        *(("Engineer", "RealEstateAgent"), ("Pharmacist", "Musician"), ("Clerk", "Freelancer")),
+        *(("Technician", "Youtuber"), ("Planner", "Artist"), ("Postman", "Pilot"), ("Banker", "VentureCapitalist")),
+        ("Gardener", "Cryptominer"),
+    ),
+    "test": (
+        *(("Receptionist", "Explorer"), ("Archivist", "Filmmaker"), ("Bookkeeper", "Consultant")),
+        *(("SocialWorker", "Photographer"), ("Mechanic", "GameDesigner"), ("Secretary", "Entrepreneur")),
+        *(("Cashier", "DataScientist"), ("CivilServant", "StartupAccelerator")),
+    ),
+}
+"""RAGEN's names of arms since 2026, the better one on average second."""
+
 
 class Bandit:
-    """Choice between two arms, ordered by the seed. One pull ends the episode; it succeeds with the better arm."""
+    """Choice between two arms, ordered by the seed. One pull ends the episode; it succeeds with the better arm.
+
+    `actions` are the names of all arms until `reset` draws two.
+    """
 
     def __init__(self, config: BanditConfig) -> None:
         self._config = config
-        self.actions = (config.low_arm, config.high_arm)
+        self._pairs = PROFESSIONS.get(config.arms, ((config.low_arm, config.high_arm),))
+        self.actions: tuple[str, ...] = tuple(name for pair in self._pairs for name in pair)
 
     def instruction(self) -> str:
         return (
@@ -27,13 +46,17 @@ class Bandit:
     def reset(self, seed: int) -> Observation:
         # text as seed: close numbers give unrelated draws
         self._rng = random.Random(f"bandit/{seed}")  # noqa: S311 - a game, no secret
-        first, second = self._rng.sample(self.actions, 2)
+        self.actions = pair = self._pairs[0] if len(self._pairs) == 1 else self._rng.choice(self._pairs)
+        self._best = pair[1]
+        first, second = self._rng.sample(pair, 2)
         self._text = f"There are two arms: {first} and {second}."
         return Observation(self._text)
 
     def step(self, action: str) -> Step:
-        """See `Env.step`; the reward is that of the arm."""
-        is_high, config = action == self._config.high_arm, self._config
+        """See `Env.step`; the reward is that of the arm. A name of another episode pulls no arm."""
+        if action not in self.actions:
+            return Step(Observation(self._text), 0.0, False, False, {"success": False})
+        is_high, config = action == self._best, self._config
         reward = config.low_reward
         if is_high:
             pays = self._rng.random() < config.high_probability
@@ -50,11 +73,11 @@ class Bandit:
 
     def expert_action(self) -> str:
         """Return the better arm."""
-        return self._config.high_arm
+        return self._best
 
     def expert_thought(self) -> str:
         """Return why it is better."""
-        return f"{self._config.high_arm} is the better arm"
+        return f"{self._best} is the better arm"
 
 
 def text_image(text: str, width: int = 480) -> np.ndarray:

@@ -29,8 +29,9 @@ class Env(Protocol):
     """
 
     actions: tuple[str, ...]
-    """Valid actions; `NUMBER` and `TEXT` are placeholders in them. If the only action is an element, such as
-    `<svg{text}</svg>`, it may be anywhere in a response, and a response without it is the empty action."""
+    """Valid actions; those after `reset` are the episode's. `NUMBER` and `TEXT` are placeholders in them. If the only
+    action is an element, such as `<svg{text}</svg>`, it may be anywhere in a response, and a response without it is the
+    empty action."""
 
     def instruction(self) -> str:
         """Return the system message: task, legend, valid actions."""

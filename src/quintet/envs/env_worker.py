@@ -27,7 +27,7 @@ from quintet.envs.validation import (
     validate_instruction,
     validate_observation,
 )
-from quintet.envs.vector_env import close_env, execute_actions, failure_from_error
+from quintet.envs.vector_env import close_env, episode_actions, execute_actions, failure_from_error
 from quintet.records import Failure
 from quintet.sandbox.json_lines import LineBuffer, decode, encode
 from quintet.sandbox.sandboxed_process import error_message
@@ -99,6 +99,7 @@ class _EnvWorker:
         instruction, actions = validate_instruction(env.instruction()), validate_actions(env.actions)
         self._where = "reset"
         observation = observation_message(validate_observation(env.reset(seed)))
+        actions = episode_actions(env, actions)
         self._where = "step"
         return {"opened": {"instruction": instruction, "actions": actions, "observation": observation}}
 

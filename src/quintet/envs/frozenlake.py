@@ -59,6 +59,11 @@ class FrozenLake:
                 "Reach the green goal over the frozen lake. You are orange, blue discs are holes."
                 f"{slip} Answer with Left, Down, Right or Up."
             )
+        if self._config.observation == "coordinates":
+            return (
+                "Reach the goal over the frozen lake. States list the (row, column) of start, goal, holes and yourself,"
+                f" from (0, 0) at the top left.{slip} Answer with Left, Down, Right or Up."
+            )
         return (
             "Reach the goal G over the frozen lake. P is you, _ is ice, O is a hole, # is the edge,"
             f" X is you in a hole, √ is you on the goal.{slip} Answer with Left, Down, Right or Up."
@@ -70,7 +75,7 @@ class FrozenLake:
         self._env = copy(lake)
         state, _ = self._env.reset(seed=seed)
         self._rows = [row.replace("S", "F") for row in rows]
-        self._position = divmod(int(state), config.size)
+        self._start = self._position = divmod(int(state), config.size)
         self._steps = 0
         self.__dict__.pop("_policy", None)
         return self._observation()
@@ -116,11 +121,11 @@ class FrozenLake:
         return symbols
 
     def _text(self) -> str:
-        symbols = self._symbols()
-        text = grid.grid_text(symbols)
-        if self._config.observation == "grid":
-            return text
-        return f"{text}\n{grid.neighbors_text(symbols, *self._position, MOVES)}"
+        row, column = self._position
+        on = {"G": "Player on goal", "H": "Player in hole"}.get(self._rows[row][column], "Player")
+        goal, holes = (grid.places_of(self._rows, cell) for cell in "GH")
+        places = {"Start": [self._start], "Goal": goal, on: [self._position], "Holes": holes}
+        return grid.state_text(self._config.observation, self._symbols(), places, self._position, MOVES)
 
     @cached_property
     def _policy(self) -> list[str]:

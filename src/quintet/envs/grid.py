@@ -27,6 +27,35 @@ def neighbors_text(rows: Sequence[Sequence[str]], row: int, column: int, moves: 
     return " ".join(neighbors)
 
 
+def coordinates_text(places: Mapping[str, Sequence[tuple[int, int]]], height: int, width: int) -> str:
+    """Return the size of a grid and the row and column of everything in it, by name, from 0 at the top left."""
+    lines = [f"Board size: {height} rows x {width} cols (zero-indexed)."]
+    lines += [f"{name}: {', '.join(f'({row}, {column})' for row, column in at)}" for name, at in places.items() if at]
+    return "\n".join(lines)
+
+
+def places_of(rows: Sequence[Sequence[str]], symbols: str) -> list[tuple[int, int]]:
+    """Return row and column of the cells that have one of the symbols, row by row."""
+    return [(r, c) for r, row in enumerate(rows) for c, symbol in enumerate(row) if symbol in symbols]
+
+
+def state_text(
+    observation: str,
+    rows: Sequence[Sequence[str]],
+    places: Mapping[str, Sequence[tuple[int, int]]],
+    position: tuple[int, int],
+    moves: Mapping[str, tuple[int, int]],
+) -> str:
+    """Return a state as `env.observation` asks for. Those with coordinates are RAGEN's texts, with their spaces."""
+    if observation in ("coordinates", "grid_coordinates"):
+        coordinates = coordinates_text(places, len(rows), len(rows[0]))
+        if observation == "coordinates":
+            return coordinates
+        return f"Coordinates: \n{coordinates}\nGrid Map: \n" + "\n".join("".join(row) for row in rows)
+    text = grid_text(rows)
+    return text if observation == "grid" else f"{text}\n{neighbors_text(rows, *position, moves)}"
+
+
 def resize_tiles(tiles: Mapping[str, np.ndarray], size: int) -> dict[str, np.ndarray]:
     """Return the tiles with `size` pixels per side."""
     return {

@@ -16,6 +16,8 @@ from quintet.errors import ConfigError
 from quintet.records import Observation, Step
 
 MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
+PLACES = {"Targets": "O√S", "Boxes": "X", "Boxes on target": "√", "Player": "P", "Player on target": "S"}
+"""Symbols of what coordinates are listed of."""
 STEP_REWARD, BOX_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0
 """As in gym-sokoban: per action, per box moved onto a target (negative off it), for all boxes on targets."""
 SEARCH_LIMIT = 500_000
@@ -165,6 +167,11 @@ class Sokoban:
                 "Push every brown box onto a red target, where it turns green. You are orange, walls are gray."
                 " Answer with Up, Down, Left or Right."
             )
+        if self._config.observation == "coordinates":
+            return (
+                "Push every box onto a target. States list the (row, column) of boxes, targets and yourself, from"
+                " (0, 0) at the top left; walls are not listed. Answer with Up, Down, Left or Right."
+            )
         wall, floor, target, box_on_target, box, player, player_on_target = tuple(self._config.symbols)
         return (
             f"Push every box {box} onto a target {target}. {wall} is a wall, {floor} is floor, {player} is you,"
@@ -225,11 +232,11 @@ class Sokoban:
 
     def _text(self) -> str:
         shown = dict(zip(SOKOBAN_SYMBOLS, self._config.symbols, strict=True))
-        symbols = [[shown[symbol] for symbol in row] for row in self._level.symbols()]
-        text = grid.grid_text(symbols)
-        if self._config.observation == "grid":
-            return text
-        return f"{text}\n{grid.neighbors_text(symbols, *divmod(self._level.player, self._level.width), MOVES)}"
+        symbols = self._level.symbols()
+        rows = [[shown[symbol] for symbol in row] for row in symbols]
+        places = {name: grid.places_of(symbols, kinds) for name, kinds in PLACES.items()}
+        position = divmod(self._level.player, self._level.width)
+        return grid.state_text(self._config.observation, rows, places, position, MOVES)
 
 
 @lru_cache(maxsize=1024)

@@ -168,7 +168,8 @@ class LocalVectorEnv:
             env = self._envs[episode] = self._build_env()
             instruction, actions = validate_instruction(env.instruction()), validate_actions(env.actions)
             where = "reset"
-            return EpisodeStarted(episode, instruction, actions, validate_observation(env.reset(seed)))
+            observation = validate_observation(env.reset(seed))
+            return EpisodeStarted(episode, instruction, episode_actions(env, actions), observation)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - any error of an env is recorded as data
             return EpisodeFailed(episode, failure_from_error(where, error))
 
@@ -177,6 +178,15 @@ class LocalVectorEnv:
             return ActionsExecuted(episode, tuple(execute_actions(self._envs[episode], actions)))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - any error of an env is recorded as data
             return EpisodeFailed(episode, failure_from_error("step", error))
+
+
+def episode_actions(env: Env, actions: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the actions of the episode that was started, given those from before.
+
+    Raises:
+        InvalidEnvOutputError: they are not valid.
+    """
+    return actions if tuple(env.actions) == actions else validate_actions(env.actions)
 
 
 def execute_actions(env: Env, actions: Sequence[Any]) -> Iterator[Step]:

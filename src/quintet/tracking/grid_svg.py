@@ -44,12 +44,13 @@ def visible(text: str) -> str:
 
 
 def find_grid(env: str, text: str) -> list[list[str]] | None:
-    """Return the largest rectangle of grid symbols in `text`, or None."""
+    """Return the largest rectangle of grid symbols in `text`, with or without spaces between them, or None."""
     legend = LEGENDS.get(env, {})
     best: list[list[str]] = []
     block: list[list[str]] = []
     for line in text.splitlines():
-        cells = line.split()
+        words = line.split()
+        cells = list(line) if len(words) == 1 else words
         if len(cells) < 2 or any(cell not in legend for cell in cells):
             block = []
             continue

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sokoban_levels import parse_level
 
 from quintet.config.native.envs import ENVS, FrozenLakeConfig, SokobanConfig
-from quintet.envs import grid
+from quintet.envs import frozenlake, grid
 from quintet.envs.factory import build_env
 from quintet.envs.frozenlake import FrozenLake, _generate_map, _is_solvable, _tiles
 from quintet.envs.sokoban import Sokoban, solve
@@ -246,3 +246,52 @@ def test_a_limited_number_of_start_states_comes_again_in_another_order() -> None
     assert passes[0] != passes[1]
     assert passes[0] == [start_state(number, 50, seed=3) for number in range(50)]
     assert [start_state(number, None, seed=3) for number in (0, 7, 10**6)] == [0, 7, 10**6]
+
+
+ROOM = ["#####", "#P√_#", "#_XO#", "#####"]
+ROOM_COORDINATES = """Board size: 4 rows x 5 cols (zero-indexed).
+Targets: (1, 2), (2, 3)
+Boxes: (2, 2)
+Boxes on target: (1, 2)
+Player: (1, 1)"""
+
+
+def test_coordinates_of_a_room_are_ragens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand; walls are not listed, and a box on a target is also a target. Then the player is on the free target."""
+    level = parse_level(grid.grid_text(ROOM))
+    monkeypatch.setattr("quintet.envs.sokoban._generate_level", lambda *_: level)
+    shown = {
+        form: Sokoban(SokobanConfig(width=5, height=4, observation=form)).reset(0).text
+        for form in ("coordinates", "grid_coordinates")
+    }
+    assert shown["coordinates"] == ROOM_COORDINATES
+    assert shown["grid_coordinates"] == f"Coordinates: \n{ROOM_COORDINATES}\nGrid Map: \n" + "\n".join(ROOM)
+    env = Sokoban(SokobanConfig(width=5, height=4, observation="coordinates"))
+    env.reset(0)
+    for action in ("Down", "Right"):
+        text = env.step(action).observation.text
+    assert text.splitlines()[2:] == ["Boxes on target: (1, 2), (2, 3)", "Player: (2, 2)"]
+
+
+def test_coordinates_of_a_lake_are_ragens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand; the start stays listed, and where the player stands is said in words."""
+    monkeypatch.setattr("quintet.envs.frozenlake._generate_map", lambda *_: ["SF", "HG"])
+    frozenlake._build_lake.cache_clear()
+    env = FrozenLake(FrozenLakeConfig(size=2, observation="grid_coordinates"))
+    size, ends = "Board size: 2 rows x 2 cols (zero-indexed).", "Start: (0, 0)\nGoal: (1, 1)"
+    texts = [env.reset(0).text, *(env.step(action).observation.text for action in ("Right", "Down"))]
+    assert texts[0] == f"Coordinates: \n{size}\n{ends}\nPlayer: (0, 0)\nHoles: (1, 0)\nGrid Map: \nP_\nOG"
+    assert texts[2] == f"Coordinates: \n{size}\n{ends}\nPlayer on goal: (1, 1)\nHoles: (1, 0)\nGrid Map: \n__\nO√"
+    env.reset(0)
+    assert "\nPlayer in hole: (1, 0)\n" in env.step("Down").observation.text
+    frozenlake._build_lake.cache_clear()
+
+
+def test_instructions_explain_the_form_of_states() -> None:
+    for config in (SokobanConfig, FrozenLakeConfig):
+        plain, both = (
+            build_env(config(observation=form)).instruction() for form in ("coordinates", "grid_coordinates")
+        )
+        assert "(row, column)" in plain
+        assert "#" not in plain
+        assert "√" in both

@@ -19,6 +19,7 @@ from quintet.envs.bandit import Bandit
 from quintet.envs.countdown import Countdown, draw_problem
 from quintet.envs.factory import build_env, env_factory
 from quintet.envs.start_states import Split, split_seed
+from quintet.envs.vector_env import EpisodeStarted, LocalVectorEnv
 from quintet.errors import ConfigError
 from quintet.expressions import evaluate
 
@@ -49,6 +50,37 @@ def test_the_other_arm_always_pays_a_tenth() -> None:
     assert bandit.render().shape[2] == 3
     with pytest.raises(ValidationError, match="has the name of `low_arm`"):
         BanditConfig(low_arm="dragon")
+
+
+def test_drawn_arms_are_those_of_their_list_and_the_riskier_one_is_better() -> None:
+    drawn = set()
+    for seed in range(200):
+        bandit = Bandit(BanditConfig(arms="test"))
+        assert "Explorer" in bandit.actions
+        assert "Trader" not in bandit.actions
+        text = bandit.reset(seed).text
+        assert set(text[len("There are two arms: ") : -1].split(" and ")) == set(bandit.actions)
+        drawn.add(bandit.actions)
+        assert bandit.expert_action() == bandit.actions[1]
+    assert len(drawn) == 8
+    bandit.reset(0)
+    absent = next(name for pair in drawn for name in pair if name not in bandit.actions)
+    step = bandit.step(absent)
+    assert (step.reward, step.terminated) == (0.0, False)
+    step = bandit.step(bandit.actions[0])
+    assert (step.reward, step.terminated, step.info["success"]) == (0.1, True, False)
+
+
+def test_only_the_two_arms_of_an_episode_are_valid() -> None:
+    config = BanditConfig(arms="train")
+    envs = LocalVectorEnv(env_factory(config))
+    envs.start(0, 5)
+    (started,) = envs.poll()
+    bandit = Bandit(config)
+    bandit.reset(5)
+    assert isinstance(started, EpisodeStarted)
+    assert started.actions == bandit.actions
+    assert len(started.actions) == 2
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.decoders import ByteLevel
 
+from quintet.tracking.grid_svg import grid_svg
 from quintet.viewer.episodes import changed_episodes, episode_details, list_rows
 from quintet.viewer.trajectory_index import TrajectoryIndex
 
@@ -49,3 +50,11 @@ def test_changes_pair_the_same_start_states_and_show_lost_ones_first(run_path: P
         (2, False, False),
     ]
     assert list(changed_episodes(before[:1], after[1:])) == []
+
+
+def test_a_grid_without_spaces_below_coordinates_is_drawn() -> None:
+    svg = grid_svg("frozenlake", "Coordinates: \nGoal: (1, 1)\nGrid Map: \nP_\nOG")
+    assert svg is not None
+    assert 'viewBox="0 0 40 40"' in svg
+    assert 'aria-label="P _\nO G"' in svg
+    assert grid_svg("frozenlake", "GO\nhome") is None

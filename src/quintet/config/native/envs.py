@@ -43,7 +43,7 @@ __all__ = [
     "WebShopConfig",
 ]
 
-Observed = Literal["grid", "grid_neighbors"]
+Observed = Literal["grid", "grid_neighbors", "coordinates", "grid_coordinates"]
 SOKOBAN_SYMBOLS = "#_O√XPS"
 """Symbols of wall, floor, target, box on target, box, player, player on target."""
 TileSize = Annotated[int, Field(ge=4, le=256)]
@@ -77,7 +77,8 @@ class FrozenLakeConfig(InteractiveEnvSection, name="frozenlake"):
     max_steps: PositiveInt = 100
     """Actions after which the env truncates the episode."""
     observation: Observed = "grid_neighbors"
-    """`grid` shows the map; `grid_neighbors` adds a line with the cells next to the player."""
+    """`grid` shows the map; `grid_neighbors` adds a line with the cells next to the player, `grid_coordinates` the rows
+    and columns of start, goal, player and holes; `coordinates` shows only these."""
     render: Rendered = "text"
     """`vision` shows an image instead of text."""
     tile_size: TileSize = 32
@@ -119,7 +120,8 @@ class SokobanConfig(InteractiveEnvSection, name="sokoban"):
     symbols: Annotated[str, Field(pattern=r"^\S{7}$")] = SOKOBAN_SYMBOLS
     """Characters of text for wall, floor, target, box on target, box, player, and player on target."""
     observation: Observed = "grid_neighbors"
-    """`grid` shows the room; `grid_neighbors` adds a line with the cells next to the player."""
+    """`grid` shows the room; `grid_neighbors` adds a line with the cells next to the player, `grid_coordinates` the
+    rows and columns of player, boxes and targets; `coordinates` shows only these."""
     render: Rendered = "text"
     """`vision` shows an image instead of text."""
     tile_size: TileSize = 32

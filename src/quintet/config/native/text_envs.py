@@ -15,6 +15,9 @@ class BanditConfig(InteractiveEnvSection, name="bandit"):
 
     has_expert: ClassVar[bool] = True
 
+    arms: Literal["named", "train", "test"] = "named"
+    """`named` are `low_arm` and `high_arm`; `train` and `test` draw two professions from RAGEN's lists of that name,
+    the safer one in place of `low_arm`."""
     low_arm: NotEmpty = "Phoenix"
     """Name of the arm with a certain reward."""
     high_arm: NotEmpty = "Dragon"

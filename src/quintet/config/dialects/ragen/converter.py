@@ -151,8 +151,8 @@ def base_tree(experiment: Experiment) -> dict[str, Any]:
     Raises:
         ConfigError: RAGEN has no such environment.
     """
-    sft = experiment.sft
-    if sft is None and (experiment.envs or experiment.env.name not in EARLY_ENVS):
+    sft, lists_coordinates = experiment.sft, "coordinates" in getattr(experiment.env, "observation", "")
+    if sft is None and (experiment.envs or experiment.env.name not in EARLY_ENVS or lists_coordinates):
         return agent_runs.agent_tree(envs_tree(experiment))
     require_env(experiment, "RAGEN", EARLY_ENVS)
     if sft is None:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from quintet.config.capabilities import Capability
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
+from quintet.config.dialects.conversion_rules import inverted
 from quintet.config.dialects.ragen.key_values import ENV_TYPES, REFERENCE_ENV
 from quintet.config.native.envs import SOKOBAN_SYMBOLS
 from quintet.config.native.experiment import Experiment
@@ -67,6 +67,7 @@ FURTHER_OPTIONS: Mapping[str, tuple[str, ...]] = {
 NEWER_FLOOR_DENSITY = 0.9
 """Default of FrozenLake's `p` in the releases since 2026, which have `success_rate`."""
 RENDER_MODES = {"text": "text", "rgb_array": "vision"}
+OBSERVATIONS = {"grid": "grid", "coord": "coordinates", "grid_coord": "grid_coordinates"}
 COUNTDOWN_FILE, COUNTDOWN_ROWS = "data/countdown/train.parquet", 20_000
 QUESTIONS, CACHE = "meta-math/MetaMathQA", "./data"
 SYMBOL_NAMES = ("wall", "empty", "target", "box on target", "box", "player", "player on target")
@@ -184,8 +185,8 @@ def envs_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 
 def _env_to_native(env: CustomEnv, native: NativeBuilder) -> None:
     kind = env["env_type"]
-    if kind == "bandit" and env.option("split") is not None:
-        native.require(env.key("env_config.split"), Capability.ENV_VARIANTS)
+    if kind == "bandit":
+        native.set(f"{env.native}.arms", env.option("split") or "named", env.key("env_config.split"))
     for option, (target, default) in OPTIONS[kind].items():
         value = env.option(option)
         converted = default if value is None else value
@@ -200,7 +201,8 @@ def _env_to_native(env: CustomEnv, native: NativeBuilder) -> None:
     if kind in MOVES:
         render = RENDER_MODES[env.option("render_mode") or "text"]
         native.set(f"{env.native}.render", render, env.key("env_config.render_mode"))
-        native.set(f"{env.native}.observation", "grid")
+        form = OBSERVATIONS[env.option("observation_format") or "grid"]
+        native.set(f"{env.native}.observation", form, env.key("env_config.observation_format"))
     if kind == "sokoban":
         _sokoban_to_native(env, native)
     elif kind == "frozen_lake" and env.option("success_rate") is not None and env.option("p") is None:
@@ -253,7 +255,10 @@ def _instruction(env: CustomEnv) -> str | None:
     if kind in MOVES:
         words = env.option("grid_vocab") if kind == "sokoban" else None
         legend = words or (dict(zip(SOKOBAN_SYMBOLS, SYMBOL_NAMES, strict=True)) if kind == "sokoban" else {})
-        if env.option("render_mode") != "rgb_array" and legend:
+        is_text, form = env.option("render_mode") != "rgb_array", env.option("observation_format")
+        if is_text and form == "coord":
+            lines.append("Coordinates: (row, column), from (0, 0) at the top left")
+        elif is_text and legend:
             lines.append("Symbols: " + ", ".join(f"{symbol} {word}" for symbol, word in legend.items()))
         limit = env.values["agent_proxy.max_actions_per_turn"]
         separator = env.values["agent_proxy.action_sep"]
@@ -307,6 +312,10 @@ def _options_from_native(kind: str, config: Any) -> Iterator[tuple[str, Any]]:
     yield from ((option, getattr(config, target)) for option, (target, _) in OPTIONS[kind].items())
     if kind in MOVES and config.render == "vision":
         yield "render_mode", "rgb_array"
+    if kind in MOVES and config.observation.endswith("coordinates"):
+        yield "observation_format", inverted(OBSERVATIONS)[config.observation]
+    if kind == "bandit" and config.arms != "named":
+        yield "split", config.arms
     if kind == "sokoban":
         yield from (("dim_x", config.height), ("dim_y", config.width))
         if config.symbols != SOKOBAN_SYMBOLS:
