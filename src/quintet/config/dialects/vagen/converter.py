@@ -9,6 +9,7 @@ from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, Na
 from quintet.config.dialects.conversion_rules import Derived, MiniBatches, Same
 from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dialects.supported_runs import require_no_stages
+from quintet.config.dialects.vagen import agent_runs
 from quintet.config.dialects.vagen.dialect import VAGEN
 from quintet.config.dialects.vagen.env_sections import (
     env_problems,
@@ -33,7 +34,6 @@ from quintet.config.native.advantages import GigpoConfig
 from quintet.config.native.data import DataConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.problems import ConfigProblem
-from quintet.errors import UnsupportedRunError
 
 GROUPS, SAMPLES, RESPONSES = "data.train_batch_size", "rollout_manager.n_trajectory", f"{ROLLOUT}.n"
 MINI_BATCH = f"{ACTOR}.ppo_mini_batch_size"
@@ -90,15 +90,10 @@ FOLLOWERS = {
 
 
 def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
-    """Yield problems between keys: those that VAGEN or verl asserts, and unclear settings of environments.
-
-    Raises:
-        UnsupportedRunError: the file is one of VAGEN's releases since 2026.
-    """
-    if values.dialect.references[0].name == "other runs":
-        source = next(iter(values.merged.sources.values()), "").rpartition(":")[0]
-        message = f"{source}: a run of VAGEN's releases since 2026 {Capability.AGENT_DATASETS.refusal()}"
-        raise UnsupportedRunError(message, source=source)
+    """Yield problems between keys: those that VAGEN or verl asserts, and unclear settings of environments."""
+    if agent_runs.is_agent_run(values.dialect):
+        yield from agent_runs.conflicts(values)
+        return
     yield from env_problems(values)
     episodes = f"episodes of a step, from {values.describe(GROUPS, SAMPLES)}"
     yield from values.divisor_problems(MINI_BATCH, values[GROUPS] * values[SAMPLES], episodes)
@@ -159,6 +154,9 @@ def _step_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
 
 def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Convert a VAGEN configuration."""
+    if agent_runs.is_agent_run(values.dialect):
+        agent_runs.to_native(values, native)
+        return
     native.set("warm_start", None)
     critic_defaults(values, native)
     specs = values.dialect.specs().values()

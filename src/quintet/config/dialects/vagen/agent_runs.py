@@ -1,0 +1,116 @@
+"""Conversion of VAGEN's `vagen_multiturn.yaml` since 2026: agents in lists of environments, over verl's trainer."""
+
+from collections.abc import Iterator
+from pathlib import PurePath
+
+from quintet.config.capabilities import Capability
+from quintet.config.dialects.algorithm_choice import ADVANTAGE, AlgorithmOptions
+from quintet.config.dialects.conversion import ForeignValues, NativeBuilder
+from quintet.config.dialects.conversion_rules import MiniBatches
+from quintet.config.dialects.dialect import Dialect
+from quintet.config.dialects.vagen.agent_dialect import AGENT_KEYS
+from quintet.config.dialects.vagen.agent_envs import TRAIN, entries, env_list_problems, envs_to_native
+from quintet.config.dialects.verl.batches import ROLLOUT
+from quintet.config.dialects.verl.constraints import ESTIMATOR, MINI_BATCH, PROMPTS, SAMPLES, shared_problems, step_size
+from quintet.config.dialects.verl.converter import estimator_to_native
+from quintet.config.dialects.verl.critic import critic_defaults
+from quintet.config.dialects.verl.kl import KL_IN_LOSS, KL_IN_REWARD, kl_to_native
+from quintet.config.dialects.verl.learners import STEPS, learning_to_native
+from quintet.config.dialects.verl.run_settings import run_to_native
+from quintet.config.problems import ConfigProblem
+
+EPOCHS, SEED = "trainer.total_epochs", "data.seed"
+PROMPT, RESPONSE = f"{ROLLOUT}.prompt_length", f"{ROLLOUT}.response_length"
+CONCATENATES, LOOP = "trainer.concat_multi_turn", f"{ROLLOUT}.agent.agent_loop_config_path"
+TURN_ESTIMATORS = ("no_concat_gae", "no_concat_gae_last")
+CONSTANTS = {
+    "rollout.response_format": "anywhere",
+    "rollout.ignore_case": True,
+    "rollout.unknown_actions": "stop",
+    "rollout.strip_special_tokens": True,
+    "rollout.format_penalty": 0.0,
+    "rollout.format_reward_for": "executed",
+    "rollout.window_size": None,
+    "algorithm.turn_rewards": False,
+    "algorithm.advantage_over_response_tokens": True,
+}
+"""What VAGEN's code fixes."""
+RULES = (
+    MiniBatches(MINI_BATCH, (PROMPTS,), ("training.groups_per_step",)),
+    AlgorithmOptions(ADVANTAGE, {"gamma": "algorithm.gamma", "lam": "algorithm.lam"}, default=1.0),
+)
+
+
+def is_agent_run(dialect: Dialect) -> bool:
+    """Whether a narrowed dialect is the format since 2026."""
+    return any(reference.name == AGENT_KEYS for reference in dialect.references)
+
+
+def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
+    """Yield problems between keys: those of the lists, and those that VAGEN or verl asserts."""
+    yield from env_list_problems(values)
+    yield from values.divisor_problems(
+        MINI_BATCH, values[PROMPTS], f"environments of a step, from {values.describe(PROMPTS)}"
+    )
+    has_reference = bool(values[KL_IN_LOSS] or values[KL_IN_REWARD])
+    yield from shared_problems(values, step_size(values), SAMPLES, has_reference=has_reference)
+    yield from _step_problems(values)
+    yield from _turn_problems(values)
+
+
+def _listed(values: ForeignValues) -> int:
+    """Return the environments of a pass over the training list."""
+    return sum(entry["n_envs"] for entry in entries(values, TRAIN))
+
+
+def _step_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+    if 0 < _listed(values) < values[PROMPTS]:
+        problem = f"a step needs more environments than the {_listed(values)} of the training list"
+        yield values.problem(PROMPTS, problem, f"at most: {PROMPTS}={_listed(values)}")
+
+
+def _turn_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+    """Yield what does not fit together in runs that train on turns, and in those that train on episodes."""
+    by_turns = not values[CONCATENATES]
+    if (values[ESTIMATOR] in TURN_ESTIMATORS) > by_turns:
+        problem = f"needs turns without earlier ones in their context, and {values.describe(CONCATENATES)}"
+        yield values.problem(ESTIMATOR, problem, f"{CONCATENATES}=false, or {ESTIMATOR}=gae")
+    if values[LOOP] is not None and str(values[LOOP]).endswith("no_concat.yaml") != by_turns:
+        file = PurePath(values[LOOP]).with_name("agent_no_concat.yaml" if by_turns else "agent.yaml")
+        problem = f"is the agent loop of other runs than those with {values.describe(CONCATENATES)}"
+        yield values.problem(LOOP, problem, f"{LOOP}={file}, or {CONCATENATES}={str(by_turns).lower()}")
+
+
+def to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Convert a configuration of agents in lists of environments."""
+    native.set("warm_start", None)
+    critic_defaults(values, native)
+    native.set_from_keys(values.dialect.specs().values())
+    native.set_constants(CONSTANTS)
+    estimator_to_native(values, native)
+    native.apply(RULES)
+    envs_to_native(values, native)
+    _lengths_to_native(values, native)
+    _steps_to_native(values, native)
+    if not values[CONCATENATES]:
+        native.require(CONCATENATES, Capability.TURN_ESTIMATORS)
+    in_loss, in_reward = bool(values[KL_IN_LOSS]), bool(values[KL_IN_REWARD])
+    kl_to_native(values, native, KL_IN_LOSS, KL_IN_REWARD, in_loss=in_loss, in_reward=in_reward)
+    learning_to_native(values, native)
+    run_to_native(values, native)
+
+
+def _lengths_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Limit the context so that each response fits into the prompt and the responses that VAGEN allows together."""
+    longest = native.get("rollout.max_response_tokens")
+    native.set("rollout.max_prompt_tokens", values[PROMPT] + values[RESPONSE] - longest, PROMPT, RESPONSE)
+
+
+def _steps_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set the number of steps: that of the trainer, or that of the passes over the list, whichever ends first."""
+    of_passes = _listed(values) // values[PROMPTS] * values[EPOCHS]
+    limit = values[STEPS] if (values[STEPS] or -1) > 0 else of_passes
+    sizes = (entry.key("n_envs") for entry in entries(values, TRAIN))
+    native.set("training.steps", min(limit, of_passes), STEPS, EPOCHS, PROMPTS, *sizes)
+    if values[SEED] is not None:
+        native.set("seed", values[SEED], SEED)
