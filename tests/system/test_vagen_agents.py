@@ -96,3 +96,21 @@ def test_a_script_like_vagens_trains_for_two_steps(quintet: Command, model: Path
     assert all(len(episode["turns"]) <= 3 for episode in episodes)
     validated = (run / "trajectories/validation/step_000002.jsonl").read_text().splitlines()
     assert len(validated) == 3
+
+
+def test_a_script_that_trains_on_single_turns_trains_a_critic(quintet: Command, model: Path, tmp_path: Path) -> None:
+    entry = {"name": "FrozenLake", "n_envs": 8, "seed": [1, 8, 1], "max_turns": 3, "response_length_per_turn": 12}
+    write_run(tmp_path, "turns", [entry], [entry | {"n_envs": 2, "seed": [9, 10, 1]}], SCRIPT)
+    words = (
+        *("trainer.concat_multi_turn=false", "algorithm.adv_estimator=no_concat_gae", "critic.enable=true"),
+        *("actor_rollout_ref.rollout.agent.agent_loop_config_path=agent_no_concat.yaml", f"critic.model.path={model}"),
+        *("critic.ppo_micro_batch_size_per_gpu=1", "trainer.total_training_steps=1", "trainer.val_before_train=false"),
+    )
+    quintet("train", "run.sh", f"actor_rollout_ref.model.path={model}", *SMALL, *words)
+    run = tmp_path / "exps/turns"
+    (line,) = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert "critic/grad_norm" in line
+    episodes = [json.loads(line) for line in (run / "trajectories/train/step_000001.jsonl").read_text().splitlines()]
+    assert len(episodes) == 8
+    # a response that is cut off at 12 of the 600 tokens is not the last one
+    assert max(len(episode["turns"]) for episode in episodes) > 1

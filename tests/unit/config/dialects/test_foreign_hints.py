@@ -132,7 +132,8 @@ VAGEN = [
     [*LISTS, "train_envs.env1.config.num_boxes=2"],
     [*LISTS, "train_envs.env1.config.prompt_format=free_wm"],
     [*LISTS, "train_envs.env1.name=Sokoban", "train_envs.env1.config.min_solution_steps=[5,2]"],
-    [*LISTS, "algorithm.adv_estimator=no_concat_gae"],
+    [*LISTS, "algorithm.adv_estimator=no_concat_gae", "critic.enable=true"],
+    [*LISTS, "algorithm.adv_estimator=no_concat_gae", "trainer.concat_multi_turn=false"],
     [*LISTS, f"{R}.agent.agent_loop_config_path=agent_no_concat.yaml"],
 ]
 PLACED = "cluster.component_placement"

@@ -13,6 +13,7 @@ from quintet.config.dialects.composition.foreign_config import compose_config
 from quintet.config.dialects.loader import ConversionResult, convert
 from quintet.config.dialects.registry import DIALECTS
 from quintet.config.dotted import flatten
+from quintet.config.plan.batch_arithmetic import compute_batch_arithmetic
 from quintet.errors import ConfigError
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -195,6 +196,43 @@ def test_the_estimator_is_that_of_verl_and_of_turns(tmp_path: Path) -> None:
     assert (grpo["algorithm.advantage.name"], grpo["training.samples_per_group"]) == ("grpo", 8)
 
 
+TURNS = ("trainer.concat_multi_turn=false", "critic.enable=true")
+
+
+@pytest.mark.proves("vagen", "trainer.concat_multi_turn")
+@pytest.mark.parametrize(("name", "value"), [("no_concat_gae", "first"), ("no_concat_gae_last", "last")])
+def test_without_concatenation_turns_are_trained_on(tmp_path: Path, name: str, value: str) -> None:
+    """verl counts samples, which turns are then: an update has 16 × 2 of them, and 64 × 2 episodes of 4 turns make at
+    most 16 updates."""
+    composed = converted(tmp_path, *TURNS, f"algorithm.adv_estimator={name}", f"{ROLLOUT}.n=2").composed
+    run: Any = composed.experiment
+    advantage = run.algorithm.advantage
+    assert (advantage.name, advantage.turn_value, advantage.whiten_over) == ("turn_wise_gae", value, "tokens")
+    assert (advantage.gamma, advantage.lam, advantage.whiten) == (1.0, 1.0, True)
+    assert (run.rollout.window_size, run.algorithm.turn_rewards, run.training.mini_batch_sequences) == (1, True, 32)
+    assert compute_batch_arithmetic(composed).optimizer_steps == 300 * 16
+    noted = [remark for remark in composed.remarks if "placeholder -100" in remark]
+    assert len(noted) == (name == "no_concat_gae")
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (("algorithm.adv_estimator=grpo", f"{ROLLOUT}.n=4"), "algorithm.adv_estimator"),
+        (("algorithm.adv_estimator=no_concat_gae", "algorithm.use_kl_in_reward=true"), "algorithm.use_kl_in_reward"),
+    ],
+)
+def test_other_credit_of_single_turns_waits(tmp_path: Path, words: tuple[str, ...], key: str) -> None:
+    assert str(Capability.TURN_ESTIMATORS) in waiting(converted(tmp_path, *TURNS, *words))[key]
+
+
+@pytest.mark.parametrize(("response", "ends"), [(200, True), (201, False)])
+def test_a_response_that_fills_the_episode_is_its_last_one(tmp_path: Path, response: int, ends: bool) -> None:
+    """The longest response has 200 tokens."""
+    found = natively(tmp_path, f"data.max_response_length={response}")
+    assert found["rollout.truncation_ends_episode"] is ends
+
+
 @pytest.mark.proves("vagen", "data.seed")
 def test_the_seed_of_the_order_is_that_of_the_run(tmp_path: Path) -> None:
     assert natively(tmp_path, "data.seed=17")["seed"] == 17
@@ -294,6 +332,7 @@ REFUSED: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     ((), {"name": "Sokoban", "config": {"min_solution_steps": [5, 2]}}, "the maximum is below the minimum"),
     ((), {"n_envs": 32, "seed": [1, 32]}, "a step needs more environments than the 32 of the training list"),
     (("algorithm.adv_estimator=no_concat_gae",), {}, "needs turns without earlier ones"),
+    (("algorithm.adv_estimator=no_concat_gae", TURNS[0]), {}, "needs a critic, which verl only trains if this is true"),
     ((f"{ROLLOUT}.agent.agent_loop_config_path=agent_no_concat.yaml",), {}, "is the agent loop of other runs"),
     ((f"{ACTOR}.ppo_mini_batch_size=10",), {}, "must divide the 64 environments"),
     (("data.val_files=missing.yaml",), {}, "missing.yaml does not exist"),

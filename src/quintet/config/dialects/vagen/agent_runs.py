@@ -22,7 +22,10 @@ from quintet.config.problems import ConfigProblem
 EPOCHS, SEED = "trainer.total_epochs", "data.seed"
 PROMPT, RESPONSE = f"{ROLLOUT}.prompt_length", f"{ROLLOUT}.response_length"
 CONCATENATES, LOOP = "trainer.concat_multi_turn", f"{ROLLOUT}.agent.agent_loop_config_path"
-TURN_ESTIMATORS = ("no_concat_gae", "no_concat_gae_last")
+UNMASKED = "no_concat_gae"
+TURN_VALUES = {UNMASKED: "first", "no_concat_gae_last": "last"}
+"""Token of a turn with its value, by estimator over turns."""
+CRITIC = "critic.enable"
 CONSTANTS = {
     "rollout.response_format": "anywhere",
     "rollout.ignore_case": True,
@@ -30,8 +33,6 @@ CONSTANTS = {
     "rollout.strip_special_tokens": True,
     "rollout.format_penalty": 0.0,
     "rollout.format_reward_for": "executed",
-    "rollout.window_size": None,
-    "algorithm.turn_rewards": False,
     "algorithm.advantage_over_response_tokens": True,
 }
 """What VAGEN's code fixes."""
@@ -72,9 +73,12 @@ def _step_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
 def _turn_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield what does not fit together in runs that train on turns, and in those that train on episodes."""
     by_turns = not values[CONCATENATES]
-    if (values[ESTIMATOR] in TURN_ESTIMATORS) > by_turns:
+    if (values[ESTIMATOR] in TURN_VALUES) > by_turns:
         problem = f"needs turns without earlier ones in their context, and {values.describe(CONCATENATES)}"
         yield values.problem(ESTIMATOR, problem, f"{CONCATENATES}=false, or {ESTIMATOR}=gae")
+    if values[ESTIMATOR] in TURN_VALUES and not values[CRITIC]:
+        problem = f"{values.describe(ESTIMATOR)} needs a critic, which verl only trains if this is true"
+        yield values.problem(CRITIC, problem, f"{CRITIC}=true")
     if values[LOOP] is not None and str(values[LOOP]).endswith("no_concat.yaml") != by_turns:
         file = PurePath(values[LOOP]).with_name("agent_no_concat.yaml" if by_turns else "agent.yaml")
         problem = f"is the agent loop of other runs than those with {values.describe(CONCATENATES)}"
@@ -88,22 +92,51 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.set_from_keys(values.dialect.specs().values())
     native.set_constants(CONSTANTS)
     estimator_to_native(values, native)
+    _turn_estimator_to_native(values, native)
     native.apply(RULES)
     envs_to_native(values, native)
+    _turns_to_native(values, native)
     _lengths_to_native(values, native)
     _steps_to_native(values, native)
-    if not values[CONCATENATES]:
-        native.require(CONCATENATES, Capability.TURN_ESTIMATORS)
     in_loss, in_reward = bool(values[KL_IN_LOSS]), bool(values[KL_IN_REWARD])
     kl_to_native(values, native, KL_IN_LOSS, KL_IN_REWARD, in_loss=in_loss, in_reward=in_reward)
     learning_to_native(values, native)
     run_to_native(values, native)
 
 
+def _turns_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Train on episodes, or on turns that each have the system message and one observation as context."""
+    by_turns = not values[CONCATENATES]
+    native.set("rollout.window_size", 1 if by_turns else None, CONCATENATES)
+    native.set("algorithm.turn_rewards", by_turns, CONCATENATES)
+    size = values[MINI_BATCH] * values[SAMPLES] if by_turns else None
+    native.set("training.mini_batch_sequences", size, CONCATENATES, MINI_BATCH, SAMPLES)
+    if not by_turns:
+        return
+    if values[ESTIMATOR] not in TURN_VALUES:
+        native.require(ESTIMATOR, Capability.TURN_ESTIMATORS)
+    if values[KL_IN_REWARD]:
+        native.require(KL_IN_REWARD, Capability.TURN_ESTIMATORS)
+
+
+def _turn_estimator_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set how the estimators over turns read the value of a turn, and what they whiten over."""
+    if values[ESTIMATOR] in TURN_VALUES:
+        native.set(f"{ADVANTAGE}.turn_value", TURN_VALUES[values[ESTIMATOR]], ESTIMATOR)
+        native.set(f"{ADVANTAGE}.whiten_over", "tokens", ESTIMATOR)
+    if values[ESTIMATOR] == UNMASKED:
+        native.remarks.append(
+            f"{values.describe(ESTIMATOR)}: the critic learns the values of first tokens only; VAGEN's trainer has no "
+            "mask for this name, so that its critic also learns the placeholder -100 at all other tokens"
+        )
+
+
 def _lengths_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Limit the context so that each response fits into the prompt and the responses that VAGEN allows together."""
     longest = native.get("rollout.max_response_tokens")
     native.set("rollout.max_prompt_tokens", values[PROMPT] + values[RESPONSE] - longest, PROMPT, RESPONSE)
+    # a response that fills all that VAGEN allows is the last one
+    native.set("rollout.truncation_ends_episode", longest >= values[RESPONSE], RESPONSE)
 
 
 def _steps_to_native(values: ForeignValues, native: NativeBuilder) -> None:
