@@ -23,6 +23,7 @@ from quintet.config.dialects.scripts.override_list import (
 )
 from quintet.config.dialects.scripts.shell_commands import Argument, ScriptCommand, read_commands
 from quintet.config.dialects.scripts.shell_words import MARKER, Variables, script_error
+from quintet.config.dialects.vagen.evaluation_file import read_evaluation
 from quintet.config.dotted import has_key
 from quintet.config.yaml_reader import read_file, read_text
 from quintet.errors import ConfigError, UnsupportedRunError, nearest
@@ -45,6 +46,7 @@ TORCHRUN_OPTIONS = {"--nnodes": 0, "--nproc_per_node": 1, "--nproc-per-node": 1}
 CONFIG_OPTIONS = {
     **dict.fromkeys(("--config-path", "-cp", "--config_path"), "path"),
     **dict.fromkeys(("--config-name", "-cn", "--config_name"), "name"),
+    "--config": "file",
 }
 NAMES = ("trainer.experiment_name", "trainer.project_name", "trainer.default_local_dir", "trainer.default_hdfs_dir")
 """Keys that only name a run and its directories."""
@@ -106,7 +108,7 @@ def read_run_script(path: Path, environment: Mapping[str, str] | None = None) ->
         MachineError: the file is missing or cannot be read.
     """
     if path.suffix in YAML:
-        return _over_base(path) or RunScript(path)
+        return _over_base(path) or _evaluation(path) or RunScript(path)
     path, line = _path_and_line(path)
     text = read_text(path).translate(dict.fromkeys([0, *range(0xE000, 0xE007)]))
     if path.suffix not in SHELL and is_override_list(text):
@@ -126,6 +128,15 @@ def _over_base(path: Path) -> RunScript | None:
     if EARLY_ENV.rpartition(".")[2] not in read_text(path) or not has_key(tree := read_file(path, sources), EARLY_ENV):
         return None
     return RunScript(base, *_columns(as_overrides(tree, sources.__getitem__)), "ragen")
+
+
+def _evaluation(path: Path) -> RunScript | None:
+    """Return the content of a file of VAGEN's evaluations; None for any other file."""
+    found = read_evaluation(path) if path.is_file() else None
+    if found is None:
+        return None
+    tree, sources = found
+    return RunScript(None, *_columns(as_overrides(tree, lambda key: sources.get(key, str(path)))), "vagen")
 
 
 def _path_and_line(path: Path) -> tuple[Path, int | None]:
@@ -300,6 +311,8 @@ class _TrainerArguments:
     ) -> RunScript:
         """Return the content of the script; `yaml_path` is VAGEN's file of environments, `sections` are those that
         another program of the script writes."""
+        if "file" in self.options:
+            return self._over_file()
         config = self._config_file()
         if config is None:
             self.overrides = [*self._without_choices()]
@@ -324,6 +337,19 @@ class _TrainerArguments:
         environment = self.variables.known_exports()
         return RunScript(
             config, *overrides, self.call.dialect, tuple(self.missing), environment, (*remarks, *self.remarks)
+        )
+
+    def _over_file(self) -> RunScript:
+        """Return the overrides of an evaluation over those of its file."""
+        name = self._option_text(self.options["file"])
+        existing = next((file for file in (Path(name), self.path.parent / name) if file.is_file()), None)
+        if existing is None or (found := _evaluation(existing)) is None:
+            hint = "name a file with envs, run and backends"
+            raise script_error(self._source(self.options["file"]), f"{name} is no file of an evaluation", hint, name)
+        words, places = _columns(self.overrides)
+        exports = self.variables.known_exports()
+        return RunScript(
+            None, (*found.words, *words), (*found.places, *places), self.call.dialect, tuple(self.missing), exports
         )
 
     def _env_file(self, name: str) -> Path:

@@ -53,26 +53,36 @@ def class_of(tree: Mapping[str, Any], entry: str) -> str | None:
 
 def narrow_to_agents(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     """Return the dialect with the keys of a run with lists of environments."""
-    sections = [f"{section}.{name}" for section in LISTS for name in entry_names(tree, section)]
-    known = [section for section in sections if class_of(tree, section) in CLASSES]
-    documented = known[0] if known else REFERENCE_ENTRY
-    free = [section for section in sections if section not in known]
-    agent, entry = key_files("vagen", [AGENT_KEYS, LIST_KEYS])
-    keys = Reference(LIST_KEYS, lambda: tuple(_entry_keys(entry, documented, with_options=bool(known) or not sections)))
+    (free, *lists), shared = list_references(tree, {})
     verl = references_for(VERL, {"actor_rollout_ref": {}} | dict(tree))
     beneath = (reference.filtered(_is_read).mapped(_beside_envs) for reference in verl)
-    shared = {f"{section}.config": "other_options" for section in free}
-    shared |= {section: documented for section in sections if section != documented}
-    references = (Reference("other environments", lambda: _free_options(free)), agent, keys, *beneath)
+    references = (free, *key_files("vagen", [AGENT_KEYS]), *lists, *beneath)
     return replace(dialect, references=references, base=None, shared_sections=shared | CRITIC_SECTIONS)
 
 
-def _entry_keys(entry: Reference, documented: str, *, with_options: bool) -> Iterator[KeySpec]:
+def list_references(
+    tree: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> tuple[tuple[Reference, ...], dict[str, str]]:
+    """Return the references of the entries in a tree, and the sections that share them; `defaults` are other ones of
+    keys of an entry."""
+    sections = [f"{section}.{name}" for section in LISTS for name in entry_names(tree, section)]
+    known = [section for section in sections if class_of(tree, section) in CLASSES]
+    documented = known[0] if known else REFERENCE_ENTRY
+    unknown = [section for section in sections if section not in known]
+    with_options = bool(known) or not sections
+    keys = Reference(LIST_KEYS, lambda: tuple(_entry_keys(documented, defaults, with_options=with_options)))
+    shared = {f"{section}.config": "other_options" for section in unknown}
+    shared |= {section: documented for section in sections if section != documented}
+    return (Reference("other environments", lambda: _free_options(unknown)), keys), shared
+
+
+def _entry_keys(documented: str, defaults: Mapping[str, Any], *, with_options: bool) -> Iterator[KeySpec]:
     """Yield the keys of an entry under the name of the documented one."""
-    for spec in entry.load():
-        key = spec.key.replace(REFERENCE_ENTRY, documented, 1)
-        if with_options or not key.startswith(f"{documented}.config."):
-            yield spec.model_copy(update={"key": key})
+    for spec in load_keys("vagen", LIST_KEYS):
+        option = spec.key.removeprefix(f"{REFERENCE_ENTRY}.")
+        if with_options or not option.startswith("config."):
+            default = defaults.get(option, spec.default)
+            yield spec.model_copy(update={"key": f"{documented}.{option}", "default": default})
 
 
 def _free_options(sections: list[str]) -> tuple[KeySpec, ...]:

@@ -6,9 +6,10 @@ from typing import Any
 
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.conversion import ForeignValues, NativeBuilder
-from quintet.config.dialects.vagen.agent_dialect import CLASSES, CLASSES_ELSEWHERE, class_of, entry_names
+from quintet.config.dialects.vagen.agent_dialect import CLASSES, CLASSES_ELSEWHERE, class_of
 from quintet.config.dialects.vagen.env_lists import list_files, num_seeds, seed_problem
 from quintet.config.dialects.vagen.key_values import LISTS
+from quintet.config.dotted import is_inside
 from quintet.config.problems import ConfigProblem
 
 TRAIN, VALIDATION = LISTS
@@ -65,13 +66,16 @@ class EnvEntry:
     def __getitem__(self, option: str) -> Any:
         """Return the value of a key, or the default of the entry's class."""
         key = self.key(option)
-        if self.values.is_set(key) and self.values[key] is not None:
+        if self._is_set(key) and self.values[key] is not None:
             return self.values[key]
         defaults = OPTIONS.get(self.kind or "", {})
         if (name := option.removeprefix("config.")) in defaults and option != name:
             return defaults[name]
         spec = self.values.dialect.spec(key)
         return None if spec is None else spec.default
+
+    def _is_set(self, key: str) -> bool:
+        return any(is_inside(name, key) for name in self.values.merged.sources)
 
     @property
     def kind(self) -> str | None:
@@ -98,7 +102,8 @@ class EnvEntry:
     def start_states(self) -> int:
         """Return the number of different seeds."""
         number = int(self.section.rpartition("env")[2]) - 1
-        return num_seeds(self["name"], number, self["n_envs"], self.seed, self["seed_list"], self.values[BASE_SEED])
+        base_seed = int(self.values[BASE_SEED] or 0)
+        return num_seeds(self["name"], number, self["n_envs"], self.seed, self["seed_list"], base_seed)
 
     def settings(self) -> dict[str, Any]:
         """Return what makes two entries the same environment: its name and all options."""
@@ -112,7 +117,8 @@ class EnvEntry:
 
 def entries(values: ForeignValues, section: str) -> list[EnvEntry]:
     """Return the entries of the training list (`train_envs`) or of the validation list (`val_envs`)."""
-    return [EnvEntry(f"{section}.{name}", values) for name in entry_names(values.merged.plain, section)]
+    parts = (key.split(".") for key in values.merged.sources if key.startswith(f"{section}."))
+    return [EnvEntry(f"{section}.{name}", values) for name in dict.fromkeys(part[1] for part in parts)]
 
 
 def env_list_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
@@ -125,10 +131,11 @@ def env_list_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
         elif not entries(values, section):
             yield values.problem(key, "names no list of environments", f"for example {key}=envs.yaml")
         for entry in entries(values, section):
-            yield from _entry_problems(entry)
+            yield from entry_problems(entry)
 
 
-def _entry_problems(entry: EnvEntry) -> Iterator[ConfigProblem]:
+def entry_problems(entry: EnvEntry) -> Iterator[ConfigProblem]:
+    """Yield problems of an entry: unknown names and options, and seeds that VAGEN refuses."""
     values, name = entry.values, entry["name"]
     if class_of(values.merged.plain, entry.section) is None:
         valid = ", ".join(values["env_registry"])
@@ -156,13 +163,13 @@ def _entry_problems(entry: EnvEntry) -> Iterator[ConfigProblem]:
 
 def envs_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set the run's environment, or several with their shares; entries of both lists with the same options are one."""
-    envs = _distinct_envs(values)
+    envs = distinct_envs(values)
     for name, members in envs.items():
         section = f"envs.{name}.env" if len(envs) > 1 else "env"
-        _env_to_native(members[0], section, native)
+        env_to_native(members[0], section, native)
         trained = [entry for entry in members if entry.is_training]
         validated = [entry for entry in members if not entry.is_training]
-        _start_states_to_native(name, trained, validated, native, is_mixed=len(envs) > 1)
+        start_states_to_native(name, trained, validated, native, is_mixed=len(envs) > 1)
     _shared_to_native(values, [members[0] for members in envs.values()], native)
     validation = entries(values, VALIDATION)
     episodes = sum(entry["n_envs"] for entry in validation)
@@ -170,8 +177,9 @@ def envs_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.remarks.extend(_describe(entry) for section in LISTS for entry in entries(values, section))
 
 
-def _distinct_envs(values: ForeignValues) -> dict[str, list[EnvEntry]]:
-    """Return the entries by the name of their environment; those with the same options share one."""
+def distinct_envs(values: ForeignValues, naming: str = "data_source") -> dict[str, list[EnvEntry]]:
+    """Return the entries by the name of their environment, from the option `naming`; those with the same options share
+    one."""
     groups: list[list[EnvEntry]] = []
     for section in LISTS:
         for entry in entries(values, section):
@@ -182,7 +190,7 @@ def _distinct_envs(values: ForeignValues) -> dict[str, list[EnvEntry]]:
                 same.append(entry)
     named: dict[str, list[EnvEntry]] = {}
     for group in groups:
-        source, suffix = str(group[0]["data_source"]), "" if group[0].is_training else "_validation"
+        source, suffix = str(group[0][naming]), "" if group[0].is_training or naming == "tag_id" else "_validation"
         name, number = f"{source}{suffix}", 2
         while name in named:
             name, number = f"{source}{suffix}_{number}", number + 1
@@ -190,7 +198,7 @@ def _distinct_envs(values: ForeignValues) -> dict[str, list[EnvEntry]]:
     return named
 
 
-def _env_to_native(entry: EnvEntry, section: str, native: NativeBuilder) -> None:
+def env_to_native(entry: EnvEntry, section: str, native: NativeBuilder) -> None:
     """Set the configuration of an environment; those that do not exist here wait."""
     kind, origins = entry.kind, (entry.key("name"), "env_registry", *LISTS.values())
     if kind is None:
@@ -236,7 +244,7 @@ def _sokoban_options(entry: EnvEntry, native: NativeBuilder) -> Iterator[tuple[A
     yield "max_solution_steps", longest, "min_solution_steps"
 
 
-def _start_states_to_native(
+def start_states_to_native(
     name: str, trained: list[EnvEntry], validated: list[EnvEntry], native: NativeBuilder, *, is_mixed: bool
 ) -> None:
     """Set the distinct start states of an environment, its share of training, and its episodes of validation."""
@@ -286,7 +294,7 @@ def _rollout_option(envs: list[EnvEntry], option: str, target: str, native: Nati
     found = {str(env[option]) for env in envs}
     native.set(f"rollout.{target}", envs[0][option], *(env.key(option) for env in envs))
     if len(found) > 1:
-        names = {entry.section: name for name, members in _distinct_envs(envs[0].values).items() for entry in members}
+        names = {entry.section: name for name, members in distinct_envs(envs[0].values).items() for entry in members}
         for env in envs:
             native.set(f"envs.{names[env.section]}.{target}", env[option], env.key(option))
 

@@ -1,6 +1,7 @@
 """Conversion of VAGEN's overrides of verl's trainer and its env_config.yaml: multi-turn agents on text and images."""
 
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 from quintet.config.capabilities import Capability
@@ -9,7 +10,7 @@ from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, Na
 from quintet.config.dialects.conversion_rules import Derived, MiniBatches, Same
 from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dialects.supported_runs import require_no_stages
-from quintet.config.dialects.vagen import agent_runs
+from quintet.config.dialects.vagen import agent_runs, evaluation
 from quintet.config.dialects.vagen.dialect import VAGEN
 from quintet.config.dialects.vagen.env_sections import (
     env_problems,
@@ -18,6 +19,7 @@ from quintet.config.dialects.vagen.env_sections import (
     envs_to_native,
     envs_tree,
 )
+from quintet.config.dialects.vagen.evaluation_file import is_evaluation_run
 from quintet.config.dialects.vagen.key_values import ENV
 from quintet.config.dialects.verl.batches import ACTOR, ROLLOUT, StepSize
 from quintet.config.dialects.verl.constraints import REWARDS_OF_SINGLES, shared_problems
@@ -91,8 +93,8 @@ FOLLOWERS = {
 
 def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield problems between keys: those that VAGEN or verl asserts, and unclear settings of environments."""
-    if agent_runs.is_agent_run(values.dialect):
-        yield from agent_runs.conflicts(values)
+    if (other := _other_runs(values)) is not None:
+        yield from other.conflicts(values)
         return
     yield from env_problems(values)
     episodes = f"episodes of a step, from {values.describe(GROUPS, SAMPLES)}"
@@ -102,6 +104,13 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     yield from shared_problems(values, _step_size(values), SAMPLES, has_reference=has_reference)
     yield from _step_problems(values)
     yield from _trainer_problems(values)
+
+
+def _other_runs(values: ForeignValues) -> ModuleType | None:
+    """Return the module that converts runs since 2026; None for earlier ones."""
+    if agent_runs.is_agent_run(values.dialect):
+        return agent_runs
+    return evaluation if is_evaluation_run(values.dialect) else None
 
 
 def _trainer_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
@@ -154,8 +163,8 @@ def _step_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
 
 def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Convert a VAGEN configuration."""
-    if agent_runs.is_agent_run(values.dialect):
-        agent_runs.to_native(values, native)
+    if (other := _other_runs(values)) is not None:
+        other.to_native(values, native)
         return
     native.set("warm_start", None)
     critic_defaults(values, native)
