@@ -1,4 +1,4 @@
-"""Selection of the groups to train on.
+"""Selection of the groups to train on, by a score of each group.
 
 `rewards` [R] are trajectory rewards, `group` int64 [R]. Trajectories outside `counted`, bool [R], enter no mean and are
 never selected.
@@ -6,11 +6,16 @@ never selected.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from quintet.algorithms.advantages.groups import Groups
 from quintet.config.native.algorithm import AlgorithmConfig, FilterConfig
+
+NEGLIGIBLE = 1e-10
+"""Scores up to this count as 0, and scores that differ by less as equal, as in RAGEN."""
 
 
 def has_signal(rewards: Tensor, group: Tensor, threshold: float = 0.0, counted: Tensor | None = None) -> Tensor:
@@ -32,25 +37,36 @@ def select_groups(
     *,
     signal_threshold: float | None = None,
     counted: Tensor | None = None,
+    lengths: Tensor | None = None,
 ) -> Tensor:
-    """Return the trajectories of the groups that `config` selects, bool [R].
+    """Return the trajectories of the groups that `config` selects, bool [R]; `lengths`, int64 [R], are their numbers of
+    response tokens.
 
     In this order: drop groups whose mean reward is outside `min_mean` … `max_mean` (RLinf's `filter_rewards`); with
-    `signal_threshold`, drop groups without signal (DAPO, arXiv:2503.14476); keep the ⌈`keep_share` × n⌉ groups that
-    are first by `keep_by`, at least one (RAGEN's uncertainty filter, StarPO-S, arXiv:2504.20073). Ties keep the
-    first groups. RAGEN rounds down and may keep none.
+    `signal_threshold`, drop groups without signal (DAPO, arXiv:2503.14476); with `drop_zero`, drop groups whose score
+    `keep_by` is 0; keep the first ⌈`keep_share` × n⌉ groups by that score, at least one (RAGEN's uncertainty filter,
+    StarPO-S, arXiv:2504.20073; RAGEN rounds down); keep those of `top_p`; keep those of `min_p`. Ties keep the first
+    groups. If none is left, all trajectories that count are selected with `keep_all_if_empty`.
     """
     groups = Groups.from_ids(group, counted)
     selected = groups.counted & _between(groups.mean(rewards), config.min_mean, config.max_mean)
     if signal_threshold is not None:
         selected = selected & has_signal(rewards, group, signal_threshold, counted)
-    if config.keep_share >= 1.0:
-        return selected
-    return selected & _first_groups(Groups.from_ids(group, selected), rewards, config)
+    if (config.keep_share, config.top_p, config.min_p, config.drop_zero) != (1.0, 1.0, None, False):
+        remaining = Groups.from_ids(group, selected)
+        selected = selected & _by_score(remaining, _scores(remaining, rewards.double(), lengths, config), config)
+    return groups.counted if config.keep_all_if_empty and not bool(selected.any()) else selected
+
+
+def advantage_scale(share: float, config: FilterConfig) -> float:
+    """Return the factor of advantages by `scale_advantages`, if this share of groups was kept."""
+    return {"none": 1.0, "linear": share, "sqrt": math.sqrt(share)}[config.scale_advantages]
 
 
 def drops_groups_without_signal(config: AlgorithmConfig) -> bool:
     """Return whether groups with equal rewards are left out: only if they give no gradient by any other term."""
+    if config.zero_advantages:
+        return False
     advantage = config.advantage
     is_relative = advantage.zero_for_equal_rewards and not advantage.whiten and not config.loss.needs_teacher
     has_penalty = config.kl_in_reward is not None or config.shaping.length_penalty
@@ -66,23 +82,83 @@ def _between(means: Tensor, minimum: float | None, maximum: float | None) -> Ten
     return inside
 
 
-def _first_groups(groups: Groups, rewards: Tensor, config: FilterConfig) -> Tensor:
-    """Return the members of the `keep_share` of non-empty groups that are first by `keep_by`, bool [R]."""
-    present = groups.size > 0
-    order = _spread(groups, rewards, config).masked_fill(~present, -torch.inf).argsort(descending=True, stable=True)
-    count = config.max_kept(int(present.sum()))
-    chosen = torch.zeros_like(present)
-    chosen[order[:count]] = True
-    return (chosen & present)[groups.member]
+def _by_score(groups: Groups, scores: Tensor, config: FilterConfig) -> Tensor:
+    """Return the members of the groups that are kept by their `scores`, [G], bool [R]."""
+    kept = groups.size > 0
+    num_groups = int(kept.sum())
+    if config.drop_zero:
+        kept = kept & (scores.abs() > NEGLIGIBLE)
+    if config.keep_share < 1.0:
+        kept = _first(scores, kept, config, config.max_kept(num_groups))
+    if config.top_p < 1.0:
+        kept = _up_to_share(scores, kept, config)
+    if config.min_p is not None and bool(kept.any()):
+        kept = kept & _near_best(scores, scores[kept], config)
+    return kept[groups.member]
 
 
-def _spread(groups: Groups, rewards: Tensor, config: FilterConfig) -> Tensor:
-    """Return the number by which groups are ordered, descending: deviation, negative deviation, or lead of the best."""
+def _order(scores: Tensor, config: FilterConfig) -> Tensor:
+    """Return the indices of the scores, the first group by `keep_by` first."""
+    return scores.argsort(descending=not _least(config), stable=True)
+
+
+def _least(config: FilterConfig) -> bool:
+    return config.keep_by.startswith("least_")
+
+
+def _first(scores: Tensor, kept: Tensor, config: FilterConfig, count: int) -> Tensor:
+    """Return the first `count` of the `kept` groups, bool [G]."""
+    remaining = kept.nonzero().squeeze(-1)
+    return _mask(kept, remaining[_order(scores[remaining], config)][:count])
+
+
+def _up_to_share(scores: Tensor, kept: Tensor, config: FilterConfig) -> Tensor:
+    """Return the first of the `kept` groups whose weights add up to `top_p` of their sum, bool [G].
+
+    As in RAGEN, weights are scores or their softmax. Scores are added up while they are positive; if they do not reach
+    `top_p` × sum - `top_p_tolerance`, or if this is not positive, no group is kept.
+    """
+    remaining = kept.nonzero().squeeze(-1)
+    weights = scores[remaining]
+    order = _order(weights, config)
+    target = config.top_p * weights.sum() - config.top_p_tolerance
+    if config.top_p_softmax:
+        weights, target = (-weights if _least(config) else weights).softmax(0), weights.new_tensor(config.top_p)
+    weights = weights[order]
+    before = weights.cumsum(0) - weights
+    # sums are rounded: 0.3 + 0.3 is not more than two thirds of 0.9
+    needed = (before < target - NEGLIGIBLE) & (weights > 0)
+    count = int(needed.long().cumprod(0).sum())
+    reached = bool(weights[:count].sum() >= target - NEGLIGIBLE)
+    return _mask(kept, remaining[order[:count]] if reached else order[:0])
+
+
+def _near_best(scores: Tensor, compared: Tensor, config: FilterConfig) -> Tensor:
+    """Return whether scores are at least `min_p` × the largest one, or at most the smallest one / `min_p`, bool [G]."""
+    assert config.min_p is not None  # noqa: S101 - for mypy
+    if _least(config):
+        return scores <= compared.min() / config.min_p + NEGLIGIBLE
+    return scores >= compared.max() * config.min_p - NEGLIGIBLE
+
+
+def _mask(like: Tensor, indices: Tensor) -> Tensor:
+    return torch.zeros_like(like).index_fill(0, indices, True)
+
+
+def _scores(groups: Groups, rewards: Tensor, lengths: Tensor | None, config: FilterConfig) -> Tensor:
+    """Return the number by which groups are compared, [G]."""
+    kind = config.keep_by.removeprefix("least_")
+    if kind == "length":
+        if lengths is None:
+            raise ValueError("a filter by length needs the lengths of responses")
+        return groups.total(lengths.to(rewards.dtype)) / groups.size.clamp(min=1)
+    if kind == "total":
+        return groups.total(rewards)
+    if kind == "mean":
+        return groups.total(rewards) / groups.size.clamp(min=1)
     distance = rewards - groups.mean(rewards)
-    if config.keep_by == "lead":
-        # members of no group do not count
-        distance = distance.masked_fill(~groups.counted, -torch.inf)
+    if kind == "lead":
         lowest = torch.full(groups.size.shape, -torch.inf, dtype=rewards.dtype)
-        return lowest.scatter_reduce(0, groups.member, distance, "amax")
-    deviation = (groups.total(distance.square()) / (groups.size - 1).clamp(min=1)).sqrt()
-    return -deviation if config.keep_by == "least_deviation" else deviation
+        return lowest.scatter_reduce(0, groups.member[groups.counted], distance[groups.counted], "amax")
+    variance = groups.total(distance.square()) / (groups.size - config.ddof).clamp(min=1)
+    return variance.sqrt() if kind == "deviation" else variance

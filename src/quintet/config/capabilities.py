@@ -73,7 +73,7 @@ class Capability(StrEnum):
     ENV_SETTINGS = "turns and responses of different lengths by environment"
     ENV_VARIANTS = "variants of environments (coordinates, drawn names)"
     CONTEXT_FORMS = "histories of turns written into one message"
-    GROUP_FILTERS = "filters of groups beyond a share or number of them by the deviation of rewards"
+    GROUP_FILTERS = "filters of groups by entropy, or by numbers other than rewards"
     GRADIENT_ANALYSIS = "analysis of gradients by group"
     GRID_SYMBOLS = "own symbols and actions of grid environments"
     RESPONSE_PATTERNS = "own patterns of responses"

@@ -8,11 +8,16 @@ import torch
 
 from quintet.algorithms.advantages.custom import estimate
 from quintet.algorithms.advantages.gae import turn_ends
-from quintet.algorithms.advantages.groups import has_response, is_truncated, trajectory_rewards
+from quintet.algorithms.advantages.groups import (
+    has_response,
+    is_truncated,
+    num_response_tokens,
+    trajectory_rewards,
+)
 from quintet.algorithms.aggregation import token_weights
 from quintet.algorithms.correction import rollout_correction
 from quintet.algorithms.drift import max_gap, measure_drift
-from quintet.algorithms.filters import drops_groups_without_signal, has_signal, select_groups
+from quintet.algorithms.filters import advantage_scale, drops_groups_without_signal, has_signal, select_groups
 from quintet.algorithms.kl import KlControl, penalize_rewards, token_divergence
 from quintet.algorithms.shaping import shape_rewards
 from quintet.algorithms.tokens import whiten
@@ -137,27 +142,32 @@ def add_reference_log_probs(components: Components, batch: Batch, step: int) -> 
 def add_advantages(batch: Batch, config: Experiment, kl: KlControl | None = None) -> tuple[Batch, dict[str, float]]:
     """Add advantages and returns; also return the metrics of rewards and groups.
 
-    Trajectories that `algorithm.filter` rejects by their reward are removed. Then rewards are shaped, and the KL
-    penalty `kl` is subtracted. Groups with equal rewards are left out of the update with
+    Groups that `algorithm.filter` rejects are removed, at the end with `filter.after_advantages`. Rewards are shaped,
+    and the KL penalty `kl` is subtracted. Groups with equal rewards are left out of the update with
     `algorithm.drop_groups_without_signal`, if nothing other than their rewards could give a gradient.
     """
     algorithm = config.algorithm
     scores = trajectory_rewards(batch)
     with_signal = has_signal(scores, batch.group, algorithm.signal_threshold)
     metrics = {"training/groups_with_signal": _share_of_groups(batch, with_signal)}
-    accepted = select_groups(scores, batch.group, algorithm.filter)
+    accepted = select_groups(scores, batch.group, algorithm.filter, lengths=num_response_tokens(batch))
+    share = 1.0
     if not bool(accepted.all()):
-        metrics["training/groups_kept"] = _share_of_groups(batch, accepted)
-        batch = select_trajectories(batch, accepted)
+        share = metrics["training/groups_kept"] = _share_of_groups(batch, accepted)
+        batch = batch if algorithm.filter.after_advantages else select_trajectories(batch, accepted)
     batch = map_domains(batch, lambda part: shape_rewards(part, algorithm.shaping, config.max_episode_tokens))
-    if kl is not None:
+    has_episodes = bool(batch.loss_mask.any())
+    if kl is not None and has_episodes:
         batch, penalty = _subtract_kl(batch, kl)
         metrics |= penalty
-    if algorithm.mask_truncated:
+    if algorithm.mask_truncated and has_episodes:
         truncated = is_truncated(batch, config.rollout.max_response_tokens)
         metrics["training/truncated_episodes"] = float(truncated[has_response(batch)].float().mean())
         batch = replace(batch, loss_mask=batch.loss_mask & ~truncated[batch.token_trajectory])
     batch = map_domains(batch, lambda part: _advantages(part, config))
+    batch = _scaled(batch, 0.0 if algorithm.zero_advantages else advantage_scale(share, algorithm.filter))
+    if algorithm.filter.after_advantages and share < 1.0:
+        batch = select_trajectories(batch, accepted)
     if drops_groups_without_signal(algorithm) and bool((with_signal & accepted).any()):
         batch = select_trajectories(batch, with_signal & accepted)
     return _without_rejected_tokens(batch), metrics
@@ -168,6 +178,13 @@ def _without_rejected_tokens(batch: Batch) -> Batch:
     if batch.trained_mask is None:
         return batch
     return replace(batch, loss_mask=batch.loss_mask & batch.trained_mask)
+
+
+def _scaled(batch: Batch, factor: float) -> Batch:
+    """Return the batch with advantages times the factor."""
+    if factor == 1.0 or batch.advantages is None:
+        return batch
+    return replace(batch, advantages=batch.advantages * factor)
 
 
 def _share_of_groups(batch: Batch, trajectories: torch.Tensor) -> float:

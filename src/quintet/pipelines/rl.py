@@ -82,15 +82,16 @@ def reinforce(run: Run, components: Components, stop: StopRequest) -> None:
     """
     config = run.config
     first, steps = (run.checkpoint.step if run.checkpoint else 0), config.training.steps
-    saving, warnings = Timings(), TrainingWarnings(config)
+    saving, warnings, num_empty = Timings(), TrainingWarnings(config), 0
     with run.progress.phase("learning", steps, done=first) as progress:
         for step in range(first + 1, steps + 1):
             timings = Timings()
             with run.profiled(step):
                 rollout, metrics = train_step(components, step, timings)
-                if is_due(step, config.validation.every_steps) or (
-                    step == steps and config.validation.every_steps >= 0
-                ):
+                num_empty = num_empty + 1 if metrics.get("training/groups_kept") == 0 else 0
+                ends_early = 0 < config.algorithm.filter.stop_after_empty_steps <= num_empty
+                is_last = step == steps or ends_early
+                if is_due(step, config.validation.every_steps) or (is_last and config.validation.every_steps >= 0):
                     with timings.phase("testing"):
                         metrics |= validate(run, components, step)
             show_rollout(run, step, rollout)
@@ -100,10 +101,16 @@ def reinforce(run: Run, components: Components, stop: StopRequest) -> None:
             saving = Timings()
             # a checkpoint may abort running episodes: an additional one would change the steps after it
             stops_now = bool(stop) and (components.async_rollout is None or components.async_rollout.overlaps)
-            if is_due(step, config.checkpoint.every_steps) or step == steps or stops_now:
+            if is_due(step, config.checkpoint.every_steps) or is_last or stops_now:
                 with saving.phase("save_checkpoint"):
                     run.save(step, components.checkpoint.save, **components.checkpoint.extra_state())
             progress.advance(metrics)
+            if ends_early:
+                run.progress.note(
+                    f"training ended after step {step}: in {num_empty} steps in a row algorithm.filter has kept no"
+                    " group (algorithm.filter.stop_after_empty_steps)"
+                )
+                break
             if stop and step < steps:
                 run.wait()
                 raise interrupted(run, stop, f"step {step}")

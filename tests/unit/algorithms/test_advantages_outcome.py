@@ -225,3 +225,12 @@ def test_weights_by_length_make_short_episodes_count_as_much_as_long_ones(make_b
     torch.testing.assert_close(advantages.double(), torch.tensor([2.0, 4.0, 4.0, 4.0], dtype=torch.float64))
     plain, weighted = (grpo(batch, GrpoConfig(length_weight=weight))[0] for weight in (False, True))
     torch.testing.assert_close(weighted, plain * torch.tensor([2.0, 2 / 3, 2 / 3, 2 / 3], dtype=plain.dtype))
+
+
+def test_groups_weigh_as_much_as_their_rewards_differ(make_batch: MakeBatch) -> None:
+    """By hand: unbiased deviations √2 and 2 √2, so that the first group counts half (RAGEN's soft reweighting)."""
+    batch = make_batch([[1]] * 4, [[1.0], [3.0], [0.0], [4.0]], group=[0, 0, 1, 1])
+    config = GrpoConfig(normalize_by_std=False, deviation_weight=True)
+    torch.testing.assert_close(
+        grpo(batch, config)[0].double(), torch.tensor([-0.5, 0.5, -2, 2]).double(), atol=2e-6, rtol=0
+    )

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintet.algorithms.filters import has_signal, select_groups
+from quintet.algorithms.filters import advantage_scale, has_signal, select_groups
 from quintet.config.native.algorithm import FilterConfig
 
 GROUP = torch.tensor([4, 4, 7, 7, 9, 9, 2])
@@ -17,11 +17,17 @@ REWARDS = torch.tensor([0.0, 0.0, 0.0, 1.0, 3.0, 5.0, 2.0], dtype=torch.float64)
 """Deviations 0, 0.71 and 1.41, and one episode alone."""
 
 
+LENGTHS = torch.tensor([5, 7, 1, 1, 4, 4, 9])
+"""Means of groups 6, 1, 4 and 9."""
+
+
 def kept(**options: Any) -> list[int]:
     """Numbers of the groups that stay."""
     signal = options.pop("signal_threshold", None)
     counted = options.pop("counted", None)
-    keep = select_groups(REWARDS, GROUP, FilterConfig(**options), signal_threshold=signal, counted=counted)
+    keep = select_groups(
+        REWARDS, GROUP, FilterConfig(**options), signal_threshold=signal, counted=counted, lengths=LENGTHS
+    )
     names = set(GROUP[keep].tolist())
     assert keep.tolist() == [bool(counted is None or counted[i]) and int(g) in names for i, g in enumerate(GROUP)]
     return sorted(names)
@@ -100,6 +106,87 @@ def test_a_share_that_comes_out_even_is_not_rounded_up() -> None:
 def test_bounds_on_the_mean_come_first(options: dict[str, Any], expected: list[int]) -> None:
     """Means 2, 0, 0.5 and 4, bounds included."""
     assert kept(**options) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        # deviations √½ and √2 of a sum of 3 √½: the larger one alone is two thirds
+        ({"top_p": 0.6}, [9]),
+        ({"top_p": 2 / 3}, [9]),
+        ({"top_p": 0.7}, [7, 9]),
+        ({"top_p": 0.7, "top_p_tolerance": 0.1}, [9]),
+        # variances 0.5 and 2, or 0.25 and 1 of a population: the larger one is 0.8 of their sum either way
+        ({"top_p": 0.8, "keep_by": "variance"}, [9]),
+        ({"top_p": 0.8, "keep_by": "variance", "ddof": 0}, [9]),
+        ({"top_p": 0.81, "keep_by": "variance"}, [7, 9]),
+        # means 0, 0.5, 2 and 4
+        ({"top_p": 0.6, "keep_by": "mean"}, [9]),
+        ({"top_p": 0.7, "keep_by": "mean"}, [2, 9]),
+        # the first score from below is 0, and nothing adds up
+        ({"top_p": 0.3, "keep_by": "least_deviation"}, []),
+        ({"top_p": 0.3, "keep_by": "least_deviation", "drop_zero": True}, [7]),
+        # e to the deviations: 1, 1, 2.028 and 4.113 of 8.141; of those with the same, the first
+        ({"top_p": 0.5, "top_p_softmax": True}, [9]),
+        ({"top_p": 0.75, "top_p_softmax": True}, [7, 9]),
+        ({"top_p": 0.76, "top_p_softmax": True}, [2, 7, 9]),
+        # e to their negatives: 1, 1, 0.493 and 0.243 of 2.736
+        ({"top_p": 0.7, "top_p_softmax": True, "keep_by": "least_deviation"}, [2, 4]),
+        ({"drop_zero": True}, [7, 9]),
+    ],
+)
+def test_the_first_groups_are_kept_until_their_scores_add_up(options: dict[str, Any], expected: list[int]) -> None:
+    assert kept(**options) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"min_p": 0.5}, [7, 9]),
+        ({"min_p": 0.6}, [9]),
+        ({"min_p": 0.25, "keep_by": "variance"}, [7, 9]),
+        ({"min_p": 0.26, "keep_by": "variance"}, [9]),
+        ({"min_p": 0.5, "keep_by": "least_deviation"}, [2, 4]),
+        ({"min_p": 0.5, "keep_by": "least_deviation", "drop_zero": True}, [7, 9]),
+        ({"min_p": 0.25, "keep_by": "least_mean", "min_mean": 0.1}, [2, 7]),
+    ],
+)
+def test_groups_are_kept_by_a_share_of_the_best_score(options: dict[str, Any], expected: list[int]) -> None:
+    assert kept(**options) == expected
+
+
+@pytest.mark.parametrize(
+    ("keep_by", "expected"),
+    [
+        ("mean", [9]),
+        ("least_mean", [4]),
+        ("total", [9]),
+        ("least_total", [4]),
+        ("length", [2]),
+        ("least_length", [7]),
+        ("least_variance", [2]),
+    ],
+)
+def test_groups_are_ordered_by_the_score_that_is_asked_for(keep_by: Any, expected: list[int]) -> None:
+    assert kept(keep_share=0.25, keep_by=keep_by) == expected
+
+
+def test_groups_that_are_dropped_for_their_score_count_in_the_share_to_keep() -> None:
+    """Half of four groups are two, though two of them have no deviation."""
+    assert kept(keep_share=0.5, drop_zero=True, keep_by="least_deviation") == [7, 9]
+    assert kept(keep_share=0.25, drop_zero=True, keep_by="least_deviation") == [7]
+
+
+@pytest.mark.parametrize("options", [{"top_p": 0.9}, {"drop_zero": True}, {"top_p": 0.9, "top_p_tolerance": 0.01}])
+def test_without_any_deviation_no_group_is_kept_or_all_are(options: dict[str, Any]) -> None:
+    rewards, group = torch.full((4,), 0.1), torch.tensor([0, 0, 1, 1])
+    assert not select_groups(rewards, group, FilterConfig(**options)).any()
+    assert select_groups(rewards, group, FilterConfig(keep_all_if_empty=True, **options)).all()
+
+
+def test_advantages_shrink_with_the_share_of_groups_that_is_kept() -> None:
+    scales = [advantage_scale(0.25, FilterConfig(scale_advantages=how)) for how in ("none", "linear", "sqrt")]  # type: ignore[arg-type]
+    assert scales == [1.0, 0.25, 0.5]
 
 
 def test_excluded_episodes_do_not_enter_the_deviation_of_their_group() -> None:

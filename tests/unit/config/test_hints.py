@@ -340,6 +340,8 @@ CASES = [
         *ROBOTS,
         "algorithm.advantage.name=grpo",
         "algorithm.advantage.length_weight=true",
+        "algorithm.advantage.deviation_weight=true",
+        "algorithm.filter={keep_by: length, scale_advantages: sqrt, stop_after_empty_steps: 2}",
         "algorithm.advantage_clip=1.0",
     ],
     ["env.name=simulator", "env.simulator=arm", "algorithm.kl={apply_to: reward, estimator: full}"],

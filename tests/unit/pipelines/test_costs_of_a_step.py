@@ -57,3 +57,15 @@ def test_checkpoint_time_is_logged_in_the_next_step(tmp_path: Path) -> None:
     steps = {line["step"]: line for line in map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())}
     assert [step for step in (1, 2, 3) if "timing_s/save_checkpoint" in steps[step]] == [3]
     assert steps[3]["timing_s/save_checkpoint"] > 0
+
+
+def test_a_run_without_a_group_to_train_on_ends_early(tmp_path: Path) -> None:
+    """It stores a checkpoint of its last step, and says why it ended."""
+    said = io.StringIO()
+    words = (f"output_dir={tmp_path}", "name=run", "training.steps=5", "checkpoint.every_steps=0")
+    never = "algorithm.filter={min_mean: 1000.0, stop_after_empty_steps: 2}"
+    train(load_experiment(None, (*WORDS, *words, never)), Console(file=said, width=500))
+    steps = [json.loads(line)["step"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert max(steps) == 2
+    assert (tmp_path / "run/checkpoints/global_step_2").is_dir()
+    assert "training ended after step 2: in 2 steps in a row algorithm.filter has kept no group" in said.getvalue()

@@ -75,6 +75,49 @@ def test_filtered_groups_do_not_enter_the_reward_mean() -> None:
     assert found["training/groups_kept"] == pytest.approx(2 / 3)
 
 
+TOP_P = ["algorithm.filter.top_p=0.9", "algorithm.filter.scale_advantages=sqrt"]
+
+
+@pytest.mark.parametrize(
+    ("words", "advantages"),
+    [
+        # deviations 0.14, 7.64 and 0: the second group is 98 % of their sum, and one of three groups is kept
+        ([], [5.4, -5.4]),
+        (["algorithm.filter.after_advantages=true"], [5.4, -5.4]),
+        # the rewards 10 and -0.8 less their mean of 4.6, or less that of all episodes, 1.6333
+        (["algorithm.advantage={name: raw}", "algorithm.shaping.center=batch"], [5.4, -5.4]),
+        (
+            [
+                "algorithm.advantage={name: raw}",
+                "algorithm.shaping.center=batch",
+                "algorithm.filter.after_advantages=true",
+            ],
+            [8.366667, -2.433333],
+        ),
+        (["algorithm.zero_advantages=true"], [0.0, 0.0]),
+    ],
+)
+def test_the_advantages_of_kept_groups_are_scaled(words: list[str], advantages: list[float]) -> None:
+    grpo = "algorithm.advantage={name: grpo, normalize_by_std: false}"
+    learnt, found = add_advantages(EPISODES, load_experiment(None, [grpo, *TOP_P, *words]).experiment)
+    assert learnt.trajectory.tolist() == [2, 3]
+    assert found["training/groups_kept"] == pytest.approx(1 / 3)
+    assert learnt.advantages is not None
+    scaled = [advantage / 3**0.5 for advantage in advantages]
+    assert learnt.advantages[learnt.loss_mask].tolist() == pytest.approx(scaled, abs=1e-5)
+
+
+@pytest.mark.parametrize("words", [[], ["algorithm.filter.after_advantages=true"], ["algorithm.mask_truncated=true"]])
+def test_a_step_whose_groups_are_all_dropped_trains_nothing(words: list[str]) -> None:
+    config = load_experiment(None, ["algorithm.filter.min_mean=100", *words]).experiment
+    episodes = replace(EPISODES, ref_logprobs=torch.zeros(12))
+    control = KlControl.from_config(KlConfig(apply_to="reward", coefficient=2.0, target=1.0))
+    learnt, found = add_advantages(episodes, config, control)
+    assert not learnt.loss_mask.any()
+    assert found["training/groups_kept"] == 0
+    assert all(value == value for value in found.values())
+
+
 def test_the_kl_penalty_is_subtracted_after_filtering() -> None:
     """By hand: k1 of one own token is logp - ref = 0.5, times 2."""
     episodes = replace(EPISODES, ref_logprobs=torch.full((12,), -0.5) * EPISODES.loss_mask)

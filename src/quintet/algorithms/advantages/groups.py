@@ -52,6 +52,11 @@ class Groups:
         squares = self.total((values - self.mean(values)).square())
         return (squares / (self.size - 1).clamp(min=1)).sqrt()[self.member]
 
+    def relative_deviation(self, values: Tensor) -> Tensor:
+        """Return std_g / (max_g std_g + 1e-6), [R], RAGEN's weight of a group; the only member of one has std 1."""
+        deviation = self.deviation(values).masked_fill(self.alone, 1.0) * self.counted
+        return deviation / (deviation.max() + 1e-6) if len(deviation) else deviation
+
     def differ(self, values: Tensor) -> Tensor:
         """Return whether the values of each member's group differ, bool [R]; exact, unlike a standard deviation.
 

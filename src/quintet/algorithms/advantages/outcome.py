@@ -43,10 +43,12 @@ def grpo(batch: Batch, config: GrpoConfig) -> tuple[Tensor, Tensor]:
 
     A_i = (R_i - mean_g) / (std_g + 1e-6), Shao et al. 2024 (DeepSeekMath, arXiv:2402.03300); without the division,
     Dr. GRPO (Liu et al. 2025, arXiv:2503.20783). The standard deviation is unbiased; a group of one keeps its reward,
-    as in verl. With `length_weight`, see `_weighted_by_length`.
+    as in verl. With `length_weight`, see `_weighted_by_length`; with `deviation_weight`, `Groups.relative_deviation`.
     """
-    groups = _groups(batch)
-    advantage = groups.normalized(trajectory_rewards(batch), by_deviation=config.normalize_by_std)
+    groups, rewards = _groups(batch), trajectory_rewards(batch)
+    advantage = groups.normalized(rewards, by_deviation=config.normalize_by_std)
+    if config.deviation_weight:
+        advantage = advantage * groups.relative_deviation(rewards)
     return _to_tokens(batch, _weighted_by_length(batch, advantage, config), whitened=config.whiten)
 
 

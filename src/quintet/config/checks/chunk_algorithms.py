@@ -14,6 +14,14 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
     "algorithm.micro_batch_weights": ("exact",),
     "algorithm.correction": (None,),
     "algorithm.filter.refill_rounds": (0,),
+    "algorithm.filter.keep_by": (
+        *("deviation", "least_deviation", "variance", "least_variance", "lead"),
+        *("mean", "least_mean", "total", "least_total"),
+    ),
+    "algorithm.filter.scale_advantages": ("none",),
+    "algorithm.filter.after_advantages": (False,),
+    "algorithm.filter.stop_after_empty_steps": (0,),
+    "algorithm.zero_advantages": (False,),
     "algorithm.shaping.length_penalty": (0.0,),
     "algorithm.shaping.center": ("none",),
     "algorithm.shaping.divide": ("none",),
@@ -61,9 +69,10 @@ def _algorithm_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     if not algorithm.loss.supports_chunks and algorithm.loss.requires is None:
         key = "algorithm.loss.name"
         yield composed.problem(key, "is not defined for chunks of actions", f"{key}=ppo")
-    if getattr(algorithm.advantage, "length_weight", False):
-        key = "algorithm.advantage.length_weight"
-        yield composed.problem(key, "is not possible with chunks of actions", f"{key}=false")
+    for name in ("length_weight", "deviation_weight"):
+        if getattr(algorithm.advantage, name, False):
+            key = f"algorithm.advantage.{name}"
+            yield composed.problem(key, "is not possible with chunks of actions", f"{key}=false")
     if algorithm.kl_in_reward is not None:
         key, remedy = ("kl.apply_to", "loss") if algorithm.reward_kl is None else ("reward_kl", "null")
         key = f"algorithm.{key}"

@@ -8,6 +8,7 @@ from quintet.config.plan.overlap import engines_on_learner_devices, overlaps_tra
 from quintet.config.plan.placement import has_log_prob_workers
 from quintet.config.plan.process_layout import process_layout
 from quintet.config.problems import ConfigProblem
+from quintet.config.schema import format_value
 
 SHARDED_REWARD = "reward.model.min_sharded_parameters"
 PIPELINED_OFF = "training.pipelined=false"
@@ -58,11 +59,11 @@ def _batch_obstacles(config: Experiment) -> Iterator[Obstacle]:
     if config.actor.shuffle:
         yield "actor.shuffle", "mini-batches are drawn from all episodes of the step", "actor.shuffle=false"
     filters = config.algorithm.filter
-    for name in ("keep_share", "min_mean", "max_mean"):
+    for name in ("keep_share", "top_p", "min_p", "drop_zero", "min_mean", "max_mean"):
         default = type(filters).model_fields[name].default
         if getattr(filters, name) != default:
-            value = "null" if default is None else default
-            yield f"algorithm.filter.{name}", "groups are selected from the step", f"algorithm.filter.{name}={value}"
+            remedy = f"algorithm.filter.{name}={format_value(default)}"
+            yield f"algorithm.filter.{name}", "groups are selected from the step", remedy
 
 
 def _policy_obstacles(config: Experiment) -> Iterator[Obstacle]:
@@ -108,6 +109,9 @@ def _reward_obstacles(config: Experiment) -> Iterator[Obstacle]:
     if getattr(advantage, "length_weight", False):
         key = "algorithm.advantage.length_weight"
         yield key, "advantages depend on the mean length over the step", f"{key}=false"
+    if getattr(advantage, "deviation_weight", False):
+        key = "algorithm.advantage.deviation_weight"
+        yield key, "advantages depend on the largest deviation over the step", f"{key}=false"
     if advantage.whiten:
         key = "algorithm.advantage.whiten"
         yield key, "advantages are normalized over the step", f"{key}=false"

@@ -69,6 +69,9 @@ class GrpoConfig(AdvantageSection, name="grpo"):
     length_weight: bool = False
     """Divide the advantages of an episode by its response tokens relative to their mean over the batch, so that short
     episodes count as much as long ones."""
+    deviation_weight: bool = False
+    """Multiply the advantages of a group by its standard deviation of rewards relative to the largest one of the batch
+    (RAGEN's soft reweighting)."""
 
 
 @_register("outcome:brpo", "reward relative to all episodes of the step")

@@ -79,13 +79,50 @@ class FilterConfig(Section):
 
     keep_share: PositiveShare = 1.0
     """Share of groups to keep, those that `keep_by` puts first (RAGEN's uncertainty filter)."""
-    keep_by: Literal["deviation", "least_deviation", "lead"] = "deviation"
-    """Groups that `keep_share` keeps: those with the largest standard deviation of rewards, those with the smallest
-    one, or those whose best reward has the largest lead over the mean."""
+    keep_by: Literal[
+        "deviation",
+        "least_deviation",
+        "variance",
+        "least_variance",
+        "lead",
+        "mean",
+        "least_mean",
+        "total",
+        "least_total",
+        "length",
+        "least_length",
+    ] = "deviation"
+    """Score of a group for `keep_share`, `top_p`, `min_p` and `drop_zero`: standard deviation or variance of its
+    rewards, lead of the best reward over their mean, their mean or their sum, or the mean number of response tokens.
+    The largest scores come first, with `least_` the smallest."""
+    ddof: Count = 1
+    """Deviation and variance divide by the number of episodes minus this: 1 is unbiased, 0 is that of a population."""
+    top_p: PositiveShare = 1.0
+    """Keep the first groups until their scores add up to this share of all scores; 1 keeps all. If all scores are 0,
+    none is kept."""
+    top_p_tolerance: NonNegative = 0.0
+    """Subtracted from the sum that `top_p` has to reach."""
+    top_p_softmax: bool = False
+    """Add up the softmax of the scores instead, with `least_` of their negatives."""
+    min_p: PositiveShare | None = None
+    """Keep groups with at least this share of the largest score, with `least_` those up to the smallest score divided
+    by it; null keeps all."""
+    drop_zero: bool = False
+    """Drop groups whose score is 0, before the shares are taken. They count in the number that `keep_share` refers
+    to."""
     min_mean: float | None = None
     """Drop groups with a lower mean reward; null keeps them."""
     max_mean: float | None = None
     """Drop groups with a higher mean reward; null keeps them."""
+    keep_all_if_empty: bool = False
+    """Train on all groups of a step in which the filter keeps none; otherwise such a step makes no update."""
+    stop_after_empty_steps: Count = 0
+    """End training after so many steps in a row in which the filter keeps no group; 0 never does."""
+    after_advantages: bool = False
+    """Select groups after advantages are computed, as VAGEN does: the others then still count in shaping, whitening and
+    the mean KL divergence. Otherwise they are left out before, as in RAGEN."""
+    scale_advantages: Literal["none", "linear", "sqrt"] = "none"
+    """Multiply advantages by the share of groups that are kept, or by its square root."""
     refill_rounds: Count = 0
     """Additional rollouts that replace groups without a learning signal (DAPO's dynamic sampling)."""
 
@@ -186,6 +223,9 @@ class AlgorithmConfig(Section):
     mask_truncated: bool = False
     """Leave responses of `rollout.max_response_tokens` out of the loss and of whitening. Their rewards still count in
     their group."""
+    zero_advantages: bool = False
+    """Replace all advantages by 0, so that only entropy bonus and KL divergence train the policy. A critic still
+    learns."""
     advantage_clip: PositiveFloat | None = None
     """Clip advantages to ± this value, after whitening; null does not clip."""
     level: Literal["token", "action", "chunk"] = "token"

@@ -10,16 +10,16 @@ from foreign import natively
 from test_ragen_agents import GRPO, NORMALIZED, TWO, load, only, write
 
 from quintet.config.capabilities import Capability
+from quintet.config.compose import load_experiment
 from quintet.config.dialects.composition.foreign_config import compose_config
 from quintet.config.dialects.loader import ConversionResult, convert
 from quintet.config.dialects.registry import DIALECTS
+from quintet.config.translate import translate
+from quintet.errors import ConfigError
 
 ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 STRATEGY, VALUE = f"{ROLLOUT}.rollout_filter_strategy", f"{ROLLOUT}.rollout_filter_value"
 WITHOUT_EFFECT: dict[str, str] = {
-    f"{ROLLOUT}.rollout_filter_top_p_prob_mode": "softmax",
-    f"{ROLLOUT}.rollout_filter_selection_eps": "0.1",
-    f"{ROLLOUT}.rollout_filter_empty_stop_steps": "3",
     f"{ROLLOUT}.gradient_analysis_num_buckets": "3",
     f"{ROLLOUT}.gradient_analysis_bucket_mode": "fixed",
     f"{ROLLOUT}.val_kwargs.logprobs": "20",
@@ -43,12 +43,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     "custom_envs.SimpleSokoban.max_workers": "5",
 }
 WAITING: dict[str, tuple[str, Capability]] = {
-    f"{ROLLOUT}.rollout_filter_metric": ("length", Capability.GROUP_FILTERS),
-    f"{ROLLOUT}.rollout_filter_include_zero": ("false", Capability.GROUP_FILTERS),
-    VALUE: ("0.9", Capability.GROUP_FILTERS),
-    f"{ACTOR}.filter_loss_scaling": ("sqrt", Capability.GROUP_FILTERS),
-    "algorithm.zero_task_advantage": ("true", Capability.SAMPLE_MASKS),
-    "algorithm.soft_advantage_reweight": ("true", Capability.SAMPLE_MASKS),
+    f"{ROLLOUT}.rollout_filter_metric": ("entropy", Capability.GROUP_FILTERS),
     "agent_proxy.context_window_mode": ("single_turn", Capability.CONTEXT_FORMS),
     "trainer.gradient_analysis_mode": ("true", Capability.GRADIENT_ANALYSIS),
     "trainer.gradient_analysis_only": ("true", Capability.GRADIENT_ANALYSIS),
@@ -76,6 +71,58 @@ def test_the_filter_of_2026_keeps_the_groups_that_it_says(
     newer = (f"{STRATEGY}={strategy}", f"{VALUE}={amount}", "ppo_mini_batch_size=16")
     run = load(tmp_path, *newer, f"{ROLLOUT}.rollout_filter_type=smallest").experiment
     assert (run.algorithm.filter.keep_share, run.algorithm.filter.keep_by) == (share, "least_deviation")
+
+
+FILTER = {
+    VALUE: ("0.9", "top_p", 0.9),
+    f"{ROLLOUT}.rollout_filter_include_zero": ("false", "drop_zero", True),
+    f"{ROLLOUT}.rollout_filter_top_p_prob_mode": ("softmax", "top_p_softmax", True),
+    f"{ROLLOUT}.rollout_filter_selection_eps": ("0.1", "top_p_tolerance", 0.1),
+    f"{ROLLOUT}.rollout_filter_empty_stop_steps": ("3", "stop_after_empty_steps", 3),
+    f"{ROLLOUT}.rollout_filter_metric": ("reward", "keep_by", "mean"),
+    f"{ACTOR}.filter_loss_scaling": ("sqrt", "scale_advantages", "sqrt"),
+}
+
+
+@pytest.mark.proves("ragen", *FILTER)
+def test_each_option_of_the_filter_of_2026_reaches_the_run(tmp_path: Path) -> None:
+    newer = (f"{STRATEGY}=top_p", f"{ROLLOUT}.rollout_filter_type=largest")
+    plain = load(tmp_path, *newer).experiment.algorithm.filter.model_dump()
+    assert (plain["top_p"], plain["top_p_tolerance"], plain["stop_after_empty_steps"]) == (1.0, 0.01, 5)
+    changed = load(tmp_path, *newer, *(f"{key}={text}" for key, (text, _, _) in FILTER.items()))
+    expected = {native: value for _, native, value in FILTER.values()}
+    assert changed.experiment.algorithm.filter.model_dump() == plain | expected
+
+
+def test_groups_near_the_best_are_kept_and_a_share_above_one_is_refused(tmp_path: Path) -> None:
+    found = load(tmp_path, f"{STRATEGY}=min_p", f"{VALUE}=0.5").experiment.algorithm.filter
+    assert (found.min_p, found.top_p, found.keep_share) == (0.5, 1.0, 1.0)
+    with pytest.raises(ConfigError, match="rollout_filter_value"):
+        load(tmp_path, f"{STRATEGY}=min_p", f"{VALUE}=1.5")
+
+
+def test_the_ratio_of_2025_has_no_effect_beside_the_value_of_2026(tmp_path: Path) -> None:
+    found = load(tmp_path, f"{VALUE}=1.0", f"{ROLLOUT}.rollout_filter_ratio=0.25")
+    assert found.experiment.algorithm.filter.keep_share == 1.0
+    assert any("rollout_filter_ratio" in remark and "has no effect" in remark for remark in found.remarks)
+
+
+@pytest.mark.parametrize("strategy", ["{top_p: 0.9, top_p_tolerance: 0.1, keep_by: least_mean}", "{min_p: 0.5}"])
+def test_a_filter_by_shares_of_scores_is_translated(strategy: str) -> None:
+    ours = load_experiment(None, ["env.name=countdown", "warm_start=null", f"algorithm.filter={strategy}"])
+    lost = translate(ours, DIALECTS["ragen"]).lost
+    assert not [key for key in lost if key.startswith("algorithm.filter.")]
+
+
+@pytest.mark.proves("ragen", "algorithm.zero_task_advantage", "algorithm.soft_advantage_reweight")
+def test_advantages_are_weighted_or_removed(tmp_path: Path) -> None:
+    soft = "algorithm.soft_advantage_reweight=true"
+    weighted: Any = load(tmp_path, *GRPO, soft).experiment.algorithm.advantage
+    assert (weighted.name, weighted.deviation_weight) == ("grpo", True)
+    assert load(tmp_path, "algorithm.zero_task_advantage=true").experiment.algorithm.zero_advantages
+    assert any("only has an effect with grpo" in remark for remark in load(tmp_path, soft).remarks)
+    (problem,) = converted(tmp_path, *GRPO, soft, "agent_proxy.reward_normalization.method=asym_clip").unsupported
+    assert problem.key == "algorithm.soft_advantage_reweight"
 
 
 @pytest.mark.proves("ragen", "algorithm.norm_adv_by_std_in_grpo")

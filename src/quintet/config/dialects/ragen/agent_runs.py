@@ -15,6 +15,16 @@ from quintet.config.dialects.ragen.custom_envs import (
     envs_to_native,
     group_counts,
 )
+from quintet.config.dialects.ragen.group_filter import (
+    AMOUNT,
+    GROUPS,
+    MINI_BATCH,
+    SAMPLES,
+    STRATEGY,
+    filter_from_native,
+    filter_problems,
+    filter_to_native,
+)
 from quintet.config.dialects.ragen.key_values import format_devices, parse_devices
 from quintet.config.dialects.verl.batches import ACTOR, MODEL, ROLLOUT, StepSize, batch_problems
 from quintet.config.dialects.verl.critic import critic_defaults, critic_problems
@@ -24,18 +34,16 @@ from quintet.config.dialects.verl.objective import objective_problems
 from quintet.config.dialects.verl.run_settings import run_from_native, run_problems, run_to_native
 from quintet.config.problems import ConfigProblem
 
-GROUPS, SAMPLES = f"{TRAIN}.env_groups", f"{TRAIN}.group_size"
-MINI_BATCH, MODEL_TOKENS = f"{ACTOR}.ppo_mini_batch_size", f"{ROLLOUT}.max_model_len"
+MODEL_TOKENS = f"{ROLLOUT}.max_model_len"
 PROMPT, RESPONSE = f"{ROLLOUT}.prompt_length", f"{ROLLOUT}.response_length"
 SHARED_MINI_BATCH, CRITIC_MINI_BATCH = "ppo_mini_batch_size", "critic.ppo_mini_batch_size"
-RATIO = f"{ROLLOUT}.rollout_filter_ratio"
-STRATEGY, AMOUNT = f"{ROLLOUT}.rollout_filter_strategy", f"{ROLLOUT}.rollout_filter_value"
 CONTEXT, WINDOW, BY_DEVIATION = (
     "agent_proxy.context_window_mode",
     "agent_proxy.max_context_window",
     "algorithm.norm_adv_by_std_in_grpo",
 )
-NEWER = (STRATEGY, AMOUNT, CONTEXT, "algorithm.zero_task_advantage", "algorithm.soft_advantage_reweight")
+SOFT_WEIGHT = "algorithm.soft_advantage_reweight"
+NEWER = (STRATEGY, AMOUNT, CONTEXT, "algorithm.zero_task_advantage", SOFT_WEIGHT)
 """Keys by which files of the releases since 2026 are recognised."""
 SHARED_MODEL, ADAPTERS = "model_path", "lora.enabled"
 ESTIMATOR, BI_LEVEL, LENGTH_WEIGHT = "algorithm.adv_estimator", "algorithm.bi_level_gae", "grpo_advantage_length_weight"
@@ -101,7 +109,7 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     yield from values.divisor_problems(_mini_batch_key(values), total, episodes)
     has_reference = _has_kl_loss(values) or bool(values[KL_IN_REWARD])
     yield from batch_problems(values, _step_size(values), critic=_has_critic(values), reference=has_reference)
-    yield from _filter_problems(values)
+    yield from filter_problems(values, _mini_batch_key(values), newer=_is_newer(values))
     yield from _algorithm_problems(values)
     yield from _length_problems(values)
     yield from _device_problems(values)
@@ -136,44 +144,9 @@ def _is_newer(values: ForeignValues) -> bool:
     return any(map(values.is_set, NEWER))
 
 
-def _kept_groups(values: ForeignValues) -> int:
-    """Return the groups of a step that the filter keeps."""
-    groups, amount = int(values[GROUPS]), values[AMOUNT]
-    if not _is_newer(values) or values.is_set(RATIO):
-        # one group if that fills a mini-batch, where RAGEN would train on nothing
-        return int(values[RATIO] * groups + 1e-9) or int(values[SAMPLES] >= values[MINI_BATCH])
-    if values[STRATEGY] == "top_k_abs":
-        return max(1, min(int(amount), groups))
-    return max(1, min(int(amount * groups + 1e-9), groups)) if values[STRATEGY] == "top_k" else groups
-
-
-def _filter_to_native(values: ForeignValues, native: NativeBuilder) -> None:
-    """Set the share of groups; the other filters of 2026 wait."""
-    origins = (STRATEGY, AMOUNT, GROUPS) if _is_newer(values) else (RATIO, GROUPS)
-    native.set("algorithm.filter.keep_share", _kept_groups(values) / values[GROUPS], *origins)
-    if values[RATIO] * values[GROUPS] < 1 and RATIO in origins:
-        native.remarks.append(f"{values.describe(RATIO)} is less than one group: one is kept")
-    adds_up = values[STRATEGY] == "min_p" or (values[STRATEGY] == "top_p" and values[AMOUNT] < 1)
-    if _is_newer(values) and adds_up:
-        native.require(AMOUNT, Capability.GROUP_FILTERS)
-
-
 def _mini_batch_key(values: ForeignValues) -> str:
     """Return the key of the mini-batch size that the others follow, if the policy's follows it."""
     return SHARED_MINI_BATCH if values[SHARED_MINI_BATCH] == values[MINI_BATCH] else MINI_BATCH
-
-
-def _filter_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
-    if _kept_groups(values) < 1:
-        least = round(1 / values[GROUPS] + 5e-5, 4)
-        yield values.problem(
-            RATIO, f"keeps none of the groups of {values.describe(GROUPS)}", f"at least: {RATIO}={least}"
-        )
-    elif _kept_groups(values) * values[SAMPLES] < values[MINI_BATCH]:
-        trained_episodes = _kept_groups(values) * values[SAMPLES]
-        problem = f"{values.describe(RATIO)} keeps {trained_episodes} episodes of a step, fewer than a mini-batch"
-        key = _mini_batch_key(values)
-        yield values.problem(key, problem, f"at most: {key}={trained_episodes}, or {RATIO}=1")
 
 
 def _algorithm_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
@@ -209,7 +182,7 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.apply(RULES)
     tokens = _max_tokens(values) - values[RESPONSE]
     native.set("rollout.max_prompt_tokens", tokens, MODEL_TOKENS, RESPONSE, PROMPT)
-    _filter_to_native(values, native)
+    filter_to_native(values, native, newer=_is_newer(values))
     shows_all = values[CONTEXT] == "full" or (values[WINDOW] or 0) < 1
     native.set("rollout.window_size", None if shows_all else values[WINDOW], WINDOW, CONTEXT)
     envs_to_native(values, native)
@@ -259,10 +232,15 @@ def _algorithm_to_native(values: ForeignValues, native: NativeBuilder) -> None:
         "turn_lam": (float(values[LAMBDA]), (LAMBDA,)),
         "normalize_by_std": _by_deviation(values),
         "length_weight": (values[LENGTH_WEIGHT] and values[ESTIMATOR] == "grpo", (LENGTH_WEIGHT, ESTIMATOR)),
+        "deviation_weight": (values[SOFT_WEIGHT], (SOFT_WEIGHT,)),
     }
     if values[ESTIMATOR] == "reinforce_plus_plus_baseline":
         options["whiten"] = (True, (ESTIMATOR,))
     set_options(native, ADVANTAGE, options)
+    if values[SOFT_WEIGHT] and values[ESTIMATOR] == "grpo" and name != "grpo":
+        native.require(SOFT_WEIGHT, Capability.SAMPLE_MASKS)
+    elif values[SOFT_WEIGHT] and name != "grpo":
+        native.remarks.append(f"{values.describe(SOFT_WEIGHT)} only has an effect with grpo, as in RAGEN")
     shapes = method != "identity" and name != "grpo"
     center = CENTER[values[GROUPING]] if shapes else "none"
     native.set("algorithm.shaping.center", center, GROUPING, METHOD)
@@ -294,7 +272,7 @@ def from_native(foreign: ForeignBuilder) -> None:
     for key in (SHARED_MINI_BATCH, CRITIC_MINI_BATCH):
         foreign.set(key, foreign.values[MINI_BATCH])
     foreign.set(MODEL_TOKENS, run.rollout.max_prompt_tokens + run.rollout.max_response_tokens)
-    foreign.set(RATIO, run.algorithm.filter.keep_share)
+    filter_from_native(foreign)
     foreign.set(WINDOW, run.rollout.window_size or -1)
     learning_from_native(foreign)
     for learner, key in BETAS.items():
@@ -311,7 +289,8 @@ def _algorithm_from_native(foreign: ForeignBuilder) -> None:
     foreign.set(ESTIMATOR, "gae" if name == "bi_level_gae" else "grpo" if name == "raw" else name)
     for option, key in (("gamma", GAMMA), ("lam", LAMBDA), ("turn_gamma", TURN_GAMMA)):
         foreign.set(key, option_value(foreign, ADVANTAGE, option, 1.0))
-    foreign.set(LENGTH_WEIGHT, option_value(foreign, ADVANTAGE, "length_weight", False))
+    for option, key in (("length_weight", LENGTH_WEIGHT), ("deviation_weight", SOFT_WEIGHT)):
+        foreign.set(key, option_value(foreign, ADVANTAGE, option, False))
     method = "mean" if shaping.divide == "none" else "asym_clip" if shaping.clip else "mean_std"
     if name == "grpo":
         method = "mean_std" if option_value(foreign, ADVANTAGE, "normalize_by_std", True) else "mean"
