@@ -252,7 +252,12 @@ def test_the_command_line_changes_an_entry_of_a_list(tmp_path: Path) -> None:
 
 
 WAITING: list[tuple[tuple[str, ...], dict[str, Any], str, Capability]] = [
-    (("filter.enable=true",), {}, "filter.enable", Capability.GROUP_FILTERS),
+    (
+        ("filter.enable=true", *TURNS, "algorithm.adv_estimator=no_concat_gae"),
+        {},
+        "filter.enable",
+        Capability.GROUP_FILTERS,
+    ),
     (("huggingface_hub.hf_save_freq=200",), {}, "huggingface_hub.hf_save_freq", Capability.HUB_UPLOADS),
     (("data.custom_cls.path=mine.py",), {}, "data.custom_cls.path", Capability.SAMPLERS),
     ((f"{ROLLOUT}.agent.agent_loop_config_path=mine.yaml",), {}, f"{ROLLOUT}.agent.agent_loop_config_path",
@@ -287,6 +292,29 @@ def test_limits_that_differ_between_environments_wait(tmp_path: Path, other: dic
     assert str(Capability.ENV_SETTINGS) in found[f"train_envs.env1.{key}"]
 
 
+FILTERS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
+    ((), {"top_p": 0.9, "drop_zero": False, "keep_all_if_empty": True, "scale_advantages": "sqrt", "ddof": 0}),
+    (("filter.filter_kwargs.top_p=0.5",), {"top_p": 0.5, "keep_share": 1.0}),
+    (("filter.filter_kwargs.top_p=1.0", "filter.filter_kwargs.ddof=1"), {"top_p": 1.0, "drop_zero": True, "ddof": 1}),
+    (("filter.name=reward_variance",), {"keep_share": 0.2, "top_p": 1.0, "scale_advantages": "none"}),
+    (("filter.name=reward_variance", "filter.filter_kwargs.topk=0.5"), {"keep_share": 0.5, "keep_all_if_empty": False}),
+]
+
+
+@pytest.mark.proves(
+    "vagen",
+    *("filter.enable", "filter.name"),
+    *(f"filter.filter_kwargs.{name}" for name in ("top_p", "topk", "ddof")),
+)
+@pytest.mark.parametrize(("words", "expected"), FILTERS)
+def test_groups_are_filtered_by_their_variance(
+    tmp_path: Path, words: tuple[str, ...], expected: dict[str, Any]
+) -> None:
+    found = natively(tmp_path, "algorithm.adv_estimator=grpo", f"{ROLLOUT}.n=4", "filter.enable=true", *words)
+    common = {"keep_by": "variance", "after_advantages": True}
+    assert {name: found[f"algorithm.filter.{name}"] for name in common | expected} == common | expected
+
+
 WITHOUT_EFFECT = [
     *("trainer.log_image.enable=true", "trainer.log_image.max_pending=4", "trainer.log_image.png_compress_level=6"),
     *("trainer.skip_pad_tokens=false", "trainer.replace_image_tokens_for_logging=false", "data.shuffle=false"),
@@ -303,7 +331,6 @@ WITHOUT_EFFECT = [
     *(f"trainer.log_image.{name}" for name in ("enable", "max_pending", "png_compress_level")),
     *("trainer.skip_pad_tokens", "trainer.replace_image_tokens_for_logging", "data.shuffle"),
     *(f"huggingface_hub.{name}" for name in ("repo_id", "private", "upload_contents")),
-    *("filter.name", "filter.filter_kwargs.topk", "filter.filter_kwargs.top_p", "filter.filter_kwargs.ddof"),
     f"{ROLLOUT}.multi_turn.enable",
     "train_envs.env1.config.image_placeholder",
     "train_envs.env1.config.use_example_in_sys_prompt",

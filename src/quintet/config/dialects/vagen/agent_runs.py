@@ -26,6 +26,8 @@ UNMASKED = "no_concat_gae"
 TURN_VALUES = {UNMASKED: "first", "no_concat_gae_last": "last"}
 """Token of a turn with its value, by estimator over turns."""
 CRITIC = "critic.enable"
+FILTER, FILTER_NAME = "filter.enable", "filter.name"
+TOP_P, TOP_K, DDOF = (f"filter.filter_kwargs.{name}" for name in ("top_p", "topk", "ddof"))
 CONSTANTS = {
     "rollout.response_format": "anywhere",
     "rollout.ignore_case": True,
@@ -96,6 +98,7 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.apply(RULES)
     envs_to_native(values, native)
     _turns_to_native(values, native)
+    _filter_to_native(values, native)
     _lengths_to_native(values, native)
     _steps_to_native(values, native)
     in_loss, in_reward = bool(values[KL_IN_LOSS]), bool(values[KL_IN_REWARD])
@@ -129,6 +132,27 @@ def _turn_estimator_to_native(values: ForeignValues, native: NativeBuilder) -> N
             f"{values.describe(ESTIMATOR)}: the critic learns the values of first tokens only; VAGEN's trainer has no "
             "mask for this name, so that its critic also learns the placeholder -100 at all other tokens"
         )
+
+
+def _filter_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set the filter of groups by the variance of their rewards, which VAGEN applies to advantages."""
+    if not values[FILTER]:
+        return
+    if not values[CONCATENATES]:
+        native.require(FILTER, Capability.GROUP_FILTERS)
+    section = "algorithm.filter"
+    native.set(f"{section}.keep_by", "variance", FILTER, FILTER_NAME)
+    native.set(f"{section}.ddof", values[DDOF], DDOF)
+    native.set(f"{section}.after_advantages", True, FILTER)
+    if values[FILTER_NAME] == "reward_variance":
+        native.set(f"{section}.keep_share", float(values[TOP_K]), TOP_K, FILTER_NAME)
+        return
+    # with all of the variance, groups without any are left out
+    top_p = float(values[TOP_P])
+    native.set(f"{section}.top_p", top_p, TOP_P, FILTER_NAME)
+    native.set(f"{section}.drop_zero", top_p == 1.0, TOP_P, FILTER_NAME)
+    native.set(f"{section}.keep_all_if_empty", True, FILTER_NAME)
+    native.set(f"{section}.scale_advantages", "sqrt", FILTER_NAME)
 
 
 def _lengths_to_native(values: ForeignValues, native: NativeBuilder) -> None:
