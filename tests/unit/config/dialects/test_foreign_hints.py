@@ -381,6 +381,7 @@ EXEMPT = {
     "vagen/env_config_file.py": "the same",
     "vagen/env_lists.py _entries": "files of lists, which test_vagen_agents.py reads",
     "vagen/evaluation_file.py read_evaluation": "a file without a list, which test_vagen_evaluation.py reads",
+    "vagen/agent_runs.py conflicts": "the same",
     "vagen/agent_envs.py env_list_problems": "names files",
     "vagen/agent_envs.py entry_problems": "of its hints one lists the user's names",
     "rlinf/component_placement.py _place_components": "the syntax of placements",

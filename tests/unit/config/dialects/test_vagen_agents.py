@@ -357,7 +357,6 @@ REFUSED: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     ((), {"config": {"num_boxes": 2}}, "FrozenLake has no such option"),
     ((), {"config": {"prompt_format": "free_wm"}}, "FrozenLake has no such format"),
     ((), {"name": "Sokoban", "config": {"min_solution_steps": [5, 2]}}, "the maximum is below the minimum"),
-    ((), {"n_envs": 32, "seed": [1, 32]}, "a step needs more environments than the 32 of the training list"),
     (("algorithm.adv_estimator=no_concat_gae",), {}, "needs turns without earlier ones"),
     (("algorithm.adv_estimator=no_concat_gae", TURNS[0]), {}, "needs a critic, which verl only trains if this is true"),
     ((f"{ROLLOUT}.agent.agent_loop_config_path=agent_no_concat.yaml",), {}, "is the agent loop of other runs"),
@@ -381,6 +380,20 @@ def test_a_file_without_a_list_is_named(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"wrong\.yaml has no list envs"):
         converted(tmp_path, f"data.val_files={path}")
+
+
+def test_a_list_that_is_too_short_for_a_step_is_named_and_makes_no_step(tmp_path: Path) -> None:
+    """As in VAGEN's scripts of SpatialGym with a critic, which have 50 environments and steps of 128."""
+    found = converted(tmp_path, train=[LAKE | {"n_envs": 32, "seed": [1, 32]}])
+    assert "more environments than the 32 of the training list" in waiting(found)["data.train_batch_size"]
+    assert found.composed.experiment.training.steps == 0
+
+
+def test_files_of_vagen_that_are_no_run_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "env_registry.yaml"
+    path.write_text("env_registry: {Ice: my.Ice}\n")
+    with pytest.raises(ConfigError, match=r"env_registry\.yaml names no lists of environments: it is no run"):
+        convert(compose_config(path, []), DIALECTS["vagen"], to_plan=True)
 
 
 def test_values_of_vagens_own_file_are_defaults(tmp_path: Path) -> None:

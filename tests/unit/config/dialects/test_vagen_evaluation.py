@@ -14,6 +14,7 @@ from quintet.config.dialects.composition.foreign_config import compose_config
 from quintet.config.dialects.loader import ConversionResult, convert
 from quintet.config.dialects.registry import DIALECTS
 from quintet.config.dotted import flatten
+from quintet.config.plan.batch_arithmetic import compute_batch_arithmetic
 from quintet.errors import ConfigError
 
 LAKE = {"name": "FrozenLake", "n_envs": 128, "tag_id": "lake", "seed": [0, 128, 1], "config": {"size": 6}}
@@ -66,6 +67,8 @@ def test_a_script_is_planned_as_the_validation_of_its_file(tmp_path: Path) -> No
     assert natively(evaluated(tmp_path, script=False))["rollout.max_concurrent"] == 9
     without = {name: value for name, value in FILE["run"].items() if name != "max_concurrent_jobs"}
     assert natively(evaluated(tmp_path, script=False, run=without))["rollout.max_concurrent"] == 64
+    numbers = compute_batch_arithmetic(found.composed)
+    assert (numbers.validations, numbers.episodes, numbers.optimizer_steps) == (1, 0, 0)
     (problem,) = found.unsupported
     assert (problem.key, str(Capability.API_MODELS) in problem.message) == ("run.backend", True)
 
@@ -97,7 +100,7 @@ def test_several_environments_are_named_by_their_tags_and_limits_that_differ_wai
 
 
 def test_files_that_are_no_evaluation_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="it names no environments"):
+    with pytest.raises(ConfigError, match="names no environments: it is no run"):
         evaluated(tmp_path, envs=[])
     with pytest.raises(ConfigError, match=r"FrozenLake has no such option"):
         evaluated(tmp_path, envs=[LAKE | {"config": {"num_boxes": 1}}])

@@ -10,6 +10,7 @@ from quintet.config.dialects.conversion_rules import MiniBatches
 from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.vagen.agent_dialect import AGENT_KEYS
 from quintet.config.dialects.vagen.agent_envs import TRAIN, entries, env_list_problems, envs_to_native
+from quintet.config.dialects.vagen.key_values import LISTS
 from quintet.config.dialects.verl.batches import ROLLOUT
 from quintet.config.dialects.verl.constraints import ESTIMATOR, MINI_BATCH, PROMPTS, SAMPLES, shared_problems, step_size
 from quintet.config.dialects.verl.converter import estimator_to_native
@@ -18,6 +19,7 @@ from quintet.config.dialects.verl.kl import KL_IN_LOSS, KL_IN_REWARD, kl_to_nati
 from quintet.config.dialects.verl.learners import STEPS, learning_to_native
 from quintet.config.dialects.verl.run_settings import run_to_native
 from quintet.config.problems import ConfigProblem
+from quintet.errors import ConfigError
 
 EPOCHS, SEED = "trainer.total_epochs", "data.seed"
 PROMPT, RESPONSE = f"{ROLLOUT}.prompt_length", f"{ROLLOUT}.response_length"
@@ -50,26 +52,27 @@ def is_agent_run(dialect: Dialect) -> bool:
 
 
 def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
-    """Yield problems between keys: those of the lists, and those that VAGEN or verl asserts."""
+    """Yield problems between keys: those of the lists, and those that VAGEN or verl asserts.
+
+    Raises:
+        ConfigError: the file is one of VAGEN's own that names no lists.
+    """
+    if not any(entries(values, section) or values[key] for section, key in LISTS.items()):
+        source = next(iter(values.merged.sources.values()), "").rpartition(":")[0]
+        hint = "give a script or file that sets data.train_files and data.val_files"
+        raise ConfigError(f"{source} names no lists of environments: it is no run", source=source, hint=hint)
     yield from env_list_problems(values)
     yield from values.divisor_problems(
         MINI_BATCH, values[PROMPTS], f"environments of a step, from {values.describe(PROMPTS)}"
     )
     has_reference = bool(values[KL_IN_LOSS] or values[KL_IN_REWARD])
     yield from shared_problems(values, step_size(values), SAMPLES, has_reference=has_reference)
-    yield from _step_problems(values)
     yield from _turn_problems(values)
 
 
 def _listed(values: ForeignValues) -> int:
     """Return the environments of a pass over the training list."""
     return sum(entry["n_envs"] for entry in entries(values, TRAIN))
-
-
-def _step_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
-    if 0 < _listed(values) < values[PROMPTS]:
-        problem = f"a step needs more environments than the {_listed(values)} of the training list"
-        yield values.problem(PROMPTS, problem, f"at most: {PROMPTS}={_listed(values)}")
 
 
 def _turn_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
@@ -169,5 +172,11 @@ def _steps_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     limit = values[STEPS] if (values[STEPS] or -1) > 0 else of_passes
     sizes = (entry.key("n_envs") for entry in entries(values, TRAIN))
     native.set("training.steps", min(limit, of_passes), STEPS, EPOCHS, PROMPTS, *sizes)
+    if _listed(values) < values[PROMPTS]:
+        problem = (
+            f"a step needs more environments than the {_listed(values)} of the training list, so that there is none;"
+            " VAGEN ends because its train dataloader is empty"
+        )
+        native.unsupported[PROMPTS] = values.problem(PROMPTS, problem, f"at most: {PROMPTS}={_listed(values)}")
     if values[SEED] is not None:
         native.set("seed", values[SEED], SEED)

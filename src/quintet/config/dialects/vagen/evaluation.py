@@ -28,6 +28,7 @@ CONSTANTS = {
     "validation.before_training": True,
     "validation.sampling.samples": 1,
     "training.steps": 0,
+    "algorithm.advantage.name": "raw",
     **dict.fromkeys(("training.groups_per_step", "training.samples_per_group", "training.mini_batches"), 1),
 }
 """What VAGEN's code fixes, and what a run that does not train has no numbers of."""

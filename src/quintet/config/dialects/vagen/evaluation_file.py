@@ -43,7 +43,7 @@ def read_evaluation(path: Path) -> tuple[dict[str, Any], dict[str, str]] | None:
         flat |= flatten(read_file(file, sources))
     listed = flat.pop("envs", None)
     if not isinstance(listed, list) or not listed:
-        message = f"{path} is no run: it names no environments"
+        message = f"{path} names no environments: it is no run"
         raise ConfigError(message, key="envs", hint="write envs: [{name: FrozenLake, n_envs: 64, tag_id: lake}]")
     flat.pop("defaults", None)
     _, section = LISTS
