@@ -26,7 +26,8 @@ PATHS = {
     "rlinf": r"(examples|tests)/.*\.(ya?ml|sh)",
     "roll": r"(examples|tests)/.*\.(ya?ml|sh)|roll/(configs|pipeline)/.*(config|args).*\.py",
     "ragen": r"(config|scripts)/.*\.(ya?ml|sh)|[^/]*\.sh|ragen/env/.*config.*\.py",
-    "vagen": r"(scripts|vagen)/.*\.(ya?ml|sh)|vagen/env/.*config.*\.py",
+    "vagen": r"(scripts|vagen|examples)/.*\.(ya?ml|sh)|vagen/env/.*config.*\.py|vagen/envs/.*_env\.py"
+    r"|vagen/gym_agent_dataset\.py",
 }
 """Files with keys."""
 TREES = PATHS | {"verl": r"verl/trainer/config/.*\.ya?ml"}
@@ -35,6 +36,8 @@ ANY_NAME = re.compile(r"^(?:(?:custom_envs|rewards|env)\.[^.]+|env\d+)\.")
 """Sections with a name that the user chooses."""
 WORDS = re.compile(r"(?:^|[\s'\"])\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=")
 FIELDS = re.compile(r"^    (\w+)\s*:", re.MULTILINE)
+LISTED_CLASSES = re.compile(r"vagen/(envs/|gym_agent_dataset\.py)")
+"""Classes with the fields of an entry of VAGEN's lists of environments, and of its options."""
 
 
 def read_files(checkout: str, revision: str, pattern: str) -> Iterator[tuple[str, str]]:
@@ -59,7 +62,8 @@ def read_files(checkout: str, revision: str, pattern: str) -> Iterator[tuple[str
 def keys_of(path: str, text: str) -> Iterator[str]:
     """Yield the keys in a file; those of a file in a group also with the name of the group."""
     if path.endswith(".py"):
-        yield from (f"field {name}" for name in FIELDS.findall(text))
+        kind = "entry" if LISTED_CLASSES.match(path) else "field"
+        yield from (f"{kind} {name}" for name in FIELDS.findall(text))
     elif path.endswith(".sh"):
         yield from WORDS.findall(text)
     else:
@@ -80,7 +84,8 @@ def release_keys(checkout: str, revision: str, pattern: str) -> frozenset[str]:
 
 def is_in(key: str, release: frozenset[str]) -> bool:
     """Return whether a release has a key, with any name of a section that the user names, or as a field of a class."""
-    names = (key, ANY_NAME.sub("*.", key), f"*.{key}", f"field {key.rpartition('.')[2]}")
+    kind = "entry" if key.startswith("train_envs.") else "field"
+    names = (key, ANY_NAME.sub("*.", key), f"*.{key}", f"{kind} {key.rpartition('.')[2]}")
     return any(name in release for name in names)
 
 
@@ -91,10 +96,13 @@ def ranges(framework: str, checkout: str) -> list[dict[str, object]]:
     found = [release_keys(checkout, release.commit, PATHS[framework]) for release in releases]
     trees = [release_keys(checkout, release.commit, TREES[framework]) for release in releases]
     keys = defaultdict(set)
+    # the tree of the framework beneath may no longer be in the repository
+    base = DIALECTS[framework].base
+    lasting = set() if base is None else {spec.key for _, spec in all_keys(base)}
     for _, spec in all_keys(DIALECTS[framework]):
         present = [index for index, release in enumerate(found) if is_in(spec.key, release)]
         if present:
-            is_in_tree = any(is_in(spec.key, tree) for tree in trees)
+            is_in_tree = spec.key not in lasting and any(is_in(spec.key, tree) for tree in trees)
             keys[present[0], present[-1] if is_in_tree else len(names) - 1].add(spec.key)
     return [
         ({"since": names[first]} if first else {})

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from quintet.cli.messages import warn
-from quintet.config.capabilities import Capability
 from quintet.config.dialects.composition.default_files import default_names, trees_with_defaults
 from quintet.config.dialects.registry import DIALECTS, detect
 from quintet.config.dialects.scripts.override_list import keys_as_tree
 from quintet.config.dialects.scripts.run_script import RunScript, read_run_script
-from quintet.config.dialects.vagen.key_values import is_evaluation
-from quintet.errors import ConfigError, UnsupportedRunError, nearest
+from quintet.errors import ConfigError, nearest
 
 NATIVE = "native"
 
@@ -67,9 +65,6 @@ def _detect_dialect(script: RunScript) -> str:
         tree = dict(other) | tree if other is not file else tree | dict(other)
     dialect = next(iter([*detect(tree), *_dialects_of_defaults(file)]), NATIVE)
     _refuse_fragment(file, script.config)
-    if is_evaluation(file):
-        message = f"{script.config}: an evaluation by vagen.evaluate {Capability.API_MODELS.refusal()}"
-        raise UnsupportedRunError(message, source=str(script.config))
     if dialect == NATIVE and isinstance(file.get("defaults"), list):
         message = f"{script.config} has a defaults list of Hydra, and no key that tells the framework"
         missing = ", ".join(default_names(file))

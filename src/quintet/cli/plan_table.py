@@ -149,14 +149,19 @@ def _step_rows(plan: RunPlan) -> Iterator[Row]:
         yield "sequences per step", _upper_bound(numbers["sequences_per_step"]), "one per turn as the window slides"
     episodes = _counted(numbers["episodes_per_mini_batch"], "episode")
     groups = _counted(numbers["groups_per_mini_batch"], "group")
-    yield "mini-batches", _number(training.mini_batches), f"of {episodes} each, {groups}"
-    yield "epochs", _number(training.epochs), "passes over the episodes of a step"
     updates = numbers["optimizer_steps_per_step"]
     trained = updates // training.epochs
+    if training.mini_batch_sequences is not None:
+        size = _counted(training.mini_batch_sequences, "sequence")
+        yield "mini-batches", _upper_bound(trained), f"of {size} each, as many as the turns of a step fill"
+    else:
+        yield "mini-batches", _number(training.mini_batches), f"of {episodes} each, {groups}"
+    yield "epochs", _number(training.epochs), "passes over the episodes of a step"
     how = f"{_counted(trained, 'mini-batch')} × {_counted(training.epochs, 'epoch')}"
-    if trained < training.mini_batches:
+    if trained < training.mini_batches and training.mini_batch_sequences is None:
         how += f",\nof the groups kept by {plan.setting('algorithm.filter.keep_share')}"
-    yield "optimizer steps per step", _number(updates), how
+    bounded = _number if training.mini_batch_sequences is None else _upper_bound
+    yield "optimizer steps per step", bounded(updates), how
 
 
 def _robot_rows(plan: RunPlan) -> Iterator[Row]:
@@ -186,6 +191,7 @@ def _rank_rows(plan: RunPlan) -> Iterator[Row]:
         episodes, sequences = work.episodes_per_rank, work.sequences_per_rank
         cut = f" ({_upper_bound(sequences)} sequences)" if sequences > episodes else ""
         unit = "sample" if plan.config.env.is_simulator else "episode"
+        unit = "sequence" if plan.config.training.mini_batch_sequences is not None else unit
         how = f"data-parallel, {_counted(episodes, unit)}{cut} per mini-batch"
         yield f"{name}: ranks", _number(work.data_parallel_ranks), how
         how = f"in each optimizer step, with gradient accumulation;\n{work.budget.description} each ({work.budget.key})"
@@ -212,9 +218,10 @@ def _run_rows(plan: RunPlan) -> Iterator[Row]:
     yield "steps", _number(numbers["steps"]), _steps(plan)
     drop = config.algorithm.drop_groups_without_signal and not config.needs_critic
     updates = numbers["optimizer_steps"]
+    is_bound = drop or config.training.mini_batch_sequences is not None
     yield (
         "optimizer steps",
-        _upper_bound(updates) if drop else _number(updates),
+        _upper_bound(updates) if is_bound else _number(updates),
         "groups without signal need none" * drop,
     )
     yield "episodes", _number(numbers["episodes"]), ""

@@ -81,13 +81,14 @@ class FrozenLake:
         return self._observation()
 
     def step(self, action: str) -> Step:
-        """See `Env.step`; the reward is gymnasium's, 1 for reaching the goal."""
+        """See `Env.step`; only reaching the goal is rewarded."""
         state, reward, terminated, _, _ = self._env.step(self.actions.index(action))
         self._position = divmod(int(state), self._config.size)
         self._steps += 1
         truncated = not terminated and self._steps >= self._config.max_steps
         success = self._rows[self._position[0]][self._position[1]] == "G"
-        return Step(self._observation(), float(reward), bool(terminated), truncated, {"success": success})
+        reward = self._config.goal_reward * float(reward)
+        return Step(self._observation(), reward, bool(terminated), truncated, {"success": success})
 
     def render(self) -> np.ndarray:
         """See `Env.render`; unlike gymnasium's image, it shows the agent in a hole."""

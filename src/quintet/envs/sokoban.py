@@ -18,8 +18,6 @@ from quintet.records import Observation, Step
 MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 PLACES = {"Targets": "O√S", "Boxes": "X", "Boxes on target": "√", "Player": "P", "Player on target": "S"}
 """Symbols of what coordinates are listed of."""
-STEP_REWARD, BOX_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0
-"""As in gym-sokoban: per action, per box moved onto a target (negative off it), for all boxes on targets."""
 SEARCH_LIMIT = 500_000
 """Maximum number of states that the solver visits."""
 MAX_ATTEMPTS = 20_000
@@ -186,8 +184,8 @@ class Sokoban:
         return self._observation()
 
     def step(self, action: str) -> Step:
-        """See `Env.step`; rewards are those of gym-sokoban."""
-        before = self._level
+        """See `Env.step`."""
+        config, before = self._config, self._level
         self._level = before.after(before.deltas[action])
         self._steps += 1
         if self._plan and self._plan[0] == action:
@@ -196,8 +194,8 @@ class Sokoban:
             self._plan = None
         on_target = [(level.boxes & level.targets).bit_count() for level in (before, self._level)]
         solved = self._level.solved
-        reward = STEP_REWARD + BOX_REWARD * (on_target[1] - on_target[0]) + SOLVED_REWARD * solved
-        truncated = not solved and self._steps >= self._config.max_steps
+        reward = config.step_reward + config.box_reward * (on_target[1] - on_target[0]) + config.solved_reward * solved
+        truncated = not solved and self._steps >= config.max_steps
         return Step(self._observation(), reward, solved, truncated, {"success": solved})
 
     def render(self) -> np.ndarray:
@@ -248,14 +246,29 @@ def _generate_level(config: SokobanConfig, seed: int) -> Level:
         level = _play_backwards(config, rng)
         if level is None or _pushes(level) < config.min_solution_pushes:
             continue
-        if layout_split(grid.grid_text(level.symbols())) is split:
+        if layout_split(grid.grid_text(level.symbols())) is split and _has_solution_length(level, config):
             return level
     raise ConfigError(
         f"none of {MAX_ATTEMPTS} random rooms of {config.width}×{config.height} cells gives a puzzle with "
-        f"{config.boxes} boxes and at least {config.min_solution_pushes} pushes",
+        f"{config.boxes} boxes and at least {config.min_solution_pushes} pushes{_describe_solution_length(config)}",
         key="env",
         hint="increase env.width or env.height, or decrease env.boxes or env.min_solution_pushes",
     )
+
+
+def _has_solution_length(level: Level, config: SokobanConfig) -> bool:
+    """Whether a shortest solution has as many actions as the configuration demands."""
+    shortest, longest = config.min_solution_steps, config.max_solution_steps
+    if shortest is None and longest is None:
+        return True
+    solution = solve(level)
+    return solution is not None and (shortest or 0) <= len(solution) <= (longest or len(solution))
+
+
+def _describe_solution_length(config: SokobanConfig) -> str:
+    bounds = {"at least": config.min_solution_steps, "at most": config.max_solution_steps}
+    texts = [f"{word} {steps}" for word, steps in bounds.items() if steps is not None]
+    return f", and a shortest solution of {' and '.join(texts)} actions" if texts else ""
 
 
 def _pushes(level: Level) -> int:

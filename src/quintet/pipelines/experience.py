@@ -206,7 +206,7 @@ def _advantages(batch: Batch, config: Experiment) -> Batch:
     with_observations = _without_rejected_tokens(with_observations) if rejects_first else with_observations
     advantages, returns = estimate(with_observations, unwhitened)
     if advantage.whiten:
-        ends = turn_ends(batch) if advantage.values_at_turn_ends_only else None
+        ends = turn_ends(batch) if advantage.whitens_over_turns else None
         advantages = whiten(advantages, batch.loss_mask, over=ends)
     advantages = _clip(advantages * batch.loss_mask, config)
     return replace(batch, advantages=advantages, returns=returns * batch.loss_mask)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 import torch
 
@@ -127,11 +128,14 @@ def _mini_batches(config: Experiment, batch: Batch, step: int, first: int) -> It
     first one in the step."""
     training = config.training
     size, remainder = divmod(training.groups_per_step, training.mini_batches)
-    if remainder:
+    unit: Literal["group", "trajectory", "sequence"] = "trajectory" if remainder else "group"
+    if training.mini_batch_sequences is not None:
+        size, unit = training.mini_batch_sequences, "sequence"
+    elif remainder:
         size = training.groups_per_step * training.samples_per_group // training.mini_batches
     for epoch in range(training.epochs):
         order = shuffle_generator(config, step, epoch)
-        for index, part in enumerate(mini_batches(batch, size, order, full_groups=not remainder), first):
+        for index, part in enumerate(mini_batches(batch, size, order, unit), first):
             yield part, derive_seed(config.seed, "update", step, epoch, index)
 
 

@@ -358,7 +358,8 @@ class _ResponseCache:
 def _turn_result(config: RolloutConfig, steps: Sequence[Step], *, valid: bool) -> tuple[float, Outcome | None]:
     """Return the reward of a turn, and the outcome of its episode if the env has ended it."""
     binary = config.binary_reward
-    format_reward = config.format_reward if valid else config.format_penalty
+    is_rewarded = bool(steps) if config.format_reward_for == "executed" else valid
+    format_reward = config.format_reward if is_rewarded else config.format_penalty
     reward, outcome = (0.0 if binary else format_reward), None
     for step in steps:
         success = bool(step.info.get("success"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -93,11 +93,18 @@ def select_trajectories(batch: Batch, keep: Tensor) -> Batch:
 
 
 def mini_batches(
-    batch: Batch, size: int, generator: torch.Generator | None, *, full_groups: bool = True
+    batch: Batch,
+    size: int,
+    generator: torch.Generator | None,
+    unit: Literal["group", "trajectory", "sequence"] = "group",
 ) -> Iterator[Batch]:
-    """Yield mini-batches of `size` groups (or single trajectories without `full_groups`), in random order if there is
-    a generator; the last may be smaller."""
-    owner = batch.group[batch.trajectory] if full_groups else batch.trajectory
+    """Yield mini-batches of `size` groups, trajectories or sequences, in random order if there is a generator; the last
+    may be smaller."""
+    owner = batch.trajectory
+    if unit == "group":
+        owner = batch.group[batch.trajectory]
+    elif unit == "sequence":
+        owner = torch.arange(len(batch.lengths))
     present = torch.unique(owner)
     order = present if generator is None else present[torch.randperm(len(present), generator=generator)]
     for chosen in order.split(size):

@@ -55,6 +55,37 @@ def test_turn_wise_advantages_are_whitened_over_turns(make_batch: MakeBatch) -> 
     close(returns, [0, 0, 0, 0, 1.95, 0, 0, 0, 0, 1.0])
 
 
+@pytest.mark.parametrize(
+    ("value", "first", "second", "whitened", "returns"),
+    [
+        # deltas 10 - 5 = 5 and 1 + 0.9 × 5 - 3 = 2.5, so A2 = 5 and A1 = 2.5 + 0.72 × 5 = 6.1; over four tokens the
+        # mean is 5.825 and the deviation 0.55
+        ("first", 6.1, 5.0, [0.5, 0.5, 0.5, -1.5], [0, 9.1, 0, 0, 0, 10.0]),
+        # the value of turn 1 is now 7: A1 = 1 + 4.5 - 7 + 0.72 × 5 = 2.1; the mean is 2.825, the deviation 1.45
+        ("last", 2.1, 5.0, [-0.5, -0.5, -0.5, 1.5], [0, 0, 0, 9.1, 0, 10.0]),
+    ],
+)
+def test_turns_with_a_context_each_are_credited_as_in_vagens_no_concat_gae(
+    make_batch: MakeBatch, value: Any, first: float, second: float, whitened: list[float], returns: list[float]
+) -> None:
+    """By hand from `vagen/custom_advantage/no_concat_gae.py`, which sums a turn's rewards, takes the value of the first
+    or of the last token, and whitens over tokens; a turn is a sequence of its own, here of three tokens and of one."""
+    batch = make_batch(
+        [[0, 1, 1, 1], [0, 1]],
+        [[0, 0, 0, 1.0], [0, 10.0]],
+        ends=[[0, 0, 0, 1], [0, 1]],
+        values=[[9.0, 3.0, 8.0, 7.0], [9.0, 5.0]],
+        trajectory=[0, 0],
+    )
+    config = TurnWiseGaeConfig(gamma=0.9, lam=0.8, turn_value=value, whiten=False, whiten_over="tokens")
+    advantages, found = turn_wise_gae(batch, config)
+    close(advantages, [0, first, first, first, 0, second])
+    close(found, returns)
+    advantages, _ = turn_wise_gae(batch, config.model_copy(update={"whiten": True}))
+    close(advantages, [0, *whitened[:3], 0, whitened[3]])
+    assert critic_mask(batch, config).tolist() == [bool(number) for number in returns]
+
+
 def test_the_value_of_a_turn_can_be_that_of_its_first_token(make_batch: MakeBatch) -> None:
     """A2 = 1 - 0.8, A1 = (1 + 0.95 * 0.8 - 0.1) + 0.95² * 0.2; the last token of turn 1 gets A1 + 0.1 - 0.5."""
     batch, discounts = two_turns(make_batch), {"lam": 0.95, "turn_value": "first", "whiten": False}

@@ -18,6 +18,7 @@ from quintet.envs.frozenlake import FrozenLake, _generate_map, _is_solvable, _ti
 from quintet.envs.sokoban import Sokoban, solve
 from quintet.envs.start_states import Split, layout_split, split_of, split_seed, start_state
 from quintet.errors import ConfigError
+from quintet.records import Step
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
@@ -233,6 +234,49 @@ def _shortest(rows: list[str]) -> int:
 def test_an_impossible_puzzle_is_refused_not_searched_forever(config: SokobanConfig) -> None:
     with pytest.raises(ConfigError, match="gives a puzzle"):
         Sokoban(config).reset(0)
+
+
+@pytest.mark.proves("vagen", "train_envs.env1.config.min_solution_steps")
+def test_puzzles_have_solutions_of_the_length_that_is_asked_for() -> None:
+    bounded = SokobanConfig(min_solution_steps=4, max_solution_steps=6, pull_steps=100)
+    lengths = {len(solve(parse_level(_start(bounded, seed))) or ()) for seed in range(30)}
+    assert min(lengths) >= 4
+    assert max(lengths) <= 6
+    with pytest.raises(ConfigError, match="a shortest solution of at least 99 actions"):
+        Sokoban(SokobanConfig(width=4, height=4, min_solution_steps=99)).reset(0)
+
+
+@pytest.mark.parametrize(("config", "reward"), [(FrozenLakeConfig(goal_reward=2.5), 2.5), (FrozenLakeConfig(), 1.0)])
+def test_reaching_the_goal_pays_what_is_configured_and_nothing_else_does(
+    config: FrozenLakeConfig, reward: float
+) -> None:
+    env = FrozenLake(config)
+    env.reset(4)
+    rewards = [step.reward for step in _solved(env)]
+    assert rewards == [0.0] * (len(rewards) - 1) + [reward]
+
+
+@pytest.mark.parametrize(
+    ("config", "last", "sum_before"),
+    [
+        (SokobanConfig(step_reward=0.0, box_reward=0.0, solved_reward=1.5), 1.5, 0.0),
+        (SokobanConfig(), 10.9, -0.1),  # of gym-sokoban: -0.1 + 1 + 10
+    ],
+)
+def test_a_puzzle_pays_what_is_configured(config: SokobanConfig, last: float, sum_before: float) -> None:
+    env = Sokoban(config)
+    env.reset(4)
+    rewards = [step.reward for step in _solved(env)]
+    assert rewards[-1] == pytest.approx(last)
+    assert rewards[:-1] == pytest.approx([sum_before] * (len(rewards) - 1))
+
+
+def _solved(env: FrozenLake | Sokoban) -> list[Step]:
+    """Let the expert end an episode."""
+    steps = [env.step(env.expert_action())]
+    while not steps[-1].terminated:
+        steps.append(env.step(env.expert_action()))
+    return steps
 
 
 def test_an_unknown_env_names_the_nearest() -> None:

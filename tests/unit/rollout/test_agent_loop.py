@@ -148,6 +148,17 @@ def test_valid_responses_get_the_format_reward(chat: ChatFormat) -> None:
     assert [turn.reward for turn in won.turns] == [0.0, 0.0, 1.0]
 
 
+@pytest.mark.proves("vagen", "train_envs.env1.config.format_reward")
+def test_executed_actions_get_the_format_reward_also_before_an_unknown_one(chat: ChatFormat) -> None:
+    """As in VAGEN since 2026: the second response executes one action before an unknown one, the third none."""
+    words = ["hm", RIGHT.replace("Right", "Right || Jump"), RIGHT.replace("Right", "Jump")]
+    options = {"format_reward": 0.25, "format_penalty": 0.0, "max_actions_per_turn": 2}
+    (episode,), _ = play(chat, words, format_reward_for="executed", **options)
+    assert [turn.reward for turn in episode.turns[:3]] == [0.0, 0.25, 0.0]
+    (strict,), _ = play(chat, words, **options)
+    assert [turn.reward for turn in strict.turns[:3]] == [0.0, 0.0, 0.0]
+
+
 def test_required_thoughts_are_described_to_the_policy(chat: ChatFormat) -> None:
     plain, engine = play(chat, [RIGHT], thoughts="grounding_structured", action_separator="|")
     assert not plain[0].turns[0].valid_format  # thoughts without the sections
@@ -155,6 +166,13 @@ def test_required_thoughts_are_described_to_the_policy(chat: ChatFormat) -> None
     assert "Walk right.\nAlways respond in this form" in prompt
     assert "<observation> the current state, as a JSON object" in prompt
     assert "<answer> your actions, separated by | </answer>" in prompt
+
+
+def test_descriptions_around_the_answer_are_described_to_the_policy(chat: ChatFormat) -> None:
+    free = play(chat, [RIGHT], thoughts="free_wm", response_format="anywhere")[1]
+    prompt = chat.decode(free.prompts[0])
+    assert "you may reason between these parts" in prompt
+    assert prompt.index("<observation>") < prompt.index("<answer>") < prompt.index("<prediction>")
 
 
 class Placed(Corridor):
@@ -243,6 +261,17 @@ def test_a_truncated_response_is_invalid(chat: ChatFormat) -> None:
     loop = AgentLoop(Script(chat, [RIGHT], FinishReason.LENGTH), chat, make_corridor, config, "corridor")
     (episode,) = loop.collect_rollouts([Episode(1, 0, 0)], GREEDY)
     assert not episode.turns[0].valid_format
+
+
+@pytest.mark.parametrize(("ends", "turns"), [(True, 1), (False, 3)])
+def test_a_truncated_response_ends_the_episode_only_if_that_is_configured(
+    chat: ChatFormat, ends: bool, turns: int
+) -> None:
+    config = RolloutConfig(max_turns=3, response_format="anywhere", truncation_ends_episode=ends)
+    loop = AgentLoop(Script(chat, [RIGHT], FinishReason.LENGTH), chat, make_corridor, config, "corridor")
+    (episode,) = loop.collect_rollouts([Episode(1, 0, 0)], GREEDY)
+    assert [turn.actions for turn in episode.turns] == [("Right",)] * turns
+    assert episode.outcome is (Outcome.MAX_TOKENS if ends else Outcome.SUCCESS)
 
 
 def test_an_env_error_fails_only_its_own_episode(chat: ChatFormat) -> None:

@@ -239,9 +239,16 @@ def test_activation_checkpointing_saves_memory_and_gives_the_same_gradient(polic
 def test_mini_batches_of_trajectories_may_split_groups() -> None:
     """Where a step's episodes fill its updates but its groups don't."""
     batch = ragged_batch()
-    parts = list(mini_batches(batch, 2, torch.Generator().manual_seed(0), full_groups=False))
+    parts = list(mini_batches(batch, 2, torch.Generator().manual_seed(0), "trajectory"))
     assert [len(torch.unique(part.trajectory)) for part in parts] == [2, 2, 1]
     assert sum(len(part.tokens) for part in parts) == len(batch.tokens)
+
+
+def test_mini_batches_of_sequences_may_split_trajectories() -> None:
+    batch = ragged_batch()
+    parts = list(mini_batches(batch, 2, None, "sequence"))
+    lengths = [part.lengths.tolist() for part in parts]
+    assert lengths == [batch.lengths[start : start + 2].tolist() for start in range(0, len(batch.lengths), 2)]
 
 
 def distributions(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:

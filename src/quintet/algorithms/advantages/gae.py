@@ -93,8 +93,9 @@ def turn_wise_gae(batch: Batch, config: TurnWiseGaeConfig) -> tuple[Tensor, Tens
 
     Over turn ends as in `bi_level_gae`, with `gamma` and `lam` per turn. Returns A + V are 0 except at turn ends: the
     critic must learn only there (`critic_mask`). Whitened by mean and standard deviation over turns, so that a long
-    turn counts like a short one. Rewards inside a turn do not enter, as in VAGEN. With `turn_value: first`, values and
-    returns are those of the first token of a turn (VAGEN's `high_level_gae`).
+    turn counts like a short one, or over tokens (VAGEN's `no_concat_gae`). Rewards inside a turn do not enter, as in
+    VAGEN. With `turn_value: first`, values and returns are those of the first token of a turn (VAGEN's
+    `high_level_gae`).
     """
     rows = TokenRows.from_mask(batch.loss_mask, batch.token_trajectory)
     values, ends = rows.gather(_values(batch)), turn_ends(batch)
@@ -110,7 +111,8 @@ def turn_wise_gae(batch: Batch, config: TurnWiseGaeConfig) -> tuple[Tensor, Tens
     size = len(batch.tokens)
     packed = rows.scatter(advantages, size)
     returns = rows.scatter((by_turn + values) * is_value_token, size)
-    return (whiten(packed, batch.loss_mask, over=ends) if config.whiten else packed), returns
+    over = ends if config.whitens_over_turns else None
+    return (whiten(packed, batch.loss_mask, over=over) if config.whiten else packed), returns
 
 
 def _values(batch: Batch) -> Tensor:

@@ -51,6 +51,9 @@ def _batch_obstacles(config: Experiment) -> Iterator[Obstacle]:
         if getattr(config.rollout.engine_options, name):
             key = f"rollout.engine_options.{name}"
             yield key, "engines generate during updates", f"{key}=false"
+    if training.mini_batch_sequences is not None:
+        key = "training.mini_batch_sequences"
+        yield key, "mini-batches of sequences are not those of groups", f"{key}=null"
     if training.epochs > 1:
         yield "training.epochs", "further epochs mix the mini-batches", "training.epochs=1"
     if config.actor.shuffle:

@@ -59,8 +59,8 @@ class Dialect:
     """Configuration files that come with the framework, with the values in which they differ from the reference."""
     narrow: Callable[["Dialect", Mapping[str, Any]], "Dialect"] = lambda dialect, tree: dialect
     """Selects the references for a configuration tree."""
-    sections_of_files: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda tree: {}
-    """Returns the sections that follow from files which a configuration tree names."""
+    sections_of_files: Callable[[Mapping[str, Any]], Mapping[str, Mapping[str, Any]]] = lambda tree: {}
+    """Returns the sections that follow from files which a configuration tree names, by their source."""
     sections_of_program: Callable[[str, Sequence[str]], Mapping[str, Any]] = lambda module, words: {}
     """Returns the sections that follow from a program which a script runs before the trainer, given its module and
     arguments."""

@@ -165,7 +165,8 @@ def merge_with_reference(config: ForeignConfig, dialect: Dialect) -> tuple[Forei
 
     Return a remark for each alias, too.
     """
-    config = config.with_sections(dialect.sections_of_files(config.plain()), "files of start states")
+    for source, sections in dialect.sections_of_files(config.plain()).items():
+        config = config.with_sections(sections, source)
     newer = dialect.newer_values(config.plain())
     newer_remarks = tuple(_describe_newer_values(config, newer))
     config = config.with_values(newer)

@@ -38,8 +38,6 @@ class AdvantageSection(NamedSection):
     """Runs backwards over the tokens of an episode: `algorithm.advantage_over_response_tokens` has an effect."""
     supports_chunks: ClassVar[bool] = False
     """Is defined for chunks of robot actions; see `quintet.algorithms.chunks`."""
-    values_at_turn_ends_only: ClassVar[bool] = False
-    """Returns are defined, and advantages whitened, at the last token of each turn only."""
 
     name: str = ""
     """Advantage estimator."""
@@ -50,6 +48,11 @@ class AdvantageSection(NamedSection):
     def trains_critic(self) -> bool:
         """Whether a critic is trained for this estimator."""
         return self.uses_values
+
+    @property
+    def whitens_over_turns(self) -> bool:
+        """Whether advantages are whitened by mean and standard deviation over turns, not over tokens."""
+        return False
 
 
 @_register("outcome:grpo", "reward relative to the other episodes of the group")
@@ -228,16 +231,21 @@ class TurnWiseGaeConfig(GaeConfig, name="turn_wise_gae"):
     """GAE over turns: all tokens of a turn share its advantage, and the critic learns at turn ends only."""
 
     supports_chunks: ClassVar[bool] = False
-    values_at_turn_ends_only: ClassVar[bool] = True
 
     gamma: Share = 1.0
     """Discount factor per turn."""
     lam: Share = 0.95
     """GAE λ over turns."""
     whiten: bool = True
-    """Normalize advantages to mean 0 and standard deviation 1 over the turns of the batch."""
+    """Normalize advantages to mean 0 and standard deviation 1 over the batch."""
+    whiten_over: Literal["turns", "tokens"] = "turns"
+    """What mean and standard deviation are over: the turns, or all response tokens, so that long turns count more."""
     turn_value: TurnValue = "last"
     """Token at which the critic learns the value of a turn: the last one of a response, or the first one."""
+
+    @property
+    def whitens_over_turns(self) -> bool:
+        return self.whiten_over == "turns"
 
 
 class TokenBaselineSection(AdvantageSection):

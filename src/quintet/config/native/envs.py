@@ -74,6 +74,8 @@ class FrozenLakeConfig(InteractiveEnvSection, name="frozenlake"):
     """The ice sometimes moves the agent sideways."""
     success_rate: PositiveShare = 1.0 / 3.0
     """Probability on slippery ice that a move has the intended direction; the rest is split between the two sides."""
+    goal_reward: float = 1.0
+    """Reward of the action that reaches the goal."""
     max_steps: PositiveInt = 100
     """Actions after which the env truncates the episode."""
     observation: Observed = "grid_neighbors"
@@ -93,6 +95,7 @@ class FrozenLakeConfig(InteractiveEnvSection, name="frozenlake"):
 class SokobanConfig(InteractiveEnvSection, name="sokoban"):
     """Push every box onto a target."""
 
+    ranges = (("min_solution_steps", "max_solution_steps"),)
     has_expert: ClassVar[bool] = True
     relation_scoring: ClassVar = RelationScoring(
         {"target": 0.5, "box": 0.5},
@@ -117,6 +120,16 @@ class SokobanConfig(InteractiveEnvSection, name="sokoban"):
     """Moves of the reverse play that generates a puzzle from its solution."""
     min_solution_pushes: PositiveInt = 1
     """Minimum total distance of the boxes to their nearest targets, in pushes; other puzzles are discarded."""
+    min_solution_steps: PositiveInt | None = None
+    """Minimum number of actions of a shortest solution; other puzzles are discarded. null does not search for one."""
+    max_solution_steps: PositiveInt | None = None
+    """Maximum number of actions of a shortest solution, in the same way."""
+    step_reward: float = -0.1
+    """Reward of every action."""
+    box_reward: float = 1.0
+    """Reward of each box that an action moves onto a target; subtracted for a box that leaves one."""
+    solved_reward: float = 10.0
+    """Reward of the action after which all boxes are on targets. The three defaults are those of gym-sokoban."""
     symbols: Annotated[str, Field(pattern=r"^\S{7}$")] = SOKOBAN_SYMBOLS
     """Characters of text for wall, floor, target, box on target, box, player, and player on target."""
     observation: Observed = "grid_neighbors"

@@ -22,6 +22,8 @@ Thoughts = Literal[
     "grounding_symbolic",
     "worldmodeling_symbolic",
     "grounding_worldmodeling_symbolic",
+    "wm",
+    "free_wm",
 ]
 
 
@@ -156,6 +158,8 @@ class RolloutConfig(Section):
     """Separator between the actions of one response."""
     think: bool = True
     """The policy writes `<think>…</think>` before `<answer>…</answer>`."""
+    template_thinking: bool | None = None
+    """Option `enable_thinking` of chat templates that have it, such as Qwen3's; null has the value of `think`."""
     response_format: Literal["whole", "strict", "anywhere", "answer"] = "whole"
     """Required form of a response. `whole`: thoughts and answer only. `strict`: the same with `thoughts`, too, which
     otherwise count wherever they are. `anywhere`: the first place with thoughts followed by an answer counts. `answer`:
@@ -172,7 +176,9 @@ class RolloutConfig(Section):
     thoughts: Thoughts | None = None
     """Required content of thoughts: the observation, the prediction of the next one, or both, as text, JSON or symbols,
     each in its tags. The system message describes the form. Actions are executed wherever thoughts and answer are in a
-    response, but it is only valid without anything else. null allows any thoughts."""
+    response, but it is only valid without anything else; with `response_format: anywhere` it is valid there. `wm` has
+    observation, thoughts, answer and prediction one after the other, and `free_wm` any text between observation, answer
+    and prediction. null allows any thoughts."""
     state_reward: StateRewardConfig | None = None
     """Reward for the descriptions of the state that `thoughts` demands; null gives none. Needs an env whose
     observations say where things are."""
@@ -182,6 +188,9 @@ class RolloutConfig(Section):
     """Added to the reward of a turn whose response cannot be parsed or contains no valid action."""
     format_reward: NonNegative = 0.0
     """Added to the reward of every other turn. Has no effect with `binary_reward`."""
+    format_reward_for: Literal["valid", "executed"] = "valid"
+    """Turns with `format_reward`: those with a `valid` response, or those of which an action was `executed`, even if
+    another one is unknown. The others have `format_penalty`."""
     max_prompt_tokens: PositiveInt = 512
     """Maximum tokens of the context; a longer one ends the episode."""
     max_start_tokens: PositiveInt | None = None
@@ -192,6 +201,8 @@ class RolloutConfig(Section):
     max_response_tokens: PositiveInt = 24
     """Maximum tokens of a response; with `tool_calls` or `interactions` of all responses to a prompt and the replies
     between them."""
+    truncation_ends_episode: bool = False
+    """End an episode after a response that was cut off at `max_response_tokens`, once its actions were executed."""
     min_response_tokens: Count = 0
     """Minimum tokens of a response."""
     do_sample: bool = True
@@ -244,7 +255,7 @@ class RolloutConfig(Section):
         if not self.do_sample and self.temperature != 1.0 and not self.recompute_logprobs:
             problem = "an engine's log-probs of greedy tokens (do_sample=false) ignore a temperature other than 1"
             yield problem, "recompute_logprobs=true", "temperature=1", "do_sample=true"
-        if self.thoughts is not None and (not self.think or self.response_format not in ("whole", "strict")):
+        if self.thoughts is not None and (not self.think or self.response_format == "answer"):
             problem = f"`thoughts` needs think=true and response_format=whole: it demands the form {self.thoughts}"
             yield problem, "think=true response_format=whole", "thoughts=null"
         if self.state_reward is not None and self.thoughts is None:

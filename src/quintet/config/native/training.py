@@ -30,6 +30,9 @@ class TrainingConfig(Section):
     mini_batches: PositiveInt = 8
     """Optimizer steps per epoch over the episodes of a step; must divide their number. Groups are not split if it also
     divides `groups_per_step`."""
+    mini_batch_sequences: PositiveInt | None = None
+    """Sequences of an optimizer step, in place of `mini_batches`: with a window (`rollout.window_size`) an episode has
+    several, so that a step has as many optimizer steps as its turns fill. null uses `mini_batches`."""
     epochs: PositiveInt = 1
     """Epochs over the episodes of a step."""
     pipelined: bool = False

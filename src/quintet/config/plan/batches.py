@@ -35,8 +35,15 @@ def max_mini_batches(config: Experiment) -> int:
     training, groups = config.training, config.training.groups_per_step
     if config.env.is_simulator:
         return training.mini_batches
-    size = groups * training.samples_per_group // training.mini_batches
-    return -(-config.algorithm.filter.max_kept(groups) * training.samples_per_group // size)
+    size, episodes = groups * training.samples_per_group // training.mini_batches, max_kept_episodes(config)
+    if training.mini_batch_sequences is not None:
+        return -(-episodes * max_sequences_per_episode(config) // training.mini_batch_sequences)
+    return -(-episodes // size)
+
+
+def max_kept_episodes(config: Experiment) -> int:
+    """Return the maximum number of episodes of a step that `algorithm.filter` keeps."""
+    return config.algorithm.filter.max_kept(config.training.groups_per_step) * config.training.samples_per_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +104,11 @@ def rank_workload(config: Experiment, learner: str, ranks: int, *, inference: bo
         units = robot_arithmetic(config).samples
     episodes = -(-units // parts)
     sequences = episodes * max_sequences_per_episode(config)
+    if training.mini_batch_sequences is not None and not inference:
+        sequences = min(
+            -(-training.mini_batch_sequences // ranks), -(-units // ranks) * max_sequences_per_episode(config)
+        )
+        episodes = min(episodes, sequences)
     budget, length = micro_batch_limits(config, learner, inference=inference), max_sequence_tokens(config)
     micro_batches = -(-sequences * length // budget.tokens) if budget.tokens else 0
     micro_batches += -(-sequences // budget.sequences) if budget.sequences else 0

@@ -68,8 +68,9 @@ class ChatFormat:
         extra_stop_token_ids: Sequence[int] = (),
         images: ImagePrompts | None = None,
     ) -> ChatFormat:
-        """Build the format with `rollout.think` as the template's thinking option."""
-        return cls(tokenizer, thinking=config.think, extra_stop_token_ids=extra_stop_token_ids, images=images)
+        """Build the format with the template's thinking option from the configuration."""
+        thinking = config.think if config.template_thinking is None else config.template_thinking
+        return cls(tokenizer, thinking=thinking, extra_stop_token_ids=extra_stop_token_ids, images=images)
 
     @property
     def report(self) -> TemplateReport:

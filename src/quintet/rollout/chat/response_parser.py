@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from quintet.config.native.rollout import RolloutConfig, Thoughts
 from quintet.envs.env import NUMBER, TEXT
-from quintet.rollout.chat.thought_sections import format_thoughts, thought_pattern
+from quintet.rollout.chat.thought_sections import format_response, response_pattern
 
 Form = Literal["whole", "anywhere", "answer", "strict"]
 _ANSWER = r"<answer>(?P<answer>(?:(?!</?answer>).)*)</answer>"
@@ -63,9 +63,8 @@ class ResponseFormat:
         self._skip = skip_unknown
         self._thoughts = thoughts if think else None
         thought = _THOUGHT if think and form != "answer" else ""
-        if self._thoughts is not None:
-            thought = thought_pattern(self._thoughts)
-        self._pattern = re.compile(f"{thought}{_ANSWER}", re.DOTALL)
+        pattern = f"{thought}{_ANSWER}" if self._thoughts is None else response_pattern(self._thoughts, _ANSWER)
+        self._pattern = re.compile(pattern, re.DOTALL)
         longest_first = sorted(filter(None, special), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
@@ -114,10 +113,11 @@ class ResponseFormat:
     def format(self, thought: str, actions: tuple[str, ...], *, observation: str = "", prediction: str = "") -> str:
         """Format a response that `parse` understands; parts of the thoughts that the format lacks are omitted."""
         answer = f" {self._separator} ".join(actions)
-        head = f"<think> {thought} </think>" if self._think else ""
         if self._thoughts is not None:
-            content = {"observation": observation, "reasoning": thought, "prediction": prediction}
-            head = format_thoughts(self._thoughts, content)
+            thoughts = {"reasoning": thought, "think": thought}
+            content = {"observation": observation, "prediction": prediction, "answer": answer, **thoughts}
+            return format_response(self._thoughts, content)
+        head = f"<think> {thought} </think>" if self._think else ""
         return f"{head}<answer> {answer} </answer>"
 
     def _match(self, text: str) -> tuple[re.Match[str] | None, bool]:

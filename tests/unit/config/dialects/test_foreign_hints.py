@@ -113,6 +113,7 @@ RAGEN = [
     [*AGENTS, f"{TRAINED}.n_groups=[4]"],
 ]
 LAKES = [f"{name}.env_name=frozenlake" for name in ("lake", "pond")]
+LISTS = ["train_envs.env1.n_envs=1000", "val_envs.env1.n_envs=8", f"{A}.ppo_mini_batch_size=128"]
 VAGEN = [
     [f"{A}.ppo_mini_batch_size=7"],
     ["data.max_trajectory_length=5"],
@@ -122,6 +123,18 @@ VAGEN = [
     [f"{R}.min_tokens=9000"],
     ["rollout_manager.max_trajectory_length=2000"],
     ["critic.use_reward_mask=true"],
+    # runs with lists of environments
+    [*LISTS, "train_envs.env1.n_envs=100"],
+    [*LISTS, f"{A}.ppo_mini_batch_size=100"],
+    [*LISTS, "train_envs.env1.seed=[5,3]"],
+    [*LISTS, "train_envs.env1.seed=[1,9,1]"],
+    [*LISTS, "train_envs.env1.seed_list=[1,2]"],
+    [*LISTS, "train_envs.env1.config.num_boxes=2"],
+    [*LISTS, "train_envs.env1.config.prompt_format=free_wm"],
+    [*LISTS, "train_envs.env1.name=Sokoban", "train_envs.env1.config.min_solution_steps=[5,2]"],
+    [*LISTS, "algorithm.adv_estimator=no_concat_gae", "critic.enable=true"],
+    [*LISTS, "algorithm.adv_estimator=no_concat_gae", "trainer.concat_multi_turn=false"],
+    [*LISTS, f"{R}.agent.agent_loop_config_path=agent_no_concat.yaml"],
 ]
 PLACED = "cluster.component_placement"
 EMBODIED = ["env.train.total_num_envs=160"]
@@ -366,6 +379,11 @@ EXEMPT = {
     "vagen/service_env.py": "for clients of the environment service; test_service_vector_env.py reads them",
     "vagen/env_rows.py": "files of start states, which test_start_state_files.py reads",
     "vagen/env_config_file.py": "the same",
+    "vagen/env_lists.py _entries": "files of lists, which test_vagen_agents.py reads",
+    "vagen/evaluation_file.py read_evaluation": "a file without a list, which test_vagen_evaluation.py reads",
+    "vagen/agent_runs.py conflicts": "the same",
+    "vagen/agent_envs.py env_list_problems": "names files",
+    "vagen/agent_envs.py entry_problems": "of its hints one lists the user's names",
     "rlinf/component_placement.py _place_components": "the syntax of placements",
     "aliases.py _keep_documented": "test_rlinf.py reads both spellings beside each other",
     "passthrough.py _unknown_entries": "test_passthrough.py has a model's config.json",

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from quintet.cli.config_source import read_config_source
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.composition.foreign_config import compose_config
 from quintet.config.dialects.scripts.run_script import RunScript, read_run_script
@@ -294,7 +293,6 @@ def test_torchrun_decides_the_devices_of_a_trainer_that_it_starts(tmp_path: Path
         ("python3 -m recipe.prime.main_prime a=1", Capability.RECIPES),
         ("python3 main_ppo_split.py a=1", Capability.RECIPES),
         ("python -m verl.experimental.fully_async_policy.another_main a=1", Capability.ASYNC_TRAINERS),
-        ("python -m vagen.evaluate.run_eval --config config.yaml", Capability.API_MODELS),
     ],
 )
 def test_a_trainer_that_this_version_lacks_is_named(line: str, capability: Capability, tmp_path: Path) -> None:
@@ -491,10 +489,3 @@ def test_a_test_chooses_whether_there_is_a_word(tmp_path: Path) -> None:
     words = 'a=1 $([ "${ENGINE}" = "sglang" ] && echo "b=2") c=3'
     for engine, expected in (("sglang", ("a=1", "b=2", "c=3")), ("vllm", ("a=1", "c=3"))):
         assert read(tmp_path, command(words, f"ENGINE={engine}\n")).words == expected
-
-
-def test_a_file_of_vagens_evaluations_waits(tmp_path: Path) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text("defaults: [../../../vagen/configs/eval_default]\nrun: {live_summary: true}\nenvs: []\n")
-    with pytest.raises(UnsupportedRunError, match="an evaluation by vagen"):
-        read_config_source(str(file), [], None, quiet=True)

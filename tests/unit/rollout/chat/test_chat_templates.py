@@ -254,6 +254,16 @@ def test_templates_keep_thoughts_before_a_tool_response() -> None:
     assert departures("qwen3", "Right") == []
 
 
+@pytest.mark.proves("vagen", "data.apply_chat_template_kwargs.enable_thinking")
+@pytest.mark.parametrize(
+    ("options", "empty"),
+    [({"think": True}, False), ({"think": True, "template_thinking": False}, True), ({"think": False}, True)],
+)
+def test_thoughts_of_the_template_need_not_be_those_of_the_response(options: dict[str, bool], empty: bool) -> None:
+    chat = ChatFormat.from_config(RolloutConfig.model_validate(options), tokenizer_of("qwen3"))
+    assert ("<think>\n\n</think>" in chat.template_parts.header) == empty
+
+
 def test_without_thinking_the_prompt_has_an_empty_thought() -> None:
     chat, tokenizer = chat_of("qwen3_nonthinking"), tokenizer_of("qwen3")
     prompt = chat.initial_prompt("Walk.", "a")

@@ -204,6 +204,30 @@ def test_demonstrations_have_the_required_sections(thoughts: str) -> None:
     text = form.format("safe", ("Up", "Left"), observation="_ P\nG _", prediction="P _\nG _")
     parsed = form.parse(text)
     assert (parsed.actions, parsed.valid) == (("Up", "Left"), True)
-    sections = {"observation": "_ P\nG _", "reasoning": "safe", "prediction": "P _\nG _"}
+    sections = {"observation": "_ P\nG _", "reasoning": "safe", "think": "safe", "prediction": "P _\nG _"}
     assert parsed.sections == {name: sections[name] for name in section_names(thoughts)}
-    assert ("_ P\nG _" in text, "P _\nG _" in text) == ("grounding" in thoughts, "worldmodeling" in thoughts)
+    both = thoughts.endswith("wm")
+    expected = ("grounding" in thoughts or both, "worldmodeling" in thoughts or both)
+    assert ("_ P\nG _" in text, "P _\nG _" in text) == expected
+
+
+AROUND = "<observation>box left</observation>{}<answer>Up</answer>{}<prediction>box here</prediction>"
+TAGGED, FREE = AROUND.format("<think>push</think>", ""), AROUND.format(" Push it. ", " Then it is there. ")
+
+
+@pytest.mark.parametrize(
+    ("thoughts", "text", "actions"),
+    [
+        ("wm", TAGGED, ("Up",)),
+        ("wm", f"Well: {TAGGED} Done.", ("Up",)),
+        ("wm", FREE, ()),
+        ("free_wm", FREE, ("Up",)),
+        ("free_wm", TAGGED, ("Up",)),
+        ("free_wm", FREE.replace("<prediction>", "").replace("</prediction>", ""), ()),
+        ("free_wm", "<think>push</think><answer>Up</answer>", ()),
+    ],
+)
+def test_descriptions_around_the_answer_are_found_anywhere(thoughts: str, text: str, actions: tuple[str, ...]) -> None:
+    parsed = reads(thoughts=thoughts, response_format="anywhere").parse(text)
+    assert (parsed.actions, parsed.valid) == (actions, bool(actions))
+    assert parsed.sections.get("prediction") == ("box here" if actions else None)

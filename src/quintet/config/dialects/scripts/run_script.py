@@ -21,16 +21,21 @@ from quintet.config.dialects.scripts.override_list import (
     keys_as_tree,
     read_override_list,
 )
-from quintet.config.dialects.scripts.shell_commands import Argument, ScriptCommand, read_commands
+from quintet.config.dialects.scripts.shell_commands import Argument, ScriptCommand
 from quintet.config.dialects.scripts.shell_words import MARKER, Variables, script_error
+from quintet.config.dialects.scripts.trainer_calls import (
+    TRAINERS,
+    TrainerCall,
+    all_commands,
+    started_module,
+    trainer_call,
+    trainer_count_error,
+)
+from quintet.config.dialects.vagen.evaluation_file import read_evaluation
 from quintet.config.dotted import has_key
 from quintet.config.yaml_reader import read_file, read_text
-from quintet.errors import ConfigError, UnsupportedRunError, nearest
+from quintet.errors import ConfigError, nearest
 
-TRAINERS = {module: name for name, dialect in DIALECTS.items() for module in dialect.trainers}
-"""Frameworks by the modules of their trainers."""
-PRINTING = {"echo", "printf", "cat", "tee"}
-PYTHON = re.compile(r"(.*/)?(python[\d.]*|torchrun|accelerate|deepspeed)")
 COMMENT_LINES = re.compile(
     r"""(?<=\\\n)(?:[ \t]*\#.*\n)+(?=[ \t]+[+~]{0,2}[\w./@-]+= | [+~]{0,2}\w+(?:\.\w+)+= | [ \t]*"?\$\{?@)""",
     re.VERBOSE,
@@ -40,11 +45,14 @@ COMMENT_LINES = re.compile(
 The first one ends the command for a shell. The overrides are read as well, since their author meant them to count.
 """
 TORCHRUN = re.compile(r"(.*/)?torchrun|torch\.distributed\.(run|launch)")
+AGENT_TRAINER = "vagen.main_ppo"
+"""Trainer of VAGEN whose environments are in lists, not in an `env_config.yaml`."""
 TORCHRUN_OPTIONS = {"--nnodes": 0, "--nproc_per_node": 1, "--nproc-per-node": 1}
 """Position in `Dialect.process_keys` of the key that an option of torchrun decides."""
 CONFIG_OPTIONS = {
     **dict.fromkeys(("--config-path", "-cp", "--config_path"), "path"),
     **dict.fromkeys(("--config-name", "-cn", "--config_name"), "name"),
+    "--config": "file",
 }
 NAMES = ("trainer.experiment_name", "trainer.project_name", "trainer.default_local_dir", "trainer.default_hdfs_dir")
 """Keys that only name a run and its directories."""
@@ -106,7 +114,7 @@ def read_run_script(path: Path, environment: Mapping[str, str] | None = None) ->
         MachineError: the file is missing or cannot be read.
     """
     if path.suffix in YAML:
-        return _over_base(path) or RunScript(path)
+        return _over_base(path) or _evaluation(path) or RunScript(path)
     path, line = _path_and_line(path)
     text = read_text(path).translate(dict.fromkeys([0, *range(0xE000, 0xE007)]))
     if path.suffix not in SHELL and is_override_list(text):
@@ -126,6 +134,15 @@ def _over_base(path: Path) -> RunScript | None:
     if EARLY_ENV.rpartition(".")[2] not in read_text(path) or not has_key(tree := read_file(path, sources), EARLY_ENV):
         return None
     return RunScript(base, *_columns(as_overrides(tree, sources.__getitem__)), "ragen")
+
+
+def _evaluation(path: Path) -> RunScript | None:
+    """Return the content of a file of VAGEN's evaluations; None for any other file."""
+    found = read_evaluation(path) if path.is_file() else None
+    if found is None:
+        return None
+    tree, sources = found
+    return RunScript(None, *_columns(as_overrides(tree, lambda key: sources.get(key, str(path)))), "vagen")
 
 
 def _path_and_line(path: Path) -> tuple[Path, int | None]:
@@ -154,91 +171,13 @@ def _read_script(path: Path, text: str, environment: Mapping[str, str], line: in
         for number, _ in enumerate(matched[0].splitlines(), 1)
     ]
     text = COMMENT_LINES.sub(lambda matched: "\\\n" * matched[0].count("\n"), text)
-    commands = list(_all_commands(text, variables, environment))
-    calls = [call for command in commands if (call := _trainer_call(command)) is not None]
+    commands = list(all_commands(text, variables, environment))
+    calls = [call for command in commands if (call := trainer_call(command)) is not None]
     calls = [call for call in calls if line is None or call.line == line] or calls
     if len(calls) != 1:
-        raise _trainer_count_error(path, commands, calls)
+        raise trainer_count_error(path, commands, calls)
     arguments = _TrainerArguments(path, variables, calls[0])
     return arguments.run_script(_yaml_path_option(commands), comment_lines, _written_sections(path, commands, calls[0]))
-
-
-def _all_commands(text: str, variables: Variables, environment: Mapping[str, str]) -> Iterator[ScriptCommand]:
-    """Yield the commands of a script, and those in an argument of one: `tmux send-keys "python3 -m …"`."""
-    for command in read_commands(text, variables):
-        if command[0].text in PRINTING:
-            continue
-        yield command
-        for word in command:
-            if re.search(r"\s-m\s+(verl|vagen|ragen)\.", word.text):
-                inner = Variables(variables.path, environment)
-                inner.unknown_values = variables.unknown_values
-                yield from read_commands(word.text, inner, word.line)
-
-
-@dataclass(slots=True)
-class _TrainerCall:
-    module: str
-    dialect: str
-    words: tuple[Argument, ...]
-    line: int
-    launcher: tuple[Argument, ...]
-    """The words before the module."""
-
-
-def _trainer_call(command: ScriptCommand) -> _TrainerCall | None:
-    by_python = False
-    option = ""
-    for position, word in enumerate(command):
-        module = word.text
-        if framework := _framework(module, option, by_python=by_python):
-            return _TrainerCall(module, framework, command[position + 1 :], word.line, command[:position])
-        by_python = by_python or PYTHON.fullmatch(module) is not None
-        # `-m PACKAGE.launch MODULE` launches a module
-        option = option if option == "-m" and module.endswith(".launch") else module
-    return None
-
-
-def _framework(word: str, option: str, *, by_python: bool) -> str | None:
-    """Return the framework whose trainer a word names: `-m MODULE` or `python FILE.py`."""
-    if option == "-m":
-        return TRAINERS.get(word)
-    if not by_python or not word.endswith(".py"):
-        return None
-    module = word.removesuffix(".py").replace("/", ".")
-    by_module = (framework for name, framework in TRAINERS.items() if f".{module}".endswith(f".{name}"))
-    programs = (
-        name
-        for name, dialect in DIALECTS.items()
-        if dialect.programs and re.fullmatch(dialect.programs, Path(word).stem)
-    )
-    return next(by_module, None) or next(programs, None)
-
-
-def _trainer_count_error(path: Path, commands: list[ScriptCommand], calls: list[_TrainerCall]) -> ConfigError:
-    if calls:
-        trainers = ", ".join(f"{call.module} at line {call.line}" for call in calls)
-        hint = f"name one by its line, {path}:{calls[0].line}, or leave one of them in"
-        return ConfigError(f"{path} trains {len(calls)} times: {trainers}", source=f"{path}:{calls[1].line}", hint=hint)
-    hint = f"only scripts that run one of these are supported: {', '.join(TRAINERS)}"
-    for command in commands:
-        module = _started_module([word.text for word in command])
-        for dialect in DIALECTS.values():
-            if (capability := dialect.missing_trainer(module)) is not None:
-                source = f"{path}:{command[0].line}"
-                return UnsupportedRunError(f"{source}: a run of {module} {capability.refusal()}", source=source)
-        if module.split(".")[0] in ("verl", "vagen", "ragen", "recipe") and "create_dataset" not in module:
-            source = f"{path}:{command[0].line}"
-            return ConfigError(f"{source} runs {module}, whose arguments are not supported", source=source, hint=hint)
-    return ConfigError(f"{path} runs no known trainer", source=str(path), hint=hint)
-
-
-def _started_module(words: list[str]) -> str:
-    """Return the module that a command starts by `-m MODULE` or `python FILE.py`; empty if it starts none."""
-    if "-m" in words[:-1]:
-        return words[words.index("-m") + 1]
-    program = next((word for word in words[1:] if word.endswith(".py")), "") if PYTHON.fullmatch(words[0]) else ""
-    return program.removesuffix(".py").replace("/", ".")
 
 
 def _yaml_path_option(commands: list[ScriptCommand]) -> Argument | None:
@@ -250,12 +189,12 @@ def _yaml_path_option(commands: list[ScriptCommand]) -> Argument | None:
     return None
 
 
-def _written_sections(path: Path, commands: list[ScriptCommand], call: _TrainerCall) -> list[Override]:
+def _written_sections(path: Path, commands: list[ScriptCommand], call: TrainerCall) -> list[Override]:
     """Return the sections that programs before the trainer write, as overrides; the last one counts."""
     sections: list[Override] = []
     for command in commands:
         words = [word.text for word in command]
-        module = _started_module(words)
+        module = started_module(words)
         written = DIALECTS[call.dialect].sections_of_program(
             module, words[words.index(module) + 1 :] if module in words else []
         )
@@ -283,7 +222,7 @@ def _split_options(words: Sequence[Argument], names: Mapping[str, str]) -> tuple
 class _TrainerArguments:
     """The arguments of a trainer, read into overrides and options."""
 
-    def __init__(self, path: Path, variables: Variables, call: _TrainerCall) -> None:
+    def __init__(self, path: Path, variables: Variables, call: TrainerCall) -> None:
         self.path, self.variables, self.call = path, variables, call
         self.overrides: list[Override] = []
         self.missing: list[MissingValue] = []
@@ -300,6 +239,8 @@ class _TrainerArguments:
     ) -> RunScript:
         """Return the content of the script; `yaml_path` is VAGEN's file of environments, `sections` are those that
         another program of the script writes."""
+        if "file" in self.options:
+            return self._over_file()
         config = self._config_file()
         if config is None:
             self.overrides = [*self._without_choices()]
@@ -308,7 +249,8 @@ class _TrainerArguments:
         if self.env_file is not None:
             lines: dict[str, str] = {}
             beneath += as_overrides(read_file(self.env_file, lines), lines.__getitem__)
-        if self.call.dialect == "vagen" and (envs := self._env_config(yaml_path)) is not None:
+        has_envs = self.call.dialect == "vagen" and not self.call.module.endswith(AGENT_TRAINER)
+        if has_envs and (envs := self._env_config(yaml_path)) is not None:
             if config is not None:
                 sources: dict[str, str] = {}
                 beneath += as_overrides(read_file(envs, sources), sources.__getitem__)
@@ -324,6 +266,19 @@ class _TrainerArguments:
         environment = self.variables.known_exports()
         return RunScript(
             config, *overrides, self.call.dialect, tuple(self.missing), environment, (*remarks, *self.remarks)
+        )
+
+    def _over_file(self) -> RunScript:
+        """Return the overrides of an evaluation over those of its file."""
+        name = self._option_text(self.options["file"])
+        existing = next((file for file in (Path(name), self.path.parent / name) if file.is_file()), None)
+        if existing is None or (found := _evaluation(existing)) is None:
+            hint = "name a file with envs, run and backends"
+            raise script_error(self._source(self.options["file"]), f"{name} is no file of an evaluation", hint, name)
+        words, places = _columns(self.overrides)
+        exports = self.variables.known_exports()
+        return RunScript(
+            None, (*found.words, *words), (*found.places, *places), self.call.dialect, tuple(self.missing), exports
         )
 
     def _env_file(self, name: str) -> Path:

@@ -1,6 +1,7 @@
 """Conversion of VAGEN's overrides of verl's trainer and its env_config.yaml: multi-turn agents on text and images."""
 
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 from quintet.config.capabilities import Capability
@@ -9,6 +10,7 @@ from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, Na
 from quintet.config.dialects.conversion_rules import Derived, MiniBatches, Same
 from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dialects.supported_runs import require_no_stages
+from quintet.config.dialects.vagen import agent_runs, evaluation
 from quintet.config.dialects.vagen.dialect import VAGEN
 from quintet.config.dialects.vagen.env_sections import (
     env_problems,
@@ -17,6 +19,7 @@ from quintet.config.dialects.vagen.env_sections import (
     envs_to_native,
     envs_tree,
 )
+from quintet.config.dialects.vagen.evaluation_file import is_evaluation_run
 from quintet.config.dialects.vagen.key_values import ENV
 from quintet.config.dialects.verl.batches import ACTOR, ROLLOUT, StepSize
 from quintet.config.dialects.verl.constraints import REWARDS_OF_SINGLES, shared_problems
@@ -33,7 +36,6 @@ from quintet.config.native.advantages import GigpoConfig
 from quintet.config.native.data import DataConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.problems import ConfigProblem
-from quintet.errors import UnsupportedRunError
 
 GROUPS, SAMPLES, RESPONSES = "data.train_batch_size", "rollout_manager.n_trajectory", f"{ROLLOUT}.n"
 MINI_BATCH = f"{ACTOR}.ppo_mini_batch_size"
@@ -90,15 +92,10 @@ FOLLOWERS = {
 
 
 def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
-    """Yield problems between keys: those that VAGEN or verl asserts, and unclear settings of environments.
-
-    Raises:
-        UnsupportedRunError: the file is one of VAGEN's releases since 2026.
-    """
-    if values.dialect.references[0].name == "other runs":
-        source = next(iter(values.merged.sources.values()), "").rpartition(":")[0]
-        message = f"{source}: a run of VAGEN's releases since 2026 {Capability.AGENT_DATASETS.refusal()}"
-        raise UnsupportedRunError(message, source=source)
+    """Yield problems between keys: those that VAGEN or verl asserts, and unclear settings of environments."""
+    if (other := _other_runs(values)) is not None:
+        yield from other.conflicts(values)
+        return
     yield from env_problems(values)
     episodes = f"episodes of a step, from {values.describe(GROUPS, SAMPLES)}"
     yield from values.divisor_problems(MINI_BATCH, values[GROUPS] * values[SAMPLES], episodes)
@@ -107,6 +104,13 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     yield from shared_problems(values, _step_size(values), SAMPLES, has_reference=has_reference)
     yield from _step_problems(values)
     yield from _trainer_problems(values)
+
+
+def _other_runs(values: ForeignValues) -> ModuleType | None:
+    """Return the module that converts runs since 2026; None for earlier ones."""
+    if agent_runs.is_agent_run(values.dialect):
+        return agent_runs
+    return evaluation if is_evaluation_run(values.dialect) else None
 
 
 def _trainer_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
@@ -159,6 +163,9 @@ def _step_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
 
 def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Convert a VAGEN configuration."""
+    if (other := _other_runs(values)) is not None:
+        other.to_native(values, native)
+        return
     native.set("warm_start", None)
     critic_defaults(values, native)
     specs = values.dialect.specs().values()

@@ -1,6 +1,5 @@
 """The configuration format of VAGEN: that of verl with keys of environments, each in a section with any name."""
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -8,11 +7,14 @@ from typing import Any
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.dialect import Dialect, Reference, key_files
 from quintet.config.dialects.ledger import KeySpec, load_keys
+from quintet.config.dialects.vagen.agent_dialect import narrow_to_agents
 from quintet.config.dialects.vagen.dataset_arguments import section_of_dataset
+from quintet.config.dialects.vagen.env_lists import sections_of_lists
 from quintet.config.dialects.vagen.env_rows import sections_of_rows
-from quintet.config.dialects.vagen.key_values import ENV, is_newer
+from quintet.config.dialects.vagen.evaluation_file import narrow_to_evaluation
+from quintet.config.dialects.vagen.key_values import ENV, is_evaluation, is_newer
 from quintet.config.dialects.value_types import ANYTHING, SECTION
-from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS, VERL, free_keys, references_for, without_tools
+from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS, VERL, references_for, without_tools
 
 ENVS_WITH_KEYS = ("frozenlake", "sokoban", "svg", "navigation", "primitive_skill", "blackjack", "alfworld")
 """Supported environments; each has its own key file."""
@@ -34,11 +36,11 @@ def env_keys(names: Iterable[str]) -> tuple[KeySpec, ...]:
 
 
 def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
-    """Select VAGEN's keys, the keys of the environments in the tree, and those of verl."""
+    """Select the keys of runs since 2026, or earlier ones: those of the environments in the tree, and of verl."""
+    if is_evaluation(tree):
+        return narrow_to_evaluation(dialect, tree)
     if is_newer(tree):
-        return replace(
-            dialect, references=(Reference("other runs", lambda: free_keys(tree)),), base=None, shared_sections={}
-        )
+        return narrow_to_agents(dialect, tree)
     envs = {
         str(name): str(section["env_name"])
         for name, section in tree.items()
@@ -84,18 +86,22 @@ def _beside_envs(spec: KeySpec) -> KeySpec:
     return spec.model_copy(update={"requires": Capability.PROMPTS, "noop": (spec.default, *spec.noop)})
 
 
+def _sections_of_files(tree: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return sections_of_lists(tree) if is_newer(tree) else sections_of_rows(tree)
+
+
 VAGEN = Dialect(
     "vagen",
     key_files("vagen", ["vagen", "vagen_env_config"]),
     marks=(
         *("rollout_manager", "algorithm.high_level_gamma", "data.max_trajectory_length", ENV),
-        *("env_registry", "trainer.concat_multi_turn"),
+        *("env_registry", "trainer.concat_multi_turn", "train_envs", "val_envs", "run.live_summary"),
     ),
     shared_sections=CRITIC_SECTIONS,
     base=VERL,
-    trainers=("vagen.trainer.main_ppo", "vagen.main_ppo"),
-    missing_trainers=((re.compile(r"vagen\.evaluate\..*"), Capability.API_MODELS),),
+    trainers=("vagen.trainer.main_ppo", "vagen.main_ppo", "vagen.evaluate.run_eval"),
+    framework_files={"vagen_multiturn": {}, "env_registry": {}},
     narrow=_narrow,
-    sections_of_files=sections_of_rows,
+    sections_of_files=_sections_of_files,
     sections_of_program=section_of_dataset,
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quintet.config.dialects.vagen.key_values import ENV, is_newer
+from quintet.config.dialects.vagen.key_values import ENV
 from quintet.config.dotted import get_value
 from quintet.errors import ConfigError
 
@@ -89,14 +89,13 @@ def _without_null(value: Any) -> Any:
     return value
 
 
-def sections_of_rows(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a section for each environment in the existing files of a configuration, unless it has sections.
+def sections_of_rows(tree: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return a section for each environment in the existing files of a configuration, unless it has sections, by
+    their source.
 
     Raises:
         ConfigError: see `read_env_rows`.
     """
-    if is_newer(tree):
-        return {}
     if any(isinstance(section, Mapping) and "env_name" in section for section in tree.values()):
         return {}
     files = {key: existing_files(get_value(tree, key)) for key in SIZES}
@@ -104,7 +103,7 @@ def sections_of_rows(tree: Mapping[str, Any]) -> dict[str, Any]:
     for key, paths in files.items():
         for row in read_env_rows(paths, key):
             counts.setdefault((row.env_name, row.env_config), Counter())[key] += 1
-    return {
+    sections = {
         f"{ENV.rstrip('0123456789')}{number}": {
             "env_name": name,
             "env_config": json.loads(options),
@@ -112,3 +111,4 @@ def sections_of_rows(tree: Mapping[str, Any]) -> dict[str, Any]:
         }
         for number, ((name, options), rows) in enumerate(counts.items(), 1)
     }
+    return {"files of start states": sections}

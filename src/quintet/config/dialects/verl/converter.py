@@ -112,7 +112,7 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
 def _ppo_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     critic_defaults(values, native)
     native.set_from_keys(values.dialect.specs().values())
-    _estimator_to_native(values, native)
+    estimator_to_native(values, native)
     native.apply(RULES)
     workers_to_native(values, native)
     rewards_to_native(values, native)
@@ -129,7 +129,7 @@ def _ppo_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     separate_engines_to_native(values, native)
 
 
-def _estimator_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+def estimator_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set the advantage estimator; of those that compare responses, a single one keeps its reward (ARPO)."""
     if values[SAMPLES] > 1 or values.native(ESTIMATOR) not in REWARDS_OF_SINGLES:
         choose(native, ADVANTAGE, values.native(ESTIMATOR), ESTIMATOR)
