@@ -270,7 +270,11 @@ def test_what_a_section_that_isnt_run_says_asks_for_nothing(tmp_path: Path) -> N
     ("written", "native"),
     [
         ("masked_gae", {"name": "gae", "gamma": 1.0, "lam": 1.0, "whiten": True}),
-        ("turn_wise_gae", {"name": "turn_wise_gae", "gamma": 1.0, "lam": 1.0, "turn_value": "last", "whiten": True}),
+        (
+            "turn_wise_gae",
+            {"name": "turn_wise_gae", "gamma": 1.0, "lam": 1.0, "turn_value": "last", "whiten": True}
+            | {"whiten_over": "turns"},
+        ),
         ("arpo", {"name": "arpo", "normalize_by_std": True, "whiten": False}),
         ("rloo", {"name": "rloo", "whiten": False}),
         ("reinforce_plus_plus", {"name": "reinforce_plus_plus", "gamma": 1.0, "whiten": True}),

@@ -502,10 +502,11 @@ def test_supervised_fine_tuning_takes_its_data_and_its_trainers_keys(tmp_path: P
     assert translated(found, "verl").lost == {}
 
 
+GROUP_OPTIONS = {"normalize_by_std": True, "length_weight": False, "deviation_weight": False, "whiten": False}
 ESTIMATORS: list[tuple[str, dict[str, Any]]] = [
     ("gae", {"name": "gae", "gamma": 0.9, "lam": 0.8, "whiten": True}),
-    ("grpo_vectorized", {"name": "grpo", "normalize_by_std": True, "length_weight": False, "whiten": False}),
-    ("grpo_passk", {"name": "grpo_passk", "normalize_by_std": True, "length_weight": False, "whiten": False}),
+    ("grpo_vectorized", {"name": "grpo"} | GROUP_OPTIONS),
+    ("grpo_passk", {"name": "grpo_passk"} | GROUP_OPTIONS),
     ("gdpo", {"name": "gdpo", "weights": {}, "normalize_by_std": True, "whiten": True}),
     ("rloo", {"name": "rloo", "whiten": False}),
     ("rloo_vectorized", {"name": "rloo", "whiten": False}),
