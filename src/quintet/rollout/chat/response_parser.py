@@ -95,7 +95,9 @@ class ResponseFormat:
         sections = {name: content.strip() for name, content in match.groupdict().items()}
         answer = sections.pop("answer")
         parts = [answer] if self._is_free_text else answer.split(self._separator)
-        parsed = [self._action(part.strip()) for part in parts]
+        # RAGEN and VAGEN ignore separators with nothing between them
+        named = [part.strip() for part in parts if part.strip()] or [""]
+        parsed = list(map(self._action, named))
         legal = [action for action in parsed if action is not None]
         if len(legal) < len(parsed) and not self._skip:
             legal = [action for action in parsed[: parsed.index(None)] if action is not None]

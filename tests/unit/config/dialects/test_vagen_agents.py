@@ -180,6 +180,15 @@ def test_several_environments_have_shares_and_names_and_only_equal_ones_are_one(
     assert run.validation.episodes == 24
 
 
+def test_names_of_sources_and_of_entries_may_be_any(tmp_path: Path) -> None:
+    train = [LAKE | {"data_source": "lake v1.0"}, LAKE | {"data_source": "lake v1.0", "config": {"size": 6}}]
+    assert list(converted(tmp_path, train=train).composed.experiment.envs) == ["lake_v1_0", "lake_v1_0_2"]
+    path = tmp_path / "run.yaml"
+    path.write_text(json.dumps({"train_envs": {"mine": LAKE}, "val_envs": {"other": LAKE}}))
+    found = convert(compose_config(path, [f"{ACTOR}.ppo_mini_batch_size=32"]), DIALECTS["vagen"], to_plan=True)
+    assert found.composed.experiment.training.start_states == 640
+
+
 def test_rewards_and_episodes_are_those_of_vagens_code(tmp_path: Path) -> None:
     run = converted(tmp_path).composed.experiment
     assert (run.algorithm.turn_rewards, run.algorithm.advantage_over_response_tokens) == (False, True)

@@ -69,6 +69,17 @@ def test_an_element_is_found_wherever_it_is(text: str, actions: tuple[str, ...],
     assert (parsed.actions, parsed.valid) == (actions, valid)
 
 
+@pytest.mark.parametrize(
+    ("answer", "actions", "valid"),
+    [("Up || || Left ||", ("Up", "Left"), True), ("||", (), False), (" ", (), False), ("Up || no", ("Up",), False)],
+)
+def test_separators_with_nothing_between_them_are_ignored(answer: str, actions: tuple[str, ...], valid: bool) -> None:
+    """As in RAGEN and VAGEN."""
+    form = ResponseFormat(MOVES, think=False, separator="||", max_actions=3)
+    parsed = form.parse(f"<answer>{answer}</answer>")
+    assert (parsed.actions, parsed.valid) == (actions, valid)
+
+
 @given(st.text(max_size=200))
 def test_any_text_can_be_parsed(text: str) -> None:
     assert all(action in MOVES for action in THINKING.parse(text).actions)

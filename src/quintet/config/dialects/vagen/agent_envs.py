@@ -1,5 +1,6 @@
 """Conversion of VAGEN's lists of environments since 2026 to the environments of a run."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -101,9 +102,10 @@ class EnvEntry:
 
     def start_states(self) -> int:
         """Return the number of different seeds."""
-        number = int(self.section.rpartition("env")[2]) - 1
+        number = self.section.rpartition("env")[2]
+        place = int(number) - 1 if number.isdecimal() else 0
         base_seed = int(self.values[BASE_SEED] or 0)
-        return num_seeds(self["name"], number, self["n_envs"], self.seed, self["seed_list"], base_seed)
+        return num_seeds(self["name"], place, self["n_envs"], self.seed, self["seed_list"], base_seed)
 
     def settings(self) -> dict[str, Any]:
         """Return what makes two entries the same environment: its name and all options."""
@@ -190,7 +192,8 @@ def distinct_envs(values: ForeignValues, naming: str = "data_source") -> dict[st
                 same.append(entry)
     named: dict[str, list[EnvEntry]] = {}
     for group in groups:
-        source, suffix = str(group[0][naming]), "" if group[0].is_training or naming == "tag_id" else "_validation"
+        source = re.sub(r"[^\w-]+", "_", str(group[0][naming]))
+        suffix = "" if group[0].is_training or naming == "tag_id" else "_validation"
         name, number = f"{source}{suffix}", 2
         while name in named:
             name, number = f"{source}{suffix}_{number}", number + 1
