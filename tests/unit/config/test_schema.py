@@ -29,7 +29,7 @@ def test_defaults_are_those_of_their_place() -> None:
     ("name", "takes"),
     [
         ("training.steps", "an integer ≥ 0"),
-        ("env.size", "an integer ≥ 2 and ≤ 32"),
+        ("env.width", "an integer ≥ 4 and ≤ 16"),
         ("seed", "an integer ≥ 0 and < 4294967296"),
         ("critic.value_clip", "a number > 0 or null"),
         ("policy.dtype", "one of float32, bfloat16, float16, auto"),

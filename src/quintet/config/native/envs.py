@@ -19,6 +19,7 @@ from quintet.config.native.env_section import (
 )
 from quintet.config.native.env_section import register_env as _register
 from quintet.config.native.package_envs import GymnasiumConfig, TextArenaConfig
+from quintet.config.native.puzzle_envs import Game2048Config, PocketCubeConfig, SudokuConfig
 from quintet.config.native.registry_union import RegistryUnion
 from quintet.config.native.relations import RelationScoring
 from quintet.config.native.section import Count, NonNegative, NotEmpty, PositiveShare, Section, Seed
@@ -33,12 +34,15 @@ __all__ = [
     "EnvProcessesConfig",
     "EnvSection",
     "EnvServiceConfig",
+    "Game2048Config",
     "GymnasiumConfig",
     "InteractiveEnvSection",
     "NavigationConfig",
+    "PocketCubeConfig",
     "PrimitiveSkillConfig",
     "Processes",
     "QuestionsConfig",
+    "SudokuConfig",
     "TextArenaConfig",
     "WebShopConfig",
 ]

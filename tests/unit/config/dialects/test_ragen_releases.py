@@ -14,6 +14,7 @@ from quintet.config.compose import load_experiment
 from quintet.config.dialects.composition.foreign_config import compose_config
 from quintet.config.dialects.loader import ConversionResult, convert
 from quintet.config.dialects.registry import DIALECTS
+from quintet.config.native.envs import ENV_UNION
 from quintet.config.translate import translate
 from quintet.errors import ConfigError
 
@@ -208,10 +209,64 @@ def test_forms_of_states_and_arms_are_translated(env: str) -> None:
 
 
 def test_an_environment_that_does_not_exist_here_waits_and_one_that_is_not_used_does_not(tmp_path: Path) -> None:
-    cube = {"custom_envs": {"Cube": {"env_type": "rubikscube", "env_config": {"scramble_depth": 1}}}}
-    assert converted(tmp_path, tree=cube).unsupported == ()
-    (problem,) = converted(tmp_path, *only("Cube"), tree=cube).unsupported
-    assert (problem.key, str(Capability.TEXT_ENVS) in problem.message) == ("custom_envs.Cube.env_type", True)
+    proofs = {"custom_envs": {"Proofs": {"env_type": "lean", "env_config": {"timeout": 1}}}}
+    assert converted(tmp_path, tree=proofs).unsupported == ()
+    (problem,) = converted(tmp_path, *only("Proofs"), tree=proofs).unsupported
+    assert (problem.key, str(Capability.TEXT_ENVS) in problem.message) == ("custom_envs.Proofs.env_type", True)
+
+
+PUZZLES: dict[str, dict[str, tuple[Any, str, Any]]] = {
+    "sudoku": {
+        "grid_size": (4, "size", 4),
+        "difficulty": ("hard", "difficulty", "hard"),
+        "render_format": ("simple", "observation", "plain"),
+        "show_valid_numbers": (False, "list_candidates", False),
+        "max_steps": (30, "max_steps", 30),
+        "correct_placement_score": (2, "correct_reward", 2.0),
+        "invalid_action_score": (-1, "invalid_reward", -1.0),
+        "completion_bonus": (5, "solved_reward", 5.0),
+    },
+    "game_2048": {
+        "size": (5, "size", 5),
+        "two_prob": (0.5, "two_probability", 0.5),
+        "use_log_reward": (False, "log_reward", False),
+    },
+    "rubikscube": {"scramble_depth": (2, "scramble_depth", 2), "max_steps": (9, "max_steps", 9)},
+}
+PUZZLE_DEFAULTS = {"sudoku": {"observation": "marked"}}
+OPTION = "custom_envs.SimpleSokoban.env_config"
+
+
+@pytest.mark.proves("ragen", *(f"{OPTION}.{option}" for options in PUZZLES.values() for option in options))
+@pytest.mark.proves("ragen", f"{OPTION}.show_conflicts", f"{OPTION}.show_candidates")
+@pytest.mark.parametrize("kind", PUZZLES)
+def test_the_puzzles_have_the_options_of_the_file(tmp_path: Path, kind: str) -> None:
+    options = {option: written for option, (written, _, _) in PUZZLES[kind].items()}
+    unread = {"show_conflicts": False, "show_candidates": True} if kind == "sudoku" else {}
+
+    def env(options: dict[str, Any]) -> dict[str, Any]:
+        tree = {"custom_envs": {"Puzzle": {"env_type": kind, "max_actions_per_traj": 7, "env_config": options}}}
+        found = converted(tmp_path, *only("Puzzle"), tree=tree)
+        assert found.unsupported == ()
+        return found.composed.experiment.env.model_dump()
+
+    plain = env({})
+    defaults = ENV_UNION.config_class(kind)(max_actions=7, **PUZZLE_DEFAULTS.get(kind, {})).model_dump()
+    assert plain == defaults
+    assert env(options | unread) == plain | {native: expected for _, native, expected in PUZZLES[kind].values()}
+
+
+def test_the_actions_of_the_cube_follow_the_users_text(tmp_path: Path) -> None:
+    cube = {"env_type": "rubikscube", "env_instruction": "Solve it.", "max_tokens": 96}
+    found = converted(tmp_path, *only("Cube"), tree={"custom_envs": {"Cube": cube}})
+    instruction = str(found.composed.experiment.env.instruction)  # type: ignore[attr-defined]
+    assert instruction.startswith("Solve it.\nActions: U, U', D, D', L, L', R, R', F, F', B, B'; up to")
+
+
+@pytest.mark.parametrize("name", ["sudoku", "game_2048", "rubikscube"])
+def test_a_puzzle_is_translated(name: str) -> None:
+    lost = translate(load_experiment(None, [f"env.name={name}", "warm_start=null"]), DIALECTS["ragen"]).lost
+    assert not [key for key in lost if key.startswith("env.") and key != "env.max_actions"]
 
 
 def test_more_visible_gpus_than_a_node_has_are_no_contradiction(

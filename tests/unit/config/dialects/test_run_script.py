@@ -171,7 +171,7 @@ def test_words_are_those_that_a_shell_gives(name: str, tmp_path: Path) -> None:
     [
         ("NOW=$(date +%s)", "data.seed=$NOW", ["data.seed", "$(date +%s)", "line 1"]),
         ("X=`hostname`", "data.tokenizer=$X", ["`hostname` can only be evaluated by a shell"]),
-        ("D=$1", "data.train_files=$D", ["$1 is given when the script is called"]),
+        ("D=$1", "data.train_files=$D", ["$1 is given where the script or the function is called"]),
         ("", "data.train_files=$NOWHERE/x", ["$NOWHERE is set neither in the script nor in the environment"]),
         ("read -p 'port? ' PORT", "data.seed=$PORT", ["$PORT is read while the script runs"]),
         ("X=$(echo a/b | sort | tr / -)", "data.seed=$X", ["$(echo a/b | sort | tr / -) is the output of a program"]),
@@ -245,6 +245,7 @@ def test_lines_after_a_comment_between_them_are_read_and_said_so(tmp_path: Path)
         (command("a=1", "if true; fi"), ["run.sh:1: `fi` is not supported"]),
         (command("a=1", "while true; do :"), ["run.sh:1: the while that begins here is never closed"]),
         (command("$A", "A=$(x)"), ["run.sh:2: $(x) is the output of a program", "write its words out"]),
+        (command("$A", "A=$1"), ["run.sh:2: $1 is given where", "give quintet the configuration file and key=value"]),
         (command("$K=1", "K=$(x)"), ["run.sh:2: $(x) is the output of a program"]),
         (command("--config-name=mine"), ["run.sh:2: there is no ./mine.yaml"]),
         (command("--config-name=$(x)"), ["run.sh:2: $(x) is the output of a program"]),

@@ -23,6 +23,9 @@ REFERENCE_TAGS = {
     "countdown": "Countdown",
     "questions": "MetamathQA",
     "webshop": "WebShop",
+    "sudoku": "SimpleSudoku",
+    "game_2048": "game_2048",
+    "rubikscube": "rubikscube",
 }
 """Name in RAGEN's `envs.yaml` by native environment."""
 OPTIONS: Mapping[str, Mapping[str, tuple[str, Any]]] = {
@@ -50,6 +53,21 @@ OPTIONS: Mapping[str, Mapping[str, tuple[str, Any]]] = {
         "num_products": ("products", None),
         "human_goals": ("human_goals", False),
     },
+    "sudoku": {
+        "grid_size": ("size", 9),
+        "difficulty": ("difficulty", "easy"),
+        "max_steps": ("max_steps", 81),
+        "show_valid_numbers": ("list_candidates", True),
+        "correct_placement_score": ("correct_reward", 1.0),
+        "invalid_action_score": ("invalid_reward", -0.1),
+        "completion_bonus": ("solved_reward", 10.0),
+    },
+    "game_2048": {
+        "size": ("size", 4),
+        "two_prob": ("two_probability", 0.9),
+        "use_log_reward": ("log_reward", True),
+    },
+    "rubikscube": {"scramble_depth": ("scramble_depth", 5), "max_steps": ("max_steps", 20)},
 }
 """Native option and RAGEN's default by option of `env_config`, of each `env_type`."""
 FURTHER_OPTIONS: Mapping[str, tuple[str, ...]] = {
@@ -62,6 +80,9 @@ FURTHER_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "countdown": ("render_mode", "train_path", "max_instances"),
     "metamathqa": ("dataset_path", "cache_dir", "split"),
     "webshop": (),
+    "sudoku": ("render_mode", "render_format", "show_conflicts", "show_candidates"),
+    "game_2048": ("render_mode", "action_lookup"),
+    "rubikscube": ("render_mode", "action_lookup"),
 }
 """Options that more than one key decides about, or that have no effect."""
 NEWER_FLOOR_DENSITY = 0.9
@@ -71,7 +92,13 @@ OBSERVATIONS = {"grid": "grid", "coord": "coordinates", "grid_coord": "grid_coor
 COUNTDOWN_FILE, COUNTDOWN_ROWS = "data/countdown/train.parquet", 20_000
 QUESTIONS, CACHE = "meta-math/MetaMathQA", "./data"
 SYMBOL_NAMES = ("wall", "empty", "target", "box on target", "box", "player", "player on target")
+SUDOKU_OBSERVATIONS = {"simple": "plain", "detailed": "marked", "with_feedback": "hints"}
 MOVES = {"sokoban": "Up, Down, Left, Right", "frozen_lake": "Left, Down, Right, Up"}
+ACTIONS = MOVES | {
+    "game_2048": "Up, Right, Down, Left",
+    "rubikscube": "U, U', D, D', L, L', R, R', F, F', B, B'",
+}
+"""Actions by `env_type`, where there are few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +234,9 @@ def _env_to_native(env: CustomEnv, native: NativeBuilder) -> None:
         _sokoban_to_native(env, native)
     elif kind == "frozen_lake" and env.option("success_rate") is not None and env.option("p") is None:
         native.set(f"{env.native}.floor_density", NEWER_FLOOR_DENSITY, env.key("env_config.p"))
+    elif kind == "sudoku":
+        form = SUDOKU_OBSERVATIONS[env.option("render_format") or "detailed"]
+        native.set(f"{env.native}.observation", form, env.key("env_config.render_format"))
     elif kind == "countdown":
         _countdown_to_native(env, native)
     elif kind == "metamathqa":
@@ -260,9 +290,10 @@ def _instruction(env: CustomEnv) -> str | None:
             lines.append("Coordinates: (row, column), from (0, 0) at the top left")
         elif is_text and legend:
             lines.append("Symbols: " + ", ".join(f"{symbol} {word}" for symbol, word in legend.items()))
+    if kind in ACTIONS:
         limit = env.values["agent_proxy.max_actions_per_turn"]
         separator = env.values["agent_proxy.action_sep"]
-        lines.append(f"Actions: {MOVES[kind]}; up to {limit} in an answer, separated by {separator}")
+        lines.append(f"Actions: {ACTIONS[kind]}; up to {limit} in an answer, separated by {separator}")
     if env["max_actions_per_traj"] is not None:
         lines.append(f"Actions in all: at most {env['max_actions_per_traj']}")
     if env["max_tokens"] is not None:
@@ -324,6 +355,8 @@ def _options_from_native(kind: str, config: Any) -> Iterator[tuple[str, Any]]:
         yield from (("train_path", config.path), ("max_instances", config.max_rows))
     elif kind == "metamathqa":
         yield "dataset_path", config.path
+    elif kind == "sudoku":
+        yield "render_format", inverted(SUDOKU_OBSERVATIONS)[config.observation]
 
 
 def _tags_from_native(foreign: ForeignBuilder) -> None:

@@ -32,11 +32,17 @@ CUSTOM_ENVS: Mapping[str, Any] = {
     "SokobanDifferentGridVocab": _env(
         "sokoban", 10, _SOKOBAN | {"search_depth": 30, "grid_lookup": _LETTERS, "grid_vocab": _WORDS}
     ),
+    "CoordSokoban": _env("sokoban", 10, _SOKOBAN | {"observation_format": "grid_coord"}, words=120),
     "VisualSimpleSokoban": _env("sokoban", 10, _SOKOBAN | {"render_mode": "rgb_array"}),
     "Countdown": _env("countdown", 1),
     "Bandit": _env("bandit", 1, {"lo_arm_name": "Phoenix", "hi_arm_name": "Dragon"}),
     "BanditTest": _env("bandit", 1, {"lo_arm_name": "Trader", "hi_arm_name": "Librarian"}),
     "FrozenLake": _env("frozen_lake", 10),
+    "CoordFrozenLake": _env("frozen_lake", 10, {"observation_format": "grid_coord", "success_rate": 0.8}, words=120),
     "MetamathQA": _env("metamathqa", 1),
     "WebShop": _env("webshop", 9, {"dataset": "small"}, words=200),
+    "SimpleSudoku": _env("sudoku", 20, {"render_format": "with_feedback"}, words=150),
+    "MediumSudoku": _env("sudoku", 30, {"render_format": "with_feedback", "difficulty": "medium"}, words=150),
+    "game_2048": _env("game_2048", 700, words=8192),
+    "rubikscube": _env("rubikscube", 20, {"scramble_depth": 1}, words=96),
 }

@@ -17,6 +17,9 @@ ENV_TYPES = {
     "countdown": "countdown",
     "metamathqa": "questions",
     "webshop": "webshop",
+    "sudoku": "sudoku",
+    "game_2048": "game_2048",
+    "rubikscube": "rubikscube",
 }
 """Native environment by `env_type`."""
 

@@ -22,7 +22,7 @@ from quintet.config.dialects.scripts.override_list import (
     read_override_list,
 )
 from quintet.config.dialects.scripts.shell_commands import Argument, ScriptCommand
-from quintet.config.dialects.scripts.shell_words import MARKER, Variables, script_error
+from quintet.config.dialects.scripts.shell_words import MARKER, Variables, script_error, unknown_words_hint
 from quintet.config.dialects.scripts.trainer_calls import (
     TRAINERS,
     TrainerCall,
@@ -303,8 +303,7 @@ class _TrainerArguments:
                 return
             reason = f"{unknown} (line {unknown.line})"
             if "=" not in word.text or self.variables.find_unknown(key) is not None:
-                hint = "write its words out in the script, or set what it depends on: NAME=… quintet …"
-                raise script_error(source, reason, hint)
+                raise script_error(source, reason, unknown_words_hint(reason))
             self.missing.append(MissingValue(key, source, reason))
         elif OVERRIDE.fullmatch(word.text):
             self.overrides.append((word.text, source))

@@ -26,6 +26,7 @@ MAX_LENGTH = 1 << 16
 """Characters of a word, and words of an array."""
 PROMPTED = "is read while the script runs"
 """Of these, `${NAME:-default}` is the default, as after an empty reply."""
+CALL_ARGUMENT = "is given where the script or the function is called"
 NOT_SET = "is set neither in the script nor in the environment"
 SHELL_VARIABLES = ("RANDOM", "SECONDS", "LINENO")
 """Variables that only a shell sets."""
@@ -297,7 +298,7 @@ class WordReader:
             return values[index]
         if values and MARKER.search(values[0]):
             return values[0]
-        return self._unknown(f"${name}", "is given when the script is called" if name.isdigit() else NOT_SET)
+        return self._unknown(f"${name}", CALL_ARGUMENT if name.isdigit() else NOT_SET)
 
     def _braced_parameter(self, parameter: re.Match[str], *, quoted: bool) -> str:
         """Expand `${NAME…}`."""
@@ -393,3 +394,10 @@ def _evaluate(node: ast.expr) -> int:
     if not 0 <= value < 1 << 63:
         raise ValueError(value)
     return value
+
+
+def unknown_words_hint(reason: str) -> str:
+    """Return what to do about words of a command that are not known for a `reason`."""
+    if CALL_ARGUMENT in reason:
+        return "write its words out in the script, or give quintet the configuration file and key=value words instead"
+    return "write its words out in the script, or set what it depends on: NAME=… quintet …"

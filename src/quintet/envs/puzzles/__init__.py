@@ -1,0 +1,1 @@
+"""Number and cube puzzles of RAGEN's releases of 2026."""
