@@ -1,11 +1,12 @@
-"""Measure how fast `quintet view` opens a run with 100,000 stored episodes.
+"""Measure how fast `quintet view` opens a run with 100,000 stored episodes and a trace.
 
     python benchmarks/viewer.py [--episodes 100000] [--rows 5000] [--out benchmarks/results/viewer.json]
 
-Writes a run directory with synthetic metrics and FrozenLake episodes of 256 per step, starts the viewer, and opens it
-in headless Chromium (`--chromium`), each view in a fresh server so that nothing is cached. Writes one JSON file:
-seconds from navigation to the first paint, to the first chart or row, and until all episodes are listed; the share of
-frames within 1/30 s while the list scrolls; bytes of scripts. Needs `pip install playwright` and Debian's `chromium`.
+Writes a run directory with synthetic metrics, a trace, and FrozenLake episodes of 256 per step, starts the viewer, and
+opens it in headless Chromium (`--chromium`), each view in a fresh server so that nothing is cached. Writes one JSON
+file: seconds from navigation to the first paint, to the first chart or row, and until all episodes are listed; the
+share of frames within 1/30 s while the list scrolls; milliseconds from a turn of the wheel to the trace that is drawn
+again; bytes of scripts. Needs `pip install playwright` and Debian's `chromium`.
 """
 
 from __future__ import annotations
@@ -50,6 +51,20 @@ SCROLL = """async () => {
   }
   return frames;
 }"""
+ZOOM = """async () => {
+  const canvas = document.querySelector(".trace canvas");
+  const frames = [];
+  for (let frame = 0; frame < 20; frame += 1) {
+    const started = performance.now();
+    canvas.dispatchEvent(new WheelEvent("wheel", { deltaY: -100, cancelable: true }));
+    await new Promise(requestAnimationFrame);
+    await new Promise((resolve) => { setTimeout(resolve, 0); });
+    frames.push(performance.now() - started);
+  }
+  return frames;
+}"""
+SPANS, REQUESTS, CONCURRENT = 2500, 4096, 512
+"""Size of the trace, that of a step of the FrozenLake command."""
 
 
 def write_run(directory: Path, episodes: int, rows: int) -> None:
@@ -68,6 +83,29 @@ def write_run(directory: Path, episodes: int, rows: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         count = min(PER_STEP, episodes - (step - 1) * PER_STEP)
         path.write_text("".join(json.dumps(episode(step, line, chance)) + "\n" for line in range(count)))
+
+
+def write_trace(path: Path) -> None:
+    """Write a trace of a step of 7 s as `TraceRecorder` does: spans of two tracks, requests, memory."""
+    end = 7_000_000
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "thread_name", "tid": tid, "args": {"name": name}}
+        for tid, name in ((1, "MainThread"), (2, "engine 0"))
+    ]
+    events.append({"ph": "X", "name": "step", "ts": 0, "dur": end, "tid": 1, "args": {}})
+    for number in range(1, SPANS):
+        span = {"ph": "X", "name": "agent_loop", "ts": number * end // SPANS, "dur": end // SPANS - 100}
+        events.append({**span, "tid": 1 + number % 2, "args": {"running": number % 512}})
+    track = "requests of engine 0"
+    for number in range(REQUESTS):
+        begin = number // CONCURRENT * end * CONCURRENT // REQUESTS + number % CONCURRENT
+        lasts = end * CONCURRENT // REQUESTS - 2 * CONCURRENT
+        for phase, at in (("b", begin), ("e", begin + lasts)):
+            events.append({"ph": phase, "cat": track, "id": number, "name": track, "ts": at, "tid": 0, "args": {}})
+    for at in range(0, end, 20_000):
+        events.append({"ph": "C", "name": "memory, MiB", "ts": at, "args": {"resident": 900 + at % 7}})
+    path.parent.mkdir()
+    path.write_text(json.dumps({"traceEvents": events}))
 
 
 def episode(step: int, line: int, chance: random.Random) -> dict[str, Any]:
@@ -121,6 +159,8 @@ def measure(page: Any, run: Path, view: str, ready: str) -> dict[str, float]:
             result["complete_seconds"] = time.perf_counter() - started
             frames = page.evaluate(SCROLL)
             result |= {"frame_ms_median": statistics.median(frames), "frames_within_33_ms": share_within(frames, 33.4)}
+        if view == "timeline":
+            result["trace_redraw_ms_median"] = statistics.median(page.evaluate(ZOOM))
         return {name: round(value, 3) for name, value in result.items()}
 
 
@@ -142,13 +182,14 @@ def main() -> None:
     views = {
         "charts": ".chart .line",
         "episodes": ".virtual-row",
-        "timeline": ".segment",
+        "timeline": ".longest tbody tr",
         "runs": ".runs tbody tr",
     }
     results: dict[str, list[dict[str, float]]] = {name: [] for name in views}
     with tempfile.TemporaryDirectory() as scratch, sync_playwright() as playwright:
         run = Path(scratch) / "large"
         write_run(run, options.episodes, options.rows)
+        write_trace(run / "profile/step_000003_rank_0.json")
         browser = playwright.chromium.launch(executable_path=options.chromium, args=list(CHROMIUM_OPTIONS))
         for _ in range(options.repeats):
             for view, ready in views.items():

@@ -14,10 +14,14 @@ import tempfile
 from pathlib import Path
 
 STEPS = 40
-SETTINGS = (f"training.steps={STEPS}", "tracking.token_statistics=true", "validation.every_steps=5")
+SETTINGS = (
+    *(f"training.steps={STEPS}", "tracking.token_statistics=true", "validation.every_steps=5"),
+    "tracking.profile={steps: [3]}",
+)
 VIEWS = {
     "viewer_charts": ("#charts?run=seed0&run=seed1&smoothing=0.6", ".chart .line.tone1"),
     "viewer_tokens": (f"#episodes?run=seed0&split=train&at=train:{STEPS}:0&colour=entropies", ".tokens span"),
+    "viewer_trace": ("#timeline?run=seed0", ".longest tbody tr"),
     "viewer_changes": (f"#changes?run=seed0&before=0&after={STEPS}", ".virtual-row"),
 }
 OPTIONS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking")

@@ -1,14 +1,17 @@
 """Routes of the viewer for runs, metrics, findings, settings, phases and traces."""
 
 # the annotations of routes are evaluated by FastAPI
+import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Response
 
 from quintet.diagnosis.diagnose import diagnose_run
 from quintet.tracking.metrics import describe, healthy_text
 from quintet.viewer.config_values import differences
+from quintet.viewer.metrics_file import Curve
 from quintet.viewer.run_catalog import RunCatalog, ViewedRun, run_row
 from quintet.viewer.timeline import step_phases
 from quintet.viewer.traces import list_traces, read_trace
@@ -33,16 +36,15 @@ def metric_routes(catalog: RunCatalog) -> APIRouter:
                 names.update(each.metrics.names())
         return [_definition(name) for name in sorted(names)]
 
-    @router.get("/curves")
-    def curves(run: Runs, metric: Annotated[list[str], Query()], points: int = MAX_POINTS) -> dict[str, Any]:
+    @router.get("/curves", response_model=None)
+    def curves(run: Runs, metric: Annotated[list[str], Query()], points: int = MAX_POINTS) -> Response:
         """Return each metric of each run: steps, seconds since the start, values."""
         result: dict[str, Any] = {}
         for each in map(catalog.get, run):
             with each.lock:
-                result[each.name] = {
-                    name: asdict(each.metrics.curve(name).downsampled(min(points, MAX_POINTS))) for name in metric
-                }
-        return result
+                result[each.name] = {name: _points(each.metrics.curve(name), points) for name in metric}
+        # FastAPI would copy every number
+        return Response(json.dumps(result), media_type="application/json")
 
     @router.get("/findings")
     def findings(run: str) -> list[dict[str, Any]]:
@@ -74,6 +76,11 @@ def _add_timeline_routes(router: APIRouter, catalog: RunCatalog) -> None:
     @router.get("/trace")
     def trace(run: str, step: int, rank: int) -> dict[str, Any]:
         return read_trace(catalog.get(run).directory.profile, step, rank)
+
+
+def _points(curve: Curve, points: int) -> dict[str, Sequence[float]]:
+    shown = curve.downsampled(min(points, MAX_POINTS))
+    return {"steps": shown.steps, "seconds": shown.seconds, "values": shown.values}
 
 
 def _locked_row(run: ViewedRun) -> dict[str, Any]:

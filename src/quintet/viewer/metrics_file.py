@@ -43,6 +43,8 @@ class MetricsFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._rows: list[Row] = []
+        self._columns: dict[str, tuple[int, tuple[list[float], list[float], list[float]]]] = {}
+        """Number of rows that were read for a metric, and its steps, seconds and values."""
         self._offset = 0
         self._inode = 0
 
@@ -55,11 +57,11 @@ class MetricsFile:
             with self._path.open("rb") as file:
                 status = self._path.stat()
                 if status.st_ino != self._inode or status.st_size < self._offset:
-                    self._rows, self._offset, self._inode = [], 0, status.st_ino
+                    self._rows, self._columns, self._offset, self._inode = [], {}, 0, status.st_ino
                 file.seek(self._offset)
                 data = file.read()
         except FileNotFoundError:
-            self._rows, self._offset = [], 0
+            self._rows, self._columns, self._offset = [], {}, 0
             return self._rows
         complete = data[: data.rfind(b"\n") + 1]
         self._rows += [row for line in complete.splitlines() if (row := _parse(line)) is not None]
@@ -75,13 +77,17 @@ class MetricsFile:
 
     def curve(self, name: str) -> Curve:
         """Return a metric at the steps that have a finite value."""
-        points = [
-            (row["step"], row.get("time_seconds") or 0.0, value)
-            for row in self.rows()
-            if isinstance(value := row.get(name), int | float) and math.isfinite(value)
-        ]
-        steps, seconds, values = zip(*points, strict=True) if points else ((), (), ())
-        return Curve(steps, seconds, values)
+        rows = self.rows()
+        done, columns = self._columns.get(name, (0, ([], [], [])))
+        steps, seconds, values = columns
+        for row in rows[done:]:
+            value = row.get(name)
+            if isinstance(value, int | float) and math.isfinite(value):
+                steps.append(row["step"])
+                seconds.append(row.get("time_seconds") or 0.0)
+                values.append(value)
+        self._columns[name] = (len(rows), columns)
+        return Curve(tuple(steps), tuple(seconds), tuple(values))
 
 
 def _parse(line: bytes) -> Row | None:

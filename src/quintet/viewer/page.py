@@ -27,7 +27,7 @@ def assets() -> Mapping[str, str]:
 def page_html() -> str:
     """Return the page that loads its scripts from the server."""
     return Template(assets()["index.html"]).substitute(
-        style='<link rel="stylesheet" href="/static/view.css">',
+        style='<link rel="stylesheet" href="/static/view.css">' + _preloads(),
         tiles=assets()["tiles.svg"],
         import_map=_import_map(),
         stored="",
@@ -35,9 +35,17 @@ def page_html() -> str:
     )
 
 
+def _modules() -> list[str]:
+    return sorted(name for name in assets() if name.endswith(".js"))
+
+
+def _preloads() -> str:
+    """Return links by which the browser requests all modules at once, not each after the one that imports it."""
+    return "".join(f'<link rel="modulepreload" href="/static/{name}">' for name in _modules())
+
+
 def _import_map() -> str:
-    modules = [name for name in assets() if name.endswith(".js")]
-    return json.dumps({"imports": {PREFIX + name: f"/static/{name}" for name in sorted(modules)}})
+    return json.dumps({"imports": {PREFIX + name: f"/static/{name}" for name in _modules()}})
 
 
 @cache

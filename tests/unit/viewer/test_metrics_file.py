@@ -32,6 +32,7 @@ def test_a_run_that_resumed_from_an_earlier_step_does_not_keep_the_undone_rows(t
     append(path, *({"step": step, "loss": float(step)} for step in range(5)))
     metrics = MetricsFile(path)
     assert len(metrics.rows()) == 5
+    assert metrics.curve("loss").steps == (0, 1, 2, 3, 4)
     replacement = tmp_path / "replacement"
     append(replacement, {"step": 0, "loss": 0.0}, {"step": 1, "loss": 9.0})
     replacement.replace(path)

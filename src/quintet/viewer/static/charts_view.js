@@ -2,13 +2,15 @@
 
 import { get } from "view/api.js";
 import { drawChart } from "view/chart.js";
-import { debounce, h, select } from "view/dom.js";
+import { debounce, h, once, select } from "view/dom.js";
 
 const FIRST = [/^val\/.*success_rate$/, /^trajectory\/success_rate$/, /^env\/success/, /^critic\/score\/mean$/, /^actor\/entropy$/,
   /^actor\/ppo_kl$/, /^response_length\/mean$/, /^training\/groups_with_signal$/, /^training\/rollout_probs_diff_mean$/,
   /^actor\/grad_norm$/, /^perf\/throughput$/, /^timing_s\/step$/, /^sft\/loss$/];
 const TITLES = { "": "Most watched", val: "Validation", actor: "Policy", critic: "Rewards and critic", timing_s: "Seconds by phase",
   perf: "Throughput and memory", response_length: "Responses", rollout_corr: "Engine and learner" };
+
+const POINTS = 800, WIDE_POINTS = 2000;
 
 /** Show the charts of all metrics of the selected runs; data of a chart are requested when it becomes visible. */
 export async function chartsView(page) {
@@ -34,12 +36,17 @@ export async function chartsView(page) {
     settings: settings(), bounds: cards.get(name).definition.bounds,
     findings: findings.filter((finding) => finding.metric === name), height: cards.get(name).wide ? 320 : 190,
   });
+  // the diagnosis would take the server's time from the first curves
+  const mark = once(async () => { findings = await findingsOf(page.runs); redraw(); });
   async function refresh() {
-    const names = [...visible].filter((name) => cards.has(name));
+    const names = [...visible].filter((name) => cards.has(name)).sort();
     if (!names.length || !page.runs.length) return;
-    const received = await get("curves", { run: page.runs, metric: names.sort() });
-    for (const [run, curves] of Object.entries(received)) data[run] = { ...data[run], ...curves };
+    const wide = names.filter((name) => cards.get(name).wide), others = names.filter((name) => !cards.get(name).wide);
+    const groups = [[others, POINTS], [wide, WIDE_POINTS]].filter(([group]) => group.length);
+    const received = await Promise.all(groups.map(([metric, points]) => get("curves", { run: page.runs, metric, points })));
+    for (const [run, curves] of received.flatMap(Object.entries)) data[run] = { ...data[run], ...curves };
     names.forEach(draw);
+    mark();
   }
   const change = (name, value) => { page.set(name, value); visible.forEach(draw); };
 
@@ -47,7 +54,7 @@ export async function chartsView(page) {
     oninput: debounce((event) => { page.set("metric", event.target.value); filter(); }, 150) });
   const sections = groups(definitions).map(([title, members]) => h("section", { class: "charts" }, h("h2", {}, title),
     h("div", { class: "cards" }, members.map((definition) => {
-      const entry = card(definition, () => draw(definition.name));
+      const entry = card(definition, () => { draw(definition.name); load(); });
       cards.set(definition.name, entry);
       return entry.element;
     }))));
@@ -63,7 +70,6 @@ export async function chartsView(page) {
   cards.forEach((entry) => watcher.observe(entry.element));
   const redraw = debounce(() => visible.forEach(draw), 100);
   addEventListener("resize", redraw);
-  findingsOf(page.runs).then((reported) => { findings = reported; redraw(); });
   const view = h("div", {},
     h("div", { class: "toolbar" }, search,
       select("Axis", [["steps", "steps"], ["seconds", "time"]], page.get("axis", "steps"), (value) => change("axis", value)),

@@ -50,3 +50,12 @@ export function debounce(action, milliseconds) {
     timer = setTimeout(() => action(...args), milliseconds);
   };
 }
+
+/** Return `action` as a function of which only the first call has an effect. */
+export function once(action) {
+  let isDone = false;
+  return () => {
+    if (!isDone) action();
+    isDone = true;
+  };
+}
