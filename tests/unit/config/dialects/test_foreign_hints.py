@@ -226,7 +226,6 @@ ROLL = [
     # checks of the native run
     ["pretrain=null"],
     ["reference.model_args.dtype=fp32"],
-    [*FOUR, f"{TRAIN}.tensor_model_parallel_size=2"],
 ]
 
 MANAGER, CHECKED = "train_env_manager", "val_env_manager"
