@@ -312,6 +312,7 @@ CASES = [
     [MEGATRON, "actor.optimizer.kind=muon"],
     [MEGATRON, TWO, f"{PARALLEL}.tensor=2", "algorithm.kl={estimator: full}", "reference.backend=megatron"],
     [MEGATRON, "algorithm.kl={estimator: full}"],
+    [MEGATRON, "algorithm.kl={}", "reference.backend=megatron", "reference.megatron.checkpoint=x"],
     [
         *(MEGATRON, TWO, f"{PARALLEL}.tensor=2", "algorithm.kl={}", "reference.backend=megatron"),
         *("actor.megatron.tp_comm_overlap_cfg=x", "reference.megatron.tp_comm_overlap_cfg=x"),

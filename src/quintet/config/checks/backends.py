@@ -52,6 +52,7 @@ def backend_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     yield from _check_models(composed, learners)
     for name, learner in learners.items():
         yield from _check_other_options(composed, name, learner)
+    yield from _check_initial_weights(composed, learners)
     yield from _check_buffers(composed, learners)
     yield from _check_divergence(composed, learners)
 
@@ -126,6 +127,16 @@ def _check_optimizer(composed: ComposedConfig, key: str, learner: str) -> Iterat
     if composed.value(key) == "muon":
         hint = f"{key}=adamw, or {key}=sgd, or {learner}.backend=fsdp2"
         yield composed.problem(key, "Megatron supports adamw and sgd", hint)
+
+
+def _check_initial_weights(composed: ComposedConfig, learners: Mapping[str, LearnerConfig]) -> Iterator[ConfigProblem]:
+    """Check that critic and reference have no Megatron weights other than those of the actor, which they copy."""
+    for name in (name for name in learners if name != "actor"):
+        key, path = f"{name}.megatron.checkpoint", f"{name}.path"
+        own, actors = composed.value(key), composed.value("actor.megatron.checkpoint")
+        if own is not None and (own != actors or composed.value(path) is not None):
+            why = f"only the actor reads Megatron weights; {name} starts from its weights, or from {path}"
+            yield composed.problem(key, why, f"{key}=null")
 
 
 def _check_buffers(composed: ComposedConfig, learners: Mapping[str, LearnerConfig]) -> Iterator[ConfigProblem]:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from quintet.config.capabilities import Capability
 from quintet.config.checks.backends import backend_problems, megatron_option_problems
 from quintet.config.checks.device_sharing import device_sharing_problems
 from quintet.config.checks.engines import executor_problems
@@ -228,9 +229,13 @@ def _with_torchrun_hint(problem: ConfigProblem, experiment: Experiment, dialect:
 
 
 def _is_ready(key: str, dialect: Dialect, ready: Collection[str]) -> bool:
-    """Whether the started ranks support all native keys that a foreign key sets."""
+    """Whether a foreign key only needs processes, and the started ranks are what its native keys of the placement ask
+    for; the size of an engine, which ROLL sets together with its devices, needs no further ones."""
     spec = dialect.spec(key)
-    return spec is not None and bool(spec.native) and set(spec.native) <= set(ready)
+    if spec is None or spec.requires is not Capability.PROCESSES:
+        return False
+    placed = {name for name in spec.native if name.startswith("placement.")}
+    return bool(placed) and placed <= set(ready)
 
 
 def _adjust_unsupported(unsupported: UnsupportedValue, native: NativeBuilder, adjustments: Adjustments) -> None:

@@ -42,6 +42,23 @@ def test_an_option_that_cant_be_honoured_is_told_by_its_key(
     assert re.search(expected, told(*words))
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["actor.megatron.checkpoint=x", "reference.megatron.checkpoint=x"], None),
+        (["reference.megatron.checkpoint=x"], "reference starts from its weights, or from reference.path"),
+        (["actor.megatron.checkpoint=y", "reference.megatron.checkpoint=x"], "only the actor reads"),
+        (
+            ["actor.megatron.checkpoint=x", "reference.megatron.checkpoint=x", "reference.path=other"],
+            "or from reference.path",
+        ),
+    ],
+)
+def test_megatron_weights_that_a_reference_would_not_get_are_refused(words: list[str], expected: str | None) -> None:
+    found = told("algorithm.kl={}", "reference.backend=megatron", *words)
+    assert expected in found if expected else not found
+
+
 BUFFERS = [f"{name}.megatron.tp_comm_overlap_cfg=x" for name in ("actor", "reference")]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from foreign import converted, natively, translated
+from foreign import changed, converted, machine, natively, translated
 from test_roll_keys import (
     CRITIC,
     ENGINE,
@@ -17,6 +17,8 @@ from test_roll_keys import (
     OPTION,
     PENALTY,
     PG_WORKER,
+    PLAIN,
+    REFERENCE_OPTION,
     TERM,
     VALIDATION,
     VARIANT,
@@ -25,7 +27,7 @@ from test_roll_keys import (
 )
 
 from quintet.config.dialects.composition.foreign_config import config_from_tree
-from quintet.config.dialects.loader import load_config
+from quintet.config.dialects.loader import ConversionResult, conversion_problems, convert, load_config
 from quintet.config.dialects.registry import DIALECTS
 from quintet.config.native.algorithm import KlConfig, RewardKlConfig
 from quintet.errors import ConfigError
@@ -281,3 +283,28 @@ def test_a_section_for_validation_draws_by_rolls_own_numbers(tmp_path: Path) -> 
 def test_generation_that_waits_for_learning_is_neither_partial_nor_old(tmp_path: Path) -> None:
     rollout = roll(tmp_path, {}).composed.experiment.rollout
     assert (rollout.async_ratio, rollout.partial, rollout.max_staleness) == (0.0, False, None)
+
+
+def planned(changes: dict[str, Any]) -> ConversionResult:
+    """The conversion for a plan, which assumes the processes that the file needs."""
+    return convert(config_from_tree(changed(PLAIN, changes), "given.yaml:1"), DIALECTS["roll"], to_plan=True)
+
+
+def test_a_reference_may_have_other_sizes_than_the_policy() -> None:
+    """As in most of ROLL's own files."""
+    sizes = {f"{OPTION}tensor_model_parallel_size": 2, f"{OPTION}pipeline_model_parallel_size": 2}
+    own = {f"{REFERENCE_OPTION}tensor_model_parallel_size": 1, f"{REFERENCE_OPTION}pipeline_model_parallel_size": 1}
+    found = planned({**PENALTY, **sizes, **own})
+    assert [natively(found, f"{name}.parallel.pipeline") for name in ("actor", "reference")] == [2, 1]
+    assert not [problem.key for problem in conversion_problems(found) if not problem.elsewhere]
+
+
+def test_an_engine_on_several_devices_only_needs_a_process_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, gpus=8, packages=("vllm", "megatron.core"))
+    changes = {"actor_infer.num_gpus_per_worker": 2, "actor_infer.strategy_args.strategy_name": "vllm"}
+    found = planned(changes)
+    assert natively(found, "rollout.engine_options.tensor_parallel") == 2
+    key = "actor_infer.num_gpus_per_worker"
+    assert key not in [problem.key for problem in conversion_problems(found)]
+    alone = convert(config_from_tree(changed(PLAIN, changes), "given.yaml:1"), DIALECTS["roll"])
+    assert key in [problem.key for problem in conversion_problems(alone)]

@@ -14,7 +14,7 @@ from quintet.config.capabilities import Capability
 from quintet.config.dialects.composition.foreign_config import compose_config, config_from_tree
 from quintet.config.dialects.dialect import key_files
 from quintet.config.dialects.ledger import KeySpec, is_effective
-from quintet.config.dialects.loader import convert
+from quintet.config.dialects.loader import conversion_problems, convert
 from quintet.config.dialects.registry import DIALECTS
 from quintet.config.dialects.value_types import ValueType
 from quintet.config.dialects.verl.dialect import RELEASE_KEYS
@@ -25,7 +25,7 @@ from quintet.errors import ConfigError, UnsupportedRunError
 PPO = {"actor_rollout_ref": {"model": {"path": "some/model"}}}
 ACTOR, MODEL, REF, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "model", "ref", "rollout"))
 OPTIM, FSDP, PARALLEL, SIZES = f"{ACTOR}.optim", f"{ACTOR}.fsdp_config", "actor.parallel", f"{ACTOR}.megatron"
-REF_SIZES = f"{REF}.megatron"
+REF_SIZES, KINDS = f"{REF}.megatron", ("tensor", "pipeline")
 SPLIT = {f"{SIZES}.tensor_model_parallel_size": 2}
 BRIDGE = {f"{MODEL}.lora.rank": 16}
 STORED, FROM = "use_dist_checkpointing", "dist_checkpointing_path"
@@ -529,3 +529,13 @@ def test_sequences_are_shared_out_over_copies_of_the_model_under_megatron(tmp_pa
     batch = {"data.train_batch_size": 2, f"{ACTOR}.ppo_mini_batch_size": 2, f"{ROLLOUT}.n": 5}
     tree = changed(PPO, {**ON_MEGATRON, **sizes, **batch, f"{ACTOR}.ppo_micro_batch_size_per_gpu": 5})
     assert natively(converted(tmp_path, "verl", tree), "training.mini_batches") == 1
+
+
+def test_a_reference_may_have_other_sizes_than_the_actor_under_megatron(tmp_path: Path) -> None:
+    sizes = {f"{SIZES}.pipeline_model_parallel_size": 2, f"{REF_SIZES}.pipeline_model_parallel_size": 1}
+    tree = changed(PPO, {**ON_MEGATRON, **SPLIT, **sizes, f"{ACTOR}.use_kl_loss": True})
+    found = converted(tmp_path, "verl", tree)
+    parallel = [natively(found, f"{name}.parallel.{size}") for name in ("actor", "reference") for size in KINDS]
+    assert parallel == [2, 2, 2, 1]
+    keys = [problem.key for problem in conversion_problems(found)]
+    assert not [key for key in keys if "parallel" in key]
