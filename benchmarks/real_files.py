@@ -61,7 +61,8 @@ MISSING_FILE = re.compile(r"its defaults list names \S+, but \S+ does not exist|
 """A file that upstream's Hydra does not find either; the hint names a similar one."""
 INPUT = re.compile(
     r"does not exist|not found|no such file|cannot be interpolated|cannot be composed"
-    r"|is given where the script or the function is called|set neither in the script|is read while the script runs|is not an override"
+    r"|is given where the script or the function is called|set neither in the script|is read while the script runs"
+    r"|is not an override"
     r"|= '' \(|a blank after the backslash|is set twice, at|there is no checkpoint to start from"
     r"|names no prompts to train on",
     re.IGNORECASE,
