@@ -209,7 +209,10 @@ TURNS = ("trainer.concat_multi_turn=false", "critic.enable=true")
 
 
 @pytest.mark.proves("vagen", "trainer.concat_multi_turn")
-@pytest.mark.parametrize(("name", "value"), [("no_concat_gae", "first"), ("no_concat_gae_last", "last")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("no_concat_gae", "first"), ("no_concat_gae_first", "first"), ("no_concat_gae_last", "last")],
+)
 def test_without_concatenation_turns_are_trained_on(tmp_path: Path, name: str, value: str) -> None:
     """verl counts samples, which turns are then: an update has 16 × 2 of them, and 64 × 2 episodes of 4 turns make at
     most 16 updates."""
@@ -327,6 +330,14 @@ def test_groups_are_filtered_by_their_variance(
 WITHOUT_EFFECT = [
     *("trainer.log_image.enable=true", "trainer.log_image.max_pending=4", "trainer.log_image.png_compress_level=6"),
     *("trainer.skip_pad_tokens=false", "trainer.replace_image_tokens_for_logging=false", "data.shuffle=false"),
+    *("trainer.skip_special_tokens_train=false", "trainer.skip_special_tokens_val=false"),
+    *(
+        "algorithm.reward_scaling=1",
+        "algorithm.reward_bias=0",
+        "algorithm.reward_clip=5",
+        "algorithm.reward_norm=false",
+    ),
+    *("algorithm.reward_mean_level=batch", "algorithm.reward_std_level=batch"),
     *("huggingface_hub.repo_id=a/b", "huggingface_hub.private=true", "huggingface_hub.upload_contents=[model]"),
     *("filter.name=reward_variance", "filter.filter_kwargs.topk=0.5", "filter.filter_kwargs.top_p=0.5"),
     *("filter.filter_kwargs.ddof=1", f"{ROLLOUT}.multi_turn.enable=false", "data.return_raw_chat=true"),
@@ -339,6 +350,8 @@ WITHOUT_EFFECT = [
     "vagen",
     *(f"trainer.log_image.{name}" for name in ("enable", "max_pending", "png_compress_level")),
     *("trainer.skip_pad_tokens", "trainer.replace_image_tokens_for_logging", "data.shuffle"),
+    *("trainer.skip_special_tokens_train", "trainer.skip_special_tokens_val"),
+    *(f"algorithm.reward_{name}" for name in ("scaling", "bias", "clip", "norm", "mean_level", "std_level")),
     *(f"huggingface_hub.{name}" for name in ("repo_id", "private", "upload_contents")),
     f"{ROLLOUT}.multi_turn.enable",
     "train_envs.env1.config.image_placeholder",

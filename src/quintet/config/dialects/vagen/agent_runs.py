@@ -25,7 +25,7 @@ EPOCHS, SEED = "trainer.total_epochs", "data.seed"
 PROMPT, RESPONSE = f"{ROLLOUT}.prompt_length", f"{ROLLOUT}.response_length"
 CONCATENATES, LOOP = "trainer.concat_multi_turn", f"{ROLLOUT}.agent.agent_loop_config_path"
 UNMASKED = "no_concat_gae"
-TURN_VALUES = {UNMASKED: "first", "no_concat_gae_last": "last"}
+TURN_VALUES = {UNMASKED: "first", "no_concat_gae_first": "first", "no_concat_gae_last": "last"}
 """Token of a turn with its value, by estimator over turns."""
 CRITIC = "critic.enable"
 FILTER, FILTER_NAME = "filter.enable", "filter.name"
