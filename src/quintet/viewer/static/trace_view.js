@@ -69,11 +69,14 @@ class TraceChart {
     this.watcher.observe(this.element);
     this.themes = new MutationObserver(() => this.redraw());
     this.themes.observe(document.documentElement, { attributes: true, attributeFilter: ["data-theme"] });
+    this.scheme = matchMedia("(prefers-color-scheme: dark)");
+    this.scheme.onchange = () => this.redraw();
   }
 
   close() {
     this.watcher.disconnect();
     this.themes.disconnect();
+    this.scheme.onchange = null;
     cancelAnimationFrame(this.frame);
   }
 

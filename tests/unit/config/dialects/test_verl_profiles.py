@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from foreign import changed, converted, natively, translated
 
+from quintet import hardware
+from quintet.config.checks.profiles import profile_problems
 from quintet.config.dialects.loader import ConversionResult
 from quintet.config.native.tracking import ProfileConfig, TorchProfilerConfig
 
@@ -134,6 +136,14 @@ def test_an_engine_is_recorded_with_its_rank_as_a_remark_says(tmp_path: Path) ->
     assert found.composed.experiment.tracking.profile == ProfileConfig(steps=(2, 5), torch=TorchProfilerConfig())
     assert not found.unsupported
     assert any(line.startswith(discrete) and "of its rank" in line for line in found.composed.remarks)
+
+
+def test_a_snapshot_without_a_gpu_is_refused_by_verl_s_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = converted(tmp_path, "verl", changed(PPO, {**ON, TOOL: "torch_memory"}))
+    (problem,) = profile_problems(found.composed)
+    assert f"({TOOL}: given.yaml:1): a snapshot of GPU memory needs a CUDA GPU" in problem.message
+    monkeypatch.setattr(hardware, "sees_gpu", lambda: True)
+    assert not [*profile_problems(found.composed)]
 
 
 def test_options_with_the_values_of_verl_s_own_file_do_not_wait(tmp_path: Path) -> None:

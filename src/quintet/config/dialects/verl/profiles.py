@@ -5,6 +5,7 @@ ranks and contents of all enabled roles are joined, as `ProfilerConfig.union` in
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from quintet.config.capabilities import Capability
@@ -12,7 +13,8 @@ from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, Na
 from quintet.config.dotted import flatten, get_value
 from quintet.config.native.tracking import ProfileConfig, TorchProfilerConfig
 
-STEPS, DIRECTORY, INTERVAL = "global_profiler.steps", "global_profiler.save_path", "trainer.profile_interval"
+STEPS, TOOL, DIRECTORY = (f"global_profiler.{key}" for key in ("steps", "tool", "save_path"))
+INTERVAL = "trainer.profile_interval"
 ROLES = (*(f"actor_rollout_ref.{role}.profiler" for role in ("actor", "ref", "rollout")), "profiler")
 """Sections of the roles, and that of fine-tuning."""
 ENGINE = ROLES[2]
@@ -45,14 +47,18 @@ def profiles_to_native(values: ForeignValues, native: NativeBuilder) -> None:
         return
     for role in roles:
         _require_missing(values, native, role)
-    switches = tuple(f"{role}.enable" for role in roles)
-    native.set("tracking.profile.steps", steps, key, *switches)
-    ranks = [f"{role}.{name}" for role in roles for name in ("ranks", "all_ranks")]
-    native.set("tracking.profile.ranks", _ranks(values, roles), *ranks)
+    origins = partial(_written, values, roles)
+    native.set("tracking.profile.steps", steps, key, *origins("enable"))
+    native.set("tracking.profile.ranks", _ranks(values, roles), *origins("ranks", "all_ranks"))
     _torch_to_native(values, native, roles)
     if any(values[f"{role}.tool"] == "torch_memory" for role in roles):
-        native.set("tracking.profile.memory_snapshot", True, *(f"{role}.tool" for role in roles))
+        native.set("tracking.profile.memory_snapshot", True, *(origins("tool") or [TOOL]))
     _directory_to_native(values, native, roles)
+
+
+def _written(values: ForeignValues, roles: list[str], *names: str) -> list[str]:
+    """Return the keys of roles that the user set."""
+    return [key for role in roles for name in names if values.is_set(key := f"{role}.{name}")]
 
 
 def _steps(values: ForeignValues) -> tuple[str, list[int]]:
@@ -105,7 +111,7 @@ def _require_missing(values: ForeignValues, native: NativeBuilder, role: str) ->
     key = f"{role}.tool"
     tool = values[key]
     if tool not in (*TOOLS, None):
-        native.require(key if values.is_set(key) else "global_profiler.tool", Capability.PROFILING)
+        native.require(key if values.is_set(key) else TOOL, Capability.PROFILING)
         return
     for section in (f"{role}.tool_config.{tool}", f"global_profiler.global_tool_config.{tool}"):
         for option in _missing_options(values[section] or {}):
@@ -143,7 +149,7 @@ def profiles_from_native(foreign: ForeignBuilder) -> None:
         foreign.set(f"{role}.tool", tool)
     else:
         foreign.set(STEPS, list(profile.steps))
-        foreign.set("global_profiler.tool", tool)
+        foreign.set(TOOL, tool)
     foreign.set(f"{role}.enable", True)
     _options_from_native(foreign, role, profile)
 
