@@ -100,16 +100,15 @@ class MegatronBackend:
         with _without_warnings():
             if path is not None:
                 return build_megatron_critic(config, Path(path))
-            return build_megatron_critic(config, policy, dict(actor.weights()))
+            return build_megatron_critic(config, policy, actor.weights())
 
     def build_reference(self, config: Experiment, actor: Learner, policy: Path, ranks: RankGroup) -> LogProbScorer:
         from quintet.training.megatron.build import build_megatron_reference
 
         path = config.reference.path
         with _without_warnings():
-            reference = build_megatron_reference(with_dtypes(config), Path(path or policy))
-        if path is None:
-            reference.load_weights(dict(actor.weights()))
+            weights = actor.weights() if path is None else None
+            reference = build_megatron_reference(with_dtypes(config), Path(path or policy), weights)
         return cast("LogProbScorer", reference)  # only Megatron's learners compute a divergence to it
 
     def build_policy_scorer(self, config: Experiment, policy: Path, ranks: RankGroup) -> PolicyCopy:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from quintet.training.megatron.core_package import compute_device
 from quintet.training.megatron.hf_weights import HfWeights
 from quintet.training.megatron.learner import MegatronActor, MegatronCritic, MegatronScorer
 from quintet.training.megatron.options import check_supported, model_family
-from quintet.training.megatron.pipeline_runner import ModelSpec
+from quintet.training.megatron.pipeline_runner import MegatronModel, ModelSpec
 from quintet.training.megatron.process_groups import initialize_process_groups, initialize_tp_comm_overlap
 from quintet.training.megatron.shard_files import ConversionJob, MegatronWeights, convert, is_complete
 from quintet.training.packing import MicroBatchBudget
@@ -51,9 +51,9 @@ def build_megatron_actor(
 
 
 def build_megatron_critic(
-    config: Experiment, policy_dir: Path, weights: Mapping[str, Tensor] | None = None
+    config: Experiment, policy_dir: Path, weights: Iterable[tuple[str, Tensor]] | None = None
 ) -> MegatronCritic:
-    """Build the critic from the Hugging Face directory `policy_dir`, or from `weights` under Hugging Face names.
+    """Build the critic from the Hugging Face directory `policy_dir`, or from the `weights` of another learner.
 
     Raises as `build_megatron_actor` does.
     """
@@ -65,7 +65,7 @@ def build_megatron_critic(
         recompute=config.actor.gradient_checkpointing if recompute is None else recompute,
     )
     model = spec.build_model(critic=True)
-    model.load_weights(HfWeights(policy_dir) if weights is None else weights)
+    _load(model, policy_dir, weights)
     return MegatronCritic(
         model,
         config.critic.optimizer,
@@ -74,10 +74,13 @@ def build_megatron_critic(
     )
 
 
-def build_megatron_reference(config: Experiment, policy_dir: Path) -> MegatronScorer:
-    """Build a scorer from the Hugging Face directory `policy_dir`; raises as `build_megatron_actor` does."""
+def build_megatron_reference(
+    config: Experiment, policy_dir: Path, weights: Iterable[tuple[str, Tensor]] | None = None
+) -> MegatronScorer:
+    """Build a scorer from the Hugging Face directory `policy_dir`, or from the `weights` of another learner; raises as
+    `build_megatron_actor` does."""
     budget = MicroBatchBudget.from_config(config.reference.inference_budget, config.training)
-    return _build_scorer(config, _model_spec(config, "reference", policy_dir), policy_dir, budget)
+    return _build_scorer(config, _model_spec(config, "reference", policy_dir), policy_dir, budget, weights)
 
 
 def build_megatron_policy_scorer(config: Experiment, policy_dir: Path) -> MegatronScorer:
@@ -89,12 +92,25 @@ def build_megatron_policy_scorer(config: Experiment, policy_dir: Path) -> Megatr
     return _build_scorer(config, spec, policy_dir, budget)
 
 
-def _build_scorer(config: Experiment, spec: ModelSpec, policy_dir: Path, budget: MicroBatchBudget) -> MegatronScorer:
+def _build_scorer(
+    config: Experiment,
+    spec: ModelSpec,
+    policy_dir: Path,
+    budget: MicroBatchBudget,
+    weights: Iterable[tuple[str, Tensor]] | None = None,
+) -> MegatronScorer:
     model = spec.build_model()
-    model.load_weights(HfWeights(policy_dir))
+    _load(model, policy_dir, weights)
     for chunk in model.chunks:
         chunk.requires_grad_(requires_grad=False)
     return MegatronScorer(model, budget=budget, temperature=config.rollout.temperature)
+
+
+def _load(model: MegatronModel, policy_dir: Path, weights: Iterable[tuple[str, Tensor]] | None) -> None:
+    if weights is None:
+        model.load_weights(HfWeights(policy_dir))
+    else:
+        model.load_weight_stream(weights)
 
 
 def _model_spec(config: Experiment, name: str, policy_dir: Path, *, recompute: bool = False) -> ModelSpec:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,7 +22,7 @@ from quintet.training.megatron.core_package import compute_device, emulate_cuda
 from quintet.training.megatron.model import PackedGPT, build_chunks
 from quintet.training.megatron.options import transformer_config
 from quintet.training.megatron.process_groups import MegatronRanks, with_own_groups
-from quintet.training.megatron.weight_export import load_hf_weights
+from quintet.training.megatron.weight_export import load_hf_weights, load_weight_stream
 from quintet.training.packing import MicroBatch
 
 if TYPE_CHECKING:
@@ -81,6 +81,11 @@ class MegatronModel:
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Load this rank's shards from full tensors under Hugging Face names; see `load_hf_weights`."""
         load_hf_weights(self.chunks, weights, self.shape)
+
+    @with_own_groups
+    def load_weight_stream(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Load this rank's shards from the weights of another learner; see `load_weight_stream`."""
+        load_weight_stream(self.chunks, weights, self.shape)
 
     @with_own_groups
     def run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 import torch.distributed as dist
@@ -98,12 +98,50 @@ def load_hf_weights(chunks: list[PackedGPT], weights: Mapping[str, Tensor], shap
         if name.startswith("value_head.") and name not in weights:
             continue  # a critic created from a policy
         try:
-            shard = local_shard(name, weights, shape)
+            _copy_shard(name, parameter, weights, shape)
         except KeyError as error:
             raise MachineError(f"the weights lack {error}", "use the directory of a complete model") from error
-        if shard.shape != parameter.shape:
-            raise MachineError(f"{name} has shape {list(shard.shape)}, the model expects {list(parameter.shape)}")
-        parameter.copy_(shard)
+
+
+def _copy_shard(name: str, parameter: nn.Parameter, weights: Mapping[str, Tensor], shape: ModelDims) -> None:
+    shard = local_shard(name, weights, shape)
+    if shard.shape != parameter.shape:
+        raise MachineError(f"{name} has shape {list(shard.shape)}, the model expects {list(parameter.shape)}")
+    parameter.copy_(shard)
+
+
+@torch.no_grad()
+def load_weight_stream(chunks: list[PackedGPT], weights: Iterable[tuple[str, Tensor]], shape: ModelDims) -> None:
+    """Load the weights of another learner, full tensors one after the other, with experts stacked; each is kept only
+    until the parameters that have a part of it are complete. A critic's value head is left as it is.
+
+    Raises:
+        MachineError: a weight is missing or has another shape.
+    """
+    is_tied = any(chunk.share_embeddings_and_output_weights for chunk in chunks)
+    missing = {name: each for name, each in global_parameters(chunks) if not name.startswith("value_head.")}
+    sources = {name: _source_names(name, is_tied=is_tied) for name in missing}
+    users: dict[str, list[str]] = {}
+    for name, names in sources.items():
+        for source in names:
+            users.setdefault(source, []).append(name)
+    held: dict[str, Tensor] = {}
+    for source, tensor in weights:
+        held[source] = tensor
+        for name in users.get(source, ()):
+            if sources[name] <= held.keys():
+                _copy_shard(name, missing.pop(name), held, shape)
+        held = {each: kept for each, kept in held.items() if any(name in missing for name in users.get(each, ()))}
+    if missing:
+        raise MachineError(f"the weights lack {next(iter(missing))}", "start from a model of the same architecture")
+
+
+def _source_names(name: str, *, is_tied: bool) -> set[str]:
+    """Return the Hugging Face tensors in memory of which a Megatron tensor has a part."""
+    if name == "output_layer.weight" and is_tied:
+        return {"model.embed_tokens.weight"}
+    stack = stacked_experts(name)
+    return {stack[0]} if stack else set(tensor_mapping(name).hugging_face)
 
 
 GetTensor = Callable[[nn.Parameter], Tensor]

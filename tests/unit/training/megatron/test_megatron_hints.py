@@ -118,6 +118,14 @@ def complete(weights: Mapping[str, Any]) -> None:
         weight_export.load_hf_weights([], weights, ModelDims(4, 2, 1, 5))
 
 
+def copied(weights: Mapping[str, Any]) -> None:
+    """Load the weights of a last norm from another learner."""
+    ranks = process_groups.initialize_process_groups(SPLIT, MegatronConfig())
+    with pytest.MonkeyPatch.context() as patch, ranks.active():
+        patch.setattr(weight_export, "global_parameters", lambda _: [("decoder.final_layernorm.weight", torch.ones(2))])
+        weight_export.load_weight_stream([], weights.items(), ModelDims(4, 2, 1, 5))
+
+
 MEGATRON = ["actor.backend=megatron"]
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 OVERLAP = {"tp_comm_overlap_cfg": "overlap.yaml"}
@@ -143,6 +151,7 @@ CASES = [
     # weights
     case(saved, False, "save the model with save_pretrained", True),
     case(complete, {}, "use the directory of a complete model", {"model.norm.weight": torch.ones(2)}),
+    case(copied, {}, "start from a model of the same architecture", {"model.norm.weight": torch.ones(2)}),
     case(conversion_devices, 3, "actor.megatron.conversion.devices=0 converts on the CPU", 0),
     case(named, "Qwen3-8B", "actor.megatron.conversion.model=null reads the model's config.json", None),
     case(converted, {"checkpoint": "none"}, f"{TARGET}=none instead of actor.", {"conversion": {"target": "none"}}),

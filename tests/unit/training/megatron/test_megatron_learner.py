@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from safetensors.torch import load_file
 from quintet.algorithms.objective import CriticObjective
 from quintet.config.native.algorithm import AlgorithmConfig
 from quintet.config.native.learners import CriticConfig
+from quintet.errors import MachineError
 from quintet.policies.causal_lm import ValueModel
 from quintet.policies.model_loading import load_model
 from quintet.training.checkpoint.state_dict import optimizer_state_dict
@@ -241,6 +244,32 @@ def test_the_critic_agrees_with_the_torch_critic(models: Path) -> None:
         assert one["critic/vf_loss"] == pytest.approx(two["critic/vf_loss"], rel=1e-5)
         assert one["grad_norm"] == pytest.approx(two["grad_norm"], rel=1e-5)
     torch.testing.assert_close(ours.compute_values(given), theirs.compute_values(given), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "experts"])
+def test_weights_of_another_learner_are_not_kept_in_full(models: Path, kind: str) -> None:
+    """A large model does not fit into the memory of one device; at most queries, keys and values are there."""
+    source, config, largest = build_megatron_actor(experiment({}), models / kind), experiment({}), 0
+    alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+
+    def weights() -> Iterator[tuple[str, torch.Tensor]]:
+        nonlocal largest
+        for name, tensor in source.weights():
+            alive.add(copy := tensor.clone())
+            del tensor
+            largest = max(largest, len(alive))
+            yield name, copy
+            del copy
+
+    source.update(batch(99), OBJECTIVE, "token-mean", RATE)
+    reference = build_megatron_reference(config, models / kind, weights())
+    critic = build_megatron_critic(config, models / kind, weights())
+    assert largest <= 4
+    assert torch.equal(reference.compute_log_probs(batch(99)), source.scorer.compute_log_probs(batch(99)))
+    body = dict(critic.weights())
+    assert all(torch.equal(body[name], tensor) for name, tensor in source.weights() if name in body)
+    with pytest.raises(MachineError, match=r"lack decoder\.final_layernorm"):
+        build_megatron_reference(config, models / kind, (each for each in weights() if each[0] != "model.norm.weight"))
 
 
 def test_the_full_divergence_is_computed_and_trained_on(models: Path) -> None:
