@@ -55,6 +55,7 @@ def test_algorithms_that_look_at_one_group_at_a_time_can_be_pipelined(overrides:
         ("training.mini_batches=1", "training.mini_batches"),
         ("training.mini_batches=64", "training.mini_batches"),
         ("training.epochs=2", "training.epochs"),
+        ("training.mini_batch_sequences=8", "training.mini_batch_sequences"),
         ("actor.shuffle=true", "actor.shuffle"),
         ("algorithm.filter.keep_share=0.5", "algorithm.filter.keep_share"),
         ("algorithm.filter.max_mean=0.9", "algorithm.filter.max_mean"),

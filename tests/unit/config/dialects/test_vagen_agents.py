@@ -250,6 +250,13 @@ def test_the_seed_of_the_order_is_that_of_the_run(tmp_path: Path) -> None:
     assert natively(tmp_path, "data.seed=17")["seed"] == 17
 
 
+def test_keys_of_data_about_the_policy_still_count(tmp_path: Path) -> None:
+    found = natively(tmp_path, "data.trust_remote_code=false", "data.tokenizer=other/model")
+    assert (found["policy.trust_tokenizer_code"], found["policy.tokenizer"]) == (False, "other/model")
+    oversampled = converted(tmp_path, "data.gen_batch_size=96")
+    assert str(Capability.OVERSAMPLING) in waiting(oversampled)["data.gen_batch_size"]
+
+
 @pytest.mark.proves("vagen", "env_registry")
 def test_a_name_stands_for_its_class(tmp_path: Path) -> None:
     registered = "env_registry.Ice=vagen.envs.frozenlake.frozenlake_env.FrozenLake"

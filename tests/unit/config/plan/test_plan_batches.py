@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from quintet.config.compose import load_experiment
 from quintet.config.plan.batches import (
+    max_mini_batches,
     max_sequences_per_episode,
     micro_batch_limits,
     num_sft_validations,
@@ -72,6 +73,16 @@ def test_a_window_that_slides_makes_more_sequences(window: str, turns: int, sequ
     """The first three turns are one sequence, the fourth no longer sees the first and begins another."""
     config = load_experiment(None, [f"rollout.window_size={window}", f"rollout.max_turns={turns}"]).experiment
     assert max_sequences_per_episode(config) == sequences
+
+
+def test_updates_of_a_number_of_turns_are_as_many_as_the_turns_of_a_step_fill() -> None:
+    """By hand: 32 × 16 episodes of at most 8 turns fill 64 updates of 64 turns, 16 for each of 4 ranks."""
+    words = ["rollout.window_size=1", "rollout.max_turns=8", "training.mini_batch_sequences=64"]
+    config = load_experiment(None, words).experiment
+    assert max_mini_batches(config) == 64
+    part = rank_workload(config, "actor", 4)
+    assert (part.sequences_per_rank, part.episodes_per_rank) == (16, 16)
+    assert rank_workload(config, "actor", 4, inference=True).sequences_per_rank == 1024
 
 
 def test_learning_the_envs_words_predicts_all_tokens(tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ DEFAULTS: Mapping[str, Any] = {
 }
 """Values in which `vagen_multiturn.yaml` differs from verl's reference."""
 _OF_PROMPTS = ("data.", "custom_reward_function.", "reward_model.")
-_READ = ("data.max_prompt_length", "data.max_response_length", "data.train_batch_size", "data.gen_batch_size")
 _REFUSED = {"reward_model.enable": False, "custom_reward_function.path": None}
 """Keys of rewards that episodes in environments do not have, with the values that have none."""
 
@@ -101,7 +100,7 @@ def _beside_envs(spec: KeySpec) -> KeySpec:
     spec = without_tools(spec)
     if spec.key in DEFAULTS:
         spec = spec.model_copy(update={"default": DEFAULTS[spec.key]})
-    if not spec.key.startswith(_OF_PROMPTS) or spec.key in _READ:
+    if not spec.key.startswith(_OF_PROMPTS) or not all(key.startswith(("data.", "reward.")) for key in spec.native):
         return spec
     changes: dict[str, Any] = {"native": (), "computed": False, "native_values": {}, "only_if": None}
     if spec.key in _REFUSED:
