@@ -43,7 +43,7 @@ FILES = {
         *("examples/reasoning/config/math/*.yaml", "examples/reasoning/config/vqa/*.yaml"),
     ),
     "roll": ("examples/**/*.yaml",),
-    "ragen": ("config/*.yaml", "*.sh", "scripts/*.sh"),
+    "ragen": ("config/*.yaml", "*.sh", "scripts/*.sh", "scripts/runs/*.sh"),
     "vagen": ("scripts/examples/**/*.sh", "examples/**/*.sh", "vagen/examples/**/*.sh", "vagen/configs/*.yaml"),
 }
 """Where each framework keeps the files of its example runs."""
@@ -61,7 +61,8 @@ MISSING_FILE = re.compile(r"its defaults list names \S+, but \S+ does not exist|
 """A file that upstream's Hydra does not find either; the hint names a similar one."""
 INPUT = re.compile(
     r"does not exist|not found|no such file|cannot be interpolated|cannot be composed"
-    r"|is given when the script is called|set neither in the script|is read while the script runs|is not an override"
+    r"|is given where the script or the function is called|set neither in the script|is read while the script runs"
+    r"|is not an override"
     r"|= '' \(|a blank after the backslash|is set twice, at|there is no checkpoint to start from"
     r"|names no prompts to train on",
     re.IGNORECASE,
