@@ -43,7 +43,7 @@ FILES = {
         *("examples/reasoning/config/math/*.yaml", "examples/reasoning/config/vqa/*.yaml"),
     ),
     "roll": ("examples/**/*.yaml",),
-    "ragen": ("config/*.yaml", "*.sh", "scripts/*.sh"),
+    "ragen": ("config/*.yaml", "*.sh", "scripts/*.sh", "scripts/runs/*.sh"),
     "vagen": ("scripts/examples/**/*.sh", "examples/**/*.sh", "vagen/examples/**/*.sh", "vagen/configs/*.yaml"),
 }
 """Where each framework keeps the files of its example runs."""

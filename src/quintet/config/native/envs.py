@@ -23,7 +23,13 @@ from quintet.config.native.puzzle_envs import Game2048Config, PocketCubeConfig, 
 from quintet.config.native.registry_union import RegistryUnion
 from quintet.config.native.relations import RelationScoring
 from quintet.config.native.section import Count, NonNegative, NotEmpty, PositiveShare, Section, Seed
-from quintet.config.native.text_envs import BanditConfig, CountdownConfig, QuestionsConfig, WebShopConfig
+from quintet.config.native.text_envs import (
+    BanditConfig,
+    CountdownConfig,
+    QuestionsConfig,
+    SearchQuestionsConfig,
+    WebShopConfig,
+)
 
 __all__ = [
     "ENVS",
@@ -42,6 +48,7 @@ __all__ = [
     "PrimitiveSkillConfig",
     "Processes",
     "QuestionsConfig",
+    "SearchQuestionsConfig",
     "SudokuConfig",
     "TextArenaConfig",
     "WebShopConfig",

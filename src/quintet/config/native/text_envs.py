@@ -1,11 +1,12 @@
-"""Configuration of the text environments of RAGEN: bandits, Countdown, questions from files, WebShop."""
+"""Configuration of the text environments of RAGEN: bandits, Countdown, questions from files, search, WebShop."""
 
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
-from quintet.config.native.env_section import EnvProcessesConfig, InteractiveEnvSection, Processes, register_env
+from quintet.config.native.env_section import ENVS, EnvProcessesConfig, InteractiveEnvSection, Processes, register_env
+from quintet.config.native.registry_union import register
 from quintet.config.native.section import NotEmpty, Share, UnitInterval
 
 
@@ -68,6 +69,44 @@ class QuestionsConfig(InteractiveEnvSection, name="questions"):
     """Column of the answer, or of a solution with the answer after "The answer is:"."""
     discount: UnitInterval = 0.5
     """Factor on the reward, 1 for the first answer, for each wrong answer before the right one."""
+
+    def data_paths(self) -> dict[str, str]:
+        """See `EnvSection.data_paths`."""
+        return {"path": self.path}
+
+
+@register(ENVS, "quintet.tools", "search_questions:SearchQuestions", "answer questions by searching for passages")
+class SearchQuestionsConfig(InteractiveEnvSection, name="search"):
+    """Answer a question from a file by searching in a retrieval service."""
+
+    path: NotEmpty = "data/search/train.parquet"
+    """Parquet, JSON or JSON Lines file with questions, or directory with such files."""
+    max_rows: PositiveInt | None = None
+    """Number of first rows of the file that are used; null uses all."""
+    question_key: NotEmpty = "question"
+    """Column of the question."""
+    answer_key: NotEmpty = "ground_truth"
+    """Column of the answer, or of a list of right ones."""
+    url: NotEmpty = "http://127.0.0.1:8000"
+    """URL of the retrieval service, which answers a POST of `{"query": …, "top_k": 5}` to `/retrieve` with
+    `{"results": [{"id": …, "content": …, "score": 0.9}, …]}`."""
+    timeout_seconds: PositiveFloat = 30.0
+    """Time limit of a search. If the service does not answer, the episode has failed."""
+    passages: Annotated[int, Field(ge=1, le=50)] = 5
+    """Passages that a search shows."""
+    max_characters: PositiveInt = 4000
+    """Characters of all passages of a search, after which they are cut."""
+    max_steps: PositiveInt = 10
+    """Searches after which the env truncates the episode."""
+    correct_reward: float = 1.0
+    """Reward of a right answer, multiplied by its F1 with the right words."""
+    wrong_reward: float = 0.0
+    """Reward of another answer."""
+    min_f1: Share = 0.3
+    """Smallest F1 of a right answer."""
+    processes: Processes = EnvProcessesConfig(step_timeout_seconds=60.0)
+    """Run envs in separate processes: a section, `true` for its defaults, or a number of processes. null runs them in
+    the main process, where one search waits for another."""
 
     def data_paths(self) -> dict[str, str]:
         """See `EnvSection.data_paths`."""

@@ -37,10 +37,11 @@ def verify_tagged(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Sco
 
 def same_words(answer: str, ground_truth: str) -> bool:
     """Return whether two answers agree except for case, punctuation and articles (Rajpurkar et al. 2016, SQuAD)."""
-    return _words(answer) == _words(ground_truth)
+    return words(answer) == words(ground_truth)
 
 
-def _words(text: str) -> list[str]:
+def words(text: str) -> list[str]:
+    """Return the words of a text in lower case, without punctuation and articles."""
     return ARTICLES.sub(" ", text.lower().translate(NO_PUNCTUATION)).split()
 
 

@@ -216,6 +216,18 @@ def test_an_environment_that_does_not_exist_here_waits_and_one_that_is_not_used_
 
 
 PUZZLES: dict[str, dict[str, tuple[Any, str, Any]]] = {
+    "search": {
+        "train_path": ("mine.parquet", "path", "mine.parquet"),
+        "max_instances": (9, "max_rows", 9),
+        "retrieval_server_url": ("http://10.0.0.7:9", "url", "http://10.0.0.7:9"),
+        "retrieval_timeout": (5, "timeout_seconds", 5.0),
+        "max_search_results": (3, "passages", 3),
+        "max_total_chars": (900, "max_characters", 900),
+        "max_steps": (4, "max_steps", 4),
+        "correct_reward": (2, "correct_reward", 2.0),
+        "incorrect_reward": (-1, "wrong_reward", -1.0),
+        "f1_threshold": (0.5, "min_f1", 0.5),
+    },
     "sudoku": {
         "grid_size": (4, "size", 4),
         "difficulty": ("hard", "difficulty", "hard"),
@@ -233,16 +245,19 @@ PUZZLES: dict[str, dict[str, tuple[Any, str, Any]]] = {
     },
     "rubikscube": {"scramble_depth": (2, "scramble_depth", 2), "max_steps": (9, "max_steps", 9)},
 }
-PUZZLE_DEFAULTS = {"sudoku": {"observation": "marked"}}
+PUZZLE_DEFAULTS: dict[str, dict[str, Any]] = {"sudoku": {"observation": "marked"}, "search": {"max_rows": 20000}}
+UNREAD: dict[str, dict[str, Any]] = {
+    "sudoku": {"show_conflicts": False, "show_candidates": True},
+    "search": {"dataset_name": "other", "mock_mode": False},
+}
 OPTION = "custom_envs.SimpleSokoban.env_config"
 
 
 @pytest.mark.proves("ragen", *(f"{OPTION}.{option}" for options in PUZZLES.values() for option in options))
-@pytest.mark.proves("ragen", f"{OPTION}.show_conflicts", f"{OPTION}.show_candidates")
+@pytest.mark.proves("ragen", *(f"{OPTION}.{option}" for options in UNREAD.values() for option in options))
 @pytest.mark.parametrize("kind", PUZZLES)
 def test_the_puzzles_have_the_options_of_the_file(tmp_path: Path, kind: str) -> None:
     options = {option: written for option, (written, _, _) in PUZZLES[kind].items()}
-    unread = {"show_conflicts": False, "show_candidates": True} if kind == "sudoku" else {}
 
     def env(options: dict[str, Any]) -> dict[str, Any]:
         tree = {"custom_envs": {"Puzzle": {"env_type": kind, "max_actions_per_traj": 7, "env_config": options}}}
@@ -253,7 +268,9 @@ def test_the_puzzles_have_the_options_of_the_file(tmp_path: Path, kind: str) -> 
     plain = env({})
     defaults = ENV_UNION.config_class(kind)(max_actions=7, **PUZZLE_DEFAULTS.get(kind, {})).model_dump()
     assert plain == defaults
-    assert env(options | unread) == plain | {native: expected for _, native, expected in PUZZLES[kind].values()}
+    assert env(options | UNREAD.get(kind, {})) == plain | {
+        native: expected for _, native, expected in PUZZLES[kind].values()
+    }
 
 
 def test_the_actions_of_the_cube_follow_the_users_text(tmp_path: Path) -> None:
@@ -263,10 +280,17 @@ def test_the_actions_of_the_cube_follow_the_users_text(tmp_path: Path) -> None:
     assert instruction.startswith("Solve it.\nActions: U, U', D, D', L, L', R, R', F, F', B, B'; up to")
 
 
-@pytest.mark.parametrize("name", ["sudoku", "game_2048", "rubikscube"])
+def test_made_up_passages_wait(tmp_path: Path) -> None:
+    search = {"env_type": "search", "env_config": {"mock_mode": True}}
+    (problem,) = converted(tmp_path, *only("Search"), tree={"custom_envs": {"Search": search}}).unsupported
+    assert problem.key == "custom_envs.Search.env_config.mock_mode"
+
+
+@pytest.mark.parametrize("name", ["sudoku", "game_2048", "rubikscube", "search"])
 def test_a_puzzle_is_translated(name: str) -> None:
     lost = translate(load_experiment(None, [f"env.name={name}", "warm_start=null"]), DIALECTS["ragen"]).lost
-    assert not [key for key in lost if key.startswith("env.") and key != "env.max_actions"]
+    # RAGEN has a limit of its own for both
+    assert not [key for key in lost if key.startswith("env.") and key not in ("env.max_actions", "env.max_rows")]
 
 
 def test_more_visible_gpus_than_a_node_has_are_no_contradiction(

@@ -41,6 +41,8 @@ CUSTOM_ENVS: Mapping[str, Any] = {
     "CoordFrozenLake": _env("frozen_lake", 10, {"observation_format": "grid_coord", "success_rate": 0.8}, words=120),
     "MetamathQA": _env("metamathqa", 1),
     "WebShop": _env("webshop", 9, {"dataset": "small"}, words=200),
+    "SearchQA": _env("search", 10, words=300),
+    "SearchQAMock": _env("search", 10, {"mock_mode": True}, words=300),
     "SimpleSudoku": _env("sudoku", 20, {"render_format": "with_feedback"}, words=150),
     "MediumSudoku": _env("sudoku", 30, {"render_format": "with_feedback", "difficulty": "medium"}, words=150),
     "game_2048": _env("game_2048", 700, words=8192),

@@ -17,6 +17,7 @@ ENV_TYPES = {
     "countdown": "countdown",
     "metamathqa": "questions",
     "webshop": "webshop",
+    "search": "search",
     "sudoku": "sudoku",
     "game_2048": "game_2048",
     "rubikscube": "rubikscube",
