@@ -68,8 +68,8 @@ class NavigationConfig(InteractiveEnvSection, name="navigation"):
         """See `EnvSection.data_paths`."""
         return {} if self.thor_tasks is None else {"thor_tasks": self.thor_tasks}
 
-    def code_keys(self) -> tuple[str, ...]:
-        """See `EnvSection.code_keys`."""
+    def server_keys(self) -> tuple[str, ...]:
+        """See `EnvSection.server_keys`."""
         return () if self.thor_build is None else ("thor_build",)
 
 
@@ -105,6 +105,6 @@ class PrimitiveSkillConfig(InteractiveEnvSection, name="primitive_skill"):
     def rendered_size(self) -> tuple[int, int]:
         return self.resolution, self.resolution
 
-    def code_keys(self) -> tuple[str, ...]:
-        """See `EnvSection.code_keys`."""
+    def server_keys(self) -> tuple[str, ...]:
+        """See `EnvSection.server_keys`."""
         return () if self.maniskill_builder == VAGEN_BUILDER else ("maniskill_builder",)

@@ -54,9 +54,9 @@ class EnvSection(NamedSection):
         those in its working directory."""
         return {}
 
-    def code_keys(self) -> tuple[str, ...]:
-        """Return the keys that name modules or programs other than the default. Clients of an environment service may
-        not set them."""
+    def server_keys(self) -> tuple[str, ...]:
+        """Return the keys that name modules, programs or services other than the default. Clients of an environment
+        service may not set them."""
         return ()
 
 

@@ -51,8 +51,8 @@ class GymnasiumConfig(PackageEnvSection, name="gymnasium"):
     success_key: NotEmpty | None = None
     """Key of the last step's `info` that says whether the task is solved; it replaces `success_return`."""
 
-    def code_keys(self) -> tuple[str, ...]:
-        """See `EnvSection.code_keys`."""
+    def server_keys(self) -> tuple[str, ...]:
+        """See `EnvSection.server_keys`."""
         return ("id",) if ":" in self.id else ()
 
 

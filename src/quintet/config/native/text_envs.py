@@ -112,6 +112,10 @@ class SearchQuestionsConfig(InteractiveEnvSection, name="search"):
         """See `EnvSection.data_paths`."""
         return {"path": self.path}
 
+    def server_keys(self) -> tuple[str, ...]:
+        """See `EnvSection.server_keys`."""
+        return () if self.url == type(self).model_fields["url"].default else ("url",)
+
 
 @register_env(
     "webshop_env:WebShop",

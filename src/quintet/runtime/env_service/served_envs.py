@@ -83,8 +83,10 @@ class ServedEnvs:
             raise RequestError(f"{name} has no environment", code="invalid_env")
         for key, path in config.data_paths().items():
             _check_path(key, path)
-        for key in config.code_keys():
-            message = f"env.{key} names a module or program of the server; start the server with your own class instead"
+        for key in config.server_keys():
+            message = (
+                f"env.{key} names a module, program or service of the server; start the server with your own class"
+            )
             raise RequestError(message, status=403, code="forbidden_key")
         return config.model_dump_json()
 

@@ -244,6 +244,7 @@ def test_more_envs_than_allowed_are_refused_one_by_one(server: EnvServiceServer)
     [
         {"name": "gymnasium", "id": "antigravity:FrozenLake-v1"},
         {"name": "navigation", "backend": "ai2thor", "thor_build": "/bin/sh"},
+        {"name": "search", "url": "http://169.254.169.254"},
         {"name": "navigation", "backend": "ai2thor", "thor_tasks": "/etc"},
         {"name": "primitive_skill", "backend": "maniskill", "maniskill_builder": "os:system"},
         {"name": "alfworld", "config_path": "$HOME/alf-config.yaml"},
@@ -251,8 +252,10 @@ def test_more_envs_than_allowed_are_refused_one_by_one(server: EnvServiceServer)
     ],
 )
 def test_clients_name_no_modules_files_or_programs_of_the_server(env: dict[str, Any]) -> None:
-    served = ServedEnvs(("gymnasium", "navigation", "primitive_skill", "alfworld"))
-    with pytest.raises(RequestError, match=r"names a module or program of|is outside of the directory of") as refused:
+    served = ServedEnvs(("gymnasium", "navigation", "primitive_skill", "alfworld", "search"))
+    with pytest.raises(
+        RequestError, match=r"names a module, program or service of|is outside of the directory of"
+    ) as refused:
         served.config(env)
     assert refused.value.status == 403
     plain = {"name": env["name"]} | {key: env[key] for key in ("backend",) if key in env}
