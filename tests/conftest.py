@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -16,10 +17,18 @@ import torch
 from quintet.records import Batch
 
 
+class LoggerDict(dict[str, logging.Logger | logging.PlaceHolder]):
+    """Loggers by name, whose `values` are a copy: pytest iterates over them while threads create loggers."""
+
+    def values(self) -> list[logging.Logger | logging.PlaceHolder]:  # type: ignore[override]
+        return list(super().values())
+
+
 def pytest_configure() -> None:
     """Let SIGINT end processes that tests start: `nohup make test &` and some CI runners ignore it, and a process
     inherits that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    logging.Logger.manager.loggerDict = LoggerDict(logging.Logger.manager.loggerDict)
 
 
 TEXTS = [

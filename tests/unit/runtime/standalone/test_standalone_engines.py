@@ -99,10 +99,10 @@ def test_the_end_of_a_run_frees_the_memory_of_its_weights(tmp_path: Path) -> Non
     actor: Any = SimpleNamespace(weights=lambda: iter(()))
     engines = controller.build_standalone_engines(config, tmp_path, actor)
     engines.staged.stage([("weight", torch.ones(3))])
-    (place,) = engines.staged._staged.places
-    assert Path(place.file).exists()
+    (shared_tensor,) = engines.staged._staged.shared_tensors
+    assert Path(shared_tensor.file).exists()
     controller.close()
-    assert not Path(place.file).exists()
+    assert not Path(shared_tensor.file).exists()
 
 
 def test_two_processes_generate_with_the_learners_new_weights_and_one_is_rebuilt(

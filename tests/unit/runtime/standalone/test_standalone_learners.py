@@ -166,7 +166,7 @@ def test_log_prob_workers_have_the_weights_before_the_first_update_of_each_step(
     torch.testing.assert_close(learners.policy_scorer(2).compute_sum_squared_probs(batch), squares, rtol=0.0, atol=1e-6)
     learners.load(tmp_path / "global_step_1", ("model", "optimizer"), {})
     assert check(2).equal(before)
-    staged = Path(learners._policy_weights.places[0].file)
+    staged = Path(learners._policy_weights.shared_tensors[0].file)
     assert staged.exists()
     controller.close()
     assert not staged.exists()
