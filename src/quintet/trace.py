@@ -191,6 +191,7 @@ class TraceRecorder:
         """
         temporary = path.with_name(f".{path.name}.tmp")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump({"traceEvents": list(self.events()), "displayTimeUnit": "ms", "otherData": details}, file)
+        # `json.dump` would not use the encoder in C
+        content = json.dumps({"traceEvents": list(self.events()), "displayTimeUnit": "ms", "otherData": details})
+        temporary.write_text(content, encoding="utf-8")
         temporary.replace(path)

@@ -17,7 +17,7 @@ from quintet.config.native.tracking import ProfileConfig, TorchProfilerConfig
 from quintet.trace import TraceRecorder
 
 logger = logging.getLogger(__name__)
-SAMPLE_SECONDS = 0.02
+SAMPLE_SECONDS = 0.1
 """Time between two values of the memory in a trace."""
 SNAPSHOT_EVENTS = 100_000
 """Allocations that a snapshot of GPU memory has at most, the number that verl and ROLL record."""
