@@ -88,7 +88,7 @@ class RankProfiler:
 
 
 def _export(write: Callable[[str], object], path: Path) -> None:
-    """Let PyTorch write a file, which gets its name when it is complete.
+    """Write a file with a function of PyTorch; it gets its final name when it is complete.
 
     Raises:
         OSError: the file cannot be written.

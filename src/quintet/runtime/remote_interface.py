@@ -75,7 +75,7 @@ class ComponentBuilder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """What a call of an engine on another rank has led to."""
+    """Result of a call of an engine on another rank."""
 
     generations: tuple[Generation, ...] = ()
     """Responses that were completed or aborted."""

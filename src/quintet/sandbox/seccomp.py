@@ -152,7 +152,7 @@ def _drop_capabilities() -> None:
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process when its parent ends for any reason."""
+    """Ask the kernel to kill this process when its parent ends for any reason."""
     if sys.platform == "linux":
         _prctl(PDEATHSIG, signal.SIGKILL)
 

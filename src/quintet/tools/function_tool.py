@@ -20,7 +20,7 @@ DECLARATION: Final = "quintet_tool"
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """How a function is declared as a tool."""
+    """Declaration of a function as a tool."""
 
     name: str
     """Name under which the policy calls it."""

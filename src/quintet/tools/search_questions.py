@@ -89,8 +89,8 @@ class SearchQuestions:
     def _search(self, query: str) -> str:
         """Return the passages that the service finds."""
         reply = json.loads(self._endpoint.post({"query": query, "top_k": self._config.passages}))
-        found = reply.get("results") or []
-        text = passages_text(found[: self._config.passages]) or "No passages were found."
+        passages = reply.get("results") or []
+        text = passages_text(passages[: self._config.passages]) or "No passages were found."
         limit = self._config.max_characters
         return f"{text[:limit]}..." if len(text) > limit else text
 
@@ -122,10 +122,10 @@ def similarity(answer: str, right: str) -> float:
     >>> similarity("Seine in Paris", "Seine river")
     0.4
     """
-    said, expected = words(answer), words(right)
-    if said == expected:
+    answer_words, right_words = words(answer), words(right)
+    if answer_words == right_words:
         return 1.0
-    if said in CLOSED_ANSWERS or expected in CLOSED_ANSWERS:
+    if answer_words in CLOSED_ANSWERS or right_words in CLOSED_ANSWERS:
         return 0.0
-    shared = sum((Counter(said) & Counter(expected)).values())
-    return 2.0 * shared / (len(said) + len(expected)) if shared else 0.0
+    shared = sum((Counter(answer_words) & Counter(right_words)).values())
+    return 2.0 * shared / (len(answer_words) + len(right_words)) if shared else 0.0

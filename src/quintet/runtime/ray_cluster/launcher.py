@@ -36,7 +36,7 @@ NICENESS = "RAY_worker_niceness"
 
 @dataclass(frozen=True, slots=True)
 class RankCommand:
-    """What every rank runs."""
+    """Command that every rank runs."""
 
     words: Sequence[str]
     """Program and arguments, the same on all nodes."""

@@ -13,7 +13,7 @@ from quintet.runtime.serving.connections import Connection
 
 
 class HttpConnection:
-    """One request after another of a connection."""
+    """Reader of the successive requests of a connection."""
 
     def __init__(self, connection: Connection) -> None:
         self.is_answered = False

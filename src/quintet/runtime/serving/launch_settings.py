@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class LaunchSettings:
-    """What is served, and where."""
+    """Model and address of a server."""
 
     config: dict[str, Any]
     """Configuration of engine and model, `policy.path`, as JSON."""

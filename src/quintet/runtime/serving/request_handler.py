@@ -43,7 +43,7 @@ SESSION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 @dataclass(frozen=True, slots=True)
 class CompletionChoice:
-    """One completion of a request."""
+    """Completion of a request, one of its `n`."""
 
     prompt: Prompt
     request: Request

@@ -134,7 +134,7 @@ class StandaloneWorker:
         return self.finish()
 
     def stop(self) -> None:
-        """Let the worker end, unless it is lost."""
+        """Ask the worker to exit, unless its connection is lost."""
         with suppress(ConnectionLostError):
             self.messages.send_call(STOP)
 
@@ -225,7 +225,7 @@ class WorkerListener:
         return {worker.rank: worker for worker in living if worker.role == role}
 
     def close(self) -> None:
-        """Let all workers end, and stop listening."""
+        """Ask all workers to exit, and stop listening."""
         self._closed.set()
         for connections in list(self._connections.values()):
             if connections.worker is not None:

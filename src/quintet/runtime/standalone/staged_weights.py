@@ -19,7 +19,7 @@ class StagedWeights:
     and the learner is free."""
 
     def __init__(self, *, num_buffers: int = 2) -> None:
-        """One buffer suffices if all workers have loaded the weights before the next call of `stage`."""
+        """Create the buffers; one suffices if all workers load the weights before the next call of `stage`."""
         self._buffers = tuple(SharedWeights() for _ in range(num_buffers))
         """Written in turns: workers may still load the weights of the last call."""
         self._reader = SharedWeightsReader()

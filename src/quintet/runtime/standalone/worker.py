@@ -61,7 +61,7 @@ ADDRESS_KEY = "controller"
 
 @dataclass(frozen=True, slots=True)
 class ControllerAddress:
-    """Where the controller listens for standalone workers, and the token that it requires."""
+    """Address at which the controller listens for standalone workers, and the token that it requires."""
 
     host: str
     port: int

@@ -182,8 +182,8 @@ def _model_key(values: ForeignValues, name: str) -> str:
         return learner if has_weights else engine
     # without training there is no learner whose weights the engine gets
     evaluates_engine = name == "model_path" and only_evaluates(values) and values[engine]
-    is_only_one = values.is_set(engine) and not values.is_set(learner)
-    return engine if evaluates_engine or is_only_one else learner
+    sets_only_engine = values.is_set(engine) and not values.is_set(learner)
+    return engine if evaluates_engine or sets_only_engine else learner
 
 
 def _critic_to_native(values: ForeignValues, native: NativeBuilder) -> None:

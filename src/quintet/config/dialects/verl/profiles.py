@@ -90,9 +90,9 @@ def _torch_to_native(values: ForeignValues, native: NativeBuilder, roles: list[s
 
 def _contents_of(values: ForeignValues, role: str) -> list[str]:
     """Return what a role records; the engine follows the policy."""
-    own = get_value(values[f"{role}.tool_config"] or {}, "torch.contents")
-    follows = own is None and role == ENGINE
-    return _contents_of(values, ROLES[0]) if follows else own or []
+    listed = get_value(values[f"{role}.tool_config"] or {}, "torch.contents")
+    follows = listed is None and role == ENGINE
+    return _contents_of(values, ROLES[0]) if follows else listed or []
 
 
 def _directory_to_native(values: ForeignValues, native: NativeBuilder, roles: list[str]) -> None:
