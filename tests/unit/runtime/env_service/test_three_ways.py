@@ -92,6 +92,7 @@ ARGUMENTS: Mapping[str, Sequence[Sequence[str]]] = {
         ["env.task=PutAppleInDrawer", "env.resolution=24"],
     ],
     "blackjack": [["env.natural=true"], ["env.render=vision", "env.sab=true"]],
+    "search": [["env.path=questions.jsonl", "env.question_key=query", "env.answer_key=response", "env.processes=null"]],
     "custom": [["env.path=painter.py:Painter", "env.processes=null"]],
 }
 """Configurations in which each registered env is compared; its defaults if it has none here."""
