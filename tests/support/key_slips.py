@@ -43,6 +43,9 @@ FILES: dict[str, dict[str, Any]] = {
 USERS_NAMES = {"custom_envs": ("Sokoban", "SimpleSokoban", "FrozenLake", "Lake"), "rewards": ("math_rule",)}
 """Sections whose keys begin with a name that the user chooses, with the names here: another name is no slip."""
 
+NAMED_TEACHERS = "distillation.teacher_models"
+"""Section of verl whose sections are teachers with names that the user chooses."""
+
 
 def file_dialect(name: str) -> Dialect:
     return DIALECTS[name.partition(":")[0]]
@@ -139,6 +142,8 @@ def _keys_without_a_section(dialect: Dialect) -> Counter[str]:
 
 
 def _has_other_users_name(key: str, typed: str) -> bool:
+    if typed.startswith(f"{NAMED_TEACHERS}."):
+        return typed.split(".")[2:3] != key.split(".")[2:3]
     section, *rest = typed.split(".")
     names = USERS_NAMES.get(section, ())
     chosen = [name for name in key.split(".")[1:2] if name in USERS_NAMES.get(key.partition(".")[0], ())]

@@ -45,7 +45,7 @@ LOSSES: dict[str, dict[str, Any]] = {
     "gpg": {},
     "kimi": {"tau": 0.3},
     "topr": {"negative_weight": 0.5},
-    "distillation": {},
+    "distillation": {"estimator": "k3", "gradient": "direct", "task": {"name": "ppo"}},
 }
 TOLD = (
     "actor/pg_loss",

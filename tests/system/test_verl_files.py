@@ -324,6 +324,42 @@ def test_grpo_on_megatron_trains_on_two_ranks(place: Path) -> None:
     assert {key: run.settings[key] for key in expected} == expected
 
 
+DISTILLATION = """\
+DATA=(
+    algorithm.adv_estimator=grpo
+    data.shuffle=False
+)
+DISTILL=(
+    distillation.enabled=True
+    distillation.n_gpus_per_node=${TEACHER_WORLD_SIZE:-4}
+    distillation.nnodes=1
+    distillation.teacher_models.teacher_model.model_path="${TEACHER_MODEL:-Qwen/Qwen3-32B}"
+    distillation.teacher_models.teacher_model.inference.tensor_model_parallel_size=${TEACHER_TP:-2}
+    distillation.teacher_models.teacher_model.inference.name=vllm
+    distillation.distillation_loss.loss_mode=k1
+    distillation.distillation_loss.topk=64
+    distillation.distillation_loss.use_task_rewards=False
+    distillation.distillation_loss.use_policy_gradient=True
+    distillation.distillation_loss.loss_max_clamp=10.0
+    distillation.distillation_loss.log_prob_min_clamp=-10.0
+)
+python3 -m verl.trainer.main_ppo "${DATA[@]}" "${DISTILL[@]}" trainer.experiment_name=distill "$@"
+"""
+
+
+def test_on_policy_distillation_trains_with_a_teacher_on_its_own_device(place: Path) -> None:
+    """verl's `on_policy_distillation_trainer/run_qwen3_8b_fsdp.sh`."""
+    rows = (place / "train.jsonl").read_text().splitlines()
+    create_preset_policy("numbers-1m", place / "teacher", rows, 1)
+    teacher = ["distillation.n_gpus_per_node=1", "distillation.teacher_models.teacher_model.model_path=teacher"]
+    teacher += ["distillation.teacher_models.teacher_model.inference.tensor_model_parallel_size=1"]
+    budget, rate = f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=4", f"{ACTOR}.optim.lr=1e-3"
+    run = trained(place, DISTILLATION, *teacher, budget, rate, f"{ROLLOUT}.n=4", command=TWO)
+    assert all(run.metrics[step][name] > 1e-2 for step in (1, 2) for name in ("actor/teacher_kl", "actor/grad_norm"))
+    assert run.settings["placement.reference.devices"] == [1]
+    assert "model.embed_tokens.weight" in changed_weights(run)
+
+
 ONE_STEP_OFF = GRPO.replace("verl.trainer.main_ppo", "verl.experimental.one_step_off_policy.main_ppo")
 FULLY_ASYNC = GRPO.replace("verl.trainer.main_ppo", "verl.experimental.fully_async_policy.fully_async_main")
 APART = ["trainer.n_gpus_per_node=1", "rollout.n_gpus_per_node=1"]

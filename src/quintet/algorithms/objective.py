@@ -13,10 +13,12 @@ from quintet.algorithms.aggregation import Aggregation, token_weights
 from quintet.algorithms.kl import token_divergence
 from quintet.algorithms.losses.critic import value_clip
 from quintet.algorithms.losses.custom import loss_from_config
+from quintet.algorithms.losses.distillation import teacher_divergence
 from quintet.algorithms.losses.ratios import bounded_log_ratio
 from quintet.algorithms.losses.targets import Loss, PolicyLossInputs
 from quintet.config.native.algorithm import AlgorithmConfig, KlConfig
 from quintet.config.native.learners import CriticConfig
+from quintet.config.native.losses import DistillationLossConfig
 from quintet.config.native.training import DistillationConfig
 from quintet.records import Batch
 
@@ -143,6 +145,9 @@ class PolicyObjective:
             "actor/pg_clipfrac": (parts.clipped * metric_weights).sum(),
             "actor/pg_clipfrac_lower": (parts.clipped_lower * metric_weights).sum(),
         }
+        if isinstance(self.options, DistillationLossConfig):
+            from_teacher = teacher_divergence(logprobs.detach(), targets, self.options)
+            metrics["actor/teacher_kl"] = (from_teacher * metric_weights).sum()
         total = policy
         if self.config.entropy_coefficient:
             total = total - self.config.entropy_coefficient * mean_entropy

@@ -42,7 +42,7 @@ class Capability(StrEnum):
     ROLLOUT_CACHE = "responses stored by an earlier run in place of a rollout"
     REWARD_ENGINES = "reward models behind an engine, for reward functions that call them"
     REWARD_MANAGERS = "reward managers from user code"
-    TEACHER_ENGINES = "distillation from teachers behind engines"
+    TEACHERS = "several teachers, distributions of teachers on other devices, and a reference policy beside a teacher"
     RESAMPLING = "resampling of responses by their quality (PF-PPO)"
     ASYNC_TRAINERS = "dynamic scheduling and several epochs of verl's asynchronous trainers"
     PROFILING = "further profilers and options of profiles (`tracking.profile` has those of PyTorch)"

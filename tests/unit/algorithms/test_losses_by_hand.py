@@ -165,6 +165,42 @@ def test_distillation_takes_the_teachers_view_for_the_advantage() -> None:
         told(config, now, old, [1.0, 1.0])
 
 
+def test_distillation_clamps_the_divergence_and_may_take_the_current_log_probs() -> None:
+    """Divergences by hand: ln(0.3 / 0.6) = -ln 2 with the current policy, ln(0.2 / 0.6) = -ln 3 with the old one."""
+    config = {"name": "distillation", "clip_high": 1.0}
+    now, old, teacher = ln(0.3), ln(0.2), ln(0.6)
+    for logprobs, maximum, advantage in (
+        ("old", None, math.log(3.0)),
+        ("current", None, math.log(2.0)),
+        ("current", 0.5, 0.5),
+    ):
+        options = config | {"policy_logprobs": logprobs, "max_divergence": maximum}
+        parts, slope = told(options, now, old, [9.0], ref_logprobs=teacher)
+        assert parts.loss.tolist() == slope == pytest.approx([-1.5 * advantage])
+
+
+def test_distillation_may_differentiate_the_divergence() -> None:
+    """With x = ln(0.4 / 0.2) = ln 2: k2 is x²/2 with slope x, k3 is 1/2 - 1 + x with slope 1 - 1/2."""
+    now, teacher, x = ln(0.4), ln(0.2), math.log(2.0)
+    for estimator, loss, expected in (("k2", x**2 / 2.0, x), ("k3", x - 0.5, 0.5), ("abs", x, 1.0)):
+        options = {"name": "distillation", "gradient": "direct", "estimator": estimator, "weight": 2.0}
+        correction = torch.tensor([0.25])  # of policy gradients only
+        parts, slope = told(options, now, ln(0.1), [9.0], ref_logprobs=teacher, correction=correction)
+        assert (parts.loss.tolist(), slope) == (pytest.approx([2.0 * loss]), pytest.approx([2.0 * expected]))
+    with pytest.raises(ValueError, match="k1"):
+        TypeAdapter(LossConfig).validate_python({"name": "distillation", "gradient": "direct"})
+
+
+def test_distillation_adds_the_policy_loss_on_rewards() -> None:
+    """By hand: ratio 1.5, task -9 · 1.28 (clipped), teacher 0.5 · -ln 3 · 1.2 (clipped), both times the correction."""
+    options = {"name": "distillation", "weight": 0.5, "task": {"name": "ppo"}}
+    correction = torch.tensor([0.25])
+    parts, slope = told(options, ln(0.3), ln(0.2), [9.0], ref_logprobs=ln(0.6), correction=correction)
+    assert parts.loss.tolist() == pytest.approx([0.25 * (-9.0 * 1.28 - 0.5 * math.log(3.0) * 1.2)])
+    assert slope == [0.0]
+    assert parts.clipped.tolist() == [True]
+
+
 def selection(config: dict[str, Any], now: torch.Tensor, advantages: list[float], seed: int = 0) -> list[bool]:
     rule, options = loss_from_config(TypeAdapter(LossConfig).validate_python(config))
     assert rule.select is not None

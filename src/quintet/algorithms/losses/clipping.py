@@ -9,7 +9,6 @@ from quintet.algorithms.losses.ratios import bounded_log_ratio, nothing_clipped,
 from quintet.algorithms.losses.targets import PolicyLoss, PolicyLossInputs, policy_loss
 from quintet.config.native.losses import (
     DecoupledPpoLossConfig,
-    DistillationLossConfig,
     GmpoLossConfig,
     GspoLossConfig,
     PpoLossConfig,
@@ -112,19 +111,3 @@ def gmpo(logprobs: Tensor, targets: PolicyLossInputs, config: GmpoLossConfig) ->
         loss = loss * sequence_mean((targets.correction + 1e-10).log(), targets).exp()
     clipped = log_ratio != bounded
     return PolicyLoss(loss, clipped & (sign > 0), clipped & (sign < 0), -log_ratio)
-
-
-def distillation(logprobs: Tensor, targets: PolicyLossInputs, config: DistillationLossConfig) -> PolicyLoss:
-    """Distillation from a teacher on the policy's responses: `ppo_clip` with A = teacher - old, without dual clip.
-
-    On-policy distillation (Agarwal et al. 2024, arXiv:2306.13649; Lu and Thinking Machines 2025): the advantage is
-    minus the reverse divergence at the sampled token. RLinf's `opd` takes -A logp, which has the same gradient as
-    long as the policy has not been updated since sampling.
-
-    Raises:
-        ValueError: the targets have no `ref_logprobs`.
-    """
-    if targets.ref_logprobs is None:
-        raise ValueError("distillation needs the teacher's log-probs: targets with `ref_logprobs`")
-    advantages = targets.ref_logprobs - targets.old_logprobs
-    return ppo_clip(logprobs, targets.old_logprobs, advantages, config.clip_low, config.clip_high, None)

@@ -29,6 +29,7 @@ RULES = (
     _Rule("optimizer", ("stable_decay", "stable_decay_steps"), "schedule", ("wsd",)),
     _Rule("optimizer", ("weight_decay_start",), "weight_decay_schedule", ("linear", "cosine")),
     _Rule("sharding", ("grad_scaler_start", "grad_scaler_growth_steps"), "grad_scaler", (True,)),
+    _Rule("loss", ("clip_low", "clip_high", "clip_dual", "policy_logprobs"), "gradient", ("policy",)),
     *(_Rule(name, ("sharding",), "backend", FSDP) for name in LEARNERS),
     *(_Rule(name, ("megatron",), "backend", ("megatron",)) for name in LEARNERS),
 )

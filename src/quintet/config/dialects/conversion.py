@@ -102,6 +102,15 @@ class NativeBuilder:
         set_value(self.tree, key, value)
         self.origins[key] = origins
 
+    def move(self, section: str, target: str | None) -> None:
+        """Move a section with all its keys to another name; None removes it."""
+        value = self.get(section)
+        origins = {key: self.origins.pop(key) for key in [*self.origins] if is_inside(key, section)}
+        set_value(self.tree, section, {})
+        if target is not None and value is not None:
+            set_value(self.tree, target, value)
+            self.origins |= {target + key.removeprefix(section): names for key, names in origins.items()}
+
     def set_constants(self, constants: Mapping[str, Any]) -> None:
         """Set native keys to values that follow from no foreign key."""
         for key, value in constants.items():

@@ -1,5 +1,6 @@
 """Loading of a foreign configuration: checks, conversion to a native `Experiment`, and problems that prevent a run."""
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -191,7 +192,17 @@ def _to_native(values: ForeignValues) -> NativeBuilder:
     raise_problems(converter.conflicts(values))
     native = NativeBuilder(values)
     converter.to_native(values, native)
+    _replace_path_in_name(native)
     return native
+
+
+def _replace_path_in_name(native: NativeBuilder) -> None:
+    """Replace what a name of a run may have in the frameworks, and not here, such as slashes."""
+    name = str(native.get("name"))
+    replaced = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")
+    if replaced != name and replaced and (origins := native.origins_of("name")):
+        native.set("name", replaced, *origins)
+        native.remarks.append(f"{native.values.describe(*origins)}: the name of the run is {replaced}")
 
 
 def _adjust(composed: ComposedConfig, native: NativeBuilder, rank: RankInfo) -> ConversionResult:

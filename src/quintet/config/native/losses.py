@@ -1,5 +1,6 @@
 """Configuration of each policy loss, and what the loss needs of a run."""
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -199,12 +200,32 @@ class ToprLossConfig(LossSection, name="topr"):
     """Weight of tokens with a negative advantage."""
 
 
-@_register("clipping:distillation", "policy gradient toward a teacher's log-probs")
+@_register("distillation:distillation", "trains toward a teacher's log-probs on the policy's responses")
 class DistillationLossConfig(ClippedRatioSection, name="distillation"):
-    """On-policy distillation from a teacher, `reference.path`: a token's advantage is its log-prob under the teacher
-    minus its log-prob under the policy."""
+    """On-policy distillation from a teacher, `reference.path`: a divergence from it on the policy's own responses."""
 
     needs_teacher: ClassVar[bool] = True
+
+    estimator: Literal["k1", "abs", "k2", "k3"] = "k1"
+    """Estimator of the divergence from the teacher at a sampled token, as in `algorithm.kl.estimator`."""
+    gradient: Literal["policy", "direct"] = "policy"
+    """`policy`: minus the divergence is the advantage of a clipped policy gradient. `direct`: the divergence itself is
+    the loss."""
+    policy_logprobs: Literal["old", "current"] = "old"
+    """Log-probs of the policy in that advantage: those before the updates of the step, or those of the update."""
+    max_divergence: PositiveFloat | None = None
+    """Clamp the divergence of a token to ± this value; null does not clamp."""
+    clip_dual: DualClipBound = None
+    """Bound on ratio × advantage for negative advantages; null for none."""
+    weight: NonNegative = 1.0
+    """Weight of distillation."""
+    task: PpoLossConfig | None = None
+    """Policy loss on the rewards, which is added; null trains toward the teacher alone."""
+
+    def conflicts(self) -> Iterator[tuple[str, ...]]:
+        if self.gradient == "direct" and self.estimator == "k1":
+            problem = "the gradient of `k1` does not depend on the teacher: with gradient=direct it trains nothing"
+            yield problem, "estimator=k3", "gradient=policy"
 
 
 class EmbodiedLossConfig(LossSection):

@@ -37,7 +37,7 @@ LOSSES = {
         *("ppo", "decoupled_ppo", "distillation", "custom"),
         *("sac", "dsrl", "nft", "dagger", "iql", "rlt", "td3"),
     },
-    "verl": LOSSES_OF_VERL,
+    "verl": LOSSES_OF_VERL | {"distillation"},
     "vagen": LOSSES_OF_VERL,
     "roll": {"ppo", "gspo", "cispo", "reinforce", "kimi", "topr"},
 }

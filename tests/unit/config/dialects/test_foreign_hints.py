@@ -27,6 +27,7 @@ CORRECTION = "algorithm.rollout_correction"
 BYPASS = f"{CORRECTION}.bypass_mode=true"
 DAPO = ["reward_model.reward_manager=dapo", "reward_model.reward_kwargs.overlong_buffer_cfg.enable=true"]
 MEGATRON = [f"{A}.strategy=megatron"]
+TEACHER = "distillation.teacher_models.teacher_model.model_path=DIRECTORY"
 VERL = [
     # batches
     ["data.train_batch_size=1000"],
@@ -65,6 +66,9 @@ VERL = [
     ],
     [f"{A}.policy_loss.loss_mode=bypass_mode"],
     [f"{R}.agent.default_agent_loop=tool_agent"],
+    # distillation
+    ["distillation.enabled=true"],
+    [TEACHER, "distillation.enabled=true", "distillation.distillation_loss.loss_mode=k1"],
     # reward
     [*DAPO, "reward_model.reward_kwargs.overlong_buffer_cfg.len=null"],
     [*DAPO, "reward_model.reward_kwargs.overlong_buffer_cfg.len=100000"],

@@ -601,3 +601,16 @@ def test_steps_beside_epochs_end_the_run_at_whichever_comes_first(tmp_path: Path
     found = converted(tmp_path, "verl", changed(PPO, both))
     assert (natively(found, "data.epochs"), natively(found, "data.max_steps")) == (3, 50)
     assert translated(found, "verl").lost == {}
+
+
+def test_a_name_with_slashes_is_replaced(tmp_path: Path) -> None:
+    """As in verl's `on_policy_distillation_trainer/run_qwen_gsm8k.sh` of 2026-04."""
+    found = converted(
+        tmp_path,
+        "verl",
+        changed(
+            {}, {"actor_rollout_ref.model.path": "some/model", "trainer.experiment_name": "fsdp/student-Qwen2.5 0.5B/"}
+        ),
+    )
+    assert natively(found, "name") == "fsdp-student-Qwen2.5-0.5B"
+    assert any("trainer.experiment_name = 'fsdp/" in remark for remark in found.composed.remarks)

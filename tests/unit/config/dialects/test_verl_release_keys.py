@@ -36,7 +36,7 @@ FUNCTION_FILE = f"{TURNS}.function_tool_path"
 LOOP = f"{ROLLOUT}.agent.default_agent_loop"
 CALLS = {f"{TURNS}.enable": True, TOOL_FILE: "tools.yaml"}
 ON_MEGATRON = {f"{ACTOR}.strategy": "megatron"}
-FILES = [name for name in RELEASE_KEYS if name != "verl_newer"]
+FILES = [name for name in RELEASE_KEYS if name not in ("verl_newer", "verl_distillation")]
 ROWS = [row for name in (*FILES, "verl_fsdp_optim") for (file,) in [key_files("verl", [name])] for row in file.load()]
 MEGATRON_OPTIMIZER = [*key_files("verl", ["verl_megatron_optim_newer"])[0].load()]
 HONOURED = [row for row in (*ROWS, *MEGATRON_OPTIMIZER) if row.state == "honoured"]

@@ -84,7 +84,7 @@ def open_session(server: EnvServiceServer, **env: Any) -> str:
     return str(post(server.url, "/sessions", {"env": env})["session"])
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it never came true"

@@ -1,6 +1,5 @@
 """Conversion of verl's `ppo_trainer.yaml`, `sft_trainer.yaml` and `evaluation.yaml`: one response to each prompt."""
 
-import re
 from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
@@ -22,6 +21,11 @@ from quintet.config.dialects.verl.constraints import (
 )
 from quintet.config.dialects.verl.critic import critic_defaults
 from quintet.config.dialects.verl.dialect import MISSING_KINDS, OUTPUT_PATH, missing_kind
+from quintet.config.dialects.verl.distillation import (
+    distillation_from_native,
+    distillation_problems,
+    distillation_to_native,
+)
 from quintet.config.dialects.verl.kl import KL_IN_LOSS, KL_IN_REWARD, kl_from_native, kl_to_native
 from quintet.config.dialects.verl.learners import STEPS, learning_from_native, learning_to_native, policy_tree
 from quintet.config.dialects.verl.release import workers_to_native
@@ -90,6 +94,7 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     yield from shared_problems(values, step_size(values), SAMPLES, has_reference=has_reference)
     yield from overlong_problems(values)
     yield from placement_problems(values)
+    yield from distillation_problems(values)
     yield from tool_problems(values)
 
 
@@ -105,8 +110,7 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     else:
         native.set_from_keys(values.dialect.specs().values())
         reward_function("evaluation.function").to_native(values, native)
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", PurePath(values["data.path"]).stem).strip("-._")
-        native.set("name", name or "evaluation", "data.path")
+        native.set("name", PurePath(values["data.path"]).stem or "evaluation", "data.path")
 
 
 def _ppo_to_native(values: ForeignValues, native: NativeBuilder) -> None:
@@ -127,6 +131,7 @@ def _ppo_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     tools_to_native(values, native)
     run_to_native(values, native)
     separate_engines_to_native(values, native)
+    distillation_to_native(values, native)
 
 
 def estimator_to_native(values: ForeignValues, native: NativeBuilder) -> None:
@@ -184,6 +189,7 @@ def from_native(foreign: ForeignBuilder) -> None:
 def _ppo_from_native(foreign: ForeignBuilder) -> None:
     run = foreign.experiment
     learning_from_native(foreign)
+    distillation_from_native(foreign)
     export_name(foreign, ADVANTAGE, ESTIMATOR)
     kl_from_native(foreign)
     foreign.apply(RULES)

@@ -1,13 +1,13 @@
 """The configuration format of verl."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.dialect import Dialect, Reference, key_files
-from quintet.config.dialects.ledger import KeySpec
+from quintet.config.dialects.ledger import KeySpec, load_keys
 from quintet.config.dialects.value_types import ANYTHING, SECTION, parse_type
 from quintet.config.dotted import get_value, has_key
 
@@ -22,7 +22,7 @@ ENGINES = {"dp": "fsdp", "fsdp": "fsdp"}
 """Default of `actor.strategy` by `model_engine`, where they differ."""
 RELEASE_KEYS = (
     *("verl_newer", "verl_learners", "verl_model", "verl_rollout", "verl_reward", "verl_run", "verl_megatron"),
-    "verl_older",
+    *("verl_distillation", "verl_older"),
 )
 """Key files of what verl's releases have beyond its reference."""
 WAITING: tuple[tuple[re.Pattern[str], Capability], ...] = tuple(
@@ -54,7 +54,7 @@ WAITING: tuple[tuple[re.Pattern[str], Capability], ...] = tuple(
         (r".*\.turbo_config\..*|(actor_rollout_ref\.actor|critic)\.optim\..*", Capability.BACKENDS),
         (r".*\.(megatron|override_\w+_config)\..*", Capability.MEGATRON_OPTIONS),
         (r"ray_kwargs\.ray_init\..*", Capability.RAY_SETTINGS),
-        (r"distillation\..*", Capability.TEACHER_ENGINES),
+        (r"distillation\..*", Capability.TEACHERS),
         (r"actor_rollout_ref\.rollout\.multi_turn\..*", Capability.TOOLS),
         (r"actor_rollout_ref\.rollout\.agent\..*", Capability.AGENT_LOOPS),
         (
@@ -77,6 +77,7 @@ REPLY_FILES = ("tool_config_path", "function_tool_path", "interaction_config_pat
 REPLY_LIMITS = tuple(f"{MULTI_TURN}.{key}" for key in ("max_assistant_turns", "max_user_turns"))
 OUTPUT_PATH = "data.output_path"
 """The file of responses, which only runs that generate them have."""
+DISTILLS, TEACHERS, DEFAULT_TEACHER = "distillation.enabled", "distillation.teacher_models", "teacher_model"
 _SFT_KEYS = frozenset(
     (
         *(f"data.{key}" for key in ("train_files", "val_files", "prompt_key", "image_key", "train_batch_size")),
@@ -129,6 +130,7 @@ def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference
     strategy = ENGINES.get(str(engine), engine)
     newer = [_with_default(reference, strategy) for reference in (ppo, *key_files("verl", RELEASE_KEYS))]
     newer = [reference.mapped(partial(_with_replies, tree=tree)) for reference in newer]
+    newer = [*_with_teachers(newer, teacher_names(tree))]
     if get_value(tree, "rollout.n_gpus_per_node") is not None:
         newer += key_files("verl", ["verl_async"])
     if get_value(tree, "async_training.require_batches") is not None:
@@ -152,6 +154,38 @@ def _with_replies(spec: KeySpec, tree: Mapping[str, Any]) -> KeySpec:
     others = (functions, users) if spec.key in REPLY_LIMITS else (functions,)
     other = next((key for key in others if get_value(tree, key)), file)
     return spec.model_copy(update={"only_if": (other, spec.only_if[1])})
+
+
+def teacher_names(tree: Mapping[str, Any]) -> list[str]:
+    """Return the names of the teachers of a configuration; the default one counts only if it is alone."""
+    teachers = get_value(tree, TEACHERS)
+    names = [str(name) for name in teachers] if isinstance(teachers, Mapping) else []
+    return [name for name in names if name != DEFAULT_TEACHER] or [DEFAULT_TEACHER]
+
+
+def _with_teachers(references: Iterable[Reference], names: Sequence[str]) -> Iterator[Reference]:
+    """Yield the references with the keys of these teachers; of several ones, the keys are not distinguished."""
+    default = f"{TEACHERS}.{DEFAULT_TEACHER}."
+    specs = [spec for spec in load_keys("verl", "verl_distillation") if spec.key.startswith(default)]
+    for reference in references:
+        yield reference if names == [DEFAULT_TEACHER] else reference.mapped(partial(_unused, section=default))
+    if len(names) > 1:
+        effect, needed = "Teachers of different rows.", {"requires": Capability.TEACHERS, "only_if": (DISTILLS, True)}
+        sections = [f"{TEACHERS}.{name}" for name in names]
+        specs = [KeySpec(key=key, effect=effect, value_type=SECTION, default=None, **needed) for key in sections]
+        yield Reference("several teachers", lambda: tuple(specs))
+    elif names != [DEFAULT_TEACHER]:
+        section = f"{TEACHERS}.{names[0]}."
+        specs = [spec.model_copy(update={"key": section + spec.key.removeprefix(default)}) for spec in specs]
+        yield Reference("the teacher", lambda: tuple(specs))
+
+
+def _unused(spec: KeySpec, section: str) -> KeySpec:
+    """Return a key of this section as one that has no effect."""
+    if not spec.key.startswith(section):
+        return spec
+    effect = "Has no effect, since there is another teacher."
+    return spec.model_copy(update={"effect": effect, "native": (), "computed": False, "requires": None})
 
 
 def without_tools(spec: KeySpec) -> KeySpec:

@@ -205,15 +205,18 @@ def objective_from_native(foreign: ForeignBuilder) -> None:
 
 
 def _loss_from_native(foreign: ForeignBuilder) -> None:
-    export_name(foreign, LOSS, MODE)
-    if foreign.experiment.algorithm.loss.name == "reinforce":
+    section = f"{LOSS}.task" if foreign.experiment.algorithm.loss.name == "distillation" else LOSS
+    if foreign.native_value(section) is None:
+        return
+    export_name(foreign, section, MODE)
+    if foreign.native_value(section).name == "reinforce":
         foreign.set(MODE, "gpg")
-    low = option_value(foreign, LOSS, "clip_low", 0.2)
+    low = option_value(foreign, section, "clip_low", 0.2)
     foreign.set(CLIP, low)
     foreign.set(LOW, low)
-    foreign.set(HIGH, option_value(foreign, LOSS, "clip_high", low))
-    dual = option_value(foreign, LOSS, "clip_dual")
-    foreign.set(DUAL, option_value(foreign, LOSS, "max_ratio", 3.0) if dual is None else dual)
+    foreign.set(HIGH, option_value(foreign, section, "clip_high", low))
+    dual = option_value(foreign, section, "clip_dual")
+    foreign.set(DUAL, option_value(foreign, section, "max_ratio", 3.0) if dual is None else dual)
 
 
 def _bypass_from_native(foreign: ForeignBuilder) -> None:

@@ -1,0 +1,159 @@
+"""Conversion of verl's on-policy distillation: its loss, the teacher, and the devices of the teacher."""
+
+from collections.abc import Iterator
+
+from quintet.config.capabilities import Capability
+from quintet.config.dialects.algorithm_choice import LOSS
+from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
+from quintet.config.dialects.verl.batches import ACTOR, ROLLOUT
+from quintet.config.dialects.verl.dialect import DEFAULT_TEACHER, DISTILLS, TEACHERS, teacher_names
+from quintet.config.dialects.verl.kl import KL_IN_LOSS, KL_IN_REWARD
+from quintet.config.dialects.verl.separate_engines import DEVICES_OF_A_NODE
+from quintet.config.dotted import get_value
+from quintet.config.native.losses import DistillationLossConfig
+from quintet.config.problems import ConfigProblem
+
+SECTION = "distillation.distillation_loss"
+MODE, TASK_REWARDS, WEIGHT, BOUND, IS_POLICY_GRADIENT, LOW, HIGH = (
+    f"{SECTION}.{key}"
+    for key in (
+        *("loss_mode", "use_task_rewards", "distillation_loss_coef", "loss_max_clamp", "use_policy_gradient"),
+        *("clip_ratio_low", "clip_ratio_high"),
+    )
+)
+TOP_K = "forward_kl_topk"
+NODES, GPUS, HAS_POOL = (
+    f"distillation.{key}" for key in ("nnodes", "n_gpus_per_node", "teacher_model.enable_resource_pool")
+)
+LENGTHS = (f"{ROLLOUT}.prompt_length", f"{ROLLOUT}.response_length")
+ACTOR_LOSS, ENTROPY = f"{ACTOR}.policy_loss.loss_mode", f"{ACTOR}.entropy_coeff"
+
+
+def distills(values: ForeignValues) -> bool:
+    """Return whether a teacher trains the policy."""
+    return values[DISTILLS] is True
+
+
+def distillation_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+    """Yield a teacher without a model, and a divergence without gradient, which verl refuses, too."""
+    teacher = _teacher(values)
+    if not distills(values) or teacher is None:
+        return
+    path = f"{teacher}.model_path"
+    if values[path] is None:
+        yield values.problem(path, f"{values.describe(DISTILLS)} needs a teacher", f"{path}=DIRECTORY")
+    if values.native(MODE) == "k1" and not values[IS_POLICY_GRADIENT]:
+        problem = f"its gradient does not depend on the teacher: {values.describe(IS_POLICY_GRADIENT)}"
+        yield values.problem(MODE, problem, f"{IS_POLICY_GRADIENT}=true, or {MODE}=k3")
+
+
+def distillation_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set loss, reference and placement of distillation; those of the run without it must be set already."""
+    if not distills(values):
+        return
+    _loss_to_native(values, native)
+    teacher = _teacher(values)
+    if teacher is not None:
+        _teacher_to_native(values, native, teacher)
+    else:
+        first = f"{TEACHERS}.{teacher_names(values.merged.plain)[0]}"
+        native.set("reference.path", get_value(values[first], "model_path"), first)
+    _placement_to_native(values, native)
+
+
+def _teacher(values: ForeignValues) -> str | None:
+    """Return the section of the teacher; None if there are several ones."""
+    names = teacher_names(values.merged.plain)
+    return f"{TEACHERS}.{names[0]}" if len(names) == 1 else None
+
+
+def _loss_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set the loss of distillation, which contains that of the run if it trains on rewards, too."""
+    if values[TASK_REWARDS]:
+        if native.get(f"{LOSS}.name") != "ppo":
+            native.require(ACTOR_LOSS, Capability.MIXED_LOSSES)
+            native.set(LOSS, {"name": "ppo"}, ACTOR_LOSS)
+        if native.get("algorithm.kl") is not None:
+            native.require(KL_IN_LOSS if values[KL_IN_LOSS] else KL_IN_REWARD, Capability.TEACHERS)
+        native.move(LOSS, f"{LOSS}.task")
+    else:
+        native.move(LOSS, None)
+        native.set("algorithm.entropy_coefficient", 0.0, TASK_REWARDS)
+    for section in ("algorithm.kl", "algorithm.reward_kl"):
+        native.move(section, None)
+        native.set(section, None, DISTILLS)
+    native.set(f"{LOSS}.name", "distillation", DISTILLS)
+    native.set(f"{LOSS}.policy_logprobs", "current")
+    native.set(f"{LOSS}.estimator", "k3" if values[MODE] == TOP_K else values.native(MODE), MODE)
+    native.set(f"{LOSS}.gradient", "policy" if values[IS_POLICY_GRADIENT] else "direct", IS_POLICY_GRADIENT)
+    native.set(f"{LOSS}.weight", float(values[WEIGHT]) if values[TASK_REWARDS] else 1.0, WEIGHT, TASK_REWARDS)
+    native.set(f"{LOSS}.max_divergence", values[BOUND], BOUND)
+    if values[IS_POLICY_GRADIENT]:
+        native.set(f"{LOSS}.clip_low", values[LOW], LOW)
+        native.set(f"{LOSS}.clip_high", values[HIGH], HIGH)
+        native.set(f"{LOSS}.clip_dual", 3.0)  # verl has no key for it here
+
+
+def _teacher_to_native(values: ForeignValues, native: NativeBuilder, teacher: str) -> None:
+    """Set the reference, to which `actor_rollout_ref.ref` does not apply."""
+    path, tensor, dtype, tokens = (
+        f"{teacher}.{key}"
+        for key in (
+            *("model_path", "inference.tensor_model_parallel_size", "inference.dtype"),
+            "inference.max_num_batched_tokens",
+        )
+    )
+    native.move("reference", None)
+    native.set("reference.path", values[path], path)
+    native.set("reference.dtype", values.native(dtype), dtype)
+    # the devices of the policy have their own parallel sizes
+    native.set("reference.parallel.tensor", values[tensor] if _num_teacher_devices(values) else 1, tensor)
+    longest = sum(values[key] for key in LENGTHS)
+    native.set("reference.inference_budget", {"tokens": max(values[tokens], longest)}, tokens, *LENGTHS)
+
+
+def _num_teacher_devices(values: ForeignValues) -> int:
+    """Return the number of devices of the teacher; 0 if it shares those of the policy."""
+    return int(values[NODES] * values[GPUS]) if values[HAS_POOL] else 0
+
+
+def _placement_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Give the teacher devices on the nodes of the others if all fit, and otherwise on further nodes."""
+    teacher = _num_teacher_devices(values)
+    if not teacher:
+        native.set("placement.reference.devices", None, HAS_POOL, NODES)
+        return
+    nodes, devices = native.get("placement.nodes", 1), native.get("placement.devices_per_node", 1)
+    total, per_node, origins = nodes * devices, devices, (NODES, GPUS, HAS_POOL)
+    if nodes == values[NODES] and devices + values[GPUS] <= DEVICES_OF_A_NODE:
+        per_node = devices + values[GPUS]
+    else:
+        native.set("placement.nodes", nodes + -(-teacher // devices), *origins)
+    renumbered = [device // devices * per_node + device % devices for device in range(total)]
+    native.set("placement.devices_per_node", per_node, *native.origins_of("placement.devices_per_node"), *origins)
+    for component in ("actor", "rollout", "critic"):
+        key = f"placement.{component}.devices"
+        numbers = native.get(key)
+        native.set(key, renumbered if numbers is None else [renumbered[number] for number in numbers], *origins)
+    others = [device for device in range(total + teacher) if device not in renumbered]
+    native.set("placement.reference.devices", others[:teacher], *origins)
+
+
+def distillation_from_native(foreign: ForeignBuilder) -> None:
+    """Set verl's keys of a run with a teacher."""
+    run, loss = foreign.experiment, foreign.experiment.algorithm.loss
+    if not isinstance(loss, DistillationLossConfig):
+        return
+    foreign.set(DISTILLS, True)
+    foreign.set_native(MODE, loss.estimator)
+    foreign.set(TASK_REWARDS, loss.task is not None)
+    foreign.set(WEIGHT, loss.weight)
+    foreign.set(BOUND, loss.max_divergence)
+    foreign.set(IS_POLICY_GRADIENT, loss.gradient == "policy")
+    foreign.set(LOW, loss.clip_low)
+    foreign.set(HIGH, loss.clip_high)
+    teacher = f"{TEACHERS}.{DEFAULT_TEACHER}"
+    foreign.set(f"{teacher}.model_path", run.reference.path)
+    foreign.set(f"{teacher}.inference.tensor_model_parallel_size", run.reference.parallel.tensor)
+    if run.reference.dtype is not None:
+        foreign.set(f"{teacher}.inference.dtype", run.reference.dtype)
