@@ -141,6 +141,10 @@ def _step_rows(plan: RunPlan) -> Iterator[Row]:
     unit = "prompts" if plan.data else "start states"
     starts = f"{training.groups_per_step:,} {unit} × {_counted(training.samples_per_group, 'sample')} each"
     yield "episodes per step", _number(numbers["episodes_per_step"]), starts
+    if (per_round := plan.config.algorithm.filter.groups_per_round) is not None:
+        samples, rounds = training.samples_per_group, plan.config.algorithm.filter.refill_rounds
+        how = f"{per_round:,} {unit} × {_counted(samples, 'sample')}; the first with a signal train,\n"
+        yield "episodes per round", _number(per_round * samples), f"{how}in at most {_counted(1 + rounds, 'round')}"
     if plan.config.data is not None and plan.config.data.domains:
         counts = plan.config.data.prompts_per_domain(training.groups_per_step)
         parts = ", ".join(f"{name} {count:,}" for name, count in counts.items())

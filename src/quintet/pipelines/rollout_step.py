@@ -75,7 +75,8 @@ def collect_rollouts(components: Components, step: int) -> Rollout:
     """Collect `samples_per_group` episodes from each of `groups_per_step` start states.
 
     Groups whose rewards do not differ are replaced by new ones for up to `filter.refill_rounds` rounds, as in DAPO
-    (arXiv:2503.14476). If groups are still missing then, the earliest of those without signal fill the step.
+    (arXiv:2503.14476); with `filter.groups_per_round`, a round may have more groups than the step takes. If groups are
+    still missing then, the earliest of those without signal fill the step.
     """
     config = components.config
     if components.async_rollout is None or not components.async_rollout.overlaps:
@@ -83,21 +84,21 @@ def collect_rollouts(components: Components, step: int) -> Rollout:
     if components.async_rollout is not None:
         sampling = training_sampling(config, derive_seed(config.seed, "train", step))
         return _as_rollout(components, *components.async_rollout.take(step, sampling))
-    num_groups, max_rounds = config.training.groups_per_step, config.algorithm.filter.refill_rounds
+    num_groups, selection = config.training.groups_per_step, config.algorithm.filter
     num_visits: Counter[int] = Counter()
-    episodes = _collect_groups(components, step, num_visits, first=0, count=num_groups)
-    num_drawn, rounds = num_groups, 0
+    episodes = _collect_groups(components, step, num_visits, first=0, count=config.groups_per_round)
+    num_drawn, rounds = config.groups_per_round, 0
     with_signal = groups_with_signal(episodes, config.algorithm.signal_threshold)
-    while len(with_signal) < num_groups and rounds < max_rounds:
+    while len(with_signal) < num_groups and rounds < selection.refill_rounds:
         rounds += 1
-        num_missing = num_groups - len(with_signal)
-        episodes += _collect_groups(components, step, num_visits, first=num_drawn, count=num_missing)
-        num_drawn += num_missing
+        count = selection.groups_per_round or num_groups - len(with_signal)
+        episodes += _collect_groups(components, step, num_visits, first=num_drawn, count=count)
+        num_drawn += count
         with_signal = groups_with_signal(episodes, config.algorithm.signal_threshold)
-    if rounds:
+    if num_drawn > num_groups:
         episodes = _select_groups(episodes, with_signal, num_groups)
     refill: dict[str, float] = {"training/groups_drawn": num_drawn, "training/refill_rounds": rounds}
-    return _as_rollout(components, episodes, refill if max_rounds else {})
+    return _as_rollout(components, episodes, refill if selection.refill_rounds or selection.groups_per_round else {})
 
 
 def _as_rollout(components: Components, episodes: list[Trajectory], metrics: dict[str, float]) -> Rollout:

@@ -201,6 +201,9 @@ CASES = [
     ["data.domains={a: {share: 0.001}, b: {share: 0.9}}", *PROMPTS],
     ["reward={kind: math, function: FILE.py:FUNCTION, verifiers: {a: {kind: exact}}}", *PROMPTS],
     ["reward={judge: {url: 'http://x', model: m}, verifiers: {a: {kind: exact}}}", *PROMPTS],
+    # rounds of dynamic sampling
+    ["algorithm.filter.groups_per_round=5"],
+    ["algorithm.filter.groups_per_round=500", "rollout.async_ratio=1"],
     # distillation
     ["sft.distillation={}", *ROWS],
     ["sft.distillation={}", "reference.path=DIRECTORY", "actor.backend=megatron", *ROWS],

@@ -102,6 +102,17 @@ def test_where_rounds_run_out_the_step_is_filled_up() -> None:
     assert played.metrics == {"training/groups_drawn": 7, "training/refill_rounds": 1}
 
 
+def test_a_round_may_have_more_groups_than_the_step_takes() -> None:
+    """Of 10 groups every third has a signal: 0, 3, 6, 9; 0 alone is too few in a round of 3."""
+    options = ("algorithm.filter.refill_rounds=5", "algorithm.filter.groups_per_round=")
+    for size, rounds in ((10, [10]), (3, [3, 3, 3, 3])):
+        table = components(3, options[0], f"{options[1]}{size}")
+        rollout = collect_rollouts(table, 1)
+        assert sorted({t.seed // 3 for t in rollout.trajectories}) == [0, 3, 6, 9]
+        assert [len(episodes) // 2 for episodes in table.envs.rounds] == rounds
+        assert rollout.metrics == {"training/groups_drawn": sum(rounds), "training/refill_rounds": len(rounds) - 1}
+
+
 def test_remax_runs_one_greedy_episode_per_start_state() -> None:
     table = components(2, "algorithm.advantage={name: remax}")
     played = collect_rollouts(table, 1)

@@ -125,6 +125,9 @@ class FilterConfig(Section):
     """Multiply advantages by the share of groups that are kept, or by its square root."""
     refill_rounds: Count = 0
     """Additional rollouts that replace groups without a learning signal (DAPO's dynamic sampling)."""
+    groups_per_round: PositiveInt | None = None
+    """Groups of each of these rollouts, of which the step takes the first ones with a signal; null generates those of a
+    step, and then as many as are missing."""
 
     def max_kept(self, groups: int) -> int:
         """Return the maximum number of `groups` that are kept, by `keep_share`."""

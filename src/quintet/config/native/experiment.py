@@ -87,6 +87,11 @@ class Experiment(Section):
         return () if self.data is None else tuple(self.data.domains)
 
     @property
+    def groups_per_round(self) -> int:
+        """Groups of the first rollout of a step."""
+        return self.algorithm.filter.groups_per_round or self.training.groups_per_step
+
+    @property
     def needs_critic(self) -> bool:
         return self.algorithm.advantage.trains_critic
 

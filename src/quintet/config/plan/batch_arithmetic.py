@@ -119,6 +119,22 @@ def _check_groups(composed: ComposedConfig) -> Iterator[ConfigProblem]:
         problem = f"{advantage.name} compares the episodes of a group, and a group has one"
         hint = "at least: training.samples_per_group=2, or algorithm.advantage.name=gae"
         yield composed.problem("training.samples_per_group", problem, hint)
+    yield from _check_rounds(composed)
+
+
+def _check_rounds(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+    """Refuse rounds that cannot fill a step, and those of rollouts that replace one group at a time."""
+    config, key = composed.experiment, "algorithm.filter.groups_per_round"
+    selection, needed = config.algorithm.filter, config.training.groups_per_step
+    if selection.groups_per_round is None:
+        return
+    if config.rollout.async_ratio or config.training.pipelined:
+        other = "rollout.async_ratio" if config.rollout.async_ratio else "training.pipelined"
+        yield composed.problem(key, f"with {composed.describe(other)} groups are replaced one by one", f"{key}=null")
+    elif selection.groups_per_round * (1 + selection.refill_rounds) < needed:
+        rounds = composed.describe("algorithm.filter.refill_rounds")
+        problem = f"with {rounds} it gives fewer than the {needed} groups of a step"
+        yield composed.problem(key, problem, f"{key}={needed}, or {key}=null")
 
 
 def _check_teacher(composed: ComposedConfig) -> Iterator[ConfigProblem]:

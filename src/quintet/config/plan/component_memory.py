@@ -386,7 +386,7 @@ def _engine(placed: PlacedModel) -> MemoryUse:
         return MemoryUse(weights=0 if shared else weights, cache=slots * cache_per_request)
     if budget is not None:
         return MemoryUse(weights=weights, cache=max(0, budget - weights))
-    episodes = -(-training.groups_per_step * training.samples_per_group // placed.component.copies)
+    episodes = -(-placed.config.groups_per_round * training.samples_per_group // placed.component.copies)
     return MemoryUse(weights=weights, cache=min(slots, episodes) * cache_per_request)
 
 

@@ -99,6 +99,7 @@ def _count_parquet(path: Path) -> int:
     return int(pyarrow.parquet.read_metadata(path).num_rows)
 
 
+GROUPS_PER_ROUND = "algorithm.filter.groups_per_round"
 COUNTERS: Mapping[str, Callable[[Path], int]] = {
     ".parquet": _count_parquet,
     ".jsonl": _count_lines,
@@ -116,13 +117,15 @@ def learns_from_files(config: Experiment) -> bool:
 
 def batch_key(config: Experiment) -> str:
     """Return the key that sets the rows per step."""
-    return "sft.batch" if config.sft_only else "training.groups_per_step"
+    if config.sft_only:
+        return "sft.batch"
+    return "training.groups_per_step" if config.algorithm.filter.groups_per_round is None else GROUPS_PER_ROUND
 
 
 def rows_per_step(config: Experiment) -> int:
     """Return the value of `batch_key`."""
     stage = config.sft_only
-    return stage.batch if stage else config.training.groups_per_step
+    return stage.batch if stage else config.groups_per_round
 
 
 def num_epochs(config: Experiment) -> int | None:

@@ -348,7 +348,7 @@ def episodes_per_slot(
 
 def _episodes(config: Experiment, component: Component) -> int:
     """Return the episodes of one engine in a step."""
-    return -(-config.training.groups_per_step * config.training.samples_per_group // component.copies)
+    return -(-config.groups_per_round * config.training.samples_per_group // component.copies)
 
 
 def _prefill(timed: _TimedModel) -> Cost:

@@ -614,3 +614,18 @@ def test_a_name_with_slashes_is_replaced(tmp_path: Path) -> None:
     )
     assert natively(found, "name") == "fsdp-student-Qwen2.5-0.5B"
     assert any("trainer.experiment_name = 'fsdp/" in remark for remark in found.composed.remarks)
+
+
+@pytest.mark.proves("verl", "data.gen_batch_size")
+def test_prompts_of_a_generation_fill_a_step_or_a_round_of_dynamic_sampling(tmp_path: Path) -> None:
+    """As in verl's `recipe/dapo/run_dapo_qwen2.5_32b.sh`, which filters; without a filter verl trains on all."""
+    model = {"actor_rollout_ref.model.path": "some/model", "actor_rollout_ref.rollout.n": 2}
+    keys = model | {"data.train_batch_size": 512, f"{ACTOR}.ppo_mini_batch_size": 32, "data.gen_batch_size": 1536}
+    rounds = {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.max_num_gen_batches": 10}
+    config = converted(tmp_path, "verl", changed({}, keys | rounds)).composed.experiment
+    assert (config.training.groups_per_step, config.training.mini_batches) == (512, 16)
+    assert (config.algorithm.filter.groups_per_round, config.algorithm.filter.refill_rounds) == (1536, 9)
+    config = converted(tmp_path, "verl", changed({}, keys)).composed.experiment
+    assert (config.training.groups_per_step, config.training.mini_batches) == (1536, 48)
+    uneven = converted(tmp_path, "verl", changed({}, keys | {"data.gen_batch_size": 1000}))
+    assert [problem.key for problem in uneven.unsupported] == ["data.gen_batch_size"]

@@ -28,6 +28,7 @@ from quintet.config.dialects.verl.distillation import (
 )
 from quintet.config.dialects.verl.kl import KL_IN_LOSS, KL_IN_REWARD, kl_from_native, kl_to_native
 from quintet.config.dialects.verl.learners import STEPS, learning_from_native, learning_to_native, policy_tree
+from quintet.config.dialects.verl.objective import FILTER
 from quintet.config.dialects.verl.release import workers_to_native
 from quintet.config.dialects.verl.run_settings import (
     DATA_RULES,
@@ -43,6 +44,7 @@ from quintet.config.dialects.verl.run_settings import (
     tools_to_native,
 )
 from quintet.config.dialects.verl.separate_engines import (
+    has_separate_engines,
     is_fully_async,
     placement_problems,
     separate_engines_to_native,
@@ -53,6 +55,7 @@ from quintet.config.native.training import TrainingConfig
 from quintet.config.problems import ConfigProblem
 from quintet.errors import ConfigError, UnsupportedRunError
 
+GENERATED = "data.gen_batch_size"
 RULES = (
     *DATA_RULES,
     MiniBatches(MINI_BATCH, (PROMPTS,), ("training.groups_per_step",)),
@@ -130,8 +133,25 @@ def _ppo_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.set_constants({"rollout.think": False, "rollout.format_penalty": 0.0})
     tools_to_native(values, native)
     run_to_native(values, native)
+    _rounds_to_native(values, native)
     separate_engines_to_native(values, native)
     distillation_to_native(values, native)
+
+
+def _rounds_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set the prompts of a generation: of a round of dynamic sampling, or without it those of a step."""
+    prompts = values[GENERATED]
+    if prompts in (None, values[PROMPTS]) or is_fully_async(values):
+        return
+    if values[FILTER] and has_separate_engines(values):
+        native.remarks.append(f"{values.describe(GENERATED)} has no effect: prompts are generated one by one")
+    elif values[FILTER]:
+        native.set("algorithm.filter.groups_per_round", prompts, GENERATED)
+    elif prompts % values[MINI_BATCH]:
+        native.require(GENERATED, Capability.OVERSAMPLING)
+    else:
+        native.set("training.groups_per_step", prompts, GENERATED)
+        native.set("training.mini_batches", prompts // values[MINI_BATCH], GENERATED, MINI_BATCH)
 
 
 def estimator_to_native(values: ForeignValues, native: NativeBuilder) -> None:
@@ -193,6 +213,8 @@ def _ppo_from_native(foreign: ForeignBuilder) -> None:
     export_name(foreign, ADVANTAGE, ESTIMATOR)
     kl_from_native(foreign)
     foreign.apply(RULES)
+    if run.algorithm.filter.groups_per_round is not None:
+        foreign.set(GENERATED, run.algorithm.filter.groups_per_round)
     if run.data and run.data.epochs and run.training.steps == TrainingConfig().steps:
         foreign.set("trainer.total_epochs", run.data.epochs)
         foreign.set(STEPS, run.data.max_steps or -1)

@@ -189,7 +189,11 @@ def _unused(spec: KeySpec, section: str) -> KeySpec:
 
 
 def without_tools(spec: KeySpec) -> KeySpec:
-    """Return a key that waits for tools in formats over verl's tree, whose episodes have environments."""
+    """Return a key that waits in formats over verl's tree, whose episodes have environments: those of tools, and of
+    generations of more prompts."""
+    if spec.key == "data.gen_batch_size":
+        oversampling = {"native": (), "computed": False, "requires": Capability.OVERSAMPLING}
+        return spec.model_copy(update={**oversampling, "noop": (None, "${data.train_batch_size}")})
     is_loop = spec.key == "actor_rollout_ref.rollout.agent.default_agent_loop"
     if not (spec.key.startswith("actor_rollout_ref.rollout.multi_turn.") and spec.native) and not is_loop:
         return spec
@@ -204,7 +208,10 @@ def _without_batch_size(spec: KeySpec) -> KeySpec:
         effect = "Has no effect: `async_training` sets the size of a step. verl wants 0."
         changes = {"effect": effect, "value_type": parse_type("int >= 0"), "default": 0, "native": ()}
         return spec.model_copy(update=changes)
-    return spec.model_copy(update={"noop": (*spec.noop, 1)}) if spec.key == "data.gen_batch_size" else spec
+    if spec.key == "data.gen_batch_size":
+        effect = "Has no effect: prompts are generated one by one."
+        return spec.model_copy(update={"effect": effect, "computed": False, "native": ()})
+    return spec
 
 
 def _with_default(reference: Reference, strategy: str) -> Reference:
