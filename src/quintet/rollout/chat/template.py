@@ -348,11 +348,11 @@ def _end_token(between: str, control: Collection[str], eos: str | None) -> tuple
     return token, at
 
 
-def _around_response(later: str, header: str) -> tuple[str, str]:
+def _around_response(history_header: str, header: str) -> tuple[str, str]:
     """Text only before earlier responses, and text only in the generation prompt."""
-    if later.startswith(header):
-        return later[len(header) :], ""
-    return "", header.removeprefix(later)
+    if history_header.startswith(header):
+        return history_header[len(header) :], ""
+    return "", header.removeprefix(history_header)
 
 
 def _with_differences(parts: TemplateParts, render: Renderer, system: TemplateDifference | None) -> TemplateParts:

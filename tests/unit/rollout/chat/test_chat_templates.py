@@ -194,12 +194,12 @@ def test_every_deviation_is_explained(name: str, data: st.DataObject) -> None:
     for departure in reversed(compared.deviations):
         end = departure.start + len(departure.template)
         assert patched[departure.start : end] == departure.template
-        patched = patched[: departure.start] + departure.ours + patched[end:]
-    assert patched == compared.ours
+        patched = patched[: departure.start] + departure.prompt + patched[end:]
+    assert patched == compared.prompt
     assert {departure.kind for departure in compared.deviations} <= REPORTED[name] | {DifferenceKind.OTHER_END}
     if name != "mistral_v1_legacy":
         # whose tokens say more blanks than the text that they were made of
-        assert tokenizer.decode(prompt) == compared.ours
+        assert tokenizer.decode(prompt) == compared.prompt
 
     own = [False] * len(prompt)
     if not compared.deviations and not find_retokenized_spans(tokenizer, prompt, [0] * len(prompt), own):
@@ -235,7 +235,7 @@ def departures(name: str, *replies: str, system: str = "Walk.") -> list[tuple[Di
     chat = chat_of(name)
     tokens = [(*chat.encode(reply), chat.end_token_id) for reply in replies]
     dialogue, _ = played(chat, system, ["a", "b", "c"][: len(replies) + 1], tokens)
-    return [(one.kind, one.turn, one.template, one.ours) for one in dialogue.compare().deviations]
+    return [(one.kind, one.turn, one.template, one.prompt) for one in dialogue.compare().deviations]
 
 
 def test_thoughts_stay_as_sampled() -> None:
@@ -329,7 +329,7 @@ def test_a_response_with_another_end_token_is_closed_too() -> None:
     eos = tokenizer.convert_tokens_to_ids("<eos>")
     dialogue, prompt = played(chat, "", ["a", "b"], [(*chat.encode("Up"), eos)])
     assert "Up<eos><end_of_turn>\n<start_of_turn>user\nb" in tokenizer.decode(prompt)
-    assert [(one.kind, one.ours) for one in dialogue.compare().deviations] == [(DifferenceKind.OTHER_END, "<eos>")]
+    assert [(one.kind, one.prompt) for one in dialogue.compare().deviations] == [(DifferenceKind.OTHER_END, "<eos>")]
 
 
 def test_the_date_in_templates_is_fixed() -> None:
@@ -487,7 +487,7 @@ def test_a_window_equals_the_template_of_its_turns(name: str, window: int) -> No
         assert (new == prompt) == (not continues)
         assert dialogue.compare().deviations == ()
         dialogue.add_response((*chat.encode("Up"), chat.end_token_id))
-        assert dialogue.compare().template.startswith(dialogue.compare().ours[:10])
+        assert dialogue.compare().template.startswith(dialogue.compare().prompt[:10])
 
 
 @pytest.mark.parametrize("name", ["qwen2_5", "mistral_v1", "mistral_v1_legacy", "gemma"])

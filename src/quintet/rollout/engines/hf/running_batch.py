@@ -229,14 +229,14 @@ class RunningBatch:
             ]
             self._prefix_cache.release(prompts, keep=keep)
         freed = [int(rows.cache_slot[row]) for row in removed]
-        gaps, movers = rows.remove(removed)
-        for gap, mover in zip(gaps, movers, strict=True):
-            self.requests[gap] = self.requests[mover]
+        gaps, moved = rows.remove(removed)
+        for gap, moved_row in zip(gaps, moved, strict=True):
+            self.requests[gap] = self.requests[moved_row]
         del self.requests[rows.count :]
         if gaps and not self._kv_cache.supports_any_slot:
             # matrix products over all rows read slot i for row i; the last token is not in the cache yet
             used = int((rows.num_tokens[gaps] - rows.num_prefilled[gaps]).max()) - 1
-            self._kv_cache.copy_from(gaps, self._kv_cache, movers, used)
+            self._kv_cache.copy_from(gaps, self._kv_cache, moved, used)
             freed = list(range(rows.count, rows.count + len(removed)))
             rows.cache_slot[gaps] = gaps
         self._free_slots += freed[::-1]

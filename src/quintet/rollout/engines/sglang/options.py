@@ -224,9 +224,9 @@ def _arguments(name: str, value: Any, release: Release) -> dict[str, Any]:
 
 def _unknown_option(name: str, value: Any, release: Release) -> ConfigError:
     names = OPTIONS[name].names if name in OPTIONS else ()
-    elsewhere = f" (other releases: {' or '.join(names)})" if names else ""
+    other_names = f" (other releases: {' or '.join(names)})" if names else ""
     return ConfigError(
-        f"{KEY}.{name} = {value!r}: {release.name} has no such option{elsewhere}",
+        f"{KEY}.{name} = {value!r}: {release.name} has no such option{other_names}",
         key=f"{KEY}.{name}",
         value=value,
         hint=f"remove {KEY}.{name}, or use another engine",
