@@ -173,7 +173,7 @@ def test_work_for_connections_leaves_time_for_the_engine() -> None:
     """A permit that was used for 20 ms rests for 40."""
 
     async def main() -> float:
-        semaphore = FairSemaphore(1, rest=2.0)
+        semaphore = FairSemaphore(1, rest_ratio=2.0)
         await semaphore.acquire("a")
         started = time.monotonic()
         semaphore.release(0.02)

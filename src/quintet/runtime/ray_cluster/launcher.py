@@ -38,7 +38,7 @@ NICENESS = "RAY_worker_niceness"
 class RankCommand:
     """Command that every rank runs."""
 
-    words: Sequence[str]
+    argv: Sequence[str]
     """Program and arguments, the same on all nodes."""
     directory: str
     """Working directory, which all nodes share."""
@@ -290,9 +290,9 @@ def _start_ranks(
             for local, rank in enumerate(node.ranks)
         }
         try:
-            node.call("start", list(command.words), command.directory, environments)
+            node.call("start", list(command.argv), command.directory, environments)
         except OSError as error:
-            message = f"node {node.host} cannot start {command.words[0]} in {command.directory}: {error}"
+            message = f"node {node.host} cannot start {command.argv[0]} in {command.directory}: {error}"
             hint = "install quintet on all nodes at the same path, and use a directory that all nodes share"
             raise MachineError(message, hint) from error
     return nodes

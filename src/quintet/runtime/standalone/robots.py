@@ -231,8 +231,8 @@ class StandalonePolicies:
     def sync_weights(self) -> None:
         """Load the learner's weights into all copies; raises as `sample` does."""
         self._staged.stage(self._weights())
-        places = [self._staged.for_worker(worker) for _, worker in self._copies]
-        self._call([RemoteCall(STANDALONE_POLICY, "load_weights", {"weights": each}) for each in places])
+        staged = [self._staged.for_worker(worker) for _, worker in self._copies]
+        self._call([RemoteCall(STANDALONE_POLICY, "load_weights", {"weights": each}) for each in staged])
 
     def sample(self, inputs: Mapping[str, Tensor], uniforms: Tensor | None, sampling: ActionSampling) -> ActionSample:
         """See `ActionPolicy.sample`.
