@@ -131,7 +131,7 @@ def load_weight_stream(chunks: list[PackedGPT], weights: Iterable[tuple[str, Ten
         for name in users.get(source, ()):
             if sources[name] <= held.keys():
                 _copy_shard(name, missing.pop(name), held, shape)
-        held = {each: kept for each, kept in held.items() if any(name in missing for name in users.get(each, ()))}
+        held = {each: loaded for each, loaded in held.items() if any(name in missing for name in users.get(each, ()))}
     if missing:
         raise MachineError(f"the weights lack {next(iter(missing))}", "start from a model of the same architecture")
 
