@@ -95,17 +95,17 @@ class KinematicTable:
         length = math.hypot(end[0] - start[0], end[1] - start[1])
         if length == 0:
             return
-        along = ((end[0] - start[0]) / length, (end[1] - start[1]) / length)
+        direction = ((end[0] - start[0]) / length, (end[1] - start[1]) / length)
         for name, body in scene.bodies.items():
             is_inside = scene.drawer is not None and scene.drawer.contains(body)
             if name == scene.held or is_inside or abs(body.z - start[2]) > body.half + GRIPPER:
                 continue
-            ahead = (body.x - start[0]) * along[0] + (body.y - start[1]) * along[1]
-            beside = (body.x - start[0]) * along[1] - (body.y - start[1]) * along[0]
+            ahead = (body.x - start[0]) * direction[0] + (body.y - start[1]) * direction[1]
+            lateral = (body.x - start[0]) * direction[1] - (body.y - start[1]) * direction[0]
             reach = length + body.half + GRIPPER
-            if 0 <= ahead < reach and abs(beside) <= body.half + GRIPPER:
-                body.x += (reach - ahead) * along[0]
-                body.y += (reach - ahead) * along[1]
+            if 0 <= ahead < reach and abs(lateral) <= body.half + GRIPPER:
+                body.x += (reach - ahead) * direction[0]
+                body.y += (reach - ahead) * direction[1]
         if scene.drawer is not None:
             self._push_drawer(scene.drawer, start, end)
         self._settle()

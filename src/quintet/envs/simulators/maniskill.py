@@ -223,8 +223,8 @@ class ManiSkillSimulator:
 
     def render(self, robots: np.ndarray) -> np.ndarray:
         envs = list(self._by_env(robots))
-        pictures: np.ndarray = np.concatenate([_array(env.unwrapped.render())[members] for env, _, members in envs])
-        return pictures.astype(np.uint8)[np.argsort(np.concatenate([rows for _, rows, _ in envs]))]
+        frames: np.ndarray = np.concatenate([_array(env.unwrapped.render())[members] for env, _, members in envs])
+        return frames.astype(np.uint8)[np.argsort(np.concatenate([rows for _, rows, _ in envs]))]
 
     def close(self) -> None:
         for env in self._envs:

@@ -62,10 +62,10 @@ def _connected(strong: np.ndarray, candidates: np.ndarray) -> np.ndarray:
         rows = edges.copy()
         rows[1:] |= edges[:-1]
         rows[:-1] |= edges[1:]
-        wider = rows.copy()
-        wider[:, 1:] |= rows[:, :-1]
-        wider[:, :-1] |= rows[:, 1:]
-        wider &= candidates
-        if (wider == edges).all():
+        dilated = rows.copy()
+        dilated[:, 1:] |= rows[:, :-1]
+        dilated[:, :-1] |= rows[:, 1:]
+        dilated &= candidates
+        if (dilated == edges).all():
             return edges
-        edges = wider
+        edges = dilated
