@@ -197,7 +197,7 @@ def _difference(tree: Mapping[str, Any], responses: VagenResponses, env: RunEnv)
         "rollout.max_actions_per_turn": (responses.max_actions, rollout.max_actions_per_turn),
         "rollout.format_reward": (responses.format_reward, rollout.format_reward),
     }
-    for key, (of_row, of_run) in settings.items():
-        if of_row != of_run:
-            return f"extra_info.env_config says {key} = {of_row!r}, and the run has {of_run!r}"
+    for key, (row_value, run_value) in settings.items():
+        if row_value != run_value:
+            return f"extra_info.env_config says {key} = {row_value!r}, and the run has {run_value!r}"
     return None

@@ -43,8 +43,8 @@ SOURCES: Mapping[str, str] = {
     ),
     "Jiayi-Pan/Countdown-Tasks-3to4": "countdown",
     **{
-        f"{home}{name}": rules
-        for home in ("", "quintet/")
+        f"{prefix}{name}": rules
+        for prefix in ("", "quintet/")
         for name, rules in (("addition", "numeric"), ("arithmetic", "numeric"), ("countdown", "countdown"))
     },
     "reasoning_gym/*": "reasoning_gym",

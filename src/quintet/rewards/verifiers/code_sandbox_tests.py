@@ -130,7 +130,7 @@ def _as_lists(result: Any) -> Any:
     return result
 
 
-def of_row(case_type: str, test_cases: Any, function: str | None) -> list[Case]:
+def parse_test_cases(case_type: str, test_cases: Any, function: str | None) -> list[Case]:
     """Return the tests of a row: input and output, or a call of `function`; assertions; or `check` of a candidate.
 
     Raises:
