@@ -31,26 +31,26 @@ Entry = tuple[str, str, KeySpec]
 """Dialect, reference file, documented key."""
 
 
-def run(words: list[str], dialect: str | None, *, every: bool, metrics: bool, as_json: bool) -> None:
+def run(arguments: list[str], dialect: str | None, *, every: bool, metrics: bool, as_json: bool) -> None:
     """Print the documentation of a metric, a key or all of them, or the value and source of a key in a configuration.
 
     Raises:
         ConfigError: the metric, key or dialect is unknown; the message names similar ones.
     """
     check_dialect(dialect)
-    if metrics and not words:
+    if metrics and not arguments:
         explain_metric.print_list(as_json=as_json)
     elif every:
         _print_ledger([*_entries(dialect)], [*keys()] if dialect == NATIVE else [], as_json=as_json)
-    elif not words:
+    elif not arguments:
         hint = "quintet explain KEY, quintet explain CONFIG KEY, quintet explain METRIC, or quintet explain --list"
         raise ConfigError("no key given", hint=hint)
-    elif len(words) == 1 and (metrics or "/" in words[0]):
-        explain_metric.run(words[0], as_json=as_json)
-    elif len(words) == 1:
-        _print_key(words[0], dialect, as_json=as_json)
+    elif len(arguments) == 1 and (metrics or "/" in arguments[0]):
+        explain_metric.run(arguments[0], as_json=as_json)
+    elif len(arguments) == 1:
+        _print_key(arguments[0], dialect, as_json=as_json)
     else:
-        _print_value(words[0], words[1], words[2:], dialect)
+        _print_value(arguments[0], arguments[1], arguments[2:], dialect)
 
 
 def _print_value(config: str, key: str, overrides: list[str], dialect: str | None) -> None:
@@ -245,9 +245,9 @@ def _print_related(name: str, related: list[Key]) -> None:
         print(shorten(f"Metrics: {', '.join(metric.name for metric in metrics)}", 110, placeholder=" …"))
 
 
-def _print_choices(variants: list[Key]) -> None:
+def _print_choices(keys: list[Key]) -> None:
     """Print a key that several choices of a section have, once, with what differs between them."""
-    first, defaults = variants[0], flatten(Experiment().model_dump(mode="json"))
+    first, defaults = keys[0], flatten(Experiment().model_dump(mode="json"))
     print(first.name)
     rows = [
         [
@@ -256,14 +256,14 @@ def _print_choices(variants: list[Key]) -> None:
             "required" if key.is_required else f"default {format_value(key.default)}",
             key.description,
         ]
-        for key in variants
+        for key in keys
     ]
     is_name = all(row[0] == row[1] for row in rows)
-    if len({key.description for key in variants}) == 1:
+    if len({key.description for key in keys}) == 1:
         print(f"  {first.description}")
     if is_name:
         print(f"  type     one of {', '.join(row[0] for row in rows)}")
-    elif len({key.value_type for key in variants}) == 1:
+    elif len({key.value_type for key in keys}) == 1:
         print(f"  type     {first.value_type}")
     if first.name in defaults:
         print(f"  default  {format_value(defaults[first.name])}")
@@ -292,7 +292,7 @@ def _print_spec(dialect: str, reference: str, spec: KeySpec) -> None:
     if releases := load_releases(dialect).of(spec.key):
         print(f"  releases {releases}")
     print(f"  state    {'honoured' if spec.requires is None else spec.requires.refusal().removeprefix('is ')}")
-    _print_synonyms([entry for native in spec.native for entry in _specs_for(native)], but=f"{dialect}: {spec.key}")
+    _print_synonyms([entry for native in spec.native for entry in _specs_for(native)], exclude=f"{dialect}: {spec.key}")
 
 
 def _specs_for(native: str) -> Iterator[Entry]:
@@ -302,9 +302,11 @@ def _specs_for(native: str) -> Iterator[Entry]:
             yield from ((dialect.name, reference.name, spec) for spec in reference.load() if native in spec.native)
 
 
-def _print_synonyms(entries: list[Entry], *, but: str = "") -> None:
+def _print_synonyms(entries: list[Entry], *, exclude: str = "") -> None:
     """Print the corresponding keys of source frameworks."""
-    others = [name for name in dict.fromkeys(f"{dialect}: {spec.key}" for dialect, _, spec in entries) if name != but]
+    others = [
+        name for name in dict.fromkeys(f"{dialect}: {spec.key}" for dialect, _, spec in entries) if name != exclude
+    ]
     for number, other in enumerate(others):
         print(f"  {'see also' if number == 0 else '':<8} {other}")
 

@@ -63,8 +63,8 @@ def groups_alike(run: RunData, limits: Limits) -> Iterator[Finding]:
     specs = rule_specs()
     if low := _without_signal(run, limits):
         solved = _solved(run, low[0].first_step)
-        few, many = (specs[name].limits["solved"] for name in ("no-group-solved", "all-groups-solved"))
-        if solved is None or few <= solved <= many:
+        min_solved, max_solved = (specs[name].limits["solved"] for name in ("no-group-solved", "all-groups-solved"))
+        if solved is None or min_solved <= solved <= max_solved:
             yield _signal_finding(run, "groups-alike", low, solved)
 
 

@@ -178,11 +178,11 @@ def episodes_fail(run: RunData, limits: Limits) -> Iterator[Finding]:
         return
     kinds = sorted(run.matching("trajectory/failures/{where}/{kind}"), key=lambda each: -sum(each.values))
     listed = ", ".join(f"{sum(each.values):g} × {each.name.split('/', 2)[2]}" for each in kinds[:SHOWN])
-    of_all = f", {percent(share)} of all" if shares else ""
+    share_text = f", {percent(share)} of all" if shares else ""
     example = next(filter(None, (file.failure for file in run.files)), None)
     yield run.finding(
         "episodes-fail",
-        f"{sum(failed.values):g} episodes{of_all}, in {len(steps)} of {len(failed)} steps"
+        f"{sum(failed.values):g} episodes{share_text}, in {len(steps)} of {len(failed)} steps"
         + (f" ({listed})" if listed else "")
         + (f"; {example}" if example else ""),
         metric=failed.name,

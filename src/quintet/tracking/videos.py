@@ -213,9 +213,9 @@ class VideoWriter:
         """Write a video, unless it has no frames; return whether it has."""
         with contextlib.ExitStack() as stack:
             file: VideoFile | None = None
-            for pictures, captions in frames:
+            for images, captions in frames:
                 file = file or stack.enter_context(open_video(path, self._frame_rate))
-                file.add(tile_frames(pictures, captions if self._config.overlay else None))
+                file.add(tile_frames(images, captions if self._config.overlay else None))
         return file is not None
 
     def _report_once(self, message: str) -> None:

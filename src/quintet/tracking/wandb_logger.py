@@ -31,7 +31,7 @@ class WandbLogger:
             project=context.project,
             name=context.name,
             dir=str(context.files),
-            id=_run_id(directory, fresh=context.resume_step is None),
+            id=_run_id(directory, new_run=context.resume_step is None),
             resume="allow",
             **self._options(),
         )
@@ -98,10 +98,10 @@ def _is_online() -> bool:
     return os.access(netrc, os.R_OK) and netrc.is_file() and "wandb" in netrc.read_text(errors="replace")
 
 
-def _run_id(directory: Path, *, fresh: bool) -> str:
+def _run_id(directory: Path, *, new_run: bool) -> str:
     path = directory / RUN_ID_FILE
     with translate_os_errors(path):
-        if not fresh and path.is_file():
+        if not new_run and path.is_file():
             return path.read_text(encoding="ascii").strip()
     run_id = secrets.token_hex(4)
     write_atomic(path, run_id.encode())

@@ -15,7 +15,7 @@ from textual.containers import Horizontal, VerticalScroll
 from textual.widgets import DataTable, Footer, Input, Label, Sparkline, Static, TabbedContent, TabPane
 
 from quintet.diagnosis.diagnose import diagnose_run
-from quintet.tracking.metrics import describe, healthy_text, names_in_order
+from quintet.tracking.metrics import describe, healthy_text, ordered_names
 from quintet.tracking.progress import KEY_METRICS, duration
 from quintet.viewer.episode_filter import EpisodeFilter
 from quintet.viewer.episodes import changed_episodes, list_rows, read_episode
@@ -244,7 +244,7 @@ class TerminalViewer(App[None]):
 
 def _curve_order(metric: str) -> tuple[int, str]:
     """Return the rank of a metric: those of the progress bar first, then as `metrics.yaml` lists them."""
-    order = [*KEY_METRICS, *names_in_order()]
+    order = [*KEY_METRICS, *ordered_names()]
     try:
         return order.index(describe(metric).name), metric
     except KeyError:  # logged by a newer version or by user code
