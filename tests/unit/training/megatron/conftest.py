@@ -54,9 +54,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     root = tmp_path_factory.mktemp("megatron")
-    for name, (kind, own) in KINDS.items():
+    for name, (model_type, options) in KINDS.items():
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**COMMON, **own}))
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **{**COMMON, **options}))
         for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith("bias"):
                 torch.nn.init.normal_(parameter, std=0.1)
@@ -65,14 +65,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def alone() -> Iterator[None]:
-    """One thread, and no groups left behind."""
+def single_thread() -> Iterator[None]:
+    """Use one thread, and destroy all process groups afterwards."""
     from megatron.core import parallel_state
 
-    before = torch.get_num_threads()
+    num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(num_threads)
     if dist.is_initialized():
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from megatron_steps import batch, experiment
+from megatron_steps import build_batch, experiment
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
@@ -80,7 +80,7 @@ def megatron(**given: Any) -> dict[str, Any]:
 
 
 def scores(policy: Path, settings: dict[str, Any]) -> torch.Tensor:
-    return build_megatron_actor(experiment(settings), policy).scorer.compute_log_probs(batch(99))
+    return build_megatron_actor(experiment(settings), policy).scorer.compute_log_probs(build_batch(99))
 
 
 @pytest.mark.proves(
