@@ -97,7 +97,7 @@ def collate(trajectories: Iterable[Trajectory]) -> Batch:
             columns.observation_group += [state] * (len(turn.prompt) + len(turn.tokens))
     lengths = torch.tensor(columns.lengths)
     starts = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
-    images = {image.key: image for each in completed for turn in each.turns for image in turn.image_inputs}
+    images = {image.key: image for episode in completed for turn in episode.turns for image in turn.image_inputs}
     batch = Batch(
         tokens=torch.tensor(columns.tokens),
         positions=torch.arange(len(columns.tokens)) - starts,

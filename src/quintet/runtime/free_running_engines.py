@@ -222,7 +222,9 @@ class FreeRunningEngines(RoutedEngines):
             unsent = [request.id for request in self._unsent.get(index, ()) if request.id in ids]
             if unsent:
                 self._unsent[index] = [request for request in self._unsent[index] if request.id not in ids]
-            aborted += [Generation(each, (), (), FinishReason.ABORT, self.weight_version) for each in unsent]
+            aborted += [
+                Generation(request_id, (), (), FinishReason.ABORT, self.weight_version) for request_id in unsent
+            ]
             if sent := set(numbers).difference(unsent):
                 self._unsent_aborts[index] += sorted(sent)
                 self._aborting |= sent
@@ -236,7 +238,7 @@ class FreeRunningEngines(RoutedEngines):
         self._router.forget_prompts()
         pending = sorted(range(len(self._engines)), key=self._dead.__contains__)
         while pending:
-            for index in [each for each in pending if self._is_between_steps(each)] or pending[:1]:
+            for index in [engine for engine in pending if self._is_between_steps(engine)] or pending[:1]:
                 self._load_weights(index, weights)
                 pending.remove(index)
 

@@ -207,8 +207,8 @@ class LocalRobotWorker:
 
         def write(checkpoint: Path) -> None:
             write_model(checkpoint)
-            for each in snapshots:
-                each.write(checkpoint)
+            for learner_snapshot in snapshots:
+                learner_snapshot.write(checkpoint)
 
         if self._ranks.rank == 0:
             return write

@@ -92,7 +92,10 @@ class VagenEpisode:
         if weights is None:
             return {}
         described = descriptions(sections, before.relations, self._last.relations, self._scoring)
-        return {f"{each.kind}_reward": weights[each.kind] * score_by_rules(each).score for each in described}
+        return {
+            f"{description.kind}_reward": weights[description.kind] * score_by_rules(description).score
+            for description in described
+        }
 
     def _observation(self, head: str) -> dict[str, Any]:
         observation = self._last

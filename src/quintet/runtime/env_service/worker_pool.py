@@ -261,7 +261,7 @@ class WorkerPool:
     async def _kill_hanging(self) -> None:
         while True:
             await asyncio.sleep(self._time_limit / CHECKS_PER_TIME_LIMIT)
-            for worker in [each for each in self.workers.values() if each.is_hanging(self._time_limit)]:
+            for worker in [candidate for candidate in self.workers.values() if candidate.is_hanging(self._time_limit)]:
                 del self.workers[worker.number]
                 self._signal(worker)
                 self._fail(worker, "Timeout", f"no result after {self._time_limit:g} s: its process was killed")

@@ -265,7 +265,7 @@ class ConnectionTable:
 
     def close_reading(self) -> None:
         """Close the connections that wait for their clients."""
-        for connection in [each for each in self._connections.values() if each.is_reading]:
+        for connection in [candidate for candidate in self._connections.values() if candidate.is_reading]:
             self._close(connection)
 
     def close(self) -> None:
@@ -274,8 +274,8 @@ class ConnectionTable:
 
     def _check_large_bodies(self, connection: Connection) -> None:
         sizes = Counter[str]()
-        for each in self._connections.values():
-            sizes[each.client] += each.large_body_bytes
+        for candidate in self._connections.values():
+            sizes[candidate.client] += candidate.large_body_bytes
         if sizes[connection.client] >= MAX_LARGE_BYTES_PER_CLIENT or sizes.total() >= MAX_LARGE_BYTES:
             message = "the server is receiving too many large bodies: try again later"
             raise RequestError(message, status=503, kind="server_error", code="overloaded")
@@ -283,7 +283,9 @@ class ConnectionTable:
     def _close_reading(self, client: str) -> bool:
         """Close the connection of a client that has waited longest for it; return False if there is none."""
         connections = self._connections.values()
-        idle = next((each for each in connections if each.client == client and each.is_reading), None)
+        idle = next(
+            (connection for connection in connections if connection.client == client and connection.is_reading), None
+        )
         if idle is None:
             return False
         self._close(idle)

@@ -193,8 +193,8 @@ class WorkerListener:
     def take_arrived(self, ranks: Collection[int], role: Role = "engine") -> list[StandaloneWorker]:
         """Return the workers of `ranks` with this role that have connected since the last call, by rank."""
         with self._lock:
-            arrived = [each for each in self._arrived if each.role == role and each.rank in ranks]
-            self._arrived = [each for each in self._arrived if each not in arrived]
+            arrived = [peer for peer in self._arrived if peer.role == role and peer.rank in ranks]
+            self._arrived = [peer for peer in self._arrived if peer not in arrived]
         return sorted((worker for worker in arrived if worker.lost_reason is None), key=lambda worker: worker.rank)
 
     def wait_for(self, ranks: Collection[int], timeout_seconds: float, role: Role = "engine") -> list[StandaloneWorker]:
@@ -215,7 +215,7 @@ class WorkerListener:
             time.sleep(POLL_SECONDS)
         workers = self._connected_workers(role)
         with self._lock:
-            self._arrived = [each for each in self._arrived if each.role != role or each.rank not in ranks]
+            self._arrived = [peer for peer in self._arrived if peer.role != role or peer.rank not in ranks]
         return [workers[rank] for rank in sorted(ranks)]
 
     def _connected_workers(self, role: Role) -> dict[int, StandaloneWorker]:

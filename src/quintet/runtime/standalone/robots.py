@@ -204,7 +204,7 @@ def standalone_robots(
         [RemoteRobots(StandaloneRobotChannel(each, stage), size) for each, size in zip(robots, sizes, strict=True)]
         for stage in stages
     ]
-    return RobotEnvs([RobotStage(each, auto_reset=env.auto_reset) for each in hosts])
+    return RobotEnvs([RobotStage(host, auto_reset=env.auto_reset) for host in hosts])
 
 
 class StandalonePolicies:
@@ -223,7 +223,7 @@ class StandalonePolicies:
             RankDiedError: a worker is lost, or failed.
             MachineError: a worker cannot build it.
         """
-        self._copies = [(each, each.worker) for each in workers]
+        self._copies = [(worker, worker.worker) for worker in workers]
         """Calls to each worker, and the worker that has the copy: one that was started again has none."""
         self._weights, self._staged = weights, StagedWeights(num_buffers=1)
         self._call([RemoteCall(STANDALONE_POLICY, "build", {"config": config, "policy": policy})] * len(workers))

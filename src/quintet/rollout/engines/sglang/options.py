@@ -215,7 +215,7 @@ def _changed_options(options: EngineConfig) -> set[str]:
 
 def _arguments(name: str, value: Any, release: Release) -> dict[str, Any]:
     option = OPTIONS[name]
-    names = [each for each in option.names if each in release.arguments]
+    names = [alias for alias in option.names if alias in release.arguments]
     if not names or (option.all and len(names) < len(option.names)):
         raise _unknown_option(name, value, release)
     converted = option.convert(value)

@@ -105,7 +105,7 @@ def _iter_targets(model: nn.Module) -> Iterator[_Target | None]:
             yield None
         for parameter in module._parameters:
             if module._parameters[parameter] is not None:
-                yield _target(module, parameter, tuple(f"{each}.{parameter}" for each in names))
+                yield _target(module, parameter, tuple(f"{module_name}.{parameter}" for module_name in names))
 
 
 def _target(module: nn.Module, parameter: str, sources: tuple[str, ...]) -> _Target | None:
