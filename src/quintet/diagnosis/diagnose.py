@@ -78,8 +78,8 @@ def diagnose_run(directory: Path) -> list[Finding]:
     status, limits = read_status(directory), _limits
     findings = [finding for rule in STATE_RULES for finding in rule(run, status, limits(rule))]
     findings += _of_metrics(run)
-    for each in (paths.warm_start, directory / "sft" / paths.metrics.name):
-        findings += _of_metrics(RunData(read_metrics(each), composed, directory))
+    for path in (paths.warm_start, directory / "sft" / paths.metrics.name):
+        findings += _of_metrics(RunData(read_metrics(path), composed, directory))
     for episode_rule in EPISODE_RULES:
         # validation shows the same as training
         of_files = (finding for file in run.files for finding in episode_rule(run, file, limits(episode_rule)))

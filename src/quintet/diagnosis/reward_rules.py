@@ -222,7 +222,7 @@ def reward_without_success(run: RunData, limits: Limits) -> Iterator[Finding]:
     if score is None or success is None or len(score) < limits["steps"]:
         return
     middle = score.steps[len(score) // 2]
-    late, solved, valid = (each.since(middle) for each in (score, success, run.series("response/valid_format")))
+    late, solved, valid = (metric.since(middle) for metric in (score, success, run.series("response/valid_format")))
     if not any(success.values) or len(solved) < 2 or solved.end >= limits["solved"]:
         return
     rise = late.end - late.start

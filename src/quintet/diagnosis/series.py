@@ -82,7 +82,7 @@ class Series:
 
     def since(self, step: int) -> Series:
         """Return the values from a step on."""
-        first = next((number for number, each in enumerate(self.steps) if each >= step), len(self))
+        first = next((number for number, step_number in enumerate(self.steps) if step_number >= step), len(self))
         return Series(self.name, self.steps[first:], self.values[first:])
 
     def blocks(self, size: int = BLOCK) -> list[Block]:

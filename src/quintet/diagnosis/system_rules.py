@@ -177,7 +177,7 @@ def episodes_fail(run: RunData, limits: Limits) -> Iterator[Finding]:
     if share <= limits["share"] and not is_often:
         return
     kinds = sorted(run.matching("trajectory/failures/{where}/{kind}"), key=lambda each: -sum(each.values))
-    listed = ", ".join(f"{sum(each.values):g} × {each.name.split('/', 2)[2]}" for each in kinds[:SHOWN])
+    listed = ", ".join(f"{sum(kind.values):g} × {kind.name.split('/', 2)[2]}" for kind in kinds[:SHOWN])
     share_text = f", {percent(share)} of all" if shares else ""
     example = next(filter(None, (file.failure for file in run.files)), None)
     yield run.finding(

@@ -120,7 +120,9 @@ class EnvHost:
     @property
     def is_busy(self) -> bool:
         """Whether requests are queued or in progress."""
-        return bool(self.queue) or any(each.num_completed < len(each.requests) for each in self.episodes.values())
+        return bool(self.queue) or any(
+            episode.num_completed < len(episode.requests) for episode in self.episodes.values()
+        )
 
     def start_build(self) -> None:
         """Start to build the environments; raises as `start_exchange` does."""

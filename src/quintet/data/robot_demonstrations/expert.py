@@ -58,9 +58,9 @@ class _Recording:
     def finish(self) -> RobotDemonstration:
         return RobotDemonstration(
             RobotObservation(
-                np.concatenate([each.images for each in self.observations]),
-                np.concatenate([each.state for each in self.observations]),
-                tuple(each.instructions[0] for each in self.observations),
+                np.concatenate([observation.images for observation in self.observations]),
+                np.concatenate([observation.state for observation in self.observations]),
+                tuple(observation.instructions[0] for observation in self.observations),
             ),
             np.stack(self.actions),
         )

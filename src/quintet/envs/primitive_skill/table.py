@@ -55,4 +55,4 @@ class Table(Protocol):
 
 def skill_text(name: str, *coordinates: float) -> str:
     """Return a skill as an action: `pick(62,-55,20)`."""
-    return f"{name}({','.join(str(round(each)) for each in coordinates)})"
+    return f"{name}({','.join(str(round(coordinate)) for coordinate in coordinates)})"
