@@ -115,10 +115,10 @@ def _is_copied(key: str, value: object, origin: str, merged: MergedConfig, diale
 
 def _entries(dialect: str | None, key: str | None = None) -> Iterator[Entry]:
     """Yield the keys of all releases of a framework, or of all frameworks; only of files that may have a key."""
-    for each in DIALECTS.values():
-        if dialect in (None, each.name):
-            names = () if key is None else (key, each.documented(key))
-            yield from ((each.name, file, spec) for file, spec in all_keys(each, names))
+    for framework in DIALECTS.values():
+        if dialect in (None, framework.name):
+            names = () if key is None else (key, framework.documented(key))
+            yield from ((framework.name, file, spec) for file, spec in all_keys(framework, names))
 
 
 def _print_ledger(entries: list[Entry], native: list[Key], *, as_json: bool) -> None:

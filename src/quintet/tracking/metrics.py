@@ -157,7 +157,7 @@ def _load_definitions() -> None:
 
 
 def _by_side(texts: Mapping[Side, list[str]]) -> dict[Side, tuple[str, ...]]:
-    return {side: tuple(each) for side, each in texts.items()}
+    return {side: tuple(names) for side, names in texts.items()}
 
 
 def _define_spread(

@@ -217,6 +217,6 @@ def _load_images(directory: Path, episode: Episode) -> Episode:
     """Return the episode with the contents of its image files; missing ones are left out."""
     turns = []
     for turn in episode["turns"]:
-        files = {name: [read_png(directory, each) for each in turn[name]] for name in IMAGE_FILES if name in turn}
-        turns.append({**turn, **{name: [png for png in each if png] for name, each in files.items()}})
+        files = {name: [read_png(directory, file) for file in turn[name]] for name in IMAGE_FILES if name in turn}
+        turns.append({**turn, **{name: [png for png in images if png] for name, images in files.items()}})
     return {**episode, "turns": turns}

@@ -129,7 +129,9 @@ class VideoWriter:
         for action in range(result.frames.shape[1]):
             self.add(result.frames[:, action], result.rewards[:, action], outcomes[:, action])
         if result.final_observation is not None:
-            self._restart_captions({each.robot for each in result.episodes}, result.observation.instructions)
+            self._restart_captions(
+                {robot_episode.robot for robot_episode in result.episodes}, result.observation.instructions
+            )
 
     def _restart_captions(self, robots: set[int], instructions: Sequence[str]) -> None:
         """Start the captions of new episodes."""

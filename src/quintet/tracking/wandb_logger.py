@@ -53,14 +53,14 @@ class WandbLogger:
         """Log the table `val/generations` with a row for each of the last `MAX_TABLE_ROWS` validations of this process,
         in the columns of verl and VAGEN. The whole table is sent each time."""
         row: dict[str, Any] = {"step": step}
-        for number, each in enumerate(generations, 1):
-            row |= {f"input_{number}": each.input, f"output_{number}": each.output, f"score_{number}": each.score}
-            images = [self._wandb.Image(image, file_type="png") for image in each.images]
+        for number, logged in enumerate(generations, 1):
+            row |= {f"input_{number}": logged.input, f"output_{number}": logged.output, f"score_{number}": logged.score}
+            images = [self._wandb.Image(image, file_type="png") for image in logged.images]
             row |= {f"image_{number}_{index}": image for index, image in enumerate(images, 1)}
         self._rows = [*self._rows, row][-MAX_TABLE_ROWS:]
-        self._num_images = max(self._num_images, *(len(each.images) for each in generations), 0)
+        self._num_images = max(self._num_images, *(len(generation.images) for generation in generations), 0)
         columns = table_columns(len(generations), self._num_images)
-        data = [[each.get(column) for column in columns] for each in self._rows]
+        data = [[logged.get(column) for column in columns] for logged in self._rows]
         table = self._wandb.Table(columns=[*columns], data=data)
         self._run.log({TABLE: table}, step=step)
 

@@ -58,10 +58,10 @@ def _tracks(events: list[Event]) -> dict[str, Any]:
     for event in events:
         if event["ph"] == "X":
             spans[titles[event["tid"]]].append((event["ts"], event["dur"], event["name"], event["args"]))
-    rows = {title: list(_nested(each)) for title, each in spans.items()}
+    rows = {title: list(_nested(spans_of_title)) for title, spans_of_title in spans.items()}
     for title, requests in _requests(events, end).items():
         rows[title] = list(_beside_each_other(requests))
-    names = sorted({span[3] for each in rows.values() for span in each})
+    names = sorted({span[3] for spans_of_title in rows.values() for span in spans_of_title})
     numbers = {name: number for number, name in enumerate(names)}
     ordered = sorted(rows, key=lambda title: _place(title, list(spans)))
     return {
