@@ -54,7 +54,9 @@ def one_token_each(make_batch: MakeBatch, scores: list[float] = SCORES, group: l
     return make_batch([[1]] * len(scores), [[score] for score in scores], group=group)
 
 
-COMPARING = [each.name for each in ADVANTAGES if ADVANTAGE_UNION.config_class(each.name).needs_several_samples]
+COMPARING = [
+    advantage.name for advantage in ADVANTAGES if ADVANTAGE_UNION.config_class(advantage.name).needs_several_samples
+]
 """Estimators that compare the episodes of a group."""
 
 

@@ -286,7 +286,7 @@ def test_an_unknown_env_names_the_nearest() -> None:
 
 def test_a_limited_number_of_start_states_comes_again_in_another_order() -> None:
     passes = [[start_state(number, 50, seed=3) for number in range(first, first + 50)] for first in (0, 50)]
-    assert [sorted(one) for one in passes] == [list(range(50))] * 2
+    assert [sorted(states) for states in passes] == [list(range(50))] * 2
     assert passes[0] != passes[1]
     assert passes[0] == [start_state(number, 50, seed=3) for number in range(50)]
     assert [start_state(number, None, seed=3) for number in (0, 7, 10**6)] == [0, 7, 10**6]

@@ -133,7 +133,7 @@ def test_every_pass_sees_every_row_at_most_once_in_an_order_of_its_own(
     first = order()
     assert [len(rows) for rows in first] == [8] * 4
     passes = [{*first[0], *first[1]}, {*first[2], *first[3]}]
-    assert [len(one) for one in passes] == [16, 16]
+    assert [len(numbers) for numbers in passes] == [16, 16]
     assert first[:2] != first[2:]
     assert order() == first
     assert order("data.seed=5") != first

@@ -68,7 +68,7 @@ def test_episodes_are_solved_once_and_anew_where_something_changed(tmp_path: Pat
     shelf = tmp_path / "data/frozenlake"
     splits = build_solved_episodes(experiment(tmp_path), NullProgress())
     seeds = [{split.rows[i]["extra_info"]["index"] for i in range(len(split.rows))} for split in splits]
-    assert [len(one) for one in seeds] == [12, 4]
+    assert [len(split) for split in seeds] == [12, 4]
     assert not seeds[0] & seeds[1]
     before = {path.name: path.stat().st_mtime_ns for path in shelf.iterdir()}
     build_solved_episodes(experiment(tmp_path, "sft.episodes.processes=4", "sft.epochs=9"), NullProgress())

@@ -105,7 +105,7 @@ def alone(directory: Path, kind: type[PreTrainedModel], rows: list[list[int]]) -
     model = kind.from_pretrained(directory, dtype=torch.float32).eval()
     with torch.no_grad():
         logits = [model(input_ids=torch.tensor([row])).logits for row in rows]
-    return [float(one.reshape(-1)[-1]) for one in logits]
+    return [float(logit.reshape(-1)[-1]) for logit in logits]
 
 
 def test_a_trained_model_prefers_what_it_was_trained_to(trained: Path) -> None:

@@ -462,13 +462,13 @@ def test_a_stream_comes_to_the_same_as_one_answer(slow: Client, path: str) -> No
     assert {event["id"] for event in events} == {events[0]["id"]}
     for choice in whole["choices"]:
         pieces = [one for event in events for one in event["choices"] if one["index"] == choice["index"]]
-        shown = "".join(one["delta"].get("content", "") if path == CHAT else one["text"] for one in pieces)
+        shown = "".join(piece["delta"].get("content", "") if path == CHAT else piece["text"] for piece in pieces)
         assert shown == (choice["message"]["content"] if path == CHAT else choice["text"])
-        assert [token for one in pieces for token in one.get("token_ids", ())] == choice["token_ids"]
-        assert [one["finish_reason"] for one in pieces][:-1] == [None] * (len(pieces) - 1)
+        assert [token for piece in pieces for token in piece.get("token_ids", ())] == choice["token_ids"]
+        assert [piece["finish_reason"] for piece in pieces][:-1] == [None] * (len(pieces) - 1)
         assert pieces[-1]["finish_reason"] == choice["finish_reason"]
         name = "content" if path == CHAT else "token_logprobs"
-        told = [score for one in pieces if one.get("logprobs") for score in one["logprobs"][name]]
+        told = [score for piece in pieces if piece.get("logprobs") for score in piece["logprobs"][name]]
         assert told == choice["logprobs"][name]
     first = events[0] if path == CHAT else events[0]["choices"][0]
     assert first["prompt_token_ids"] == (whole if path == CHAT else whole["choices"][0])["prompt_token_ids"]

@@ -99,7 +99,7 @@ def batches(draw: st.DrawFn) -> Batch:
         logprobs=torch.randn(size, generator=numbers),
         rewards=torch.randn(size, generator=numbers, dtype=torch.float64),
     )
-    optional = [each.name for each in fields(Batch) if each.default is None and each.name != "reward_components"]
+    optional = [field.name for field in fields(Batch) if field.default is None and field.name != "reward_components"]
     given_too = draw(st.sets(st.sampled_from(optional)))
     parts = draw(st.none() | st.dictionaries(st.text(max_size=5), st.just(torch.randn(episodes)), max_size=3))
     return replace(batch, **{name: torch.randn(size, generator=numbers) for name in given_too}, reward_components=parts)
@@ -122,8 +122,8 @@ def test_a_call_arrives_at_a_worker_as_it_was_sent(batch: Batch, masked: bool, r
     for name in ("learning_rate", "seed", "aggregation", "reference"):
         assert received.arguments[name] == arguments[name]
     assert same(received.arguments["mask"], arguments["mask"])
-    for each in fields(Batch):
-        assert same(getattr(received.arguments["batch"], each.name), getattr(batch, each.name)), each.name
+    for field in fields(Batch):
+        assert same(getattr(received.arguments["batch"], field.name), getattr(batch, field.name)), field.name
 
 
 def test_configured_objects_arrive_equal() -> None:

@@ -56,7 +56,7 @@ def test_spans_are_nested_and_requests_beside_each_other(run_with_trace: Path) -
     assert spans_of(read, "engine 0") == [("forward", 0, {"running": 2})]
     # the third gets the row of the first, which has ended, and has no end itself
     requests = [(0, {"prompt_tokens": 9, "tokens": 4}), (1, {}), (0, {"ended": False})]
-    assert spans_of(read, "requests of engine 0") == [("request", *each) for each in requests]
+    assert spans_of(read, "requests of engine 0") == [("request", *request) for request in requests]
     (counter,) = read["counters"]
     assert (counter["name"], counter["values"]) == ("memory, MiB", {"resident": [7.5]})
     begins = [span[0] for track in read["tracks"] for span in track["spans"]]

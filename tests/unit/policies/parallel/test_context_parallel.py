@@ -50,4 +50,4 @@ def test_every_token_is_on_one_rank_and_none_has_most_of_them(ranks: int) -> Non
     places = [context_parallel_indices(structure, rank, ranks) for rank in range(ranks)]
     size = 11 + 29 + int(structure.branches.sum())
     assert torch.cat(places).sort().values.tolist() == list(range(size))
-    assert max(len(each) for each in places) < 1.05 * size / ranks
+    assert max(len(indices) for indices in places) < 1.05 * size / ranks

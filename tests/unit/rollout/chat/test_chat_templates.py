@@ -235,7 +235,10 @@ def departures(name: str, *replies: str, system: str = "Walk.") -> list[tuple[Di
     chat = chat_of(name)
     tokens = [(*chat.encode(reply), chat.end_token_id) for reply in replies]
     dialogue, _ = played(chat, system, ["a", "b", "c"][: len(replies) + 1], tokens)
-    return [(one.kind, one.turn, one.template, one.prompt) for one in dialogue.compare().deviations]
+    return [
+        (deviation.kind, deviation.turn, deviation.template, deviation.prompt)
+        for deviation in dialogue.compare().deviations
+    ]
 
 
 def test_thoughts_stay_as_sampled() -> None:
@@ -329,7 +332,9 @@ def test_a_response_with_another_end_token_is_closed_too() -> None:
     eos = tokenizer.convert_tokens_to_ids("<eos>")
     dialogue, prompt = played(chat, "", ["a", "b"], [(*chat.encode("Up"), eos)])
     assert "Up<eos><end_of_turn>\n<start_of_turn>user\nb" in tokenizer.decode(prompt)
-    assert [(one.kind, one.prompt) for one in dialogue.compare().deviations] == [(DifferenceKind.OTHER_END, "<eos>")]
+    assert [(deviation.kind, deviation.prompt) for deviation in dialogue.compare().deviations] == [
+        (DifferenceKind.OTHER_END, "<eos>")
+    ]
 
 
 def test_the_date_in_templates_is_fixed() -> None:

@@ -39,7 +39,11 @@ def test_vllm_accepts_only_complete_weights(model: PreTrainedModel, stored: dict
     plan = WeightPlan.from_model(model)
     assert plan.collect(model.named_parameters()).keys() == stored.keys()
     with pytest.raises(EngineError, match=r"lacks 'model.layers.0.mlp.experts.down_proj'"):
-        plan.collect(one for one in model.named_parameters() if not one[0].endswith("0.mlp.experts.down_proj"))
+        plan.collect(
+            named_parameter
+            for named_parameter in model.named_parameters()
+            if not named_parameter[0].endswith("0.mlp.experts.down_proj")
+        )
 
 
 def test_sglang_accepts_these_names(model: PreTrainedModel, stored: dict[str, Tensor], mixture_directory: Path) -> None:

@@ -153,7 +153,7 @@ def test_a_sleeping_engine_returns_the_memory_of_its_kv_cache(workers: Workers, 
     before = resident().rss
     for _ in range(2):
         engine.wake_up()
-        asked = [replace(each, prompt=(*each.prompt, *range(5, 205))) for each in requests(64)]
+        asked = [replace(request, prompt=(*request.prompt, *range(5, 205))) for request in requests(64)]
         assert len(generate(RoutedEngines([engine]), asked)) == 64
         grown = resident().rss - before
         engine.sleep()
