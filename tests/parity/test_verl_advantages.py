@@ -55,8 +55,8 @@ class PackedBatch:
         self.places = torch.tensor(places)
 
     def pack(self, rows: torch.Tensor) -> torch.Tensor:
-        found = rows.flatten()[self.places.clamp(min=0)]
-        return torch.where(self.places >= 0, found, torch.zeros_like(found))
+        actual = rows.flatten()[self.places.clamp(min=0)]
+        return torch.where(self.places >= 0, actual, torch.zeros_like(actual))
 
     def own(self, packed: torch.Tensor) -> torch.Tensor:
         """Back to rows, the policy's own tokens alone."""
@@ -85,8 +85,8 @@ class PackedBatch:
 
 
 def variants() -> list[tuple[str, str]]:
-    told = [key.split("|") for key in SETTINGS if key.startswith("adv|")]
-    return [(name, variant) for _, name, variant in told if variant != "weights"]
+    results = [key.split("|") for key in SETTINGS if key.startswith("adv|")]
+    return [(name, variant) for _, name, variant in results if variant != "weights"]
 
 
 def ours(name: str, options: dict[str, Any]) -> Any:
@@ -102,9 +102,9 @@ def ours(name: str, options: dict[str, Any]) -> Any:
     return CONFIG.validate_python(native)
 
 
-def same(found: torch.Tensor, kind: str, key: str, packed: PackedBatch) -> None:
-    told = torch.from_numpy(ARRAYS[f"out|{kind}|{key}"]).double()[packed.mask]
-    torch.testing.assert_close(packed.own(found), told, atol=1e-6, rtol=1e-6)
+def same(actual: torch.Tensor, kind: str, key: str, packed: PackedBatch) -> None:
+    result = torch.from_numpy(ARRAYS[f"out|{kind}|{key}"]).double()[packed.mask]
+    torch.testing.assert_close(packed.own(actual), result, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", SETS)
@@ -131,13 +131,13 @@ def test_verls_two_forms_of_rloo_differ_in_groups_of_one_alone(kind: str) -> Non
     packed = PackedBatch(kind)
     config = CONFIG.validate_python({"name": "rloo"})
     advantages, _ = ADVANTAGES.get("rloo").load()(packed.batch("rloo"), config)
-    told = torch.from_numpy(ARRAYS[f"out|{kind}|adv|rloo_vectorized|default|advantages"])
+    result = torch.from_numpy(ARRAYS[f"out|{kind}|adv|rloo_vectorized|default|advantages"])
     _, member, count = torch.unique(given(kind, "group"), return_inverse=True, return_counts=True)
     alone = (count[member] == 1)[:, None].expand_as(packed.mask)[packed.mask]
-    found = packed.own(advantages)
-    torch.testing.assert_close(found[~alone], told[packed.mask][~alone], atol=1e-6, rtol=1e-6)
-    assert not told[packed.mask][alone].any()
-    assert found[alone].any()
+    actual = packed.own(advantages)
+    torch.testing.assert_close(actual[~alone], result[packed.mask][~alone], atol=1e-6, rtol=1e-6)
+    assert not result[packed.mask][alone].any()
+    assert actual[alone].any()
 
 
 @pytest.mark.parametrize(("name", "variant"), [v for v in variants() if v[0] != "optimal_token_baseline"])
@@ -156,8 +156,8 @@ def test_a_window_that_slides_changes_nothing(name: str, variant: str) -> None:
 @pytest.mark.parametrize("kind", SETS)
 def test_whitening(kind: str) -> None:
     packed = PackedBatch(kind)
-    found = whiten(packed.pack(given(kind, "advantages")), packed.pack(packed.mask))
-    same(found, kind, "whiten", packed)
+    actual = whiten(packed.pack(given(kind, "advantages")), packed.pack(packed.mask))
+    same(actual, kind, "whiten", packed)
 
 
 def test_every_estimator_of_verl_is_compared() -> None:

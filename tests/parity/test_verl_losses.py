@@ -235,11 +235,11 @@ def test_a_steered_coefficient() -> None:
             horizon=options["horizon"],
         )
     )
-    found = []
+    results = []
     for kl in STORED["in|control|kl"].tolist():
         control.observe(kl, options["n_steps"])
-        found.append(control.coefficient)
-    assert found == pytest.approx(STORED["out|control|adaptive"].tolist(), rel=1e-7)
+        results.append(control.coefficient)
+    assert results == pytest.approx(STORED["out|control|adaptive"].tolist(), rel=1e-7)
 
 
 def test_every_loss_of_verl_is_compared() -> None:

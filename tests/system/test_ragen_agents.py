@@ -102,8 +102,8 @@ RUNS: dict[str, tuple[dict[str, Any], set[str]]] = {
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model with random weights."""
     directory = tmp_path_factory.mktemp("model")
-    words = ["training.steps=0", "warm_start=null", "validation.before_training=false", "name=made"]
-    command = [sys.executable, "-m", "quintet", "train", *words]
+    overrides = ["training.steps=0", "warm_start=null", "validation.before_training=false", "name=made"]
+    command = [sys.executable, "-m", "quintet", "train", *overrides]
     subprocess.run(command, cwd=directory, check=True, capture_output=True, timeout=240)
     return directory / "runs/made/checkpoints/global_step_0/hf"
 

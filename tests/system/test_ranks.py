@@ -74,18 +74,18 @@ def metrics(run: Path) -> Iterator[dict[str, Any]]:
 
 def ranks(parent: subprocess.Popen[str]) -> dict[str, int]:
     """Processes that torchrun started, by their rank."""
-    found = {}
+    results = {}
     for directory in Path("/proc").glob("[0-9]*"):
         try:
             if int((directory / "stat").read_text().rpartition(")")[2].split()[1]) != parent.pid:
                 continue
-            told = (directory / "environ").read_text().split("\0")
+            actual = (directory / "environ").read_text().split("\0")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        rank = next((word.removeprefix("RANK=") for word in told if word.startswith("RANK=")), None)
+        rank = next((word.removeprefix("RANK=") for word in actual if word.startswith("RANK=")), None)
         if rank is not None:
-            found[rank] = int(directory.name)
-    return found
+            results[rank] = int(directory.name)
+    return results
 
 
 def gone(processes: dict[str, int], seconds: float) -> bool:
@@ -111,8 +111,8 @@ def test_two_processes_are_one_run_also_when_they_are_stopped_and_go_on(place: P
         stopped.kill()
     assert sorted(began) == ["0", "1"]
     assert gone(began, 10)
-    told = log(place, "two")
-    assert told.count("quintet: stopped by SIGINT after step") == 1, told
+    actual = log(place, "two")
+    assert actual.count("quintet: stopped by SIGINT after step") == 1, actual
     again = start(place, "two", TWO)
     assert again.wait(timeout=240) == 0, log(place, "two")
     assert "resuming from" in log(place, "two")
@@ -123,8 +123,8 @@ def test_two_processes_are_one_run_also_when_they_are_stopped_and_go_on(place: P
 
 
 def test_each_listed_rank_writes_its_profile(place: Path) -> None:
-    words = ("sft=null", "warm_start=null", "training.steps=1", "tracking.profile={ranks: null, torch: {}}")
-    assert start(place, "profiled", TWO, *words).wait(timeout=240) == 0, log(place, "profiled")
+    overrides = ("sft=null", "warm_start=null", "training.steps=1", "tracking.profile={ranks: null, torch: {}}")
+    assert start(place, "profiled", TWO, *overrides).wait(timeout=240) == 0, log(place, "profiled")
     directory = place / "runs/profiled/profile"
     for rank in range(2):
         events = json.loads((directory / f"step_000001_rank_{rank}.json").read_text())["traceEvents"]
@@ -134,10 +134,10 @@ def test_each_listed_rank_writes_its_profile(place: Path) -> None:
 
 
 def test_two_processes_continue_a_stopped_warm_start(place: Path) -> None:
-    words = ("sft=null", "training.steps=1", "warm_start.updates=24", "checkpoint.keep=24")
+    overrides = ("sft=null", "training.steps=1", "warm_start.updates=24", "checkpoint.keep=24")
     whole, stopped = place / "runs/whole", place / "runs/stopped"
-    assert start(place, "whole", TWO, *words).wait(timeout=240) == 0, log(place, "whole")
-    run = start(place, "stopped", TWO, *words)
+    assert start(place, "whole", TWO, *overrides).wait(timeout=240) == 0, log(place, "whole")
+    run = start(place, "stopped", TWO, *overrides)
     try:
         wait_for(stopped / "warm_start/global_step_3", run)
         subprocess.run([*ONE, "stop", "stopped"], cwd=place, check=True, timeout=60)
@@ -145,7 +145,7 @@ def test_two_processes_continue_a_stopped_warm_start(place: Path) -> None:
     finally:
         run.kill()
     assert "of the warm start; runs/stopped can be resumed" in log(place, "stopped")
-    assert start(place, "stopped", TWO, *words).wait(timeout=240) == 0, log(place, "stopped")
+    assert start(place, "stopped", TWO, *overrides).wait(timeout=240) == 0, log(place, "stopped")
     assert "resuming from runs/stopped/warm_start/global_step_" in log(place, "stopped")
     assert list(metrics(stopped)) == list(metrics(whole))
     shards = list(whole.rglob("*.safetensors"))
@@ -157,12 +157,12 @@ def test_two_processes_continue_a_stopped_warm_start(place: Path) -> None:
 def test_megatron_on_two_processes_is_the_run_of_one(place: Path) -> None:
     """Fine-tuning, warm start and reinforcement learning."""
     pytest.importorskip("megatron.core", reason="pip install -e '.[megatron]'")
-    words = ["training.steps=2", "algorithm.advantage={name: gae}", "algorithm.kl={place: loss}"]
+    overrides = ["training.steps=2", "algorithm.advantage={name: gae}", "algorithm.kl={place: loss}"]
     sections = ("actor", "critic", "reference")
     split = [f"{name}.{word}" for name in sections for word in ("backend=megatron", "parallel.tensor=2")]
-    alone = start(place, "plain", ONE, *words)
+    alone = start(place, "plain", ONE, *overrides)
     assert alone.wait(timeout=240) == 0, log(place, "plain")
-    two = start(place, "megatron", TWO, *words, *split)
+    two = start(place, "megatron", TWO, *overrides, *split)
     try:
         assert two.wait(timeout=240) == 0, log(place, "megatron")
     finally:
@@ -171,7 +171,7 @@ def test_megatron_on_two_processes_is_the_run_of_one(place: Path) -> None:
         pairs = zip(metrics(place / f"runs/plain{run}"), metrics(place / f"runs/megatron{run}"), strict=True)
         for ours, theirs in pairs:
             assert theirs == pytest.approx(ours, rel=1e-4, abs=1e-5)
-    on = start(place, "megatron", ONE, *words, "training.steps=3")
+    on = start(place, "megatron", ONE, *overrides, "training.steps=3")
     assert on.wait(timeout=240) == 0, log(place, "megatron")
     assert "resuming from" in log(place, "megatron")
 
@@ -186,10 +186,10 @@ def test_a_killed_process_ends_the_run_with_its_rank(place: Path) -> None:
     finally:
         run.kill()
     assert gone(began, 5)
-    told = log(place, "killed")
-    assert told.count("quintet: rank 1 has ended, and a run needs all of its ranks") == 1, told
-    assert "rerun the same command to continue from the last checkpoint" in told
-    end = "\n".join(told.splitlines()[-11:])
+    actual = log(place, "killed")
+    assert actual.count("quintet: rank 1 has ended, and a run needs all of its ranks") == 1, actual
+    assert "rerun the same command to continue from the last checkpoint" in actual
+    end = "\n".join(actual.splitlines()[-11:])
     assert "rank      : 1 " in end, "the cause is the rank that was killed, not the one that ended because of it"
     assert "SIGKILL" in end
     assert "rank 1 ended before the run was complete" in end
@@ -201,13 +201,13 @@ def test_a_killed_process_ends_the_run_with_its_rank(place: Path) -> None:
 
 def test_log_probs_critic_reference_and_engine_on_other_devices_are_the_run_of_one_process(place: Path) -> None:
     """Also when a process is killed, and when the run goes on with all components on one device."""
-    words = ("sft=null", "algorithm.advantage={name: gae}", "algorithm.kl={apply_to: loss}")
-    words += ("rollout.recompute_logprobs=true",)
+    overrides = ("sft=null", "algorithm.advantage={name: gae}", "algorithm.kl={apply_to: loss}")
+    overrides += ("rollout.recompute_logprobs=true",)
     devices = {"actor": 0, "logprobs": 1, "reference": 1, "critic": 1, "rollout": 2}
     apart = [f"placement.{name}.devices=[{device}]" for name, device in devices.items()]
     apart.append("placement.devices_per_node=3")
-    assert start(place, "one", ONE, *words, "training.steps=4").wait(timeout=240) == 0, log(place, "one")
-    run = start(place, "apart", THREE, *words, *apart)
+    assert start(place, "one", ONE, *overrides, "training.steps=4").wait(timeout=240) == 0, log(place, "one")
+    run = start(place, "apart", THREE, *overrides, *apart)
     try:
         wait_for(place / "runs/apart/checkpoints/global_step_1", run)
         os.kill(ranks(run)["1"], signal.SIGKILL)
@@ -218,7 +218,7 @@ def test_log_probs_critic_reference_and_engine_on_other_devices_are_the_run_of_o
     assert "rank 1 " in log(place, "apart")
     assert "log-prob workers and reference and critic" in log(place, "apart")
     for command, more in ((THREE, apart), (ONE, ["training.steps=4"])):
-        assert start(place, "apart", command, *words, *more).wait(timeout=240) == 0, log(place, "apart")
+        assert start(place, "apart", command, *overrides, *more).wait(timeout=240) == 0, log(place, "apart")
     assert log(place, "apart").count("resuming from") == 2
     assert list(metrics(place / "runs/apart")) == list(metrics(place / "runs/one"))
     end = "checkpoints/global_step_4"
@@ -231,6 +231,6 @@ def test_log_probs_critic_reference_and_engine_on_other_devices_are_the_run_of_o
 def test_what_all_find_is_said_once(place: Path) -> None:
     run = start(place, "other", TWO, "placement.devices_per_node=4")
     assert run.wait(timeout=120) != 0
-    told = log(place, "other")
-    assert told.count("the run needs 4 devices, and torchrun started 2 processes") == 1, told
-    assert "torchrun --nproc-per-node 4 -m quintet train" in told
+    actual = log(place, "other")
+    assert actual.count("the run needs 4 devices, and torchrun started 2 processes") == 1, actual
+    assert "torchrun --nproc-per-node 4 -m quintet train" in actual

@@ -117,8 +117,8 @@ def test_a_killed_rank_costs_only_what_came_after_the_last_checkpoint(place: Pat
 
 def test_a_killed_engine_costs_neither_the_run_nor_a_number(place: Path, alone: Path) -> None:
     devices = ("placement.devices_per_node=2", "placement.actor.devices=[0]", "placement.rollout.devices=[1]")
-    words = ("sft=null", *devices, "placement.rollout.processes_per_device=2", "placement.rollout.group=Samplers")
-    run = start(place, "three", *words, "--ray", "local")
+    overrides = ("sft=null", *devices, "placement.rollout.processes_per_device=2", "placement.rollout.group=Samplers")
+    run = start(place, "three", *overrides, "--ray", "local")
     try:
         wait_for(place / "runs/three/checkpoints/global_step_1", run)
         os.kill(rank(place, "three", 2), signal.SIGKILL)
@@ -140,10 +140,10 @@ def test_a_killed_engine_costs_neither_the_run_nor_a_number(place: Path, alone: 
 def test_a_killed_env_host_costs_neither_the_run_nor_a_number(place: Path) -> None:
     # with so much of a warm start, most responses are actions
     warm_start = ("warm_start.updates=12", "warm_start.episodes=60", "rollout.think=false")
-    words = ("sft=null", *warm_start, "rollout.max_response_tokens=8", "rollout.max_turns=4", "training.steps=6")
-    alone = start(place, "one", *words)
+    overrides = ("sft=null", *warm_start, "rollout.max_response_tokens=8", "rollout.max_turns=4", "training.steps=6")
+    alone = start(place, "one", *overrides)
     hosts = ("placement.envs.devices=[1]", "placement.envs.processes_per_device=2")
-    run = start(place, "three", *words, "placement.devices_per_node=2", *hosts, "--ray", "local")
+    run = start(place, "three", *overrides, "placement.devices_per_node=2", *hosts, "--ray", "local")
     try:
         wait_for(place / "runs/three/checkpoints/global_step_1", run)
         os.kill(rank(place, "three", 2), signal.SIGKILL)
@@ -165,18 +165,18 @@ def test_a_killed_env_host_costs_neither_the_run_nor_a_number(place: Path) -> No
 
 
 def test_fine_tuning_through_ray_is_fine_tuning_in_one_process(place: Path) -> None:
-    words = ("sft.then_reinforce=false",)
-    assert start(place, "one", *words, command="sft").wait(timeout=120) == 0, log(place, "one")
+    overrides = ("sft.then_reinforce=false",)
+    assert start(place, "one", *overrides, command="sft").wait(timeout=120) == 0, log(place, "one")
     two = ("placement.devices_per_node=2", "--ray", "local")
-    assert start(place, "two", *words, *two, command="sft").wait(timeout=120) == 0, log(place, "two")
+    assert start(place, "two", *overrides, *two, command="sft").wait(timeout=120) == 0, log(place, "two")
     assert (place / "runs/two/logs/rank_1.log").exists()
     for ours, theirs in zip(metrics(place / "runs/one"), metrics(place / "runs/two"), strict=True):
         assert theirs == pytest.approx(ours, rel=1e-5, abs=1e-6)
 
 
 def test_a_run_whose_launcher_is_killed_or_stopped_continues_and_leaves_no_process(place: Path) -> None:
-    words = (*WORDS, "training.steps=200", "--ray", "local")
-    run = start(place, "stopped", *words)
+    overrides = (*WORDS, "training.steps=200", "--ray", "local")
+    run = start(place, "stopped", *overrides)
     try:
         wait_for(place / "runs/stopped/checkpoints/global_step_1", run)
         launcher = read_status(place / "runs/stopped").launcher
@@ -191,7 +191,7 @@ def test_a_run_whose_launcher_is_killed_or_stopped_continues_and_leaves_no_proce
         assert time.monotonic() < end
         time.sleep(0.1)
     assert read_status(place / "runs/stopped").state == "died"
-    run = start(place, "stopped", *words)
+    run = start(place, "stopped", *overrides)
     try:
         while "resuming from runs/stopped/checkpoints/global_step_" not in log(place, "stopped"):
             assert run.poll() is None, log(place, "stopped")
@@ -290,11 +290,11 @@ def test_a_run_on_two_nodes_survives_the_loss_of_one(place: Path, alone: Path) -
     network = Network(3)
     cluster = Cluster(place, "--include-dashboard=false", network=network, cpus=2)
     head, second, third = network.hosts
-    words = ["sft=null", "placement.nodes=2", "placement.devices_per_node=2", "placement.actor.devices=[0,2]"]
-    words += ["placement.rollout.devices=[1,3]", "--ray", cluster.address]
+    overrides = ["sft=null", "placement.nodes=2", "placement.devices_per_node=2", "placement.actor.devices=[0,2]"]
+    overrides += ["placement.rollout.devices=[1,3]", "--ray", cluster.address]
     try:
         cluster.add(second)
-        run = start(place, "two", *words, environment=cluster.environment, prefix=cluster.command(head))
+        run = start(place, "two", *overrides, environment=cluster.environment, prefix=cluster.command(head))
         wait_for(place / "runs/two/checkpoints/global_step_1", run)
         network.disconnect(second)
         lost = time.monotonic()
@@ -314,8 +314,8 @@ def test_a_run_on_two_nodes_survives_the_loss_of_one(place: Path, alone: Path) -
 
 
 def test_a_run_that_waits_for_devices_can_be_stopped(place: Path, cluster: Cluster) -> None:
-    words = ("sft=null", "placement.nodes=2", "placement.devices_per_node=1", "--ray", cluster.address)
-    run = start(place, "waiting", *words, environment=cluster.environment)
+    overrides = ("sft=null", "placement.nodes=2", "placement.devices_per_node=1", "--ray", cluster.address)
+    run = start(place, "waiting", *overrides, environment=cluster.environment)
     try:
         while "waiting up to 300 seconds" not in log(place, "waiting"):
             assert run.poll() is None, log(place, "waiting")
@@ -331,10 +331,10 @@ def test_a_submitted_job_is_followed_stopped_and_continued(place: Path, tmp_path
         pytest.importorskip(module, reason="pip install 'ray[default]'")
     endpoint = f"127.0.0.1:{free_port()}"
     cluster = Cluster(tmp_path, "--include-dashboard=true", f"--dashboard-port={endpoint.rpartition(':')[2]}")
-    words = ("sft=null", "training.steps=200", "--ray", f"http://{endpoint}")
+    overrides = ("sft=null", "training.steps=200", "--ray", f"http://{endpoint}")
     try:
         wait_for_port(endpoint)
-        run = start(place, "job", *words, environment=cluster.environment)
+        run = start(place, "job", *overrides, environment=cluster.environment)
         wait_for(place / "runs/job/checkpoints/global_step_1", run)
         run.send_signal(signal.SIGINT)
         assert run.wait(timeout=60) == 130, log(place, "job")
@@ -342,10 +342,10 @@ def test_a_submitted_job_is_followed_stopped_and_continued(place: Path, tmp_path
         assert (stopped.state, stopped.message.partition(" after")[0]) == ("stopped", "stopped by SIGTERM")
         assert stopped.progress is not None
         steps = f"training.steps={stopped.progress.done + 1}"
-        again = start(place, "job", *words, steps, environment=cluster.environment)
+        again = start(place, "job", *overrides, steps, environment=cluster.environment)
         assert again.wait(timeout=120) == 0, log(place, "job")
         assert "resuming from runs/job/checkpoints/global_step_" in log(place, "job")
-        unknown = start(place, "job", *words, environment={**cluster.environment, "RAY_AUTH_TOKEN": "8" * 64})
+        unknown = start(place, "job", *overrides, environment={**cluster.environment, "RAY_AUTH_TOKEN": "8" * 64})
         assert unknown.wait(timeout=60) == 2
         assert f"quintet: --ray http://{endpoint}: cannot submit a job: " in log(place, "job")
     finally:

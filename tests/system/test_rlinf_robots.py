@@ -130,8 +130,8 @@ def test_a_run_that_is_resumed_after_a_step_has_the_metrics_of_the_whole_run(
     place: Path, maniskill: list[dict[str, Any]]
 ) -> None:
     (first,) = (place / "maniskill").rglob("global_step_1")
-    words = (*MANISKILL, f"runner.resume_dir={first}")
-    run(place, EXAMPLES / "maniskill_ppo_openvlaoft.yaml", "resumed", *words)
+    overrides = (*MANISKILL, f"runner.resume_dir={first}")
+    run(place, EXAMPLES / "maniskill_ppo_openvlaoft.yaml", "resumed", *overrides)
     assert without_timing(metrics(place, "resumed")[-1]) == without_timing(maniskill[-1])
 
 
@@ -140,8 +140,8 @@ def test_the_exported_policy_is_only_evaluated_and_acts_as_in_the_run(
 ) -> None:
     export(str(next((place / "libero").rglob("global_step_2"))), place / "exported")
     assert "Set `policy.path`" in (place / "exported" / "README.md").read_text()
-    words = (*LIBERO, "runner.only_eval=True", "actor.model.model_path=exported")
-    shown = run(place, EXAMPLES / "libero_10_grpo_openvlaoft.yaml", "evaluated", *words)
+    overrides = (*LIBERO, "runner.only_eval=True", "actor.model.model_path=exported")
+    shown = run(place, EXAMPLES / "libero_10_grpo_openvlaoft.yaml", "evaluated", *overrides)
     assert "success, libero_10_task_0" in shown
     (line,) = metrics(place, "evaluated")
     validated = {name: value for name, value in libero[-1].items() if name.startswith("val/")}

@@ -90,8 +90,8 @@ def test_two_ranks_give_the_numbers_of_one(place: Path, single: list[dict[str, A
 def test_robots_and_policy_copies_on_other_devices_give_the_same_numbers(
     place: Path, single: list[dict[str, Any]]
 ) -> None:
-    words = ("placement.devices_per_node=3", "placement.actor.devices=[0]", "placement.envs.devices=[1]")
-    lines = train(place, "apart", *words, "placement.rollout.devices=[2]", command=ranks(3))
+    overrides = ("placement.devices_per_node=3", "placement.actor.devices=[0]", "placement.envs.devices=[1]")
+    lines = train(place, "apart", *overrides, "placement.rollout.devices=[2]", command=ranks(3))
     assert_same(single, lines, 1e-3)
 
 

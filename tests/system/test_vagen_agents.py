@@ -70,8 +70,8 @@ def write_run(directory: Path, name: str, train: list[dict[str, Any]], val: list
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model with random weights."""
     directory = tmp_path_factory.mktemp("model")
-    words = ["training.steps=0", "warm_start=null", "validation.before_training=false", "name=made"]
-    command = [sys.executable, "-m", "quintet", "train", *words]
+    overrides = ["training.steps=0", "warm_start=null", "validation.before_training=false", "name=made"]
+    command = [sys.executable, "-m", "quintet", "train", *overrides]
     subprocess.run(command, cwd=directory, check=True, capture_output=True, timeout=240)
     return directory / "runs/made/checkpoints/global_step_0/hf"
 
@@ -102,12 +102,12 @@ def test_a_script_like_vagens_trains_for_two_steps(quintet: Command, model: Path
 def test_a_script_that_trains_on_single_turns_trains_a_critic(quintet: Command, model: Path, tmp_path: Path) -> None:
     entry = {"name": "FrozenLake", "n_envs": 8, "seed": [1, 8, 1], "max_turns": 3, "response_length_per_turn": 12}
     write_run(tmp_path, "turns", [entry], [entry | {"n_envs": 2, "seed": [9, 10, 1]}], SCRIPT)
-    words = (
+    overrides = (
         *("trainer.concat_multi_turn=false", "algorithm.adv_estimator=no_concat_gae", "critic.enable=true"),
         *("actor_rollout_ref.rollout.agent.agent_loop_config_path=agent_no_concat.yaml", f"critic.model.path={model}"),
         *("critic.ppo_micro_batch_size_per_gpu=1", "trainer.total_training_steps=1", "trainer.val_before_train=false"),
     )
-    quintet("train", "run.sh", f"actor_rollout_ref.model.path={model}", *SMALL, *words)
+    quintet("train", "run.sh", f"actor_rollout_ref.model.path={model}", *SMALL, *overrides)
     run = tmp_path / "exps/turns"
     (line,) = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert "critic/grad_norm" in line

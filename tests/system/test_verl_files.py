@@ -330,7 +330,7 @@ APART = ["trainer.n_gpus_per_node=1", "rollout.n_gpus_per_node=1"]
 
 
 @pytest.mark.parametrize(
-    ("script", "words", "groups", "ratio"),
+    ("script", "overrides", "groups", "ratio"),
     [
         (ONE_STEP_OFF, ["data.train_batch_size=8"], 8, 1.0),
         (
@@ -346,9 +346,9 @@ APART = ["trainer.n_gpus_per_node=1", "rollout.n_gpus_per_node=1"]
     ids=["one step off", "fully async"],
 )
 def test_an_asynchronous_trainer_trains_with_an_engine_of_its_own_device(
-    place: Path, script: str, words: list[str], groups: int, ratio: float
+    place: Path, script: str, overrides: list[str], groups: int, ratio: float
 ) -> None:
-    run = trained(place, script, *APART, *words, command=TWO)
+    run = trained(place, script, *APART, *overrides, command=TWO)
     assert list(run.metrics) == [0, 1, 2]
     assert all(run.metrics[step]["actor/grad_norm"] > 1e-3 for step in (1, 2))
     assert "model.embed_tokens.weight" in changed_weights(run)

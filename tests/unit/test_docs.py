@@ -85,12 +85,12 @@ def test_the_commands_of_a_page_do_what_it_says(
                 assert done.stdout, line
 
 
-def would_begin(words: list[str], directory: Path) -> None:
-    config = next((word for word in words if word.endswith((".yaml", ".sh"))), None)
+def would_begin(arguments: list[str], directory: Path) -> None:
+    config = next((word for word in arguments if word.endswith((".yaml", ".sh"))), None)
     folders = (directory, ROOT, ROOT / "examples/custom")
     folder = next((path for path in folders if config and (path / config).exists()), ROOT)
-    path, overrides = config and str(folder / config), [word for word in words if "=" in word]
-    if "--ray" in words:
+    path, overrides = config and str(folder / config), [word for word in arguments if "=" in word]
+    if "--ray" in arguments:
         check_placement(inspect_config(path, overrides, None, "refuse").composed)
     else:
         load_config(path, overrides, None, "refuse")

@@ -19,8 +19,8 @@ from quintet.rollout.engines.engine import ENGINES
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     doctor.run(as_json=True)
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return told
+    output: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return output
 
 
 def states(found: dict[str, Any]) -> dict[tuple[str, str], str]:
@@ -42,13 +42,13 @@ def test_what_comes_with_quintet_is_ready(found: dict[str, Any]) -> None:
 
 
 def test_every_engine_learner_and_runtime_has_a_line(found: dict[str, Any]) -> None:
-    told = states(found)
-    wanted = {
+    actual = states(found)
+    expected = {
         "engine": ("hf", "vllm", "sglang", "sglang-server"),
         "learner": ("fsdp", "megatron"),
         "runtime": ("in process", "ray"),
     }
-    assert {(kind, name) for kind, names in wanted.items() for name in names} <= set(told)
+    assert {(kind, name) for kind, names in expected.items() for name in names} <= set(actual)
 
 
 def here(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], requires: tuple[str, ...] = ()) -> None:

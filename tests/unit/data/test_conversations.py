@@ -63,12 +63,12 @@ def tokenizer(template: str | None = None) -> Any:
 
 def parts(made: Any, passage: TokenSequence) -> list[tuple[str, bool]]:
     """What is learnt and what isn't, as text, in order."""
-    found: list[tuple[list[int], bool]] = []
+    results: list[tuple[list[int], bool]] = []
     for token, own in zip(passage.tokens, passage.loss_mask, strict=True):
-        if not found or found[-1][1] != own:
-            found.append(([], own))
-        found[-1][0].append(token)
-    return [(made.decode(tokens, skip_special_tokens=False), own) for tokens, own in found]
+        if not results or results[-1][1] != own:
+            results.append(([], own))
+        results[-1][0].append(token)
+    return [(made.decode(tokens, skip_special_tokens=False), own) for tokens, own in results]
 
 
 def learnt(template: str | None, messages: Sequence[dict[str, Any]], first: int = 0) -> list[list[tuple[str, bool]]]:
@@ -127,9 +127,9 @@ def test_where_earlier_thoughts_are_dropped_each_reply_has_a_sequence() -> None:
     ]
 
 
-@pytest.mark.parametrize("said", ["<think>\na</think>b", "a</think>b"])
-def test_thoughts_that_the_template_leaves_out_of_the_reply_itself_are_learnt(said: str) -> None:
-    talk = [{"role": "user", "content": "one"}, {"role": "assistant", "content": said}]
+@pytest.mark.parametrize("message", ["<think>\na</think>b", "a</think>b"])
+def test_thoughts_that_the_template_leaves_out_of_the_reply_itself_are_learnt(message: str) -> None:
+    talk = [{"role": "user", "content": "one"}, {"role": "assistant", "content": message}]
     assert learnt(BEGUN, talk) == [[("<|U|>one<|A|><think>\n", False), ("a</think>b<|im_end|>", True)]]
 
 
@@ -152,8 +152,8 @@ def test_sentencepiece_tokenizers_encode_all_pieces_jointly() -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = ["<unk>", "</s>", "▁[INST]", "▁a", "▁b", "▁[/INST]", "▁Up", "▁"]
-    plain = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    arguments = ["<unk>", "</s>", "▁[INST]", "▁a", "▁b", "▁[/INST]", "▁Up", "▁"]
+    plain = Tokenizer(models.WordLevel({word: i for i, word in enumerate(arguments)}, unk_token="<unk>"))
     plain.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     made = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="</s>", unk_token="<unk>")
     made.chat_template = (
@@ -214,7 +214,7 @@ def test_rows_are_read_from_the_configured_columns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "keys", "words"),
+    ("row", "keys", "parts"),
     [
         ({"prompt": "a"}, {}, ["no response", "data.response_key", "x.jsonl, row 3"]),
         ({"message": []}, {"messages_key": "messages"}, ["messages", "data.messages_key=message"]),
@@ -223,10 +223,10 @@ def test_rows_are_read_from_the_configured_columns() -> None:
         ({"question": "a", "answer": "b"}, {}, ["prompt", "question"]),
     ],
 )
-def test_rows_without_messages_are_named(row: dict[str, Any], keys: dict[str, Any], words: list[str]) -> None:
+def test_rows_without_messages_are_named(row: dict[str, Any], keys: dict[str, Any], parts: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
         read(row, **keys)
-    for word in words:
+    for word in parts:
         assert word in str(error.value)
 
 

@@ -83,12 +83,12 @@ def test_a_sudoku_is_shown_as_its_form_says(small: None) -> None:
     plain, marked, hints = (opened(observation=form) for form in ("plain", "marked", "hints"))
     assert plain.step("1,1,1").observation.text == "1 . | 3 4\n3 4 | 1 2\n---------\n. . | 4 3\n4 3 | 2 1"
     rows = " 1   .  | [3] [4]\n[3] [4] | [1] [2]\n-----------------\n .   .  | [4] [3]\n[4] [3] | [2] [1]"
-    told = f"{rows}\n1 at (1,1) is right."
-    assert marked.step("1,1,1").observation.text == told
+    text = f"{rows}\n1 at (1,1) is right."
+    assert marked.step("1,1,1").observation.text == text
     listed = "Fitting at (1,2): 2\nFitting at (3,1): 2\nFitting at (3,2): 1, 2"
-    assert hints.step("1,1,1").observation.text == f"{told}\n{listed}\n13 of 16 cells filled, step 1 of 81"
+    assert hints.step("1,1,1").observation.text == f"{text}\n{listed}\n13 of 16 cells filled, step 1 of 81"
     without = opened(list_candidates=False)
-    assert without.step("1,1,1").observation.text == f"{told}\n13 of 16 cells filled, step 1 of 81"
+    assert without.step("1,1,1").observation.text == f"{text}\n13 of 16 cells filled, step 1 of 81"
 
 
 def test_a_sudoku_ends_after_its_steps(small: None) -> None:

@@ -131,13 +131,13 @@ def trouble(path: str, processes: dict[str, object] | None = None, **arguments: 
 
 def heard(envs: VectorEnv, count: int) -> dict[int, EnvEvent]:
     """The next answers, by episode."""
-    found: dict[int, EnvEvent] = {}
-    while len(found) < count:
+    results: dict[int, EnvEvent] = {}
+    while len(results) < count:
         some = envs.poll(wait=True)
-        assert some, f"{len(found)} answers, and no more to come"
-        found |= {answer.episode: answer for answer in some}
-    assert len(found) == count
-    return found
+        assert some, f"{len(results)} answers, and no more to come"
+        results |= {answer.episode: answer for answer in some}
+    assert len(results) == count
+    return results
 
 
 def opened(envs: VectorEnv, seeds: dict[int, int]) -> dict[int, EnvEvent]:
@@ -180,8 +180,8 @@ def test_each_episode_runs_in_its_own_process(envs: VectorEnv) -> None:
     assert (begun.instruction, begun.actions[0]) == ("Go three times.", "go")
     for episode in (1, 2):
         envs.step(episode, ["pid", "go", "go", "go"])
-    found = heard(envs, 2)
-    steps = {episode: answer.steps for episode, answer in found.items() if isinstance(answer, ActionsExecuted)}
+    actual = heard(envs, 2)
+    steps = {episode: answer.steps for episode, answer in actual.items() if isinstance(answer, ActionsExecuted)}
     assert [(step.reward, step.terminated, step.info["success"]) for step in steps[1]] == [
         (0.0, False, False),
         (0.0, False, False),
@@ -208,9 +208,9 @@ def test_each_episode_runs_in_its_own_process(envs: VectorEnv) -> None:
     ],
 )
 def test_an_env_error_fails_only_its_own_episode(envs: VectorEnv, action: str, error_type: str, message: str) -> None:
-    found = failure(envs, action)
-    assert (found.where, found.error_type) == ("step", error_type)
-    assert re.match(message, found.message), found.message
+    actual = failure(envs, action)
+    assert (actual.where, actual.error_type) == ("step", error_type)
+    assert re.match(message, actual.message), actual.message
 
 
 @pytest.mark.parametrize(
@@ -237,15 +237,15 @@ def test_invalid_output_fails_the_episode_with_its_cause(
 
 def test_a_failing_reset_fails_only_its_own_episode(envs: VectorEnv) -> None:
     answers = opened(envs, {1: 13, 2: 14, 3: 15, 4: 16, 5: 17})
-    found = {episode: answer.failure for episode, answer in answers.items() if isinstance(answer, EpisodeFailed)}
-    assert {episode: (one.where, one.error_type) for episode, one in found.items()} == {
+    actual = {episode: answer.failure for episode, answer in answers.items() if isinstance(answer, EpisodeFailed)}
+    assert {episode: (one.where, one.error_type) for episode, one in actual.items()} == {
         1: ("reset", "ValueError"),
         2: ("reset", "Timeout"),
         3: ("reset", "InvalidOutput"),
         4: ("reset", "ProcessDied"),
     }
-    assert found[3].message == "reset() returned a str, not an Observation"
-    assert "SIGSEGV" in found[4].message
+    assert actual[3].message == "reset() returned a str, not an Observation"
+    assert "SIGSEGV" in actual[4].message
     assert isinstance(answers[5], EpisodeStarted)
     for episode in range(1, 6):
         envs.drop(episode)
@@ -254,9 +254,9 @@ def test_a_failing_reset_fails_only_its_own_episode(envs: VectorEnv) -> None:
 @pytest.mark.parametrize(("option", "error_type"), [("broken", "OSError"), ("odd", "InvalidOutput")])
 def test_an_env_that_cannot_be_constructed_fails_every_episode(file: str, option: str, error_type: str) -> None:
     played = build_vector_env(trouble(file, **{option: True}))
-    found = opened(played, {1: 1, 2: 2})
+    actual = opened(played, {1: 1, 2: 2})
     played.close()
-    failures = [answer.failure for answer in found.values() if isinstance(answer, EpisodeFailed)]
+    failures = [answer.failure for answer in actual.values() if isinstance(answer, EpisodeFailed)]
     assert [(one.where, one.error_type) for one in failures] == [("start", error_type)] * 2
 
 
@@ -352,11 +352,11 @@ UNLOADABLE = [
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "told", "here"),
+    ("name", "arguments", "message", "here"),
     [(*case, True) for case in UNLOADABLE] + [(*UNLOADABLE[0], False), (*UNLOADABLE[-1], False)],
 )
 def test_an_env_that_cannot_be_loaded_is_reported_at_once(
-    file: str, name: str, arguments: dict[str, object], told: str, here: bool
+    file: str, name: str, arguments: dict[str, object], message: str, here: bool
 ) -> None:
     folder = Path(file).parent
     (folder / "half.py").write_text(
@@ -364,7 +364,7 @@ def test_an_env_that_cannot_be_loaded_is_reported_at_once(
     )
     (folder / "worse.py").write_text("1 / 0\n")
     config = trouble(str(folder / name), **arguments)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         build_vector_env(config.model_copy(update={"processes": None}) if here else config)
 
 
@@ -403,19 +403,19 @@ def test_an_env_behaves_the_same_in_and_out_of_process(config: EnvConfig) -> Non
     for processes in (None, EnvProcessesConfig(max_processes=3)):
         played = build_vector_env(config.model_copy(update={"processes": processes}))
         assert isinstance(played, LocalVectorEnv) == (processes is None)
-        found = [_transcript(played, seed, words) for seed in range(4)]
+        results = [_transcript(played, seed, words) for seed in range(4)]
         played.close()
-        transcripts.append(found)
+        transcripts.append(results)
     assert transcripts[0] == transcripts[1]
     assert len({str(one) for one in transcripts[0]}) == 4
 
 
-def _transcript(envs: VectorEnv, seed: int, words: tuple[str, ...]) -> list[object]:
+def _transcript(envs: VectorEnv, seed: int, actions: tuple[str, ...]) -> list[object]:
     envs.start(seed, seed)
     (begun,) = heard(envs, 1).values()
     answers: list[object] = [begun]
     for turn in range(6):
-        envs.step(seed, [words[(seed + turn) % 4], words[turn % 4]])
+        envs.step(seed, [actions[(seed + turn) % 4], actions[turn % 4]])
         (moved,) = heard(envs, 1).values()
         assert isinstance(moved, ActionsExecuted)
         answers.append(moved)

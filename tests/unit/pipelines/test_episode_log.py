@@ -94,7 +94,7 @@ def test_images_of_at_most_the_given_number_of_episodes_are_stored(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("words", "steps"),
+    ("overrides", "steps"),
     [
         (["validation.every_steps=2", "training.steps=5"], [0, 2, 4, 5]),
         (["validation.every_steps=2", "training.steps=4", "validation.before_training=false"], [2, 4]),
@@ -102,8 +102,8 @@ def test_images_of_at_most_the_given_number_of_episodes_are_stored(tmp_path: Pat
         (["validation.every_steps=-1"], [0]),
     ],
 )
-def test_validations_are_numbered_in_order(words: list[str], steps: list[int]) -> None:
-    config = load_experiment(None, words).experiment
+def test_validations_are_numbered_in_order(overrides: list[str], steps: list[int]) -> None:
+    config = load_experiment(None, overrides).experiment
     assert [validation_number(config, step) for step in steps] == list(range(1, len(steps) + 1))
 
 

@@ -132,8 +132,8 @@ class Mixed(Table):
 
 
 def test_replacement_groups_are_drawn_by_share() -> None:
-    words = ("algorithm.filter.refill_rounds=3", "envs.a={share: 2}", "envs.b={}")
-    table = components(2, *words)
+    overrides = ("algorithm.filter.refill_rounds=3", "envs.a={share: 2}", "envs.b={}")
+    table = components(2, *overrides)
     table.start_states, table.envs = build_start_states(table.config), Mixed(2)
     for step in (1, 2, 3):
         collect_rollouts(table, step)

@@ -287,8 +287,8 @@ def test_failures_are_counted_over_incremental_episodes(chat: ChatFormat) -> Non
     loop, _ = looped(chat, saying(chat, "Stay"), EpisodeLimits(max_failed_share=0.5))
     loop.start(episodes(4), GREEDY)
     loop.start([Episode(13, 9, 0)], GREEDY)
-    found = loop.step()
-    assert [episode.failure is not None for episode in found] == [True]
+    actual = loop.step()
+    assert [episode.failure is not None for episode in actual] == [True]
 
 
 def test_incremental_episodes_equal_collected_ones(chat: ChatFormat) -> None:

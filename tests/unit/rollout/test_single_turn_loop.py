@@ -66,9 +66,9 @@ class Echo:
     def step(self) -> list[Generation]:
         request = self.waiting.pop()
         number = request.prompt[-1]
-        words = tuple(self.tokenizer.encode(f"it is {number}", add_special_tokens=False))
+        text_tokens = tuple(self.tokenizer.encode(f"it is {number}", add_special_tokens=False))
         cut = number % 2 == 1
-        tokens = words if cut else (*words, self.tokenizer.eos_token_id)
+        tokens = text_tokens if cut else (*text_tokens, self.tokenizer.eos_token_id)
         stop = FinishReason.LENGTH if cut else FinishReason.STOP
         return [Generation(request.id, tokens, (-0.5,) * len(tokens), stop, 1)]
 

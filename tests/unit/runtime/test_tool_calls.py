@@ -81,8 +81,8 @@ def test_the_template_sees_tools_calls_and_their_results(client: Client, policy_
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "a", "content": "done"},
     ]
-    told = client.ask(CHAT, {"messages": messages, "tools": [WAIT], "max_tokens": 1, "return_token_ids": True})
-    assert load_tokenizer(policy_directory).decode(told["prompt_token_ids"]) == (
+    response = client.ask(CHAT, {"messages": messages, "tools": [WAIT], "max_tokens": 1, "return_token_ids": True})
+    assert load_tokenizer(policy_directory).decode(response["prompt_token_ids"]) == (
         '{"type": "function", "function": {"name": "wait", "description": "Do nothing."}}\nuser: _ P;assistant: '
         '<tool_call>\n{"name": "move", "arguments": {"way": "left"}}\n</tool_call>;tool: done;assistant: '
     )

@@ -241,20 +241,25 @@ def test_learners_and_engines_implement_every_remote_method(
         assert all(hasattr(component, name) for name in remote_methods(REMOTE_OBJECTS[target]))
     for target, protocol in REMOTE_OBJECTS.items():
         if target not in (WORKER, ENGINE, POLICY_SCORER, ROBOTS, *standalone):
-            found = reduce(getattr, target.split(".")[1:], learners)
+            actual = reduce(getattr, target.split(".")[1:], learners)
             for name in (*remote_methods(protocol), *properties_of(protocol)):
-                assert hasattr(found, name), f"{target}.{name}"
+                assert hasattr(actual, name), f"{target}.{name}"
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as actual:
+        actual.bind(("127.0.0.1", 0))
+        return int(actual.getsockname()[1])
 
 
 def as_started(rank: int, size: int, port: int) -> dict[str, str]:
-    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
-    return {**os.environ, **{k: str(v) for k, v in told.items()}, "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+    return {
+        **os.environ,
+        **{k: str(v) for k, v in environment.items()},
+        "MASTER_ADDR": "127.0.0.1",
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 def split(way: str) -> list[str]:
@@ -309,23 +314,23 @@ def test_two_ranks_do_what_one_does(
             rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0]
     assert answers[1] == ""
-    told = json.loads(answers[0])
-    assert told.keys() == alone.keys()
+    parsed = json.loads(answers[0])
+    assert parsed.keys() == alone.keys()
     for name, expected in alone.items():
         # AdamW makes steps of a first gradient's signs: its rounding grows
-        assert told[name] == pytest.approx(expected, rel=1e-3, abs=5e-5), name
-    assert told["again"] == pytest.approx(told["after saving"], rel=1e-5, abs=1e-6)
-    assert told["actor 0"]["actor/pg_loss"] != told["actor 1"]["actor/pg_loss"]
+        assert parsed[name] == pytest.approx(expected, rel=1e-3, abs=5e-5), name
+    assert parsed["again"] == pytest.approx(parsed["after saving"], rel=1e-5, abs=1e-6)
+    assert parsed["actor 0"]["actor/pg_loss"] != parsed["actor 1"]["actor/pg_loss"]
 
 
 def test_torchrun_says_which_rank_this_is() -> None:
     assert current_rank({}) == RankInfo()
     assert current_rank({"RANK": "3", "WORLD_SIZE": "8"}) == RankInfo()  # nobody says where to meet
-    told = as_started(3, 8, 1)
-    assert current_rank({**told, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}) == RankInfo(3, 8, 1, 2)
+    actual = as_started(3, 8, 1)
+    assert current_rank({**actual, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}) == RankInfo(3, 8, 1, 2)
     for name, word in {"RANK": "8", "WORLD_SIZE": "many", "LOCAL_RANK": "-1"}.items():
         with pytest.raises(MachineError, match=name):
-            current_rank({**told, name: word})
+            current_rank({**actual, name: word})
 
 
 def test_missing_ranks_are_named() -> None:
@@ -337,9 +342,9 @@ def test_missing_ranks_are_named() -> None:
         for rank in (0, 2)
     ]
     try:
-        told = [rank.communicate(timeout=60)[1] for rank in ranks]
+        output = [rank.communicate(timeout=60)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    assert all("MachineError" in one for one in told)
-    assert "rank 1 of 3 did not start within 2 seconds" in told[0]
+    assert all("MachineError" in one for one in output)
+    assert "rank 1 of 3 did not start within 2 seconds" in output[0]

@@ -66,8 +66,8 @@ def test_a_search_shows_the_passages_of_the_service(questions: str) -> None:
 
     def answer(body: Any) -> tuple[int, Any]:
         asked.append(body)
-        found = [{"id": "7", "content": "Paris lies on the Seine.", "score": 0.9}, {"content": "x" * 801}, {}]
-        return 200, {"results": [] if body["query"] == "nothing" else found}
+        results = [{"id": "7", "content": "Paris lies on the Seine.", "score": 0.9}, {"content": "x" * 801}, {}]
+        return 200, {"results": [] if body["query"] == "nothing" else results}
 
     with json_service(answer) as url:
         env = opened(questions, url=url, passages=2)

@@ -135,10 +135,10 @@ def test_countdown_can_be_solved_with_each_number_once(tmp_path: Path) -> None:
     train, validation = make(tmp_path, "countdown", options={"numbers": 5, "style": "worked"})
     for row in train + validation:
         target, given_numbers = (row["reward_model"]["ground_truth"][name] for name in ("target", "numbers"))
-        found = re.search(r"<answer> (.*) </answer>", row["response"])
-        assert found
-        assert value(found[1]) == target
-        assert sorted(map(int, re.findall(r"\d+", found[1]))) == given_numbers
+        match = re.search(r"<answer> (.*) </answer>", row["response"])
+        assert match
+        assert value(match[1]) == target
+        assert sorted(map(int, re.findall(r"\d+", match[1]))) == given_numbers
         assert 10 <= target <= 100
         assert f"Make {target} from {', '.join(map(str, given_numbers))} " in row["prompt"][0]["content"]
 
@@ -219,7 +219,7 @@ def test_too_few_distinct_problems_is_an_error_with_their_number(
 
 
 @pytest.mark.parametrize(
-    ("task", "options", "told"),
+    ("task", "options", "message"),
     [
         ("addtion", {}, "did you mean 'addition'"),
         ("addition:x", {}, "use addition"),
@@ -234,10 +234,10 @@ def test_too_few_distinct_problems_is_an_error_with_their_number(
         ("reasoning_gym:rearc", {}, "cannot be stored"),
     ],
 )
-def test_invalid_task_options_are_named(tmp_path: Path, task: str, options: dict[str, Any], told: str) -> None:
+def test_invalid_task_options_are_named(tmp_path: Path, task: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         generate_dataset(task, tmp_path, train=2, validation=1, options=options)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 

@@ -223,9 +223,9 @@ def rewards(events: Sequence[EnvEvent]) -> dict[int, float]:
 
 def test_vagens_protocol_has_the_same_states_and_rewards(expected: list[EnvEvent]) -> None:
     with env_service("frozenlake") as server:
-        words = (*WORDS, "rollout.max_actions_per_turn=3")
+        overrides = (*WORDS, "rollout.max_actions_per_turn=3")
         service = json.dumps({"urls": [server.url], "protocol": "vagen"})
-        config = load_experiment(None, (*words, f"env.service={service}")).experiment
+        config = load_experiment(None, (*overrides, f"env.service={service}")).experiment
         events = play(build_run_envs(config))
     assert rewards(events) == rewards(expected)
     for event, other in zip(events, expected, strict=True):

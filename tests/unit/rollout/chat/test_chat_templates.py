@@ -49,7 +49,7 @@ def chat_of(name: str) -> ChatFormat:
 
 def rendered(name: str, system: str, observations: Sequence[str], replies: Sequence[str]) -> str:
     """The dialogue rendered by the template; without system messages, it is merged into the first user message."""
-    told = {"enable_thinking": THINKING[name]} if name in THINKING else {}
+    template_options = {"enable_thinking": THINKING[name]} if name in THINKING else {}
     users = [f"{system}\n\n{observations[0]}" if name in MERGED and system else observations[0], *observations[1:]]
     messages = [] if name in MERGED else [{"role": "system", "content": system}]
     for user, reply in zip(users, [*replies, None], strict=True):
@@ -58,7 +58,9 @@ def rendered(name: str, system: str, observations: Sequence[str], replies: Seque
             messages.append({"role": "assistant", "content": reply})
     day = {"date_string": "26 Jul 2024"}
     return str(
-        tokenizer_of(name).apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **told, **day)
+        tokenizer_of(name).apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, **template_options, **day
+        )
     )
 
 
@@ -209,11 +211,11 @@ def test_every_deviation_is_explained(name: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_reference_rendering_is_that_of_the_tokenizer(name: str) -> None:
     chat = chat_of(name)
-    said = "<think>\nso\n</think>\n\nRight " if "qwen3" in name else "Right "
-    replies = [(*chat.encode(LEAD.get(name, "") + said), chat.end_token_id)] * 2
-    said = " Right " if name == "mistral_v1_legacy" else said
+    response = "<think>\nso\n</think>\n\nRight " if "qwen3" in name else "Right "
+    replies = [(*chat.encode(LEAD.get(name, "") + response), chat.end_token_id)] * 2
+    response = " Right " if name == "mistral_v1_legacy" else response
     dialogue, _ = played(chat, "Walk. ", ["\na ", " b", "c\n"], replies)
-    expected = rendered(name, "Walk. ", ["\na ", " b", "c\n"], [BEGUN.get(name, "") + said] * 2)
+    expected = rendered(name, "Walk. ", ["\na ", " b", "c\n"], [BEGUN.get(name, "") + response] * 2)
     assert dialogue.compare().template == expected
 
 
@@ -242,8 +244,8 @@ def departures(name: str, *replies: str, system: str = "Walk.") -> list[tuple[Di
 
 
 def test_thoughts_stay_as_sampled() -> None:
-    said = "<think>\nleft?\n</think>\n\nRight"
-    assert departures("qwen3", said, "Right") == [(DifferenceKind.THOUGHTS, 0, "", "<think>\nleft?\n</think>\n\n")]
+    response = "<think>\nleft?\n</think>\n\nRight"
+    assert departures("qwen3", response, "Right") == [(DifferenceKind.THOUGHTS, 0, "", "<think>\nleft?\n</think>\n\n")]
 
 
 def test_templates_keep_thoughts_before_a_tool_response() -> None:
@@ -282,8 +284,8 @@ def test_without_thinking_the_prompt_has_an_empty_thought() -> None:
 def test_a_thought_opened_by_the_template_belongs_to_the_response() -> None:
     chat = chat_of("qwen3_thinking")
     assert chat.response_prefix == "<think>\n"
-    told = departures("qwen3_thinking", "so\n</think>\n\nUp")
-    assert told == [
+    actual = departures("qwen3_thinking", "so\n</think>\n\nUp")
+    assert actual == [
         (DifferenceKind.GENERATION_PROMPT, 0, "", "<think>\n"),
         (DifferenceKind.THOUGHTS, 0, "", "so\n</think>\n\n"),
     ]
@@ -421,7 +423,7 @@ def test_leading_spaces_match_the_tokenizer(scheme: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "told"),
+    ("template", "message"),
     [
         (
             "{% for m in messages %}### {{ m['role'] }}:\n{{ m['content'] }}\n{% endfor %}",
@@ -435,10 +437,10 @@ def test_leading_spaces_match_the_tokenizer(scheme: str) -> None:
         (None, "no chat template"),
     ],
 )
-def test_unsupported_templates_are_config_errors(template: str | None, told: str) -> None:
+def test_unsupported_templates_are_config_errors(template: str | None, message: str) -> None:
     tokenizer = copy.deepcopy(tokenizer_of("qwen2_5"))
     tokenizer.chat_template = template
-    with pytest.raises(ConfigError, match=told) as error:
+    with pytest.raises(ConfigError, match=message) as error:
         ChatFormat(tokenizer)
     assert error.value.key == "policy.path"
     assert str(error.value.hint).startswith("save a chat_template.jinja next to the tokenizer that ")
@@ -525,8 +527,8 @@ def test_lone_surrogates_in_observations_are_replaced() -> None:
 def test_the_documentation_lists_the_same_differences() -> None:
     page = (Path(__file__).parents[4] / "docs" / "exact-tokens.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \|[^|]*\| `([^`]+)` \| ([^|]*) \|$", page, re.M)
-    told = {name: (end, set(re.findall(r"`(\w+)`", rules))) for name, end, rules in rows}
-    assert told == {
+    rules_by_name = {name: (end, set(re.findall(r"`(\w+)`", rules))) for name, end, rules in rows}
+    assert rules_by_name == {
         name: (chat_of(name).template_parts.end, {str(rule) for rule in REPORTED[name]})
         for name in NAMES
         if not name.endswith(("_legacy", "_bytes"))

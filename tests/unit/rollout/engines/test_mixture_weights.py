@@ -29,10 +29,10 @@ def stored(mixture_directory: Path) -> dict[str, Tensor]:
 
 
 def test_synced_weights_have_the_names_of_the_models_files(model: PreTrainedModel, stored: dict[str, Tensor]) -> None:
-    found = dict(hf_named_weights(model, model.named_parameters()))
-    assert "model.layers.1.mlp.experts.3.down_proj.weight" in found
-    assert found.keys() == stored.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in stored.items())
+    actual = dict(hf_named_weights(model, model.named_parameters()))
+    assert "model.layers.1.mlp.experts.3.down_proj.weight" in actual
+    assert actual.keys() == stored.keys()
+    assert all(torch.equal(actual[name], tensor) for name, tensor in stored.items())
 
 
 def test_vllm_accepts_only_complete_weights(model: PreTrainedModel, stored: dict[str, Tensor]) -> None:

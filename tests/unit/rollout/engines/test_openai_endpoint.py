@@ -53,14 +53,14 @@ def stand_in(reply: Callable[[dict[str, Any]], Said]) -> Iterator[StandIn]:
                 known.headers.append(dict(self.headers))
                 known.together += 1
                 known.most_together = max(known.most_together, known.together)
-            said = known.reply(asked)
+            reply = known.reply(asked)
             with lock:
                 known.together -= 1
-            if isinstance(said, str):
-                choice = {"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}
-                said = 200, {"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}
-            body = json.dumps(said[1]).encode()
-            self.send_response(said[0])
+            if isinstance(reply, str):
+                choice = {"message": {"role": "assistant", "content": reply}, "finish_reason": "stop"}
+                reply = 200, {"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}
+            body = json.dumps(reply[1]).encode()
+            self.send_response(reply[0])
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -122,9 +122,9 @@ def played(known: StandIn, episodes: int, sampling: SamplingParams = GREEDY, **c
     engine = EndpointEngine(settings(known), message_tokenizer())
     chat = ChatFormat(message_tokenizer())
     loop = AgentLoop(engine, chat, Mirror, config, "mirror", EpisodeLimits(max_failed_share=1.0))
-    found = sorted(loop.collect_rollouts([Episode(n, n, 0) for n in range(episodes)], sampling), key=lambda t: t.group)
+    actual = sorted(loop.collect_rollouts([Episode(n, n, 0) for n in range(episodes)], sampling), key=lambda t: t.group)
     engine.close()
-    return found
+    return actual
 
 
 @given(st.text(), st.text())
@@ -172,8 +172,8 @@ def test_requests_have_seeds_and_sampling_options() -> None:
     with stand_in(lambda _: "<answer> left </answer>") as known:
         played(known, 2, sampling)
     asked = known.seen[0]
-    told = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.2, "min_tokens": 4}
-    assert {name: asked[name] for name in told} == told
+    options = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.2, "min_tokens": 4}
+    assert {name: asked[name] for name in options} == options
     assert asked["stop"] == ["</answer>"]
     assert len({one["seed"] for one in known.seen}) == len(known.seen)
 
@@ -271,10 +271,10 @@ def one(known: StandIn, **changes: Any) -> Generation:
 )
 def test_finish_reasons(choice: dict[str, Any], stop: FinishReason, text: str) -> None:
     with stand_in(lambda _: (200, {"choices": [choice]})) as known:
-        found = one(known)
-    assert (found.id, found.finish_reason) == (4, stop)
-    assert TOKENIZER.decode(list(found.tokens)) == text
-    assert (found.failure is not None) == (stop is FinishReason.FAILED)
+        actual = one(known)
+    assert (actual.id, actual.finish_reason) == (4, stop)
+    assert TOKENIZER.decode(list(actual.tokens)) == text
+    assert (actual.failure is not None) == (stop is FinishReason.FAILED)
 
 
 def test_a_timeout_is_a_failure() -> None:
@@ -285,10 +285,10 @@ def test_a_timeout_is_a_failure() -> None:
         return "x"
 
     with stand_in(late) as known:
-        found = one(known, timeout_seconds=0.05, retries=0)
+        actual = one(known, timeout_seconds=0.05, retries=0)
         released.set()
-    assert found.failure is not None
-    assert found.failure.error_type == "Timeout"
+    assert actual.failure is not None
+    assert actual.failure.error_type == "Timeout"
 
 
 def test_max_completion_tokens_replaces_max_tokens() -> None:
@@ -298,8 +298,8 @@ def test_max_completion_tokens_replaces_max_tokens() -> None:
         return f"{asked['max_completion_tokens']}"
 
     with stand_in(reply) as known:
-        found = one(known)
-    assert TOKENIZER.decode(list(found.tokens[:-1])) == "9"
+        actual = one(known)
+    assert TOKENIZER.decode(list(actual.tokens[:-1])) == "9"
     assert len(known.seen) == 2
 
 

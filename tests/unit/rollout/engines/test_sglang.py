@@ -57,8 +57,8 @@ def start(setup: EngineSetup) -> Iterator[Callable[..., Server]]:
     running: list[Server] = []
 
     def begin(**arguments: Any) -> Server:
-        given = {"model_path": str(setup.directory), "context_length": CONTEXT + 8}
-        running.append(Server(**given | {"enable_deterministic_inference": True} | arguments))
+        options = {"model_path": str(setup.directory), "context_length": CONTEXT + 8}
+        running.append(Server(**options | {"enable_deterministic_inference": True} | arguments))
         return running[-1]
 
     yield begin

@@ -118,8 +118,8 @@ def experiment(*words: str) -> Experiment:
     return load_experiment(None, words).experiment
 
 
-def on_hosts(workers: Sequence[StandaloneWorker], words: Sequence[str]) -> VectorEnv:
-    placed = experiment(*words, "placement.devices_per_node=3", "placement.envs.devices=[1,2]")
+def on_hosts(workers: Sequence[StandaloneWorker], overrides: Sequence[str]) -> VectorEnv:
+    placed = experiment(*overrides, "placement.devices_per_node=3", "placement.envs.devices=[1,2]")
     return hosted_vector_env(workers, placed)
 
 
@@ -129,8 +129,8 @@ def ray_workers(directory: Path) -> Iterator[list[StandaloneWorker]]:
     if not is_installed("ray"):
         pytest.skip("pip install 'quintet[ray]'")
     listener = WorkerListener("127.0.0.1", {1: "envs", 2: "envs"}, "the run", lost_seconds=120.0)
-    words = [sys.executable, "-c", LAUNCHER, HOST, *map(str, listener.address), listener.token]
-    with subprocess.Popen(words, cwd=directory, stdin=subprocess.PIPE) as launcher:
+    command = [sys.executable, "-c", LAUNCHER, HOST, *map(str, listener.address), listener.token]
+    with subprocess.Popen(command, cwd=directory, stdin=subprocess.PIPE) as launcher:
         try:
             yield listener.wait_for((1, 2), timeout_seconds=300.0)
         finally:
@@ -202,18 +202,18 @@ def _weights(actions: Sequence[str]) -> list[int]:
 
 
 @pytest.mark.parametrize("way", ["service", "env hosts in threads", "Ray"])
-@pytest.mark.parametrize("words", cases())
-def test_episodes_are_those_of_one_process_in_the_same_order(ways: Ways, words: Sequence[str], way: str) -> None:
-    with closing(ways["in process"](words)) as envs:
+@pytest.mark.parametrize("overrides", cases())
+def test_episodes_are_those_of_one_process_in_the_same_order(ways: Ways, overrides: Sequence[str], way: str) -> None:
+    with closing(ways["in process"](overrides)) as envs:
         expected = play(envs)
-    with closing(ways[way](words)) as envs:
+    with closing(ways[way](overrides)) as envs:
         played = play(envs)
     failures = [event.failure for event in played if isinstance(event, EpisodeFailed)]
-    assert bool(failures) == ("env.name=custom" in words), failures[:1]
+    assert bool(failures) == ("env.name=custom" in overrides), failures[:1]
     assert [event_digest(event) for event in played] == [event_digest(event) for event in expected]
     assert [event.episode for event in played] == [event.episode for event in expected]
     assert any(isinstance(event, ActionsExecuted) for event in played)
     if any(isinstance(event, EpisodeStarted) and event.observation.images for event in played):
         return
-    assert played == expected or "env.name=custom" in words  # also `info`, which JSON can express here
+    assert played == expected or "env.name=custom" in overrides  # also `info`, which JSON can express here
     assert len({event.observation.text for event in played if isinstance(event, EpisodeStarted)}) > 1

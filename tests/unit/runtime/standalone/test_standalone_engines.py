@@ -74,8 +74,10 @@ def workers(listener: WorkerListener) -> Iterator[Workers]:
 
 
 def experiment(*changes: str) -> Experiment:
-    words = ("placement.devices_per_node=3", "placement.actor.devices=[0]", "placement.rollout.devices=[1,2]")
-    return load_experiment(None, (*words, *changes, "training.threads=1", "rollout.max_response_tokens=8")).experiment
+    overrides = ("placement.devices_per_node=3", "placement.actor.devices=[0]", "placement.rollout.devices=[1,2]")
+    return load_experiment(
+        None, (*overrides, *changes, "training.threads=1", "rollout.max_response_tokens=8")
+    ).experiment
 
 
 def requests(count: int) -> list[Request]:

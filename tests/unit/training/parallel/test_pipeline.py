@@ -161,9 +161,11 @@ def test_a_stage_has_its_layers_under_the_models_names(deep_directory: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("ranks", "virtual", "said"),
+    ("ranks", "virtual", "message"),
     [(6, 1, "needs 6 layers, but the model has 5"), (1, 2, "requires pipeline parallelism")],
 )
-def test_an_impossible_number_of_stages_is_rejected(deep_directory: Path, ranks: int, virtual: int, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_an_impossible_number_of_stages_is_rejected(
+    deep_directory: Path, ranks: int, virtual: int, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
         pipeline_stages.apply_pipeline_parallel(PolicyModule(load_model(deep_directory)), FakeMesh(ranks, 0), virtual)  # type: ignore[arg-type]
