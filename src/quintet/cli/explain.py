@@ -94,7 +94,7 @@ def _print_foreign(key: str, merged: MergedConfig, dialect: Dialect) -> bool:
 
 
 def _origin(merged: MergedConfig, key: str) -> str:
-    """Return the source of a foreign value, for an interpolation also that of the keys in it."""
+    """Return the source of a foreign value; for an interpolation, also the sources of the keys in it."""
     follows = [f"{other}: {merged.sources.get(other, 'the reference')}" for other in _interpolated(merged.raw(key))]
     source = merged.sources.get(key, "" if follows else "the reference")
     return ", ".join([*filter(None, [source]), *([f"follows from {', '.join(follows)}"] if follows else [])])
@@ -105,7 +105,7 @@ def _interpolated(raw: object) -> list[str]:
 
 
 def _is_copied(key: str, value: object, origin: str, merged: MergedConfig, dialect: Dialect) -> bool:
-    """Return whether a native value is that of one foreign key, unchanged or under another name."""
+    """Return whether a native value is the value of one foreign key, unchanged or under another name."""
     foreign = origin.partition(": ")[0]
     spec = dialect.specs().get(foreign)
     if spec is None or key not in spec.native or origin.count(": ") > 1:
@@ -246,7 +246,7 @@ def _print_related(name: str, related: list[Key]) -> None:
 
 
 def _print_choices(keys: list[Key]) -> None:
-    """Print a key that several choices of a section have, once, with what differs between them."""
+    """Print a key that several choices of a section share once, with the differences between them."""
     first, defaults = keys[0], flatten(Experiment().model_dump(mode="json"))
     print(first.name)
     rows = [

@@ -151,7 +151,7 @@ def _rendered_text(reply: Reply, source: str) -> str:
 
 
 class _Processes:
-    """Processes that render, at most `MAX_PROCESSES`. One that exceeded a limit is not used again."""
+    """Rendering processes, at most `MAX_PROCESSES`. A process that exceeded a limit is not used again."""
 
     def __init__(self) -> None:
         self._slots = threading.BoundedSemaphore(MAX_PROCESSES)

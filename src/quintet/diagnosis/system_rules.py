@@ -75,7 +75,7 @@ def slow_phase(run: RunData, limits: Limits) -> Iterator[Finding]:
 
 
 def phase_grows(run: RunData, limits: Limits) -> Iterator[Finding]:
-    """Report the phases that grow; one that is a part of another names the cause, so the whole is left out."""
+    """Report the phases that grow. A phase is left out if one of its parts grows, which is the cause."""
     step, tokens = run.series(STEP), run.series("perf/total_num_tokens")
     if len(step) < limits["steps"]:
         return

@@ -48,7 +48,7 @@ def state_text(
     position: tuple[int, int],
     moves: Mapping[str, tuple[int, int]],
 ) -> str:
-    """Return a state as `env.observation` asks for. Those with coordinates are RAGEN's texts, with their spaces."""
+    """Return a state in the format `env.observation`. Formats with coordinates are RAGEN's texts, with their spaces."""
     if observation in ("coordinates", "grid_coordinates"):
         coordinates = coordinates_text(positions, len(rows), len(rows[0]))
         if observation == "coordinates":

@@ -271,7 +271,7 @@ class HostedVectorEnv:
     # ---- calls
 
     def _advance(self, seconds: float) -> None:
-        """Send what is queued, and handle the results that are there within `seconds`."""
+        """Send queued requests, and handle the results that arrive within `seconds`."""
         self._join(self._take_arrived())
         self._check_hosts()
         for host in list(self._hosts.values()):
@@ -347,7 +347,7 @@ class HostedVectorEnv:
                 self._lose(host, error)
 
     def _lose(self, host: EnvHost, error: HostLostError) -> None:
-        """Start the episodes of a lost host again on others, or fail those that several hosts were lost with."""
+        """Restart the episodes of a lost host on other hosts, or fail episodes with which several hosts were lost."""
         self._last_loss = f": {error}"
         if self._hosts.get(host.connection.rank) is host:
             del self._hosts[host.connection.rank]

@@ -68,7 +68,7 @@ class Route:
 
 
 def route(source: str, config: RewardConfig) -> Route:
-    """Return the verifier for rows of a source: that of `reward.verifiers`, or `reward.kind`.
+    """Return the verifier for rows of a source: its entry in `reward.verifiers`, or `reward.kind`.
 
     Raises:
         ConfigError: the source or verifier is unknown, its options are invalid, or a required package is missing.

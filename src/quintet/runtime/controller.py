@@ -95,7 +95,7 @@ class Controller:
         return [*map(str, range(1, self.world_size)), *names]
 
     def build_remote_engines(self, config: Experiment, policy: Path) -> RemoteEngines:
-        """Start to build engines of the model at `policy` on all workers but that of rank 0, after the learners."""
+        """Start to build engines of the model at `policy` on all workers except rank 0, after the learners."""
         return RemoteEngines(self._transport, config, policy)
 
     def build_standalone_engines(self, config: Experiment, policy: Path, actor: Actor) -> StandaloneEngines:

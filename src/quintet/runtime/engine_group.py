@@ -54,7 +54,7 @@ class RoutedEngines:
 
     @property
     def engines(self) -> tuple[Engine, ...]:
-        """See `EngineGroup.engines`; those that are running now, if some were restarted."""
+        """See `EngineGroup.engines`; after restarts, the engines that run now."""
         return tuple(engine.current for engine in self._engines)
 
     @property
@@ -164,8 +164,8 @@ class RoutedEngines:
                 self.add_request(request)
 
     def _reassign_lost(self, index: int) -> None:
-        """Submit the requests again that engine `index` has lost, or fail those that several engines have died of. They
-        are distributed over the other engines: one of them may be the cause, and the others should not meet it again.
+        """Submit the requests of the lost engine `index` to the other engines, or fail requests with which several
+        engines have died. They are spread over the engines, since one of them may be the cause of the death.
         """
         lost_requests = self._engines[index].pop_lost()
         if not lost_requests:

@@ -126,8 +126,8 @@ class FreeRunningEngines(RoutedEngines):
             self._selector.register(descriptor, EVENT_READ, index)
 
     def _unwatch(self, index: int) -> None:
-        """Stop waiting for an engine's result. A descriptor is watched for one step only: that of a rebuilt engine may
-        have the same number."""
+        """Stop waiting for an engine's result. A file descriptor is watched for one step only, because a rebuilt engine
+        may have a descriptor of the same number."""
         if (descriptor := self._watched.pop(index, None)) is not None:
             self._selector.unregister(descriptor)
 
@@ -248,7 +248,7 @@ class FreeRunningEngines(RoutedEngines):
         return index not in self._stepping or (descriptor is not None and bool(wait([descriptor], 0)))
 
     def load_missing_weights(self, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
-        """Rebuild dead engines with `weights`, the ones that the others have."""
+        """Rebuild dead engines with `weights`, the weights of the other engines."""
         for index in sorted(self._dead):
             self._load_weights(index, weights)
 

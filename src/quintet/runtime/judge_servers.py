@@ -35,7 +35,8 @@ class LaunchedServer:
     """A server process; it ends with this process, however that ends."""
 
     def __init__(self, settings: LaunchSettings, gpu: str | None) -> None:
-        """`gpu` is the only one that it sees; None for those of this process. `wait_until_ready` returns its address.
+        """`gpu` is the only GPU that the server sees; None for the GPUs of this process. `wait_until_ready` returns its
+        address.
 
         Its output goes to a file, whose end is shown if it does not start.
         """

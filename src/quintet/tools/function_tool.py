@@ -29,7 +29,8 @@ class Declaration:
 
 
 def function_tool(name: Any = None, *, schema: Any = None) -> Any:
-    """Declare a function as a tool: `@function_tool`, or `@function_tool("name")` for another name than its own."""
+    """Declare a function as a tool: `@function_tool`, or `@function_tool("name")` for a name that differs from the
+    function's."""
 
     def declare(function: F, tool_name: str | None) -> F:
         setattr(function, DECLARATION, Declaration(tool_name or function.__name__, schema))

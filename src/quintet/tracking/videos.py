@@ -196,7 +196,7 @@ class VideoWriter:
                 pass
 
     def _write_video(self, start: _Start, frames: Iterator[_Frame]) -> Exception | None:
-        """Write a video; return what went wrong."""
+        """Write a video; return the error, if any."""
         try:
             if self._write(start.path, frames) and start.on_complete:
                 start.on_complete(start.path)

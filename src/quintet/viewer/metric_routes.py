@@ -89,7 +89,7 @@ def _locked_row(run: ViewedRun) -> dict[str, Any]:
 
 
 def _definition(name: str) -> dict[str, Any]:
-    """Return what a chart says about its metric."""
+    """Return the definition of a metric as its chart shows it."""
     try:
         metric = describe(name)
     except KeyError:  # logged by a newer version or by user code

@@ -30,7 +30,7 @@ class SimulatorWithExpert(Simulator, Protocol):
     """A simulator that knows how its tasks are solved."""
 
     def expert_actions(self, robots: np.ndarray) -> np.ndarray:
-        """Return what an expert does next with the robots, int64 [n]: actions, float32 [n, D]."""
+        """Return the expert's next actions for the robots, int64 [n]: float32 [n, D]."""
 
 
 class RecordedDataset:

@@ -1,4 +1,4 @@
-"""Chunks of demonstrated actions in random order, with what the robot observed before them."""
+"""Chunks of demonstrated actions in random order, with the observation before them."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Navigation:
         return self._observation("")
 
     def step(self, action: str) -> Step:
-        """See `Env.step`. An action that walls or objects prevent has no effect, which the observation says."""
+        """See `Env.step`. An action that walls or objects prevent has no effect, and the observation reports it."""
         config, before = self._config, self._house.distance
         is_executed = self._house.act(action)
         distance = self._house.distance

@@ -76,7 +76,7 @@ class Layout:
         return np.array([*self.walls, *(placed.rectangle for placed in self.objects)])
 
     def shapes(self) -> list[Shape]:
-        """Return what is drawn."""
+        """Return the shapes to draw."""
         room = Box((0, 0, 0), (self.width, self.depth, WALL_HEIGHT), (222, 205, 180), "bricks", inside=True)
         walls = [Box((a, b, 0), (c, d, WALL_HEIGHT), (190, 200, 215), "bricks") for a, b, c, d in self.walls]
         furniture = [

@@ -97,7 +97,7 @@ class PocketCube:
         return all(len({*self._stickers[start : start + 4]}) == 1 for start in range(0, 24, 4))
 
     def _turn(self, action: str) -> None:
-        """Turn a face, and note the turn, or drop the last one that it undoes."""
+        """Turn a face, and record the turn, or remove the last recorded turn if this one undoes it."""
         self._stickers = [self._stickers[sticker] for sticker in TURNS[action]]
         if self._path and self._path[-1] == _inverse(action):
             self._path.pop()

@@ -63,7 +63,7 @@ class Sudoku:
         return Step(self._observation(), reward, solved, truncated, {"success": solved})
 
     def _place(self, action: str) -> tuple[float, str]:
-        """Execute an action; return its reward and what it did."""
+        """Execute an action; return its reward and a description of its effect."""
         refused = self._config.invalid_reward
         placed = parse_placement(action)
         if placed is None:

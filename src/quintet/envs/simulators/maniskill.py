@@ -260,7 +260,7 @@ def _arguments(task: str, options: ManiSkillOptions, camera_size: tuple[int, int
 
 @contextmanager
 def _machine_errors(task: str) -> Iterator[None]:
-    """Name what is missing on this machine.
+    """Raise errors of missing libraries and drivers of this machine with a hint.
 
     Raises:
         MachineError: a file or a Vulkan driver is missing.

@@ -85,7 +85,7 @@ class SeparateRobots:
     def __init__(
         self, tasks: Sequence[RobotTask], build: Callable[[RobotTask, int], RobotInstance], num_robots: int
     ) -> None:
-        """`build` returns the instance of a task and a robot. The first one is built at once, so that what it lacks is
+        """`build` returns the instance of a task and a robot. The first one is built at once, so that errors are
         reported early; the others when they are reset."""
         self.num_robots = num_robots
         self.tasks = tuple(task.name for task in tasks)

@@ -33,7 +33,7 @@ def _sobel(gray: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _is_maximum(magnitude: np.ndarray, dx: np.ndarray, dy: np.ndarray) -> np.ndarray:
-    """Return where the gradient is larger than that of both neighbours in its direction."""
+    """Return a mask of the pixels whose gradient is larger than both neighbours' in its direction."""
     padded = np.pad(magnitude, 1)
     height, width = magnitude.shape
 

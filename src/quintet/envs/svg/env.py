@@ -41,7 +41,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Rendered SVG code of a response and its scores by name, or why there is none."""
+    """Rendered SVG code of a response and its scores by name, or the error of the rendering."""
 
     image: np.ndarray | None
     scores: Mapping[str, float]

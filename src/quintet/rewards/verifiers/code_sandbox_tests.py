@@ -218,7 +218,7 @@ def _assertion(test: Mapping[str, Any]) -> Case:
 
 
 def _checks(test: Mapping[str, Any]) -> Iterator[Case]:
-    """Yield a test per line of the body of `check`, whose first line is that of the code."""
+    """Yield one test per line of the body of `check`: a `check` with only this line."""
     lines = [line for line in test["assert_code"].split("\n") if line]
     call = f"check({test.get('entry_point', 'candidate')})"
     for line in lines[1:] or [""]:

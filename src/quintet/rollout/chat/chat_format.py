@@ -97,7 +97,8 @@ class ChatFormat:
         return self._first.encode(*self.template_parts.opening_texts(system, user))
 
     def next_prompt(self, user: str, *, closed: bool) -> tuple[int, ...]:
-        """Encode what follows a response; `closed` says that the response itself ends with the end token."""
+        """Encode the literals and the message after a response; `closed` says that the response itself ends with the
+        end token."""
         text = self.template_parts.next_user(user)
         if not closed:
             return self._open.encode(text)

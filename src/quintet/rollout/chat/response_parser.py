@@ -21,7 +21,7 @@ _NUMBERED = re.compile(r"(\d{1,3})\s*(?:\((.*)\))?")
 
 @dataclass(frozen=True, slots=True)
 class ParsedResponse:
-    """Legal actions in order; `valid` says that the format was followed and all actions were legal."""
+    """Legal actions in order; `valid` is True if the format was followed and all actions were legal."""
 
     actions: tuple[str, ...]
     valid: bool

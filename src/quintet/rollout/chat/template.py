@@ -121,7 +121,7 @@ class Renderer:
 
 
 def _unsupported(problem: str, needed: str) -> ConfigError:
-    """Return the error of a template; `needed` says what a supported one does."""
+    """Return the error of a template; `needed` describes a supported template."""
     hint = f"save a chat_template.jinja next to the tokenizer that {needed}, as those in docs/exact-tokens.md do"
     return ConfigError(problem, key="policy.path", hint=hint)
 

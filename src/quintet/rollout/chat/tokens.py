@@ -157,8 +157,8 @@ def _text_encoder(tokenizer: Any) -> Callable[[str], Sequence[int]]:
 
 
 def _slow_text_encoder(tokenizer: Any) -> Callable[[str], Sequence[int]]:
-    """The same for a Python tokenizer. Those without the argument do not read special tokens in text, or their text is
-    split by `TextEncoder`."""
+    """Return the text encoder of a Python tokenizer. Tokenizers without the argument do not read special tokens in
+    text, or their text is split by `TextEncoder`."""
     try:
         tokenizer.encode("a", add_special_tokens=False, split_special_tokens=True)
     except (NotImplementedError, TypeError, ValueError):

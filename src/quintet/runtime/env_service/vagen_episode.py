@@ -22,7 +22,7 @@ class VagenEpisode:
     def __init__(
         self, build_env: Callable[[], Env], responses: Mapping[str, Any], scoring: RelationScoring | None = None
     ) -> None:
-        """`responses` has the fields of `VagenResponses`; `scoring` is that of the env's states."""
+        """`responses` has the fields of `VagenResponses`; `scoring` weighs the relations of the env's states."""
         self._build_env = build_env
         self._format_rewards = {True: float(responses["format_reward"]), False: float(responses["format_penalty"])}
         self._state_weights: Mapping[str, float] | None = responses["state_reward"]

@@ -122,7 +122,7 @@ class _Job:
             self._shown = len(output)
 
     def _exit_status(self, details: Any, stop: StopRequest) -> int:
-        """Return the exit status of the job; of one that was stopped, that of a process that the signal ended."""
+        """Return the exit status of the job; for a stopped job, the status of a process that the signal ended."""
         if details.driver_exit_code is not None:
             return int(details.driver_exit_code)
         if stop.number is not None:

@@ -147,7 +147,7 @@ def _check_reachable(address: str) -> None:
 
 @contextmanager
 def _placed(command: RankCommand, resources: Sequence[Mapping[str, float]], stop: StopRequest) -> Iterator[list[Node]]:
-    """Start the ranks on nodes with the resources of each; kill those that are left in the end."""
+    """Start the ranks on nodes with the resources that they need; at the end, kill remaining ranks."""
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -262,7 +262,8 @@ def _hosts(group: Any) -> list[str]:
 
 
 def _order(hosts: Sequence[str], resources: Sequence[Mapping[str, float]]) -> list[int]:
-    """Return the index of each node's bundle: of those with its resources, the one with the next address."""
+    """Return, for the resources of each node, the index of a placement-group bundle with these resources, in the order
+    of addresses."""
     by_address = sorted(range(len(hosts)), key=lambda index: [part.zfill(3) for part in hosts[index].split(".")])
     order: list[int] = []
     for resource in resources:

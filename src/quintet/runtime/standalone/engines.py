@@ -50,8 +50,8 @@ class StandaloneEngines:
             engine.start_build(self._build_call)
 
     def engines(self) -> list[RestartingEngine]:
-        """Return the engines by rank of their worker. Those of a device are built one after another, since vLLM
-        measures the free memory of its device when it starts."""
+        """Return the engines by rank of their worker. Engines on the same device are built one after another, since
+        vLLM measures the free memory of its device when it starts."""
         for index, builds in enumerate(self._builds):
             for engine in builds if index else ():
                 engine.start_build(self._build_call)

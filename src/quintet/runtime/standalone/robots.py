@@ -48,8 +48,8 @@ class OrderedCalls:
         self._count = 0
 
     def start(self, call: RemoteCall, worker: StandaloneWorker | None = None) -> int:
-        """Send a call; return its number for `finish`. `worker` is the one that has what the call needs: if it was
-        started again since, the call fails as it does with a lost worker."""
+        """Send a call; return its number for `finish`. `worker` is the worker that has the state that the call needs:
+        if it was restarted since, the call fails like one to a lost worker."""
         self._count += 1
         try:
             if worker is not None and worker is not self.worker:

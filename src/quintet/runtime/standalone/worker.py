@@ -183,7 +183,7 @@ class StandaloneProcess:
 
 
 def _use_gpu(gpu: int | None) -> None:
-    """Make a GPU that of this thread."""
+    """Select the GPU of this thread."""
     if gpu is not None:
         torch.cuda.set_device(gpu)
 

@@ -55,7 +55,7 @@ class Scheduler:
         return len(self._prefilling)
 
     def add(self, request: Request, weight_version: int, matcher: TokenMatcher | None = None) -> None:
-        """Queue a request behind the waiting ones; `matcher` is that of its structured output."""
+        """Queue a request after the waiting ones; `matcher` constrains its structured output."""
         self._waiting.append(ScheduledRequest(request, weight_version, matcher=matcher))
 
     def admit(self) -> None:

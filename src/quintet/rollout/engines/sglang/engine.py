@@ -142,7 +142,7 @@ class SglangEngine:
         max_model_len: int | None = None,
         has_tokenizer: bool = True,
     ) -> None:
-        """`max_model_len` is that of the server (default: that of the setup)."""
+        """`max_model_len` is the server's context length in tokens (default: the setup's)."""
         self.weight_version = 0
         self._transport = transport
         self._setup = setup

@@ -100,8 +100,8 @@ class Release:
 
 
 def installed_release(python: str | None = None) -> Release:
-    """Find the SGLang release of this environment, or of that of the interpreter `python`, without a slow import that
-    would look for a device.
+    """Find the SGLang release of this Python environment, or of the environment of the interpreter `python`, without a
+    slow import that would look for a device.
 
     Raises:
         ConfigError: `python` does not run.
