@@ -135,19 +135,19 @@ def create_policies(directory: Path) -> None:
 
 def main(directory: Path) -> None:
     torch.set_num_threads(1)
-    here = current_rank()
-    meeting = rendezvous(here, "the same", 60.0)
-    if here.rank:
-        run_worker(meeting)
+    rank_info = current_rank()
+    group = rendezvous(rank_info, "the same", 60.0)
+    if rank_info.rank:
+        run_worker(group)
     else:
-        controller = Controller.on_ranks(meeting)
+        controller = Controller.on_ranks(group)
         outputs = {
-            case: work(controller, experiment(policy, here.size, **actor), directory / policy, directory / case)
+            case: work(controller, experiment(policy, rank_info.size, **actor), directory / policy, directory / case)
             for case, (policy, actor) in CASES.items()
         }
         print(json.dumps(outputs))
         controller.close()
-    meeting.close()
+    group.close()
 
 
 if __name__ == "__main__":

@@ -130,16 +130,16 @@ def work(controller: Controller, policy_directory: Path, directory: Path, *overr
 
 def main() -> None:
     torch.set_num_threads(1)
-    policy, directory, overrides, here = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:], current_rank()
-    meeting = rendezvous(here, "the same", 60.0)
-    if here.rank:
-        run_worker(meeting)
+    policy, directory, overrides, rank_info = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:], current_rank()
+    group = rendezvous(rank_info, "the same", 60.0)
+    if rank_info.rank:
+        run_worker(group)
     else:
-        controller = Controller.on_ranks(meeting)
-        devices = f"placement.devices_per_node={here.size}"
+        controller = Controller.on_ranks(group)
+        devices = f"placement.devices_per_node={rank_info.size}"
         print(json.dumps(work(controller, policy, directory, devices, *overrides)))
         controller.close()
-    meeting.close()
+    group.close()
 
 
 if __name__ == "__main__":

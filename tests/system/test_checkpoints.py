@@ -35,12 +35,12 @@ def free_port() -> int:
         return int(held.getsockname()[1])
 
 
-def on_ranks(size: int, directory: Path, *words: str) -> str:
+def on_ranks(size: int, directory: Path, *overrides: str) -> str:
     """`quintet train` as torchrun starts it; what rank 0 said."""
     shared = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "quintet", "train", *words],
+            [sys.executable, "-m", "quintet", "train", *overrides],
             cwd=directory,
             env=os.environ | {name: str(value) for name, value in {**shared, "RANK": rank, "LOCAL_RANK": rank}.items()},
             stdout=subprocess.PIPE,

@@ -50,10 +50,10 @@ def episodes(run: Path, split: str, step: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def killed(directory: Path, *words: str) -> None:
+def killed(directory: Path, *overrides: str) -> None:
     """A run that is killed once its first step's checkpoint stands."""
     with (directory / "log").open("wb") as log:
-        command = [sys.executable, "-m", "quintet", "train", "mixed.yaml", *words]
+        command = [sys.executable, "-m", "quintet", "train", "mixed.yaml", *overrides]
         process = subprocess.Popen(command, cwd=directory, stdout=log, stderr=log)
     try:
         end = time.monotonic() + 120

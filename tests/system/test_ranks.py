@@ -38,11 +38,11 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(place: Path, name: str, command: list[str], *words: str) -> subprocess.Popen[str]:
+def start(place: Path, name: str, command: list[str], *overrides: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with (place / f"{name}.log").open("a") as log:
         return subprocess.Popen(
-            [*command, "train", "tiny.yaml", f"name={name}", *words],
+            [*command, "train", "tiny.yaml", f"name={name}", *overrides],
             cwd=place,
             env=environment,
             stdout=log,

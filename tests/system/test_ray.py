@@ -35,7 +35,7 @@ def place(tmp_path: Path) -> Path:
 def start(
     place: Path,
     name: str,
-    *words: str,
+    *overrides: str,
     command: str = "train",
     environment: Mapping[str, str] = MappingProxyType({}),
     prefix: Sequence[str] = (),
@@ -43,7 +43,7 @@ def start(
     """`prefix` comes before the command, to run it elsewhere."""
     with (place / f"{name}.log").open("a") as log:
         return subprocess.Popen(
-            [*prefix, sys.executable, "-m", "quintet", command, "tiny.yaml", f"name={name}", *words],
+            [*prefix, sys.executable, "-m", "quintet", command, "tiny.yaml", f"name={name}", *overrides],
             cwd=place,
             env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
             stdout=log,
@@ -76,9 +76,9 @@ def processes(place: Path) -> Iterator[tuple[int, dict[str, str]]]:
             continue
 
 
-def quintet(place: Path, *words: str) -> str:
+def quintet(place: Path, *arguments: str) -> str:
     """Output of a command that ends."""
-    command = [sys.executable, "-m", "quintet", *words]
+    command = [sys.executable, "-m", "quintet", *arguments]
     return subprocess.run(command, cwd=place, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
@@ -241,16 +241,22 @@ class Cluster:
             assert time.monotonic() < end, (directory / f"ray_{head}.log").read_text()
             time.sleep(0.1)
 
-    def command(self, host: str, *words: str) -> list[str]:
+    def command(self, host: str, *arguments: str) -> list[str]:
         """A command that runs on the node."""
-        return self.network.command(host, *words) if self.network else list(words)
+        return self.network.command(host, *arguments) if self.network else list(arguments)
 
     def add(self, host: str) -> None:
         self.nodes[host] = self._start(host, f"--address={self.address}")
 
-    def _start(self, host: str, *words: str) -> subprocess.Popen[bytes]:
+    def _start(self, host: str, *arguments: str) -> subprocess.Popen[bytes]:
         options = [f"--num-cpus={self._cpus}", "--object-store-memory=100000000", "--disable-usage-stats", "--block"]
-        command = [str(Path(sys.executable).with_name("ray")), "start", *words, f"--node-ip-address={host}", *options]
+        command = [
+            str(Path(sys.executable).with_name("ray")),
+            "start",
+            *arguments,
+            f"--node-ip-address={host}",
+            *options,
+        ]
         with (self.directory / f"ray_{host}.log").open("wb") as log:
             return subprocess.Popen(
                 self.command(host, *command), env={**os.environ, **self.environment}, stdout=log, stderr=log

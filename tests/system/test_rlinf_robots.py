@@ -58,7 +58,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def run(place: Path, file: Path, results: str, *words: str) -> str:
+def run(place: Path, file: Path, results: str, *overrides: str) -> str:
     """Run `quintet train` on a file; return what it prints."""
     environment = {
         **os.environ,
@@ -69,8 +69,8 @@ def run(place: Path, file: Path, results: str, *words: str) -> str:
         "MUJOCO_GL": "egl",
         "OMP_NUM_THREADS": "1",
     }
-    words = (*words, f"runner.logger.log_path={place / results}")
-    command = [sys.executable, "-m", "quintet", "train", str(file), *words]
+    overrides = (*overrides, f"runner.logger.log_path={place / results}")
+    command = [sys.executable, "-m", "quintet", "train", str(file), *overrides]
     done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

@@ -44,11 +44,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def train(place: Path, name: str, *words: str, command: list[str] = QUINTET) -> list[dict[str, Any]]:
+def train(place: Path, name: str, *overrides: str, command: list[str] = QUINTET) -> list[dict[str, Any]]:
     """Train and return the metrics of each step."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
-        [*command, "train", "arm.yaml", f"name={name}", *words],
+        [*command, "train", "arm.yaml", f"name={name}", *overrides],
         cwd=place,
         env=environment,
         capture_output=True,
@@ -128,10 +128,10 @@ def test_trained_policy_loads_and_acts_the_same(place: Path, single: list[dict[s
 def test_a_run_and_an_exported_policy_are_evaluated_as_the_last_validation_was(
     place: Path, single: list[dict[str, Any]]
 ) -> None:
-    def run(*words: str) -> None:
+    def run(*arguments: str) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
-            [*QUINTET, *words], cwd=place, env=environment, capture_output=True, text=True, timeout=240
+            [*QUINTET, *arguments], cwd=place, env=environment, capture_output=True, text=True, timeout=240
         )
         assert done.returncode == 0, done.stderr[-3000:]
 

@@ -40,9 +40,9 @@ def serve(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     started: list[subprocess.Popen[str]] = []
 
-    def start(*words: str, **environment: str) -> subprocess.Popen[str]:
+    def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "quintet", "serve", *words],
+            [sys.executable, "-m", "quintet", "serve", *arguments],
             cwd=tmp_path,
             env={**os.environ, **environment},
             stdout=subprocess.PIPE,

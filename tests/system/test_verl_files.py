@@ -223,10 +223,10 @@ class Trained(NamedTuple):
     trained_from: dict[str, Tensor]
 
 
-def trained(place: Path, script: str, *words: str, command: list[str] = ONE) -> Trained:
+def trained(place: Path, script: str, *overrides: str, command: list[str] = ONE) -> Trained:
     (place / "run.sh").write_text(script)
-    words = ("train", "run.sh", *SMALL, *words)
-    done = subprocess.run([*command, *words], cwd=place, text=True, capture_output=True, timeout=240)
+    overrides = ("train", "run.sh", *SMALL, *overrides)
+    done = subprocess.run([*command, *overrides], cwd=place, text=True, capture_output=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "run.sh: a configuration of verl" in done.stderr
     (run,) = (path.parent for path in place.glob("runs/*/metrics.jsonl"))

@@ -65,21 +65,21 @@ def test_the_commands_of_a_page_do_what_it_says(
     monkeypatch.chdir(tmp_path)
     for line in commands(page):
         variables, _, arguments = line.partition("quintet ")
-        words = shlex.split(arguments)
+        argv = shlex.split(arguments)
         with monkeypatch.context() as patch:
             for variable in shlex.split(variables):
                 patch.setenv(*variable.split("=", 1))
-            if words[0] in LONG:
-                would_begin(words[1:], tmp_path)
-            elif words[0] in BRIEF:
-                patch.setattr(sys, "argv", ["quintet", *words])
+            if argv[0] in LONG:
+                would_begin(argv[1:], tmp_path)
+            elif argv[0] in BRIEF:
+                patch.setattr(sys, "argv", ["quintet", *argv])
                 with pytest.raises(SystemExit) as end:
                     main()
                 shown = capsys.readouterr()
                 assert not end.value.code, f"{line}: {shown.err}"
                 assert shown.out, line
             else:
-                command = [sys.executable, "-m", "quintet", *words]
+                command = [sys.executable, "-m", "quintet", *argv]
                 done = subprocess.run(command, capture_output=True, text=True, timeout=120)
                 assert done.returncode == 0, f"{line}: {done.stderr}"
                 assert done.stdout, line

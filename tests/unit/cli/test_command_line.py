@@ -16,8 +16,8 @@ from quintet.config.compose import load_experiment
 from quintet.errors import ConfigError, InterruptedRun, MachineError
 
 
-def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["quintet", *words])
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["quintet", *arguments])
     with pytest.raises(SystemExit) as end:
         command.main()
     return int(end.value.code or 0)
@@ -76,7 +76,7 @@ def test_a_users_fault_is_one_block_and_its_exit_status(
 def test_a_keyboard_interrupt_ends_quietly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from quintet.cli import plan
 
-    def interrupt(*words: object, **options: object) -> None:
+    def interrupt(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(plan, "run", interrupt)
@@ -88,7 +88,7 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     """What isn't the user's fault must be seen by those who can mend it."""
     from quintet.cli import plan
 
-    def fail(*words: object, **options: object) -> None:
+    def fail(*arguments: object, **options: object) -> None:
         raise AssertionError("a defect")
 
     monkeypatch.setattr(plan, "run", fail)

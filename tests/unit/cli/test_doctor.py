@@ -62,7 +62,7 @@ BOTH = {"torch": "2.13.0+cpu", "transformers": "5.19.0"}
 
 
 @pytest.mark.parametrize(
-    ("engine", "versions", "devices", "ready", "words"),
+    ("engine", "versions", "devices", "ready", "message"),
     [
         ("hf", {}, 0, True, "transformers 5.19.0, on the CPU"),
         ("vllm", {}, 0, False, "on a machine with an accelerator; on a CPU scripts/install_vllm_cpu.sh"),
@@ -97,13 +97,13 @@ BOTH = {"torch": "2.13.0+cpu", "transformers": "5.19.0"}
     ],
 )
 def test_an_engine_is_told_with_its_version_or_what_it_lacks(
-    monkeypatch: pytest.MonkeyPatch, engine: str, versions: dict[str, str], devices: int, ready: bool, words: str
+    monkeypatch: pytest.MonkeyPatch, engine: str, versions: dict[str, str], devices: int, ready: bool, message: str
 ) -> None:
     """vLLM is imported by one name whichever of two distributions brought it."""
     here(monkeypatch, BOTH | versions)
     found, note = engine_checks.check_engine(ENGINES.get(engine), devices)
     assert found is ready
-    assert words in note
+    assert message in note
 
 
 def test_another_torch_than_an_engine_asks_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

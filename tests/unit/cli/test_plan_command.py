@@ -39,8 +39,8 @@ RAGEN = {
 def call(monkeypatch: pytest.MonkeyPatch) -> Call:
     """Run `quintet plan` and return its exit status."""
 
-    def run(*words: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["quintet", "plan", *words])
+    def run(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["quintet", "plan", *arguments])
         with pytest.raises(SystemExit) as end:
             command.main()
         return int(end.value.code or 0)
@@ -52,8 +52,8 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Call:
 def planned(call: Call, capsys: pytest.CaptureFixture[str]) -> Planned:
     """Return the plan as JSON."""
 
-    def run(*words: str) -> dict[str, Any]:
-        assert call(*words, "--json") == 0
+    def run(*arguments: str) -> dict[str, Any]:
+        assert call(*arguments, "--json") == 0
         output: dict[str, Any] = json.loads(capsys.readouterr().out)
         return output
 
@@ -64,8 +64,8 @@ def planned(call: Call, capsys: pytest.CaptureFixture[str]) -> Planned:
 def lines(call: Call, capsys: pytest.CaptureFixture[str]) -> Lines:
     """Return the lines of the tables."""
 
-    def run(*words: str) -> list[str]:
-        assert call(*words) == 0
+    def run(*arguments: str) -> list[str]:
+        assert call(*arguments) == 0
         return capsys.readouterr().out.splitlines()
 
     return run
@@ -222,9 +222,9 @@ def test_what_cant_work_is_refused_by_the_foreign_key(
 def test_what_doesnt_fit_is_refused_only_where_a_size_is_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], call: Call
 ) -> None:
-    words = cluster(tmp_path)
-    assert call(*words) == 0
-    assert call(*words, "--device-memory", "24") == 2
+    cluster_overrides = cluster(tmp_path)
+    assert call(*cluster_overrides) == 0
+    assert call(*cluster_overrides, "--device-memory", "24") == 2
     message = capsys.readouterr().err
     assert "device 0 needs" in message
     assert "what helps most: " in message

@@ -22,8 +22,8 @@ LONG = ("rollout.max_turns=1", "rollout.max_prompt_tokens=1024", "rollout.max_re
 def call(monkeypatch: pytest.MonkeyPatch) -> Call:
     """Run `quintet plan` and return its exit status."""
 
-    def run(*words: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["quintet", "plan", *words])
+    def run(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["quintet", "plan", *arguments])
         with pytest.raises(SystemExit) as end:
             command.main()
         return int(end.value.code or 0)
@@ -39,9 +39,9 @@ def model(tmp_path: Path) -> list[str]:
     return [*overrides, *LONG, "rollout.engine=vllm"]
 
 
-def fitted(call: Call, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+def fitted(call: Call, capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     """The proposals as JSON."""
-    assert call(*words, "--fit", "--json") == 0
+    assert call(*arguments, "--fit", "--json") == 0
     result: dict[str, Any] = json.loads(capsys.readouterr().out)
     return result
 

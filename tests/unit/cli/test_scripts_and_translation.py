@@ -29,8 +29,8 @@ sft: {env_type: frozenlake}
 """
 
 
-def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["quintet", *words])
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["quintet", *arguments])
     with pytest.raises(SystemExit) as end:
         command.main()
     return int(end.value.code or 0)

@@ -231,7 +231,7 @@ def test_rows_without_messages_are_named(row: dict[str, Any], keys: dict[str, An
 
 
 @pytest.mark.parametrize(
-    ("template", "messages", "words"),
+    ("template", "messages", "message"),
     [
         (None, TWO_TURNS[:2], "no reply to train on"),
         (REFUSING, TWO_TURNS, "no system here"),
@@ -239,9 +239,9 @@ def test_rows_without_messages_are_named(row: dict[str, Any], keys: dict[str, An
     ],
 )
 def test_a_conversation_that_the_template_rejects_is_an_error(
-    template: str | None, messages: tuple[Any, ...], words: str
+    template: str | None, messages: tuple[Any, ...], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=message):
         ConversationFormat(tokenizer(template)).encode(Conversation(messages), "row 7")
 
 

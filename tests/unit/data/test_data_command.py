@@ -12,8 +12,8 @@ from quintet.errors import ConfigError
 from quintet.policies.tiny_models import train_tokenizer
 
 
-def data(*words: str | Path) -> None:
-    app([str(word) for word in words], standalone_mode=False)
+def data(*arguments: str | Path) -> None:
+    app([str(word) for word in arguments], standalone_mode=False)
 
 
 def test_make_and_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

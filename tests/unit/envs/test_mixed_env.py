@@ -20,12 +20,12 @@ from quintet.errors import ConfigError
 WORDS = ["envs.lake={share: 3, env: {size: 3}}", "envs.boxes={env: {name: sokoban}, start_states: 4}"]
 
 
-def mixed(*words: str) -> Experiment:
-    return load_experiment(None, [*WORDS, *words]).experiment
+def mixed(*overrides: str) -> Experiment:
+    return load_experiment(None, [*WORDS, *overrides]).experiment
 
 
-def starts(*words: str) -> MixedStartStates:
-    opened = build_start_states(mixed(*words))
+def starts(*arguments: str) -> MixedStartStates:
+    opened = build_start_states(mixed(*arguments))
     assert isinstance(opened, MixedStartStates)
     return opened
 

@@ -30,11 +30,11 @@ def tune(
 ) -> Callable[..., Path]:
     """A whole run with the words that the module has in COMMON; gives its directory. What it said lies in `said`."""
 
-    def run(*words: str, name: str = "a") -> Path:
+    def run(*overrides: str, name: str = "a") -> Path:
         own = (f"sft.path={policy_directory}", f"output_dir={tmp_path}", f"name={name}", *rows)
         console = io.StringIO()
         try:
-            composed = load_experiment(None, (*own, *request.module.COMMON, *words))
+            composed = load_experiment(None, (*own, *request.module.COMMON, *overrides))
             sft.fine_tune(composed, Console(file=console, width=200))
         finally:
             (tmp_path / name).mkdir(exist_ok=True)

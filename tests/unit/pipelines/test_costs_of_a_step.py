@@ -28,8 +28,10 @@ WORDS = (
 )
 
 
-def lines(directory: Path, *words: str) -> dict[str, float]:
-    train(load_experiment(None, (*WORDS, f"output_dir={directory}", "name=run", *words)), Console(file=io.StringIO()))
+def lines(directory: Path, *overrides: str) -> dict[str, float]:
+    train(
+        load_experiment(None, (*WORDS, f"output_dir={directory}", "name=run", *overrides)), Console(file=io.StringIO())
+    )
     parsed: dict[str, float] = json.loads((directory / "run/metrics.jsonl").read_text().splitlines()[-1])
     return parsed
 

@@ -26,8 +26,8 @@ SMALL = (
 )
 
 
-def check(monkeypatch: pytest.MonkeyPatch, policy: Path, output: Path, *words: str) -> int:
-    argv = ["check", "drift", f"policy.path={policy}", *SMALL, f"output_dir={output}", "--episodes", "3", *words]
+def check(monkeypatch: pytest.MonkeyPatch, policy: Path, output: Path, *arguments: str) -> int:
+    argv = ["check", "drift", f"policy.path={policy}", *SMALL, f"output_dir={output}", "--episodes", "3", *arguments]
     monkeypatch.setattr(sys, "argv", ["quintet", *argv])
     with pytest.raises(SystemExit) as end:
         command.main()

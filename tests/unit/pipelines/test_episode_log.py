@@ -30,8 +30,8 @@ class Notes(NullProgress):
         self.texts.append(text)
 
 
-def a_run(directory: Path, *words: str) -> Run:
-    composed = load_experiment(None, [f"output_dir={directory}", "name=lake", *words])
+def a_run(directory: Path, *overrides: str) -> Run:
+    composed = load_experiment(None, [f"output_dir={directory}", "name=lake", *overrides])
     return Run(composed, RunDirectory.from_config(composed.experiment), Notes(), saver=cast(Any, None))
 
 

@@ -79,9 +79,9 @@ def written(path: Path, rows: list[Any]) -> Path:
     return path
 
 
-def stored(rows: list[Any], *words: str) -> Evaluation:
+def stored(rows: list[Any], *overrides: str) -> Evaluation:
     written(Path("answers.jsonl"), rows)
-    composed = load_experiment(None, ["evaluation.path=answers.jsonl", "name=e", *words])
+    composed = load_experiment(None, ["evaluation.path=answers.jsonl", "name=e", *overrides])
     return evaluate_stored(composed, Console(file=io.StringIO()))
 
 
@@ -181,7 +181,7 @@ def test_evaluation_without_responses_or_model_is_an_error() -> None:
         evaluate_stored(load_experiment(None, []), Console(file=io.StringIO()))
 
 
-def playing(policy: Path, *words: str, samples: int = 2) -> Evaluation:
+def playing(policy: Path, *overrides: str, samples: int = 2) -> Evaluation:
     defaults = [
         "name=p",
         "policy.preset=null",
@@ -193,7 +193,9 @@ def playing(policy: Path, *words: str, samples: int = 2) -> Evaluation:
         "rollout.max_response_tokens=4",
         "rollout.max_prompt_tokens=200",
     ]
-    return evaluate_model(load_experiment(None, [*defaults, *words]), Statistics((1, 2)), Console(file=io.StringIO()))
+    return evaluate_model(
+        load_experiment(None, [*defaults, *overrides]), Statistics((1, 2)), Console(file=io.StringIO())
+    )
 
 
 def test_a_model_is_evaluated_on_held_out_prompts(policy_directory: Path) -> None:
@@ -281,8 +283,8 @@ def test_models_are_found_in_runs_checkpoints_and_directories(policy_directory: 
 def test_the_configured_model_is_its_checkpoint_path_or_last_checkpoint(policy_directory: Path, tmp_path: Path) -> None:
     import shutil
 
-    def of(*words: str) -> Path:
-        return find_configured_model(load_experiment(None, [f"output_dir={tmp_path}", "name=r", *words]).experiment)
+    def of(*overrides: str) -> Path:
+        return find_configured_model(load_experiment(None, [f"output_dir={tmp_path}", "name=r", *overrides]).experiment)
 
     path = ("policy.preset=null", f"policy.path={policy_directory}")
     with pytest.raises(ConfigError, match=r"policy\.path is null, and there is no checkpoint in .*r/checkpoints"):

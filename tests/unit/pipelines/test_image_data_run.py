@@ -96,9 +96,9 @@ def test_the_loss_of_packed_conversations_is_that_of_transformers(tmp_path: Path
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5)
 
 
-def lake(tmp_path: Path, *words: str) -> Experiment:
+def lake(tmp_path: Path, *overrides: str) -> Experiment:
     sizes = ("sft.episodes.episodes=6", "sft.episodes.validation_episodes=2")
-    return load_experiment(None, (*LAKE, *sizes, f"sft.episodes.directory={tmp_path}/data", *words)).experiment
+    return load_experiment(None, (*LAKE, *sizes, f"sft.episodes.directory={tmp_path}/data", *overrides)).experiment
 
 
 @pytest.mark.parametrize("window", ["1", "2", "null"])

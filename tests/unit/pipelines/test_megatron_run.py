@@ -36,8 +36,8 @@ WORDS = (
 pytestmark = pytest.mark.usefixtures("megatron_alone")
 
 
-def rows(directory: Path, *words: str, name: str = "run") -> list[dict[str, float]]:
-    run_overrides = (*WORDS, f"output_dir={directory}", f"name={name}", *words)
+def rows(directory: Path, *overrides: str, name: str = "run") -> list[dict[str, float]]:
+    run_overrides = (*WORDS, f"output_dir={directory}", f"name={name}", *overrides)
     train(load_experiment(None, run_overrides), Console(file=io.StringIO()))
     return [json.loads(line) for line in (directory / name / "metrics.jsonl").read_text().splitlines()]
 

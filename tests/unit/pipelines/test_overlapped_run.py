@@ -56,8 +56,10 @@ WORDS = (
 )
 
 
-def run(directory: Path, *words: str) -> list[dict[str, Any]]:
-    train(load_experiment(None, (*WORDS, f"output_dir={directory}", "name=run", *words)), Console(file=io.StringIO()))
+def run(directory: Path, *overrides: str) -> list[dict[str, Any]]:
+    train(
+        load_experiment(None, (*WORDS, f"output_dir={directory}", "name=run", *overrides)), Console(file=io.StringIO())
+    )
     return [json.loads(line) for line in (directory / "run/metrics.jsonl").read_text().splitlines()]
 
 

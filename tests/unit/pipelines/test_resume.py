@@ -47,11 +47,11 @@ COMMON = (
 def run(tmp_path: Path) -> Run:
     """A whole run; gives its directory. What it said lies in `said`."""
 
-    def start(*words: str, name: str = "a") -> Path:
+    def start(*overrides: str, name: str = "a") -> Path:
         said = io.StringIO()
         try:
             train(
-                load_experiment(None, (*COMMON, f"output_dir={tmp_path}", f"name={name}", *words)),
+                load_experiment(None, (*COMMON, f"output_dir={tmp_path}", f"name={name}", *overrides)),
                 Console(file=said, width=200),
             )
         finally:

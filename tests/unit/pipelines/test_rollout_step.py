@@ -41,8 +41,8 @@ class Table:
             yield Trajectory("table", episode.seed, episode.group, episode.sample, (turn,), Outcome.TERMINATED)
 
 
-def components(telling: int, *words: str) -> Any:
-    experiment = load_experiment(None, [*WORDS, *words]).experiment
+def components(telling: int, *overrides: str) -> Any:
+    experiment = load_experiment(None, [*WORDS, *overrides]).experiment
     engine = SimpleNamespace(pop_metrics=dict)
     return SimpleNamespace(
         group_channel=None,

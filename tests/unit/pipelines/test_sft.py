@@ -122,8 +122,8 @@ def test_passes_of_the_model_dont_change_the_result(tune: Run) -> None:
 def test_every_pass_sees_every_row_at_most_once_in_an_order_of_its_own(
     rows: tuple[str, str], policy_directory: Path
 ) -> None:
-    def order(*words: str) -> list[list[int]]:
-        config = load_experiment(None, [f"sft.path={policy_directory}", *rows, *COMMON, *words]).experiment
+    def order(*overrides: str) -> list[list[int]]:
+        config = load_experiment(None, [f"sft.path={policy_directory}", *rows, *COMMON, *overrides]).experiment
         assert config.data is not None
         splits = [open_split(config.data, None, split) for split in ("train", "validation")]
         lessons = build_sft_dataset(config, load_tokenizer(policy_directory), *splits, NullProgress())
@@ -323,7 +323,7 @@ def test_liger_kernels_are_only_applied_on_a_gpu(monkeypatch: pytest.MonkeyPatch
 
     liger_calls: list[dict[str, Any]] = []
     package, module = ModuleType("liger_kernel"), ModuleType("liger_kernel.transformers")
-    module._apply_liger_kernel_to_instance = lambda **words: liger_calls.append(words)  # type: ignore[attr-defined]
+    module._apply_liger_kernel_to_instance = lambda **keywords: liger_calls.append(keywords)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "liger_kernel", package)
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers", module)
     monkeypatch.setattr(liger.importlib.util, "find_spec", lambda name: object())

@@ -20,13 +20,13 @@ from quintet.rollout.chat.chat_format import ChatFormat, Dialogue
 from quintet.tracking.progress import NullProgress
 
 
-def experiment(tmp_path: Path, *words: str) -> Experiment:
+def experiment(tmp_path: Path, *overrides: str) -> Experiment:
     runs = [
         f"sft.episodes.directory={tmp_path}/data",
         "sft.episodes.episodes=12",
         "sft.episodes.validation_episodes=4",
     ]
-    return load_experiment(None, [*runs, *words]).experiment
+    return load_experiment(None, [*runs, *overrides]).experiment
 
 
 @pytest.mark.parametrize("window", ["1", "2", "null"])

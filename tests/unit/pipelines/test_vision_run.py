@@ -38,8 +38,8 @@ WORDS = (
 )
 
 
-def experiment(tmp_path: Path, *words: str) -> ComposedConfig:
-    return load_experiment(None, (*WORDS, f"output_dir={tmp_path}", "name=run", *words))
+def experiment(tmp_path: Path, *overrides: str) -> ComposedConfig:
+    return load_experiment(None, (*WORDS, f"output_dir={tmp_path}", "name=run", *overrides))
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:

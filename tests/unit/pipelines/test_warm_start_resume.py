@@ -37,7 +37,7 @@ WORDS = (
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     """Start or continue a run; return its directory. A run with `stop_at` is stopped after that update."""
 
-    def run(*words: str, name: str, stop_at: int | None = None) -> Path:
+    def run(*overrides: str, name: str, stop_at: int | None = None) -> Path:
         class StoppingLogger(JsonlLogger):
             def log(self, step: int, *args: Any) -> None:
                 super().log(step, *args)
@@ -45,7 +45,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
                     os.kill(os.getpid(), signal.SIGTERM)
 
         monkeypatch.setattr(setup, "JsonlLogger", StoppingLogger)
-        composed = load_experiment(None, (*WORDS, f"output_dir={tmp_path}", f"name={name}", *words))
+        composed = load_experiment(None, (*WORDS, f"output_dir={tmp_path}", f"name={name}", *overrides))
         if stop_at is None:
             train(composed, Console(file=io.StringIO()))
         else:

@@ -80,7 +80,7 @@ def test_flash_attention_comes_first_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -
     set_attention_backend(layer, "flash_attention_2")
     own = attention_backends.sdpa_kernel
     monkeypatch.setattr(
-        attention_backends, "sdpa_kernel", lambda *value, **words: asked.append(value[0]) or own(*value, **words)
+        attention_backends, "sdpa_kernel", lambda *value, **keywords: asked.append(value[0]) or own(*value, **keywords)
     )
     with use_attention_backend(attention_backends.attention_backend(layer)):
         query = torch.randn(1, 2, 3, 4)

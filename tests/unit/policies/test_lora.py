@@ -143,12 +143,12 @@ def test_layers_are_chosen_by_name_or_pattern(
 
 
 @pytest.mark.parametrize(
-    ("targets", "words"), [(("qq_proj",), "no such layers"), (("lm_head",), "embedding and head"), (("q",), "q_proj")]
+    ("targets", "message"), [(("qq_proj",), "no such layers"), (("lm_head",), "embedding and head"), (("q",), "q_proj")]
 )
-def test_layers_that_arent_there_are_refused(policy_directory: Path, targets: tuple[str, ...], words: str) -> None:
+def test_layers_that_arent_there_are_refused(policy_directory: Path, targets: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         add_lora(load_model(policy_directory), LoraConfig(target_modules=targets), key="sft.lora")
-    assert words in str(error.value)
+    assert message in str(error.value)
     assert error.value.key == "sft.lora.target_modules"
 
 

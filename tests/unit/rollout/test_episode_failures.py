@@ -108,9 +108,9 @@ def chat(policy_directory: Path) -> ChatFormat:
     return ChatFormat(load_tokenizer(policy_directory))
 
 
-def saying(chat: ChatFormat, *words: str) -> Reply:
+def saying(chat: ChatFormat, *texts: str) -> Reply:
     """Always the same response; with several, the request's seed selects one."""
-    replies = [(*chat.encode(f"<think> go </think><answer> {word} </answer>"), chat.end_token_id) for word in words]
+    replies = [(*chat.encode(f"<think> go </think><answer> {word} </answer>"), chat.end_token_id) for word in texts]
 
     def reply(request: Request, _: int) -> Generation:
         tokens = replies[request.seed % len(replies)]
@@ -214,10 +214,10 @@ def test_requests_that_the_engine_loses_fail(chat: ChatFormat) -> None:
 
 
 def test_a_response_ended_by_a_stop_string_is_parsed_and_closed(chat: ChatFormat) -> None:
-    words = "<think> go </think><answer> Go </answer>"
+    text = "<think> go </think><answer> Go </answer>"
 
     def reply(request: Request, _: int) -> Generation:
-        tokens = chat.encode(words)
+        tokens = chat.encode(text)
         return Generation(request.id, tokens, (-0.5,) * len(tokens), FinishReason.STOP, 3)
 
     loop, engine = looped(chat, reply)
@@ -226,7 +226,7 @@ def test_a_response_ended_by_a_stop_string_is_parsed_and_closed(chat: ChatFormat
     assert all(turn.valid_format for turn in episode.turns)
     assert engine.seen[0].stop_strings == ("</answer>",)
     seen = engine.seen[1].prompt
-    before = (*engine.seen[0].prompt, *chat.encode(words))
+    before = (*engine.seen[0].prompt, *chat.encode(text))
     assert seen[: len(before)] == before
     assert seen[len(before)] == chat.end_token_id
     assert loop.pop_metrics()["prompt/reply_closed"] == 2
@@ -249,8 +249,8 @@ def test_requests_say_whether_their_dialogue_continues(chat: ChatFormat, window:
 
 
 def test_max_actions_ends_an_episode(chat: ChatFormat) -> None:
-    words = "Stay || Go || Stay"
-    loop, _ = looped(chat, saying(chat, words), EpisodeLimits(max_actions=4), max_actions_per_turn=3)
+    text = "Stay || Go || Stay"
+    loop, _ = looped(chat, saying(chat, text), EpisodeLimits(max_actions=4), max_actions_per_turn=3)
     (episode,) = loop.collect_rollouts([Episode(100, 0, 0)], GREEDY)
     assert [turn.actions for turn in episode.turns] == [("Stay", "Go", "Stay"), ("Stay",)]
     assert (episode.outcome, episode.turns[1].valid_format) == (Outcome.MAX_ACTIONS, True)
@@ -292,11 +292,11 @@ def test_failures_are_counted_over_incremental_episodes(chat: ChatFormat) -> Non
 
 
 def test_incremental_episodes_equal_collected_ones(chat: ChatFormat) -> None:
-    words = saying(chat, "Go", "Stay", "Raise", "nonsense")
-    loop, engine = looped(chat, words)
+    text = saying(chat, "Go", "Stay", "Raise", "nonsense")
+    loop, engine = looped(chat, text)
     at_once = by_place(list(loop.collect_rollouts(episodes(24), SAMPLED)))
     assert {Outcome.SUCCESS, Outcome.FAILED} < {episode.outcome for episode in at_once} | {Outcome.MAX_TURNS}
-    loop, engine = looped(chat, words)
+    loop, engine = looped(chat, text)
     pieces: list[Trajectory] = []
     for first in range(0, 24, 8):
         loop.start(episodes(24)[first : first + 8], SAMPLED)

@@ -49,10 +49,10 @@ def rules(name: str, limits: EpisodeLimits | None = None, **options: object) -> 
 
 
 def play(
-    chat: ChatFormat, words: str, both: list[EpisodeRules], kinds: list[type[Corridor]]
+    chat: ChatFormat, response: str, both: list[EpisodeRules], kinds: list[type[Corridor]]
 ) -> dict[str, list[Trajectory]]:
     envs = MixedVectorEnv([LocalVectorEnv(kind) for kind in kinds])
-    loop = AgentLoop.with_rules(Told(chat, [words]), chat, envs, both)
+    loop = AgentLoop.with_rules(Told(chat, [response]), chat, envs, both)
     episodes = [Episode(env_start(number % 2, 20 + number), number, 0) for number in range(8)]
     results: dict[str, list[Trajectory]] = {}
     for episode in loop.collect_rollouts(episodes, GREEDY):

@@ -26,8 +26,8 @@ ENDS = ("rollout.repetition_penalty=1.1", "rollout.min_response_tokens=3", "roll
 ENDED: dict[str, Any] = {"repetition_penalty": 1.1, "min_tokens": 3, "stop_token_ids": (9,), "stop_strings": (".",)}
 
 
-def experiment(*words: str) -> Experiment:
-    return load_experiment(None, words).experiment
+def experiment(*overrides: str) -> Experiment:
+    return load_experiment(None, overrides).experiment
 
 
 def test_training_uses_the_configured_sampling() -> None:

@@ -42,30 +42,30 @@ def make(directory: Path, task: str, train: int = 40, validation: int = 10, **mo
 
 def value(text: str) -> Fraction:
     """An expression's value by a parser of the test's own: precedence climbing over exact fractions."""
-    words = re.findall(r"\d+|[-+*/()]", text)
+    tokens = re.findall(r"\d+|[-+*/()]", text)
 
     def atom() -> Fraction:
-        word = words.pop(0)
+        word = tokens.pop(0)
         if word != "(":
             return Fraction(int(word))
         inside = sum_()
-        assert words.pop(0) == ")"
+        assert tokens.pop(0) == ")"
         return inside
 
     def product() -> Fraction:
         total = atom()
-        while words and words[0] in "*/":
-            total = OPERATORS[words.pop(0)](total, atom())
+        while tokens and tokens[0] in "*/":
+            total = OPERATORS[tokens.pop(0)](total, atom())
         return total
 
     def sum_() -> Fraction:
         total = product()
-        while words and words[0] in "+-":
-            total = OPERATORS[words.pop(0)](total, product())
+        while tokens and tokens[0] in "+-":
+            total = OPERATORS[tokens.pop(0)](total, product())
         return total
 
     result = sum_()
-    assert not words
+    assert not tokens
     return result
 
 

@@ -450,15 +450,15 @@ def test_api_keys_come_from_the_environment(
 
 
 @pytest.mark.parametrize(
-    ("url", "error", "words"),
+    ("url", "error", "message"),
     [
         ("localhost:30000", ConfigError, "is not an http"),
         ("http://gpu7:30000", ConfigError, "a server on another machine reads new weights"),
         ("http://127.0.0.1:9", EngineError, "no SGLang server responds at http://127.0.0.1:9"),
     ],
 )
-def test_unusable_server_urls_are_errors(setup: EngineSetup, url: str, error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
+def test_unusable_server_urls_are_errors(setup: EngineSetup, url: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         build_sglang_server_engine(told(setup, server_url=url))
 
 

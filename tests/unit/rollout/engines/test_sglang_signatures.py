@@ -207,17 +207,17 @@ def test_chunked_prefill_is_off_despite_a_chunk_size() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [
         ("shedule_policy", "did you mean 'schedule_policy'?"),
         ("model_path", "set policy.path"),
         ("api_key", "remove rollout.engine_options.arguments.api_key"),
     ],
 )
-def test_extra_arguments_are_checked(name: str, words: str) -> None:
+def test_extra_arguments_are_checked(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"arguments.{name}") as error:
         option_arguments(EngineConfig(arguments={name: "x"}), RELEASE)
-    assert words in str(error.value)
+    assert message in str(error.value)
 
 
 def test_fields_of_older_releases_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

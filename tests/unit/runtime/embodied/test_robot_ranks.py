@@ -22,8 +22,8 @@ Told = dict[str, dict[str, Any]]
 
 def environment(rank: int, port: int) -> dict[str, str]:
     values = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
-    words = {name: str(value) for name, value in values.items()}
-    return {**os.environ, **words, "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    variables = {name: str(value) for name, value in values.items()}
+    return {**os.environ, **variables, "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")

@@ -114,8 +114,8 @@ def cases() -> Iterator[ParameterSet]:
             yield pytest.param((f"env.name={entry.name}", *words), marks=marks, id=" ".join([entry.name, *words]))
 
 
-def experiment(*words: str) -> Experiment:
-    return load_experiment(None, words).experiment
+def experiment(*overrides: str) -> Experiment:
+    return load_experiment(None, overrides).experiment
 
 
 def on_hosts(workers: Sequence[StandaloneWorker], overrides: Sequence[str]) -> VectorEnv:

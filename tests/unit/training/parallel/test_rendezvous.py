@@ -13,7 +13,7 @@ import pytest
 from quintet.config.plan.process_layout import LocalDevice
 from quintet.errors import MachineError
 from quintet.tracking.run_processes import process_namespace
-from quintet.training.parallel import rendezvous as meeting
+from quintet.training.parallel import rendezvous as rendezvous_module
 from quintet.training.parallel.process_group import RankGroup
 from quintet.training.parallel.rendezvous import Peer, Rendezvous, _check_no_shared_gpus, _local_gpu
 
@@ -58,8 +58,8 @@ def beside(process: int, host: str | None = None) -> Rendezvous:
 
 
 def test_the_watchdog_reports_a_dead_rank(other: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr(meeting, "GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(rendezvous_module, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(rendezvous_module, "GRACE_SECONDS", 0.3)
     results: list[str] = []
     received = threading.Event()
     with beside(other.pid).watchdog(lambda who: (results.append(who), received.set())[0]):
@@ -70,8 +70,8 @@ def test_the_watchdog_reports_a_dead_rank(other: Any, monkeypatch: pytest.Monkey
 
 
 def test_the_watchdog_does_not_interrupt_a_rank_that_ends_in_time(other: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(meeting, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(rendezvous_module, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(rendezvous_module, "GRACE_SECONDS", 0.5)
     received = threading.Event()
     other.kill()
     with beside(other.pid).watchdog(lambda who: received.set()):
