@@ -87,13 +87,13 @@ def measure(out: Path) -> None:
     """Run every combination that is not refused."""
     from parallel_cases import measure_in_one_process
 
-    from conftest import made_policy
+    from conftest import save_tiny_policy
 
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         models = {
-            "deep": made_policy(directory / "deep", experts=0, layers=4),
-            "mixture": made_policy(directory / "mixture", experts=4, layers=4),
+            "deep": save_tiny_policy(directory / "deep", experts=0, layers=4),
+            "mixture": save_tiny_policy(directory / "mixture", experts=4, layers=4),
         }
         single_process = {
             model: measure_in_one_process(path, directory / f"{model}.safetensors") for model, path in models.items()

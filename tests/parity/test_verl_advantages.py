@@ -28,7 +28,7 @@ PROMPTS = (3, 0, 5, 1)
 CONFIG: TypeAdapter[Any] = TypeAdapter(AdvantageConfig)
 
 
-def given(kind: str, name: str) -> torch.Tensor:
+def stored_input(kind: str, name: str) -> torch.Tensor:
     return torch.from_numpy(ARRAYS[f"in|{kind}|{name}"])
 
 
@@ -37,7 +37,7 @@ class PackedBatch:
     own, at the first hole of every second row."""
 
     def __init__(self, kind: str, *, cut: bool = False) -> None:
-        self.mask = given(kind, "mask").bool()
+        self.mask = stored_input(kind, "mask").bool()
         self.kind = kind
         places: list[int] = []
         self.lengths: list[int] = []
@@ -74,13 +74,13 @@ class PackedBatch:
             turn=torch.zeros(size, dtype=torch.long),
             turn_end=torch.zeros(size, dtype=torch.bool),
             trajectory=torch.tensor(self.owner),
-            group=given(self.kind, "pairs" if name == "grpo_passk" else "group"),
-            logprobs=self.pack(given(self.kind, "old_log_probs")),
-            rewards=self.pack(given(self.kind, "rewards")),
-            sum_squared_probs=self.pack(given(self.kind, "squared_mass")),
-            baseline=given(self.kind, "baseline"),
-            reward_components={part: given(self.kind, part) for part in ("part_right", "part_form")},
-            values=self.pack(given(self.kind, "values")),
+            group=stored_input(self.kind, "pairs" if name == "grpo_passk" else "group"),
+            logprobs=self.pack(stored_input(self.kind, "old_log_probs")),
+            rewards=self.pack(stored_input(self.kind, "rewards")),
+            sum_squared_probs=self.pack(stored_input(self.kind, "squared_mass")),
+            baseline=stored_input(self.kind, "baseline"),
+            reward_components={part: stored_input(self.kind, part) for part in ("part_right", "part_form")},
+            values=self.pack(stored_input(self.kind, "values")),
         )
 
 
@@ -114,7 +114,7 @@ def test_advantages_and_returns(kind: str, name: str, variant: str) -> None:
     packed = PackedBatch(kind)
     batch = packed.batch(name)
     if options.get("weighted"):
-        batch = dataclasses.replace(batch, correction=packed.pack(given(kind, "weights")))
+        batch = dataclasses.replace(batch, correction=packed.pack(stored_input(kind, "weights")))
     config = ours(name, options)
     advantages, returns = ADVANTAGES.get(config.name).load()(batch, config)
     assert advantages.dtype == returns.dtype == torch.float64
@@ -132,7 +132,7 @@ def test_verls_two_forms_of_rloo_differ_in_groups_of_one_alone(kind: str) -> Non
     config = CONFIG.validate_python({"name": "rloo"})
     advantages, _ = ADVANTAGES.get("rloo").load()(packed.batch("rloo"), config)
     result = torch.from_numpy(ARRAYS[f"out|{kind}|adv|rloo_vectorized|default|advantages"])
-    _, member, count = torch.unique(given(kind, "group"), return_inverse=True, return_counts=True)
+    _, member, count = torch.unique(stored_input(kind, "group"), return_inverse=True, return_counts=True)
     alone = (count[member] == 1)[:, None].expand_as(packed.mask)[packed.mask]
     actual = packed.own(advantages)
     torch.testing.assert_close(actual[~alone], result[packed.mask][~alone], atol=1e-6, rtol=1e-6)
@@ -156,7 +156,7 @@ def test_a_window_that_slides_changes_nothing(name: str, variant: str) -> None:
 @pytest.mark.parametrize("kind", SETS)
 def test_whitening(kind: str) -> None:
     packed = PackedBatch(kind)
-    actual = whiten(packed.pack(given(kind, "advantages")), packed.pack(packed.mask))
+    actual = whiten(packed.pack(stored_input(kind, "advantages")), packed.pack(packed.mask))
     same(actual, kind, "whiten", packed)
 
 

@@ -29,7 +29,7 @@ from quintet.runtime.worker import run_worker
 from quintet.training.checkpoint.async_save import AsyncCheckpointer
 from quintet.training.parallel.rendezvous import rendezvous
 
-WORDS = (
+OVERRIDES = (
     "training.micro_batch_tokens=40",
     "training.threads=1",
     "actor.balance_ranks=true",
@@ -39,7 +39,7 @@ WORDS = (
 
 
 def experiment(*overrides: str) -> Experiment:
-    return load_experiment(None, [*WORDS, *overrides]).experiment
+    return load_experiment(None, [*OVERRIDES, *overrides]).experiment
 
 
 def sequences() -> Batch:

@@ -87,7 +87,7 @@ def test_a_run_is_served_as_it_was_trained(policy_directory: Path, started: list
     assert composed.experiment.rollout.engine_options.memory_share is None
 
 
-def opened(policy: Path, context: int | None, *overrides: str) -> Any:
+def build_handler(policy: Path, context: int | None, *overrides: str) -> Any:
     from quintet.config.compose import load_experiment
 
     served_overrides = ["policy.preset=null", f"policy.path={policy}", "warm_start=null", *overrides]
@@ -97,11 +97,11 @@ def opened(policy: Path, context: int | None, *overrides: str) -> Any:
 
 def test_the_handler_has_the_requested_context(policy_directory: Path) -> None:
     for expected, given in ((None, 512), (64, 64)):
-        made = opened(policy_directory, expected, "rollout.max_concurrent=3")
+        made = build_handler(policy_directory, expected, "rollout.max_concurrent=3")
         assert (made.handler.engine.max_model_len, made.max_concurrent_requests, made.dtype) == (given, 3, "float32")
         made.handler.close()
     with pytest.raises(UserError, match="supports 512 tokens"):
-        opened(policy_directory, 513)
+        build_handler(policy_directory, 513)
 
 
 def test_the_page_names_every_option_and_field() -> None:

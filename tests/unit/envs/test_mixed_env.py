@@ -17,11 +17,11 @@ from quintet.envs.start_states import SeedStartStates, Split, env_index, env_see
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, EpisodeStarted
 from quintet.errors import ConfigError
 
-WORDS = ["envs.lake={share: 3, env: {size: 3}}", "envs.boxes={env: {name: sokoban}, start_states: 4}"]
+OVERRIDES = ["envs.lake={share: 3, env: {size: 3}}", "envs.boxes={env: {name: sokoban}, start_states: 4}"]
 
 
 def mixed(*overrides: str) -> Experiment:
-    return load_experiment(None, [*WORDS, *overrides]).experiment
+    return load_experiment(None, [*OVERRIDES, *overrides]).experiment
 
 
 def starts(*arguments: str) -> MixedStartStates:
@@ -95,7 +95,7 @@ def test_a_resumed_run_draws_what_the_unbroken_one_draws(before: int) -> None:
 
 def test_envs_in_another_order_dont_go_on() -> None:
     state = starts().state()
-    turned = load_experiment(None, WORDS[::-1]).experiment
+    turned = load_experiment(None, OVERRIDES[::-1]).experiment
     with pytest.raises(ConfigError, match="has the order lake, boxes, the run boxes, lake"):
         build_start_states(turned).load(state)
 

@@ -116,10 +116,10 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def envs(file: str) -> Iterator[VectorEnv]:
-    opened = build_vector_env(trouble(file))
-    assert isinstance(opened, SubprocessVectorEnv)
-    yield opened
-    opened.close()
+    start_episodes = build_vector_env(trouble(file))
+    assert isinstance(start_episodes, SubprocessVectorEnv)
+    yield start_episodes
+    start_episodes.close()
 
 
 def trouble(path: str, processes: dict[str, object] | None = None, **arguments: object) -> CustomEnvConfig:
@@ -129,7 +129,7 @@ def trouble(path: str, processes: dict[str, object] | None = None, **arguments: 
     )
 
 
-def heard(envs: VectorEnv, count: int) -> dict[int, EnvEvent]:
+def poll_events(envs: VectorEnv, count: int) -> dict[int, EnvEvent]:
     """The next answers, by episode."""
     results: dict[int, EnvEvent] = {}
     while len(results) < count:
@@ -140,18 +140,18 @@ def heard(envs: VectorEnv, count: int) -> dict[int, EnvEvent]:
     return results
 
 
-def opened(envs: VectorEnv, seeds: dict[int, int]) -> dict[int, EnvEvent]:
+def start_episodes(envs: VectorEnv, seeds: dict[int, int]) -> dict[int, EnvEvent]:
     for episode, seed in seeds.items():
         envs.start(episode, seed)
-    return heard(envs, len(seeds))
+    return poll_events(envs, len(seeds))
 
 
 def failure(envs: VectorEnv, action: str, episode: int = 100) -> Failure:
     """What becomes of an episode that takes an action, while another goes on."""
-    opened(envs, {episode: 1, episode + 1: 2})
+    start_episodes(envs, {episode: 1, episode + 1: 2})
     envs.step(episode, [action])
     envs.step(episode + 1, ["go", "go"])
-    answers = heard(envs, 2)
+    answers = poll_events(envs, 2)
     envs.drop(episode)
     envs.drop(episode + 1)
     other, broke = answers[episode + 1], answers[episode]
@@ -174,13 +174,13 @@ def gone(pid: int, seconds: float = 5.0) -> bool:
 
 
 def test_each_episode_runs_in_its_own_process(envs: VectorEnv) -> None:
-    answers = opened(envs, {1: 5, 2: 6})
+    answers = start_episodes(envs, {1: 5, 2: 6})
     begun = answers[1]
     assert isinstance(begun, EpisodeStarted)
     assert (begun.instruction, begun.actions[0]) == ("Go three times.", "go")
     for episode in (1, 2):
         envs.step(episode, ["pid", "go", "go", "go"])
-    actual = heard(envs, 2)
+    actual = poll_events(envs, 2)
     steps = {episode: answer.steps for episode, answer in actual.items() if isinstance(answer, ActionsExecuted)}
     assert [(step.reward, step.terminated, step.info["success"]) for step in steps[1]] == [
         (0.0, False, False),
@@ -236,7 +236,7 @@ def test_invalid_output_fails_the_episode_with_its_cause(
 
 
 def test_a_failing_reset_fails_only_its_own_episode(envs: VectorEnv) -> None:
-    answers = opened(envs, {1: 13, 2: 14, 3: 15, 4: 16, 5: 17})
+    answers = start_episodes(envs, {1: 13, 2: 14, 3: 15, 4: 16, 5: 17})
     actual = {episode: answer.failure for episode, answer in answers.items() if isinstance(answer, EpisodeFailed)}
     assert {episode: (one.where, one.error_type) for episode, one in actual.items()} == {
         1: ("reset", "ValueError"),
@@ -254,7 +254,7 @@ def test_a_failing_reset_fails_only_its_own_episode(envs: VectorEnv) -> None:
 @pytest.mark.parametrize(("option", "error_type"), [("broken", "OSError"), ("odd", "InvalidOutput")])
 def test_an_env_that_cannot_be_constructed_fails_every_episode(file: str, option: str, error_type: str) -> None:
     played = build_vector_env(trouble(file, **{option: True}))
-    actual = opened(played, {1: 1, 2: 2})
+    actual = start_episodes(played, {1: 1, 2: 2})
     played.close()
     failures = [answer.failure for answer in actual.values() if isinstance(answer, EpisodeFailed)]
     assert [(one.where, one.error_type) for one in failures] == [("start", error_type)] * 2
@@ -270,9 +270,9 @@ def test_a_hanging_env_is_killed_with_its_child_processes(file: str, tmp_path: P
 
 def test_a_process_that_dies_between_steps_is_reported_at_the_next_step(file: str) -> None:
     played = build_vector_env(trouble(file))
-    opened(played, {1: 1})
+    start_episodes(played, {1: 1})
     played.step(1, ["pid"])
-    (moved,) = heard(played, 1).values()
+    (moved,) = poll_events(played, 1).values()
     assert isinstance(moved, ActionsExecuted)
     pid = int(moved.steps[0].observation.text)
     os.kill(pid, signal.SIGKILL)
@@ -280,7 +280,7 @@ def test_a_process_that_dies_between_steps_is_reported_at_the_next_step(file: st
     time.sleep(0.2)
     assert played.poll() == []
     played.step(1, ["go"])
-    (broke,) = heard(played, 1).values()
+    (broke,) = poll_events(played, 1).values()
     assert isinstance(broke, EpisodeFailed)
     assert broke.failure.error_type == "ProcessDied"
     played.close()
@@ -296,10 +296,10 @@ def test_processes_play_on_and_are_replaced_when_that_is_wanted(file: str, episo
         played.start(episode, episode)
     pids = set()
     for _ in range(4):
-        (begun,) = heard(played, 1).values()
+        (begun,) = poll_events(played, 1).values()
         assert isinstance(begun, EpisodeStarted)
         played.step(begun.episode, ["pid"])
-        (moved,) = heard(played, 1).values()
+        (moved,) = poll_events(played, 1).values()
         assert isinstance(moved, ActionsExecuted)
         pids.add(moved.steps[0].observation.text)
         played.drop(begun.episode)
@@ -312,16 +312,16 @@ def test_a_episode_that_ended_is_closed(file: str, tmp_path: Path, here: bool) -
     note = tmp_path / "closed"
     config = trouble(file, {"max_processes": 1}, note=str(note))
     played = build_vector_env(config.model_copy(update={"processes": None}) if here else config)
-    opened(played, {1: 1})
+    start_episodes(played, {1: 1})
     played.drop(1)
     # the only process is free when the episode before is closed
-    opened(played, {2: 2})
+    start_episodes(played, {2: 2})
     assert note.read_text() == "closed "
     played.close()
 
 
 def test_draws_from_everybody_s_generators_follow_from_the_seed(envs: VectorEnv) -> None:
-    first = opened(envs, {1: 50, 2: 51, 3: 50})
+    first = start_episodes(envs, {1: 50, 2: 51, 3: 50})
     seen = {episode: answer.observation.text for episode, answer in first.items() if isinstance(answer, EpisodeStarted)}
     for episode in first:
         envs.drop(episode)
@@ -330,13 +330,13 @@ def test_draws_from_everybody_s_generators_follow_from_the_seed(envs: VectorEnv)
 
 def test_dropping_a_busy_env_kills_its_process(file: str) -> None:
     played = build_vector_env(trouble(file, {"step_timeout_seconds": 600}))
-    opened(played, {1: 1})
+    start_episodes(played, {1: 1})
     played.step(1, ["hang"])
     assert played.poll() == []
     played.drop(1)
     assert not played.pending
     assert played.poll(wait=True) == []
-    assert isinstance(opened(played, {2: 2})[2], EpisodeStarted)
+    assert isinstance(start_episodes(played, {2: 2})[2], EpisodeStarted)
     played.close()
 
 
@@ -373,25 +373,25 @@ def test_failing_to_start_a_process_is_an_error(monkeypatch: pytest.MonkeyPatch)
     played = build_vector_env(FrozenLakeConfig(processes=EnvProcessesConfig()))
     played.start(1, 1)
     with pytest.raises(MachineError, match="cannot start processes"):
-        heard(played, 1)
+        poll_events(played, 1)
     played.close()
 
 
 def test_the_death_of_the_fork_server_fails_only_running_episodes(file: str) -> None:
     played = build_vector_env(trouble(file))
-    opened(played, {1: 1})
+    start_episodes(played, {1: 1})
     played.step(1, ["pid"])
-    (moved,) = heard(played, 1).values()
+    (moved,) = poll_events(played, 1).values()
     assert isinstance(moved, ActionsExecuted)
     pid = moved.steps[0].observation.text
     keeper = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(keeper, signal.SIGKILL)
     played.step(1, ["hang"])
-    (broke,) = heard(played, 1).values()
+    (broke,) = poll_events(played, 1).values()
     assert isinstance(broke, EpisodeFailed)
     assert broke.failure.error_type == "ProcessDied"
     played.drop(1)
-    assert isinstance(opened(played, {2: 2})[2], EpisodeStarted)
+    assert isinstance(start_episodes(played, {2: 2})[2], EpisodeStarted)
     played.close()
     assert gone(int(pid))
 
@@ -412,11 +412,11 @@ def test_an_env_behaves_the_same_in_and_out_of_process(config: EnvConfig) -> Non
 
 def _transcript(envs: VectorEnv, seed: int, actions: tuple[str, ...]) -> list[object]:
     envs.start(seed, seed)
-    (begun,) = heard(envs, 1).values()
+    (begun,) = poll_events(envs, 1).values()
     answers: list[object] = [begun]
     for turn in range(6):
         envs.step(seed, [actions[(seed + turn) % 4], actions[turn % 4]])
-        (moved,) = heard(envs, 1).values()
+        (moved,) = poll_events(envs, 1).values()
         assert isinstance(moved, ActionsExecuted)
         answers.append(moved)
         if moved.steps[-1].terminated:

@@ -13,7 +13,7 @@ from quintet.config.compose import load_experiment
 from quintet.config.dialects.registry import DIALECTS
 from quintet.pipelines.rl import train
 
-WORDS = (
+OVERRIDES = (
     "training.steps=1",
     "training.groups_per_step=2",
     "training.samples_per_group=2",
@@ -30,7 +30,8 @@ WORDS = (
 
 def lines(directory: Path, *overrides: str) -> dict[str, float]:
     train(
-        load_experiment(None, (*WORDS, f"output_dir={directory}", "name=run", *overrides)), Console(file=io.StringIO())
+        load_experiment(None, (*OVERRIDES, f"output_dir={directory}", "name=run", *overrides)),
+        Console(file=io.StringIO()),
     )
     parsed: dict[str, float] = json.loads((directory / "run/metrics.jsonl").read_text().splitlines()[-1])
     return parsed
@@ -55,7 +56,7 @@ def test_flops_are_logged_if_configured(tmp_path: Path) -> None:
 
 def test_checkpoint_time_is_logged_in_the_next_step(tmp_path: Path) -> None:
     overrides = (f"output_dir={tmp_path}", "name=run", "training.steps=3", "checkpoint.every_steps=2")
-    train(load_experiment(None, (*WORDS, *overrides)), Console(file=io.StringIO()))
+    train(load_experiment(None, (*OVERRIDES, *overrides)), Console(file=io.StringIO()))
     steps = {line["step"]: line for line in map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())}
     assert [step for step in (1, 2, 3) if "timing_s/save_checkpoint" in steps[step]] == [3]
     assert steps[3]["timing_s/save_checkpoint"] > 0
@@ -66,7 +67,7 @@ def test_a_run_without_a_group_to_train_on_ends_early(tmp_path: Path) -> None:
     console = io.StringIO()
     overrides = (f"output_dir={tmp_path}", "name=run", "training.steps=5", "checkpoint.every_steps=0")
     never = "algorithm.filter={min_mean: 1000.0, stop_after_empty_steps: 2}"
-    train(load_experiment(None, (*WORDS, *overrides, never)), Console(file=console, width=500))
+    train(load_experiment(None, (*OVERRIDES, *overrides, never)), Console(file=console, width=500))
     steps = [json.loads(line)["step"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert max(steps) == 2
     assert (tmp_path / "run/checkpoints/global_step_2").is_dir()

@@ -18,7 +18,7 @@ from quintet.errors import ConfigError
 from quintet.pipelines.policy_optimization import shuffle_generator
 from quintet.pipelines.rl import train
 
-WORDS = (
+OVERRIDES = (
     "training.groups_per_step=2",
     "training.samples_per_group=2",
     "training.mini_batches=1",
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("megatron_alone")
 
 
 def rows(directory: Path, *overrides: str, name: str = "run") -> list[dict[str, float]]:
-    run_overrides = (*WORDS, f"output_dir={directory}", f"name={name}", *overrides)
+    run_overrides = (*OVERRIDES, f"output_dir={directory}", f"name={name}", *overrides)
     train(load_experiment(None, run_overrides), Console(file=io.StringIO()))
     return [json.loads(line) for line in (directory / name / "metrics.jsonl").read_text().splitlines()]
 

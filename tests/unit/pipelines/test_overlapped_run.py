@@ -37,7 +37,7 @@ from quintet.runtime.standalone.transport import StandaloneTransport
 from quintet.tracking.metrics import describe
 from quintet.training.parallel.process_group import RankGroup
 
-WORDS = (
+OVERRIDES = (
     "training.steps=4",
     "training.groups_per_step=4",
     "training.samples_per_group=2",
@@ -58,7 +58,8 @@ WORDS = (
 
 def run(directory: Path, *overrides: str) -> list[dict[str, Any]]:
     train(
-        load_experiment(None, (*WORDS, f"output_dir={directory}", "name=run", *overrides)), Console(file=io.StringIO())
+        load_experiment(None, (*OVERRIDES, f"output_dir={directory}", "name=run", *overrides)),
+        Console(file=io.StringIO()),
     )
     return [json.loads(line) for line in (directory / "run/metrics.jsonl").read_text().splitlines()]
 

@@ -48,15 +48,15 @@ def run(tmp_path: Path) -> Run:
     """A whole run; gives its directory. What it said lies in `said`."""
 
     def start(*overrides: str, name: str = "a") -> Path:
-        said = io.StringIO()
+        console_output = io.StringIO()
         try:
             train(
                 load_experiment(None, (*COMMON, f"output_dir={tmp_path}", f"name={name}", *overrides)),
-                Console(file=said, width=200),
+                Console(file=console_output, width=200),
             )
         finally:
             (tmp_path / name).mkdir(exist_ok=True)
-            (tmp_path / name / "said").write_text(said.getvalue())
+            (tmp_path / name / "said").write_text(console_output.getvalue())
         return tmp_path / name
 
     return start
@@ -91,7 +91,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     return [without_timing(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def said(run: Path) -> str:
+def console_output(run: Path) -> str:
     return (run / "said").read_text()
 
 
@@ -190,7 +190,7 @@ def test_a_run_goes_on_elsewhere_from_the_copies_in_a_store(run: Run, store: str
     assert system.exists(f"{path}/global_step_0/manifest.json"), "nothing is removed there"
     shutil.rmtree(first)
     again = run(*overrides)
-    assert "fetched global_step_1 from" in said(again)
+    assert "fetched global_step_1 from" in console_output(again)
     assert equal(policy(again, 2), policy(whole, 2))
     assert metrics(again) == metrics(whole)[2:]
 
@@ -204,9 +204,9 @@ def test_a_torn_copy_is_refused_by_name_and_the_one_before_taken(run: Run, store
     system.pipe_file(name, system.cat_file(name)[:-1])
     shutil.rmtree(first)
     again = run(*overrides)
-    assert "skipping checkpoint global_step_2: its upload was not completed" in said(again)
-    assert "skipping checkpoint global_step_1: hf/model.safetensors has" in said(again)
-    assert "fetched global_step_0" in said(again)
+    assert "skipping checkpoint global_step_2: its upload was not completed" in console_output(again)
+    assert "skipping checkpoint global_step_1: hf/model.safetensors has" in console_output(again)
+    assert "fetched global_step_0" in console_output(again)
 
 
 def test_an_address_that_nobody_knows_is_told_before_anything_is_done(run: Run, tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_a_copy_that_failed_is_made_by_the_same_command(
     own = run(*overrides)
     assert system.cat_file(f"{path}/global_step_2/manifest.json") == (checkpoint(own, 2) / "manifest.json").read_bytes()
     system.rm(f"{path}/global_step_2", recursive=True)
-    assert "Nothing to do" in said(run(*overrides))
+    assert "Nothing to do" in console_output(run(*overrides))
     assert system.exists(f"{path}/global_step_2/manifest.json"), "a finished run's, too"
 
 
@@ -277,7 +277,7 @@ def test_a_finished_run_is_not_resumed_for_fewer_steps_or_a_setting_without_effe
     run: Run, overrides: tuple[str, ...]
 ) -> None:
     run()
-    text = said(run(*overrides))
+    text = console_output(run(*overrides))
     assert "is finished: 2 steps. Nothing to do." in text
     assert "resuming" not in text
 
@@ -293,7 +293,7 @@ def test_an_earlier_runs_copies_arent_taken_for_those_of_one_that_began_anew(run
     run(*overrides)
     anew = run(*overrides, "resume=never", "training.steps=1")
     shutil.rmtree(anew)
-    assert "fetched global_step_1" in said(run(*overrides, "training.steps=1"))
+    assert "fetched global_step_1" in console_output(run(*overrides, "training.steps=1"))
 
 
 def test_a_run_that_goes_on_asks_for_the_room_that_it_still_needs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from quintet.records import Failure, FinishReason, Outcome, Trajectory, Turn
 from quintet.rollout.episode import Episode
 from quintet.rollout.sampling_params import SamplingParams
 
-WORDS = ["training.groups_per_step=4", "training.samples_per_group=2", "training.mini_batches=2"]
+OVERRIDES = ["training.groups_per_step=4", "training.samples_per_group=2", "training.mini_batches=2"]
 
 
 class Table:
@@ -42,7 +42,7 @@ class Table:
 
 
 def components(telling: int, *overrides: str) -> Any:
-    experiment = load_experiment(None, [*WORDS, *overrides]).experiment
+    experiment = load_experiment(None, [*OVERRIDES, *overrides]).experiment
     engine = SimpleNamespace(pop_metrics=dict)
     return SimpleNamespace(
         group_channel=None,

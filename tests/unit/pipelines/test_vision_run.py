@@ -27,7 +27,7 @@ from quintet.policies.model_loading import load_model
 from quintet.policies.tiny_models import create_preset_policy
 from quintet.rollout.chat.image_prompts import ImagePrompts
 
-WORDS = (
+OVERRIDES = (
     "env={name: frozenlake, size: 3, render: vision, tile_size: 16}",
     "policy.preset=grid-vl",
     "training={steps: 2, groups_per_step: 4, samples_per_group: 4, mini_batches: 2, threads: 1}",
@@ -39,7 +39,7 @@ WORDS = (
 
 
 def experiment(tmp_path: Path, *overrides: str) -> ComposedConfig:
-    return load_experiment(None, (*WORDS, f"output_dir={tmp_path}", "name=run", *overrides))
+    return load_experiment(None, (*OVERRIDES, f"output_dir={tmp_path}", "name=run", *overrides))
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from quintet.errors import ConfigError
 from quintet.records import PromptRow, Response, RewardResult
 from quintet.rewards.factory import RewardScorer, build_verifier_scorer
 
-TOLD = """
+FUNCTION_SOURCE = """
 def judge(data_source, solution_str, ground_truth, extra_info, bonus=0.0):
     print("a line that is no message")
     assert data_source == "mine" and isinstance(extra_info, dict)
@@ -44,23 +44,23 @@ def question(truth: object = "7", **extra: object) -> PromptRow:
     return PromptRow(0, "mine", (), truth, extra)
 
 
-def opened(tmp_path: Path, source: str, name: str = "judge", **options: object) -> RewardScorer:
+def build_scorer(tmp_path: Path, source: str, name: str = "judge", **options: object) -> RewardScorer:
     (tmp_path / "mine.py").write_text(source)
     values = {"function": f"{tmp_path / 'mine.py'}:{name}", "timeout_seconds": 2.0, **options}
     return build_verifier_scorer(RewardConfig.model_validate(values), 100)
 
 
-def verdicts(judge: RewardScorer, *texts: str, asked: PromptRow | None = None) -> list[RewardResult]:
+def verdicts(judge: RewardScorer, *texts: str, prompt_row: PromptRow | None = None) -> list[RewardResult]:
     try:
         for number, text in enumerate(texts):
-            judge.submit(Response(number, asked or question(), text, 5))
+            judge.submit(Response(number, prompt_row or question(), text, 5))
         return sorted(judge.drain(), key=lambda verdict: verdict.id)
     finally:
         judge.close()
 
 
 def test_the_functions_result_is_the_reward(tmp_path: Path) -> None:
-    actual = verdicts(opened(tmp_path, TOLD, scale=2.0), "7", "8", "several", "sequence")
+    actual = verdicts(build_scorer(tmp_path, FUNCTION_SOURCE, scale=2.0), "7", "8", "several", "sequence")
     assert [verdict.score for verdict in actual] == [2.0, 0.0, 1.0, 1.5]
     assert actual[2].reward_components == {"acc": 1.0, "pred": 3.0, "style": 0.25}
     assert actual[2].extracted_answer == "3"
@@ -68,18 +68,20 @@ def test_the_functions_result_is_the_reward(tmp_path: Path) -> None:
 
 
 def test_arguments_are_given_on(tmp_path: Path) -> None:
-    (actual,) = verdicts(opened(tmp_path, TOLD, function_arguments={"bonus": 0.25}), "7")
+    (actual,) = verdicts(build_scorer(tmp_path, FUNCTION_SOURCE, function_arguments={"bonus": 0.25}), "7")
     assert actual.score == 1.25
 
 
 def test_the_function_gets_the_row_unchanged(tmp_path: Path) -> None:
-    asked = question(numbers=np.array([1, 2]), picture=b"\x00\xff\x01")
-    (actual,) = verdicts(opened(tmp_path, TOLD), "extra", asked=asked)
+    prompt_row = question(numbers=np.array([1, 2]), picture=b"\x00\xff\x01")
+    (actual,) = verdicts(build_scorer(tmp_path, FUNCTION_SOURCE), "extra", asked=prompt_row)
     assert actual.score == 5.0
 
 
 def test_errors_of_a_function_are_recorded_with_their_cause(tmp_path: Path) -> None:
-    actual = verdicts(opened(tmp_path, TOLD, wrong_reward=-1.0), "raise", "nan", "words", "nothing", "7")
+    actual = verdicts(
+        build_scorer(tmp_path, FUNCTION_SOURCE, wrong_reward=-1.0), "raise", "nan", "words", "nothing", "7"
+    )
     kinds = [verdict.failure and verdict.failure.error_type for verdict in actual]
     assert kinds == ["ValueError", "ValueError", "TypeError", "TypeError", None]
     assert "no such unit" in actual[0].failure.message
@@ -100,7 +102,7 @@ def test_errors_of_a_function_are_recorded_with_their_cause(tmp_path: Path) -> N
 )
 def test_an_unusable_function_is_reported_before_the_run(tmp_path: Path, source: str, name: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        opened(tmp_path, source, name)
+        build_scorer(tmp_path, source, name)
     assert message in str(caught.value)
     assert caught.value.key == "reward.function"
 
@@ -122,7 +124,7 @@ def judge(data_sources, solution_strs, ground_truths, extra_infos):
 
 
 def test_batch_calls_once_for_all(tmp_path: Path) -> None:
-    judge = opened(tmp_path, BATCHED, manager="batch")
+    judge = build_scorer(tmp_path, BATCHED, manager="batch")
     for number, text in enumerate(["7", "8", "7"]):
         judge.submit(Response(number, question(), text, 5))
     assert judge.ready() == []
@@ -139,12 +141,12 @@ def test_batch_calls_once_for_all(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["raise", "short"])
 def test_where_a_batch_fails_all_have_failed(tmp_path: Path, text: str) -> None:
-    actual = verdicts(opened(tmp_path, BATCHED, manager="batch"), "7", text)
+    actual = verdicts(build_scorer(tmp_path, BATCHED, manager="batch"), "7", text)
     assert [verdict.failure is not None for verdict in actual] == [True, True]
 
 
 def test_dapo_takes_marks_of_the_end_off_and_a_penalty(tmp_path: Path) -> None:
-    judge = opened(tmp_path, TOLD, manager="dapo", overlong={"buffer": 10})
+    judge = build_scorer(tmp_path, FUNCTION_SOURCE, manager="dapo", overlong={"buffer": 10})
     judge.submit(Response(0, question(), "7<|im_end|>", 95))
     (actual,) = judge.drain()
     judge.close()
@@ -152,7 +154,7 @@ def test_dapo_takes_marks_of_the_end_off_and_a_penalty(tmp_path: Path) -> None:
 
 
 def test_rate_limited_spaces_calls(tmp_path: Path) -> None:
-    judge = opened(tmp_path, TOLD, manager="rate_limited", requests_per_minute=600, workers=4)
+    judge = build_scorer(tmp_path, FUNCTION_SOURCE, manager="rate_limited", requests_per_minute=600, workers=4)
     started = time.monotonic()
     actual = verdicts(judge, *["7"] * 6)
     assert time.monotonic() - started >= 5 * 0.1

@@ -146,7 +146,7 @@ def function(tmp_path: Path) -> str:
     return f"{tmp_path / 'mine.py'}:judge"
 
 
-def opened(function: str, **options: object) -> PooledRewardScorer:
+def build_scorer(function: str, **options: object) -> PooledRewardScorer:
     config = RewardConfig.model_validate({"function": function, "timeout_seconds": TIMEOUT, **options})
     made = build_verifier_scorer(config, 100)
     assert isinstance(made, PooledRewardScorer)
@@ -167,7 +167,7 @@ def gone(pid: int, seconds: float = 5.0) -> bool:
 
 
 def test_a_hanging_function_is_killed_with_its_child_processes(function: str, tmp_path: Path) -> None:
-    judge = opened(function)
+    judge = build_scorer(function)
     note = tmp_path / "pids"
     judge.submit(answer(0, "hang with a child", str(note)))
     judge.submit(answer(1, "fine"))
@@ -178,7 +178,7 @@ def test_a_hanging_function_is_killed_with_its_child_processes(function: str, tm
 
 
 def test_a_dying_process_fails_only_its_own_response(function: str) -> None:
-    judge = opened(function)
+    judge = build_scorer(function)
     texts = ["fine", "die", "fine", "exit", "sys.exit", "die", "fine"]
     for number, text in enumerate(texts):
         judge.submit(answer(number, text, "SIGSEGV" if number == 1 else "SIGKILL"))
@@ -193,7 +193,7 @@ def test_a_dying_process_fails_only_its_own_response(function: str) -> None:
 
 def test_naive_scores_in_one_process_and_prime_in_several(function: str) -> None:
     for options, most in (({"manager": "naive"}, 1), ({"manager": "prime", "workers": 3}, 3)):
-        judge = opened(function, **options)
+        judge = build_scorer(function, **options)
         for number in range(30):
             judge.submit(answer(number, "pid"))
         pids = {verdict.reward_components["pid"] for verdict in judge.drain()}
@@ -202,7 +202,7 @@ def test_naive_scores_in_one_process_and_prime_in_several(function: str) -> None
 
 
 def test_the_death_of_the_fork_server_fails_only_pending_responses(function: str) -> None:
-    judge = opened(function, manager="prime", workers=1)
+    judge = build_scorer(function, manager="prime", workers=1)
     judge.submit(answer(0, "pid"))
     (first,) = judge.drain()
     keeper = int(Path(f"/proc/{int(first.reward_components['pid'])}/stat").read_text().rpartition(")")[2].split()[1])
@@ -218,7 +218,7 @@ def test_the_death_of_the_fork_server_fails_only_pending_responses(function: str
 
 
 def test_a_closed_judge_has_no_processes_left(function: str) -> None:
-    judge = opened(function)
+    judge = build_scorer(function)
     judge.submit(answer(0, "pid"))
     (actual,) = judge.drain()
     judge.submit(answer(1, "hang"))

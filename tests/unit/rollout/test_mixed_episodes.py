@@ -23,7 +23,7 @@ from quintet.rollout.episode_limits import EpisodeLimits, EpisodeRules
 TWICE = "<think> go </think><answer> Right || Right </answer>"
 
 
-class Told(Script):
+class ScriptedEngine(Script):
     """An engine that supports abort."""
 
     def abort(self, ids: object) -> list[Generation]:
@@ -52,7 +52,7 @@ def play(
     chat: ChatFormat, response: str, both: list[EpisodeRules], kinds: list[type[Corridor]]
 ) -> dict[str, list[Trajectory]]:
     envs = MixedVectorEnv([LocalVectorEnv(kind) for kind in kinds])
-    loop = AgentLoop.with_rules(Told(chat, [response]), chat, envs, both)
+    loop = AgentLoop.with_rules(ScriptedEngine(chat, [response]), chat, envs, both)
     episodes = [Episode(env_start(number % 2, 20 + number), number, 0) for number in range(8)]
     results: dict[str, list[Trajectory]] = {}
     for episode in loop.collect_rollouts(episodes, GREEDY):

@@ -35,7 +35,7 @@ def experiment(directory: Path, **sections: Any) -> Experiment:
     return Experiment.model_validate({**LEARNING, "policy": policy, **sections})
 
 
-def opened(directory: Path, **sections: Any) -> LocalLearners:
+def build_test_learners(directory: Path, **sections: Any) -> LocalLearners:
     return LocalLearners.build(experiment(directory, **sections), directory)
 
 
@@ -76,8 +76,8 @@ def test_liger_gets_a_tuned_model_where_it_will_learn(policy_directory: Path, mo
 @pytest.mark.proves("roll", "actor_train.model_args.dtype")
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_the_policy_multiplies_in_its_type(policy_directory: Path, name: str) -> None:
-    own = opened(policy_directory, policy={"dtype": name})
-    plain = opened(policy_directory).actor.scorer.compute_log_probs(ragged_batch())
+    own = build_test_learners(policy_directory, policy={"dtype": name})
+    plain = build_test_learners(policy_directory).actor.scorer.compute_log_probs(ragged_batch())
     torch.testing.assert_close(own.actor.scorer.compute_log_probs(ragged_batch()), plain, atol=0.3, rtol=0)
     seen = multiplied_in(own.actor.model)
     metrics = own.actor.update(ragged_batch(), PolicyObjective(AlgorithmConfig()), "token-mean", 1e-3)
@@ -106,7 +106,7 @@ def test_auto_is_the_type_that_the_models_own_configuration_names(policy_directo
 
 @pytest.mark.proves("roll", "reference.model_args.dtype")
 def test_a_reference_of_another_type_is_half_as_large(policy_directory: Path) -> None:
-    own = opened(policy_directory, reference={"dtype": "bfloat16"}, algorithm={"kl": {"coefficient": 0.1}})
+    own = build_test_learners(policy_directory, reference={"dtype": "bfloat16"}, algorithm={"kl": {"coefficient": 0.1}})
     reference = own.snapshot_reference()
     assert {parameter.dtype for parameter in reference.model.parameters()} == {torch.bfloat16}
     assert reference.model.model.rotary_emb.inv_freq.dtype is torch.float32
@@ -127,7 +127,7 @@ def test_a_critic_has_a_type_and_recomputation_of_its_own(policy_directory: Path
         "other": {"critic": {"gradient_checkpointing": True, "path": str(policy_directory)}},
     }
     for name, sections in ways.items():
-        critic = opened(policy_directory, **sections).create_critic()
+        critic = build_test_learners(policy_directory, **sections).create_critic()
         seen = multiplied_in(critic.model)
         critic.update(ragged_batch(), CriticObjective(CriticConfig()), "token-mean", 1e-3)
         assert {parameter.dtype for parameter in critic.model.parameters()} == {torch.float32}
@@ -154,7 +154,7 @@ def test_compiled_measures_are_the_same(policy_directory: Path, monkeypatch: pyt
     kl = {"kl": {"coefficient": 0.1, "apply_to": "loss", "estimator": "full"}}
     results = []
     for compiling in (False, True):
-        own = opened(policy_directory, actor={"memory": {"torch_compile": compiling}}, algorithm=kl)
+        own = build_test_learners(policy_directory, actor={"memory": {"torch_compile": compiling}}, algorithm=kl)
         batch, reference = near_batch(own.actor.scorer), own.snapshot_reference()
         goal = PolicyObjective(own.experiment.algorithm)
         steps = [own.actor.update(batch, goal, "token-mean", 1e-3, reference=reference) for _ in range(2)]
@@ -169,7 +169,7 @@ def test_without_a_compiler_measures_are_made_as_they_are(
     policy_directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(learner_builders, "find_compiler", lambda: None)
-    own = opened(policy_directory, actor={"memory": {"torch_compile": True}})
+    own = build_test_learners(policy_directory, actor={"memory": {"torch_compile": True}})
     assert own.actor.strategy.module.statistics_fn is None
     assert "without a C++ compiler" in caplog.text
 
@@ -178,10 +178,10 @@ def test_without_a_compiler_measures_are_made_as_they_are(
 def test_ligers_kernels_need_a_gpu(policy_directory: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     sections = {part: {"memory": {"liger": True}}}
     with pytest.raises(ConfigError, match="requires liger-kernel"):
-        opened(policy_directory, **sections).create_critic()
+        build_test_learners(policy_directory, **sections).create_critic()
     monkeypatch.setattr("quintet.policies.liger.importlib.util.find_spec", lambda name: object())
     with pytest.raises(ConfigError, match=rf"{part}.memory.liger = true: Liger's kernels require a GPU"):
-        opened(policy_directory, **sections).create_critic()
+        build_test_learners(policy_directory, **sections).create_critic()
 
 
 @pytest.mark.proves("verl", "actor_rollout_ref.ref.fsdp_config.param_offload")
@@ -200,7 +200,7 @@ def test_each_learner_is_moved_as_its_own_section_says(policy_directory: Path, m
         ({"policy": {"dtype": "bfloat16"}}, False),
         ({"rollout": {"engine": "vllm"}}, False),
     ):
-        own = opened(policy_directory, **sections, **tokenizer)
+        own = build_test_learners(policy_directory, **sections, **tokenizer)
         own.create_critic()
         own.snapshot_reference()
         # the embedded engine plays with float32 weights of the learner's
@@ -210,7 +210,7 @@ def test_each_learner_is_moved_as_its_own_section_says(policy_directory: Path, m
 
 
 def test_a_policy_without_reference_section_has_one_that_is_as_it_was(policy_directory: Path) -> None:
-    own = opened(policy_directory, algorithm={"kl": {"coefficient": 0.1}})
+    own = build_test_learners(policy_directory, algorithm={"kl": {"coefficient": 0.1}})
     reference = build_reference(own.experiment, own.actor, policy_directory)
     before: Batch = ragged_batch()
     first = reference.compute_log_probs(before)

@@ -267,8 +267,8 @@ def split(way: str) -> list[str]:
     return [f"{name}.parallel.{word}" for name in ("actor", "critic", "reference") for word in way.split()]
 
 
-WAYS = {"": 0, "tensor=2 sequence=true": 0, "ulysses=2": 0, "context=2": 0}
-WAYS |= {"pipeline=2": 0, "pipeline=2 virtual_pipeline=2": 1, "expert=2": 2}
+LAYOUTS = {"": 0, "tensor=2 sequence=true": 0, "ulysses=2": 0, "context=2": 0}
+LAYOUTS |= {"pipeline=2": 0, "pipeline=2 virtual_pipeline=2": 1, "expert=2": 2}
 """How two ranks split a learner, and which of the policies: one of two layers, one of five, a mixture of experts."""
 
 
@@ -294,11 +294,11 @@ WAYS |= {"pipeline=2": 0, "pipeline=2 virtual_pipeline=2": 1, "expert=2": 2}
     "actor_train.strategy_args.strategy_config.sequence_parallel",
     "reference.strategy_args.strategy_config.tensor_model_parallel_size",
 )
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", LAYOUTS)
 def test_two_ranks_do_what_one_does(
     policy_directory: Path, deep_directory: Path, mixture_directory: Path, tmp_path: Path, way: str
 ) -> None:
-    policy_directory = (policy_directory, deep_directory, mixture_directory)[WAYS[way]]
+    policy_directory = (policy_directory, deep_directory, mixture_directory)[LAYOUTS[way]]
     before = torch.get_num_threads()
     alone = work(Controller.in_process(), policy_directory, tmp_path / "one")
     torch.set_num_threads(before)

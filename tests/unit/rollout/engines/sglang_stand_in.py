@@ -41,7 +41,7 @@ class No(ValueError):
 
 
 @dataclass
-class Asked:
+class GenerateRequest:
     """A running request."""
 
     rid: str
@@ -76,7 +76,7 @@ class Brain:
         self.length = int(arguments["context_length"])
         self.version = str(arguments.get("weight_version", "default"))
         self.turn = threading.Condition()
-        self.running: dict[str, Asked] = {}
+        self.running: dict[str, GenerateRequest] = {}
         self.paused = False
         self.asleep: list[str] = []
         self.session = False
@@ -98,7 +98,7 @@ class Brain:
         if unknown := set(body["sampling_params"]) - set(PUBLISHED["sampling_json"]):
             raise No(f"unknown {sorted(unknown)}")
         prompt, vision = self._expanded(body)
-        asked = Asked(body["rid"], prompt, self._checked({**body, "input_ids": prompt}), vision=vision)
+        asked = GenerateRequest(body["rid"], prompt, self._checked({**body, "input_ids": prompt}), vision=vision)
         if "logprob_start_len" in body:
             return self._scored(asked, body["logprob_start_len"])
         with self.turn:
@@ -115,7 +115,7 @@ class Brain:
         finally:
             with self.turn:
                 del self.running[asked.rid]
-        return self._told(asked, finish)
+        return self._response(asked, finish)
 
     def _checked(self, body: Mapping[str, Any]) -> dict[str, Any]:
         sampling_params, prompt = dict(body["sampling_params"]), len(body["input_ids"])
@@ -153,14 +153,14 @@ class Brain:
         return [each for token in tokens for each in [token] * (next(remaining) if token == placeholder else 1)], vision
 
     @torch.no_grad()
-    def _logits(self, asked: Asked) -> torch.Tensor:
+    def _logits(self, asked: GenerateRequest) -> torch.Tensor:
         ids = torch.tensor([asked.prompt + asked.tokens])
         if not self.reads_images:
             return self.model(ids).logits[0]
         kinds = (ids == self.model.config.image_token_id).int()
         return self.model(ids, mm_token_type_ids=kinds, use_cache=False, **asked.vision).logits[0]
 
-    def _step(self, asked: Asked) -> dict[str, Any] | None:
+    def _step(self, asked: GenerateRequest) -> dict[str, Any] | None:
         """Generate one token; return the finish reason, if any."""
         sampling_params = asked.sampling
         if len(asked.tokens) >= sampling_params["max_new_tokens"]:
@@ -187,7 +187,7 @@ class Brain:
         text = self.tokenizer.decode(asked.tokens, skip_special_tokens=False) if sampling_params.get("stop") else ""
         return next(({"type": "stop", "matched": one} for one in sampling_params.get("stop", ()) if one in text), None)
 
-    def _allowed(self, asked: Asked) -> torch.Tensor:
+    def _allowed(self, asked: GenerateRequest) -> torch.Tensor:
         """The tokens that the grammar allows next; only the model's own end ends it."""
         sampling_params = asked.sampling
         kind, spec = (
@@ -211,7 +211,7 @@ class Brain:
         source = torch.Generator().manual_seed(text["sampling_seed"] * 7919 + place) if seeded else None
         return int(order[torch.multinomial(values * keep, 1, generator=source)])
 
-    def _scored(self, asked: Asked, start: int) -> dict[str, Any]:
+    def _scored(self, asked: GenerateRequest, start: int) -> dict[str, Any]:
         rows = self._logits(asked).log_softmax(-1)
         sampling_params = [rows[place - 1, token].item() for place, token in enumerate(asked.prompt) if place > start]
         results = [
@@ -220,14 +220,14 @@ class Brain:
         meta = {"finish_reason": {"type": "length", "length": 0}, "input_token_logprobs": results}
         return {"output_ids": [], "meta_info": meta | {"output_token_logprobs": []}}
 
-    def _told(self, asked: Asked, finish: dict[str, Any]) -> dict[str, Any]:
+    def _response(self, asked: GenerateRequest, finish: dict[str, Any]) -> dict[str, Any]:
         meta = {"id": asked.rid, "finish_reason": finish, "output_token_logprobs": asked.rows}
         meta |= {"weight_version": self.version, "prompt_tokens": len(asked.prompt)}
         if self.spans:
             meta["weight_versions"] = self._spans(asked)
         return {"text": "", "output_ids": asked.tokens, "meta_info": meta}
 
-    def _spans(self, asked: Asked) -> list[dict[str, Any]]:
+    def _spans(self, asked: GenerateRequest) -> list[dict[str, Any]]:
         results, start = [], 0
         for version, end in [*asked.events, (self.version, len(asked.tokens))]:
             if end > start:
@@ -318,14 +318,14 @@ class Handler(BaseHTTPRequestHandler):
         size = int(self.headers.get("Content-Length") or 0)
         body = json.loads(self.rfile.read(size)) if size else {}
         if verb not in PUBLISHED["routes"].get(path, ()):
-            self._say(404, {"error": {"message": f"no {verb} {path}"}})
+            self._send_json(404, {"error": {"message": f"no {verb} {path}"}})
         elif not self._allowed(path):
-            self._say(401, {"error": "Unauthorized"})
+            self._send_json(401, {"error": "Unauthorized"})
         else:
             try:
-                self._say(200, self._answer(path.removeprefix("/"), body))
+                self._send_json(200, self._answer(path.removeprefix("/"), body))
             except No as error:
-                self._say(400, {"error": {"message": str(error)}})
+                self._send_json(400, {"error": {"message": str(error)}})
 
     def _allowed(self, path: str) -> bool:
         key, admin = (self.brain.arguments.get(name) for name in SECRETS)
@@ -345,7 +345,7 @@ class Handler(BaseHTTPRequestHandler):
         getattr(brain, name)(**body)
         return {"success": True, "message": "Success"}
 
-    def _say(self, status: int, told: Any) -> None:
+    def _send_json(self, status: int, told: Any) -> None:
         text = json.dumps(told).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(text)))

@@ -224,11 +224,11 @@ def test_a_dead_engine_frees_its_memory_before_the_next_one_starts() -> None:
             held.append(weakref.ref(cache))
             raise torch.OutOfMemoryError("no room")
 
-    def opened() -> Mortal:
+    def build_mortal() -> Mortal:
         alive.extend(one() is not None for one in held)
         return Greedy({}, [])
 
-    engine = RestartingEngine(opened, list)
+    engine = RestartingEngine(build_mortal, list)
     ask(engine, 1)
     drain(engine)
     assert alive == [False]

@@ -169,13 +169,13 @@ CASES: list[tuple[str, Any, dict[str, Any]]] = [
     ("dtype", "bfloat16", {}),
     ("max_model_tokens", 64, {}),
 ]
-UNTOLD = option_arguments(EngineConfig(arguments={}), RELEASE)
+DEFAULT_ARGUMENTS = option_arguments(EngineConfig(arguments={}), RELEASE)
 
 
 @pytest.mark.parametrize(("option", "value", "expected"), CASES)
 def test_each_option_becomes_its_argument(option: str, value: Any, expected: dict[str, Any]) -> None:
     actual = option_arguments(EngineConfig.model_validate({option: value}), RELEASE)
-    assert actual == UNTOLD | expected
+    assert actual == DEFAULT_ARGUMENTS | expected
     assert actual.keys() <= RELEASE.arguments
 
 

@@ -17,7 +17,7 @@ from robot_ranks import CASES, POLICIES, create_policies, experiment, work
 
 from quintet.runtime.controller import Controller
 
-Told = dict[str, dict[str, Any]]
+Results = dict[str, dict[str, Any]]
 
 
 def environment(rank: int, port: int) -> dict[str, str]:
@@ -34,7 +34,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(directory: Path) -> Told:
+def two_ranks(directory: Path) -> Results:
     """What two ranks tell of each case."""
     with socket.socket() as actual:
         actual.bind(("127.0.0.1", 0))
@@ -52,12 +52,12 @@ def two_ranks(directory: Path) -> Told:
         for rank in ranks:
             rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0], answers[0][1][-2000:] + answers[1][1][-2000:]
-    parsed: Told = json.loads(answers[0][0])
+    parsed: Results = json.loads(answers[0][0])
     return parsed
 
 
 @pytest.fixture(scope="module")
-def one_rank(directory: Path) -> Told:
+def one_rank(directory: Path) -> Results:
     return {
         policy: work(Controller.in_process(), experiment(policy), directory / policy, directory / f"{policy} alone")
         for policy in POLICIES
@@ -65,7 +65,9 @@ def one_rank(directory: Path) -> Told:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_two_ranks_train_as_one_also_if_one_has_no_chunk_steps(two_ranks: Told, one_rank: Told, case: str) -> None:
+def test_two_ranks_train_as_one_also_if_one_has_no_chunk_steps(
+    two_ranks: Results, one_rank: Results, case: str
+) -> None:
     actual, expected = two_ranks[case], one_rank[CASES[case][0]]
     assert actual.keys() == expected.keys()
     for name, values in expected.items():
@@ -73,7 +75,9 @@ def test_two_ranks_train_as_one_also_if_one_has_no_chunk_steps(two_ranks: Told, 
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_reference_is_the_policy_at_the_start_also_after_updates_and_a_resume(one_rank: Told, policy: str) -> None:
+def test_the_reference_is_the_policy_at_the_start_also_after_updates_and_a_resume(
+    one_rank: Results, policy: str
+) -> None:
     actual = one_rank[policy]
     divergences = [
         actual[f"{name} {step}"]["actor/kl_loss"]
@@ -87,7 +91,7 @@ def test_the_reference_is_the_policy_at_the_start_also_after_updates_and_a_resum
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_recomputed_log_probs_are_the_learners_before_the_updates_of_a_step(one_rank: Told, policy: str) -> None:
+def test_recomputed_log_probs_are_the_learners_before_the_updates_of_a_step(one_rank: Results, policy: str) -> None:
     actual = one_rank[policy]
     for step in range(2):
         first = actual[f"chunk steps of one rank {step}"]
@@ -98,7 +102,7 @@ def test_recomputed_log_probs_are_the_learners_before_the_updates_of_a_step(one_
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_updates_of_values_change_the_value_head_alone(one_rank: Told, policy: str) -> None:
+def test_updates_of_values_change_the_value_head_alone(one_rank: Results, policy: str) -> None:
     before, after = one_rank[policy]["weights"], one_rank[policy]["weights after an update of values"]
     changed = {name for name, value in after.items() if value != before[name]}
     assert changed

@@ -102,7 +102,7 @@ SEEDS = range(12)
 TURNS = 8
 DRAWINGS = [icon_code(seed, 1) for seed in range(24)] + ["<svg><script/></svg>", ""]
 """Actions of the env `svg`: any code, most of it of another picture."""
-Ways = Mapping[str, Callable[[Sequence[str]], VectorEnv]]
+Backends = Mapping[str, Callable[[Sequence[str]], VectorEnv]]
 
 
 def cases() -> Iterator[ParameterSet]:
@@ -139,7 +139,7 @@ def ray_workers(directory: Path) -> Iterator[list[StandaloneWorker]]:
 
 
 @pytest.fixture(scope="module")
-def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ways]:
+def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backends]:
     """Functions that build the vector env of a configuration: on one server, and on env hosts of one Ray."""
     directory = tmp_path_factory.mktemp("envs")
     (directory / "painter.py").write_text(PAINTER)
@@ -203,7 +203,9 @@ def _weights(actions: Sequence[str]) -> list[int]:
 
 @pytest.mark.parametrize("way", ["service", "env hosts in threads", "Ray"])
 @pytest.mark.parametrize("overrides", cases())
-def test_episodes_are_those_of_one_process_in_the_same_order(ways: Ways, overrides: Sequence[str], way: str) -> None:
+def test_episodes_are_those_of_one_process_in_the_same_order(
+    ways: Backends, overrides: Sequence[str], way: str
+) -> None:
     with closing(ways["in process"](overrides)) as envs:
         expected = play(envs)
     with closing(ways[way](overrides)) as envs:

@@ -84,8 +84,8 @@ def requests(count: int) -> list[Request]:
     return [Request(number, (5, 6, 7, 8 + number), 6, seed=number) for number in range(count)]
 
 
-def generate(engines: RoutedEngines, asked: list[Request]) -> dict[int, Generation]:
-    for request in asked:
+def generate(engines: RoutedEngines, requests: list[Request]) -> dict[int, Generation]:
+    for request in requests:
         engines.add_request(request)
     done: dict[int, Generation] = {}
     end = time.monotonic() + 60
