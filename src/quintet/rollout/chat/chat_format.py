@@ -12,8 +12,8 @@ import numpy as np
 from quintet.config.native.rollout import RolloutConfig
 from quintet.records import ImageInput
 from quintet.rollout.chat.image_prompts import ImagePrompts, is_marker, place_images, split_at_markers
-from quintet.rollout.chat.parity import DialogueComparison, ResponseText, compare
-from quintet.rollout.chat.template import Renderer, TemplateParts, TemplateReport, analyze_template
+from quintet.rollout.chat.template_analysis import Renderer, TemplateParts, TemplateReport, analyze_template
+from quintet.rollout.chat.template_comparison import DialogueComparison, ResponseText, compare
 from quintet.rollout.chat.thought_sections import format_instruction
 from quintet.rollout.chat.tokens import MessageFrame, TextEncoder
 

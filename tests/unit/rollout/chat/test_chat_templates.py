@@ -18,8 +18,8 @@ from tokenizers import AddedToken
 from quintet.config.native.rollout import RolloutConfig
 from quintet.errors import ConfigError
 from quintet.rollout.chat.chat_format import ChatFormat, Dialogue, PromptChange
-from quintet.rollout.chat.parity import find_retokenized_spans
-from quintet.rollout.chat.template import DifferenceKind
+from quintet.rollout.chat.template_analysis import DifferenceKind
+from quintet.rollout.chat.template_comparison import find_retokenized_spans
 
 NAMES = sorted(FAMILIES)
 THINKING = {"qwen3": True, "qwen3_nonthinking": False}

@@ -1,4 +1,4 @@
-"""Parity checks: a dialogue's prompt against its chat template, and tokens against their re-tokenized text."""
+"""Comparison of a dialogue's prompt with its chat template, and of sampled tokens with the tokens of their text."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
-from quintet.data.template_rendering import TemplateRenderingError
-from quintet.rollout.chat.template import (
+from quintet.data.chat_template_renderer import TemplateRenderingError
+from quintet.rollout.chat.template_analysis import (
     THINK,
     DifferenceKind,
     Renderer,

@@ -13,8 +13,8 @@ from datetime import date
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from quintet.data.chat_template_renderer import TemplateRenderingError, render_chat_template
 from quintet.data.chat_templates import chat_template
-from quintet.data.template_rendering import TemplateRenderingError, render_chat_template
 from quintet.errors import ConfigError
 
 if TYPE_CHECKING:
