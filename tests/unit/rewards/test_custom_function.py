@@ -74,7 +74,7 @@ def test_arguments_are_given_on(tmp_path: Path) -> None:
 
 def test_the_function_gets_the_row_unchanged(tmp_path: Path) -> None:
     prompt_row = question(numbers=np.array([1, 2]), picture=b"\x00\xff\x01")
-    (actual,) = verdicts(build_scorer(tmp_path, FUNCTION_SOURCE), "extra", asked=prompt_row)
+    (actual,) = verdicts(build_scorer(tmp_path, FUNCTION_SOURCE), "extra", prompt_row=prompt_row)
     assert actual.score == 5.0
 
 
@@ -198,7 +198,9 @@ def test_remote_asks_an_address(address: str) -> None:
     config = RewardConfig(
         manager="remote", function=address, function_arguments={"strict": True}, timeout_seconds=1.0, workers=3
     )
-    actual = verdicts(build_verifier_scorer(config, 100), "7", "8", "error", "nonsense", "slow", asked=question(a=1))
+    actual = verdicts(
+        build_verifier_scorer(config, 100), "7", "8", "error", "nonsense", "slow", prompt_row=question(a=1)
+    )
     assert [verdict.score for verdict in actual] == [1.0, 0.0, 0.0, 0.0, 0.0]
     assert actual[0].reward_components == {"acc": 1.0, "by": 9.0}
     assert [verdict.failure and verdict.failure.error_type for verdict in actual[:4]] == [
