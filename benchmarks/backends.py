@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -86,96 +85,86 @@ def model_of(cell: Cell, models: dict[str, Path]) -> str:
 
 def measure(out: Path) -> None:
     """Run every combination that is not refused."""
-    from conftest import made_policy
+    from parallel_cases import measure_in_one_process
+
+    from conftest import save_tiny_policy
 
     with tempfile.TemporaryDirectory() as name:
-        place = Path(name)
+        directory = Path(name)
         models = {
-            "deep": made_policy(place / "deep", experts=0, layers=4),
-            "mixture": made_policy(place / "mixture", experts=4, layers=4),
+            "deep": save_tiny_policy(directory / "deep", experts=0, layers=4),
+            "mixture": save_tiny_policy(directory / "mixture", experts=4, layers=4),
         }
-        alone = {model: run_single_process(path, place / f"{model}_alone") for model, path in models.items()}
+        single_process = {
+            model: measure_in_one_process(path, directory / f"{model}.safetensors") for model, path in models.items()
+        }
         found = json.loads(out.read_text())["combinations"] if out.exists() else []
         known = {(one["backend"], one["split"], one["ranks"]) for one in found}
         for cell in (cell for cell in cells() if (cell.backend, cell.split, cell.ranks) not in known):
             model = model_of(cell, models)
             entry: dict[str, Any] = {**asdict(cell), "model": model}
             why = refusal(cell, models[model])
-            entry |= {"state": "refused", "why": why} if why else compare(cell, models[model], alone[model], place)
+            entry |= (
+                {"state": "refused", "why": why}
+                if why
+                else compare(cell, models[model], single_process[model], directory)
+            )
             print(cell.name, entry["state"], entry.get("gap", entry.get("why")), file=sys.stderr)
             found.append(entry)
             out.write_text(json.dumps({"limit": LIMIT, "combinations": found}, indent=1, ensure_ascii=False) + "\n")
 
 
-def run_single_process(directory: Path, place: Path) -> Any:
-    """Return the results of a single process."""
-    from test_shared_out import run_single_process as told
-
-    place.mkdir()
-    return told(directory, place)
-
-
-def compare(cell: Cell, directory: Path, alone: Any, place: Path) -> dict[str, Any]:
+def compare(cell: Cell, policy: Path, single_process: Any, directory: Path) -> dict[str, Any]:
     """Run one combination; return the largest differences, relative to the largest value of their kind."""
-    room = place / cell.name.replace(" ", "_")
-    room.mkdir()
+    out = directory / cell.name.replace(" ", "_")
+    out.mkdir()
     try:
-        found = (
-            on_megatron(cell, directory, room) if cell.backend == "megatron" else on_fsdp(cell, directory, room, alone)
-        )
+        if cell.backend == "megatron":
+            gaps = on_megatron(cell, policy, out)
+        else:
+            gaps = on_fsdp(cell, policy, out, single_process)
     except AssertionError as error:
-        said = [line for line in str(error).splitlines() if "Error: " in line]
-        why = said[-1].partition("Error: ")[2] if said else str(error)[-300:]
-        if said and "ConfigError: " in said[-1]:
+        errors = [line for line in str(error).splitlines() if "Error: " in line]
+        why = errors[-1].partition("Error: ")[2] if errors else str(error)[-300:]
+        if errors and "ConfigError: " in errors[-1]:
             return {"state": "refused", "why": why}
         return {"state": "needs CUDA" if "CUDA" in why else "failed", "why": why}
-    largest = max(found.values())
-    return {"state": "equal" if largest <= LIMIT else "differs", "gap": largest, "gaps": found}
+    largest = max(gaps.values())
+    return {"state": "equal" if largest <= LIMIT else "differs", "gap": largest, "gaps": gaps}
 
 
-def on_fsdp(cell: Cell, directory: Path, room: Path, alone: Any) -> dict[str, float]:
+def on_fsdp(cell: Cell, policy: Path, out: Path, single_process: Any) -> dict[str, float]:
     """Return the differences of the FSDP and FSDP2 learners."""
+    from parallel_cases import run_cases
     from safetensors.torch import load_file
-    from test_sharding import spread
 
     case = json.dumps({"backend": cell.backend, "parallel": cell.parallel})
-    heard, (told, weights) = spread(directory, [case], cell.ranks, room)[case], alone
-    # a divergence is a small difference of large numbers: its rounding is theirs, of nats
+    ranks, (expected, weights) = run_cases(policy, [case], cell.ranks, out)[case], single_process
+    # a divergence is a small difference of large numbers: its rounding is that of these numbers, in nats
     least = {"divergence": 1.0}
-    gaps = {name: max(relative(rank[name], told[name], least.get(name, 0.0)) for rank in heard) for name in NUMBERS}
-    return gaps | {"weights": relative_norm(load_file(room / "case.safetensors"), weights)}
+    gaps = {name: max(relative(rank[name], expected[name], least.get(name, 0.0)) for rank in ranks) for name in NUMBERS}
+    return gaps | {"weights": relative_norm(load_file(out / "case.safetensors"), weights)}
 
 
-def on_megatron(cell: Cell, directory: Path, room: Path) -> dict[str, float]:
+def on_megatron(cell: Cell, policy: Path, out: Path) -> dict[str, float]:
     """Return the differences of Megatron's actor after five steps."""
-    from megatron_steps import TOLD, batch, steps
+    from megatron_steps import METRICS, build_batch, train
+    from rank_processes import run_ranks
     from safetensors.torch import load_file
-    from test_megatron_learner import plain
+    from test_megatron_learner import torch_learner
 
     settings = {"parallel": cell.parallel}
-    case, program = json.dumps([[directory.name, settings]]), ROOT / "tests/support/megatron_steps.py"
-    words = [sys.executable, "-W", "ignore", str(program), str(directory.parent), str(room)]
-    ranks = [
-        subprocess.Popen([*words, str(rank), str(cell.ranks), str(room / "meeting"), case], stderr=subprocess.PIPE)
-        for rank in range(cell.ranks)
-    ]
-    try:
-        for rank in ranks:
-            _, said = rank.communicate(timeout=300)
-            assert rank.returncode == 0, said.decode()[-3000:]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    learner = plain(directory, settings)
-    given = batch(learner.model.config.vocab_size)
-    before, expected = learner.scorer.compute_log_probs(given), steps(learner, given)
-    told = [json.loads((room / f"0.{rank}.json").read_text()) for rank in range(cell.ranks)]
-    weights = load_file(room / "0" / "weights.safetensors")
+    run_ranks("megatron_steps.py", cell.ranks, out, policy.parent, out, json.dumps([[policy.name, settings]]))
+    learner = torch_learner(policy, settings)
+    batch = build_batch(learner.model.config.vocab_size)
+    before, expected = learner.scorer.compute_log_probs(batch), train(learner, batch)
+    ranks = [json.loads((out / f"0.{rank}.json").read_text()) for rank in range(cell.ranks)]
+    weights = load_file(out / "0" / "weights.safetensors")
     gaps = {"logprobs": relative(weights.pop("logprobs").tolist(), before.tolist())}
-    for name in TOLD[:3]:
-        theirs = [step[name] for step in expected]
-        gaps[name] = max(relative([step[name] for step in each], theirs) for each in told)
-    if directory.name != "mixture":  # transformers holds experts in one tensor, Megatron's learner one by one
+    for name in METRICS[:3]:
+        values = [step[name] for step in expected]
+        gaps[name] = max(relative([step[name] for step in steps], values) for steps in ranks)
+    if policy.name != "mixture":  # transformers holds experts in one tensor, Megatron's learner one by one
         gaps["weights"] = relative_norm(weights, dict(learner.weights()))
     return gaps
 

@@ -43,8 +43,8 @@ BLANK_IMAGES = """
 import numpy as np
 from quintet.envs import grid
 
-real = grid.paint
-grid.paint = lambda rows, tiles: np.zeros_like(real(rows, tiles))
+real = grid.draw_tiles
+grid.draw_tiles = lambda rows, tiles: np.zeros_like(real(rows, tiles))
 """
 CONTROLS = {"zero_advantages": ZERO_ADVANTAGES, "blank_images": BLANK_IMAGES}
 """Code that runs before the command."""

@@ -61,22 +61,22 @@ def transformers_stays_as_it_was() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def policy_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A two-layer policy of random weights with its tokenizer, as a Hugging Face directory."""
-    return made_policy(tmp_path_factory.mktemp("policy"), experts=0)
+    return save_tiny_policy(tmp_path_factory.mktemp("policy"), experts=0)
 
 
 @pytest.fixture(scope="session")
 def mixture_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with four experts in each layer, two of which see a token."""
-    return made_policy(tmp_path_factory.mktemp("mixture"), experts=4)
+    return save_tiny_policy(tmp_path_factory.mktemp("mixture"), experts=4)
 
 
 @pytest.fixture(scope="session")
 def deep_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A policy of five layers."""
-    return made_policy(tmp_path_factory.mktemp("deep"), experts=0, layers=5)
+    return save_tiny_policy(tmp_path_factory.mktemp("deep"), experts=0, layers=5)
 
 
-def made_policy(directory: Path, experts: int, layers: int = 2) -> Path:
+def save_tiny_policy(directory: Path, experts: int, layers: int = 2) -> Path:
     """A policy of random weights and its tokenizer, written there."""
     from quintet.policies import tiny_models
 

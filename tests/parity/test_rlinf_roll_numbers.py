@@ -50,18 +50,18 @@ def rows(values: list[list[float]]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def same(found: torch.Tensor, told: torch.Tensor) -> None:
+def same(actual: torch.Tensor, told: torch.Tensor) -> None:
     """float32's rounding of numbers up to 10."""
-    torch.testing.assert_close(found, told.double(), atol=2e-6, rtol=2e-6)
+    torch.testing.assert_close(actual, told.double(), atol=2e-6, rtol=2e-6)
 
 
 def rlinf_batch(make_batch: MakeBatch, values: list[list[float]] | None = None) -> Batch:
     """Their four replies, each with its reward at the last of its own tokens."""
-    told = RLINF["reasoning_grpo"]
-    rewards = [[0.0] * 4 for _ in told["mask"]]
-    for row, mask in enumerate(told["mask"]):
-        rewards[row][sum(mask) - 1] = told["rewards"][row]
-    return make_batch(told["mask"], rewards, group=GROUPS, values=values)
+    actual = RLINF["reasoning_grpo"]
+    rewards = [[0.0] * 4 for _ in actual["mask"]]
+    for row, mask in enumerate(actual["mask"]):
+        rewards[row][sum(mask) - 1] = actual["rewards"][row]
+    return make_batch(actual["mask"], rewards, group=GROUPS, values=values)
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_rlinf_reinforce_plus_plus_whitens_by_the_biased_deviation(make_batch: M
     batch = rlinf_batch(make_batch)
     advantages, _ = reinforce(batch, ReinforcePlusPlusConfig(name="reinforce_plus_plus"))
     count = int(batch.loss_mask.sum())
-    told = rows(RLINF["reasoning_reinpp"]["adv"]).flatten() * batch.loss_mask
-    same(advantages * (count / (count - 1)) ** 0.5, told)
+    actual = rows(RLINF["reasoning_reinpp"]["adv"]).flatten() * batch.loss_mask
+    same(advantages * (count / (count - 1)) ** 0.5, actual)
 
 
 def test_rlinfs_reinforce_plus_plus_baseline_crashes_and_ours_does_not(make_batch: MakeBatch) -> None:
@@ -103,9 +103,9 @@ def test_rlinf_gae_agrees_where_nothing_is_masked(make_batch: MakeBatch) -> None
     values = [[0.1, 0.2, 0.3, 0.4]] * 4
     config = GaeConfig(gamma=1.0, lam=0.95, whiten=False)
     advantages, returns = gae(rlinf_batch(make_batch, values), config)
-    told = RLINF["reasoning_gae"]
-    same(advantages.view(4, 4)[2], rows(told["adv"])[2])
-    same(returns.view(4, 4)[2], rows(told["returns"])[2])
+    actual = RLINF["reasoning_gae"]
+    same(advantages.view(4, 4)[2], rows(actual["adv"])[2])
+    same(returns.view(4, 4)[2], rows(actual["returns"])[2])
     third = 5.0 - 0.3
     second = (0.3 - 0.2) + 0.95 * third
     first = (0.2 - 0.1) + 0.95 * second
@@ -119,10 +119,10 @@ def test_divergences(ours: str, theirs: str) -> None:
     """Of the same two pairs of log-probs, half a nat apart either way, in both frameworks."""
     logprobs = torch.tensor([-1.0, -2.0], dtype=torch.float64)
     reference = logprobs - torch.tensor([0.5, -0.5], dtype=torch.float64)
-    found = kl_estimate(logprobs, reference, ours)
-    same(found, torch.tensor(RLINF["kl"][theirs]))
+    actual = kl_estimate(logprobs, reference, ours)
+    same(actual, torch.tensor(RLINF["kl"][theirs]))
     if theirs in ROLL["kl"]:
-        same(found, torch.tensor(ROLL["kl"][theirs]))
+        same(actual, torch.tensor(ROLL["kl"][theirs]))
 
 
 @pytest.mark.parametrize("dual", [None, 3.0])
@@ -133,10 +133,10 @@ def test_rlinf_actor_loss(mode: str, dual: float | None) -> None:
     flat = [inputs[name].flatten() for name in ("logprobs", "old", "adv")]
     parts = ppo_clip(*flat, 0.2, 0.2, dual)
     weights = token_weights(mode, mask.flatten(), torch.tensor([0, 0, 0, 1, 1, 1]), dtype=torch.float64)
-    told = RLINF[f"loss_actor_{mode}_c{dual}"]
-    same((parts.loss * weights).sum(), torch.tensor(told["loss"]))
+    actual = RLINF[f"loss_actor_{mode}_c{dual}"]
+    same((parts.loss * weights).sum(), torch.tensor(actual["loss"]))
     own = mask.flatten()
-    same(parts.clipped[own].double().mean(), torch.tensor(told["metrics"]["actor/clip_fraction"]))
+    same(parts.clipped[own].double().mean(), torch.tensor(actual["metrics"]["actor/clip_fraction"]))
 
 
 @pytest.mark.parametrize("name", ["1", ".9"])
@@ -157,8 +157,8 @@ def test_roll_gae_agrees_where_nothing_is_masked(make_batch: MakeBatch) -> None:
 
 def test_roll_whitening_of_the_replys_own_tokens() -> None:
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]).bool().flatten()
-    found = whiten(rows(ROLL["gae"]["adv"]).flatten(), mask)
-    same(found[mask], rows(ROLL["whiten"]).flatten()[mask])
+    actual = whiten(rows(ROLL["gae"]["adv"]).flatten(), mask)
+    same(actual[mask], rows(ROLL["whiten"]).flatten()[mask])
 
 
 @pytest.mark.parametrize("divide", ["none", "batch", "group"])
@@ -167,13 +167,13 @@ def test_roll_reward_normalisation(make_batch: MakeBatch, center: Any, divide: A
     """Dividing by the group's deviation without taking its mean off, theirs has the wrong shape, and is divided by
     1e-6 where all rewards of a group are the same; ours is left alone there."""
     batch = make_batch([[1]] * 8, [[reward] for reward in ROLL_REWARDS], group=ROLL_GROUPS)
-    found = shape_rewards(batch, ShapingConfig(center=center, divide=divide), 1).rewards
+    actual = shape_rewards(batch, ShapingConfig(center=center, divide=divide), 1).rewards
     theirs = {"none": "None"}
-    told = torch.tensor(ROLL[f"reward_norm_mean={theirs.get(center, center)}_std={theirs.get(divide, divide)}"])
+    result = torch.tensor(ROLL[f"reward_norm_mean={theirs.get(center, center)}_std={theirs.get(divide, divide)}"])
     if divide != "group" or center == "group":
-        same(found, told)
+        same(actual, result)
         return
-    assert told.shape == (2, 8)
-    same(found[:4], told[0, :4])
-    assert told[1, 4] > 1e5
-    same(found[4:], torch.full((4,), 1.0 if center == "none" else 0.375))
+    assert result.shape == (2, 8)
+    same(actual[:4], result[0, :4])
+    assert result[1, 4] > 1e5
+    same(actual[4:], torch.full((4,), 1.0 if center == "none" else 0.375))

@@ -28,7 +28,7 @@ PROMPTS = (3, 0, 5, 1)
 CONFIG: TypeAdapter[Any] = TypeAdapter(AdvantageConfig)
 
 
-def given(kind: str, name: str) -> torch.Tensor:
+def stored_input(kind: str, name: str) -> torch.Tensor:
     return torch.from_numpy(ARRAYS[f"in|{kind}|{name}"])
 
 
@@ -37,7 +37,7 @@ class PackedBatch:
     own, at the first hole of every second row."""
 
     def __init__(self, kind: str, *, cut: bool = False) -> None:
-        self.mask = given(kind, "mask").bool()
+        self.mask = stored_input(kind, "mask").bool()
         self.kind = kind
         places: list[int] = []
         self.lengths: list[int] = []
@@ -55,8 +55,8 @@ class PackedBatch:
         self.places = torch.tensor(places)
 
     def pack(self, rows: torch.Tensor) -> torch.Tensor:
-        found = rows.flatten()[self.places.clamp(min=0)]
-        return torch.where(self.places >= 0, found, torch.zeros_like(found))
+        actual = rows.flatten()[self.places.clamp(min=0)]
+        return torch.where(self.places >= 0, actual, torch.zeros_like(actual))
 
     def own(self, packed: torch.Tensor) -> torch.Tensor:
         """Back to rows, the policy's own tokens alone."""
@@ -74,19 +74,19 @@ class PackedBatch:
             turn=torch.zeros(size, dtype=torch.long),
             turn_end=torch.zeros(size, dtype=torch.bool),
             trajectory=torch.tensor(self.owner),
-            group=given(self.kind, "pairs" if name == "grpo_passk" else "group"),
-            logprobs=self.pack(given(self.kind, "old_log_probs")),
-            rewards=self.pack(given(self.kind, "rewards")),
-            sum_squared_probs=self.pack(given(self.kind, "squared_mass")),
-            baseline=given(self.kind, "baseline"),
-            reward_components={part: given(self.kind, part) for part in ("part_right", "part_form")},
-            values=self.pack(given(self.kind, "values")),
+            group=stored_input(self.kind, "pairs" if name == "grpo_passk" else "group"),
+            logprobs=self.pack(stored_input(self.kind, "old_log_probs")),
+            rewards=self.pack(stored_input(self.kind, "rewards")),
+            sum_squared_probs=self.pack(stored_input(self.kind, "squared_mass")),
+            baseline=stored_input(self.kind, "baseline"),
+            reward_components={part: stored_input(self.kind, part) for part in ("part_right", "part_form")},
+            values=self.pack(stored_input(self.kind, "values")),
         )
 
 
 def variants() -> list[tuple[str, str]]:
-    told = [key.split("|") for key in SETTINGS if key.startswith("adv|")]
-    return [(name, variant) for _, name, variant in told if variant != "weights"]
+    results = [key.split("|") for key in SETTINGS if key.startswith("adv|")]
+    return [(name, variant) for _, name, variant in results if variant != "weights"]
 
 
 def ours(name: str, options: dict[str, Any]) -> Any:
@@ -102,9 +102,9 @@ def ours(name: str, options: dict[str, Any]) -> Any:
     return CONFIG.validate_python(native)
 
 
-def same(found: torch.Tensor, kind: str, key: str, packed: PackedBatch) -> None:
-    told = torch.from_numpy(ARRAYS[f"out|{kind}|{key}"]).double()[packed.mask]
-    torch.testing.assert_close(packed.own(found), told, atol=1e-6, rtol=1e-6)
+def same(actual: torch.Tensor, kind: str, key: str, packed: PackedBatch) -> None:
+    result = torch.from_numpy(ARRAYS[f"out|{kind}|{key}"]).double()[packed.mask]
+    torch.testing.assert_close(packed.own(actual), result, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", SETS)
@@ -114,7 +114,7 @@ def test_advantages_and_returns(kind: str, name: str, variant: str) -> None:
     packed = PackedBatch(kind)
     batch = packed.batch(name)
     if options.get("weighted"):
-        batch = dataclasses.replace(batch, correction=packed.pack(given(kind, "weights")))
+        batch = dataclasses.replace(batch, correction=packed.pack(stored_input(kind, "weights")))
     config = ours(name, options)
     advantages, returns = ADVANTAGES.get(config.name).load()(batch, config)
     assert advantages.dtype == returns.dtype == torch.float64
@@ -131,13 +131,13 @@ def test_verls_two_forms_of_rloo_differ_in_groups_of_one_alone(kind: str) -> Non
     packed = PackedBatch(kind)
     config = CONFIG.validate_python({"name": "rloo"})
     advantages, _ = ADVANTAGES.get("rloo").load()(packed.batch("rloo"), config)
-    told = torch.from_numpy(ARRAYS[f"out|{kind}|adv|rloo_vectorized|default|advantages"])
-    _, member, count = torch.unique(given(kind, "group"), return_inverse=True, return_counts=True)
+    result = torch.from_numpy(ARRAYS[f"out|{kind}|adv|rloo_vectorized|default|advantages"])
+    _, member, count = torch.unique(stored_input(kind, "group"), return_inverse=True, return_counts=True)
     alone = (count[member] == 1)[:, None].expand_as(packed.mask)[packed.mask]
-    found = packed.own(advantages)
-    torch.testing.assert_close(found[~alone], told[packed.mask][~alone], atol=1e-6, rtol=1e-6)
-    assert not told[packed.mask][alone].any()
-    assert found[alone].any()
+    actual = packed.own(advantages)
+    torch.testing.assert_close(actual[~alone], result[packed.mask][~alone], atol=1e-6, rtol=1e-6)
+    assert not result[packed.mask][alone].any()
+    assert actual[alone].any()
 
 
 @pytest.mark.parametrize(("name", "variant"), [v for v in variants() if v[0] != "optimal_token_baseline"])
@@ -156,8 +156,8 @@ def test_a_window_that_slides_changes_nothing(name: str, variant: str) -> None:
 @pytest.mark.parametrize("kind", SETS)
 def test_whitening(kind: str) -> None:
     packed = PackedBatch(kind)
-    found = whiten(packed.pack(given(kind, "advantages")), packed.pack(packed.mask))
-    same(found, kind, "whiten", packed)
+    actual = whiten(packed.pack(stored_input(kind, "advantages")), packed.pack(packed.mask))
+    same(actual, kind, "whiten", packed)
 
 
 def test_every_estimator_of_verl_is_compared() -> None:

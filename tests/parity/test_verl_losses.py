@@ -47,11 +47,11 @@ LOSSES = [
 CORRECTIONS = [key.split("|")[2] for key in SETTINGS if key.startswith("corr|")]
 
 
-def given(kind: str, name: str) -> torch.Tensor:
+def stored_input(kind: str, name: str) -> torch.Tensor:
     return torch.from_numpy(STORED[f"in|{kind}|{name}"])
 
 
-def told(kind: str, name: str) -> torch.Tensor:
+def stored_output(kind: str, name: str) -> torch.Tensor:
     return torch.from_numpy(STORED[f"out|{kind}|{name}"])
 
 
@@ -60,14 +60,14 @@ def number(kind: str, name: str) -> float:
 
 
 def own(kind: str, rows: torch.Tensor) -> torch.Tensor:
-    return rows[given(kind, "mask").bool()]
+    return rows[stored_input(kind, "mask").bool()]
 
 
 def packed(kind: str) -> Batch:
     """verl's padded rows as trajectories of one sequence each, what isn't the policy's own among them."""
-    mask = given(kind, "mask").bool()
+    mask = stored_input(kind, "mask").bool()
     rows, width = mask.shape
-    flat = lambda name: given(kind, name).flatten()  # noqa: E731
+    flat = lambda name: stored_input(kind, name).flatten()  # noqa: E731
     return Batch(
         tokens=torch.zeros(rows * width, dtype=torch.long),
         positions=torch.arange(width).repeat(rows),
@@ -76,7 +76,7 @@ def packed(kind: str) -> Batch:
         turn=torch.zeros(rows * width, dtype=torch.long),
         turn_end=torch.zeros(rows * width, dtype=torch.bool),
         trajectory=torch.arange(rows),
-        group=given(kind, "group"),
+        group=stored_input(kind, "group"),
         logprobs=flat("old_log_probs"),
         rollout_logprobs=flat("rollout_log_probs"),
         ref_logprobs=flat("ref_log_probs"),
@@ -123,14 +123,16 @@ def same(ours: torch.Tensor | float, theirs: torch.Tensor | float) -> None:
 def test_policy_loss_and_its_gradient(kind: str, name: str, variant: str) -> None:
     batch, metrics = packed(kind), {}
     if variant == "weighted":
-        batch = replace(batch, correction=given(kind, "weights").flatten())
+        batch = replace(batch, correction=stored_input(kind, "weights").flatten())
     # verl's GMPO takes the mean over all rows, also those without a word of the policy's
-    rows = given(kind, "mask").sum(-1)
+    rows = stored_input(kind, "mask").sum(-1)
     factor = float((rows > 0).sum() / len(rows)) if name == "geo_mean" else 1.0
     for mode in MODES if variant != "weighted" else MODES[:1]:
-        loss, gradient, metrics = compute(batch, configured(name, variant), mode, given(kind, "log_probs").flatten())
+        loss, gradient, metrics = compute(
+            batch, configured(name, variant), mode, stored_input(kind, "log_probs").flatten()
+        )
         same(loss * factor, number(kind, f"loss|{name}|{variant}|{mode}"))
-        same(gradient * factor, own(kind, told(kind, f"lossgrad|{name}|{variant}|{mode}")))
+        same(gradient * factor, own(kind, stored_output(kind, f"lossgrad|{name}|{variant}|{mode}")))
     for metric in ("pg_clipfrac", "pg_clipfrac_lower", "ppo_kl"):
         key = f"out|{kind}|lossmetric|{name}|{variant}|{metric}"
         if key in NUMBERS and not (name == "kl_cov" and metric == "ppo_kl"):
@@ -141,7 +143,7 @@ def test_policy_loss_and_its_gradient(kind: str, name: str, variant: str) -> Non
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_the_learners_own_old_logprobs(kind: str, variant: str) -> None:
     """verl's `bypass_mode`: the engine's log-probs are the old ones, and the gap is that of the present policy."""
-    batch, now = packed(kind), given(kind, "log_probs").flatten()
+    batch, now = packed(kind), stored_input(kind, "log_probs").flatten()
     options = SETTINGS[f"loss|bypass_mode|{variant}"]["policy_loss"]["rollout_correction"]
     loss: dict[str, Any] = {"name": "ppo", "clip_low": 0.2, "clip_high": 0.28, "clip_dual": 3.0}
     if variant != "ppo_clip":
@@ -151,7 +153,7 @@ def test_without_the_learners_own_old_logprobs(kind: str, variant: str) -> None:
         batch = replace(batch, correction=weights, loss_mask=batch.loss_mask & keep)
     value, gradient, _ = compute(batch, loss, "token-mean", now)
     same(value, number(kind, f"loss|bypass_mode|{variant}|token-mean"))
-    same(gradient, told(kind, f"lossgrad|bypass_mode|{variant}|token-mean").flatten()[batch.loss_mask])
+    same(gradient, stored_output(kind, f"lossgrad|bypass_mode|{variant}|token-mean").flatten()[batch.loss_mask])
 
 
 def corrected(options: dict[str, Any]) -> CorrectionConfig:
@@ -180,8 +182,8 @@ def test_correction_of_the_gap_to_the_engine(kind: str, variant: str) -> None:
     config, batch = corrected(SETTINGS[f"corr|x|{variant}"]), packed(kind)
     weights, keep, metrics = rollout_correction(batch, config)
     if config.level is not None:
-        same(weights, told(kind, f"corr|{variant}|weights").flatten())
-    assert torch.equal(keep & batch.loss_mask, told(kind, f"corr|{variant}|mask").flatten().bool())
+        same(weights, stored_output(kind, f"corr|{variant}|weights").flatten())
+    assert torch.equal(keep & batch.loss_mask, stored_output(kind, f"corr|{variant}|mask").flatten().bool())
     if kind == "extreme":
         return  # verl counts its empty reply in the means over replies
     prefix = f"out|{kind}|corr|{variant}|metric|"
@@ -194,23 +196,23 @@ def test_correction_of_the_gap_to_the_engine(kind: str, variant: str) -> None:
 @pytest.mark.parametrize("estimator", ["k1", "abs", "k2", "k3", "k1+", "abs+", "k2+", "k3+"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_divergence_and_its_gradient(kind: str, estimator: str) -> None:
-    logprobs = given(kind, "log_probs").requires_grad_()
-    kl = kl_estimate(logprobs, given(kind, "ref_log_probs"), estimator)
+    logprobs = stored_input(kind, "log_probs").requires_grad_()
+    kl = kl_estimate(logprobs, stored_input(kind, "ref_log_probs"), estimator)
     (gradient,) = torch.autograd.grad(kl.sum(), logprobs)
-    same(own(kind, kl.detach()), own(kind, told(kind, f"kl|{estimator}")))
-    same(own(kind, gradient), own(kind, told(kind, f"klgrad|{estimator}")))
+    same(own(kind, kl.detach()), own(kind, stored_output(kind, f"kl|{estimator}")))
+    same(own(kind, gradient), own(kind, stored_output(kind, f"klgrad|{estimator}")))
 
 
 @pytest.mark.parametrize("clip", [0.5, 0.1])
 @pytest.mark.parametrize("kind", KINDS)
 def test_value_loss_and_its_gradient(kind: str, clip: float) -> None:
-    values = given(kind, "vpreds").flatten().requires_grad_()
-    parts = value_clip(values, given(kind, "values").flatten(), given(kind, "returns").flatten(), clip)
+    values = stored_input(kind, "vpreds").flatten().requires_grad_()
+    parts = value_clip(values, stored_input(kind, "values").flatten(), stored_input(kind, "returns").flatten(), clip)
     for mode in MODES:
         loss = (parts.loss * weights_of(kind, mode)).sum()
         (gradient,) = torch.autograd.grad(loss, values, retain_graph=True)
         same(loss.detach(), number(kind, f"value|{clip}|{mode}"))
-        same(gradient, told(kind, f"valuegrad|{clip}|{mode}").flatten())
+        same(gradient, stored_output(kind, f"valuegrad|{clip}|{mode}").flatten())
 
 
 def weights_of(kind: str, mode: str) -> torch.Tensor:
@@ -220,7 +222,7 @@ def weights_of(kind: str, mode: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_aggregation(kind: str) -> None:
-    advantages = given(kind, "advantages").flatten()
+    advantages = stored_input(kind, "advantages").flatten()
     for mode in MODES:
         same((advantages * weights_of(kind, mode)).sum(), number(kind, f"agg|{mode}"))
 
@@ -235,11 +237,11 @@ def test_a_steered_coefficient() -> None:
             horizon=options["horizon"],
         )
     )
-    found = []
+    results = []
     for kl in STORED["in|control|kl"].tolist():
         control.observe(kl, options["n_steps"])
-        found.append(control.coefficient)
-    assert found == pytest.approx(STORED["out|control|adaptive"].tolist(), rel=1e-7)
+        results.append(control.coefficient)
+    assert results == pytest.approx(STORED["out|control|adaptive"].tolist(), rel=1e-7)
 
 
 def test_every_loss_of_verl_is_compared() -> None:

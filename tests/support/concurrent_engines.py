@@ -64,8 +64,8 @@ class ThreadedEngine:
     def _finish(self, ids: Iterable[int], reason: FinishReason) -> list[Generation]:
         requests = [self.requests.pop(each) for each in ids if each in self.requests]
         return [
-            Generation(each.id, (self.number, each.seed), (-0.5, -0.5), reason, self.weight_version)
-            for each in requests
+            Generation(request.id, (self.number, request.seed), (-0.5, -0.5), reason, self.weight_version)
+            for request in requests
         ]
 
     def _check_idle(self) -> None:

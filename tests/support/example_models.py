@@ -146,11 +146,11 @@ def at(tmp_path: Path, name: str) -> str:
     return str(directory)
 
 
-def on(tmp_path: Path, name: str, nodes: int, devices: int, *words: str) -> ComposedConfig:
+def on(tmp_path: Path, name: str, nodes: int, devices: int, *overrides: str) -> ComposedConfig:
     """A run of that model in bfloat16 on so many devices of so many nodes; one turn an episode."""
     sizes = [f"placement.nodes={nodes}", f"placement.devices_per_node={devices}", "rollout.max_turns=1"]
     model = ["policy.preset=null", f"policy.path={at(tmp_path, name)}", "policy.dtype=bfloat16", "warm_start=null"]
-    return load_experiment(None, [*model, *sizes, *words])
+    return load_experiment(None, [*model, *sizes, *overrides])
 
 
 def measured(composed: ComposedConfig, device_bytes: int | None = None) -> MemoryPlan:

@@ -34,12 +34,14 @@ def endpoint(reply: Callable[[str], str | bytes | tuple[int, bytes]]) -> Iterato
                 known.headers.append(dict(self.headers))
                 known.together += 1
                 known.most_together = max(known.most_together, known.together)
-            said = known.reply(asked["messages"][0]["content"])
+            reply_body = known.reply(asked["messages"][0]["content"])
             with lock:
                 known.together -= 1
-            if isinstance(said, str):
-                said = json.dumps({"choices": [{"message": {"role": "assistant", "content": said}}]}).encode()
-            state, body = said if isinstance(said, tuple) else (200, said)
+            if isinstance(reply_body, str):
+                reply_body = json.dumps(
+                    {"choices": [{"message": {"role": "assistant", "content": reply_body}}]}
+                ).encode()
+            state, body = reply_body if isinstance(reply_body, tuple) else (200, reply_body)
             self.send_response(state)
             self.send_header("Content-Length", str(len(body)))
             if state == 302:

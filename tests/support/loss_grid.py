@@ -1,19 +1,19 @@
-"""Every loss, the critic's too, under every aggregation on one ragged mini-batch; as a program, one of several ranks
-that share it.
+"""Every loss of the actor and the critic, under every aggregation, on one ragged mini-batch; as a program, one rank of
+the learners.
 
-python loss_grid.py POLICY RANK SIZE MEETING
+python loss_grid.py RANK NUM_RANKS RENDEZVOUS_FILE POLICY; prints the results as JSON.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from rank_processes import join_ranks
 
 from quintet.algorithms.aggregation import Aggregation
 from quintet.algorithms.objective import CriticObjective, PolicyObjective
@@ -47,7 +47,7 @@ LOSSES: dict[str, dict[str, Any]] = {
     "topr": {"negative_weight": 0.5},
     "distillation": {"estimator": "k3", "gradient": "direct", "task": {"name": "ppo"}},
 }
-TOLD = (
+METRICS = (
     "actor/pg_loss",
     "actor/entropy",
     "actor/kl_loss",
@@ -57,8 +57,8 @@ TOLD = (
     "grad_norm",
     "probs_diff_max",
 )
-VALUES = CriticObjective(CriticConfig(value_clip=0.3))
-TOLD_OF_VALUES = ("critic/vf_loss", "critic/vf_clipfrac", "grad_norm")
+CRITIC_OBJECTIVE = CriticObjective(CriticConfig(value_clip=0.3))
+CRITIC_METRICS = ("critic/vf_loss", "critic/vf_clipfrac", "grad_norm")
 
 
 def ragged_batch(seed: int = 0) -> Batch:
@@ -94,7 +94,7 @@ def ragged_batch(seed: int = 0) -> Batch:
 
 
 def near_batch(scorer: PolicyScorer) -> Batch:
-    """The same with log-probs of old policy, engine and reference that lie around the policy's own."""
+    """Return the ragged batch with log-probs of old policy, engine and reference that are near those of the policy."""
     batch, generator = ragged_batch(), torch.Generator().manual_seed(1)
     present = scorer.compute_log_probs(batch)
     near = lambda spread: (  # noqa: E731
@@ -119,7 +119,7 @@ def objective(name: str) -> PolicyObjective:
 
 
 def other_policy(model: Any) -> Any:
-    """A reference whose words are a little different."""
+    """Return a reference whose token probabilities differ a little from the policy's."""
     from copy import deepcopy
 
     other = deepcopy(model).requires_grad_(requires_grad=False)
@@ -129,19 +129,21 @@ def other_policy(model: Any) -> Any:
 
 
 def grid(actor: ActorLearner) -> dict[str, list[float]]:
-    """What each combination measures, by `<loss> <aggregation>`; the weights stay as they are."""
+    """Return `METRICS` of each loss and aggregation, by `<loss> <aggregation>`; the learning rate is 0."""
     batch = near_batch(actor.scorer)
     reference = PolicyScorer(other_policy(actor.model), LearnerSetup(budget=MicroBatchBudget()))
     out: dict[str, list[float]] = {}
     for name in LOSSES:
         for mode in AGGREGATIONS:
-            told = actor.update(batch, objective(name), Aggregation(mode, scale=64.0), 0.0, reference=reference, seed=3)
-            out[f"{name} {mode}"] = [told[key] for key in TOLD]
+            metrics = actor.update(
+                batch, objective(name), Aggregation(mode, scale=64.0), 0.0, reference=reference, seed=3
+            )
+            out[f"{name} {mode}"] = [metrics[key] for key in METRICS]
     return out
 
 
 def three_steps(actor: ActorLearner) -> float:
-    """After three updates on the same mini-batch, the probability of all its words, nats."""
+    """Update three times on the same mini-batch; return the log-prob of all its response tokens, nats."""
     batch = near_batch(actor.scorer)
     for _ in range(3):
         actor.update(batch, objective("gspo"), "token-mean", 1.0)
@@ -149,29 +151,28 @@ def three_steps(actor: ActorLearner) -> float:
 
 
 def critic_grid(critic: CriticLearner) -> dict[str, list[float]]:
-    """What the value loss measures under each aggregation, over all own tokens and over some; the weights stay as
-    they are."""
+    """Return `CRITIC_METRICS` of each aggregation, over all response tokens and over some; the learning rate is 0."""
     batch = ragged_batch()
     some = torch.rand(len(batch.tokens), generator=torch.Generator().manual_seed(4)) < 0.7
     out: dict[str, list[float]] = {}
     for mode in AGGREGATIONS:
-        for where, mask in {"all": None, "some": some}.items():
-            told = critic.update(batch, VALUES, Aggregation(mode, scale=64.0), 0.0, mask)
-            out[f"{where} {mode}"] = [told[key] for key in TOLD_OF_VALUES]
+        for selection, mask in {"all": None, "some": some}.items():
+            metrics = critic.update(batch, CRITIC_OBJECTIVE, Aggregation(mode, scale=64.0), 0.0, mask)
+            out[f"{selection} {mode}"] = [metrics[key] for key in CRITIC_METRICS]
     return out
 
 
-def three_steps_of_values(critic: CriticLearner) -> list[float]:
+def three_critic_steps(critic: CriticLearner) -> list[float]:
     """Sum of the values before and after three updates on the same mini-batch."""
     batch = ragged_batch()
     before = float(critic.compute_values(batch).sum())
     for _ in range(3):
-        critic.update(batch, VALUES, "token-mean", 0.01)
+        critic.update(batch, CRITIC_OBJECTIVE, "token-mean", 0.01)
     return [before, float(critic.compute_values(batch).sum())]
 
 
 def critic(directory: Path, budget: MicroBatchBudget, ranks: RankGroup | None = None) -> CriticLearner:
-    """With a head that isn't 0 everywhere: else the body would learn nothing."""
+    """Return a critic whose head is not 0, so that its body has gradients."""
     config = OptimizerConfig(kind="sgd", learning_rate=1.0)
     model = ValueModel(load_model(directory))
     generator = torch.Generator().manual_seed(5)
@@ -185,23 +186,24 @@ def learner(directory: Path, budget: MicroBatchBudget, ranks: RankGroup | None =
     return ActorLearner(load_model(directory), config, LearnerSetup(budget=budget, ranks=ranks or RankGroup()))
 
 
-def main(directory: Path, rank: int, size: int, meeting: Path) -> None:
+def main() -> None:
     torch.set_num_threads(1)
-    ranks = RankGroup.join(rank, size, meeting, timeout_seconds=60.0)
+    ranks, (policy,) = join_ranks()
+    directory = Path(policy)
     actor = learner(directory, MicroBatchBudget(max_sequences=2), ranks)
-    told: dict[str, Any] = {"grid": grid(actor), "probability": three_steps(actor)}
+    results: dict[str, Any] = {"grid": grid(actor), "probability": three_steps(actor)}
     # a single pass: the second process has none
-    whole = learner(directory, MicroBatchBudget(), ranks)
-    once = whole.update(near_batch(whole.scorer), objective("cispo"), "token-mean", 0.0)
+    single_pass = learner(directory, MicroBatchBudget(), ranks)
+    once = single_pass.update(near_batch(single_pass.scorer), objective("cispo"), "token-mean", 0.0)
     values = critic(directory, MicroBatchBudget(max_sequences=2), ranks)
-    told["values"], told["value"] = critic_grid(values), three_steps_of_values(values)
-    told["once"] = [once[key] for key in TOLD]
-    told["weights"] = hashlib.sha256(
-        b"".join(value.numpy().tobytes() for one in (actor, values) for _, value in one.weights())
+    results["values"], results["value"] = critic_grid(values), three_critic_steps(values)
+    results["once"] = [once[key] for key in METRICS]
+    results["weights"] = hashlib.sha256(
+        b"".join(value.numpy().tobytes() for each in (actor, values) for _, value in each.weights())
     ).hexdigest()
     ranks.destroy()
-    print(json.dumps(told))
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    main()

@@ -1,13 +1,12 @@
-"""Five steps of AdamW on ragged micro-batches by a policy that lies on several ranks; as a program, one of them.
+"""Five steps of AdamW on ragged micro-batches with pipeline or expert parallelism; as a program, one of the ranks.
 
-python model_parallel_steps.py WHAT,WHAT POLICY RANK SIZE MEETING, each WHAT as in `WAYS`; tells what it learnt as JSON.
+python model_parallel_steps.py RANK NUM_RANKS RENDEZVOUS_FILE POLICY CASE…, of `CASES`; prints the results as JSON by
+case.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from itertools import zip_longest
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 from loss_grid import ragged_batch
+from rank_processes import join_ranks, run_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -31,11 +31,11 @@ from quintet.training.parallel.process_group import RankGroup
 
 STEPS = 5
 BUDGET = MicroBatchBudget(40, 2)
-Told = dict[str, Any]
+Results = dict[str, Any]
 
 
-class Measured(nn.Module):
-    """Log-probs of targets as one forward pass, which is what sharding wants."""
+class LogProbModule(nn.Module):
+    """Computes log-probs in its forward pass, which FSDP wraps."""
 
     def __init__(self, policy: nn.Module) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Measured(nn.Module):
 
 
 def loss_of(logprobs: Tensor, micro: MicroBatch) -> Tensor:
-    """A share of the whole mini-batch's loss."""
+    """Return the part of the mini-batch's loss that is of a micro-batch."""
     batch = ragged_batch()
     assert batch.advantages is not None
     return -(logprobs * batch.advantages[micro.index]).sum() / batch.loss_mask.sum()
@@ -56,7 +56,7 @@ def one_sequence(length: int) -> PackedLayout:
     return PackedLayout(torch.tensor([length]))
 
 
-def passes() -> list[MicroBatch]:
+def micro_batches() -> list[MicroBatch]:
     return list(iter_micro_batches(ragged_batch(), BUDGET))
 
 
@@ -64,151 +64,160 @@ def optimizer(groups: Iterable[list[nn.Parameter]]) -> torch.optim.Optimizer:
     return torch.optim.AdamW([{"params": group} for group in groups], lr=3e-3, fused=True)
 
 
-def told(losses: list[float], norms: list[float], weights: dict[str, Tensor]) -> Told:
-    """Sums of weights and of their squares by name stand for the weights themselves."""
-    wide = {name: weight.detach().double() for name, weight in weights.items()}
-    sums = {name: [float(weight.sum()), float(weight.square().sum())] for name, weight in wide.items()}
+def results(losses: list[float], norms: list[float], weights: dict[str, Tensor]) -> Results:
+    """Return losses and gradient norms, and for each weight its sum and its sum of squares."""
+    doubles = {name: weight.detach().double() for name, weight in weights.items()}
+    sums = {name: [float(weight.sum()), float(weight.square().sum())] for name, weight in doubles.items()}
     return {"losses": losses, "norms": norms, "weights": sums}
 
 
-def alone(directory: Path) -> Told:
-    """What a single process learns."""
-    module = Measured(load_model(directory))
-    steps, losses, norms = optimizer([list(module.parameters())]), [], []
+def train_in_one_process(directory: Path) -> Results:
+    """Return the results of a single process."""
+    module = LogProbModule(load_model(directory))
+    adamw, losses, norms = optimizer([list(module.parameters())]), [], []
     for _ in range(STEPS):
         total = 0.0
-        for micro in passes():
+        for micro in micro_batches():
             loss = loss_of(module(micro.packed), micro)
             torch.autograd.backward(loss)
             total += loss.item()
         losses.append(total)
         norms.append(float(nn.utils.clip_grad_norm_(module.parameters(), 0.05)))
-        steps.step()
-        steps.zero_grad()
+        adamw.step()
+        adamw.zero_grad()
     with torch.no_grad():
-        after = sum(float(module(micro.packed).double().sum()) for micro in passes())
-    return told(losses, norms, dict(module.policy.named_parameters())) | {"logprobs": after}
+        after = sum(float(module(micro.packed).double().sum()) for micro in micro_batches())
+    return results(losses, norms, dict(module.policy.named_parameters())) | {"logprobs": after}
 
 
 def experts(
     directory: Path, ranks: RankGroup, dispatcher: TokenDispatcher, shared_by: int, recompute: bool = False
-) -> Told:
-    """Experts shared out over `shared_by` data ranks, everything else sharded over all of them."""
+) -> Results:
+    """Divide the experts over `shared_by` data ranks, and shard everything else over all of them."""
     from torch.distributed.fsdp import fully_shard
 
     policy = load_model(directory)
     if recompute:
         enable_activation_checkpointing(policy)
     data = init_device_mesh("cpu", (ranks.size,), mesh_dim_names=("data",))
-    both = init_device_mesh("cpu", (ranks.size // shared_by, shared_by), mesh_dim_names=("rest", "expert"))
-    split = apply_expert_parallel(policy, both["expert"], dispatcher)
-    split.shard(both["rest"], ranks.size)
-    module = Measured(policy)
+    meshes = init_device_mesh("cpu", (ranks.size // shared_by, shared_by), mesh_dim_names=("rest", "expert"))
+    parallelism = apply_expert_parallel(policy, meshes["expert"], dispatcher)
+    parallelism.shard(meshes["rest"], ranks.size)
+    module = LogProbModule(policy)
     for layer in policy.model.layers:
         fully_shard(layer, mesh=data)
     fully_shard(module, mesh=data)
-    dense = [parameter for parameter in module.parameters() if not split.is_expert(parameter)]
-    steps, losses, norms = optimizer([dense, split.parameters]), [], []
+    dense = [parameter for parameter in module.parameters() if not parallelism.is_expert(parameter)]
+    adamw, losses, norms = optimizer([dense, parallelism.parameters]), [], []
     for _ in range(STEPS):
         losses.append(_data_step(module, ranks))
         norms.append(
-            float(clip_grad_norm([GradNormGroup(dense), GradNormGroup(split.parameters, [split.group])], 0.05))
+            float(
+                clip_grad_norm([GradNormGroup(dense), GradNormGroup(parallelism.parameters, [parallelism.group])], 0.05)
+            )
         )
-        steps.step()
-        steps.zero_grad()
-    return told(losses, norms, {name: _whole(split, weight) for name, weight in policy.named_parameters()})
+        adamw.step()
+        adamw.zero_grad()
+    return results(
+        losses, norms, {name: _full_weight(parallelism, weight) for name, weight in policy.named_parameters()}
+    )
 
 
 def _data_step(module: nn.Module, ranks: RankGroup) -> float:
-    """Gradients of the mini-batch; a rank without a pass computes one that counts for nothing."""
-    every, total = passes(), 0.0
-    mine = every[ranks.rank :: ranks.size]
-    for micro, _ in zip_longest(mine, range(-(-len(every) // ranks.size))):
-        one = micro or every[0]
-        loss = loss_of(module(one.packed), one) * float(micro is not None)
+    """Compute the gradients of the mini-batch, and return its loss. The loss of a rank without a micro-batch is
+    multiplied by 0."""
+    batches, total = micro_batches(), 0.0
+    local = batches[ranks.rank :: ranks.size]
+    for micro, _ in zip_longest(local, range(-(-len(batches) // ranks.size))):
+        micro_or_first = micro or batches[0]
+        loss = loss_of(module(micro_or_first.packed), micro_or_first) * float(micro is not None)
         torch.autograd.backward(loss * ranks.size)
         total += loss.item()
     return ranks.all_reduce_dict({"loss": total})["loss"]
 
 
-def _whole(split: ExpertParallel, weight: nn.Parameter) -> Tensor:
-    return split.gather(weight) if split.is_expert(weight) else weight.full_tensor()  # type: ignore[attr-defined]
+def _full_weight(parallelism: ExpertParallel, weight: nn.Parameter) -> Tensor:
+    return parallelism.gather(weight) if parallelism.is_expert(weight) else weight.full_tensor()  # type: ignore[attr-defined]
 
 
-def idle(directory: Path, ranks: RankGroup, dispatcher: TokenDispatcher) -> Told:
-    """Gradients of one layer's experts where all tokens come from rank 0 and go to its own experts, beside those of
-    the whole layer."""
+def idle(directory: Path, ranks: RankGroup, dispatcher: TokenDispatcher) -> Results:
+    """Compare the gradients of one layer's experts with those of the full layer, if all tokens come from rank 0 and go
+    to its own experts."""
     data = init_device_mesh("cpu", (ranks.size,), mesh_dim_names=("expert",))
     policy = load_model(directory)
-    split = apply_expert_parallel(policy, data["expert"], dispatcher)
+    parallelism = apply_expert_parallel(policy, data["expert"], dispatcher)
     generator = torch.Generator().manual_seed(2)
     states = torch.randn(5, 32, generator=generator)[: 0 if ranks.rank else 5].requires_grad_()
     index, weights = torch.tensor([[0, 1]] * 5)[: len(states)], torch.rand(5, 2, generator=generator)[: len(states)]
     out = policy.model.layers[0].mlp.experts(states, index, weights)
     torch.autograd.backward(out.sin().sum())
-    theirs = _whole_layer(directory, states, index, weights) if len(states) else []
-    ours = [split.gather(weight.grad) for weight in split.parameters[:2]]  # type: ignore[arg-type]
-    found = [one for one in (states.grad, *ours) if one is not None]
-    gaps = [float((one - other).abs().max()) for one, other in zip(found, theirs, strict=False)]
-    return {"gaps": gaps, "sizes": [float(grad.abs().max()) for grad in theirs]}
+    expected = _full_layer_gradients(directory, states, index, weights) if len(states) else []
+    gradients = [parallelism.gather(weight.grad) for weight in parallelism.parameters[:2]]  # type: ignore[arg-type]
+    actual = [grad for grad in (states.grad, *gradients) if grad is not None]
+    gaps = [float((grad - other).abs().max()) for grad, other in zip(actual, expected, strict=False)]
+    return {"gaps": gaps, "sizes": [float(grad.abs().max()) for grad in expected]}
 
 
-def _whole_layer(directory: Path, states: Tensor, index: Tensor, weights: Tensor) -> list[Tensor]:
-    """Gradients of the states and of all experts' weights, computed in one place."""
-    given, layer = states.detach().clone().requires_grad_(), load_model(directory).model.layers[0].mlp.experts
-    torch.autograd.backward(layer(given, index, weights).sin().sum())
-    return [one.grad for one in (given, *layer.parameters()) if one.grad is not None]
+def _full_layer_gradients(directory: Path, states: Tensor, index: Tensor, weights: Tensor) -> list[Tensor]:
+    """Return the gradients of the states and of all experts' weights, without parallelism."""
+    inputs, layer = states.detach().clone().requires_grad_(), load_model(directory).model.layers[0].mlp.experts
+    torch.autograd.backward(layer(inputs, index, weights).sin().sum())
+    return [tensor.grad for tensor in (inputs, *layer.parameters()) if tensor.grad is not None]
 
 
-def stages(directory: Path, ranks: RankGroup, virtual: int = 1) -> Told:
-    """Layers over the stages of a pipeline."""
+def stages(directory: Path, ranks: RankGroup, virtual: int = 1) -> Results:
+    """Divide the layers over the stages of a pipeline."""
     mesh = init_device_mesh("cpu", (ranks.size,), mesh_dim_names=("pipeline",))
-    module, every = PolicyModule(load_model(directory)), passes()
-    pipeline, packed = Pipeline(module, mesh["pipeline"], virtual), [micro.packed for micro in every]
-    steps, losses, norms = optimizer([list(module.parameters())]), [], []
+    module, batches = PolicyModule(load_model(directory)), micro_batches()
+    pipeline, packed = Pipeline(module, mesh["pipeline"], virtual), [micro.packed for micro in batches]
+    adamw, losses, norms = optimizer([list(module.parameters())]), [], []
     for _ in range(STEPS):
         total = [0.0]
 
         def loss_of_pass(number: int, total: list[float] = total) -> Tensor:
-            loss = loss_of(module(packed[number]).logprobs, every[number])
+            loss = loss_of(module(packed[number]).logprobs, batches[number])
             total.append(loss.item())
             return loss
 
         pipeline.forward_backward(packed, loss_of_pass)
         losses.append(pipeline.ranks.all_gather(sum(total))[-1])
         norms.append(float(pipeline.clip_grad_norm(0.05)))
-        steps.step()
-        steps.zero_grad()
-    found = pipeline.forward_only(packed, lambda number: module(packed[number]).logprobs)
-    held = [one for one in module.named_parameters() if not (pipeline.has_tied_head_copy and "lm_head" in one[0])]
-    weights = {name.removeprefix("policy."): weight for name, weight in pipeline.stream_weights(held)}
-    return told(losses, norms, weights) | {"logprobs": sum(float(one.double().sum()) for one in found)}
+        adamw.step()
+        adamw.zero_grad()
+    logprobs = pipeline.forward_only(packed, lambda number: module(packed[number]).logprobs)
+    parameters = [
+        (name, parameter)
+        for name, parameter in module.named_parameters()
+        if not (pipeline.has_tied_head_copy and "lm_head" in name)
+    ]
+    weights = {name.removeprefix("policy."): weight for name, weight in pipeline.stream_weights(parameters)}
+    return results(losses, norms, weights) | {"logprobs": sum(float(values.double().sum()) for values in logprobs)}
 
 
-def critic(directory: Path, ranks: RankGroup) -> Told:
-    """Values and gradients of a critic over two stages, beside those of the whole."""
+def critic(directory: Path, ranks: RankGroup) -> Results:
+    """Compare values and gradients of a critic in two stages with those of the full one."""
     mesh = init_device_mesh("cpu", (ranks.size,), mesh_dim_names=("pipeline",))
-    whole, module = value_model(directory), value_model(directory)
+    full, module = value_model(directory), value_model(directory)
     pipeline = Pipeline(module, mesh["pipeline"])
-    packed = [micro.packed for micro in passes()]
-    found = torch.cat(pipeline.forward_only(packed, lambda number: module(packed[number])))
+    packed = [micro.packed for micro in micro_batches()]
+    values = torch.cat(pipeline.forward_only(packed, lambda number: module(packed[number])))
     pipeline.forward_backward(packed, lambda number: module(packed[number]).square().sum())
-    expected = torch.cat([whole(one) for one in packed])
+    expected = torch.cat([full(batch) for batch in packed])
     torch.autograd.backward(expected.square().sum())
-    own, theirs = dict(module.named_parameters()), dict(whole.named_parameters())
-    gaps = [float((own[n].grad - theirs[n].grad).abs().max() / theirs[n].grad.abs().max()) for n in own]  # type: ignore[operator, union-attr]
-    return {"values": float((found - expected).abs().max()), "largest": float(expected.max()), "gradients": max(gaps)}
+    staged, unstaged = dict(module.named_parameters()), dict(full.named_parameters())
+    gaps = [float((staged[n].grad - unstaged[n].grad).abs().max() / unstaged[n].grad.abs().max()) for n in staged]  # type: ignore[operator, union-attr]
+    return {"values": float((values - expected).abs().max()), "largest": float(expected.max()), "gradients": max(gaps)}
 
 
 def value_model(directory: Path) -> ValueModel:
-    """With a head that isn't 0."""
+    """Return a critic whose head is not 0."""
     model = ValueModel(load_model(directory))
     with torch.no_grad():
         model.head.weight.copy_(torch.linspace(-1, 1, model.head.weight.numel())[None])
     return model
 
 
-WAYS: dict[str, Callable[[Path, RankGroup], Told]] = {
+CASES: dict[str, Callable[[Path, RankGroup], Results]] = {
     "pipeline": lambda path, ranks: stages(path, ranks),
     "virtual pipeline": lambda path, ranks: stages(path, ranks, virtual=2),
     "critic": critic,
@@ -220,29 +229,17 @@ WAYS: dict[str, Callable[[Path, RankGroup], Told]] = {
 }
 
 
-def on_ranks(what: Iterable[str], directory: Path, size: int, meeting: Path) -> list[dict[str, Told]]:
-    """What each of several processes says in the end, by what it did."""
-    command = [sys.executable, "-W", "ignore", __file__, ",".join(what), str(directory)]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(size), str(meeting)], stdout=subprocess.PIPE, text=True)
-        for rank in range(size)
-    ]
-    try:
-        answers = [rank.communicate(timeout=280)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    return [json.loads(answer) for answer in answers]
+def train_on_ranks(cases: Iterable[str], policy: Path, num_ranks: int, directory: Path) -> list[dict[str, Results]]:
+    """Return the results of each rank by case; the rendezvous file is in `directory`."""
+    return [json.loads(output) for output in run_ranks(__file__, num_ranks, directory, policy, *cases)]
 
 
-def main(what: str, directory: Path, rank: int, size: int, meeting: Path) -> None:
+def main() -> None:
     torch.set_num_threads(1)
-    ranks = RankGroup.join(rank, size, meeting, timeout_seconds=120.0)
-    said = {one: WAYS[one](directory, ranks) for one in what.split(",")}
+    ranks, (policy, *cases) = join_ranks()
+    print(json.dumps({case: CASES[case](Path(policy), ranks) for case in cases}))
     ranks.destroy()
-    print(json.dumps(said))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5]))
+    main()

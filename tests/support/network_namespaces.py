@@ -23,8 +23,8 @@ def can_create() -> bool:
     return created
 
 
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 
 class Network:
@@ -44,9 +44,9 @@ class Network:
         """Name of a host's namespace."""
         return f"{self._prefix}-{self.hosts.index(host)}"
 
-    def command(self, host: str, *words: str) -> list[str]:
+    def command(self, host: str, *arguments: str) -> list[str]:
         """A command that runs on the host."""
-        return ["ip", "netns", "exec", self.namespace(host), *words]
+        return ["ip", "netns", "exec", self.namespace(host), *arguments]
 
     def disconnect(self, host: str) -> None:
         """Cut the host off: nothing reaches it, and its processes run on."""
@@ -61,8 +61,8 @@ class Network:
             _ip("netns", "delete", namespace)
             shutil.rmtree(NETNS_FILES / namespace, ignore_errors=True)
 
-    def _in(self, namespace: str, *words: str) -> None:
-        _ip("-n", namespace, *words)
+    def _in(self, namespace: str, *arguments: str) -> None:
+        _ip("-n", namespace, *arguments)
 
     def _add(self, namespace: str, host: str, port: str) -> None:
         # without these files each reverse lookup of an address takes seconds

@@ -1,16 +1,20 @@
-"""Learners whose weights are spread over several processes, step by step; run once for each rank."""
+"""Steps of learners whose weights are sharded over several ranks; as a program, one of the ranks.
+
+python parallel_cases.py RANK NUM_RANKS RENDEZVOUS_FILE POLICY OUT CASE…; prints the results as JSON by case.
+"""
 
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from loss_grid import near_batch, objective, ragged_batch
-from safetensors.torch import save_file
+from rank_processes import join_ranks, run_ranks
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from transformers import PreTrainedModel
 
@@ -33,7 +37,6 @@ from quintet.training.packing import MicroBatchBudget
 from quintet.training.parallel.device_mesh import LearnerMesh
 from quintet.training.parallel.fsdp import Fsdp2Strategy, build_strategy
 from quintet.training.parallel.parallelize import parallelize_module
-from quintet.training.parallel.process_group import RankGroup
 from quintet.training.parallel.strategy import ParallelStrategy
 from quintet.training.scorer import PolicyScorer
 
@@ -43,7 +46,7 @@ LEARNING = OptimizerConfig(learning_rate=1e-3, weight_decay=0.01, max_grad_norm=
 
 @dataclass(frozen=True)
 class Case:
-    """How weights are spread."""
+    """How weights are sharded."""
 
     backend: str = "fsdp2"
     sharding: dict[str, Any] = field(default_factory=dict)
@@ -91,13 +94,13 @@ CASES: dict[str, Case] = {
 
 
 NARROW = {"parameter_dtype": "bfloat16", "reduce_dtype": "float64", "buffer_dtype": "float16"}
-LOOSE: dict[str, Case] = {
+OTHER_DTYPES: dict[str, Case] = {
     "fsdp2 bfloat16": Case(sharding=NARROW),
     "pipeline bfloat16": Case(sharding=NARROW, parallel={"pipeline": 2}),
     "fsdp bfloat16": Case("fsdp", NARROW),
     "no_shard float64": Case("fsdp", {"policy": "no_shard", "parameter_dtype": "float64"}),
 }
-"""Other types, other numbers: near those of float32."""
+"""Cases in lower precision, whose results are only near those of float32."""
 
 
 STAGES: dict[str, Case] = {
@@ -108,7 +111,7 @@ STAGES: dict[str, Case] = {
     "four ranks, pipeline × tensor": Case(parallel={"pipeline": 2, "tensor": 2}),
     "four ranks, pipeline × ulysses": Case(parallel={"pipeline": 2, "ulysses": 2}),
 }
-"""Of a policy of five layers."""
+"""Cases of a policy with five layers."""
 EXPERTS: dict[str, Case] = {
     "experts": Case(parallel={"expert": 2}),
     "experts, all to each": Case(
@@ -119,27 +122,29 @@ EXPERTS: dict[str, Case] = {
     "four ranks, experts × pipeline": Case(parallel={"expert": 2, "pipeline": 2}),
     "four ranks, experts × ulysses": Case(parallel={"expert": 4, "ulysses": 2}),
 }
-"""Of a mixture."""
+"""Cases of a mixture of experts."""
 
 
-def laid(module: Any, mesh: LearnerMesh, case: Case) -> ParallelStrategy:
-    """With layers, experts and tokens shared out, and weights sharded."""
+def shard(module: Any, mesh: LearnerMesh, case: Case) -> ParallelStrategy:
+    """Divide layers, experts and tokens over the ranks and shard the weights."""
     config = ActorConfig.model_validate({"backend": case.backend, "parallel": case.parallel, "megatron": case.megatron})
-    shared = parallelize_module(module, mesh, config)
+    parallelism = parallelize_module(module, mesh, config)
     sharding, memory = ShardingConfig(**case.sharding), MemoryConfig(**case.memory)
-    return build_strategy(module, case.backend, mesh, sharding, memory, parallelism=shared)
+    return build_strategy(module, case.backend, mesh, sharding, memory, parallelism=parallelism)
 
 
 def actor(directory: Path, mesh: LearnerMesh, case: Case) -> ActorLearner:
     model = load_model(directory)
-    strategy, scale = laid(PolicyModule(model), mesh, case), LossScale.from_config(ShardingConfig(**case.sharding))
-    away = Offload(
+    strategy, scale = shard(PolicyModule(model), mesh, case), LossScale.from_config(ShardingConfig(**case.sharding))
+    offload = Offload(
         strategy.module, parameters="offload_parameters" in case.memory, optimizer="offload_optimizer" in case.memory
     )
     return ActorLearner(
         model,
         LEARNING,
-        LearnerSetup(budget=MicroBatchBudget(40), ranks=mesh.data, strategy=strategy, loss_scale=scale, offload=away),
+        LearnerSetup(
+            budget=MicroBatchBudget(40), ranks=mesh.data, strategy=strategy, loss_scale=scale, offload=offload
+        ),
     )
 
 
@@ -147,7 +152,7 @@ def reference(model: PreTrainedModel, mesh: LearnerMesh, case: Case) -> PolicySc
     with torch.no_grad():
         model.lm_head.weight.mul_(1.05)
     model.requires_grad_(requires_grad=False)
-    strategy = laid(PolicyModule(model), mesh, case)
+    strategy = shard(PolicyModule(model), mesh, case)
     return PolicyScorer(model, LearnerSetup(budget=MicroBatchBudget(40), ranks=mesh.data, strategy=strategy))
 
 
@@ -155,39 +160,49 @@ def critic(directory: Path, mesh: LearnerMesh, case: Case) -> CriticLearner:
     model = ValueModel(load_model(directory))
     with torch.no_grad():
         model.head.weight.copy_(0.2 * torch.randn(model.head.weight.shape, generator=torch.Generator().manual_seed(5)))
-    strategy = laid(model, mesh, case)
+    strategy = shard(model, mesh, case)
     return CriticLearner(model, LEARNING, LearnerSetup(budget=MicroBatchBudget(40), ranks=mesh.data, strategy=strategy))
 
 
-def tell(directory: Path, mesh: LearnerMesh, case: Case, out: Path | None) -> dict[str, Any]:
-    """Loss and gradient norm of each step, log-probs and values before them; the weights after them go to `out`."""
-    plain = actor(directory, LearnerMesh(), Case())
-    batch = near_batch(plain.scorer)
+def measure(directory: Path, mesh: LearnerMesh, case: Case, out: Path | None) -> dict[str, Any]:
+    """Return log-probs and values before some steps, and the loss and gradient norm of each step; write the weights
+    after them to `out`."""
+    batch = near_batch(actor(directory, LearnerMesh(), Case()).scorer)
     learner, other = actor(directory, mesh, case), reference(load_model(directory), mesh, case)
-    told: dict[str, Any] = {
+    results: dict[str, Any] = {
         "logprobs": learner.scorer.compute_log_probs(batch).tolist(),
-        "held": held(learner.strategy),
+        "fsdp_options": fsdp_options(learner.strategy),
     }
-    told["divergence"] = learner.scorer.compute_divergence(batch, other).tolist()
+    results["divergence"] = learner.scorer.compute_divergence(batch, other).tolist()
     steps = [
         learner.update(batch, objective(name), "token-mean", 1e-3, reference=other, seed=3)
         for name in ("cispo", "ppo", "gspo", "ppo", "reinforce")
     ]
-    told["loss"] = [step["actor/pg_loss"] for step in steps]
-    told["grad_norm"] = [step["grad_norm"] for step in steps]
+    results["loss"] = [step["actor/pg_loss"] for step in steps]
+    results["grad_norm"] = [step["grad_norm"] for step in steps]
     values = critic(directory, mesh, case)
     ragged = ragged_batch()
-    told["values"] = values.compute_values(ragged).tolist()
+    results["values"] = values.compute_values(ragged).tolist()
     updates = [values.update(ragged, CriticObjective(CriticConfig()), "token-mean", 1e-3) for _ in range(2)]
-    told["critic"] = [value for step in updates for value in (step["critic/vf_loss"], step["grad_norm"])]
+    results["critic"] = [value for step in updates for value in (step["critic/vf_loss"], step["grad_norm"])]
     weights = dict(learner.weights()) | {f"critic.{name}": value for name, value in values.weights()}
     if out is not None:
         save_file({name: value.contiguous() for name, value in weights.items()}, out)
-    return told
+    return results
 
 
-def held(strategy: Any) -> dict[str, Any]:
-    """What torch's own modules say of the options that they got."""
+def measure_in_one_process(policy: Path, out: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the results of `measure` without sharding, on one thread as on the ranks, and the weights written to
+    `out`."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    results = measure(policy, LearnerMesh(), Case(), out)
+    torch.set_num_threads(num_threads)
+    return results, load_file(out)
+
+
+def fsdp_options(strategy: Any) -> dict[str, Any]:
+    """Return the options with which torch's FSDP modules were created."""
     if isinstance(strategy, Fsdp2Strategy):
         states = [part._get_fsdp_state() for part in strategy.module.modules() if isinstance(part, FSDPModule)]
         policy = states[0]._mp_policy
@@ -219,19 +234,28 @@ def held(strategy: Any) -> dict[str, Any]:
     }
 
 
-def main(directory: Path, rank: int, size: int, meeting: Path, out: Path, names: list[str]) -> None:
+def run_cases(policy: Path, names: list[str], num_ranks: int, directory: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return the results of each case on each rank; rank 0 writes its weights to `directory`.
+
+    A name is one of the cases of this module, or the fields of another case as JSON, whose file is `case.safetensors`.
+    """
+    outputs = [json.loads(output) for output in run_ranks(__file__, num_ranks, directory, policy, directory, *names)]
+    return {name: [output[name] for output in outputs] for name in names}
+
+
+def main() -> None:
     torch.set_num_threads(1)
-    ranks = RankGroup.join(rank, size, meeting, timeout_seconds=60.0)
-    told = {}
+    ranks, (policy, out, *names) = join_ranks()
+    results = {}
     for name in names:
-        # one that has no name comes as JSON
-        case = Case(**json.loads(name)) if name.startswith("{") else {**CASES, **LOOSE, **STAGES, **EXPERTS}[name]
-        title, group = "case" if name.startswith("{") else name, case.sharding.get("group_size")
-        mesh = LearnerMesh.build(ranks, ParallelConfig(**case.parallel), group)
-        told[name] = tell(directory, mesh, case, out / f"{title}.safetensors" if rank == 0 else None)
+        is_json = name.startswith("{")
+        case = Case(**json.loads(name)) if is_json else {**CASES, **OTHER_DTYPES, **STAGES, **EXPERTS}[name]
+        mesh = LearnerMesh.build(ranks, ParallelConfig(**case.parallel), case.sharding.get("group_size"))
+        file = Path(out) / f"{'case' if is_json else name}.safetensors"
+        results[name] = measure(Path(policy), mesh, case, file if ranks.rank == 0 else None)
     ranks.destroy()
-    print(json.dumps(told))
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), Path(sys.argv[5]), sys.argv[6:])
+    main()

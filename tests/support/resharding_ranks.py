@@ -1,9 +1,11 @@
-"""What each of four processes does for test_resharding.py: a learner's weights and moments go from one arrangement to
-the next, through files."""
+"""One of the four ranks of test_resharding.py: restores and saves a learner's weights and moments in one parallel
+layout after the other.
+
+python resharding_ranks.py RANK NUM_RANKS RENDEZVOUS_FILE OUT
+"""
 
 from __future__ import annotations
 
-import sys
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from rank_processes import join_ranks
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
@@ -24,7 +27,7 @@ from quintet.training.checkpoint.snapshot import HostBuffers
 from quintet.training.parallel.process_group import RankGroup
 from quintet.training.parallel.strategy import ReplicatedStrategy
 
-ENV = 4
+NUM_RANKS = 4
 CHAIN = (
     ("plain", 1),
     ("fsdp2", 2),
@@ -38,14 +41,14 @@ CHAIN = (
     ("plain", 2),
     ("fsdp", 1),
 )
-"""Each takes up what the one before saved, learns a step, and is saved."""
+"""Layouts and their number of ranks: each one restores what the one before saved, makes a step, and is saved."""
 SHORT = (CHAIN[0], CHAIN[1], CHAIN[2], CHAIN[5])
 CHAINS = {"tied": CHAIN, "untied": SHORT}
-"""Of models whose head is their embedding, and of others."""
+"""Layouts of a model with tied embeddings and of one without."""
 
 
 class Wrapped(nn.Module):
-    """As a learner wraps its policy."""
+    """Policy in a module, as in a learner."""
 
     def __init__(self, *, tied: bool) -> None:
         super().__init__()
@@ -66,8 +69,8 @@ class Wrapped(nn.Module):
         return self.policy(input_ids=tokens, labels=tokens, use_cache=False).loss
 
 
-def arranged(module: Wrapped, kind: str, meshes: dict[str, DeviceMesh]) -> nn.Module:
-    """The module over the ranks of a mesh."""
+def parallelize(module: Wrapped, kind: str, meshes: dict[str, DeviceMesh]) -> nn.Module:
+    """Shard the module over the ranks of a mesh."""
     if kind in ("fsdp2", "hybrid2", "tensor"):
         if kind == "tensor":
             split(module, meshes["one"])
@@ -95,50 +98,50 @@ def split(module: Wrapped, mesh: DeviceMesh) -> None:
         parallelize_module(layer.mlp, mesh, names)
 
 
-def learner(kind: str, meshes: dict[str, DeviceMesh], *, tied: bool) -> Any:
-    module = arranged(Wrapped(tied=tied), kind, meshes)
+def build_learner(kind: str, meshes: dict[str, DeviceMesh], *, tied: bool) -> Any:
+    module = parallelize(Wrapped(tied=tied), kind, meshes)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2, weight_decay=0.1, fused=kind != "fsdp")
     return SimpleNamespace(strategy=ReplicatedStrategy(module), optimizer=optimizer, on_device=nullcontext)
 
 
-def step(one: Any) -> None:
+def step(learner: Any) -> None:
     tokens = torch.arange(24).reshape(2, 12) * 7 % 50
-    one.strategy.module(tokens).backward()
-    one.optimizer.step()
-    one.optimizer.zero_grad()
+    learner.strategy.module(tokens).backward()
+    learner.optimizer.step()
+    learner.optimizer.zero_grad()
 
 
-def run(place: Path, rank: int, meshes: dict[int, dict[str, DeviceMesh]], *, tied: bool) -> None:
-    for number, (kind, size) in enumerate(CHAINS[place.name]):
-        directory = place / f"{number}"
+def run(out: Path, rank: int, meshes: dict[int, dict[str, DeviceMesh]], *, tied: bool) -> None:
+    for number, (kind, size) in enumerate(CHAINS[out.name]):
+        directory = out / f"{number}"
         if rank < size:
             mesh = meshes[size]
             group = mesh["one"].get_group() if size > 1 else None
-            one, ranks = learner(kind, mesh, tied=tied), RankGroup(rank, size, group)
+            learner, ranks = build_learner(kind, mesh, tied=tied), RankGroup(rank, size, group)
             if number:
-                before = place / f"{number - 1}"
-                restore_learner(one, before, "actor", ["model", "optimizer"])
-                snapshot_learner(one, "again", ["model", "optimizer"], HostBuffers(), ranks).write(directory)
-            step(one)
-            snapshot_learner(one, "actor", ["model", "optimizer"], HostBuffers(), ranks).write(directory)
+                before = out / f"{number - 1}"
+                restore_learner(learner, before, "actor", ["model", "optimizer"])
+                snapshot_learner(learner, "again", ["model", "optimizer"], HostBuffers(), ranks).write(directory)
+            step(learner)
+            snapshot_learner(learner, "actor", ["model", "optimizer"], HostBuffers(), ranks).write(directory)
         dist.barrier()
 
 
-def main(place: Path, rank: int, meeting: Path) -> None:
+def main() -> None:
     torch.set_num_threads(1)
-    ranks = RankGroup.join(rank, ENV, meeting, timeout_seconds=90.0)
+    ranks, (out,) = join_ranks()
     pairs = init_device_mesh("cpu", (2, 2), mesh_dim_names=("other", "pair"))
     four = init_device_mesh("cpu", (4,), mesh_dim_names=("four",))
-    alone = init_device_mesh("cpu", (4, 1), mesh_dim_names=("rest", "alone"))
+    singles = init_device_mesh("cpu", (4, 1), mesh_dim_names=("rest", "alone"))
     meshes = {
-        1: {"one": alone["alone"], "self": alone["alone"]},
-        2: {"one": pairs["pair"], "self": alone["alone"]},
+        1: {"one": singles["alone"], "self": singles["alone"]},
+        2: {"one": pairs["pair"], "self": singles["alone"]},
         4: {"one": four, "two": pairs},
     }
     for name in CHAINS:
-        run(place / name, rank, meshes, tied=name == "tied")
+        run(Path(out) / name, ranks.rank, meshes, tied=name == "tied")
     ranks.destroy()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main()

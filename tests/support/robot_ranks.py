@@ -95,26 +95,26 @@ def work(controller: Controller, config: Experiment, policy: Path, directory: Pa
     """What the controller asks of learners in two steps and after a resume, and what came of it."""
     workers = controller.build_robot_workers(config, policy)
     calls, batch = workers.calls, collected(config, policy)
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
 
     def update(name: str, chunk_steps: torch.Tensor = ALL, rates: ChunkRates = RATES) -> None:
-        told[name] = dict(calls.update(chunk_steps, rates))
+        results[name] = dict(calls.update(chunk_steps, rates))
 
     calls.start_cloning(OptimizerConfig(kind="sgd"))
     flat = batch.flatten()
-    told["cloning"] = dict(calls.clone(flat.inputs, flat.actions, flat.loss_mask, RATES))
+    results["cloning"] = dict(calls.clone(flat.inputs, flat.actions, flat.loss_mask, RATES))
     calls.end_cloning()
     calls.snapshot_reference()
     for step in range(2):
         calls.load_rollout(batch)
         calls.add_log_probs()
         calls.add_reference_log_probs()
-        told[f"advantages {step}"] = dict(calls.add_advantages())
+        results[f"advantages {step}"] = dict(calls.add_advantages())
         update(f"chunk steps of one rank {step}", FIRST_RANK)
         update(f"all chunk steps {step}")
-    told["weights"] = weights(calls)
+    results["weights"] = weights(calls)
     update("values", ALL, ChunkRates(0.05, 0.1, 0.01, trains_policy=False))
-    told["weights after an update of values"] = weights(calls)
+    results["weights after an update of values"] = weights(calls)
     saver = AsyncCheckpointer(directory, keep=1, other_ranks=[str(rank) for rank in range(1, controller.world_size)])
     saver.save(1, {}, calls.save)
     update("after saving")
@@ -124,7 +124,7 @@ def work(controller: Controller, config: Experiment, policy: Path, directory: Pa
     calls.add_reference_log_probs()
     update("resumed")
     workers.close()
-    return told
+    return results
 
 
 def create_policies(directory: Path) -> None:
@@ -135,19 +135,19 @@ def create_policies(directory: Path) -> None:
 
 def main(directory: Path) -> None:
     torch.set_num_threads(1)
-    here = current_rank()
-    meeting = rendezvous(here, "the same", 60.0)
-    if here.rank:
-        run_worker(meeting)
+    rank_info = current_rank()
+    group = rendezvous(rank_info, "the same", 60.0)
+    if rank_info.rank:
+        run_worker(group)
     else:
-        controller = Controller.on_ranks(meeting)
-        told = {
-            case: work(controller, experiment(policy, here.size, **actor), directory / policy, directory / case)
+        controller = Controller.on_ranks(group)
+        outputs = {
+            case: work(controller, experiment(policy, rank_info.size, **actor), directory / policy, directory / case)
             for case, (policy, actor) in CASES.items()
         }
-        print(json.dumps(told))
+        print(json.dumps(outputs))
         controller.close()
-    meeting.close()
+    group.close()
 
 
 if __name__ == "__main__":

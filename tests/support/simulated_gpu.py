@@ -96,7 +96,7 @@ def run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if name == "aten::_fused_sdp_choice":
         return 0  # plain matrix products
     tensors = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, torch.Tensor)]
-    is_gpu = any(isinstance(each, GpuTensor) for each in tensors)
+    is_gpu = any(isinstance(tensor, GpuTensor) for tensor in tensors)
     if is_gpu and not name.startswith(COPIES):
         _check_devices(name, tensors, args)
     device = kwargs.get("device")
@@ -118,7 +118,9 @@ def _check_devices(name: str, tensors: list[torch.Tensor], args: Any) -> None:
     if name.startswith(CPU_INDICES):
         tensors = [args[0], *args[2:3]]
     on_cpu = [
-        each for each in tensors if isinstance(each, torch.Tensor) and not isinstance(each, GpuTensor) and each.dim()
+        tensor
+        for tensor in tensors
+        if isinstance(tensor, torch.Tensor) and not isinstance(tensor, GpuTensor) and tensor.dim()
     ]
     if on_cpu:
         raise RuntimeError(f"{name}: expected all tensors to be on the same device, but found gpu:0 and cpu")

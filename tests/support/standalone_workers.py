@@ -24,8 +24,8 @@ StandaloneProcess(ControllerAddress(host, int(port), token), int(rank), "the run
 
 def start_worker(address: ControllerAddress, rank: int) -> subprocess.Popen[bytes]:
     """Start a process that connects to a listener of `the run`."""
-    words = [address.host, str(address.port), address.token, str(rank)]
-    return subprocess.Popen([sys.executable, "-c", WORKER, *words], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    arguments = [address.host, str(address.port), address.token, str(rank)]
+    return subprocess.Popen([sys.executable, "-c", WORKER, *arguments], env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 class ThreadWorker(StandaloneWorker):

@@ -29,7 +29,7 @@ from quintet.runtime.worker import run_worker
 from quintet.training.checkpoint.async_save import AsyncCheckpointer
 from quintet.training.parallel.rendezvous import rendezvous
 
-WORDS = (
+OVERRIDES = (
     "training.micro_batch_tokens=40",
     "training.threads=1",
     "actor.balance_ranks=true",
@@ -39,7 +39,7 @@ WORDS = (
 
 
 def experiment(*overrides: str) -> Experiment:
-    return load_experiment(None, [*WORDS, *overrides]).experiment
+    return load_experiment(None, [*OVERRIDES, *overrides]).experiment
 
 
 def sequences() -> Batch:
@@ -99,45 +99,47 @@ def work(controller: Controller, policy_directory: Path, directory: Path, *overr
     learners = controller.build_learners(config, policy_directory)
     policy, aggregation = PolicyObjective(config.algorithm), Aggregation("seq-mean-token-mean")
     practice = learners.actor_with_optimizer(OptimizerConfig(learning_rate=1e-2))
-    told: dict[str, Any] = {"practice": practice.update(batch, CrossEntropyObjective(), "token-mean", 1e-3)}
-    told |= responses(controller, learners, config, policy_directory)
+    results: dict[str, Any] = {"practice": practice.update(batch, CrossEntropyObjective(), "token-mean", 1e-3)}
+    results |= responses(controller, learners, config, policy_directory)
     critic, reference = learners.create_critic(), learners.snapshot_reference()
     batch = replace(
         batch, ref_logprobs=reference.compute_log_probs(batch), logprobs=learners.actor.scorer.compute_log_probs(batch)
     )
     for number in range(2):
-        told[f"actor {number}"] = learners.actor.update(batch, policy, aggregation, 1e-3, reference=reference, seed=1)
-        told[f"critic {number}"] = critic.update(
+        results[f"actor {number}"] = learners.actor.update(
+            batch, policy, aggregation, 1e-3, reference=reference, seed=1
+        )
+        results[f"critic {number}"] = critic.update(
             batch, CriticObjective(config.critic), aggregation, 1e-3, batch.advantages > 0
         )
-    told["divergence"] = learners.actor.scorer.compute_divergence(batch, reference).tolist()
-    told["squared_mass"] = learners.actor.scorer.compute_sum_squared_probs(batch).tolist()
-    told["values"] = critic.compute_values(batch).tolist()
-    told["weights"] = {name: float(tensor.double().square().sum()) for name, tensor in learners.actor.weights()}
+    results["divergence"] = learners.actor.scorer.compute_divergence(batch, reference).tolist()
+    results["squared_mass"] = learners.actor.scorer.compute_sum_squared_probs(batch).tolist()
+    results["values"] = critic.compute_values(batch).tolist()
+    results["weights"] = {name: float(tensor.double().square().sum()) for name, tensor in learners.actor.weights()}
     next(iter(learners.actor.weights()))  # nobody takes the rest
     saver = AsyncCheckpointer(directory, keep=1, other_ranks=[str(rank) for rank in range(1, controller.world_size)])
     saver.save(1, {}, learners.save)
-    told["after saving"] = learners.actor.update(batch, policy, aggregation, 1e-3, reference=reference, seed=2)
+    results["after saving"] = learners.actor.update(batch, policy, aggregation, 1e-3, reference=reference, seed=2)
     saver.wait()
     saver.close()
     learners.load(directory / "global_step_1", ("model", "optimizer"), {})
     reference = learners.reference
-    told["again"] = learners.actor.update(batch, policy, aggregation, 1e-3, reference=reference, seed=2)
-    return told
+    results["again"] = learners.actor.update(batch, policy, aggregation, 1e-3, reference=reference, seed=2)
+    return results
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    policy, directory, overrides, here = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:], current_rank()
-    meeting = rendezvous(here, "the same", 60.0)
-    if here.rank:
-        run_worker(meeting)
+    policy, directory, overrides, rank_info = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:], current_rank()
+    group = rendezvous(rank_info, "the same", 60.0)
+    if rank_info.rank:
+        run_worker(group)
     else:
-        controller = Controller.on_ranks(meeting)
-        devices = f"placement.devices_per_node={here.size}"
+        controller = Controller.on_ranks(group)
+        devices = f"placement.devices_per_node={rank_info.size}"
         print(json.dumps(work(controller, policy, directory, devices, *overrides)))
         controller.close()
-    meeting.close()
+    group.close()
 
 
 if __name__ == "__main__":

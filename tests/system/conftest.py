@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,32 +33,36 @@ def small(tmp_path: Path) -> Path:
     return path
 
 
+def run_quintet(directory: Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run `quintet …` in a directory and capture its output as text."""
+    command = [sys.executable, "-m", "quintet", *arguments]
+    return subprocess.run(command, cwd=directory, check=check, text=True, capture_output=True, timeout=240)
+
+
 @pytest.fixture
 def quintet(tmp_path: Path) -> Command:
-    """Run `quintet …` in an empty directory; its output as text."""
+    """Run `quintet …` in an empty directory."""
+    return partial(run_quintet, tmp_path)
 
-    def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "quintet", *arguments],
-            cwd=tmp_path,
-            check=check,
-            text=True,
-            capture_output=True,
-            timeout=240,
-        )
 
-    return run
+@pytest.fixture(scope="session")
+def untrained_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Hugging Face directory of a small model with random weights."""
+    directory = tmp_path_factory.mktemp("untrained")
+    overrides = ("training.steps=0", "warm_start=null", "validation.before_training=false", "name=run")
+    run_quintet(directory, "train", *overrides)
+    return directory / "runs/run/checkpoints/global_step_0/hf"
 
 
 @pytest.fixture
 def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    """Start `quintet serve-envs …` and return its process and URL; ended with the test, however that ends."""
+    """Start `quintet serve-envs …` and return its process and URL; the process is killed at the end of the test."""
     monkeypatch.delenv("QUINTET_TOKEN", raising=False)
     started: list[subprocess.Popen[str]] = []
 
-    def start(*words: str, **environment: str) -> tuple[subprocess.Popen[str], str]:
+    def start(*arguments: str, **environment: str) -> tuple[subprocess.Popen[str], str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "quintet", "serve-envs", "--port", "0", *words],
+            [sys.executable, "-m", "quintet", "serve-envs", "--port", "0", *arguments],
             cwd=tmp_path,
             env={**os.environ, **environment},
             stdout=subprocess.PIPE,

@@ -66,17 +66,19 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("words", VARIANTS.values(), ids=VARIANTS.keys())
-def test_questions_are_answered_and_learnt_from(quintet: Command, sums: Path, tmp_path: Path, words: list[str]) -> None:
-    quintet("train", str(sums), "training.steps=2", *words)
+@pytest.mark.parametrize("overrides", VARIANTS.values(), ids=VARIANTS.keys())
+def test_questions_are_answered_and_learnt_from(
+    quintet: Command, sums: Path, tmp_path: Path, overrides: list[str]
+) -> None:
+    quintet("train", str(sums), "training.steps=2", *overrides)
     run = tmp_path / "runs/sums"
-    found = lines(run)
-    assert [line["step"] for line in found] == [0, 1, 2]
-    for line in found:
+    records = lines(run)
+    assert [line["step"] for line in records] == [0, 1, 2]
+    for line in records:
         for name in set(line) - {"step", "time_seconds"}:
             describe(name)
-    assert {"val/prompts/success_rate", "val-core/addition/acc/mean@1"} <= set(found[0])
-    assert found[1]["actor/grad_norm"] >= 0
+    assert {"val/prompts/success_rate", "val-core/addition/acc/mean@1"} <= set(records[0])
+    assert records[1]["actor/grad_norm"] >= 0
     episode = json.loads((run / "trajectories/train/step_000001.jsonl").read_text().splitlines()[0])
     assert set(episode["reward_components"]) >= {"acc"}
 

@@ -35,13 +35,13 @@ def free_port() -> int:
         return int(held.getsockname()[1])
 
 
-def on_ranks(size: int, place: Path, *words: str) -> str:
+def on_ranks(size: int, directory: Path, *overrides: str) -> str:
     """`quintet train` as torchrun starts it; what rank 0 said."""
     shared = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "quintet", "train", *words],
-            cwd=place,
+            [sys.executable, "-m", "quintet", "train", *overrides],
+            cwd=directory,
             env=os.environ | {name: str(value) for name, value in {**shared, "RANK": rank, "LOCAL_RANK": rank}.items()},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -50,12 +50,12 @@ def on_ranks(size: int, place: Path, *words: str) -> str:
         for rank in range(size)
     ]
     try:
-        told = [process.communicate(timeout=200)[0] for process in ranks]
+        outputs = [process.communicate(timeout=200)[0] for process in ranks]
     finally:
         for process in ranks:
             process.kill()
-    assert [process.returncode for process in ranks] == [0] * size, "\n".join(told)[-3000:]
-    return told[0]
+    assert [process.returncode for process in ranks] == [0] * size, "\n".join(outputs)[-3000:]
+    return outputs[0]
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
@@ -66,12 +66,12 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 def test_a_run_goes_on_on_another_number_of_processes(
     quintet: Command, small: Path, tmp_path: Path, backend: str
 ) -> None:
-    words = (str(small), *SMALL, "name=moved", "actor.optimizer.schedule=constant")
-    two = (*words, f"actor.backend={backend}", f"critic.backend={backend}")
+    overrides = (str(small), *SMALL, "name=moved", "actor.optimizer.schedule=constant")
+    two = (*overrides, f"actor.backend={backend}", f"critic.backend={backend}")
     on_ranks(2, tmp_path, *two, "training.steps=1")
     first = tmp_path / "runs/moved/checkpoints/global_step_1"
     assert len(list(first.glob("actor/*_world_size_2_rank_*.safetensors"))) == 4, "each rank wrote its own"
-    assert "resuming from" in quintet("train", *words).stdout
+    assert "resuming from" in quintet("train", *overrides).stdout
     assert "resuming from" in on_ranks(2, tmp_path, *two, "training.steps=3")
     lines = metrics(tmp_path / "runs/moved")
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
@@ -79,10 +79,10 @@ def test_a_run_goes_on_on_another_number_of_processes(
 
 
 def test_adapters_and_what_they_belong_to_come_back_exactly(quintet: Command, small: Path, tmp_path: Path) -> None:
-    words = (*SMALL, "policy.lora={rank: 2}", "algorithm.kl={coefficient: 0.1}")
-    quintet("train", str(small), *words, "name=whole")
+    overrides = (*SMALL, "policy.lora={rank: 2}", "algorithm.kl={coefficient: 0.1}")
+    quintet("train", str(small), *overrides, "name=whole")
     log = (tmp_path / "log").open("ab")
-    command = [sys.executable, "-m", "quintet", "train", str(small), *words, "name=stopped"]
+    command = [sys.executable, "-m", "quintet", "train", str(small), *overrides, "name=stopped"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
     end = time.monotonic() + 120
     try:
@@ -92,7 +92,7 @@ def test_adapters_and_what_they_belong_to_come_back_exactly(quintet: Command, sm
         process.wait(timeout=60)
     finally:
         process.kill()
-    quintet("train", str(small), *words, "name=stopped")
+    quintet("train", str(small), *overrides, "name=stopped")
     whole, stopped = (tmp_path / "runs" / name / "checkpoints/global_step_2" for name in ("whole", "stopped"))
     for path in sorted(whole.rglob("*.safetensors")):
         assert path.read_bytes() == (stopped / path.relative_to(whole)).read_bytes(), path

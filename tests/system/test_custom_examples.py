@@ -63,8 +63,8 @@ def test_the_environment_of_the_page_is_tried_by_hand_and_served(quintet: Any, t
     train = re.search(r"^\$ quintet (train .*name=served.*)http://127.0.0.1:5000$", page, re.M)
     assert command
     assert train
-    words = [sys.executable, "-m", "quintet", *shlex.split(command[1]), "--port", "0", "--workers", "1"]
-    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as server:
+    argv = [sys.executable, "-m", "quintet", *shlex.split(command[1]), "--port", "0", "--workers", "1"]
+    with subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as server:
         try:
             assert server.stdout
             url = server.stdout.readline().split()[-1]

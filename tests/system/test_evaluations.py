@@ -86,14 +86,14 @@ def test_held_out_questions_of_a_configuration_and_the_model_of_its_run(
     assert "no model to evaluate" in refused.stderr
     assert not (tmp_path / "runs").exists()
     quintet("train", str(sums), "validation.only=false", "validation.before_training=false")
-    told = json.loads(quintet("eval", str(sums), "--json", "--confidence", "0.9").stdout)
+    parsed = json.loads(quintet("eval", str(sums), "--json", "--confidence", "0.9").stdout)
     run = tmp_path / "runs/sums"
-    assert told == results(run)
-    assert told["confidence"] == 0.9
-    found = told["sources"]["addition"]
-    assert found["answers"] == 5 * 3
-    assert list(found["passed"]) == list(found["majority"]) == ["1", "2", "3"]
-    assert "val-core/addition/acc/mean@3" in told["metrics"]
+    assert parsed == results(run)
+    assert parsed["confidence"] == 0.9
+    actual = parsed["sources"]["addition"]
+    assert actual["answers"] == 5 * 3
+    assert list(actual["passed"]) == list(actual["majority"]) == ["1", "2", "3"]
+    assert "val-core/addition/acc/mean@3" in parsed["metrics"]
     assert len((run / "answers.jsonl").read_text().splitlines()) == 15
     made = f"path: {Path('runs/sums/checkpoints/global_step_0/hf')}  # checkpoint"
     assert made in (run / "evaluation.yaml").read_text()

@@ -40,9 +40,9 @@ def tuning(tmp_path: Path) -> Path:
 
 
 def talk(number: int) -> dict[str, Any]:
-    said = [f"{number} + 1 = ?", str(number + 1), "And one more?", str(number + 2)]
+    results = [f"{number} + 1 = ?", str(number + 1), "And one more?", str(number + 2)]
     roles = ["user", "assistant", "user", "assistant"]
-    return {"messages": [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]}
+    return {"messages": [{"role": role, "content": text} for role, text in zip(roles, results, strict=True)]}
 
 
 def weights(directory: Path) -> dict[str, str]:
@@ -55,13 +55,13 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def test_a_run_stopped_twice_ends_as_one_that_never_stopped(quintet: Command, tuning: Path, tmp_path: Path) -> None:
-    words = ["sft.lora={rank: 4, alpha: 8}", "sft.final_weights=best"]
-    quintet("sft", str(tuning), *words, "name=whole")
+    overrides = ["sft.lora={rank: 4, alpha: 8}", "sft.final_weights=best"]
+    quintet("sft", str(tuning), *overrides, "name=whole")
     whole, stopped = tmp_path / "runs/whole", tmp_path / "runs/stopped"
-    stop(tuning, tmp_path, [*words, "name=stopped"], 2, signal.SIGKILL)
-    stop(tuning, tmp_path, [*words, "name=stopped"], 5, signal.SIGTERM)
+    stop(tuning, tmp_path, [*overrides, "name=stopped"], 2, signal.SIGKILL)
+    stop(tuning, tmp_path, [*overrides, "name=stopped"], 5, signal.SIGTERM)
     assert not (stopped / "model").exists()
-    again = quintet("sft", str(tuning), *words, "name=stopped")
+    again = quintet("sft", str(tuning), *overrides, "name=stopped")
     assert "resuming from" in again.stdout
     for place in ("model", "lora_adapter", "checkpoints/global_step_12"):
         assert weights(whole / place) == weights(stopped / place)
@@ -72,10 +72,10 @@ def test_a_run_stopped_twice_ends_as_one_that_never_stopped(quintet: Command, tu
     assert "peft" not in described
 
 
-def stop(tuning: Path, directory: Path, words: list[str], step: int, how: signal.Signals) -> None:
+def stop(tuning: Path, directory: Path, overrides: list[str], step: int, how: signal.Signals) -> None:
     """Start or continue a run, and send it a signal once that step's checkpoint is there."""
     with (directory / "log").open("wb") as log:
-        command = [sys.executable, "-m", "quintet", "sft", str(tuning), *words]
+        command = [sys.executable, "-m", "quintet", "sft", str(tuning), *overrides]
         process = subprocess.Popen(command, cwd=directory, stdout=log, stderr=log)
         try:
             wait_for(directory / f"runs/stopped/checkpoints/global_step_{step}", process)
@@ -128,9 +128,9 @@ def test_verls_own_reference_tunes_a_local_model(
     (tmp_path / "sft_trainer.yaml").write_text((REFERENCES / "verl_sft_trainer.yaml").read_text())
     for name in ("train", "held"):
         rows = [json.loads(line)["messages"] for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
-        said = [{"extra_info": {"question": row[0]["content"], "answer": row[1]["content"]}} for row in rows]
-        (tmp_path / f"{name}_rows.jsonl").write_text("\n".join(map(json.dumps, said)))
-    words = [
+        results = [{"extra_info": {"question": row[0]["content"], "answer": row[1]["content"]}} for row in rows]
+        (tmp_path / f"{name}_rows.jsonl").write_text("\n".join(map(json.dumps, results)))
+    overrides = [
         f"model.partial_pretrain={tmp_path / 'made'}",
         *("data.train_files=train_rows.jsonl", "data.val_files=held_rows.jsonl"),
         *("data.prompt_key=extra_info", "data.prompt_dict_keys=['question']"),
@@ -138,7 +138,7 @@ def test_verls_own_reference_tunes_a_local_model(
         *("data.train_batch_size=10", "data.micro_batch_size_per_gpu=4", "data.max_length=128"),
         *("trainer.default_local_dir=out/sums", "trainer.logger=['console']", "trainer.total_epochs=2"),
     ]
-    done = quintet("sft", "sft_trainer.yaml", *words)
+    done = quintet("sft", "sft_trainer.yaml", *overrides)
     assert "sft_trainer.yaml: a configuration of verl" in done.stderr
     run = tmp_path / "out/sums"
     lines = metrics(run)

@@ -43,6 +43,6 @@ def test_two_steps_of_training_in_every_further_env(quintet: Command, tmp_path: 
     model = tmp_path / "runs/expert/checkpoints/global_step_2/hf"
     (tmp_path / "game.yaml").write_text(RUN.format(name="game", envs=GAME, groups=2) + "warm_start: null\n")
     quintet("train", "game.yaml", "policy.preset=null", f"policy.path={model}")
-    assert all(each["turns"] for each in episodes(tmp_path / "runs/game"))
+    assert all(episode["turns"] for episode in episodes(tmp_path / "runs/game"))
     metrics = json.loads((tmp_path / "runs/game/metrics.jsonl").read_text().splitlines()[-1])
     assert metrics["trajectory/failed"] == 0

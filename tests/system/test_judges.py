@@ -44,8 +44,8 @@ def answers(run: Path) -> list[dict[str, Any]]:
 
 
 def mean_score(run: Path) -> float:
-    told = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return float(next(line for line in told if line["step"] == 1)["critic/score/mean"])
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return float(next(line for line in records if line["step"] == 1)["critic/score/mean"])
 
 
 def classifier(policy: Path, directory: Path) -> None:
@@ -65,22 +65,22 @@ def test_a_reward_models_scores_are_the_rewards(quintet: Command, sums: Path, tm
     quintet("train", str(sums), "training.steps=0", "name=made")
     classifier(tmp_path / "runs/made/checkpoints/global_step_0/hf", tmp_path / "judge")
     quintet("train", str(sums), "reward={model: {path: judge}, scale: 2.0}")
-    found = answers(tmp_path / "runs/sums")
-    assert len(found) == 16
-    for answer in found:
+    verdict = answers(tmp_path / "runs/sums")
+    assert len(verdict) == 16
+    for answer in verdict:
         assert answer["failure"] is None
         assert answer["reward"] == pytest.approx(2.0 * answer["reward_components"]["model_score"], rel=1e-6)
-    assert len({answer["reward_components"]["model_score"] for answer in found}) > 8, "other answers, other scores"
-    rewards = [answer["reward"] for answer in found]
+    assert len({answer["reward_components"]["model_score"] for answer in verdict}) > 8, "other answers, other scores"
+    rewards = [answer["reward"] for answer in verdict]
     assert mean_score(tmp_path / "runs/sums") == pytest.approx(sum(rewards) / 16, rel=1e-5)
-    assert scored_alone(tmp_path, found[0]["turns"][0]) == pytest.approx(
-        found[0]["reward_components"]["model_score"], rel=1e-5
+    assert scored_alone(tmp_path, verdict[0]["turns"][0]) == pytest.approx(
+        verdict[0]["reward_components"]["model_score"], rel=1e-5
     )
     # the same over two processes, with a part of the weights in each
-    words = ["-m", "quintet", "train", str(sums), "name=sharded"]
-    words.append("reward={model: {path: judge, min_sharded_parameters: 10000}, scale: 2.0}")
+    overrides = ["-m", "quintet", "train", str(sums), "name=sharded"]
+    overrides.append("reward={model: {path: judge, min_sharded_parameters: 10000}, scale: 2.0}")
     ranks = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    subprocess.run([*ranks, *words], cwd=tmp_path, check=True, capture_output=True, timeout=240)
+    subprocess.run([*ranks, *overrides], cwd=tmp_path, check=True, capture_output=True, timeout=240)
     sharded = [answer["reward"] for answer in answers(tmp_path / "runs/sharded")]
     assert sharded == pytest.approx(rewards, rel=1e-4)
 
@@ -108,8 +108,8 @@ def endpoint() -> Iterator[tuple[str, list[dict[str, Any]]]]:
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             seen.append({"path": self.path, **asked})
-            said = "So. [[8]]" if len(asked["messages"][0]["content"]) % 2 else "So. [[3]]"
-            body = json.dumps({"choices": [{"message": {"role": "assistant", "content": said}}]}).encode()
+            verdict = "So. [[8]]" if len(asked["messages"][0]["content"]) % 2 else "So. [[3]]"
+            body = json.dumps({"choices": [{"message": {"role": "assistant", "content": verdict}}]}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -139,11 +139,11 @@ def test_a_language_models_verdicts_are_the_rewards(quintet: Command, sums: Path
         quintet("train", str(sums), f"reward={{judge: {judge}}}")
     assert len(seen) == 16
     assert {(one["path"], one["model"]) for one in seen} == {("/v1/chat/completions", "any")}
-    found = answers(tmp_path / "runs/sums")
+    verdict = answers(tmp_path / "runs/sums")
     asked = sorted(one["messages"][0]["content"] for one in seen)
-    assert asked == sorted(answer["turns"][0]["text"] for answer in found)
-    for answer in found:
-        said = 0.8 if len(answer["turns"][0]["text"]) % 2 else 0.3
-        assert (answer["failure"], answer["reward"], answer["reward_components"]["acc"]) == (None, said, said)
-    assert {answer["reward"] for answer in found} == {0.3, 0.8}
-    assert mean_score(tmp_path / "runs/sums") == pytest.approx(sum(answer["reward"] for answer in found) / 16)
+    assert asked == sorted(answer["turns"][0]["text"] for answer in verdict)
+    for answer in verdict:
+        result = 0.8 if len(answer["turns"][0]["text"]) % 2 else 0.3
+        assert (answer["failure"], answer["reward"], answer["reward_components"]["acc"]) == (None, result, result)
+    assert {answer["reward"] for answer in verdict} == {0.3, 0.8}
+    assert mean_score(tmp_path / "runs/sums") == pytest.approx(sum(answer["reward"] for answer in verdict) / 16)

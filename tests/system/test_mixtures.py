@@ -50,10 +50,10 @@ def episodes(run: Path, split: str, step: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def killed(directory: Path, *words: str) -> None:
+def killed(directory: Path, *overrides: str) -> None:
     """A run that is killed once its first step's checkpoint stands."""
     with (directory / "log").open("wb") as log:
-        command = [sys.executable, "-m", "quintet", "train", "mixed.yaml", *words]
+        command = [sys.executable, "-m", "quintet", "train", "mixed.yaml", *overrides]
         process = subprocess.Popen(command, cwd=directory, stdout=log, stderr=log)
     try:
         end = time.monotonic() + 120
@@ -66,24 +66,24 @@ def killed(directory: Path, *words: str) -> None:
         process.kill()
 
 
-@pytest.mark.parametrize("words", [(), STREAMED], ids=["whole steps", "episodes outlast steps"])
+@pytest.mark.parametrize("overrides", [(), STREAMED], ids=["whole steps", "episodes outlast steps"])
 def test_a_killed_run_of_two_envs_ends_as_one_that_never_stopped(
-    quintet: Command, tmp_path: Path, words: tuple[str, ...]
+    quintet: Command, tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
     (tmp_path / "mixed.yaml").write_text(MIXED)
-    quintet("train", "mixed.yaml", *words, "name=whole")
-    killed(tmp_path, *words, "name=stopped")
-    again = quintet("train", "mixed.yaml", *words, "name=stopped")
+    quintet("train", "mixed.yaml", *overrides, "name=whole")
+    killed(tmp_path, *overrides, "name=stopped")
+    again = quintet("train", "mixed.yaml", *overrides, "name=stopped")
     assert "resuming from" in again.stdout
     whole, stopped = tmp_path / "runs/whole", tmp_path / "runs/stopped"
     assert weights(whole) == weights(stopped)
     assert metrics(whole) == metrics(stopped)
     for step in (1, 2, 3):
         assert episodes(whole, "train", step) == episodes(stopped, "train", step)
-    _check(whole, words)
+    _check(whole, overrides)
 
 
-def _check(run: Path, words: tuple[str, ...]) -> None:
+def _check(run: Path, overrides: tuple[str, ...]) -> None:
     """Shares are held over all groups that were drawn, and every env has its own numbers."""
     lines = metrics(run)
     for name in {name for line in lines for name in line if name != "step"}:
@@ -94,7 +94,7 @@ def _check(run: Path, words: tuple[str, ...]) -> None:
     state = json.loads((run / "checkpoints/global_step_3/state.json").read_text())["starts"]
     drawn = dict(zip(state["envs"], state["drawn"], strict=True))
     assert abs(drawn["lake"] - 2 * drawn["boxes"]) <= 2, "of three groups, two are of the lake"
-    if not words:
+    if not overrides:
         assert sum(drawn.values()) == sum(line["training/groups_drawn"] for line in lines[1:])
     for step in (1, 2, 3):
         groups: dict[int, set[tuple[str, int]]] = {}

@@ -52,11 +52,11 @@ def test_a_run_goes_on_while_a_user_s_env_fails_in_all_ways(quintet: Command, tm
     (tmp_path / "run.yaml").write_text(RUN)
     quintet("train", "run.yaml")
     metrics = json.loads((tmp_path / "runs/small/metrics.jsonl").read_text().splitlines()[-1])
-    found = {name.removeprefix("trajectory/failures/"): value for name, value in metrics.items() if "failures" in name}
-    assert found["reset/RuntimeError"] == 2
+    actual = {name.removeprefix("trajectory/failures/"): value for name, value in metrics.items() if "failures" in name}
+    assert actual["reset/RuntimeError"] == 2
     # a policy that says nothing legal in a whole episode never asks its env
-    assert set(found) >= {"step/ProcessDied", "step/Timeout", "step/InvalidOutput"}
-    assert metrics["trajectory/failed"] == sum(found.values()) >= 5
+    assert set(actual) >= {"step/ProcessDied", "step/Timeout", "step/InvalidOutput"}
+    assert metrics["trajectory/failed"] == sum(actual.values()) >= 5
     stored = (tmp_path / "runs/small/trajectories/train/step_000001.jsonl").read_text().splitlines()
     causes = [episode["failure"]["message"] for episode in map(json.loads, stored) if episode["failure"]]
     assert any("this map is torn (lake.py:" in cause for cause in causes)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -98,22 +96,12 @@ RUNS: dict[str, tuple[dict[str, Any], set[str]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model with random weights."""
-    directory = tmp_path_factory.mktemp("model")
-    words = ["training.steps=0", "warm_start=null", "validation.before_training=false", "name=made"]
-    command = [sys.executable, "-m", "quintet", "train", *words]
-    subprocess.run(command, cwd=directory, check=True, capture_output=True, timeout=240)
-    return directory / "runs/made/checkpoints/global_step_0/hf"
-
-
 RUNS_2025 = ("simple_sokoban", "_4_countdown")
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_configuration_like_ragens_trains_for_two_steps(
-    quintet: Command, model: Path, tmp_path: Path, name: str
+    quintet: Command, untrained_model: Path, tmp_path: Path, name: str
 ) -> None:
     tree, played = RUNS[name]
     (tmp_path / "envs.yaml").write_text(yaml.safe_dump({"custom_envs": ENVS}))
@@ -121,7 +109,7 @@ def test_a_configuration_like_ragens_trains_for_two_steps(
     own = {"defaults": ["base"], "trainer": {"experiment_name": name.strip("_")}} | tree
     own["actor_rollout_ref"] = {"rollout": FILTER_2025 if name in RUNS_2025 else FILTER_2026}
     (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(own))
-    done = quintet("train", f"{name}.yaml", f"model_path={model}", "trainer.default_local_dir=runs")
+    done = quintet("train", f"{name}.yaml", f"model_path={untrained_model}", "trainer.default_local_dir=runs")
     assert "a configuration of ragen" in done.stderr
     run = tmp_path / "runs" / name.strip("_")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

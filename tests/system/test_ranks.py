@@ -33,17 +33,17 @@ ROUNDING = ("ppo_kl", "rollout_probs_diff", "rollout_corr")
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def workdir(tmp_path: Path) -> Path:
     (tmp_path / "tiny.yaml").write_text(TINY)
     return tmp_path
 
 
-def start(place: Path, name: str, command: list[str], *words: str) -> subprocess.Popen[str]:
+def start(workdir: Path, name: str, command: list[str], *overrides: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with (place / f"{name}.log").open("a") as log:
+    with (workdir / f"{name}.log").open("a") as log:
         return subprocess.Popen(
-            [*command, "train", "tiny.yaml", f"name={name}", *words],
-            cwd=place,
+            [*command, "train", "tiny.yaml", f"name={name}", *overrides],
+            cwd=workdir,
             env=environment,
             stdout=log,
             stderr=log,
@@ -51,8 +51,8 @@ def start(place: Path, name: str, command: list[str], *words: str) -> subprocess
         )
 
 
-def log(place: Path, name: str) -> str:
-    return (place / f"{name}.log").read_text()
+def log(workdir: Path, name: str) -> str:
+    return (workdir / f"{name}.log").read_text()
 
 
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
@@ -74,18 +74,18 @@ def metrics(run: Path) -> Iterator[dict[str, Any]]:
 
 def ranks(parent: subprocess.Popen[str]) -> dict[str, int]:
     """Processes that torchrun started, by their rank."""
-    found = {}
+    results = {}
     for directory in Path("/proc").glob("[0-9]*"):
         try:
             if int((directory / "stat").read_text().rpartition(")")[2].split()[1]) != parent.pid:
                 continue
-            told = (directory / "environ").read_text().split("\0")
+            actual = (directory / "environ").read_text().split("\0")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        rank = next((word.removeprefix("RANK=") for word in told if word.startswith("RANK=")), None)
+        rank = next((word.removeprefix("RANK=") for word in actual if word.startswith("RANK=")), None)
         if rank is not None:
-            found[rank] = int(directory.name)
-    return found
+            results[rank] = int(directory.name)
+    return results
 
 
 def gone(processes: dict[str, int], seconds: float) -> bool:
@@ -97,13 +97,13 @@ def gone(processes: dict[str, int], seconds: float) -> bool:
     return False
 
 
-def test_two_processes_are_one_run_also_when_they_are_stopped_and_go_on(place: Path) -> None:
+def test_two_processes_are_one_run_also_when_they_are_stopped_and_go_on(workdir: Path) -> None:
     """Fine-tuning, warm start and reinforcement learning."""
-    alone = start(place, "one", ONE)
-    assert alone.wait(timeout=240) == 0, log(place, "one")
-    stopped = start(place, "two", TWO)
+    alone = start(workdir, "one", ONE)
+    assert alone.wait(timeout=240) == 0, log(workdir, "one")
+    stopped = start(workdir, "two", TWO)
     try:
-        wait_for(place / "runs/two/checkpoints/global_step_1", stopped)
+        wait_for(workdir / "runs/two/checkpoints/global_step_1", stopped)
         began = ranks(stopped)
         stopped.send_signal(signal.SIGINT)
         stopped.wait(timeout=60)
@@ -111,21 +111,21 @@ def test_two_processes_are_one_run_also_when_they_are_stopped_and_go_on(place: P
         stopped.kill()
     assert sorted(began) == ["0", "1"]
     assert gone(began, 10)
-    told = log(place, "two")
-    assert told.count("quintet: stopped by SIGINT after step") == 1, told
-    again = start(place, "two", TWO)
-    assert again.wait(timeout=240) == 0, log(place, "two")
-    assert "resuming from" in log(place, "two")
+    actual = log(workdir, "two")
+    assert actual.count("quintet: stopped by SIGINT after step") == 1, actual
+    again = start(workdir, "two", TWO)
+    assert again.wait(timeout=240) == 0, log(workdir, "two")
+    assert "resuming from" in log(workdir, "two")
     for run in ("", "/sft"):
-        pairs = zip(metrics(place / f"runs/one{run}"), metrics(place / f"runs/two{run}"), strict=True)
+        pairs = zip(metrics(workdir / f"runs/one{run}"), metrics(workdir / f"runs/two{run}"), strict=True)
         for ours, theirs in pairs:
             assert theirs == pytest.approx(ours, rel=1e-5, abs=1e-6)
 
 
-def test_each_listed_rank_writes_its_profile(place: Path) -> None:
-    words = ("sft=null", "warm_start=null", "training.steps=1", "tracking.profile={ranks: null, torch: {}}")
-    assert start(place, "profiled", TWO, *words).wait(timeout=240) == 0, log(place, "profiled")
-    directory = place / "runs/profiled/profile"
+def test_each_listed_rank_writes_its_profile(workdir: Path) -> None:
+    overrides = ("sft=null", "warm_start=null", "training.steps=1", "tracking.profile={ranks: null, torch: {}}")
+    assert start(workdir, "profiled", TWO, *overrides).wait(timeout=240) == 0, log(workdir, "profiled")
+    directory = workdir / "runs/profiled/profile"
     for rank in range(2):
         events = json.loads((directory / f"step_000001_rank_{rank}.json").read_text())["traceEvents"]
         assert {event["pid"] for event in events} == {rank}
@@ -133,20 +133,20 @@ def test_each_listed_rank_writes_its_profile(place: Path) -> None:
         assert (directory / f"step_000001_rank_{rank}.torch.json.gz").stat().st_size > 0
 
 
-def test_two_processes_continue_a_stopped_warm_start(place: Path) -> None:
-    words = ("sft=null", "training.steps=1", "warm_start.updates=24", "checkpoint.keep=24")
-    whole, stopped = place / "runs/whole", place / "runs/stopped"
-    assert start(place, "whole", TWO, *words).wait(timeout=240) == 0, log(place, "whole")
-    run = start(place, "stopped", TWO, *words)
+def test_two_processes_continue_a_stopped_warm_start(workdir: Path) -> None:
+    overrides = ("sft=null", "training.steps=1", "warm_start.updates=24", "checkpoint.keep=24")
+    whole, stopped = workdir / "runs/whole", workdir / "runs/stopped"
+    assert start(workdir, "whole", TWO, *overrides).wait(timeout=240) == 0, log(workdir, "whole")
+    run = start(workdir, "stopped", TWO, *overrides)
     try:
         wait_for(stopped / "warm_start/global_step_3", run)
-        subprocess.run([*ONE, "stop", "stopped"], cwd=place, check=True, timeout=60)
+        subprocess.run([*ONE, "stop", "stopped"], cwd=workdir, check=True, timeout=60)
         run.wait(timeout=60)
     finally:
         run.kill()
-    assert "of the warm start; runs/stopped can be resumed" in log(place, "stopped")
-    assert start(place, "stopped", TWO, *words).wait(timeout=240) == 0, log(place, "stopped")
-    assert "resuming from runs/stopped/warm_start/global_step_" in log(place, "stopped")
+    assert "of the warm start; runs/stopped can be resumed" in log(workdir, "stopped")
+    assert start(workdir, "stopped", TWO, *overrides).wait(timeout=240) == 0, log(workdir, "stopped")
+    assert "resuming from runs/stopped/warm_start/global_step_" in log(workdir, "stopped")
     assert list(metrics(stopped)) == list(metrics(whole))
     shards = list(whole.rglob("*.safetensors"))
     assert len(shards) > 2
@@ -154,83 +154,83 @@ def test_two_processes_continue_a_stopped_warm_start(place: Path) -> None:
         assert path.read_bytes() == (stopped / path.relative_to(whole)).read_bytes(), path
 
 
-def test_megatron_on_two_processes_is_the_run_of_one(place: Path) -> None:
+def test_megatron_on_two_processes_is_the_run_of_one(workdir: Path) -> None:
     """Fine-tuning, warm start and reinforcement learning."""
     pytest.importorskip("megatron.core", reason="pip install -e '.[megatron]'")
-    words = ["training.steps=2", "algorithm.advantage={name: gae}", "algorithm.kl={place: loss}"]
+    overrides = ["training.steps=2", "algorithm.advantage={name: gae}", "algorithm.kl={place: loss}"]
     sections = ("actor", "critic", "reference")
     split = [f"{name}.{word}" for name in sections for word in ("backend=megatron", "parallel.tensor=2")]
-    alone = start(place, "plain", ONE, *words)
-    assert alone.wait(timeout=240) == 0, log(place, "plain")
-    two = start(place, "megatron", TWO, *words, *split)
+    alone = start(workdir, "plain", ONE, *overrides)
+    assert alone.wait(timeout=240) == 0, log(workdir, "plain")
+    two = start(workdir, "megatron", TWO, *overrides, *split)
     try:
-        assert two.wait(timeout=240) == 0, log(place, "megatron")
+        assert two.wait(timeout=240) == 0, log(workdir, "megatron")
     finally:
         two.kill()
     for run in ("", "/sft"):
-        pairs = zip(metrics(place / f"runs/plain{run}"), metrics(place / f"runs/megatron{run}"), strict=True)
+        pairs = zip(metrics(workdir / f"runs/plain{run}"), metrics(workdir / f"runs/megatron{run}"), strict=True)
         for ours, theirs in pairs:
             assert theirs == pytest.approx(ours, rel=1e-4, abs=1e-5)
-    on = start(place, "megatron", ONE, *words, "training.steps=3")
-    assert on.wait(timeout=240) == 0, log(place, "megatron")
-    assert "resuming from" in log(place, "megatron")
+    on = start(workdir, "megatron", ONE, *overrides, "training.steps=3")
+    assert on.wait(timeout=240) == 0, log(workdir, "megatron")
+    assert "resuming from" in log(workdir, "megatron")
 
 
-def test_a_killed_process_ends_the_run_with_its_rank(place: Path) -> None:
-    run = start(place, "killed", TWO, "training.steps=200", "sft=null")
+def test_a_killed_process_ends_the_run_with_its_rank(workdir: Path) -> None:
+    run = start(workdir, "killed", TWO, "training.steps=200", "sft=null")
     try:
-        wait_for(place / "runs/killed/checkpoints/global_step_1", run)
+        wait_for(workdir / "runs/killed/checkpoints/global_step_1", run)
         began = ranks(run)
         os.kill(began["1"], signal.SIGKILL)
         assert run.wait(timeout=20) != 0
     finally:
         run.kill()
     assert gone(began, 5)
-    told = log(place, "killed")
-    assert told.count("quintet: rank 1 has ended, and a run needs all of its ranks") == 1, told
-    assert "rerun the same command to continue from the last checkpoint" in told
-    end = "\n".join(told.splitlines()[-11:])
+    actual = log(workdir, "killed")
+    assert actual.count("quintet: rank 1 has ended, and a run needs all of its ranks") == 1, actual
+    assert "rerun the same command to continue from the last checkpoint" in actual
+    end = "\n".join(actual.splitlines()[-11:])
     assert "rank      : 1 " in end, "the cause is the rank that was killed, not the one that ended because of it"
     assert "SIGKILL" in end
     assert "rank 1 ended before the run was complete" in end
     assert "Its log: runs/killed/logs/rank_1.log" in end
     assert "To continue from the last checkpoint: torchrun --nproc-per-node 2 -m quintet train" in end
-    assert (place / "runs/killed/logs/rank_1.log").exists()
-    assert (place / "runs/killed/checkpoints/global_step_1").exists()
+    assert (workdir / "runs/killed/logs/rank_1.log").exists()
+    assert (workdir / "runs/killed/checkpoints/global_step_1").exists()
 
 
-def test_log_probs_critic_reference_and_engine_on_other_devices_are_the_run_of_one_process(place: Path) -> None:
+def test_log_probs_critic_reference_and_engine_on_other_devices_are_the_run_of_one_process(workdir: Path) -> None:
     """Also when a process is killed, and when the run goes on with all components on one device."""
-    words = ("sft=null", "algorithm.advantage={name: gae}", "algorithm.kl={apply_to: loss}")
-    words += ("rollout.recompute_logprobs=true",)
+    overrides = ("sft=null", "algorithm.advantage={name: gae}", "algorithm.kl={apply_to: loss}")
+    overrides += ("rollout.recompute_logprobs=true",)
     devices = {"actor": 0, "logprobs": 1, "reference": 1, "critic": 1, "rollout": 2}
     apart = [f"placement.{name}.devices=[{device}]" for name, device in devices.items()]
     apart.append("placement.devices_per_node=3")
-    assert start(place, "one", ONE, *words, "training.steps=4").wait(timeout=240) == 0, log(place, "one")
-    run = start(place, "apart", THREE, *words, *apart)
+    assert start(workdir, "one", ONE, *overrides, "training.steps=4").wait(timeout=240) == 0, log(workdir, "one")
+    run = start(workdir, "apart", THREE, *overrides, *apart)
     try:
-        wait_for(place / "runs/apart/checkpoints/global_step_1", run)
+        wait_for(workdir / "runs/apart/checkpoints/global_step_1", run)
         os.kill(ranks(run)["1"], signal.SIGKILL)
         assert run.wait(timeout=120) != 0
     finally:
         run.kill()
     # rank 0 says it, or torchrun if it notices first
-    assert "rank 1 " in log(place, "apart")
-    assert "log-prob workers and reference and critic" in log(place, "apart")
+    assert "rank 1 " in log(workdir, "apart")
+    assert "log-prob workers and reference and critic" in log(workdir, "apart")
     for command, more in ((THREE, apart), (ONE, ["training.steps=4"])):
-        assert start(place, "apart", command, *words, *more).wait(timeout=240) == 0, log(place, "apart")
-    assert log(place, "apart").count("resuming from") == 2
-    assert list(metrics(place / "runs/apart")) == list(metrics(place / "runs/one"))
+        assert start(workdir, "apart", command, *overrides, *more).wait(timeout=240) == 0, log(workdir, "apart")
+    assert log(workdir, "apart").count("resuming from") == 2
+    assert list(metrics(workdir / "runs/apart")) == list(metrics(workdir / "runs/one"))
     end = "checkpoints/global_step_4"
-    shards = list((place / "runs/one" / end).rglob("*.safetensors"))
+    shards = list((workdir / "runs/one" / end).rglob("*.safetensors"))
     assert len(shards) > 3
     for path in shards:
-        assert path.read_bytes() == (place / "runs/apart" / path.relative_to(place / "runs/one")).read_bytes(), path
+        assert path.read_bytes() == (workdir / "runs/apart" / path.relative_to(workdir / "runs/one")).read_bytes(), path
 
 
-def test_what_all_find_is_said_once(place: Path) -> None:
-    run = start(place, "other", TWO, "placement.devices_per_node=4")
+def test_what_all_find_is_said_once(workdir: Path) -> None:
+    run = start(workdir, "other", TWO, "placement.devices_per_node=4")
     assert run.wait(timeout=120) != 0
-    told = log(place, "other")
-    assert told.count("the run needs 4 devices, and torchrun started 2 processes") == 1, told
-    assert "torchrun --nproc-per-node 4 -m quintet train" in told
+    actual = log(workdir, "other")
+    assert actual.count("the run needs 4 devices, and torchrun started 2 processes") == 1, actual
+    assert "torchrun --nproc-per-node 4 -m quintet train" in actual

@@ -62,14 +62,14 @@ ROLL = [
 def model(quintet: Command, tmp_path: Path) -> Path:
     """A policy made on the spot that knows the words of made questions, which lie in `sums`."""
     quintet("data", "make", "addition", "sums", "digits=1", "--train", "30", "--validation", "6")
-    words = ["sft={epochs: 1, batch: 10}", "data.train_files=sums/train.parquet", "policy.preset=numbers-1m"]
-    quintet("sft", *words, "name=made", "tracking.loggers=[jsonl]", "env={name: prompts}", "training.threads=1")
+    overrides = ["sft={epochs: 1, batch: 10}", "data.train_files=sums/train.parquet", "policy.preset=numbers-1m"]
+    quintet("sft", *overrides, "name=made", "tracking.loggers=[jsonl]", "env={name: prompts}", "training.threads=1")
     return tmp_path / "runs/made/model"
 
 
 def lines(directory: Path) -> list[dict[str, Any]]:
-    (found,) = (path for path in directory.rglob("metrics.jsonl") if path.parent.name != "made")
-    return [json.loads(line) for line in found.read_text().splitlines()]
+    (actual,) = (path for path in directory.rglob("metrics.jsonl") if path.parent.name != "made")
+    return [json.loads(line) for line in actual.read_text().splitlines()]
 
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"])
@@ -83,11 +83,11 @@ def test_verls_ppo_trainer_trains(quintet: Command, model: Path, tmp_path: Path,
     ]
     samples = [] if estimator == "gae" else ["actor_rollout_ref.rollout.n=2"]
     done = quintet("train", "ppo_trainer.yaml", *paths, *VERL, *samples, f"algorithm.adv_estimator={estimator}")
-    found = lines(tmp_path)
-    assert [line["step"] for line in found] == [0, 1, 2], done.stderr
-    assert "val-core/addition/acc/mean@1" in found[0]
-    assert ("critic/vf_loss" in found[1]) == (estimator == "gae")
-    assert found[1]["actor/grad_norm"] >= 0
+    records = lines(tmp_path)
+    assert [line["step"] for line in records] == [0, 1, 2], done.stderr
+    assert "val-core/addition/acc/mean@1" in records[0]
+    assert ("critic/vf_loss" in records[1]) == (estimator == "gae")
+    assert records[1]["actor/grad_norm"] >= 0
 
 
 def test_rlinfs_math_reference_trains(quintet: Command, model: Path, tmp_path: Path) -> None:
@@ -103,9 +103,9 @@ def test_rlinfs_math_reference_trains(quintet: Command, model: Path, tmp_path: P
         "data.val_data_paths=[math.jsonl]",
     ]
     done = quintet("train", "math.yaml", *paths, *RLINF)
-    found = lines(tmp_path)
-    assert found[-1]["step"] == 1, done.stderr
-    assert found[-1]["critic/score/min"] == -5.0, "a wrong answer costs reward_scale"
+    records = lines(tmp_path)
+    assert records[-1]["step"] == 1, done.stderr
+    assert records[-1]["critic/score/min"] == -5.0, "a wrong answer costs reward_scale"
 
 
 def merge(tree: dict[str, Any], other: dict[str, Any]) -> None:
@@ -122,6 +122,6 @@ def test_rolls_reference_trains(quintet: Command, model: Path, tmp_path: Path) -
     (tmp_path / "train.json").write_text(json.dumps(rows))
     paths = [f"+pretrain={model}", "actor_train.data_args.file_name=train.json"]
     done = quintet("train", "roll.yaml", *paths, *ROLL)
-    found = lines(tmp_path)
-    assert found[-1]["step"] == 1, done.stderr
-    assert found[-1]["actor/grad_norm"] >= 0
+    records = lines(tmp_path)
+    assert records[-1]["step"] == 1, done.stderr
+    assert records[-1]["actor/grad_norm"] >= 0

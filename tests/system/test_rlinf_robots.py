@@ -49,7 +49,7 @@ STATE_POLICY = [
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with policies, and with packages that stand in for simulators."""
     directory = tmp_path_factory.mktemp("robots")
     write_packages(directory / "packages")
@@ -58,27 +58,27 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def run(place: Path, file: Path, results: str, *words: str) -> str:
+def run(workdir: Path, file: Path, results: str, *overrides: str) -> str:
     """Run `quintet train` on a file; return what it prints."""
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(place / "packages"), str(SUPPORT), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(workdir / "packages"), str(SUPPORT), os.environ.get("PYTHONPATH", "")]),
         "EMBODIED_PATH": str(file.parent),
         "REPO_PATH": str(file.parent),
-        "LIBERO_CONFIG_PATH": str(place / "libero_config"),
+        "LIBERO_CONFIG_PATH": str(workdir / "libero_config"),
         "MUJOCO_GL": "egl",
         "OMP_NUM_THREADS": "1",
     }
-    words = (*words, f"runner.logger.log_path={place / results}")
-    command = [sys.executable, "-m", "quintet", "train", str(file), *words]
-    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=240)
+    overrides = (*overrides, f"runner.logger.log_path={workdir / results}")
+    command = [sys.executable, "-m", "quintet", "train", str(file), *overrides]
+    done = subprocess.run(command, cwd=workdir, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
 
-def metrics(place: Path, results: str) -> list[dict[str, Any]]:
+def metrics(workdir: Path, results: str) -> list[dict[str, Any]]:
     """Return the metrics of each step of a run."""
-    (file,) = (place / results).rglob("metrics.jsonl")
+    (file,) = (workdir / results).rglob("metrics.jsonl")
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
@@ -91,20 +91,20 @@ def assert_trained(lines: list[dict[str, Any]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def maniskill(place: Path) -> list[dict[str, Any]]:
-    run(place, EXAMPLES / "maniskill_ppo_openvlaoft.yaml", "maniskill", *MANISKILL)
-    return metrics(place, "maniskill")
+def maniskill(workdir: Path) -> list[dict[str, Any]]:
+    run(workdir, EXAMPLES / "maniskill_ppo_openvlaoft.yaml", "maniskill", *MANISKILL)
+    return metrics(workdir, "maniskill")
 
 
 @pytest.fixture(scope="module")
-def libero(place: Path) -> list[dict[str, Any]]:
-    run(place, EXAMPLES / "libero_10_grpo_openvlaoft.yaml", "libero", *LIBERO)
-    return metrics(place, "libero")
+def libero(workdir: Path) -> list[dict[str, Any]]:
+    run(workdir, EXAMPLES / "libero_10_grpo_openvlaoft.yaml", "libero", *LIBERO)
+    return metrics(workdir, "libero")
 
 
-def test_the_state_policy_of_rlinf_trains_two_steps(place: Path) -> None:
-    run(place, SUPPORT / "rlinf_maniskill" / "maniskill_ppo_mlp.yaml", "state", *STATE_POLICY)
-    assert_trained(metrics(place, "state"))
+def test_the_state_policy_of_rlinf_trains_two_steps(workdir: Path) -> None:
+    run(workdir, SUPPORT / "rlinf_maniskill" / "maniskill_ppo_mlp.yaml", "state", *STATE_POLICY)
+    assert_trained(metrics(workdir, "state"))
 
 
 def test_ppo_of_openvla_oft_in_maniskill_trains_two_steps(maniskill: list[dict[str, Any]]) -> None:
@@ -116,10 +116,10 @@ def test_grpo_of_openvla_oft_in_libero_trains_two_steps(libero: list[dict[str, A
 
 
 def test_videos_are_where_the_file_says(
-    place: Path, maniskill: list[dict[str, Any]], libero: list[dict[str, Any]]
+    workdir: Path, maniskill: list[dict[str, Any]], libero: list[dict[str, Any]]
 ) -> None:
-    films = [path for name in ("maniskill", "libero") for path in (place / name / "video").rglob("*.*")]
-    assert {str(path.with_suffix("").relative_to(place)) for path in films} == {
+    films = [path for name in ("maniskill", "libero") for path in (workdir / name / "video").rglob("*.*")]
+    assert {str(path.with_suffix("").relative_to(workdir)) for path in films} == {
         *(f"maniskill/video/train/seed_0/{rollout}" for rollout in (0, 1)),
         *(f"maniskill/video/train/validation/seed_0/{step}" for step in (1, 2)),
         *(f"libero/video/eval/seed_0/{step}" for step in (1, 2)),
@@ -127,27 +127,27 @@ def test_videos_are_where_the_file_says(
 
 
 def test_a_run_that_is_resumed_after_a_step_has_the_metrics_of_the_whole_run(
-    place: Path, maniskill: list[dict[str, Any]]
+    workdir: Path, maniskill: list[dict[str, Any]]
 ) -> None:
-    (first,) = (place / "maniskill").rglob("global_step_1")
-    words = (*MANISKILL, f"runner.resume_dir={first}")
-    run(place, EXAMPLES / "maniskill_ppo_openvlaoft.yaml", "resumed", *words)
-    assert without_timing(metrics(place, "resumed")[-1]) == without_timing(maniskill[-1])
+    (first,) = (workdir / "maniskill").rglob("global_step_1")
+    overrides = (*MANISKILL, f"runner.resume_dir={first}")
+    run(workdir, EXAMPLES / "maniskill_ppo_openvlaoft.yaml", "resumed", *overrides)
+    assert without_timing(metrics(workdir, "resumed")[-1]) == without_timing(maniskill[-1])
 
 
 def test_the_exported_policy_is_only_evaluated_and_acts_as_in_the_run(
-    place: Path, libero: list[dict[str, Any]]
+    workdir: Path, libero: list[dict[str, Any]]
 ) -> None:
-    export(str(next((place / "libero").rglob("global_step_2"))), place / "exported")
-    assert "Set `policy.path`" in (place / "exported" / "README.md").read_text()
-    words = (*LIBERO, "runner.only_eval=True", "actor.model.model_path=exported")
-    shown = run(place, EXAMPLES / "libero_10_grpo_openvlaoft.yaml", "evaluated", *words)
+    export(str(next((workdir / "libero").rglob("global_step_2"))), workdir / "exported")
+    assert "Set `policy.path`" in (workdir / "exported" / "README.md").read_text()
+    overrides = (*LIBERO, "runner.only_eval=True", "actor.model.model_path=exported")
+    shown = run(workdir, EXAMPLES / "libero_10_grpo_openvlaoft.yaml", "evaluated", *overrides)
     assert "success, libero_10_task_0" in shown
-    (line,) = metrics(place, "evaluated")
+    (line,) = metrics(workdir, "evaluated")
     validated = {name: value for name, value in libero[-1].items() if name.startswith("val/")}
     assert {name: line[name] for name in validated} == validated
     assert "val/simulator/task/libero_10_task_1/success_once" in validated
-    assert actions(place / "evaluated", 0) == actions(place / "libero", 2)
+    assert actions(workdir / "evaluated", 0) == actions(workdir / "libero", 2)
 
 
 def actions(results: Path, step: int) -> list[Any]:

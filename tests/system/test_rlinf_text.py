@@ -190,10 +190,10 @@ def with_penalty(tree: dict[str, Any]) -> None:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model that knows digits."""
     directory = tmp_path_factory.mktemp("model")
-    words = ["policy.preset=numbers-1m", "data.train_files=sums/train.parquet", "env={name: prompts}", "name=made"]
+    overrides = ["policy.preset=numbers-1m", "data.train_files=sums/train.parquet", "env={name: prompts}", "name=made"]
     for command in (
         ["data", "make", "addition", "sums", "digits=1", "--train", "8", "--validation", "2"],
-        ["sft", "sft={epochs: 1, batch: 8}", "tracking.loggers=[jsonl]", "training.threads=1", *words],
+        ["sft", "sft={epochs: 1, batch: 8}", "tracking.loggers=[jsonl]", "training.threads=1", *overrides],
     ):
         command = [sys.executable, "-m", "quintet", *command]
         subprocess.run(command, cwd=directory, check=True, capture_output=True, timeout=240)

@@ -27,9 +27,9 @@ tracking: {{loggers: [jsonl]}}
 """
 
 
-def quintet(directory: Path, *words: str) -> None:
+def quintet(directory: Path, *arguments: str) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "quintet", *words]
+    command = [sys.executable, "-m", "quintet", *arguments]
     result = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=240)
     assert result.returncode == 0, result.stderr[-3000:]
 

@@ -38,30 +38,30 @@ def ranks(count: int) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("robots")
     (directory / "arm.yaml").write_text(ARM)
     return directory
 
 
-def train(place: Path, name: str, *words: str, command: list[str] = QUINTET) -> list[dict[str, Any]]:
+def train(workdir: Path, name: str, *overrides: str, command: list[str] = QUINTET) -> list[dict[str, Any]]:
     """Train and return the metrics of each step."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
-        [*command, "train", "arm.yaml", f"name={name}", *words],
-        cwd=place,
+        [*command, "train", "arm.yaml", f"name={name}", *overrides],
+        cwd=workdir,
         env=environment,
         capture_output=True,
         text=True,
         timeout=240,
     )
     assert result.returncode == 0, result.stderr[-3000:]
-    return [json.loads(line) for line in (place / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (workdir / "runs" / name / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
-def single(place: Path) -> list[dict[str, Any]]:
-    return train(place, "single")
+def single(workdir: Path) -> list[dict[str, Any]]:
+    return train(workdir, "single")
 
 
 def assert_same(left: list[dict[str, Any]], right: list[dict[str, Any]], tolerance: float) -> None:
@@ -79,31 +79,31 @@ def test_steps_update_policy_and_value_head(single: list[dict[str, Any]]) -> Non
     assert single[1]["actor/entropy"] < 3.05  # ln 21
 
 
-def test_stages_in_worker_processes_change_no_number(place: Path, single: list[dict[str, Any]]) -> None:
-    assert_same(single, train(place, "stages", "env.pipeline_stages=2", "env.processes=2"), 1e-3)
+def test_stages_in_worker_processes_change_no_number(workdir: Path, single: list[dict[str, Any]]) -> None:
+    assert_same(single, train(workdir, "stages", "env.pipeline_stages=2", "env.processes=2"), 1e-3)
 
 
-def test_two_ranks_give_the_numbers_of_one(place: Path, single: list[dict[str, Any]]) -> None:
-    assert_same(single, train(place, "two", "placement.devices_per_node=2", command=ranks(2)), 1e-3)
+def test_two_ranks_give_the_numbers_of_one(workdir: Path, single: list[dict[str, Any]]) -> None:
+    assert_same(single, train(workdir, "two", "placement.devices_per_node=2", command=ranks(2)), 1e-3)
 
 
 def test_robots_and_policy_copies_on_other_devices_give_the_same_numbers(
-    place: Path, single: list[dict[str, Any]]
+    workdir: Path, single: list[dict[str, Any]]
 ) -> None:
-    words = ("placement.devices_per_node=3", "placement.actor.devices=[0]", "placement.envs.devices=[1]")
-    lines = train(place, "apart", *words, "placement.rollout.devices=[2]", command=ranks(3))
+    overrides = ("placement.devices_per_node=3", "placement.actor.devices=[0]", "placement.envs.devices=[1]")
+    lines = train(workdir, "apart", *overrides, "placement.rollout.devices=[2]", command=ranks(3))
     assert_same(single, lines, 1e-3)
 
 
-def test_interrupted_run_ends_with_the_same_numbers(place: Path, single: list[dict[str, Any]]) -> None:
+def test_interrupted_run_ends_with_the_same_numbers(workdir: Path, single: list[dict[str, Any]]) -> None:
     fixed = "actor.optimizer.schedule=constant"
-    whole = train(place, "whole", fixed)
-    train(place, "resumed", fixed, "training.steps=2")
-    resumed = train(place, "resumed", fixed)
+    whole = train(workdir, "whole", fixed)
+    train(workdir, "resumed", fixed, "training.steps=2")
+    resumed = train(workdir, "resumed", fixed)
     assert without_timing(resumed[-1]) == without_timing(whole[-1])
 
 
-def test_trained_policy_loads_and_acts_the_same(place: Path, single: list[dict[str, Any]]) -> None:
+def test_trained_policy_loads_and_acts_the_same(workdir: Path, single: list[dict[str, Any]]) -> None:
     import numpy as np
     import torch
 
@@ -111,11 +111,11 @@ def test_trained_policy_loads_and_acts_the_same(place: Path, single: list[dict[s
     from quintet.embodied_records import ActionSampling, RobotObservation
     from quintet.policies.vla.build import load_action_policy
 
-    config = load_experiment(place / "arm.yaml", []).experiment
-    checkpoint = place / "runs" / "single" / "checkpoints" / "global_step_3"
+    config = load_experiment(workdir / "arm.yaml", []).experiment
+    checkpoint = workdir / "runs" / "single" / "checkpoints" / "global_step_3"
     policy = load_action_policy(checkpoint / "hf", config)
-    policy.save_pretrained(place / "exported")
-    again = load_action_policy(place / "exported", config)
+    policy.save_pretrained(workdir / "exported")
+    again = load_action_policy(workdir / "exported", config)
     images = np.random.default_rng(0).integers(0, 255, (3, 1, 16, 16, 3), dtype=np.uint8)
     observation = RobotObservation(images, np.zeros((3, 6), np.float32), ("touch the ball",) * 3)
     with torch.no_grad():
@@ -126,12 +126,12 @@ def test_trained_policy_loads_and_acts_the_same(place: Path, single: list[dict[s
 
 
 def test_a_run_and_an_exported_policy_are_evaluated_as_the_last_validation_was(
-    place: Path, single: list[dict[str, Any]]
+    workdir: Path, single: list[dict[str, Any]]
 ) -> None:
-    def run(*words: str) -> None:
+    def run(*arguments: str) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
-            [*QUINTET, *words], cwd=place, env=environment, capture_output=True, text=True, timeout=240
+            [*QUINTET, *arguments], cwd=workdir, env=environment, capture_output=True, text=True, timeout=240
         )
         assert done.returncode == 0, done.stderr[-3000:]
 
@@ -140,16 +140,16 @@ def test_a_run_and_an_exported_policy_are_evaluated_as_the_last_validation_was(
     exported = ("policy.preset=null", "policy.overrides={}", "policy.path=models/arm")
     run("eval", "arm.yaml", "validation.only=true", "name=eval-exported", *exported)
     for name in ("eval-single", "eval-exported"):
-        answers = (place / "runs" / name / "answers.jsonl").read_text().splitlines()
+        answers = (workdir / "runs" / name / "answers.jsonl").read_text().splitlines()
         rewards = [json.loads(line)["score"] for line in answers]
         assert len(rewards) == 8
         assert sum(rewards) / 8 == pytest.approx(single[-1]["val/simulator/reward"])
 
 
 @pytest.mark.parametrize("level", ["token", "action"])
-def test_grpo_at_other_levels_of_ratios(place: Path, level: str) -> None:
+def test_grpo_at_other_levels_of_ratios(workdir: Path, level: str) -> None:
     lines = train(
-        place,
+        workdir,
         f"grpo_{level}",
         "algorithm.advantage={name: grpo}",
         "critic.shares_policy=false",
@@ -162,9 +162,9 @@ def test_grpo_at_other_levels_of_ratios(place: Path, level: str) -> None:
     assert lines[-1]["actor/grad_norm"] > 0
 
 
-def test_state_policy_learns_from_dense_rewards(place: Path) -> None:
+def test_state_policy_learns_from_dense_rewards(workdir: Path) -> None:
     lines = train(
-        place,
+        workdir,
         "state",
         "policy.preset=state-mlp",
         "policy.overrides={}",

@@ -40,9 +40,9 @@ def serve(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     started: list[subprocess.Popen[str]] = []
 
-    def start(*words: str, **environment: str) -> subprocess.Popen[str]:
+    def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "quintet", "serve", *words],
+            [sys.executable, "-m", "quintet", "serve", *arguments],
             cwd=tmp_path,
             env={**os.environ, **environment},
             stdout=subprocess.PIPE,
@@ -63,9 +63,9 @@ def url_of(process: subprocess.Popen[str], name: str = "mine") -> str:
     """Where it says it can be asked."""
     assert process.stdout is not None
     line = process.stdout.readline()
-    found = re.fullmatch(rf"{name} on (http://127\.0\.0\.1:\d+)/v1\n", line)
-    assert found, (line, process.communicate()[1])
-    return found[1]
+    match = re.fullmatch(rf"{name} on (http://127\.0\.0\.1:\d+)/v1\n", line)
+    assert match, (line, process.communicate()[1])
+    return match[1]
 
 
 def ask(url: str, body: Any = None, token: str | None = None) -> Any:
@@ -77,23 +77,23 @@ def ask(url: str, body: Any = None, token: str | None = None) -> Any:
 
 def ended(process: subprocess.Popen[str], asked_to_stop: signal.Signals) -> None:
     process.send_signal(asked_to_stop)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 128 + asked_to_stop, said
-    assert f"stopped ({asked_to_stop.name})" in said
-    assert "Traceback" not in said
+    _, output = process.communicate(timeout=60)
+    assert process.returncode == 128 + asked_to_stop, output
+    assert f"stopped ({asked_to_stop.name})" in output
+    assert "Traceback" not in output
 
 
 def test_it_serves_those_who_know_the_token_until_it_is_told_to_stop(serve: Serve) -> None:
-    words = ["--name", "it", "--context", "128", "training.threads=1"]
-    process = serve("models/mine", "--port", "0", *words, QUINTET_TOKEN="sesame")
+    overrides = ["--name", "it", "--context", "128", "training.threads=1"]
+    process = serve("models/mine", "--port", "0", *overrides, QUINTET_TOKEN="sesame")
     url = url_of(process, "it")
     assert ask(f"{url}/health") == {"status": "ok"}
     with pytest.raises(urllib.error.HTTPError, match="401"):
         ask(f"{url}/v1/models")
     assert ask(f"{url}/v1/models", token="sesame")["data"][0]["max_model_len"] == 128
     body = {"prompt": "Walk", "seed": 5, "return_token_ids": True}
-    told = [ask(f"{url}/v1/completions", body, "sesame")["choices"][0]["token_ids"] for _ in range(2)]
-    assert told[0] == told[1]
+    results = [ask(f"{url}/v1/completions", body, "sesame")["choices"][0]["token_ids"] for _ in range(2)]
+    assert results[0] == results[1]
     ended(process, signal.SIGINT)
 
 
@@ -109,23 +109,23 @@ def test_the_pages_commands_do_what_it_says(serve: Serve, tmp_path: Path) -> Non
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     (first, *commands), (python,) = blocks("bash"), blocks("python")
-    words = first.replace("8000", str(port)).split()
-    assert words[:2] == ["quintet", "serve"]
-    process = serve(*words[2:])
+    tokens = first.replace("8000", str(port)).split()
+    assert tokens[:2] == ["quintet", "serve"]
+    process = serve(*tokens[2:])
     assert url_of(process).endswith(str(port))
     quintet = f'quintet() {{ {sys.executable} -m quintet "$@"; }}\n'
-    told = ""
+    output = ""
     for command in commands:
         script = quintet + command.replace("8000", str(port)).replace("curl ", "curl --fail-with-body ")
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-        told += done.stdout
+        output += done.stdout
     assert len(commands) >= 4
-    assert '"logprobs"' in told
-    assert '"prompt_token_ids"' in told
-    assert '"sessions": {"episode-1": 1}' in told
+    assert '"logprobs"' in output
+    assert '"prompt_token_ids"' in output
+    assert '"sessions": {"episode-1": 1}' in output
     assert json.loads((tmp_path / "runs/eval-mine-frozenlake/results.json").read_text())["answers"] == 8
     assert json.loads((tmp_path / "runs/sums/results.json").read_text())["answers"] == 4
     done = subprocess.run([sys.executable, "-c", python], cwd=tmp_path, capture_output=True, text=True, timeout=120)

@@ -67,8 +67,8 @@ def trace_names(path: Path) -> dict[str, set[str]]:
 
 def test_a_profiled_step_has_a_trace_of_everything_it_does(quintet: Command, small: Path, tmp_path: Path) -> None:
     profile = "tracking.profile={steps: [2], torch: {}}"
-    words = ("training.steps=2", "env.processes=2", "validation.before_training=false", profile)
-    quintet("train", str(small), *words)
+    overrides = ("training.steps=2", "env.processes=2", "validation.before_training=false", profile)
+    quintet("train", str(small), *overrides)
     directory = tmp_path / "runs/small/profile"
     assert sorted(path.name for path in directory.iterdir()) == [
         "step_000002_rank_0.json",
@@ -109,8 +109,8 @@ assert "quintet" not in sys.modules
 def test_adapters_lie_beside_the_merged_model_as_peft_stores_them(
     quintet: Command, small: Path, tmp_path: Path
 ) -> None:
-    words = ["training.steps=1", "policy.lora={rank: 4, alpha: 8}", "policy.dtype=bfloat16"]
-    quintet("train", str(small), *words)
+    overrides = ["training.steps=1", "policy.lora={rank: 4, alpha: 8}", "policy.dtype=bfloat16"]
+    quintet("train", str(small), *overrides)
     code = """
 import sys
 import torch
@@ -198,8 +198,8 @@ def test_a_stopped_run_ends_as_one_that_never_stopped(
 def test_a_run_stopped_in_its_warm_start_continues_it(
     quintet: Command, small: Path, tmp_path: Path, how: signal.Signals
 ) -> None:
-    words = ("training.steps=1", "warm_start.updates=12", "checkpoint.keep=12")
-    process = start(small, tmp_path, *words, "name=stopped")
+    overrides = ("training.steps=1", "warm_start.updates=12", "checkpoint.keep=12")
+    process = start(small, tmp_path, *overrides, "name=stopped")
     stopped, whole = tmp_path / "runs/stopped", tmp_path / "runs/whole"
     try:
         wait_for(stopped / "warm_start/global_step_3", process)
@@ -208,9 +208,9 @@ def test_a_run_stopped_in_its_warm_start_continues_it(
     finally:
         process.kill()
     assert not (stopped / "checkpoints").exists()
-    again = quintet("train", str(small), *words, "name=stopped")
+    again = quintet("train", str(small), *overrides, "name=stopped")
     assert "resuming from runs/stopped/warm_start/global_step_" in again.stdout
-    quintet("train", str(small), *words, "name=whole")
+    quintet("train", str(small), *overrides, "name=whole")
     for step in (0, 1):
         assert weights(stopped, step) == weights(whole, step) != {}
     for file in ("metrics.jsonl", "warm_start.jsonl"):
@@ -235,7 +235,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "overrides"),
     [
         (["training.stesp=3"], ["training.stesp", "training.steps"]),
         (["training.mini_batches=3"], ["training.mini_batches", "nearest"]),
@@ -250,11 +250,11 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     ],
 )
 def test_the_users_faults_end_in_one_message(
-    quintet: Command, tmp_path: Path, arguments: list[str], words: list[str]
+    quintet: Command, tmp_path: Path, arguments: list[str], overrides: list[str]
 ) -> None:
     done = quintet("train", *arguments, check=False)
     assert done.returncode == 2, done.stderr
-    for word in words:
+    for word in overrides:
         assert word in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.glob("runs/*/*.jsonl"))
@@ -308,9 +308,9 @@ def test_a_run_with_nothing_but_damaged_checkpoints_isnt_thrown_away(
 
 def test_a_run_goes_on_from_the_checkpoint_it_is_given(quintet: Command, small: Path, tmp_path: Path) -> None:
     quintet("train", str(small), "name=whole", "checkpoint.keep=5")
-    given = tmp_path / "runs/whole/checkpoints/global_step_2"
-    done = quintet("train", str(small), "name=branch", f"resume={given}")
-    assert f"resuming from {given}" in done.stdout.replace("\n", "")
+    checkpoint = tmp_path / "runs/whole/checkpoints/global_step_2"
+    done = quintet("train", str(small), "name=branch", f"resume={checkpoint}")
+    assert f"resuming from {checkpoint}" in done.stdout.replace("\n", "")
     assert weights(tmp_path / "runs/branch", 4) == weights(tmp_path / "runs/whole", 4)
     assert metrics(tmp_path / "runs/branch") == metrics(tmp_path / "runs/whole")[3:]
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -66,25 +64,17 @@ def write_run(directory: Path, name: str, train: list[dict[str, Any]], val: list
         (directory / f"{side}.yaml").write_text(json.dumps({"envs": envs}))
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model with random weights."""
-    directory = tmp_path_factory.mktemp("model")
-    words = ["training.steps=0", "warm_start=null", "validation.before_training=false", "name=made"]
-    command = [sys.executable, "-m", "quintet", "train", *words]
-    subprocess.run(command, cwd=directory, check=True, capture_output=True, timeout=240)
-    return directory / "runs/made/checkpoints/global_step_0/hf"
-
-
 @pytest.mark.parametrize("name", LISTS)
-def test_a_script_like_vagens_trains_for_two_steps(quintet: Command, model: Path, tmp_path: Path, name: str) -> None:
+def test_a_script_like_vagens_trains_for_two_steps(
+    quintet: Command, untrained_model: Path, tmp_path: Path, name: str
+) -> None:
     env, options, played = LISTS[name]
     entry = {"name": env, "max_turns": 3, "response_length_per_turn": 24, "config": {"render_mode": "text"} | options}
     train = entry | {"n_envs": 50, "data_source": "grid", "seed": [1, 50, 1]}
     val = entry | {"n_envs": 3, "data_source": "grid", "seed": [51, 53, 1]}
     write_run(tmp_path, name, [train], [val], SCRIPT)
     filtered = ["filter.enable=true"] if env == "Sokoban" else []
-    done = quintet("train", "run.sh", f"actor_rollout_ref.model.path={model}", *SMALL, *LIMITS, *filtered)
+    done = quintet("train", "run.sh", f"actor_rollout_ref.model.path={untrained_model}", *SMALL, *LIMITS, *filtered)
     assert "a configuration of vagen" in done.stderr
     run = tmp_path / "exps" / name
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -99,15 +89,20 @@ def test_a_script_like_vagens_trains_for_two_steps(quintet: Command, model: Path
     assert len(validated) == 3
 
 
-def test_a_script_that_trains_on_single_turns_trains_a_critic(quintet: Command, model: Path, tmp_path: Path) -> None:
+def test_a_script_that_trains_on_single_turns_trains_a_critic(
+    quintet: Command, untrained_model: Path, tmp_path: Path
+) -> None:
     entry = {"name": "FrozenLake", "n_envs": 8, "seed": [1, 8, 1], "max_turns": 3, "response_length_per_turn": 12}
     write_run(tmp_path, "turns", [entry], [entry | {"n_envs": 2, "seed": [9, 10, 1]}], SCRIPT)
-    words = (
+    overrides = (
         *("trainer.concat_multi_turn=false", "algorithm.adv_estimator=no_concat_gae", "critic.enable=true"),
-        *("actor_rollout_ref.rollout.agent.agent_loop_config_path=agent_no_concat.yaml", f"critic.model.path={model}"),
+        *(
+            "actor_rollout_ref.rollout.agent.agent_loop_config_path=agent_no_concat.yaml",
+            f"critic.model.path={untrained_model}",
+        ),
         *("critic.ppo_micro_batch_size_per_gpu=1", "trainer.total_training_steps=1", "trainer.val_before_train=false"),
     )
-    quintet("train", "run.sh", f"actor_rollout_ref.model.path={model}", *SMALL, *words)
+    quintet("train", "run.sh", f"actor_rollout_ref.model.path={untrained_model}", *SMALL, *overrides)
     run = tmp_path / "exps/turns"
     (line,) = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert "critic/grad_norm" in line

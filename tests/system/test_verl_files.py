@@ -189,7 +189,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model with random weights, and rows as verl's preprocessing of GSM8K writes them."""
     # verl has no key for it, and two threads wait for each other in steps as small as these
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -223,27 +223,29 @@ class Trained(NamedTuple):
     trained_from: dict[str, Tensor]
 
 
-def trained(place: Path, script: str, *words: str, command: list[str] = ONE) -> Trained:
-    (place / "run.sh").write_text(script)
-    words = ("train", "run.sh", *SMALL, *words)
-    done = subprocess.run([*command, *words], cwd=place, text=True, capture_output=True, timeout=240)
+def trained(workdir: Path, script: str, *overrides: str, command: list[str] = ONE) -> Trained:
+    (workdir / "run.sh").write_text(script)
+    overrides = ("train", "run.sh", *SMALL, *overrides)
+    done = subprocess.run([*command, *overrides], cwd=workdir, text=True, capture_output=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "run.sh: a configuration of verl" in done.stderr
-    (run,) = (path.parent for path in place.glob("runs/*/metrics.jsonl"))
+    (run,) = (path.parent for path in workdir.glob("runs/*/metrics.jsonl"))
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     text = (run / "config.yaml").read_text()
     weights = load_file(run / "checkpoints/global_step_2/hf/model.safetensors")
     metrics = {line["step"]: line for line in lines}
-    return Trained(metrics, flatten(yaml.safe_load(text)), text, weights, load_file(place / "policy/model.safetensors"))
+    return Trained(
+        metrics, flatten(yaml.safe_load(text)), text, weights, load_file(workdir / "policy/model.safetensors")
+    )
 
 
 def changed_weights(run: Trained) -> set[str]:
     return {name for name, weight in run.trained_from.items() if not torch.equal(weight, run.weights[name])}
 
 
-def test_grpo_on_gsm8k_trains(place: Path) -> None:
+def test_grpo_on_gsm8k_trains(workdir: Path) -> None:
     """verl's `grpo_trainer/run_qwen2-7b.sh`."""
-    run = trained(place, GRPO)
+    run = trained(workdir, GRPO)
     assert list(run.metrics) == [0, 1, 2]
     assert "val-core/openai/gsm8k/acc/mean@1" in run.metrics[0]
     assert "val-core/openai/gsm8k/acc/mean@1" not in run.metrics[1]
@@ -272,9 +274,9 @@ def test_grpo_on_gsm8k_trains(place: Path) -> None:
     assert "learning_rate: 1.0e-06  # actor_rollout_ref.actor.optim.lr: run.sh:10" in run.sources
 
 
-def test_ppo_with_a_critic_trains(place: Path) -> None:
+def test_ppo_with_a_critic_trains(workdir: Path) -> None:
     """verl's `ppo_trainer/run_deepseek7b_llm.sh`."""
-    run = trained(place, PPO, "critic.model.path=policy", "critic.ppo_micro_batch_size_per_gpu=4")
+    run = trained(workdir, PPO, "critic.model.path=policy", "critic.ppo_micro_batch_size_per_gpu=4")
     assert list(run.metrics) == [0, 1, 2]
     for step in (1, 2):
         metrics = run.metrics[step]
@@ -291,9 +293,9 @@ def test_ppo_with_a_critic_trains(place: Path) -> None:
     assert {key: run.settings[key] for key in expected} == expected
 
 
-def test_grpo_of_adapters_trains(place: Path) -> None:
+def test_grpo_of_adapters_trains(workdir: Path) -> None:
     """verl's `grpo_trainer/run_qwen2_5-3b_gsm8k_grpo_lora.sh`."""
-    run = trained(place, LORA)
+    run = trained(workdir, LORA)
     assert list(run.metrics) == [1, 2], "val_before_train=False"
     assert all(run.metrics[step]["actor/lr"] == 3e-6 for step in (1, 2))
     assert run.metrics[2]["actor/kl_loss"] > 0
@@ -304,11 +306,11 @@ def test_grpo_of_adapters_trains(place: Path) -> None:
     assert {key: run.settings[key] for key in expected} == expected
 
 
-def test_grpo_on_megatron_trains_on_two_ranks(place: Path) -> None:
+def test_grpo_on_megatron_trains_on_two_ranks(workdir: Path) -> None:
     """verl's `grpo_trainer/run_qwen2-7b_math_megatron.sh` without pipeline parallelism."""
     pytest.importorskip("megatron.core", reason="pip install -e '.[megatron]'")
     stages = [f"{section}.megatron.pipeline_model_parallel_size=1" for section in (ACTOR, REF)]
-    run = trained(place, MEGATRON, *stages, "trainer.n_gpus_per_node=2", command=TWO)
+    run = trained(workdir, MEGATRON, *stages, "trainer.n_gpus_per_node=2", command=TWO)
     assert list(run.metrics) == [0, 1, 2]
     assert all(run.metrics[step]["actor/grad_norm"] > 1e-3 for step in (1, 2))
     assert run.metrics[2]["actor/kl_loss"] > 0
@@ -366,7 +368,7 @@ APART = ["trainer.n_gpus_per_node=1", "rollout.n_gpus_per_node=1"]
 
 
 @pytest.mark.parametrize(
-    ("script", "words", "groups", "ratio"),
+    ("script", "overrides", "groups", "ratio"),
     [
         (ONE_STEP_OFF, ["data.train_batch_size=8"], 8, 1.0),
         (
@@ -382,9 +384,9 @@ APART = ["trainer.n_gpus_per_node=1", "rollout.n_gpus_per_node=1"]
     ids=["one step off", "fully async"],
 )
 def test_an_asynchronous_trainer_trains_with_an_engine_of_its_own_device(
-    place: Path, script: str, words: list[str], groups: int, ratio: float
+    workdir: Path, script: str, overrides: list[str], groups: int, ratio: float
 ) -> None:
-    run = trained(place, script, *APART, *words, command=TWO)
+    run = trained(workdir, script, *APART, *overrides, command=TWO)
     assert list(run.metrics) == [0, 1, 2]
     assert all(run.metrics[step]["actor/grad_norm"] > 1e-3 for step in (1, 2))
     assert "model.embed_tokens.weight" in changed_weights(run)

@@ -75,9 +75,9 @@ def test_the_slurm_script_stops_the_run_before_the_time_limit(slurm: dict[str, s
 
 def check_run(command: str) -> Any:
     """Check the configuration of a command `quintet train`, and return it."""
-    words = shlex.split(command)
-    overrides = [word for word in words if "=" in word]
-    config = next((str(ROOT / word) for word in words if word.startswith("examples/")), None)
+    argv = shlex.split(command)
+    overrides = [word for word in argv if "=" in word]
+    config = next((str(ROOT / word) for word in argv if word.startswith("examples/")), None)
     composed = inspect_config(config, overrides, None, "refuse").composed
     check_placement(composed)
     return composed.experiment

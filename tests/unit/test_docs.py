@@ -65,32 +65,32 @@ def test_the_commands_of_a_page_do_what_it_says(
     monkeypatch.chdir(tmp_path)
     for line in commands(page):
         variables, _, arguments = line.partition("quintet ")
-        words = shlex.split(arguments)
+        argv = shlex.split(arguments)
         with monkeypatch.context() as patch:
             for variable in shlex.split(variables):
                 patch.setenv(*variable.split("=", 1))
-            if words[0] in LONG:
-                would_begin(words[1:], tmp_path)
-            elif words[0] in BRIEF:
-                patch.setattr(sys, "argv", ["quintet", *words])
+            if argv[0] in LONG:
+                would_begin(argv[1:], tmp_path)
+            elif argv[0] in BRIEF:
+                patch.setattr(sys, "argv", ["quintet", *argv])
                 with pytest.raises(SystemExit) as end:
                     main()
                 shown = capsys.readouterr()
                 assert not end.value.code, f"{line}: {shown.err}"
                 assert shown.out, line
             else:
-                command = [sys.executable, "-m", "quintet", *words]
+                command = [sys.executable, "-m", "quintet", *argv]
                 done = subprocess.run(command, capture_output=True, text=True, timeout=120)
                 assert done.returncode == 0, f"{line}: {done.stderr}"
                 assert done.stdout, line
 
 
-def would_begin(words: list[str], directory: Path) -> None:
-    config = next((word for word in words if word.endswith((".yaml", ".sh"))), None)
+def would_begin(arguments: list[str], directory: Path) -> None:
+    config = next((word for word in arguments if word.endswith((".yaml", ".sh"))), None)
     folders = (directory, ROOT, ROOT / "examples/custom")
     folder = next((path for path in folders if config and (path / config).exists()), ROOT)
-    path, overrides = config and str(folder / config), [word for word in words if "=" in word]
-    if "--ray" in words:
+    path, overrides = config and str(folder / config), [word for word in arguments if "=" in word]
+    if "--ray" in arguments:
         check_placement(inspect_config(path, overrides, None, "refuse").composed)
     else:
         load_config(path, overrides, None, "refuse")

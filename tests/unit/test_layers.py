@@ -83,7 +83,7 @@ def cycles(edges: Mapping[str, Iterable[str]]) -> list[list[str]]:
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
-    found: list[list[str]] = []
+    results: list[list[str]] = []
 
     def visit(node: str) -> None:
         index[node] = low[node] = len(index)
@@ -97,12 +97,12 @@ def cycles(edges: Mapping[str, Iterable[str]]) -> list[list[str]]:
             component = stack[stack.index(node) :]
             del stack[stack.index(node) :]
             if len(component) > 1:
-                found.append(sorted(component))
+                results.append(sorted(component))
 
     for node in edges:
         if node not in index:
             visit(node)
-    return found
+    return results
 
 
 def part(package: str, name: str) -> str:

@@ -112,9 +112,9 @@ def _number(value: float | None) -> str:
 def _lines(report: DriftReport) -> Iterator[str]:
     yield f"policy: {report.policy}; {report.episodes // len(report.measurements)} episodes per column"
     for measurement in report.measurements:
-        worst = measurement.worst_token
-        log_probs = f"engine {worst.engine_logprob:.6g}, learner {worst.learner_logprob:.6g} nats"
-        token = f"token {worst.token_id} {_short(worst.text)}, turn {worst.turn}"
+        worst_token = measurement.worst_token
+        log_probs = f"engine {worst_token.engine_logprob:.6g}, learner {worst_token.learner_logprob:.6g} nats"
+        token = f"token {worst_token.token_id} {_shorten(worst_token.text)}, turn {worst_token.turn}"
         yield f"largest gap {measurement.name}: {token}: {log_probs}"
     yield from _reencoding_lines(report)
     yield from _template_lines(report)
@@ -138,8 +138,8 @@ def _reencoding_lines(report: DriftReport) -> Iterator[str]:
     )
     example = retokenization.example
     yield (
-        f"  for example, turn {example.turn}: {list(example.tokens)} {_short(retokenization.example_text)} would become"
-        f" {list(example.retokenized)} {_short(retokenization.retokenized_text)}"
+        f"  for example, turn {example.turn}: {list(example.tokens)} {_shorten(retokenization.example_text)} would"
+        f" become {list(example.retokenized)} {_shorten(retokenization.retokenized_text)}"
     )
 
 
@@ -152,14 +152,14 @@ def _template_lines(report: DriftReport) -> Iterator[str]:
     yield from (f"  {line}" for line in lines)
     for rule, count in comparison.deviations.items():
         example = comparison.examples[rule]
-        tokens = f"{_short(example.ours)} instead of {_short(example.template)}"
+        tokens = f"{_shorten(example.prompt)} instead of {_shorten(example.template)}"
         yield f"  {rule}, {count} times in these episodes, for example in turn {example.turn}: {tokens}"
     if comparison.reproduced_prompts < comparison.num_turns:
         wrong = comparison.num_turns - comparison.reproduced_prompts
         yield f"  {wrong} of {comparison.num_turns} prompts cannot be rebuilt from the messages: tokens were lost"
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return repr(
         text
         if len(text) <= MAX_EXAMPLE_CHARACTERS

@@ -60,8 +60,8 @@ def read_config_source(
 
 def _detect_dialect(script: RunScript) -> str:
     tree: dict[str, Any] = keys_as_tree(script.words)
-    file, *beneath = [{}] if script.config is None else trees_with_defaults(script.config)
-    for other in (file, *beneath):
+    file, *defaults = [{}] if script.config is None else trees_with_defaults(script.config)
+    for other in (file, *defaults):
         tree = dict(other) | tree if other is not file else tree | dict(other)
     dialect = next(iter([*detect(tree), *_dialects_of_defaults(file)]), NATIVE)
     _refuse_fragment(file, script.config)

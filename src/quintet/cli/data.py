@@ -205,17 +205,17 @@ def _cells(rows: Any, count: int, config: Any, model: str | None) -> Iterator[li
         prompt_row = reader.read(rows[number], number, location)
         shown = reader.images(rows[number], location, rows.directory(number))
         tokens = [] if form is None else [str(len(form.untruncated_tokens(prompt_row, location, shown)))]
-        prompt = "\n".join(f"{message['role']}: {_short(message['content'])}" for message in prompt_row.messages)
+        prompt = "\n".join(f"{message['role']}: {_shorten(message['content'])}" for message in prompt_row.messages)
         yield [
             str(number),
             *tokens,
             prompt_row.data_source,
             prompt,
-            _short(prompt_row.ground_truth),
-            _short(prompt_row.response),
+            _shorten(prompt_row.ground_truth),
+            _shorten(prompt_row.response),
         ]
 
 
-def _short(value: object) -> str:
+def _shorten(value: object) -> str:
     text = "" if value is None else str(value)
     return text if len(text) <= MAX_CELL_CHARACTERS else f"{text[: MAX_CELL_CHARACTERS - 1]}…"

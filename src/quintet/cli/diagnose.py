@@ -21,10 +21,11 @@ def run(targets: Sequence[str], *, as_json: bool, fail: bool) -> int:
     """
     findings = {path: diagnose_run(path) for path in map(find_run, targets)}
     if as_json:
-        print(json.dumps([{"path": str(path), "findings": [*map(asdict, each)]} for path, each in findings.items()]))
+        reports = [{"path": str(path), "findings": [*map(asdict, listed)]} for path, listed in findings.items()]
+        print(json.dumps(reports))
     else:
-        print("\n\n".join(_report(path, each) for path, each in findings.items()))
-    is_critical = any(finding.severity == "critical" for each in findings.values() for finding in each)
+        print("\n\n".join(_report(path, run_findings) for path, run_findings in findings.items()))
+    is_critical = any(finding.severity == "critical" for run_findings in findings.values() for finding in run_findings)
     return int(fail and is_critical)
 
 

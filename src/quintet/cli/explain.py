@@ -31,26 +31,26 @@ Entry = tuple[str, str, KeySpec]
 """Dialect, reference file, documented key."""
 
 
-def run(words: list[str], dialect: str | None, *, every: bool, metrics: bool, as_json: bool) -> None:
+def run(arguments: list[str], dialect: str | None, *, every: bool, metrics: bool, as_json: bool) -> None:
     """Print the documentation of a metric, a key or all of them, or the value and source of a key in a configuration.
 
     Raises:
         ConfigError: the metric, key or dialect is unknown; the message names similar ones.
     """
     check_dialect(dialect)
-    if metrics and not words:
+    if metrics and not arguments:
         explain_metric.print_list(as_json=as_json)
     elif every:
         _print_ledger([*_entries(dialect)], [*keys()] if dialect == NATIVE else [], as_json=as_json)
-    elif not words:
+    elif not arguments:
         hint = "quintet explain KEY, quintet explain CONFIG KEY, quintet explain METRIC, or quintet explain --list"
         raise ConfigError("no key given", hint=hint)
-    elif len(words) == 1 and (metrics or "/" in words[0]):
-        explain_metric.run(words[0], as_json=as_json)
-    elif len(words) == 1:
-        _print_key(words[0], dialect, as_json=as_json)
+    elif len(arguments) == 1 and (metrics or "/" in arguments[0]):
+        explain_metric.run(arguments[0], as_json=as_json)
+    elif len(arguments) == 1:
+        _print_key(arguments[0], dialect, as_json=as_json)
     else:
-        _print_value(words[0], words[1], words[2:], dialect)
+        _print_value(arguments[0], arguments[1], arguments[2:], dialect)
 
 
 def _print_value(config: str, key: str, overrides: list[str], dialect: str | None) -> None:
@@ -94,7 +94,7 @@ def _print_foreign(key: str, merged: MergedConfig, dialect: Dialect) -> bool:
 
 
 def _origin(merged: MergedConfig, key: str) -> str:
-    """Return the source of a foreign value, for an interpolation also that of the keys in it."""
+    """Return the source of a foreign value; for an interpolation, also the sources of the keys in it."""
     follows = [f"{other}: {merged.sources.get(other, 'the reference')}" for other in _interpolated(merged.raw(key))]
     source = merged.sources.get(key, "" if follows else "the reference")
     return ", ".join([*filter(None, [source]), *([f"follows from {', '.join(follows)}"] if follows else [])])
@@ -105,7 +105,7 @@ def _interpolated(raw: object) -> list[str]:
 
 
 def _is_copied(key: str, value: object, origin: str, merged: MergedConfig, dialect: Dialect) -> bool:
-    """Return whether a native value is that of one foreign key, unchanged or under another name."""
+    """Return whether a native value is the value of one foreign key, unchanged or under another name."""
     foreign = origin.partition(": ")[0]
     spec = dialect.specs().get(foreign)
     if spec is None or key not in spec.native or origin.count(": ") > 1:
@@ -115,10 +115,10 @@ def _is_copied(key: str, value: object, origin: str, merged: MergedConfig, diale
 
 def _entries(dialect: str | None, key: str | None = None) -> Iterator[Entry]:
     """Yield the keys of all releases of a framework, or of all frameworks; only of files that may have a key."""
-    for each in DIALECTS.values():
-        if dialect in (None, each.name):
-            names = () if key is None else (key, each.documented(key))
-            yield from ((each.name, file, spec) for file, spec in all_keys(each, names))
+    for framework in DIALECTS.values():
+        if dialect in (None, framework.name):
+            names = () if key is None else (key, framework.documented(key))
+            yield from ((framework.name, file, spec) for file, spec in all_keys(framework, names))
 
 
 def _print_ledger(entries: list[Entry], native: list[Key], *, as_json: bool) -> None:
@@ -245,9 +245,9 @@ def _print_related(name: str, related: list[Key]) -> None:
         print(shorten(f"Metrics: {', '.join(metric.name for metric in metrics)}", 110, placeholder=" …"))
 
 
-def _print_choices(variants: list[Key]) -> None:
-    """Print a key that several choices of a section have, once, with what differs between them."""
-    first, defaults = variants[0], flatten(Experiment().model_dump(mode="json"))
+def _print_choices(keys: list[Key]) -> None:
+    """Print a key that several choices of a section share once, with the differences between them."""
+    first, defaults = keys[0], flatten(Experiment().model_dump(mode="json"))
     print(first.name)
     rows = [
         [
@@ -256,14 +256,14 @@ def _print_choices(variants: list[Key]) -> None:
             "required" if key.is_required else f"default {format_value(key.default)}",
             key.description,
         ]
-        for key in variants
+        for key in keys
     ]
     is_name = all(row[0] == row[1] for row in rows)
-    if len({key.description for key in variants}) == 1:
+    if len({key.description for key in keys}) == 1:
         print(f"  {first.description}")
     if is_name:
         print(f"  type     one of {', '.join(row[0] for row in rows)}")
-    elif len({key.value_type for key in variants}) == 1:
+    elif len({key.value_type for key in keys}) == 1:
         print(f"  type     {first.value_type}")
     if first.name in defaults:
         print(f"  default  {format_value(defaults[first.name])}")
@@ -292,7 +292,7 @@ def _print_spec(dialect: str, reference: str, spec: KeySpec) -> None:
     if releases := load_releases(dialect).of(spec.key):
         print(f"  releases {releases}")
     print(f"  state    {'honoured' if spec.requires is None else spec.requires.refusal().removeprefix('is ')}")
-    _print_synonyms([entry for native in spec.native for entry in _specs_for(native)], but=f"{dialect}: {spec.key}")
+    _print_synonyms([entry for native in spec.native for entry in _specs_for(native)], exclude=f"{dialect}: {spec.key}")
 
 
 def _specs_for(native: str) -> Iterator[Entry]:
@@ -302,9 +302,11 @@ def _specs_for(native: str) -> Iterator[Entry]:
             yield from ((dialect.name, reference.name, spec) for spec in reference.load() if native in spec.native)
 
 
-def _print_synonyms(entries: list[Entry], *, but: str = "") -> None:
+def _print_synonyms(entries: list[Entry], *, exclude: str = "") -> None:
     """Print the corresponding keys of source frameworks."""
-    others = [name for name in dict.fromkeys(f"{dialect}: {spec.key}" for dialect, _, spec in entries) if name != but]
+    others = [
+        name for name in dict.fromkeys(f"{dialect}: {spec.key}" for dialect, _, spec in entries) if name != exclude
+    ]
     for number, other in enumerate(others):
         print(f"  {'see also' if number == 0 else '':<8} {other}")
 

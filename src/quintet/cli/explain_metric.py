@@ -86,7 +86,7 @@ def _print(metric: Metric, name: str) -> None:
             _print_items(metric.causes[side])
         if metric.remedies.get(side):
             print(f"  {label}, what to try")
-            _print_items([str(remedies()[each]) for each in metric.remedies[side]])
+            _print_items([str(remedies()[remedy]) for remedy in metric.remedies[side]])
     if metric.related:
         print(f"  related   {', '.join(metric.related)}")
     for framework, other in metric.elsewhere.items():

@@ -88,7 +88,7 @@ def _cluster(config: Experiment, options: FitOptions) -> Cluster:
 
 
 def _nodes(config: Experiment, devices: int) -> int:
-    """Return the number of nodes: that of the configuration, otherwise as few as the size of a node allows."""
+    """Return the number of nodes: the configured one, otherwise as few as the size of a node allows."""
     placed = config.placement
     if placed.nodes * placed.devices_per_node == devices:
         return placed.nodes

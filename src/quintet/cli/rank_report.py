@@ -34,7 +34,7 @@ def _error_file() -> Path | None:
 
 
 def write_rank_report(message: str, *, delay: int = 0) -> None:
-    """Write what torchrun prints if this rank fails; nothing happens without torchrun.
+    """Write the report that torchrun prints if this rank fails; does nothing without torchrun.
 
     `delay`, in seconds, is added to the time: of two ranks that failed, torchrun names the earlier one as the cause.
     """
@@ -78,7 +78,7 @@ def rank_log(rank: int, config: Experiment) -> Path:
 
 @contextmanager
 def output_to_log(rank: RankInfo, config: Experiment, *, always: bool = False) -> Iterator[None]:
-    """Write the output of all but the first rank of a machine to its log, `always` also that of the first one."""
+    """Redirect the output of all but the first rank of a machine to its log, with `always` also of the first one."""
     if rank.local_rank == 0 and not always:
         yield
         return

@@ -77,13 +77,13 @@ def _serve(composed: ComposedConfig, policy: Path, name: str, context: int | Non
 
     config = composed.experiment
     with stop_on_signals() as stop:
-        opened = build_request_handler(config, policy, name=name, context=context)
+        served = build_request_handler(config, policy, name=name, context=context)
         _freeze_objects()
-        with closing(opened.handler), closing(ServingServer(opened.handler, address)) as service:
-            _print_address(opened, name, config.rollout.engine, service.url)
+        with closing(served.handler), closing(ServingServer(served.handler, address)) as service:
+            _print_address(served, name, config.rollout.engine, service.url)
             while stop.number is None:
                 time.sleep(POLL_SECONDS)
-                if fault := opened.handler.engine.error:
+                if fault := served.handler.engine.error:
                     raise MachineError(f"the engine died: {type(fault).__name__}: {fault}", "restart the server")
     print(f"stopped ({stop.number.name})", file=sys.stderr)
     return SIGNALLED + stop.number
@@ -96,10 +96,10 @@ def _freeze_objects() -> None:
     gc.freeze()
 
 
-def _print_address(opened: ServedModel, name: str, engine: str, url: str) -> None:
+def _print_address(served: ServedModel, name: str, engine: str, url: str) -> None:
     print(f"{name} on {url}/v1", flush=True)
     print(
-        f"engine {engine}, {opened.dtype}, {opened.max_concurrent_requests} concurrent requests,"
-        f" context {opened.handler.engine.max_model_len}",
+        f"engine {engine}, {served.dtype}, {served.max_concurrent_requests} concurrent requests,"
+        f" context {served.handler.engine.max_model_len}",
         file=sys.stderr,
     )

@@ -35,7 +35,7 @@ def run_composed(composed: ComposedConfig) -> int:
 
     from quintet.pipelines.sft.fine_tuning import fine_tune
 
-    return run_on_all_ranks(composed, lambda conductor: fine_tune(composed, Console(), conductor))
+    return run_on_all_ranks(composed, lambda controller: fine_tune(composed, Console(), controller))
 
 
 def check_sft(composed: ComposedConfig) -> None:

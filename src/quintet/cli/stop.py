@@ -61,7 +61,10 @@ def _wait(path: Path, timeout_seconds: float, *, kill: bool) -> RunStatus:
 def _still_running(
     status: RunStatus, running: list[ProcessRecord], timeout_seconds: float, *, now: bool
 ) -> MachineError:
-    names = ", ".join(f"{each.process.role} (process {each.process.pid} on {each.process.host})" for each in running)
+    names = ", ".join(
+        f"{run_process.process.role} (process {run_process.process.pid} on {run_process.process.host})"
+        for run_process in running
+    )
     path = status.directory.path
     if now:
         return MachineError(f"{path}: {names} still run", f"run `quintet stop --now {path}` on their machine")

@@ -37,7 +37,7 @@ def run(
         text, lost = translation.text(), len(translation.lost)
     if lost:
         warn(f"{lost} keys have no counterpart in {to}; they are listed in comments at the end")
-    unsupported = [] if inspected.dialect == NATIVE else [each for each in inspected.unsupported if not each.elsewhere]
+    unsupported = [] if inspected.dialect == NATIVE else [key for key in inspected.unsupported if not key.elsewhere]
     if unsupported:
         warn("the run has settings that are not supported yet; comments at the end list them")
     write_text(text + _unsupported_comments(unsupported), output)

@@ -22,11 +22,11 @@ import numpy as np
 import torch
 
 from quintet.config.native.data import DataConfig
+from quintet.data.chat_template_renderer import TemplateInput, TemplateRenderingError, render_chat_templates
 from quintet.data.chat_templates import KEY, chat_template
 from quintet.data.prompt_format import Truncation, kept_positions
 from quintet.data.row_images import PromptImages, RowImage, keeps_images, place_in_messages
 from quintet.data.row_reader import RowReader, lookup, message_text, parse_json
-from quintet.data.template_rendering import TemplateInput, TemplateRenderingError, render_chat_templates
 from quintet.errors import ConfigError, nearest
 from quintet.records import Batch
 

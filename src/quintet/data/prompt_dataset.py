@@ -108,7 +108,7 @@ class PromptDataset:
         self._validations += 1
         return [len(self.train) + row for row in rows]
 
-    def demonstrated(self, count: int) -> list[int]:
+    def warm_start_rows(self, count: int) -> list[int]:
         """Return the first training prompts, from which a warm start learns."""
         return list(range(min(count, len(self.train))))
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
+from quintet.data.chat_template_renderer import TemplateRenderingError, render_chat_template
 from quintet.data.chat_templates import KEY, chat_template
 from quintet.data.row_images import Message, PromptImages, RowImage, keeps_images, place_in_messages
-from quintet.data.template_rendering import TemplateRenderingError, render_chat_template
 from quintet.errors import ConfigError
 from quintet.records import PromptRow
 

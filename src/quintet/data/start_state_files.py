@@ -94,8 +94,8 @@ class FileStartStates:
     """`StartStates` that are rows of files, in each pass in another order."""
 
     def __init__(self, seeds: StartStates, train: Sequence[int], held_out: Sequence[int], seed: int | None) -> None:
-        """`seeds` are the start states of a split without files, and of the check of a warm start; `seed` is that of
-        the order, None for the order of the files."""
+        """`seeds` are the start states of a split without files, and of the check of a warm start; `seed` shuffles the
+        rows, None keeps the order of the files."""
         self._seeds = seeds
         self._train, self._held_out = tuple(train), tuple(held_out)
         self._seed = seed
@@ -122,7 +122,7 @@ class FileStartStates:
         return self._seeds.warm_start_check_starts(count)
 
     def state(self) -> dict[str, Any]:
-        """See `StartStates.state`; the hash tells whether the files have changed."""
+        """See `StartStates.state`; the hash detects changed files."""
         return {"seeds": self._seeds.state(), "drawn": self._num_drawn, "rows": self._hash()}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -168,7 +168,7 @@ def _starts(config: Experiment, files: Sequence[str], key: str) -> list[int]:
 
 
 def _matching_env(row: EnvRow, envs: Sequence[RunEnv]) -> int | str:
-    """Return the index of the environment of a row, or why the run has none such."""
+    """Return the index of a row's environment in the run, or the reason why the run has no such environment."""
     if row.env_name not in ENVS_WITH_KEYS:
         return f"extra_info.env_name = {row.env_name!r:.60} is not supported: use {' or '.join(ENVS_WITH_KEYS)}"
     try:
@@ -197,7 +197,7 @@ def _difference(tree: Mapping[str, Any], responses: VagenResponses, env: RunEnv)
         "rollout.max_actions_per_turn": (responses.max_actions, rollout.max_actions_per_turn),
         "rollout.format_reward": (responses.format_reward, rollout.format_reward),
     }
-    for key, (of_row, of_run) in settings.items():
-        if of_row != of_run:
-            return f"extra_info.env_config says {key} = {of_row!r}, and the run has {of_run!r}"
+    for key, (row_value, run_value) in settings.items():
+        if row_value != run_value:
+            return f"extra_info.env_config says {key} = {row_value!r}, and the run has {run_value!r}"
     return None

@@ -60,12 +60,12 @@ STATE_RULES: tuple[StateRule, ...] = (state_rules.run_ended_early, state_rules.r
 
 
 def diagnose_metrics(rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Return what looks wrong in the rows of a run's `metrics.jsonl`, critical findings first."""
+    """Return the findings in the rows of a run's `metrics.jsonl`, critical ones first."""
     return _sorted(_of_metrics(RunData(rows)))
 
 
 def diagnose_run(directory: Path) -> list[Finding]:
-    """Return what looks wrong in a run, critical findings first; suggestions are changes of its configuration.
+    """Return the findings in a run, critical ones first; their suggestions are changes of its configuration.
 
     Raises:
         MachineError: the directory is no run, or a file in it cannot be read.
@@ -78,8 +78,8 @@ def diagnose_run(directory: Path) -> list[Finding]:
     status, limits = read_status(directory), _limits
     findings = [finding for rule in STATE_RULES for finding in rule(run, status, limits(rule))]
     findings += _of_metrics(run)
-    for each in (paths.warm_start, directory / "sft" / paths.metrics.name):
-        findings += _of_metrics(RunData(read_metrics(each), composed, directory))
+    for path in (paths.warm_start, directory / "sft" / paths.metrics.name):
+        findings += _of_metrics(RunData(read_metrics(path), composed, directory))
     for episode_rule in EPISODE_RULES:
         # validation shows the same as training
         of_files = (finding for file in run.files for finding in episode_rule(run, file, limits(episode_rule)))

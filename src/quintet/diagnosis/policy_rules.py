@@ -50,7 +50,7 @@ def entropy_collapse(run: RunData, limits: Limits) -> Iterator[Finding]:
 
 
 def entropy_explosion(run: RunData, limits: Limits) -> Iterator[Finding]:
-    """Report entropy far above that of the beginning."""
+    """Report entropy far above the entropy at the beginning."""
     entropy, score = run.series(ENTROPY), run.score
     if len(entropy) < limits["steps"]:
         return
@@ -87,19 +87,19 @@ def clipping(run: RunData, limits: Limits) -> Iterator[Finding]:
 
 
 def policy_jumps(run: RunData, limits: Limits) -> Iterator[Finding]:
-    """Report a large divergence of the updated policy from the one that acted."""
+    """Report a large divergence of the updated policy from the rollout policy."""
     yield from _above_at_end(run, "policy-jumps", "actor/ppo_kl", limits["nats"], limits["steps"], unit=" nats")
 
 
 def reference_kl(run: RunData, limits: Limits) -> Iterator[Finding]:
-    """Report a large divergence from the reference policy that goes on rising."""
+    """Report a large divergence from the reference policy that continues to rise."""
     for name in ("actor/kl_loss", "actor/reward_kl_penalty"):
         if len(run.series(name)) >= limits["steps"] and run.series(name).rises:
             yield from _above_at_end(run, "reference-kl", name, limits["nats"], limits["steps"], unit=" nats")
 
 
 def gradient_spikes(run: RunData, limits: Limits) -> Iterator[Finding]:
-    """Report single steps with a gradient far above that of the steps around them."""
+    """Report single steps with a gradient norm far above the surrounding steps."""
     for name in ("actor/grad_norm", "critic/grad_norm", "train/grad_norm"):
         norms = run.series(name)
         spikes = _spikes(norms, limits["times"]) if len(norms) >= limits["steps"] else []

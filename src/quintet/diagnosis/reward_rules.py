@@ -63,8 +63,8 @@ def groups_alike(run: RunData, limits: Limits) -> Iterator[Finding]:
     specs = rule_specs()
     if low := _without_signal(run, limits):
         solved = _solved(run, low[0].first_step)
-        few, many = (specs[name].limits["solved"] for name in ("no-group-solved", "all-groups-solved"))
-        if solved is None or few <= solved <= many:
+        min_solved, max_solved = (specs[name].limits["solved"] for name in ("no-group-solved", "all-groups-solved"))
+        if solved is None or min_solved <= solved <= max_solved:
             yield _signal_finding(run, "groups-alike", low, solved)
 
 
@@ -222,7 +222,7 @@ def reward_without_success(run: RunData, limits: Limits) -> Iterator[Finding]:
     if score is None or success is None or len(score) < limits["steps"]:
         return
     middle = score.steps[len(score) // 2]
-    late, solved, valid = (each.since(middle) for each in (score, success, run.series("response/valid_format")))
+    late, solved, valid = (metric.since(middle) for metric in (score, success, run.series("response/valid_format")))
     if not any(success.values) or len(solved) < 2 or solved.end >= limits["solved"]:
         return
     rise = late.end - late.start

@@ -102,7 +102,7 @@ class RunData:
 
 
 def _remedies(metric: str, side: Side) -> tuple[str, ...]:
-    """Return what to try against the value of a metric; nothing for one without a definition, of another version."""
+    """Return the remedies for the value of a metric; none for a metric of another version, which has no definition."""
     try:
         return describe(metric).remedies.get(side, ())
     except KeyError:

@@ -82,7 +82,7 @@ class Series:
 
     def since(self, step: int) -> Series:
         """Return the values from a step on."""
-        first = next((number for number, each in enumerate(self.steps) if each >= step), len(self))
+        first = next((number for number, step_number in enumerate(self.steps) if step_number >= step), len(self))
         return Series(self.name, self.steps[first:], self.values[first:])
 
     def blocks(self, size: int = BLOCK) -> list[Block]:
@@ -91,11 +91,11 @@ class Series:
         return [Block(self.steps[n], self.steps[n + size - 1], median(self.values[n : n + size])) for n in starts]
 
     def above(self, limit: float) -> list[Block]:
-        """Return the blocks at the end whose medians are all above a limit; empty if that of the last one is not."""
+        """Return the blocks at the end whose medians are all above a limit; empty if the last median is not."""
         return self._at_end(lambda block: block.median > limit)
 
     def below(self, limit: float) -> list[Block]:
-        """Return the blocks at the end whose medians are all below a limit; empty if that of the last one is not."""
+        """Return the blocks at the end whose medians are all below a limit; empty if the last median is not."""
         return self._at_end(lambda block: block.median < limit)
 
     def _at_end(self, condition: Callable[[Block], bool]) -> list[Block]:

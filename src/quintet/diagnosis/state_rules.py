@@ -73,7 +73,7 @@ def run_hangs(run: RunData, status: RunStatus, limits: Limits) -> Iterator[Findi
 
 
 def memory_full(run: RunData, status: RunStatus, limits: Limits) -> Iterator[Finding]:
-    """Compare the memory of all ranks of this machine, each as large as the first, with that of the machine."""
+    """Compare the memory of all ranks on this machine, each as large as the first, with the machine's memory."""
     memory = run.series(MEMORY)
     ranks = sum(record.process.is_local for record in status.ranks)
     if not len(memory) or not ranks:

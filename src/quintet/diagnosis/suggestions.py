@@ -120,5 +120,5 @@ def _translate(origins: Mapping[str, KeySpec], otherwise: Callable[[str], str | 
 def _dialects(text: str) -> Iterator[Dialect]:
     """Yield the frameworks whose keys the comments of a stored configuration name, those with most of them first."""
     keys = Counter(SOURCE.findall(text))
-    named = {name: sum(key in dialect.specs() for key in keys) for name, dialect in DIALECTS.items()} if keys else {}
-    yield from (DIALECTS[name] for name in sorted(named, key=lambda name: -named[name]) if named[name])
+    num_keys = {name: sum(key in dialect.specs() for key in keys) for name, dialect in DIALECTS.items()} if keys else {}
+    yield from (DIALECTS[name] for name in sorted(num_keys, key=lambda name: -num_keys[name]) if num_keys[name])

@@ -75,7 +75,7 @@ def slow_phase(run: RunData, limits: Limits) -> Iterator[Finding]:
 
 
 def phase_grows(run: RunData, limits: Limits) -> Iterator[Finding]:
-    """Report the phases that grow; one that is a part of another names the cause, so the whole is left out."""
+    """Report the phases that grow. A phase is left out if one of its parts grows, which is the cause."""
     step, tokens = run.series(STEP), run.series("perf/total_num_tokens")
     if len(step) < limits["steps"]:
         return
@@ -177,12 +177,12 @@ def episodes_fail(run: RunData, limits: Limits) -> Iterator[Finding]:
     if share <= limits["share"] and not is_often:
         return
     kinds = sorted(run.matching("trajectory/failures/{where}/{kind}"), key=lambda each: -sum(each.values))
-    listed = ", ".join(f"{sum(each.values):g} × {each.name.split('/', 2)[2]}" for each in kinds[:SHOWN])
-    of_all = f", {percent(share)} of all" if shares else ""
+    listed = ", ".join(f"{sum(kind.values):g} × {kind.name.split('/', 2)[2]}" for kind in kinds[:SHOWN])
+    share_text = f", {percent(share)} of all" if shares else ""
     example = next(filter(None, (file.failure for file in run.files)), None)
     yield run.finding(
         "episodes-fail",
-        f"{sum(failed.values):g} episodes{of_all}, in {len(steps)} of {len(failed)} steps"
+        f"{sum(failed.values):g} episodes{share_text}, in {len(steps)} of {len(failed)} steps"
         + (f" ({listed})" if listed else "")
         + (f"; {example}" if example else ""),
         metric=failed.name,

@@ -59,10 +59,10 @@ def degenerate_text(run: RunData, file: EpisodeFile, limits: Limits) -> Iterator
     first = (best if is_rewarded else lines)[0]
     example = next(text for line, _, text in responses if line == first and is_degenerate(text, limits))
     title = "Degenerate responses are rewarded" if is_rewarded else None
-    of_best = f", in {len(best)} of the {len(rewarded)} episodes with the highest reward" if is_rewarded else ""
+    best_text = f", in {len(best)} of the {len(rewarded)} episodes with the highest reward" if is_rewarded else ""
     yield run.finding(
         "degenerate-text",
-        f"{len(lines)} of {len(responses)} responses in {file.name}{of_best}, for example {_quoted(example)}"
+        f"{len(lines)} of {len(responses)} responses in {file.name}{best_text}, for example {_quoted(example)}"
         f" (line {first})",
         steps=(file.step, file.step),
         severity="critical" if is_rewarded else "warning",

@@ -53,7 +53,7 @@ class Bandit:
         return Observation(self._text)
 
     def step(self, action: str) -> Step:
-        """See `Env.step`; the reward is that of the arm. A name of another episode pulls no arm."""
+        """See `Env.step`; the reward is the arm's. The name of an arm of another episode pulls no arm."""
         if action not in self.actions:
             return Step(Observation(self._text), 0.0, False, False, {"success": False})
         is_high, config = action == self._best, self._config

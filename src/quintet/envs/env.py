@@ -18,7 +18,7 @@ NUMBER, TEXT = "{number}", "{text}"
 
 
 class UnsolvableError(Exception):
-    """The expert of an env knows no way to success from the current state, or finds none within its search limit."""
+    """The expert of an env finds no solution from the current state within its search limit."""
 
 
 class Env(Protocol):

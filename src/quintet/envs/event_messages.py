@@ -69,8 +69,8 @@ def event_from_message(
 
 
 def event_digest(event: EnvEvent) -> int:
-    """Return a hash of what the policy sees of an event, and of its rewards; `info` may differ between two runs. Only
-    digests of the same process can be compared."""
+    """Return a hash of the observation and the rewards of an event; `info` may differ between two runs. Only digests of
+    the same process can be compared."""
     if isinstance(event, EpisodeStarted):
         return hash((event.instruction, event.actions, _observation_digest(event.observation)))
     if isinstance(event, ActionsExecuted):

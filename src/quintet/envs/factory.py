@@ -20,7 +20,7 @@ def build_env(config: EnvConfig) -> Env:
 
 
 def _with_instruction(env: Env, config: EnvConfig) -> Env:
-    """Replace the system message of an env by that of its configuration, if there is one."""
+    """Replace the system message of an env by the configured one, if any."""
     instruction = getattr(config, "instruction", None)
     if instruction is not None:
         vars(env)["instruction"] = lambda: instruction

@@ -34,7 +34,7 @@ def _tiles() -> dict[str, np.ndarray]:
         "O": hole,
         "G": goal,
         "P": grid.agent(ice),
-        "X": grid.agent(hole, sunk=True),
+        "X": grid.agent(hole, in_hole=True),
         "√": grid.agent(goal),
     }
 
@@ -92,14 +92,14 @@ class FrozenLake:
 
     def render(self) -> np.ndarray:
         """See `Env.render`; unlike gymnasium's image, it shows the agent in a hole."""
-        return grid.paint(self._symbols(), _tiles())
+        return grid.draw_tiles(self._symbols(), _tiles())
 
     def _observation(self) -> Observation:
         symbols = self._symbols()
         relations = self._config.relation_scoring.grid_relations(symbols)
         if self._config.render == "text":
             return Observation(self._text(), relations=relations)
-        return Observation(IMAGE, (grid.paint(symbols, _tiles_of(self._config.tile_size)),), relations)
+        return Observation(IMAGE, (grid.draw_tiles(symbols, _tiles_of(self._config.tile_size)),), relations)
 
     def close(self) -> None:
         """See `Env.close`."""
@@ -124,9 +124,9 @@ class FrozenLake:
     def _text(self) -> str:
         row, column = self._position
         on = {"G": "Player on goal", "H": "Player in hole"}.get(self._rows[row][column], "Player")
-        goal, holes = (grid.places_of(self._rows, cell) for cell in "GH")
-        places = {"Start": [self._start], "Goal": goal, on: [self._position], "Holes": holes}
-        return grid.state_text(self._config.observation, self._symbols(), places, self._position, MOVES)
+        goal, holes = (grid.positions_of(self._rows, cell) for cell in "GH")
+        positions = {"Start": [self._start], "Goal": goal, on: [self._position], "Holes": holes}
+        return grid.state_text(self._config.observation, self._symbols(), positions, self._position, MOVES)
 
     @cached_property
     def _policy(self) -> list[str]:

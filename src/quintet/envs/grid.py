@@ -27,14 +27,16 @@ def neighbors_text(rows: Sequence[Sequence[str]], row: int, column: int, moves: 
     return " ".join(neighbors)
 
 
-def coordinates_text(places: Mapping[str, Sequence[tuple[int, int]]], height: int, width: int) -> str:
+def coordinates_text(positions: Mapping[str, Sequence[tuple[int, int]]], height: int, width: int) -> str:
     """Return the size of a grid and the row and column of everything in it, by name, from 0 at the top left."""
     lines = [f"Board size: {height} rows x {width} cols (zero-indexed)."]
-    lines += [f"{name}: {', '.join(f'({row}, {column})' for row, column in at)}" for name, at in places.items() if at]
+    lines += [
+        f"{name}: {', '.join(f'({row}, {column})' for row, column in at)}" for name, at in positions.items() if at
+    ]
     return "\n".join(lines)
 
 
-def places_of(rows: Sequence[Sequence[str]], symbols: str) -> list[tuple[int, int]]:
+def positions_of(rows: Sequence[Sequence[str]], symbols: str) -> list[tuple[int, int]]:
     """Return row and column of the cells that have one of the symbols, row by row."""
     return [(r, c) for r, row in enumerate(rows) for c, symbol in enumerate(row) if symbol in symbols]
 
@@ -42,13 +44,13 @@ def places_of(rows: Sequence[Sequence[str]], symbols: str) -> list[tuple[int, in
 def state_text(
     observation: str,
     rows: Sequence[Sequence[str]],
-    places: Mapping[str, Sequence[tuple[int, int]]],
+    positions: Mapping[str, Sequence[tuple[int, int]]],
     position: tuple[int, int],
     moves: Mapping[str, tuple[int, int]],
 ) -> str:
-    """Return a state as `env.observation` asks for. Those with coordinates are RAGEN's texts, with their spaces."""
+    """Return a state in the format `env.observation`. Formats with coordinates are RAGEN's texts, with their spaces."""
     if observation in ("coordinates", "grid_coordinates"):
-        coordinates = coordinates_text(places, len(rows), len(rows[0]))
+        coordinates = coordinates_text(positions, len(rows), len(rows[0]))
         if observation == "coordinates":
             return coordinates
         return f"Coordinates: \n{coordinates}\nGrid Map: \n" + "\n".join("".join(row) for row in rows)
@@ -64,7 +66,7 @@ def resize_tiles(tiles: Mapping[str, np.ndarray], size: int) -> dict[str, np.nda
     }
 
 
-def paint(rows: Sequence[Sequence[str]], tiles: Mapping[str, np.ndarray]) -> np.ndarray:
+def draw_tiles(rows: Sequence[Sequence[str]], tiles: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return RGB `uint8[height * tile, width * tile, 3]` with one tile image per symbol."""
     return np.concatenate([np.concatenate([tiles[symbol] for symbol in row], axis=1) for row in rows], axis=0)
 
@@ -98,8 +100,8 @@ def square(tile: np.ndarray, color: tuple[int, int, int], share: float) -> np.nd
     return out
 
 
-def agent(tile: np.ndarray, *, sunk: bool = False) -> np.ndarray:
-    """Return the tile with the agent on it, or only its head if `sunk`."""
-    if sunk:
+def agent(tile: np.ndarray, *, in_hole: bool = False) -> np.ndarray:
+    """Return the tile with the agent on it, or only its head if `in_hole`."""
+    if in_hole:
         return disc(tile, (234, 88, 12), 0.16, row=0.6)
     return disc(disc(tile, (234, 88, 12), 0.30, row=0.6), (254, 215, 170), 0.14, row=0.28)

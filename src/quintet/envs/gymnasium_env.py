@@ -27,7 +27,7 @@ HIGHLIGHT = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
 
 
 class GymnasiumEnv:
-    """Env of Gymnasium. One whose unwrapped env has a transition table `P` also has an expert."""
+    """Env of Gymnasium. It has an expert if the unwrapped env has a transition table `P`."""
 
     def __init__(self, config: GymnasiumConfig) -> None:
         """

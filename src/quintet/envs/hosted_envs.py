@@ -120,7 +120,9 @@ class EnvHost:
     @property
     def is_busy(self) -> bool:
         """Whether requests are queued or in progress."""
-        return bool(self.queue) or any(each.num_completed < len(each.requests) for each in self.episodes.values())
+        return bool(self.queue) or any(
+            episode.num_completed < len(episode.requests) for episode in self.episodes.values()
+        )
 
     def start_build(self) -> None:
         """Start to build the environments; raises as `start_exchange` does."""
@@ -269,7 +271,7 @@ class HostedVectorEnv:
     # ---- calls
 
     def _advance(self, seconds: float) -> None:
-        """Send what is queued, and handle the results that are there within `seconds`."""
+        """Send queued requests, and handle the results that arrive within `seconds`."""
         self._join(self._take_arrived())
         self._check_hosts()
         for host in list(self._hosts.values()):
@@ -345,7 +347,7 @@ class HostedVectorEnv:
                 self._lose(host, error)
 
     def _lose(self, host: EnvHost, error: HostLostError) -> None:
-        """Start the episodes of a lost host again on others, or fail those that several hosts were lost with."""
+        """Restart the episodes of a lost host on other hosts, or fail episodes with which several hosts were lost."""
         self._last_loss = f": {error}"
         if self._hosts.get(host.connection.rank) is host:
             del self._hosts[host.connection.rank]

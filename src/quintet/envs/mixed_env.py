@@ -20,7 +20,8 @@ POLL_SECONDS = 0.005
 
 
 class ShareSchedule:
-    """Infinite sequence of indices in proportion to `shares`: the next is always the one furthest behind its share.
+    """Infinite sequence of indices in proportion to `shares`: the next index is always the one whose count is furthest
+    below its share.
 
     No index is ever more than one turn ahead, and whole-number shares are met exactly.
     """

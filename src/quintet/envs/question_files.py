@@ -52,7 +52,7 @@ def _rows_by_split(path: str, columns: tuple[str, ...], max_rows: int | None) ->
 
 def _read(path: str, columns: tuple[str, ...]) -> Iterator[Row]:
     root = Path(path)
-    files = sorted(each for each in root.rglob("*") if each.suffix in SUFFIXES) if root.is_dir() else [root]
+    files = sorted(entry for entry in root.rglob("*") if entry.suffix in SUFFIXES) if root.is_dir() else [root]
     if not root.exists() or not files:
         problem = f"contains no file that ends in {', '.join(SUFFIXES)}" if root.is_dir() else "does not exist"
         raise _error(path, problem)

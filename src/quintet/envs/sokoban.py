@@ -199,14 +199,14 @@ class Sokoban:
         return Step(self._observation(), reward, solved, truncated, {"success": solved})
 
     def render(self) -> np.ndarray:
-        return grid.paint(self._level.symbols(), _tiles())
+        return grid.draw_tiles(self._level.symbols(), _tiles())
 
     def _observation(self) -> Observation:
         symbols = self._level.symbols()
         relations = self._config.relation_scoring.grid_relations(symbols)
         if self._config.render == "text":
             return Observation(self._text(), relations=relations)
-        return Observation(IMAGE, (grid.paint(symbols, _tiles_of(self._config.tile_size)),), relations)
+        return Observation(IMAGE, (grid.draw_tiles(symbols, _tiles_of(self._config.tile_size)),), relations)
 
     def close(self) -> None:
         """See `Env.close`."""
@@ -232,9 +232,9 @@ class Sokoban:
         shown = dict(zip(SOKOBAN_SYMBOLS, self._config.symbols, strict=True))
         symbols = self._level.symbols()
         rows = [[shown[symbol] for symbol in row] for row in symbols]
-        places = {name: grid.places_of(symbols, kinds) for name, kinds in PLACES.items()}
+        positions = {name: grid.positions_of(symbols, kinds) for name, kinds in PLACES.items()}
         position = divmod(self._level.player, self._level.width)
-        return grid.state_text(self._config.observation, rows, places, position, MOVES)
+        return grid.state_text(self._config.observation, rows, positions, position, MOVES)
 
 
 @lru_cache(maxsize=1024)

@@ -122,7 +122,8 @@ class SubprocessVectorEnv:
     # ---- receiving
 
     def _process_io(self, seconds: float) -> None:
-        """Handle what has arrived, waiting up to `seconds`; then kill late processes and start queued episodes."""
+        """Handle arrived results, waiting up to `seconds` for one; then kill processes beyond their time limit and
+        start queued episodes."""
         self._assign_queued()
         deadline = min((process.deadline for process in self._processes), default=math.inf)
         seconds = min(seconds, max(deadline - time.monotonic(), 0.0))
@@ -196,7 +197,7 @@ class SubprocessVectorEnv:
         self._process_by_episode.pop(-1 if process.episode is None else process.episode, None)
 
     def _restart(self) -> None:
-        """Fail the running episodes of a dead fork server and queue those that had not begun.
+        """Fail the running episodes of a dead fork server, and queue its episodes that had not begun.
 
         Raises:
             MachineError: the last fork servers died, too, before any worker was ready.

@@ -1,4 +1,4 @@
-"""Validation of what env implementations return, and its JSON form between processes."""
+"""Validation of the return values of env implementations, and their JSON form between processes."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ from quintet.policies.tiny_models import create_preset_policy
 from quintet.records import INCOMPLETE_OUTCOMES, Batch, Trajectory
 from quintet.rollout.chat.chat_format import REPLACEMENT_CHARACTER, ChatFormat, Dialogue
 from quintet.rollout.chat.image_prompts import ImagePrompts
-from quintet.rollout.chat.parity import RetokenizedSpan, TemplateDeviation, find_retokenized_spans
-from quintet.rollout.chat.template import TemplateReport
+from quintet.rollout.chat.template_analysis import TemplateReport
+from quintet.rollout.chat.template_comparison import RetokenizedSpan, TemplateDeviation, find_retokenized_spans
 from quintet.rollout.collate import collate
 from quintet.rollout.episode import Episode
 from quintet.rollout.sampling_params import SamplingParams

@@ -25,7 +25,7 @@ def demonstrate_tool_calls(
 ) -> list[Trajectory]:
     """Return the demonstrated responses of up to `num_rows` training rows as episodes, with the results of their calls
     as in rollouts. Simulated users do not reply to them."""
-    rows = [index for index in prompts.demonstrated(num_rows) if prompts[index].response]
+    rows = [index for index in prompts.warm_start_rows(num_rows) if prompts[index].response]
     parts = [END_OF_TURN.split(str(prompts[index].response)) for index in rows]
     loop = build_prompt_loop(
         _DemonstratedResponses(tokenizer, parts),

@@ -161,7 +161,7 @@ def response_batch(prompts: PromptDataset, num_rows: int, tokenizer: Any, config
     Raises:
         ConfigError: no row has a demonstrated response.
     """
-    rows = [(index, prompts[index]) for index in prompts.demonstrated(num_rows)]
+    rows = [(index, prompts[index]) for index in prompts.warm_start_rows(num_rows)]
     if config.rollout.tool_calls is not None:
         responses = demonstrate_tool_calls(config, prompts, num_rows, tokenizer)
     else:

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from quintet.config.native.data import RewardConfig, RewardModelConfig
-from quintet.data.template_rendering import TemplateInput, render_chat_templates
+from quintet.data.chat_template_renderer import TemplateInput, render_chat_templates
 from quintet.errors import ConfigError, MachineError, UserError
 from quintet.loading_lock import LOADING_LOCK
 from quintet.policies.model_loading import load_tokenizer

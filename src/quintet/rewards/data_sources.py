@@ -43,8 +43,8 @@ SOURCES: Mapping[str, str] = {
     ),
     "Jiayi-Pan/Countdown-Tasks-3to4": "countdown",
     **{
-        f"{home}{name}": rules
-        for home in ("", "quintet/")
+        f"{prefix}{name}": rules
+        for prefix in ("", "quintet/")
         for name, rules in (("addition", "numeric"), ("arithmetic", "numeric"), ("countdown", "countdown"))
     },
     "reasoning_gym/*": "reasoning_gym",
@@ -68,7 +68,7 @@ class Route:
 
 
 def route(source: str, config: RewardConfig) -> Route:
-    """Return the verifier for rows of a source: that of `reward.verifiers`, or `reward.kind`.
+    """Return the verifier for rows of a source: its entry in `reward.verifiers`, or `reward.kind`.
 
     Raises:
         ConfigError: the source or verifier is unknown, its options are invalid, or a required package is missing.

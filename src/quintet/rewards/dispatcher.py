@@ -302,7 +302,8 @@ class Dispatcher:
     def _start_failed(
         self, process_kind: ProcessKind, failure: Failure, hint: str | None = None, *, is_final: bool = False
     ) -> None:
-        """Report a process that cannot start if none ever has or several in a row fail, and fail the waiting jobs."""
+        """Handle a process that failed to start: if no process has ever started, or several in a row fail, fail the
+        waiting jobs."""
         self._num_failed_starts += 1
         if self._was_ready and not is_final and self._num_failed_starts < MAX_FAILED_STARTS:
             return

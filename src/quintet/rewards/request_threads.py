@@ -17,7 +17,8 @@ class RequestThreads(Generic[Item, Result]):
     def __init__(
         self, function: Callable[[Item], Result], concurrent: int, name: str, closed: threading.Event | None = None
     ) -> None:
-        """`function` must not raise; it runs in at most `concurrent` threads, and `closed` tells it to give up."""
+        """`function` must not raise; it runs in at most `concurrent` threads, and it returns early when `closed` is
+        set."""
         self._function = function
         self._concurrent = concurrent
         self._name = name

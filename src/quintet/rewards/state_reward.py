@@ -160,8 +160,8 @@ class StateRewards:
         """Start to score an episode."""
         unscored = _Unscored(trajectory, [[None] * len(turn) for turn in by_turn])
         self._unscored[number] = unscored
-        for turn, described in enumerate(by_turn):
-            for index, description in enumerate(described):
+        for turn, descriptions in enumerate(by_turn):
+            for index, description in enumerate(descriptions):
                 if self._requests is None:
                     unscored.scores[turn][index] = score_by_rules(description)
                 else:
@@ -254,7 +254,7 @@ def _repeated_texts(trajectories: Sequence[Trajectory], count: int) -> set[tuple
     counts = Counter((score.kind, score.text) for score in _scores(trajectories))
     repeated: set[tuple[DescriptionKind, str]] = set()
     for kind in get_args(DescriptionKind):
-        texts = [text for (of_kind, text), number in counts.items() if of_kind == kind and number > 1]
+        texts = [text for (score_kind, text), number in counts.items() if score_kind == kind and number > 1]
         repeated.update((kind, text) for text in sorted(texts, key=lambda text: -counts[kind, text])[:count])
     return repeated
 

@@ -191,8 +191,8 @@ class AgentLoop:
             # neither the engine nor an env is working on them
             for running in list(self._running.values()):
                 self._end(running, Outcome.FAILED, LOST)
-        elsewhere = self.engine_seconds + self._envs.seconds - before
-        self.loop_seconds += time.perf_counter() - started - elsewhere
+        engine_and_env_seconds = self.engine_seconds + self._envs.seconds - before
+        self.loop_seconds += time.perf_counter() - started - engine_and_env_seconds
 
     def _step_engine(self) -> list[Generation]:
         started = time.perf_counter()

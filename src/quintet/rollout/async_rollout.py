@@ -98,8 +98,9 @@ class AsyncRollout:
         return [replace(episode, group=index) for index, group in enumerate(groups) for episode in group.finished]
 
     def suspend(self) -> dict[str, Any]:
-        """Abort all groups and return the state for a checkpoint (JSON), that of the start states included. Their start
-        states are used again, so that a run that continues and a run that resumes from the checkpoint do the same."""
+        """Abort all groups and return the state for a checkpoint as JSON values, including the state of the start
+        states. The groups' start states are used again, so that a run that continues and a run that resumes from the
+        checkpoint do the same."""
         self._pending_starts = [group.start_state for group in self._groups.values()] + self._pending_starts
         self._loop.abort(list(self._groups))
         self._groups.clear()
@@ -109,7 +110,7 @@ class AsyncRollout:
         return {**self._start_states.state(), "in_flight": list(in_flight), "groups_begun": self._next_number}
 
     def close(self) -> None:
-        """Release what the rollout holds beside its loop: nothing."""
+        """Do nothing: the rollout holds no resources."""
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Load the result of `suspend`."""
@@ -131,8 +132,9 @@ class AsyncRollout:
         return self._num_in_flight - num_selected - len(self._groups)
 
     def _replay(self, start: int) -> int:
-        """Return what makes a new group differ from others with the same start state: its number if they may be from
-        several steps, otherwise how often the step has used the start state, as in synchronous runs."""
+        """Return the number that distinguishes a new group from others with the same start state: the group's number if
+        they may be from several steps, otherwise how often the step has used the start state, as in synchronous
+        runs."""
         if self._num_in_flight > self._groups_per_step:
             return self._next_number
         self._num_visits[start] += 1

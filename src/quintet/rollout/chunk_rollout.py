@@ -53,10 +53,10 @@ class RobotGroup(Protocol):
 
 
 class RolloutRecorder(Protocol):
-    """Gets what happens in a rollout; `columns` are the robots' columns in the batch."""
+    """Receives the observations, actions and results of a rollout; `columns` are the robots' columns in the batch."""
 
     def record_actions(self, columns: Sequence[int], observation: RobotObservation, actions: np.ndarray) -> None:
-        """Get what robots observe, and the actions that they take, float32 [columns, C, D]."""
+        """Receive the observations of robots and their actions, float32 [columns, C, D]."""
 
     def record_result(self, columns: Sequence[int], result: ChunkResult) -> None:
         """Get the result of a chunk of the robots of a stage."""

@@ -23,7 +23,7 @@ class _Columns:
     turn_end: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
-    saw: list[int] = field(default_factory=list)
+    observation_group: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     trajectory: list[int] = field(default_factory=list)
 
@@ -94,10 +94,10 @@ def collate(trajectories: Iterable[Trajectory]) -> Batch:
             columns.add_response(turn.tokens, turn.logprobs, turn.reward, number)
             shown = tuple(image.key for image in turn.image_inputs)
             state = state_ids.setdefault((trajectory.group, turn.observation, shown), len(state_ids))
-            columns.saw += [state] * (len(turn.prompt) + len(turn.tokens))
+            columns.observation_group += [state] * (len(turn.prompt) + len(turn.tokens))
     lengths = torch.tensor(columns.lengths)
     starts = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
-    images = {image.key: image for each in completed for turn in each.turns for image in turn.image_inputs}
+    images = {image.key: image for episode in completed for turn in episode.turns for image in turn.image_inputs}
     batch = Batch(
         tokens=torch.tensor(columns.tokens),
         positions=torch.arange(len(columns.tokens)) - starts,
@@ -109,7 +109,7 @@ def collate(trajectories: Iterable[Trajectory]) -> Batch:
         group=torch.tensor([trajectory.group for trajectory in completed]),
         logprobs=torch.tensor(columns.logprobs, dtype=torch.float32),
         rewards=torch.tensor(columns.rewards, dtype=torch.float32),
-        observation_group=torch.tensor(columns.saw),
+        observation_group=torch.tensor(columns.observation_group),
         reward_components=_reward_parts(completed),
     )
     return with_images(batch, images.values()) if images else batch

@@ -140,7 +140,7 @@ class RunningEpisode:
         self.turns.append(turn)
 
     def describe_states(self, after: Observation) -> None:
-        """Record what the response says about the states before and after its actions, if its format is valid."""
+        """Record the response's descriptions of the states before and after its actions, if its format is valid."""
         if self.rules.config.state_reward is None or self.response is None:
             return
         sections = self.response.parsed.sections if self.response.valid else {}

@@ -63,7 +63,8 @@ class MultiTurnLoop(SingleTurnLoop):
         max_failed_share: float,
         sources: Sequence[ReplySource],
     ) -> None:
-        """`sources` reply to responses, the first one that can; see `SingleTurnLoop` for the rest."""
+        """`sources` reply to responses: the first source with a reply is used. See `SingleTurnLoop` for the other
+        arguments."""
         super().__init__(
             engine,
             tokenizer,

@@ -40,7 +40,7 @@ class ReplySource(Protocol):
         """Whether replies are awaited."""
 
     def submit(self, number: int, running: RunningPrompt, messages: Sequence[Mapping[str, Any]]) -> bool:
-        """Begin a reply to the response of an episode, the last of these messages; return False if it gets none."""
+        """Start a reply to the response of an episode, which is the last message; return False if there is no reply."""
 
     def poll(self, *, wait: bool, seconds: float | None) -> list[tuple[int, Reply]]:
         """Return the replies that have arrived, by episode; `wait` waits for an event, up to `seconds` if given."""

@@ -21,7 +21,7 @@ class RobotTrajectories:
         self._episodes: dict[int, RobotEpisode] = {}
 
     def record_actions(self, columns: Sequence[int], observation: RobotObservation, actions: np.ndarray) -> None:
-        """Record what robots observe, and the actions that they take, float32 [columns, C, D]."""
+        """Record the observations of robots and their actions, float32 [columns, C, D]."""
         for row, column in enumerate(columns):
             if column in self._turns and column not in self._episodes:
                 self._turns[column].append(_turn(observation, row, actions[row]))

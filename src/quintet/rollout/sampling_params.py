@@ -39,8 +39,8 @@ class SamplingParams:
         keep_kv_cache: bool = False,
         images: tuple[ImageInput, ...] = (),
     ) -> Request:
-        """Build the request for a turn. `stop_token_ids` are those of the chat format; `keep_kv_cache` says that the
-        dialogue may continue; `images` are those in the prompt."""
+        """Build the request for a turn. `stop_token_ids` are the chat format's; `keep_kv_cache` is True if the dialogue
+        may continue; `images` are the images in the prompt."""
         stop_token_ids = tuple(stop_token_ids) if self.stop_token_ids is None else self.stop_token_ids
         return Request(
             id=number,

@@ -78,7 +78,7 @@ def truncate_result(text: str, config: ToolCallsConfig) -> str:
 
 
 def _tool_episode(running: RunningPrompt, name: str) -> ToolEpisode:
-    """Return what a tool knows of the episode."""
+    """Return the episode's data for its tools."""
     by_tool = running.prompt_row.extra.get("tools_kwargs")
     arguments = by_tool.get(name) if isinstance(by_tool, Mapping) else None
     created = arguments.get("create_kwargs") if isinstance(arguments, Mapping) else None

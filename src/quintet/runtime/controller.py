@@ -95,7 +95,7 @@ class Controller:
         return [*map(str, range(1, self.world_size)), *names]
 
     def build_remote_engines(self, config: Experiment, policy: Path) -> RemoteEngines:
-        """Start to build engines of the model at `policy` on all workers but that of rank 0, after the learners."""
+        """Start to build engines of the model at `policy` on all workers except rank 0, after the learners."""
         return RemoteEngines(self._transport, config, policy)
 
     def build_standalone_engines(self, config: Experiment, policy: Path, actor: Actor) -> StandaloneEngines:
@@ -151,14 +151,14 @@ class Controller:
         layout, seconds = process_layout(config), config.placement.join_timeout_seconds
         names = ("envs", "rollout") if self._listener is not None else ()
         ranks = {name: layout.standalone.get(name, ()) for name in names}
-        joined = sorted({rank for each in ranks.values() for rank in each})
+        joined = sorted({rank for component_ranks in ranks.values() for rank in component_ranks})
         workers = self._listener.wait_for(joined, seconds) if self._listener is not None and joined else []
         listener = self._listener
         by_rank = {
             worker.rank: OrderedCalls(worker, partial(listener.take_arrived, [worker.rank]) if listener else tuple)
             for worker in workers
         }
-        components = {name: [by_rank[rank] for rank in each] for name, each in ranks.items()}
+        components = {name: [by_rank[rank] for rank in component_ranks] for name, component_ranks in ranks.items()}
         return RobotWorkers(self._transport, config, policy, components.get("envs", ()), components.get("rollout", ()))
 
     @contextmanager

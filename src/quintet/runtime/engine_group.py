@@ -54,7 +54,7 @@ class RoutedEngines:
 
     @property
     def engines(self) -> tuple[Engine, ...]:
-        """See `EngineGroup.engines`; those that are running now, if some were restarted."""
+        """See `EngineGroup.engines`; after restarts, the engines that run now."""
         return tuple(engine.current for engine in self._engines)
 
     @property
@@ -81,7 +81,7 @@ class RoutedEngines:
         for index in busy:
             self._reassign_lost(index)
         steps = STEPS_PER_CALL if len(self._engines) > 1 else 1
-        return self._completed(busy, [each for index in busy for each in self._step_engine(index, steps)])
+        return self._completed(busy, [result for index in busy for result in self._step_engine(index, steps)])
 
     def _step_engine(self, index: int, steps: int) -> list[Generation]:
         with trace.span("step", engine_track(index)):
@@ -92,7 +92,7 @@ class RoutedEngines:
         self._failed = [generation for generation in self._failed if generation.id not in ids]
         self._unplaced = [request for request in self._unplaced if request.id not in ids]
         indices = sorted(by_engine)
-        aborted = [each for index in indices for each in self._engines[index].abort(by_engine[index])]
+        aborted = [result for index in indices for result in self._engines[index].abort(by_engine[index])]
         return self._completed(indices, aborted, failed=False)
 
     def _ids_by_engine(self, ids: Collection[int]) -> dict[int, list[int]]:
@@ -164,8 +164,8 @@ class RoutedEngines:
                 self.add_request(request)
 
     def _reassign_lost(self, index: int) -> None:
-        """Submit the requests again that engine `index` has lost, or fail those that several engines have died of. They
-        are distributed over the other engines: one of them may be the cause, and the others should not meet it again.
+        """Submit the requests of the lost engine `index` to the other engines, or fail requests with which several
+        engines have died. They are spread over the engines, since one of them may be the cause of the death.
         """
         lost_requests = self._engines[index].pop_lost()
         if not lost_requests:

@@ -126,8 +126,8 @@ class FreeRunningEngines(RoutedEngines):
             self._selector.register(descriptor, EVENT_READ, index)
 
     def _unwatch(self, index: int) -> None:
-        """Stop waiting for an engine's result. A descriptor is watched for one step only: that of a rebuilt engine may
-        have the same number."""
+        """Stop waiting for an engine's result. A file descriptor is watched for one step only, because a rebuilt engine
+        may have a descriptor of the same number."""
         if (descriptor := self._watched.pop(index, None)) is not None:
             self._selector.unregister(descriptor)
 
@@ -222,7 +222,9 @@ class FreeRunningEngines(RoutedEngines):
             unsent = [request.id for request in self._unsent.get(index, ()) if request.id in ids]
             if unsent:
                 self._unsent[index] = [request for request in self._unsent[index] if request.id not in ids]
-            aborted += [Generation(each, (), (), FinishReason.ABORT, self.weight_version) for each in unsent]
+            aborted += [
+                Generation(request_id, (), (), FinishReason.ABORT, self.weight_version) for request_id in unsent
+            ]
             if sent := set(numbers).difference(unsent):
                 self._unsent_aborts[index] += sorted(sent)
                 self._aborting |= sent
@@ -236,7 +238,7 @@ class FreeRunningEngines(RoutedEngines):
         self._router.forget_prompts()
         pending = sorted(range(len(self._engines)), key=self._dead.__contains__)
         while pending:
-            for index in [each for each in pending if self._is_between_steps(each)] or pending[:1]:
+            for index in [engine for engine in pending if self._is_between_steps(engine)] or pending[:1]:
                 self._load_weights(index, weights)
                 pending.remove(index)
 
@@ -246,7 +248,7 @@ class FreeRunningEngines(RoutedEngines):
         return index not in self._stepping or (descriptor is not None and bool(wait([descriptor], 0)))
 
     def load_missing_weights(self, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
-        """Rebuild dead engines with `weights`, the ones that the others have."""
+        """Rebuild dead engines with `weights`, the weights of the other engines."""
         for index in sorted(self._dead):
             self._load_weights(index, weights)
 

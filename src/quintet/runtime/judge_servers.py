@@ -35,7 +35,8 @@ class LaunchedServer:
     """A server process; it ends with this process, however that ends."""
 
     def __init__(self, settings: LaunchSettings, gpu: str | None) -> None:
-        """`gpu` is the only one that it sees; None for those of this process. `wait_until_ready` returns its address.
+        """`gpu` is the only GPU that the server sees; None for the GPUs of this process. `wait_until_ready` returns its
+        address.
 
         Its output goes to a file, whose end is shown if it does not start.
         """
@@ -146,7 +147,7 @@ def judge_server(
 def _devices_of(config: Experiment, server: JudgeServerConfig, rank: int) -> Iterator[int]:
     """Yield the devices whose servers this rank of the actor starts: those of its node, if it is the node's first."""
     layout = process_layout(config)
-    nodes = [layout.devices[each] // layout.devices_per_node for each in layout.learner_ranks]
+    nodes = [layout.devices[learner_rank] // layout.devices_per_node for learner_rank in layout.learner_ranks]
     devices = layout.devices[:1] if server.devices is None else server.devices
     if nodes.index(nodes[rank]) == rank:
         yield from (device for device in devices if device // layout.devices_per_node == nodes[rank])

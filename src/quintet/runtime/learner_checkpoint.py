@@ -75,7 +75,8 @@ class LearnerSnapshots:
         self._hf: HfDirectory | None = None
 
     def copy(self, source: SnapshotSource) -> WriteFiles:
-        """Copy what `checkpoint.contents` names; return the function that writes the copies. All ranks call it."""
+        """Copy the parts of the learners named in `checkpoint.contents`; return the function that writes the copies. A
+        collective of all ranks."""
         ranks, contents = source.ranks, source.experiment.checkpoint.contents
         assignment = WriteAssignment.from_config(source.experiment, ranks)
         # the base model of fine-tuned adapters is not copied into the checkpoint
@@ -99,7 +100,7 @@ class LearnerSnapshots:
     def copy_without_actor(
         self, config: Experiment, critic: Critic | None, reference: LogProbScorer | None, ranks: RankGroup
     ) -> WriteFiles:
-        """Do what `copy` does for critic and reference alone, on ranks without an actor."""
+        """Copy critic and reference as `copy` does, on ranks without an actor."""
         snapshots = list(self._others(config, critic, reference, WriteAssignment.from_config(config, ranks)))
 
         def write(directory: Path) -> None:

@@ -137,7 +137,7 @@ class LocalLearners:
 
     @property
     def _saved_actor(self) -> LocalActor:
-        """Actor of checkpoints: during the warm start the one with its optimizer."""
+        """Actor of checkpoints: during the warm start, the actor with the warm start's optimizer."""
         return self.warm_start_actor or self.actor
 
     def _snapshot_source(self) -> SnapshotSource:

@@ -31,15 +31,15 @@ class OptimizerSchedules:
 
     def actor(self, step: int) -> ScheduledValues:
         """Return the actor's values in `step`."""
-        return self._at(self._restored or self._config.actor.optimizer, step)
+        return self._scheduled_values(self._restored or self._config.actor.optimizer, step)
 
     def critic(self, step: int) -> ScheduledValues:
         """Return the critic's values in `step`."""
-        return self._at(self._config.critic.optimizer, step)
+        return self._scheduled_values(self._config.critic.optimizer, step)
 
-    def _at(self, optimizer: OptimizerConfig, step: int) -> ScheduledValues:
-        done, total = step - self._first_step, self._config.training.steps
-        return ScheduledValues(learning_rate(optimizer, done, total), weight_decay(optimizer, done, total))
+    def _scheduled_values(self, optimizer: OptimizerConfig, step: int) -> ScheduledValues:
+        completed, total = step - self._first_step, self._config.training.steps
+        return ScheduledValues(learning_rate(optimizer, completed, total), weight_decay(optimizer, completed, total))
 
     def state(self) -> dict[str, Any]:
         """Return the actor's schedule for a checkpoint, as JSON values."""

@@ -75,7 +75,7 @@ class RankProfiler:
             torch.cuda.memory._record_memory_history(enabled=None)
 
     def close(self) -> None:
-        """Discard what is being recorded."""
+        """Discard the current recording."""
         if self._recorder is not None:
             self._recorder.stop()
             self._end_memory_history()

@@ -361,7 +361,7 @@ def encode_result(result: Any) -> bytes:
 
 
 def decode_result(text: bytes) -> Any:
-    """Return what `encode_result` has encoded.
+    """Decode a result of `encode_result`.
 
     Raises:
         ValueError: the text was changed on its way.

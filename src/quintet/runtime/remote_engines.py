@@ -168,7 +168,9 @@ class RemoteEngine:
         self._unfinished.difference_update(unsent)
         aborted = [generation for generation in self._generations if generation.id in ids]
         self._generations = [generation for generation in self._generations if generation.id not in ids]
-        return aborted + [Generation(each, (), (), FinishReason.ABORT, self.weight_version) for each in unsent]
+        return aborted + [
+            Generation(request_id, (), (), FinishReason.ABORT, self.weight_version) for request_id in unsent
+        ]
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See `Engine.load_weights`: the rank gathers the weights itself, so `weights` are not read."""

@@ -91,7 +91,7 @@ class RemoteShardedRewardModel:
 
 
 def scored_rows(prompt_rows: Sequence[PromptRow]) -> list[PromptRow]:
-    """Return rows with only what a reward model reads, to be sent to it."""
+    """Return rows with only the fields that a reward model reads, to be sent to it."""
     return [replace(row, ground_truth=None, extra={}, response=None) for row in prompt_rows]
 
 

@@ -69,7 +69,7 @@ class RunCheckpoint:
         return {"starts": starts, **self.schedules.state(), **kl, **self.learners.extra_state()}
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Load what `checkpoint.load_contents` names.
+        """Load the parts named in `checkpoint.load_contents`.
 
         Raises:
             ConfigError: the checkpoint does not have it.

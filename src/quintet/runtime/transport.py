@@ -30,8 +30,8 @@ class Transport(Protocol):
         """
 
     def call_others(self, call: RemoteCall) -> Callable[[], Sequence[Any]]:
-        """Start a call on all workers but that of rank 0; return the function that waits for their results, by rank
-        from 1 on.
+        """Start a call on all workers except rank 0; return the function that waits for their results, by rank from 1
+        on.
 
         Raises:
             RankDiedError: a worker has died; the returned function raises it, too.

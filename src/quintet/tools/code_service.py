@@ -29,14 +29,14 @@ class CodeService:
     }
 
     def __init__(self, url: str, timeout_seconds: float = 30, language: str = "python", memory_mb: int = 1024) -> None:
-        """`url` is that of the service; a call may have its own `timeout` and `language`."""
+        """`url` is the service's URL; a call may set `timeout` and `language`."""
         self._url, self._timeout, self._language, self._memory = url, timeout_seconds, language, memory_mb
 
     def create(self, episode: ToolEpisode) -> None:
         """See `Tool.create`; calls share no state."""
 
     def execute(self, arguments: Mapping[str, Any]) -> str:
-        """Return what the program printed, output before errors, if it ended."""
+        """Return standard output and standard error of the program, if it ended."""
         timeout = arguments.get("timeout", self._timeout)
         body = {
             "compile_timeout": timeout,

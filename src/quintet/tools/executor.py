@@ -66,7 +66,7 @@ class ToolExecutor:
         return any(session.calls for session in self._sessions.values())
 
     def submit(self, episode: int, calls: Sequence[Mapping[str, Any]], seed: int = 0) -> None:
-        """Begin calls of an episode, at least one; see `call_message`. `seed` is that of the episode."""
+        """Start one or more calls of an episode, see `call_message`; `seed` is the episode's."""
         session = self._sessions.setdefault(episode, _Session(seed))
         session.calls.extend(calls)
         self._execute_next(episode, session)
@@ -128,7 +128,7 @@ class ToolExecutor:
         return episode, results
 
     def _end_call(self, session: _Session) -> None:
-        """Execute a waiting call in place of one that has ended."""
+        """Mark the call of a session as ended, and execute the next calls of waiting episodes."""
         if session.running is None:
             return
         self._num_running[session.running] -= 1

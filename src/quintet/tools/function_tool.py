@@ -29,10 +29,11 @@ class Declaration:
 
 
 def function_tool(name: Any = None, *, schema: Any = None) -> Any:
-    """Declare a function as a tool: `@function_tool`, or `@function_tool("name")` for another name than its own."""
+    """Declare a function as a tool: `@function_tool`, or `@function_tool("name")` for a name that differs from the
+    function's."""
 
-    def declare(function: F, named: str | None) -> F:
-        setattr(function, DECLARATION, Declaration(named or function.__name__, schema))
+    def declare(function: F, tool_name: str | None) -> F:
+        setattr(function, DECLARATION, Declaration(tool_name or function.__name__, schema))
         return function
 
     if callable(name):
@@ -102,8 +103,8 @@ def described_function(function: Callable[..., Any], key: str, reference: str) -
     schema = declaration.schema if isinstance(declaration, Declaration) else None
     if schema is not None:
         dump = getattr(schema, "model_dump", None)
-        described = (dump(exclude_none=True) if dump else schema)["function"]
-        return described["description"], described.get("parameters") or {"type": "object", "properties": {}}
+        function_schema = (dump(exclude_none=True) if dump else schema)["function"]
+        return function_schema["description"], function_schema.get("parameters") or {"type": "object", "properties": {}}
     kinds = {parameter.kind for parameter in inspect.signature(function).parameters.values()}
     hint = "give each parameter a name, a type and a line in `Args:` of the docstring"
     if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:

@@ -26,7 +26,7 @@ class Gsm8kAnswer:
         self.ground_truth: Any = None
 
     def create(self, episode: ToolEpisode) -> None:
-        """See `Tool.create`; a ground truth among the row's arguments replaces that of the row."""
+        """See `Tool.create`; a ground truth among the row's arguments replaces the row's ground truth."""
         self.ground_truth = episode.arguments.get("ground_truth", episode.ground_truth)
 
     def execute(self, arguments: Mapping[str, Any]) -> ToolResult:

@@ -20,7 +20,7 @@ class Gsm8kInteraction:
         self._ground_truth: Any = None
 
     def create(self, episode: ToolEpisode) -> None:
-        """See `Interaction.create`; a ground truth among the row's arguments replaces that of the row."""
+        """See `Interaction.create`; a ground truth among the row's arguments replaces the row's ground truth."""
         self._ground_truth = episode.arguments.get("ground_truth", episode.ground_truth)
 
     def reply(self, messages: Sequence[Mapping[str, Any]]) -> UserReply:

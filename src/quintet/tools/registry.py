@@ -85,10 +85,10 @@ def tool_schemas(config: ToolCallsConfig | None) -> list[dict[str, Any]]:
 def _schema(name: str, config: ToolConfig) -> dict[str, Any]:
     tool_class = _tool_class(name, config)
     if issubclass(tool_class, FunctionTool):
-        described = described_function(tool_class.function, f"{KEY}.{name}.tool", str(config.tool))
+        defaults = described_function(tool_class.function, f"{KEY}.{name}.tool", str(config.tool))
     else:
-        described = getattr(tool_class, "description", ""), getattr(tool_class, "parameters", {})
-    description, parameters = config.description or described[0], config.parameters or described[1]
+        defaults = getattr(tool_class, "description", ""), getattr(tool_class, "parameters", {})
+    description, parameters = config.description or defaults[0], config.parameters or defaults[1]
     function = {"name": name, "description": description, "parameters": dict(parameters)}
     return {"type": "function", "function": function}
 

@@ -26,8 +26,8 @@ class Search:
     }
 
     def __init__(self, url: str, topk: int = 3, timeout_seconds: float = 30.0) -> None:
-        """`url` is that of the service, `topk` the number of passages for a query, `timeout_seconds` the time limit of
-        a request."""
+        """`url` is the service's URL, `topk` the number of passages for a query, `timeout_seconds` the time limit of a
+        request."""
         self._endpoint = JsonEndpoint.at_url(url, timeout_seconds)
         self._topk = topk
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class ToolEpisode:
-    """What a tool knows of the episode in which it is called, and a simulated user of that with its replies."""
+    """Data of an episode for the tools that it calls and for its simulated user."""
 
     ground_truth: Any = None
     """Ground truth of the row."""

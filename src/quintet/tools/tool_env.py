@@ -61,7 +61,7 @@ class ToolEnv(RequestEnv):
 
     def _execute(self, call: Mapping[str, Any]) -> ToolResult:
         name, selection = call["name"], call["selection"]
-        names = [each for each in self._builders if selection is None or each in selection]
+        names = [name for name in self._builders if selection is None or name in selection]
         if name not in names:
             raise ValueError(f"there is no tool {name!r}, only {', '.join(names)}")
         if name not in self._tools:

@@ -20,9 +20,9 @@ class VerlTool:
         with verl_modules():
             schema = import_module("verl.tools.schemas").OpenAIFunctionToolSchema.model_validate(tool_schema)
             self._tool = tool_class(config=dict(config), tool_schema=schema)
-        described = tool_schema["function"]
-        self.description: str = described.get("description", "")
-        self.parameters: Mapping[str, Any] = described.get("parameters", {})
+        function_schema = tool_schema["function"]
+        self.description: str = function_schema.get("description", "")
+        self.parameters: Mapping[str, Any] = function_schema.get("parameters", {})
         self._loop = asyncio.new_event_loop()
         self._arguments: dict[str, Any] = {}
 

@@ -58,7 +58,8 @@ def writable_hint(key: str = OUTPUT_KEY) -> str:
 
 
 def write_atomic(path: Path, data: bytes, key: str = OUTPUT_KEY, *, flush: bool = True) -> None:
-    """Write a file atomically: write a temporary file, flush it to disk and rename it. `key` is that of its directory.
+    """Write a file atomically: write a temporary file, flush it to disk and rename it. `key` is the configuration key
+    of its directory.
 
     Without `flush` it is much faster, and the file may be empty after a power failure.
 

@@ -166,24 +166,24 @@ def _runs(points: Sequence[Point]) -> Iterator[list[Point]]:
 
 
 def _drawing(shown: Sequence[Series], x: Point, y: Point) -> str:
-    grid = "".join(f'<path class="grid" d="M0 {_up(tick, y):.1f}H{_SIDE:.0f}"/>' for tick in ticks(*y))
+    grid = "".join(f'<path class="grid" d="M0 {_y_coordinate(tick, y):.1f}H{_SIDE:.0f}"/>' for tick in ticks(*y))
     curves = "".join(_curve(series, x, y) for series in shown)
     return (
         f'<svg viewBox="0 0 {_SIDE:.0f} {_SIDE:.0f}" preserveAspectRatio="none" aria-hidden="true">{grid}{curves}</svg>'
     )
 
 
-def _up(value: float, bounds: Point) -> float:
+def _y_coordinate(value: float, bounds: Point) -> float:
     """Return the SVG y coordinate (pointing down), clamped to the axis."""
     return _SIDE * (1.0 - min(max(_share(value, bounds), 0.0), 1.0))
 
 
 def _curve(series: Series, x: Point, y: Point) -> str:
     runs = [_thin(run) for run in _runs(series.points)]
-    placed = [[(_SIDE * _share(step, x), _up(value, y)) for step, value in run] for run in runs]
-    line = "".join("M" + "L".join(f"{across:.1f} {down:.1f}" for across, down in run) for run in placed)
+    placed = [[(_SIDE * _share(step, x), _y_coordinate(value, y)) for step, value in run] for run in runs]
+    line = "".join("M" + "L".join(f"{x_coordinate:.1f} {down:.1f}" for x_coordinate, down in run) for run in placed)
     drawn = f'<path class="line {series.tone}" d="{line}"/>'
     if series.dots:
-        dots = "".join(f"M{across:.1f} {down:.1f}h0" for run in placed for across, down in run)
+        dots = "".join(f"M{x_coordinate:.1f} {down:.1f}h0" for run in placed for x_coordinate, down in run)
         drawn += f'<path class="dots {series.tone}" d="{dots}"/>'
     return drawn

@@ -43,10 +43,10 @@ class ClearmlLogger:
 
     def log_generations(self, step: int, generations: Sequence[LoggedGeneration]) -> None:
         """Report verl's table `Validation`, `Validation generations`, and the images of each episode."""
-        rows = [[step, each.input, each.output, each.score] for each in generations]
+        rows = [[step, generation.input, generation.output, generation.score] for generation in generations]
         self._logger.report_table("Validation", "Validation generations", step, table_plot=[[*COLUMNS], *rows])
-        for number, each in enumerate(generations, 1):
-            for index, image in enumerate(each.images, 1):
+        for number, logged in enumerate(generations, 1):
+            for index, image in enumerate(logged.images, 1):
                 self._logger.report_image("Validation", f"image {number}.{index}", step, image=image)
 
     def log_video(self, step: int, name: str, path: Path) -> None:

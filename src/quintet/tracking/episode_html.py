@@ -99,7 +99,7 @@ def _play(when: str, label: str, episode: Episode, boards: GridSheet) -> str:
     turns = episode["turns"]
     outcome = OUTCOMES.get(str(episode["outcome"]), str(episode["outcome"]))
     count = f"{len(turns)} turn" + ("" if len(turns) == 1 else "s")
-    film = "".join(
+    frames_html = "".join(
         f'<button type="button" data-turn="{number}" aria-label="Turn {number + 1}">'
         f"{observation_html(_kind(episode), turn, boards)[0]}</button>"
         for number, turn in enumerate(turns)
@@ -108,7 +108,7 @@ def _play(when: str, label: str, episode: Episode, boards: GridSheet) -> str:
     return (
         f'<section class="play" data-when="{when}"><p class="outcome"><span class="when">{label}: </span>'
         f"{_mark(episode)} {visible(outcome)} · {count} · reward {number_text(episode['reward'])}</p>"
-        f'<div class="film">{film}</div>{_failure(episode)}{slides}'
+        f'<div class="film">{frames_html}</div>{_failure(episode)}{slides}'
         '<div class="steps"><button type="button" data-go="-1">‹ Back</button>'
         '<button type="button" data-go="play">Play</button>'
         '<button type="button" data-go="1">Next ›</button></div></section>'

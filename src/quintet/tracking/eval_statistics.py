@@ -124,9 +124,9 @@ def _add_class(states: _States, members: int, score: float, remaining: int, k: i
     """Return the states after drawing 0 … `members` answers of a class; `remaining` answers include this class."""
     after: _States = {}
     for (drawn, top, leaders), (weight, total) in states.items():
-        ways = math.comb(remaining, k - drawn)
+        num_combinations = math.comb(remaining, k - drawn)
         for count in range(min(members, k - drawn) + 1):
-            chance = math.comb(members, count) * math.comb(remaining - members, k - drawn - count) / ways
+            chance = math.comb(members, count) * math.comb(remaining - members, k - drawn - count) / num_combinations
             if not chance:
                 continue
             if count > top:
@@ -238,7 +238,7 @@ def estimates(
     """
     prompts = list(_by_prompt(samples).values())
     several = [pstdev(sample.score for sample in group) for group in prompts if len(group) > 1]
-    voted = any(sample.extracted_answer is not None for sample in samples)
+    has_votes = any(sample.extracted_answer is not None for sample in samples)
     return Estimates(
         prompts=len(prompts),
         answers=len(samples),
@@ -246,7 +246,7 @@ def estimates(
         std=fmean(several) if several else None,
         accuracy=_accuracy(prompts, len(samples), confidence),
         passed={k: value for k in ks if (value := _pass_at_k(prompts, k, confidence, pass_threshold))},
-        majority={k: value for k in ks if voted and (value := _majority_at_k(prompts, k, confidence))},
+        majority={k: value for k in ks if has_votes and (value := _majority_at_k(prompts, k, confidence))},
     )
 
 
@@ -267,15 +267,15 @@ def _accuracy(prompts: list[list[Sample]], answers: int, confidence: float) -> E
 
 
 def _pass_at_k(prompts: list[list[Sample]], k: int, confidence: float, pass_threshold: float) -> Estimate | None:
-    enough = [group for group in prompts if len(group) >= k]
-    values = [pass_at_k(len(group), sum(s.accuracy >= pass_threshold for s in group), k) for group in enough]
-    return estimate(values, sum(map(len, enough)), confidence) if values else None
+    eligible = [group for group in prompts if len(group) >= k]
+    values = [pass_at_k(len(group), sum(s.accuracy >= pass_threshold for s in group), k) for group in eligible]
+    return estimate(values, sum(map(len, eligible)), confidence) if values else None
 
 
 def _majority_at_k(prompts: list[list[Sample]], k: int, confidence: float) -> Estimate | None:
-    enough = [group for group in prompts if len(group) >= k]
-    values = [majority_at_k([(s.extracted_answer, s.accuracy) for s in group], k) for group in enough]
-    return estimate(values, sum(map(len, enough)), confidence) if values else None
+    eligible = [group for group in prompts if len(group) >= k]
+    values = [majority_at_k([(s.extracted_answer, s.accuracy) for s in group], k) for group in eligible]
+    return estimate(values, sum(map(len, eligible)), confidence) if values else None
 
 
 def validation_metrics(samples: Sequence[Sample]) -> dict[str, float]:
@@ -296,7 +296,11 @@ def validation_metrics(samples: Sequence[Sample]) -> dict[str, float]:
         max_n = max(Counter(sample.prompt for sample in source_samples).values())
         for name, values in variables.items():
             for metric, value in _variable_metrics(source_samples, values, main=name == main).items():
-                core = name == main and metric.startswith(("mean", "maj", "best", "pass")) and _n(metric) == max_n
+                core = (
+                    name == main
+                    and metric.startswith(("mean", "maj", "best", "pass"))
+                    and _sample_count(metric) == max_n
+                )
                 metrics[f"val-{'core' if core else 'aux'}/{source}/{name}/{metric}"] = value
     return metrics
 
@@ -310,7 +314,7 @@ def _finite(value: float) -> float:
     return float(value) if math.isfinite(value) else 0.0
 
 
-def _n(metric: str) -> int:
+def _sample_count(metric: str) -> int:
     return int(metric.partition("@")[2].partition("/")[0])
 
 
@@ -319,16 +323,16 @@ def _variable_metrics(samples: Sequence[Sample], values: Sequence[float], *, mai
     groups: dict[str, list[tuple[str | None, float]]] = defaultdict(list)
     for sample, value in zip(samples, values, strict=True):
         groups[sample.prompt].append((sample.extracted_answer, value))
-    voted = any(sample.extracted_answer is not None for sample in samples)
+    has_votes = any(sample.extracted_answer is not None for sample in samples)
     passes = main and all(0.0 <= value <= 1.0 for value in values)
     per_prompt: dict[str, list[float]] = defaultdict(list)
     for votes in groups.values():
-        for metric, value in _prompt_metrics(votes, voted=voted, passes=passes).items():
+        for metric, value in _prompt_metrics(votes, has_votes=has_votes, passes=passes).items():
             per_prompt[metric].append(value)
     return {metric: fmean(values) for metric, values in per_prompt.items()}
 
 
-def _prompt_metrics(votes: Votes, *, voted: bool, passes: bool) -> dict[str, float]:
+def _prompt_metrics(votes: Votes, *, has_votes: bool, passes: bool) -> dict[str, float]:
     """Return the metrics of the answers to one prompt."""
     scores, size = [score for _, score in votes], len(votes)
     metrics = {f"mean@{size}": fmean(scores)}
@@ -337,7 +341,7 @@ def _prompt_metrics(votes: Votes, *, voted: bool, passes: bool) -> dict[str, flo
     metrics[f"std@{size}"] = pstdev(scores)
     for n in _sizes(size):
         spreads = {"best": best_of(scores, n), "worst": worst_of(scores, n)}
-        if voted:
+        if has_votes:
             spreads["maj"] = majority_of(votes, n)
         for name, spread in spreads.items():
             metrics |= {f"{name}@{n}/mean": spread.mean, f"{name}@{n}/std": spread.std}

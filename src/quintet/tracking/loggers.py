@@ -43,9 +43,9 @@ class JsonlLogger:
 
     def log_generations(self, step: int, generations: Sequence[LoggedGeneration]) -> None:
         lines = [
-            {"step": step, "input": each.input, "output": each.output, "score": _finite(each.score)}
-            | {"images": [write_image(self._directory, image) for image in each.images]}
-            for each in generations
+            {"step": step, "input": generation.input, "output": generation.output, "score": _finite(generation.score)}
+            | {"images": [write_image(self._directory, image) for image in generation.images]}
+            for generation in generations
         ]
         path = self._directory / GENERATIONS_FILE
         with translate_os_errors(path), path.open("ab") as file:

@@ -101,7 +101,7 @@ def all_metrics() -> Iterator[Metric]:
     return iter(sorted(_DEFINITIONS.values(), key=lambda metric: metric.name))
 
 
-def names_in_order() -> list[str]:
+def ordered_names() -> list[str]:
     """Return the names of all metrics as `metrics.yaml` lists them: phases in the order in which a step has them."""
     return list(_DEFINITIONS)
 
@@ -157,7 +157,7 @@ def _load_definitions() -> None:
 
 
 def _by_side(texts: Mapping[Side, list[str]]) -> dict[Side, tuple[str, ...]]:
-    return {side: tuple(each) for side, each in texts.items()}
+    return {side: tuple(names) for side, names in texts.items()}
 
 
 def _define_spread(

@@ -61,10 +61,13 @@ class MlflowLogger:
 
     def log_generations(self, step: int, generations: Sequence[LoggedGeneration]) -> None:
         """Log the artifact `val_step<step>.json` with a list of episodes, as verl does, and images next to it."""
-        rows = [{"input": each.input, "output": each.output, "score": each.score} for each in generations]
+        rows = [
+            {"input": generation.input, "output": generation.output, "score": generation.score}
+            for generation in generations
+        ]
         self._client.log_text(self._run, json.dumps(rows), f"val_step{step}.json")
-        for number, each in enumerate(generations, 1):
-            for index, image in enumerate(each.images, 1):
+        for number, logged in enumerate(generations, 1):
+            for index, image in enumerate(logged.images, 1):
                 self._client.log_image(self._run, image, f"val_step{step}/image_{number}_{index}.png")
 
     def log_video(self, step: int, name: str, path: Path) -> None:

@@ -35,8 +35,8 @@ class PhaseProgress:
 
 
 class RecordedProgress:
-    """Progress display that also writes the outermost phase to a file; its time is that of the last progress of any
-    phase."""
+    """Progress display that also writes the outermost phase to a file; its timestamp is the time of the last progress
+    of any phase."""
 
     def __init__(self, display: Progress, path: Path) -> None:
         self._display, self._path = display, path

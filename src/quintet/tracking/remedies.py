@@ -47,18 +47,18 @@ def changed_value(change: Value, present: Value) -> Value:
     number, is_number = float(match["number"]), isinstance(present, int | float) and not isinstance(present, bool)
     if match["operator"] == "*":
         if is_number and present:
-            return _rounded(float(present) * number, whole=isinstance(present, int))
+            return _rounded(float(present) * number, is_integer=isinstance(present, int))
         otherwise = match["otherwise"]
         return present if otherwise is None else int(otherwise) if otherwise.isdigit() else float(otherwise)
     if present is None or not is_number:
         return present
-    bound = _rounded(number, whole=isinstance(present, int))
+    bound = _rounded(number, is_integer=isinstance(present, int))
     return max(present, bound) if match["operator"] == ">=" else min(present, bound)
 
 
-def _rounded(number: float, *, whole: bool) -> int | float:
+def _rounded(number: float, *, is_integer: bool) -> int | float:
     """Return a number with three significant digits; a whole one stays at least 1."""
-    return max(1, round(number)) if whole else float(f"{number:.3g}")
+    return max(1, round(number)) if is_integer else float(f"{number:.3g}")
 
 
 def _describe(key: str, change: Value) -> str:

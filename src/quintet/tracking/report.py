@@ -68,7 +68,7 @@ def write_report(
         style=_asset("report.css"),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        hero=_hero(closing_table),
+        hero=_headline_figures(closing_table),
         curves=_curves(lines, read_metrics(run.warm_start)),
         episodes=episodes_section,
         settings=_settings(config_summary),
@@ -82,7 +82,7 @@ def _asset(name: str) -> str:
     return (resources.files("quintet.tracking") / "assets" / name).read_text(encoding="utf-8")
 
 
-def _hero(rows: Sequence[ComparisonRow]) -> str:
+def _headline_figures(rows: Sequence[ComparisonRow]) -> str:
     return "".join(
         f'<div class="figure"><dt>{escape(row.label)}</dt><dd><span class="before">'
         f'{number_text(row.before, row.share)}</span><i aria-label="became">→</i>'
@@ -119,7 +119,7 @@ def _per_env(lines: Lines, part: str) -> list[Series]:
     return [_series(lines, name, f"training, {name.split('/')[1]}", "second", dots=True) for name in names]
 
 
-def _single(lines: Lines, title: str, name: str, *, percent: bool = False) -> Chart:
+def _single_metric_chart(lines: Lines, title: str, name: str, *, percent: bool = False) -> Chart:
     """Return the chart of one metric with its meaning and healthy range."""
     metric = describe(name)
     unit = "" if percent else f", in {metric.unit}"
@@ -128,7 +128,7 @@ def _single(lines: Lines, title: str, name: str, *, percent: bool = False) -> Ch
 
 
 def _curves(lines: Lines, warm_start: Lines) -> str:
-    single = partial(_single, lines)
+    single = partial(_single_metric_chart, lines)
     charts = [
         Chart(
             "Success",
@@ -152,7 +152,7 @@ def _curves(lines: Lines, warm_start: Lines) -> str:
         single("Turns per episode", "num_turns/mean"),
         single("Critic", "critic/vf_explained_var"),
         single("Throughput", "perf/throughput"),
-        _single(warm_start, "Warm start", "sft/loss"),
+        _single_metric_chart(warm_start, "Warm start", "sft/loss"),
     ]
     drawn = "".join(chart.html() for chart in charts) + _timing(lines)
     return drawn or '<p class="note">No metrics were logged.</p>'
@@ -217,6 +217,6 @@ def _load_images(directory: Path, episode: Episode) -> Episode:
     """Return the episode with the contents of its image files; missing ones are left out."""
     turns = []
     for turn in episode["turns"]:
-        files = {name: [read_png(directory, each) for each in turn[name]] for name in IMAGE_FILES if name in turn}
-        turns.append({**turn, **{name: [png for png in each if png] for name, each in files.items()}})
+        files = {name: [read_png(directory, file) for file in turn[name]] for name in IMAGE_FILES if name in turn}
+        turns.append({**turn, **{name: [png for png in images if png] for name, images in files.items()}})
     return {**episode, "turns": turns}

@@ -44,11 +44,13 @@ def summarize_robot_validation(env: str, episodes: Sequence[RobotEpisode]) -> di
 def _summary(prefix: str, values: dict[str, Value], episodes: Sequence[RobotEpisode]) -> dict[str, float]:
     if not episodes:
         return {}
-    metrics = {f"{prefix}/{name}": fmean(value(each) for each in episodes) for name, value in values.items()}
-    metrics[f"{prefix}/failed"] = sum(each.outcome is Outcome.FAILED for each in episodes)
-    tasks = sorted({each.task for each in episodes})
+    metrics = {
+        f"{prefix}/{name}": fmean(value(robot_episode) for robot_episode in episodes) for name, value in values.items()
+    }
+    metrics[f"{prefix}/failed"] = sum(robot_episode.outcome is Outcome.FAILED for robot_episode in episodes)
+    tasks = sorted({robot_episode.task for robot_episode in episodes})
     for task in tasks if len(tasks) > 1 else ():
-        solved = fmean(each.success_once for each in episodes if each.task == task)
+        solved = fmean(robot_episode.success_once for robot_episode in episodes if robot_episode.task == task)
         metrics[f"{prefix}/task/{_metric_part(task)}/success_once"] = solved
     return metrics
 

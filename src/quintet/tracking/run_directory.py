@@ -201,8 +201,8 @@ def _acquire(descriptor: int, path: Path) -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = path.read_text().strip()
+            pid = path.read_text().strip()
             raise MachineError(
-                f"{path.parent} is in use by another run" + (f" (process {holder})" if holder else ""),
+                f"{path.parent} is in use by another run" + (f" (process {pid})" if pid else ""),
                 hint="wait for that run, stop it, or choose another `name` for this one",
             ) from None

@@ -102,7 +102,7 @@ class RunProcess:
         return "suspended" if stat.letter in ("T", "t") else "running"
 
     def kill(self) -> None:
-        """Kill a local process; never one that has taken its number since."""
+        """Kill a local process, unless its process ID has been reused by another process."""
         if not self.is_local or self.start_ticks is None:
             return
         with suppress(ProcessLookupError):
@@ -162,7 +162,7 @@ class RunProcesses:
         return self.path / f"rank_{number}.json"
 
     def process_of(self, rank: int) -> RunProcess | None:
-        """Return what is recorded of a rank; None if there is no record, or if it is damaged."""
+        """Return the record of a rank's process; None if there is no record, or if it is damaged."""
         record = read_record(self.rank(rank))
         return None if record is None else record.process
 

@@ -26,7 +26,7 @@ class StoredCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """What is known about a run."""
+    """Status of a run from the files of its directory."""
 
     directory: RunDirectory
     state: RunState
@@ -67,7 +67,7 @@ def is_run_directory(path: Path) -> bool:
 
 
 def find_runs(parent: Path) -> list[Path]:
-    """Return the run directories in a directory, the one that was started last first."""
+    """Return the run directories in a directory, the most recently started first."""
     paths = [path for path in parent.iterdir() if is_run_directory(path)] if parent.is_dir() else []
     return sorted(paths, key=lambda path: -max(_modified(path), _modified(RunDirectory(path).processes.path)))
 

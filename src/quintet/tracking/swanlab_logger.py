@@ -35,11 +35,14 @@ class SwanlabLogger:
     def log_generations(self, step: int, generations: Sequence[LoggedGeneration]) -> None:
         """Log the table `val/generations` with a row per episode, and the images of all episodes."""
         table = self._swanlab.echarts.Table()
-        table.add(headers=[*COLUMNS], rows=[[step, each.input, each.output, each.score] for each in generations])
+        table.add(
+            headers=[*COLUMNS],
+            rows=[[step, generation.input, generation.output, generation.score] for generation in generations],
+        )
         images = [
             self._swanlab.Image(image, caption=f"episode {number}")
-            for number, each in enumerate(generations, 1)
-            for image in each.images
+            for number, logged in enumerate(generations, 1)
+            for image in logged.images
         ]
         self._run.log({TABLE: table} | ({f"{TABLE}/images": images} if images else {}), step=step)
 

@@ -45,7 +45,7 @@ def timing_tree(lines: Iterable[Mapping[str, Any]]) -> TimedPhase:
 
 
 def _phase(name: str, metric: str | None, seconds: Mapping[str, float]) -> TimedPhase:
-    parts = [_phase(each.removeprefix(PREFIX), each, seconds) for each in seconds if _parent(each, seconds) == metric]
+    parts = [_phase(part.removeprefix(PREFIX), part, seconds) for part in seconds if _parent(part, seconds) == metric]
     measured = math.fsum(part.seconds for part in parts)
     total = measured if metric is None else max(seconds[metric], measured)
     if parts and total - measured > NEGLIGIBLE * total:

@@ -34,12 +34,14 @@ class TrackioLogger:
 
     def log_generations(self, step: int, generations: Sequence[LoggedGeneration]) -> None:
         """Log the table `val/generations` with a row per episode; images are in columns of their own."""
-        num_images = max((len(each.images) for each in generations), default=0)
+        num_images = max((len(generation.images) for generation in generations), default=0)
         columns = [*COLUMNS, *(f"image_{number}" for number in range(1, num_images + 1))]
         rows = []
-        for each in generations:
-            images = [self._trackio.Image(image) for image in each.images]
-            rows.append([step, each.input, each.output, each.score, *images, *[None] * (num_images - len(images))])
+        for logged in generations:
+            images = [self._trackio.Image(image) for image in logged.images]
+            rows.append(
+                [step, logged.input, logged.output, logged.score, *images, *[None] * (num_images - len(images))]
+            )
         self._run.log({TABLE: self._trackio.Table(columns=columns, data=rows)}, step=step)
 
     def log_video(self, step: int, name: str, path: Path) -> None:

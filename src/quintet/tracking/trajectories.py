@@ -52,7 +52,7 @@ def write_trajectories(
     """
     with translate_os_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-    statistics = None if tokens is None else {(each.group, each.sample): each.turns for each in tokens}
+    statistics = None if tokens is None else {(episode.group, episode.sample): episode.turns for episode in tokens}
     lines = (
         json.dumps({"step": step, "split": split} | _trajectory(item, statistics, images), ensure_ascii=False)
         for number, item in enumerate(trajectories)
@@ -166,7 +166,9 @@ def _image_files(turn: Turn, directory: Path | None) -> dict[str, list[str]]:
     if directory is None:
         return {}
     images = zip(IMAGE_FILES, (turn.images, turn.images_after), strict=True)
-    return {name: [write_image(directory, image) for image in each] for name, each in images if each}
+    return {
+        name: [write_image(directory, image) for image in turn_images] for name, turn_images in images if turn_images
+    }
 
 
 def _action(action: Any) -> Any:

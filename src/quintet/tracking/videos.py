@@ -129,7 +129,9 @@ class VideoWriter:
         for action in range(result.frames.shape[1]):
             self.add(result.frames[:, action], result.rewards[:, action], outcomes[:, action])
         if result.final_observation is not None:
-            self._restart_captions({each.robot for each in result.episodes}, result.observation.instructions)
+            self._restart_captions(
+                {robot_episode.robot for robot_episode in result.episodes}, result.observation.instructions
+            )
 
     def _restart_captions(self, robots: set[int], instructions: Sequence[str]) -> None:
         """Start the captions of new episodes."""
@@ -194,7 +196,7 @@ class VideoWriter:
                 pass
 
     def _write_video(self, start: _Start, frames: Iterator[_Frame]) -> Exception | None:
-        """Write a video; return what went wrong."""
+        """Write a video; return the error, if any."""
         try:
             if self._write(start.path, frames) and start.on_complete:
                 start.on_complete(start.path)
@@ -213,9 +215,9 @@ class VideoWriter:
         """Write a video, unless it has no frames; return whether it has."""
         with contextlib.ExitStack() as stack:
             file: VideoFile | None = None
-            for pictures, captions in frames:
+            for images, captions in frames:
                 file = file or stack.enter_context(open_video(path, self._frame_rate))
-                file.add(tile_frames(pictures, captions if self._config.overlay else None))
+                file.add(tile_frames(images, captions if self._config.overlay else None))
         return file is not None
 
     def _report_once(self, message: str) -> None:

@@ -31,7 +31,7 @@ class WandbLogger:
             project=context.project,
             name=context.name,
             dir=str(context.files),
-            id=_run_id(directory, fresh=context.resume_step is None),
+            id=_run_id(directory, new_run=context.resume_step is None),
             resume="allow",
             **self._options(),
         )
@@ -53,14 +53,14 @@ class WandbLogger:
         """Log the table `val/generations` with a row for each of the last `MAX_TABLE_ROWS` validations of this process,
         in the columns of verl and VAGEN. The whole table is sent each time."""
         row: dict[str, Any] = {"step": step}
-        for number, each in enumerate(generations, 1):
-            row |= {f"input_{number}": each.input, f"output_{number}": each.output, f"score_{number}": each.score}
-            images = [self._wandb.Image(image, file_type="png") for image in each.images]
+        for number, logged in enumerate(generations, 1):
+            row |= {f"input_{number}": logged.input, f"output_{number}": logged.output, f"score_{number}": logged.score}
+            images = [self._wandb.Image(image, file_type="png") for image in logged.images]
             row |= {f"image_{number}_{index}": image for index, image in enumerate(images, 1)}
         self._rows = [*self._rows, row][-MAX_TABLE_ROWS:]
-        self._num_images = max(self._num_images, *(len(each.images) for each in generations), 0)
+        self._num_images = max(self._num_images, *(len(generation.images) for generation in generations), 0)
         columns = table_columns(len(generations), self._num_images)
-        data = [[each.get(column) for column in columns] for each in self._rows]
+        data = [[logged.get(column) for column in columns] for logged in self._rows]
         table = self._wandb.Table(columns=[*columns], data=data)
         self._run.log({TABLE: table}, step=step)
 
@@ -98,10 +98,10 @@ def _is_online() -> bool:
     return os.access(netrc, os.R_OK) and netrc.is_file() and "wandb" in netrc.read_text(errors="replace")
 
 
-def _run_id(directory: Path, *, fresh: bool) -> str:
+def _run_id(directory: Path, *, new_run: bool) -> str:
     path = directory / RUN_ID_FILE
     with translate_os_errors(path):
-        if not fresh and path.is_file():
+        if not new_run and path.is_file():
             return path.read_text(encoding="ascii").strip()
     run_id = secrets.token_hex(4)
     write_atomic(path, run_id.encode())

@@ -70,7 +70,7 @@ class ChunkLearner(GradientLearner):
         device = self.strategy.device
         with self._offload.on_device(), autocast(self.setup.dtype, device):
             sample: ActionSample = self.strategy.module(
-                _to(inputs, device), sampling, uniforms=None if uniforms is None else uniforms.to(device)
+                _to_device(inputs, device), sampling, uniforms=None if uniforms is None else uniforms.to(device)
             )
         values = None if sample.values is None else sample.values.float().cpu()
         return ActionSample(sample.actions.cpu(), sample.logprobs.float().cpu(), values)
@@ -162,7 +162,9 @@ class ChunkLearner(GradientLearner):
     def _run(self, inputs: Mapping[str, Tensor], actions: Tensor, sampling: ActionSampling) -> ActionStatistics:
         device = self.strategy.device
         with autocast(self.setup.dtype, device):
-            statistics: ActionStatistics = self.strategy.module(_to(inputs, device), sampling, actions.to(device))
+            statistics: ActionStatistics = self.strategy.module(
+                _to_device(inputs, device), sampling, actions.to(device)
+            )
         values = None if statistics.values is None else statistics.values.float()
         return ActionStatistics(statistics.logprobs.float(), statistics.entropies.float(), values)
 
@@ -208,7 +210,7 @@ class _Examples:
         return _Examples(inputs, self.actions[indices], self.mask[indices])
 
 
-def _to(inputs: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+def _to_device(inputs: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     return {name: tensor.to(device, non_blocking=True) for name, tensor in inputs.items()}
 
 

@@ -16,7 +16,8 @@ COMPUTED = ("loss_mask", "rewards", "advantages", "returns")
 
 
 def map_domains(batch: Batch, compute: Callable[[Batch], Batch]) -> Batch:
-    """Return the batch with what `compute` returns for the trajectories of each domain; without domains, for all.
+    """Return the batch with the results of `compute` for the trajectories of each domain; without domains, for all
+    trajectories.
 
     Statistics over a batch, such as those of whitening, are then of a domain, as in ROLL.
     """

@@ -40,7 +40,7 @@ class Offload:
         offload_device: torch.device | None = None,
     ) -> None:
         """Offload the module's `parameters`, and the state of registered optimizers, to `offload_device` (default: CPU)
-        except inside `on_device`, where they are on `device` (default: that of the weights). Copies from and to
+        except inside `on_device`, where they are on `device` (default: the weights' device). Copies from and to
         `pin`ned memory are faster."""
         self._module = module
         self._parameters, self._optimizer = parameters, optimizer

@@ -44,8 +44,8 @@ class PolicyUpdate:
         has_reference: bool,
         seed: int,
     ) -> None:
-        """`micro_batches` are those of the update; `compute_log_probs` is called with the batch if the objective needs
-        the current policy's log-probs; `dtype` is that of the policy's forward pass.
+        """`micro_batches` are the micro-batches of the update; `compute_log_probs` is called with the batch if the
+        objective needs the current policy's log-probs; `dtype` is the data type of the policy's forward pass.
 
         Raises:
             ValueError: the divergence is `full` and there is no reference.

@@ -69,5 +69,5 @@ class ReferenceWeights:
         tensors = model_state_dict(self._module)
         if has_flat_parameters(self._module):
             return tensors
-        trained = {parameter_name(name) for name, each in self._module.named_parameters() if each.requires_grad}
+        trained = {parameter_name(name) for name, weight in self._module.named_parameters() if weight.requires_grad}
         return {name: tensor for name, tensor in tensors.items() if name in trained}

@@ -55,15 +55,15 @@ class EpisodeFilter:
             for name in (*FACETS, "success", "seed", "group")
             if (value := getattr(self, name)) is not None
         ]
-        accepted = [each for each in episodes if all(getattr(each, name) == value for name, value in exact)]
+        accepted = [summary for summary in episodes if all(getattr(summary, name) == value for name, value in exact)]
         for minimum, maximum, field in (
             (self.min_reward, self.max_reward, "reward"),
             (self.min_tokens, self.max_tokens, "response_tokens"),
         ):
             if minimum is not None:
-                accepted = [each for each in accepted if getattr(each, field) >= minimum]
+                accepted = [summary for summary in accepted if getattr(summary, field) >= minimum]
             if maximum is not None:
-                accepted = [each for each in accepted if getattr(each, field) <= maximum]
+                accepted = [summary for summary in accepted if getattr(summary, field) <= maximum]
         if self.text:
             accepted = list(_containing(accepted, self.text, path))
         if key := SORT_KEYS.get(self.sort):
@@ -96,4 +96,6 @@ def count_facets(episodes: Iterable[EpisodeSummary]) -> dict[str, list[tuple[str
     counts = {name: Counter(columns.get(name, ())) for name in (*FACETS, "success")}
     for counter in counts.values():
         counter.pop(None, None)
-    return {name: sorted(each.items()) if name == "step" else each.most_common() for name, each in counts.items()}
+    return {
+        name: sorted(counter.items()) if name == "step" else counter.most_common() for name, counter in counts.items()
+    }

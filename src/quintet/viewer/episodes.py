@@ -83,8 +83,8 @@ def _tokenizer(path: Path) -> Any:
 def changed_episodes(
     before: Sequence[EpisodeSummary], after: Sequence[EpisodeSummary]
 ) -> Iterator[tuple[EpisodeSummary, EpisodeSummary]]:
-    """Yield the episodes from the same start state in two evaluations: lost ones that were solved before first, then
-    those that are solved now, then the others by the change of their reward, largest first."""
+    """Yield the episodes from the same start state in two evaluations: first episodes that were solved before and are
+    lost now, then newly solved ones, then the others by the change of their reward, largest first."""
     earlier = {_identity(episode): episode for episode in before}
     pairs = [(earlier[key], episode) for episode in after if (key := _identity(episode)) in earlier]
     yield from sorted(pairs, key=lambda pair: (_change(*pair), -abs(pair[1].reward - pair[0].reward)))

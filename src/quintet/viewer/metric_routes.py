@@ -31,18 +31,18 @@ def metric_routes(catalog: RunCatalog) -> APIRouter:
     @router.get("/metrics")
     def list_metrics(run: Runs) -> list[dict[str, Any]]:
         names: set[str] = set()
-        for each in map(catalog.get, run):
-            with each.lock:
-                names.update(each.metrics.names())
+        for viewed in map(catalog.get, run):
+            with viewed.lock:
+                names.update(viewed.metrics.names())
         return [_definition(name) for name in sorted(names)]
 
     @router.get("/curves", response_model=None)
     def curves(run: Runs, metric: Annotated[list[str], Query()], points: int = MAX_POINTS) -> Response:
         """Return each metric of each run: steps, seconds since the start, values."""
         result: dict[str, Any] = {}
-        for each in map(catalog.get, run):
-            with each.lock:
-                result[each.name] = {name: _points(each.metrics.curve(name), points) for name in metric}
+        for viewed in map(catalog.get, run):
+            with viewed.lock:
+                result[viewed.name] = {name: _points(viewed.metrics.curve(name), points) for name in metric}
         # FastAPI would copy every number
         return Response(json.dumps(result), media_type="application/json")
 
@@ -64,9 +64,9 @@ def metric_routes(catalog: RunCatalog) -> APIRouter:
 def _add_timeline_routes(router: APIRouter, catalog: RunCatalog) -> None:
     @router.get("/timeline")
     def timeline(run: str, first: int = 0, count: int = 200) -> dict[str, Any]:
-        each = catalog.get(run)
-        with each.lock:
-            rows = each.metrics.rows()
+        viewed = catalog.get(run)
+        with viewed.lock:
+            rows = viewed.metrics.rows()
         return {"rows": len(rows), "steps": step_phases(rows[first : first + count])}
 
     @router.get("/traces")
@@ -89,7 +89,7 @@ def _locked_row(run: ViewedRun) -> dict[str, Any]:
 
 
 def _definition(name: str) -> dict[str, Any]:
-    """Return what a chart says about its metric."""
+    """Return the definition of a metric as its chart shows it."""
     try:
         metric = describe(name)
     except KeyError:  # logged by a newer version or by user code

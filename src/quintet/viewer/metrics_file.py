@@ -49,7 +49,7 @@ class MetricsFile:
         self._inode = 0
 
     def rows(self) -> list[Row]:
-        """Return all complete rows; only what was appended since the last call is read.
+        """Return all complete rows; reads only the part of the file appended since the last call.
 
         A file that was replaced or cut, because the run resumed from a checkpoint, is read again.
         """

@@ -40,7 +40,8 @@ def _modules() -> list[str]:
 
 
 def _preloads() -> str:
-    """Return links by which the browser requests all modules at once, not each after the one that imports it."""
+    """Return links by which the browser requests all modules at once, instead of one after the other as they are
+    imported."""
     return "".join(f'<link rel="modulepreload" href="/static/{name}">' for name in _modules())
 
 

@@ -22,7 +22,7 @@ HEADLINE_METRICS = ("trajectory/success_rate", "env/success_once", "critic/score
 
 @dataclass(slots=True)
 class ViewedRun:
-    """One run: its files, and what was read of them so far."""
+    """A run with its files and the cached contents of them."""
 
     name: str
     directory: RunDirectory
@@ -73,7 +73,7 @@ class RunCatalog:
         self._lock = threading.Lock()
 
     def runs(self) -> list[ViewedRun]:
-        """Return all runs, the one that was started last first."""
+        """Return all runs, the most recently started first."""
         with self._lock:
             paths = list(dict.fromkeys(path.resolve() for path in self._directories()))
             names = _distinct_names(paths)
@@ -110,7 +110,7 @@ def _distinct_names(paths: Sequence[Path]) -> dict[Path, str]:
 
 
 def run_row(run: ViewedRun) -> dict[str, Any]:
-    """Return what a list of runs shows."""
+    """Return the row of a run in the list of runs."""
     metric, values = run.headline()
     rows = run.metrics.rows()
     return status_as_json(run.status()) | {

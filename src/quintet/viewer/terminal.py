@@ -15,7 +15,7 @@ from textual.containers import Horizontal, VerticalScroll
 from textual.widgets import DataTable, Footer, Input, Label, Sparkline, Static, TabbedContent, TabPane
 
 from quintet.diagnosis.diagnose import diagnose_run
-from quintet.tracking.metrics import describe, healthy_text, names_in_order
+from quintet.tracking.metrics import describe, healthy_text, ordered_names
 from quintet.tracking.progress import KEY_METRICS, duration
 from quintet.viewer.episode_filter import EpisodeFilter
 from quintet.viewer.episodes import changed_episodes, list_rows, read_episode
@@ -209,7 +209,7 @@ class TerminalViewer(App[None]):
         if len(steps) < 2:
             self.query_one("#change", Static).update("Comparison needs the episodes of two validations.")
             return
-        before, after = ([each for each in stored if each.step == step] for step in (steps[0], steps[-1]))
+        before, after = ([entry for entry in stored if entry.step == step] for step in (steps[0], steps[-1]))
         self._pairs = list(changed_episodes(before, after))[:MAX_EPISODES]
         for (old, new), row in zip(
             self._pairs, list_rows(run.trajectories, [pair[1] for pair in self._pairs]), strict=True
@@ -221,8 +221,8 @@ class TerminalViewer(App[None]):
     def _change_highlighted(self, event: DataTable.RowHighlighted) -> None:
         if self._run is not None and event.cursor_row < len(self._pairs):
             texts = [
-                Text(f"{label}\n", "bold").append_text(episode_text(read_episode(self._run.trajectories, each)))
-                for label, each in zip(("Before", "After"), self._pairs[event.cursor_row], strict=True)
+                Text(f"{label}\n", "bold").append_text(episode_text(read_episode(self._run.trajectories, entry)))
+                for label, entry in zip(("Before", "After"), self._pairs[event.cursor_row], strict=True)
             ]
             self.query_one("#change", Static).update(Text("\n").join(texts))
 
@@ -244,7 +244,7 @@ class TerminalViewer(App[None]):
 
 def _curve_order(metric: str) -> tuple[int, str]:
     """Return the rank of a metric: those of the progress bar first, then as `metrics.yaml` lists them."""
-    order = [*KEY_METRICS, *names_in_order()]
+    order = [*KEY_METRICS, *ordered_names()]
     try:
         return order.index(describe(metric).name), metric
     except KeyError:  # logged by a newer version or by user code
@@ -279,7 +279,7 @@ def episode_text(episode: Mapping[str, Any]) -> Text:
     for number, turn in enumerate(episode["turns"], 1):
         text.append(f"Turn {number}\n", "bold").append(f"{turn['observation']}\n")
         text.append(f"{turn['text']}\n", "cyan" if turn["valid_format"] else "red")
-        actions = " ".join(each if isinstance(each, str) else json.dumps(each) for each in turn["actions"])
+        actions = " ".join(entry if isinstance(entry, str) else json.dumps(entry) for entry in turn["actions"])
         text.append(f"{actions or 'no action'}, reward {turn['reward']:.3g}, {turn['finish_reason']}\n\n", "dim")
     return text
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from quintet.tracking.metrics import names_in_order
+from quintet.tracking.metrics import ordered_names
 from quintet.tracking.timing_tree import PREFIX, TimedPhase, timing_tree
 
-_ORDER = {name.removeprefix(PREFIX): number for number, name in enumerate(names_in_order())}
+_ORDER = {name.removeprefix(PREFIX): number for number, name in enumerate(ordered_names())}
 """Place of each phase in a step: the order in which `metrics.yaml` lists them."""
 
 

@@ -25,8 +25,8 @@ PlacedSpan = tuple[int, int, int, str, Any]
 def list_traces(directory: Path) -> list[dict[str, int]]:
     """Return step and rank of each trace in the directory of a run's profiles."""
     names = (FILE.fullmatch(path.name) for path in directory.glob("step_*_rank_*.json"))
-    found = sorted((int(name[1]), int(name[2])) for name in names if name is not None)
-    return [{"step": step, "rank": rank} for step, rank in found]
+    steps_and_ranks = sorted((int(name[1]), int(name[2])) for name in names if name is not None)
+    return [{"step": step, "rank": rank} for step, rank in steps_and_ranks]
 
 
 def read_trace(directory: Path, step: int, rank: int) -> dict[str, Any]:
@@ -58,10 +58,10 @@ def _tracks(events: list[Event]) -> dict[str, Any]:
     for event in events:
         if event["ph"] == "X":
             spans[titles[event["tid"]]].append((event["ts"], event["dur"], event["name"], event["args"]))
-    rows = {title: list(_nested(each)) for title, each in spans.items()}
+    rows = {title: list(_nested(spans_of_title)) for title, spans_of_title in spans.items()}
     for title, requests in _requests(events, end).items():
         rows[title] = list(_beside_each_other(requests))
-    names = sorted({span[3] for each in rows.values() for span in each})
+    names = sorted({span[3] for spans_of_title in rows.values() for span in spans_of_title})
     numbers = {name: number for number, name in enumerate(names)}
     ordered = sorted(rows, key=lambda title: _place(title, list(spans)))
     return {
@@ -98,18 +98,18 @@ def _nested(spans: list[Span]) -> Iterator[PlacedSpan]:
 def _requests(events: Iterable[Event], end: int) -> dict[str, list[Span]]:
     """Return the requests of each engine; one that has not ended lasts until the end of the trace."""
     begun: dict[tuple[str, int], Event] = {}
-    found: dict[str, list[Span]] = {}
+    spans: dict[str, list[Span]] = {}
     for event in events:
         if event["ph"] == "b":
             begun[event["cat"], event["id"]] = event
         elif event["ph"] == "e" and (first := begun.pop((event["cat"], event["id"]), None)) is not None:
             details = first["args"] | event["args"]
-            found.setdefault(event["cat"], []).append((first["ts"], event["ts"] - first["ts"], "request", details))
+            spans.setdefault(event["cat"], []).append((first["ts"], event["ts"] - first["ts"], "request", details))
     for (track, _), first in begun.items():
-        found.setdefault(track, []).append(
+        spans.setdefault(track, []).append(
             (first["ts"], end - first["ts"], "request", first["args"] | {"ended": False})
         )
-    return found
+    return spans
 
 
 def _beside_each_other(spans: list[Span]) -> Iterator[PlacedSpan]:

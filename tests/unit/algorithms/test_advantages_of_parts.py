@@ -139,15 +139,15 @@ def test_a_custom_estimator_is_called_with_its_options(make_batch: MakeBatch, tm
 
     (tmp_path / "mine.py").write_text(OUTSIDE)
     batch = make_batch([[0, 1], [0, 1]], [[0, 1.0], [0, 3.0]])
-    given = {"name": "custom", "function": f"{tmp_path}/mine.py:centred", "options": {"mean": 1.0}}
+    options = {"name": "custom", "function": f"{tmp_path}/mine.py:centred", "options": {"mean": 1.0}}
     estimate = ADVANTAGES.get("custom").load()
-    advantages, returns = estimate(batch, CONFIG.validate_python(given))
+    advantages, returns = estimate(batch, CONFIG.validate_python(options))
     assert advantages.tolist() == [0.0, 0.0, 0.0, 2.0]
     assert returns.tolist() == [0.0, 0.0, 0.0, 4.0]
-    whitened, _ = estimate(batch, CONFIG.validate_python({**given, "whiten": True}))
+    whitened, _ = estimate(batch, CONFIG.validate_python({**options, "whiten": True}))
     assert whitened.tolist() == pytest.approx([0.0, -(0.5**0.5), 0.0, 0.5**0.5])
-    given["function"] = f"{tmp_path}/mine.py:broken"
+    options["function"] = f"{tmp_path}/mine.py:broken"
     with pytest.raises(ConfigError, match=r"broken.*must return") as caught:
-        estimate(batch, CONFIG.validate_python(given))
+        estimate(batch, CONFIG.validate_python(options))
     assert caught.value.key == "algorithm.advantage.function"
     assert "batch.rewards" in str(caught.value.hint)

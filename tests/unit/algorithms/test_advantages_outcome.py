@@ -54,12 +54,14 @@ def one_token_each(make_batch: MakeBatch, scores: list[float] = SCORES, group: l
     return make_batch([[1]] * len(scores), [[score] for score in scores], group=group)
 
 
-COMPARING = [each.name for each in ADVANTAGES if ADVANTAGE_UNION.config_class(each.name).needs_several_samples]
+COMPARING = [
+    advantage.name for advantage in ADVANTAGES if ADVANTAGE_UNION.config_class(advantage.name).needs_several_samples
+]
 """Estimators that compare the episodes of a group."""
 
 
-def close(found: torch.Tensor, expected: list[float]) -> None:
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), atol=1e-7, rtol=0)
+def close(actual: torch.Tensor, expected: list[float]) -> None:
+    torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64), atol=1e-7, rtol=0)
 
 
 def baseline(name: str) -> AdvantageSection:
@@ -155,17 +157,17 @@ def test_gdpo_normalizes_each_reward_component(make_batch: MakeBatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parts", "weights", "told"),
+    ("parts", "weights", "message"),
     [
         (None, {}, "no parts"),
         ({"right": torch.ones(4)}, {"rihgt": 1.0}, "no part 'rihgt'; it has right"),
     ],
 )
 def test_gdpo_without_reward_components_is_an_error_with_a_hint(
-    make_batch: MakeBatch, parts: Any, weights: dict[str, float], told: str
+    make_batch: MakeBatch, parts: Any, weights: dict[str, float], message: str
 ) -> None:
     batch = dataclasses.replace(one_token_each(make_batch), reward_components=parts)
-    with pytest.raises(ConfigError, match=told) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         gdpo(batch, GdpoConfig(name="gdpo", weights=weights))
     assert caught.value.key == "algorithm.advantage.weights"
     assert caught.value.hint == ("did you mean 'right'?" if parts else caught.value.hint)

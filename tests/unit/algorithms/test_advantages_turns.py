@@ -35,8 +35,8 @@ def two_turns(make_batch: MakeBatch, rewards: list[list[float]] = REWARDS) -> Ba
     return make_batch(MASK, rewards, ends=ENDS, values=VALUES)
 
 
-def close(found: torch.Tensor, expected: list[float]) -> None:
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), atol=2e-6, rtol=0)
+def close(actual: torch.Tensor, expected: list[float]) -> None:
+    torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64), atol=2e-6, rtol=0)
 
 
 def test_every_token_of_a_turn_has_the_turns_advantage(make_batch: MakeBatch) -> None:
@@ -78,9 +78,9 @@ def test_turns_with_a_context_each_are_credited_as_in_vagens_no_concat_gae(
         trajectory=[0, 0],
     )
     config = TurnWiseGaeConfig(gamma=0.9, lam=0.8, turn_value=value, whiten=False, whiten_over="tokens")
-    advantages, found = turn_wise_gae(batch, config)
+    advantages, actual = turn_wise_gae(batch, config)
     close(advantages, [0, first, first, first, 0, second])
-    close(found, returns)
+    close(actual, returns)
     advantages, _ = turn_wise_gae(batch, config.model_copy(update={"whiten": True}))
     close(advantages, [0, *whitened[:3], 0, whitened[3]])
     assert critic_mask(batch, config).tolist() == [bool(number) for number in returns]
@@ -110,8 +110,8 @@ def test_turn_gae_by_rewards_merges_turns_without_reward(make_batch: MakeBatch, 
 
 def test_both_turn_definitions_agree_if_every_turn_is_rewarded(make_batch: MakeBatch) -> None:
     batch = two_turns(make_batch)
-    found = [bi_level_gae(batch, BiLevelGaeConfig(turn_ends=ends)) for ends in ("turns", "rewards")]
-    torch.testing.assert_close(found[0], found[1])
+    results = [bi_level_gae(batch, BiLevelGaeConfig(turn_ends=ends)) for ends in ("turns", "rewards")]
+    torch.testing.assert_close(results[0], results[1])
 
 
 def test_by_rewards_a_token_penalty_makes_each_token_a_turn(make_batch: MakeBatch) -> None:

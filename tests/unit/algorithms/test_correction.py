@@ -102,5 +102,5 @@ def test_correction_without_engine_log_probs_is_an_error(batch: Batch) -> None:
 
 def test_a_batch_without_response_tokens_has_no_gap(batch: Batch) -> None:
     silent = replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
-    found, keep, metrics = rollout_correction(silent, CorrectionConfig(reject=(RejectionConfig(upper=1.1),)))
-    assert (found.tolist(), bool(keep.all()), metrics) == ([0.0] * 6, True, {})
+    actual, keep, metrics = rollout_correction(silent, CorrectionConfig(reject=(RejectionConfig(upper=1.1),)))
+    assert (actual.tolist(), bool(keep.all()), metrics) == ([0.0] * 6, True, {})

@@ -16,7 +16,7 @@ REFERENCE = torch.tensor([0.2, 0.2], dtype=torch.float64).log()
 X = math.log(2.0)
 
 
-def told(estimator: str, *, swapped: bool = False) -> tuple[list[float], list[float]]:
+def penalty_and_gradient(estimator: str, *, swapped: bool = False) -> tuple[list[float], list[float]]:
     now = NOW.clone().requires_grad_()
     config = KlConfig.model_validate({"estimator": estimator, "swapped": swapped})
     kl = token_divergence(now, REFERENCE, config, None)
@@ -37,7 +37,7 @@ def told(estimator: str, *, swapped: bool = False) -> tuple[list[float], list[fl
     ],
 )
 def test_estimates_by_hand(estimator: str, values: list[float], slopes: list[float]) -> None:
-    kl, slope = told(estimator)
+    kl, slope = penalty_and_gradient(estimator)
     assert kl == pytest.approx(values)
     assert slope == pytest.approx(slopes)
 
@@ -51,7 +51,7 @@ def test_estimates_by_hand(estimator: str, values: list[float], slopes: list[flo
     ],
 )
 def test_policy_and_reference_may_change_places(estimator: str, values: list[float], slopes: list[float]) -> None:
-    kl, slope = told(estimator, swapped=True)
+    kl, slope = penalty_and_gradient(estimator, swapped=True)
     assert kl == pytest.approx(values)
     assert slope == pytest.approx(slopes)
 

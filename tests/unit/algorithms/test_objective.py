@@ -29,7 +29,7 @@ NOW = torch.tensor([0.2, 0.2, 0.2, 0.4], dtype=torch.float64).log()
 ENTROPY = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
 
 
-def told(batch: Batch, mode: str = "token-mean", **config: object) -> tuple[float, dict[str, float]]:
+def loss_and_metrics(batch: Batch, mode: str = "token-mean", **config: object) -> tuple[float, dict[str, float]]:
     objective = PolicyObjective(AlgorithmConfig.model_validate(config))
     targets = objective.targets(batch, Aggregation(mode, scale=10.0), logprobs=lambda _: torch.zeros(6))
     loss, metrics = objective(NOW, ENTROPY, targets)
@@ -37,7 +37,7 @@ def told(batch: Batch, mode: str = "token-mean", **config: object) -> tuple[floa
 
 
 def test_loss_and_metrics_by_hand(batch: Batch) -> None:
-    loss, metrics = told(batch, entropy_coefficient=0.1)
+    loss, metrics = loss_and_metrics(batch, entropy_coefficient=0.1)
     assert metrics["actor/pg_loss"] == pytest.approx((-2 - 1 - 1 + 2) / 4)
     assert metrics["actor/entropy"] == pytest.approx(2.5)
     assert loss == pytest.approx(-0.5 - 0.25)
@@ -47,7 +47,7 @@ def test_loss_and_metrics_by_hand(batch: Batch) -> None:
 
 @pytest.mark.parametrize("mode", ["seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
 def test_shares_stay_means_over_tokens_whatever_the_aggregation(batch: Batch, mode: str) -> None:
-    loss, metrics = told(batch, mode, loss={"name": "ppo", "clip_dual": 1.5})
+    loss, metrics = loss_and_metrics(batch, mode, loss={"name": "ppo", "clip_dual": 1.5})
     assert metrics["actor/ratio"] == pytest.approx(1.25)
     assert metrics["actor/pg_clipfrac_lower"] == pytest.approx(1 / 4)
     sums = {"seq-mean-token-sum": 1 / 2, "seq-mean-token-mean": 1 / 6, "seq-mean-token-sum-norm": 1 / 20}[mode]
@@ -57,13 +57,13 @@ def test_shares_stay_means_over_tokens_whatever_the_aggregation(batch: Batch, mo
 
 def test_correction_weights_multiply_only_the_loss(batch: Batch) -> None:
     weighed = replace(batch, correction=torch.tensor([9, 0.5, 2, 9, 1, 0], dtype=torch.float64))
-    _, metrics = told(weighed)
+    _, metrics = loss_and_metrics(weighed)
     assert metrics["actor/pg_loss"] == pytest.approx((-1 - 2 - 1) / 4)
     assert metrics["actor/entropy"] == pytest.approx(2.5)
 
 
 def test_gmpo_counts_every_reply_alike_and_leaves_entropy_to_the_aggregation(batch: Batch) -> None:
-    _, metrics = told(batch, loss={"name": "gmpo", "clip_high": 9.0, "clip_low": 9.0})
+    _, metrics = loss_and_metrics(batch, loss={"name": "gmpo", "clip_high": 9.0, "clip_low": 9.0})
     geometric = 2.0 ** (1 / 3)
     assert metrics["actor/pg_loss"] == pytest.approx((-2 - geometric / 3) / 2)
     assert metrics["actor/entropy"] == pytest.approx(2.5)
@@ -73,7 +73,7 @@ def test_tokens_that_decoupled_ppo_excludes_do_not_count_in_the_mean(batch: Batc
     engine = batch.logprobs.clone()
     engine[5] -= 1.0  # a weight of e
     loss = {"name": "decoupled_ppo", "max_weight": 2.0}
-    _, metrics = told(replace(batch, rollout_logprobs=engine), loss=loss)
+    _, metrics = loss_and_metrics(replace(batch, rollout_logprobs=engine), loss=loss)
     assert metrics["actor/pg_loss"] == pytest.approx((-2 - 1 - 1) / 3)
     assert metrics["actor/entropy"] == pytest.approx(2.5)
 
@@ -81,15 +81,18 @@ def test_tokens_that_decoupled_ppo_excludes_do_not_count_in_the_mean(batch: Batc
 def test_the_divergence_is_a_term_of_the_loss(batch: Batch) -> None:
     reference = torch.full((6,), math.log(0.1), dtype=torch.float64)
     kl = {"estimator": "k1", "coefficient": 0.5}
-    loss, metrics = told(replace(batch, ref_logprobs=reference), kl=kl)
+    loss, metrics = loss_and_metrics(replace(batch, ref_logprobs=reference), kl=kl)
     expected = (3 * math.log(2.0) + math.log(4.0)) / 4
     assert metrics["actor/kl_loss"] == pytest.approx(expected)
     assert loss == pytest.approx(-0.5 + 0.5 * expected)
-    _, swapped = told(replace(batch, ref_logprobs=reference), kl={**kl, "swapped": True})
+    _, swapped = loss_and_metrics(replace(batch, ref_logprobs=reference), kl={**kl, "swapped": True})
     assert swapped["actor/kl_loss"] == pytest.approx(-expected)
-    _, rewarded = told(replace(batch, ref_logprobs=reference), kl={**kl, "apply_to": "reward"})
+    _, rewarded = loss_and_metrics(replace(batch, ref_logprobs=reference), kl={**kl, "apply_to": "reward"})
     assert "actor/kl_loss" not in rewarded
-    assert told(replace(batch, ref_logprobs=reference), kl=kl, reward_kl={"coefficient": 9.0}) == (loss, metrics)
+    assert loss_and_metrics(replace(batch, ref_logprobs=reference), kl=kl, reward_kl={"coefficient": 9.0}) == (
+        loss,
+        metrics,
+    )
 
 
 def test_stopping_needs_a_bound() -> None:

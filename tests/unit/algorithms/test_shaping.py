@@ -17,8 +17,8 @@ from quintet.training.packing import select_trajectories
 MakeBatch = Callable[..., Batch]
 
 
-def close(found: torch.Tensor, expected: list[float]) -> None:
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), atol=1e-9, rtol=0)
+def close(actual: torch.Tensor, expected: list[float]) -> None:
+    torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64), atol=1e-9, rtol=0)
 
 
 def singles(make_batch: MakeBatch, totals: list[float], group: list[int]) -> Batch:
@@ -38,8 +38,8 @@ def test_long_episodes_pay_at_their_last_token(make_batch: MakeBatch) -> None:
         trajectory=[0, 0, 1, 2],
     )
     expected = [0, 0, 1, 0, 2 - 0.1 * 0.5, 0, 0, 1, 0, 0, 0, 0, 4 - 0.1 * 1.5, 0]
-    given = ShapingConfig(length_penalty=0.1, length_budget=2)
-    close(shape_rewards(batch, given, 1000).rewards, expected)
+    config_ = ShapingConfig(length_penalty=0.1, length_budget=2)
+    close(shape_rewards(batch, config_, 1000).rewards, expected)
     half_of_the_longest = shape_rewards(batch, ShapingConfig(length_penalty=0.1), 4)
     close(half_of_the_longest.rewards, expected)
 
@@ -66,8 +66,8 @@ def test_normalised_within_the_group_or_the_batch(
 
 def test_normalizing_equal_rewards_does_not_divide_by_zero(make_batch: MakeBatch) -> None:
     batch = make_batch([[1]] * 3, [[0.1]] * 3, dtype=torch.float32)
-    found = shape_rewards(batch, ShapingConfig(divide="group"), 10).rewards
-    torch.testing.assert_close(found, batch.rewards)
+    actual = shape_rewards(batch, ShapingConfig(divide="group"), 10).rewards
+    torch.testing.assert_close(actual, batch.rewards)
 
 
 def test_normalization_keeps_the_share_of_each_turn(make_batch: MakeBatch) -> None:
@@ -79,22 +79,22 @@ def test_normalization_keeps_the_share_of_each_turn(make_batch: MakeBatch) -> No
 
 def test_clipping_applies_to_the_total_reward_of_an_episode(make_batch: MakeBatch) -> None:
     batch = make_batch([[1, 1], [1, 1], [1, 1]], [[1.0, 7.0], [-3.0, -1.0], [5.0, -4.0]])
-    found = shape_rewards(batch, ShapingConfig(clip=2.0), 10).rewards
-    close(found, [0.25, 1.75, -1.5, -0.5, 5.0, -4.0])
+    actual = shape_rewards(batch, ShapingConfig(clip=2.0), 10).rewards
+    close(actual, [0.25, 1.75, -1.5, -0.5, 5.0, -4.0])
 
 
 def test_negative_rewards_may_have_a_bound_of_their_own(make_batch: MakeBatch) -> None:
     batch = make_batch([[1, 1], [1], [1]], [[-3.0, -1.0], [5.0], [-0.5]])
-    found = shape_rewards(batch, ShapingConfig(clip=3.0, clip_negative=1.0), 10).rewards
-    close(found, [-0.75, -0.25, 3.0, -0.5])
+    actual = shape_rewards(batch, ShapingConfig(clip=3.0, clip_negative=1.0), 10).rewards
+    close(actual, [-0.75, -0.25, 3.0, -0.5])
 
 
 def test_length_then_mean_then_deviation_then_bound(make_batch: MakeBatch) -> None:
     """2 - 1 × (3 - 1) / 1 = 0 against 4: mean 2, deviation √8, ∓ 0.7071 held within a half."""
     batch = make_batch([[1, 1, 1], [1]], [[0, 0, 2.0], [4.0]])
     config = ShapingConfig(length_penalty=1.0, length_budget=1, center="group", divide="group", clip=0.5)
-    found = shape_rewards(batch, config, 10)
-    close(trajectory_rewards(found), [-0.5, 0.5])
+    actual = shape_rewards(batch, config, 10)
+    close(trajectory_rewards(actual), [-0.5, 0.5])
     unbound = shape_rewards(batch, config.model_copy(update={"clip": None}), 10)
     close(trajectory_rewards(unbound), [-2 / (8**0.5 + 1e-6), 2 / (8**0.5 + 1e-6)])
 

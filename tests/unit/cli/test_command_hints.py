@@ -28,17 +28,17 @@ def command(words: str) -> None:
     app(words.split(), standalone_mode=False)
 
 
-def checked(words: list[str]) -> None:
+def checked(overrides: list[str]) -> None:
     """What every run checks before it starts."""
-    check_choices(load_experiment(None, words))
+    check_choices(load_experiment(None, overrides))
 
 
-def planned(words: list[str]) -> None:
-    raise_problems(choices.unknown_choices(load_experiment(None, words)))
+def planned(overrides: list[str]) -> None:
+    raise_problems(choices.unknown_choices(load_experiment(None, overrides)))
 
 
-def fine_tuned(words: list[str]) -> None:
-    check_sft(load_experiment(None, words))
+def fine_tuned(overrides: list[str]) -> None:
+    check_sft(load_experiment(None, overrides))
 
 
 def with_library(directory: str) -> None:
@@ -49,10 +49,10 @@ def with_library(directory: str) -> None:
     sys.modules.pop("my_rewards", None)
 
 
-def without_liger(words: list[str]) -> None:
+def without_liger(overrides: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hardware, "is_installed", lambda name: name != "liger_kernel")
-        checked(words)
+        checked(overrides)
 
 
 def evaluated(options: tuple[str | None, EvalOptions]) -> None:

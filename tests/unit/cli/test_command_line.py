@@ -16,8 +16,8 @@ from quintet.config.compose import load_experiment
 from quintet.errors import ConfigError, InterruptedRun, MachineError
 
 
-def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["quintet", *words])
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["quintet", *arguments])
     with pytest.raises(SystemExit) as end:
         command.main()
     return int(end.value.code or 0)
@@ -33,7 +33,7 @@ def test_version_and_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    ("words", "config", "overrides"),
+    ("arguments", "config", "overrides"),
     [
         ([], None, []),
         (["a.yaml"], "a.yaml", []),
@@ -42,13 +42,13 @@ def test_version_and_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     ],
 )
 def test_the_first_word_is_a_file_unless_it_sets_a_key(
-    monkeypatch: pytest.MonkeyPatch, words: list[str], config: str | None, overrides: list[str]
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], config: str | None, overrides: list[str]
 ) -> None:
     from quintet.cli import train
 
     seen: list[object] = []
     monkeypatch.setattr(train, "run", lambda path, rest, dialect, unknown: seen.append((path, rest)) or 0)
-    assert call(monkeypatch, "train", *words) == 0
+    assert call(monkeypatch, "train", *arguments) == 0
     assert seen == [(config, overrides)]
 
 
@@ -76,7 +76,7 @@ def test_a_users_fault_is_one_block_and_its_exit_status(
 def test_a_keyboard_interrupt_ends_quietly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from quintet.cli import plan
 
-    def interrupt(*words: object, **options: object) -> None:
+    def interrupt(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(plan, "run", interrupt)
@@ -88,7 +88,7 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     """What isn't the user's fault must be seen by those who can mend it."""
     from quintet.cli import plan
 
-    def fail(*words: object, **options: object) -> None:
+    def fail(*arguments: object, **options: object) -> None:
         raise AssertionError("a defect")
 
     monkeypatch.setattr(plan, "run", fail)
@@ -154,14 +154,14 @@ def test_explain_prints_one_block_for_a_key_of_several_choices(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(monkeypatch, "explain", "algorithm.advantage.name") == 0
-    told = capsys.readouterr().out
-    assert told.count("algorithm.advantage.name") == 1
-    assert "default  'grpo'" in told
-    assert "type     one of grpo, brpo" in told
+    output = capsys.readouterr().out
+    assert output.count("algorithm.advantage.name") == 1
+    assert "default  'grpo'" in output
+    assert "type     one of grpo, brpo" in output
     assert call(monkeypatch, "explain", "algorithm.advantage.gamma") == 0
-    told = capsys.readouterr().out
-    assert told.count("type ") == 1
-    assert "    bi_level_gae: default 1.0, Discount factor per token inside a turn." in told
+    output = capsys.readouterr().out
+    assert output.count("type ") == 1
+    assert "    bi_level_gae: default 1.0, Discount factor per token inside a turn." in output
 
 
 def test_explain_names_the_nearest_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,7 +176,7 @@ def test_everything_that_is_named_is_looked_up_before_anything_begins(
     """A logger's name that is mistyped must not be found after the warm start."""
     (tmp_path / "policies").mkdir()
     (tmp_path / "train.jsonl").write_text("{}")
-    words = [
+    overrides = [
         "env={name: prompts}",
         f"data.train_files={tmp_path}/trian.jsonl",
         "algorithm.advantage={name: gae}",
@@ -188,7 +188,7 @@ def test_everything_that_is_named_is_looked_up_before_anything_begins(
         "resume=/nowhere/global_step_3",
         f"output_dir={tmp_path}/runs",
     ]
-    assert call(monkeypatch, name, *words) == 2
+    assert call(monkeypatch, name, *overrides) == 2
     message = capsys.readouterr().err
     for part in (
         "rollout.engine = 'vlm' (command line)",
@@ -216,16 +216,16 @@ def test_explain_tells_the_dialects_keys_apart(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(monkeypatch, "explain", "rollout_manager.window_size", "--dialect", "vagen") == 0
-    told = capsys.readouterr().out
-    assert "(vagen, vagen)" in told
-    assert "rollout.window_size" in told
+    output = capsys.readouterr().out
+    assert "(vagen, vagen)" in output
+    assert "rollout.window_size" in output
     assert call(monkeypatch, "explain", "rollout_manager.window_size", "--dialect", "verl") == 2
     assert call(monkeypatch, "explain", "x", "--dialect", "regen") == 2
     assert "did you mean ragen?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "shown"),
+    ("overrides", "status", "shown"),
     [
         (["trainer.balance_batch", "--dialect", "verl"], 0, "(verl, verl_run)"),
         (["trainer.balance_batch", "--dialect", "verl"], 0, "releases since 0.3.0"),
@@ -236,9 +236,9 @@ def test_explain_tells_the_dialects_keys_apart(
     ],
 )
 def test_explain_knows_the_keys_of_releases_that_the_reference_documents_omit(
-    words: list[str], status: int, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    overrides: list[str], status: int, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(monkeypatch, "explain", *words) == status
+    assert call(monkeypatch, "explain", *overrides) == status
     assert shown in "".join(capsys.readouterr())
 
 
@@ -321,7 +321,7 @@ def test_a_learner_that_the_run_has_not_needs_no_package(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("overrides", "message"),
     [
         (["resume=atuo"], "resume = 'atuo' (command line): no such directory\n  did you mean auto?"),
         (["resume={run}"], "not a checkpoint\n  did you mean {run}/checkpoints/global_step_10?"),
@@ -330,10 +330,12 @@ def test_a_learner_that_the_run_has_not_needs_no_package(monkeypatch: pytest.Mon
         (["policy.lora.path=/nowhere"], "policy.lora.path = '/nowhere' (command line): no such directory"),
     ],
 )
-def test_where_a_run_goes_on_is_looked_at_before_anything_begins(tmp_path: Path, words: list[str], told: str) -> None:
+def test_where_a_run_goes_on_is_looked_at_before_anything_begins(
+    tmp_path: Path, overrides: list[str], message: str
+) -> None:
     """A run's directory in place of its checkpoint isn't a damaged one, and episodes aren't solved before that is said."""  # noqa: E501
     for name in ("checkpoints/global_step_9", "checkpoints/global_step_10", "policy"):
         (tmp_path / name).mkdir(parents=True)
     with pytest.raises(ConfigError) as error:
-        check_choices(load_experiment(None, [word.format(run=tmp_path) for word in words]))
-    assert told.format(run=tmp_path) in str(error.value)
+        check_choices(load_experiment(None, [word.format(run=tmp_path) for word in overrides]))
+    assert message.format(run=tmp_path) in str(error.value)

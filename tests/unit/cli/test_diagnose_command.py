@@ -17,8 +17,8 @@ from quintet.tracking.run_directory import RunDirectory
 ROOT = Path(__file__).parents[3]
 
 
-def diagnose(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["quintet", "diagnose", *words])
+def diagnose(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["quintet", "diagnose", *arguments])
     with pytest.raises(SystemExit) as end:
         command.main()
     return int(end.value.code or 0)

@@ -17,38 +17,38 @@ from quintet.rollout.engines.engine import ENGINES
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     doctor.run(as_json=True)
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return told
+    output: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return output
 
 
-def states(found: dict[str, Any]) -> dict[tuple[str, str], str]:
-    return {(one["kind"], one["name"]): one["state"] for one in found["abilities"]}
+def states(report: dict[str, Any]) -> dict[tuple[str, str], str]:
+    return {(one["kind"], one["name"]): one["state"] for one in report["abilities"]}
 
 
-def test_versions_and_machine_are_told(found: dict[str, Any]) -> None:
-    assert found["versions"]["quintet"] == __version__
-    assert found["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert found["versions"]["torch"]
-    assert found["machine"]["cores"] > 0
-    assert found["machine"]["memory_bytes"] > 1 << 28
+def test_versions_and_machine_are_told(report: dict[str, Any]) -> None:
+    assert report["versions"]["quintet"] == __version__
+    assert report["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert report["versions"]["torch"]
+    assert report["machine"]["cores"] > 0
+    assert report["machine"]["memory_bytes"] > 1 << 28
 
 
-def test_what_comes_with_quintet_is_ready(found: dict[str, Any]) -> None:
-    ready = states(found)
+def test_what_comes_with_quintet_is_ready(report: dict[str, Any]) -> None:
+    ready = states(report)
     for ability in (("engine", "hf"), ("learner", "in process"), ("logger", "jsonl"), ("env", "sokoban")):
         assert ready[ability] == "ready"
 
 
-def test_every_engine_learner_and_runtime_has_a_line(found: dict[str, Any]) -> None:
-    told = states(found)
-    wanted = {
+def test_every_engine_learner_and_runtime_has_a_line(report: dict[str, Any]) -> None:
+    actual = states(report)
+    expected = {
         "engine": ("hf", "vllm", "sglang", "sglang-server"),
         "learner": ("fsdp", "megatron"),
         "runtime": ("in process", "ray"),
     }
-    assert {(kind, name) for kind, names in wanted.items() for name in names} <= set(told)
+    assert {(kind, name) for kind, names in expected.items() for name in names} <= set(actual)
 
 
 def here(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], requires: tuple[str, ...] = ()) -> None:
@@ -62,7 +62,7 @@ BOTH = {"torch": "2.13.0+cpu", "transformers": "5.19.0"}
 
 
 @pytest.mark.parametrize(
-    ("engine", "versions", "devices", "ready", "words"),
+    ("engine", "versions", "devices", "ready", "message"),
     [
         ("hf", {}, 0, True, "transformers 5.19.0, on the CPU"),
         ("vllm", {}, 0, False, "on a machine with an accelerator; on a CPU scripts/install_vllm_cpu.sh"),
@@ -97,13 +97,13 @@ BOTH = {"torch": "2.13.0+cpu", "transformers": "5.19.0"}
     ],
 )
 def test_an_engine_is_told_with_its_version_or_what_it_lacks(
-    monkeypatch: pytest.MonkeyPatch, engine: str, versions: dict[str, str], devices: int, ready: bool, words: str
+    monkeypatch: pytest.MonkeyPatch, engine: str, versions: dict[str, str], devices: int, ready: bool, message: str
 ) -> None:
     """vLLM is imported by one name whichever of two distributions brought it."""
     here(monkeypatch, BOTH | versions)
-    found, note = engine_checks.check_engine(ENGINES.get(engine), devices)
-    assert found is ready
-    assert words in note
+    report, note = engine_checks.check_engine(ENGINES.get(engine), devices)
+    assert report is ready
+    assert message in note
 
 
 def test_another_torch_than_an_engine_asks_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

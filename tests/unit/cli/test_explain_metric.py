@@ -11,8 +11,8 @@ from quintet.cli import main as command
 from quintet.tracking.metrics import all_metrics
 
 
-def explain(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["quintet", "explain", *words])
+def explain(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["quintet", "explain", *arguments])
     with pytest.raises(SystemExit) as end:
         command.main()
     return int(end.value.code or 0)

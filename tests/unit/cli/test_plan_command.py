@@ -39,8 +39,8 @@ RAGEN = {
 def call(monkeypatch: pytest.MonkeyPatch) -> Call:
     """Run `quintet plan` and return its exit status."""
 
-    def run(*words: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["quintet", "plan", *words])
+    def run(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["quintet", "plan", *arguments])
         with pytest.raises(SystemExit) as end:
             command.main()
         return int(end.value.code or 0)
@@ -52,10 +52,10 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Call:
 def planned(call: Call, capsys: pytest.CaptureFixture[str]) -> Planned:
     """Return the plan as JSON."""
 
-    def run(*words: str) -> dict[str, Any]:
-        assert call(*words, "--json") == 0
-        found: dict[str, Any] = json.loads(capsys.readouterr().out)
-        return found
+    def run(*arguments: str) -> dict[str, Any]:
+        assert call(*arguments, "--json") == 0
+        output: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return output
 
     return run
 
@@ -64,8 +64,8 @@ def planned(call: Call, capsys: pytest.CaptureFixture[str]) -> Planned:
 def lines(call: Call, capsys: pytest.CaptureFixture[str]) -> Lines:
     """Return the lines of the tables."""
 
-    def run(*words: str) -> list[str]:
-        assert call(*words) == 0
+    def run(*arguments: str) -> list[str]:
+        assert call(*arguments) == 0
         return capsys.readouterr().out.splitlines()
 
     return run
@@ -73,9 +73,9 @@ def lines(call: Call, capsys: pytest.CaptureFixture[str]) -> Lines:
 
 def cluster(tmp_path: Path) -> list[str]:
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
-    words = ["policy.preset=null", f"policy.path={tmp_path}", "policy.dtype=bfloat16", "placement.nodes=2"]
+    overrides = ["policy.preset=null", f"policy.path={tmp_path}", "policy.dtype=bfloat16", "placement.nodes=2"]
     split = ["actor.backend=megatron", "actor.parallel.tensor=2", "actor.parallel.pipeline=2"]
-    return [*words, *split, "placement.devices_per_node=8", "rollout.engine=vllm"]
+    return [*overrides, *split, "placement.devices_per_node=8", "rollout.engine=vllm"]
 
 
 def test_the_table_tells_run_arithmetic_placement_and_memory(lines: Lines) -> None:
@@ -126,7 +126,7 @@ NOT_AS_ASKED = "Only devices without the actor have processes for this; otherwis
 
 
 @pytest.mark.parametrize(
-    ("words", "told", "processes", "is_as_asked"),
+    ("overrides", "message", "processes", "is_as_asked"),
     [
         ([], "Robots are simulated on 0-3; their actions are sampled on 0-3.", 4, True),
         (
@@ -151,28 +151,28 @@ NOT_AS_ASKED = "Only devices without the actor have processes for this; otherwis
     ids=["everywhere", "devices of the actor", "apart", "policies apart"],
 )
 def test_the_plan_of_robots_tells_which_devices_really_simulate_and_sample(
-    words: list[str], told: str, processes: int, is_as_asked: bool, lines: Lines, planned: Planned
+    overrides: list[str], message: str, processes: int, is_as_asked: bool, lines: Lines, planned: Planned
 ) -> None:
-    found = lines(*ROBOTS, *words)
-    assert f"  {told}" in found
-    assert (f"  {NOT_AS_ASKED}" not in found) == is_as_asked
-    assert planned(*ROBOTS, *words)["arithmetic"]["robots"]["processes"] == processes
+    records = lines(*ROBOTS, *overrides)
+    assert f"  {message}" in records
+    assert (f"  {NOT_AS_ASKED}" not in records) == is_as_asked
+    assert planned(*ROBOTS, *overrides)["arithmetic"]["robots"]["processes"] == processes
 
 
 def test_json_has_what_the_table_has(tmp_path: Path, planned: Planned) -> None:
-    found = planned(*cluster(tmp_path))
-    assert found["run"]["kind"] == "reinforcement learning"
-    assert found["arithmetic"]["optimizer_steps_per_step"] == 8
-    learner = found["arithmetic"]["learners"]["actor"]
+    actual = planned(*cluster(tmp_path))
+    assert actual["run"]["kind"] == "reinforcement learning"
+    assert actual["arithmetic"]["optimizer_steps_per_step"] == 8
+    learner = actual["arithmetic"]["learners"]["actor"]
     assert (learner["data_parallel_ranks"], learner["episodes_per_rank"]) == (4, 16)
-    assert found["placement"]["components"]["actor"]["devices_by_node"] == {
+    assert actual["placement"]["components"]["actor"]["devices_by_node"] == {
         "0": list(range(8)),
         "1": list(range(8, 16)),
     }
     own = ((7_615_616_512 - 2 * 152064 * 3584) // 2 + 152064 * 3584) // 2
-    assert found["memory"]["components"]["actor"]["weights"] == 2 * own
-    assert found["start"] == "torchrun --nnodes 2 --nproc-per-node 8 -m quintet train …"
-    assert found["not_yet"] == []
+    assert actual["memory"]["components"]["actor"]["weights"] == 2 * own
+    assert actual["start"] == "torchrun --nnodes 2 --nproc-per-node 8 -m quintet train …"
+    assert actual["not_yet"] == []
 
 
 def test_what_waits_is_listed_and_not_refused(tmp_path: Path, lines: Lines) -> None:
@@ -201,12 +201,12 @@ def test_a_foreign_configuration_is_planned_with_what_waits_of_it(
     """Its model is on the hub and not here: that is told, and the rest is planned."""
     (tmp_path / "base.yaml").write_text(json.dumps(RAGEN | {"trainer": {"nnodes": 2}}))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    found = planned(str(tmp_path / "base.yaml"))
-    assert found["arithmetic"]["episodes_per_step"] == 128
-    assert found["start"] == "torchrun --nnodes 2 --nproc-per-node 1 -m quintet train …"
-    assert found["memory"]["unknown"]["policy.path"]["hint"] == "hf download some/model config.json"
-    assert found["memory"]["components"] == {}
-    assert found["not_here"] == []
+    actual = planned(str(tmp_path / "base.yaml"))
+    assert actual["arithmetic"]["episodes_per_step"] == 128
+    assert actual["start"] == "torchrun --nnodes 2 --nproc-per-node 1 -m quintet train …"
+    assert actual["memory"]["unknown"]["policy.path"]["hint"] == "hf download some/model config.json"
+    assert actual["memory"]["components"] == {}
+    assert actual["not_here"] == []
 
 
 def test_what_cant_work_is_refused_by_the_foreign_key(
@@ -222,9 +222,9 @@ def test_what_cant_work_is_refused_by_the_foreign_key(
 def test_what_doesnt_fit_is_refused_only_where_a_size_is_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], call: Call
 ) -> None:
-    words = cluster(tmp_path)
-    assert call(*words) == 0
-    assert call(*words, "--device-memory", "24") == 2
+    cluster_overrides = cluster(tmp_path)
+    assert call(*cluster_overrides) == 0
+    assert call(*cluster_overrides, "--device-memory", "24") == 2
     message = capsys.readouterr().err
     assert "device 0 needs" in message
     assert "what helps most: " in message
@@ -232,13 +232,18 @@ def test_what_doesnt_fit_is_refused_only_where_a_size_is_given(
 
 def test_files_that_are_here_are_counted(tmp_path: Path, planned: Planned, lines: Lines) -> None:
     (tmp_path / "x.jsonl").write_text('{"prompt": "?"}\n' * 70)
-    words = ["env.name=prompts", f"data.train_files=[{tmp_path}/x.jsonl]", "data.epochs=2"]
-    found = planned(*words)["arithmetic"]
-    assert (found["rows"], found["steps"], found["optimizer_steps"], found["rows_dropped_per_pass"]) == (70, 4, 32, 6)
-    shown = lines(*words)
-    told = [" ".join(line.split()) for line in shown]
-    assert "steps 4 2 × 70 rows, 32 in each step" in told
-    assert "episodes per step 512 32 prompts × 16 samples each" in told
+    overrides = ["env.name=prompts", f"data.train_files=[{tmp_path}/x.jsonl]", "data.epochs=2"]
+    actual = planned(*overrides)["arithmetic"]
+    assert (actual["rows"], actual["steps"], actual["optimizer_steps"], actual["rows_dropped_per_pass"]) == (
+        70,
+        4,
+        32,
+        6,
+    )
+    shown = lines(*overrides)
+    results = [" ".join(line.split()) for line in shown]
+    assert "steps 4 2 × 70 rows, 32 in each step" in results
+    assert "episodes per step 512 32 prompts × 16 samples each" in results
     assert any(line.startswith("  validations") and line.endswith("of 70 responses each") for line in shown)
     there = ["env.name=prompts", "data.train_files=[/nowhere/x.parquet]", "data.epochs=2"]
     elsewhere = planned(*there)["arithmetic"]
@@ -259,11 +264,11 @@ def test_rows_that_fill_no_step_are_refused_by_a_plan(
 
 def test_fine_tuning_is_planned_in_rows_passes_and_losses(tmp_path: Path, planned: Planned, lines: Lines) -> None:
     (tmp_path / "x.jsonl").write_text('{"prompt": "?"}\n' * 70)
-    words = [f"data.train_files=[{tmp_path}/x.jsonl]", "sft.batch=16", "sft.epochs=3", "sft.sequences_per_pass=4"]
-    found = planned(*words, "validation.every_steps=0")["arithmetic"]
-    assert (found["steps"], found["passes_per_step"], found["rows_dropped_per_pass"]) == (12, 4, 6)
-    assert found["validations"] == 4  # before, and after each of three passes
-    shown = lines(*words)
+    overrides = [f"data.train_files=[{tmp_path}/x.jsonl]", "sft.batch=16", "sft.epochs=3", "sft.sequences_per_pass=4"]
+    actual = planned(*overrides, "validation.every_steps=0")["arithmetic"]
+    assert (actual["steps"], actual["passes_per_step"], actual["rows_dropped_per_pass"]) == (12, 4, 6)
+    assert actual["validations"] == 4  # before, and after each of three passes
+    shown = lines(*overrides)
     assert any(line.split() == ["steps", "12", "3", "×", "70", "rows,", "16", "in", "each", "step"] for line in shown)
     episodes = lines("sft.episodes={episodes: 50}", "sft.batch=16")
     assert any(line.split()[:3] == ["episodes", "50", "demonstrations,"] for line in episodes)
@@ -271,13 +276,13 @@ def test_fine_tuning_is_planned_in_rows_passes_and_losses(tmp_path: Path, planne
 
 def test_an_evaluation_is_planned_in_questions_and_ks(tmp_path: Path, planned: Planned, lines: Lines) -> None:
     (tmp_path / "x.jsonl").write_text('{"prompt": "?"}\n' * 70)
-    words = [f"evaluation.path={tmp_path}/x.jsonl", "evaluation.samples=[1, 4]"]
-    assert planned(*words)["arithmetic"] == {"rows": 70, "samples": [1, 4], "learners": {}}
-    assert any(line.split() == ["prompts", "70", "with", "stored", "responses"] for line in lines(*words))
+    overrides = [f"evaluation.path={tmp_path}/x.jsonl", "evaluation.samples=[1, 4]"]
+    assert planned(*overrides)["arithmetic"] == {"rows": 70, "samples": [1, 4], "learners": {}}
+    assert any(line.split() == ["prompts", "70", "with", "stored", "responses"] for line in lines(*overrides))
 
 
 @pytest.mark.parametrize(
-    ("words", "kind"),
+    ("overrides", "kind"),
     [
         (["sft.batch=8"], "supervised fine-tuning"),
         (["evaluation.path=x.parquet"], "evaluation of stored answers"),
@@ -286,10 +291,10 @@ def test_an_evaluation_is_planned_in_questions_and_ks(tmp_path: Path, planned: P
     ],
 )
 def test_other_kinds_of_run_are_planned_as_what_they_are(
-    words: list[str], kind: str, planned: Planned, lines: Lines
+    overrides: list[str], kind: str, planned: Planned, lines: Lines
 ) -> None:
-    assert planned(*words)["run"]["kind"] == kind
-    assert lines(*words)[0] == f"frozenlake  {kind}"
+    assert planned(*overrides)["run"]["kind"] == kind
+    assert lines(*overrides)[0] == f"frozenlake  {kind}"
 
 
 def test_text_of_a_configuration_cant_move_the_cursor(lines: Lines) -> None:
@@ -303,20 +308,22 @@ HEAVY = {"torch", "ray", "numpy", "transformers", "tensorboard"}
 
 
 @pytest.mark.parametrize(
-    ("words", "heavy"),
+    ("overrides", "heavy"),
     [
         (["plan"], HEAVY),
         (["plan", "--json"], HEAVY),
         (["--help"], {*HEAVY, "pydantic", "yaml", "quintet.config.native"}),
     ],
 )
-def test_plan_and_help_load_nothing_that_makes_them_slow(words: list[str], heavy: set[str]) -> None:
+def test_plan_and_help_load_nothing_that_makes_them_slow(overrides: list[str], heavy: set[str]) -> None:
     code = (
         "import sys\n"
         "from quintet.cli.main import main\n"
         "try:\n    main()\nexcept SystemExit as end:\n"
         "    print(end.code or 0, *sys.modules, file=sys.stderr)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *overrides], capture_output=True, text=True, check=True, timeout=60
+    )
     status, *modules = done.stderr.split()
     assert (status, heavy & set(modules)) == ("0", set())

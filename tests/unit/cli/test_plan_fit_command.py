@@ -22,8 +22,8 @@ LONG = ("rollout.max_turns=1", "rollout.max_prompt_tokens=1024", "rollout.max_re
 def call(monkeypatch: pytest.MonkeyPatch) -> Call:
     """Run `quintet plan` and return its exit status."""
 
-    def run(*words: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["quintet", "plan", *words])
+    def run(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["quintet", "plan", *arguments])
         with pytest.raises(SystemExit) as end:
             command.main()
         return int(end.value.code or 0)
@@ -35,13 +35,13 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Call:
 def model(tmp_path: Path) -> list[str]:
     """Overrides for a run of Qwen2.5-7B with long responses."""
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
-    words = ["policy.preset=null", f"policy.path={tmp_path}", "policy.dtype=bfloat16", "warm_start=null"]
-    return [*words, *LONG, "rollout.engine=vllm"]
+    overrides = ["policy.preset=null", f"policy.path={tmp_path}", "policy.dtype=bfloat16", "warm_start=null"]
+    return [*overrides, *LONG, "rollout.engine=vllm"]
 
 
-def fitted(call: Call, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+def fitted(call: Call, capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     """The proposals as JSON."""
-    assert call(*words, "--fit", "--json") == 0
+    assert call(*arguments, "--fit", "--json") == 0
     result: dict[str, Any] = json.loads(capsys.readouterr().out)
     return result
 
@@ -93,8 +93,8 @@ def test_json_has_devices_proposals_and_rejections(
 def test_the_written_proposal_is_planned_with_the_same_peak(
     model: list[str], tmp_path: Path, call: Call, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [*model, "--device", "h100", "--devices", "8", "--write", "2", "-o", str(tmp_path / "run.yaml")]
-    proposal = fitted(call, capsys, *words)["proposals"][1]
+    arguments = [*model, "--device", "h100", "--devices", "8", "--write", "2", "-o", str(tmp_path / "run.yaml")]
+    proposal = fitted(call, capsys, *arguments)["proposals"][1]
     assert call(str(tmp_path / "run.yaml"), "--json") == 0
     (peak,) = json.loads(capsys.readouterr().out)["memory"]["peaks"]
     assert (peak["total"], peak["phase"]) == (proposal["peak_bytes"], proposal["peak_phase"])
@@ -121,7 +121,7 @@ def test_if_nothing_fits_it_fails_and_says_what_is_missing(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("overrides", "message"),
     [
         (["--devices", "8"], "--devices has an effect only with --fit\n  add --fit"),
         (["-o", "x.yaml"], "--output has an effect only with --fit"),
@@ -136,10 +136,10 @@ def test_if_nothing_fits_it_fails_and_says_what_is_missing(
     ],
 )
 def test_options_that_cannot_be_followed_are_named(
-    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call, capsys: Any
+    overrides: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert call(*words) == 2
+    assert call(*overrides) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -181,8 +181,8 @@ def test_a_run_script_of_another_framework_gets_its_keys_and_is_written_as_a_nat
     """An engine takes a share of the device, which a plan has to know."""
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
     script = str(Path(__file__).parents[3] / "examples/verl/run_grpo_math_qwen2.5-3b.sh")
-    words = [script, f"actor_rollout_ref.model.path={tmp_path}", "--device", "h200", "--devices", "8"]
-    proposal = fitted(call, capsys, *words, "-o", str(tmp_path / "run.yaml"))["proposals"][0]
+    overrides = [script, f"actor_rollout_ref.model.path={tmp_path}", "--device", "h200", "--devices", "8"]
+    proposal = fitted(call, capsys, *overrides, "-o", str(tmp_path / "run.yaml"))["proposals"][0]
     assert "trainer.n_gpus_per_node=8" in proposal["overrides"]
     assert all(word.startswith(("trainer.", "actor_rollout_ref.")) for word in proposal["overrides"])
     assert call(str(tmp_path / "run.yaml"), "--device-memory", "141", "--json") == 0

@@ -15,12 +15,12 @@ from quintet.cli.options import EvalOptions, ServeOptions
 from quintet.pipelines.model_lookup import StoredModel
 
 
-def served(found: StoredModel) -> Iterator[str]:
-    return serve._overrides(found, ServeOptions())
+def served(actual: StoredModel) -> Iterator[str]:
+    return serve._overrides(actual, ServeOptions())
 
 
-def measured(found: StoredModel) -> Iterator[str]:
-    return evaluate._model_overrides("", found, EvalOptions(env="frozenlake"))
+def measured(actual: StoredModel) -> Iterator[str]:
+    return evaluate._model_overrides("", actual, EvalOptions(env="frozenlake"))
 
 
 @pytest.mark.parametrize("words", [served, measured])

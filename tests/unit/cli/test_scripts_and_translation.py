@@ -29,8 +29,8 @@ sft: {env_type: frozenlake}
 """
 
 
-def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["quintet", *words])
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["quintet", *arguments])
     with pytest.raises(SystemExit) as end:
         command.main()
     return int(end.value.code or 0)
@@ -49,21 +49,21 @@ def test_a_run_script_is_explained_planned_and_trained_alike(
 ) -> None:
     for name in ("train", "plan", "explain"):
         assert call(monkeypatch, name, "run.sh", *(["data.seed"] if name == "explain" else [])) == 2
-        told = capsys.readouterr().err
-        assert "trainer.total_training_steps (run.sh:7): $(cat steps) is the output of a program" in told
-        assert "trainer.total_training_steps=…" in told
-    said = "trainer.total_training_steps=5"
-    assert call(monkeypatch, "explain", "run.sh", "data.train_batch_size", said) == 0
+        stderr = capsys.readouterr().err
+        assert "trainer.total_training_steps (run.sh:7): $(cat steps) is the output of a program" in stderr
+        assert "trainer.total_training_steps=…" in stderr
+    override = "trainer.total_training_steps=5"
+    assert call(monkeypatch, "explain", "run.sh", "data.train_batch_size", override) == 0
     assert "data.train_batch_size = 8  (run.sh:4)" in capsys.readouterr().out
-    assert call(monkeypatch, "plan", "run.sh", said) in (0, 2)
-    told = capsys.readouterr().err
-    assert "run.sh:7: $(date) is the output of a program, and none is run here (line 7): the name has date" in told
-    assert "run.sh: a configuration of verl" in told
-    assert call(monkeypatch, "train", "run.sh", said) == 2
-    told = capsys.readouterr().err
-    assert "run.sh: a configuration of verl" in told
+    assert call(monkeypatch, "plan", "run.sh", override) in (0, 2)
+    stderr = capsys.readouterr().err
+    assert "run.sh:7: $(date) is the output of a program, and none is run here (line 7): the name has date" in stderr
+    assert "run.sh: a configuration of verl" in stderr
+    assert call(monkeypatch, "train", "run.sh", override) == 2
+    stderr = capsys.readouterr().err
+    assert "run.sh: a configuration of verl" in stderr
     # what lacks first: the engine where it isn't installed, else the data
-    assert "(actor_rollout_ref.rollout.name: run.sh:6) needs vllm" in told or "data.train_files" in told
+    assert "(actor_rollout_ref.rollout.name: run.sh:6) needs vllm" in stderr or "data.train_files" in stderr
 
 
 def test_a_list_may_be_native(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,17 +88,17 @@ def test_a_value_is_explained_with_what_it_comes_from(
     key: str, parts: list[str], here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(monkeypatch, "explain", "base.yaml", key) == 0
-    told = capsys.readouterr().out
-    assert all(part in told for part in parts), told
+    output = capsys.readouterr().out
+    assert all(part in output for part in parts), output
 
 
 def test_a_key_is_explained_with_its_unit_and_what_others_call_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(monkeypatch, "explain", "data.train_batch_size", "--dialect", "verl") == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for part in ("default  1024", "unit     prompts", "native   training.groups_per_step", "roll: rollout_batch_size"):
-        assert part in told, told
+        assert part in output, output
     assert call(monkeypatch, "explain", "training.groups_per_step") == 0
     assert "ragen: training.train_batch_size" in capsys.readouterr().out
     assert call(monkeypatch, "explain", "training.groups_per_step", "--json") == 0
@@ -109,12 +109,12 @@ def test_the_list_tells_how_many_keys_there_are(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(monkeypatch, "explain", "--list", "--json") == 0
-    told = capsys.readouterr()
-    objects = [json.loads(line) for line in told.out.splitlines()]
-    assert told.err.startswith(f"{len(objects)} documented keys, ")
+    captured = capsys.readouterr()
+    objects = [json.loads(line) for line in captured.out.splitlines()]
+    assert captured.err.startswith(f"{len(objects)} documented keys, ")
     assert all("unit" in one for one in objects)
     assert call(monkeypatch, "explain", "--list") == 0
-    assert capsys.readouterr().out.splitlines()[-1] == told.err.strip()
+    assert capsys.readouterr().out.splitlines()[-1] == captured.err.strip()
     assert call(monkeypatch, "explain", "--list", "--dialect", "native", "--json") == 0
     assert any(json.loads(line)["key"] == "seed" for line in capsys.readouterr().out.splitlines())
 
@@ -126,9 +126,9 @@ def test_a_run_is_translated_and_read_again(
     assert call(monkeypatch, "explain", "own.yaml", "training.samples_per_group") == 0
     assert "training.samples_per_group = 6" in capsys.readouterr().out
     assert call(monkeypatch, "translate", "own.yaml", "--to", "ragen") == 0
-    told = capsys.readouterr()
-    assert "n_rollout: 6" in told.out
-    (here / "again.yaml").write_text(told.out)
+    captured = capsys.readouterr()
+    assert "n_rollout: 6" in captured.out
+    (here / "again.yaml").write_text(captured.out)
     assert call(monkeypatch, "explain", "again.yaml", "rollout.max_turns") == 0
     assert "rollout.max_turns = 3" in capsys.readouterr().out
 
@@ -139,14 +139,14 @@ def test_a_translation_lists_the_settings_that_are_not_supported(
     run = {"actor_rollout_ref": {"model": {"path": "m"}, "rollout": {"name": "trtllm"}}, "data": {"gen_batch_size": 7}}
     (here / "verl.yaml").write_text(json.dumps(run))
     assert call(monkeypatch, "translate", "verl.yaml", "--to", "native") == 0
-    told = capsys.readouterr()
-    assert "settings that are not supported yet; comments at the end list them" in told.err
-    _, listed = told.out.split("# The original run also has these settings, and is another one without them:\n")
+    captured = capsys.readouterr()
+    assert "settings that are not supported yet; comments at the end list them" in captured.err
+    _, listed = captured.out.split("# The original run also has these settings, and is another one without them:\n")
     assert "#   data.gen_batch_size = 7 (verl.yaml:1) is not supported yet: requires rollouts of more prompts" in listed
 
 
 @pytest.mark.parametrize(
-    ("words", "part"),
+    ("overrides", "part"),
     [
         (["base.yaml", "--to", "regen"], "did you mean ragen?"),
         (["base.yaml", "--to", "ragen"], "already in the format of ragen"),
@@ -157,13 +157,13 @@ def test_a_translation_lists_the_settings_that_are_not_supported(
     ],
 )
 def test_translations_that_cant_be_made_are_messages(
-    words: list[str],
+    overrides: list[str],
     part: str,
     here: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert call(monkeypatch, "translate", *words) == 2
+    assert call(monkeypatch, "translate", *overrides) == 2
     assert part in capsys.readouterr().err
     assert (here / "run.sh").read_text() == SCRIPT
 

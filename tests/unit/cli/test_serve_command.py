@@ -27,12 +27,12 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What would be served, and how."""
     seen: list[Any] = []
-    monkeypatch.setattr(serve, "_serve", lambda *given: seen.append(given) or 0)
+    monkeypatch.setattr(serve, "_serve", lambda *value: seen.append(value) or 0)
     return seen
 
 
 @pytest.mark.parametrize(
-    ("words", "asked", "told"),
+    ("overrides", "asked", "message"),
     [
         ([], ServeOptions(host="0.0.0.0"), "there is no token"),
         ([], ServeOptions(host="box.example"), "there is no token"),
@@ -41,10 +41,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         (["rollout.engin=hf"], ServeOptions(), "rollout.engine"),
     ],
 )
-def test_what_cant_be_served_is_told(policy_directory: Path, words: list[str], asked: ServeOptions, told: str) -> None:
+def test_what_cant_be_served_is_told(
+    policy_directory: Path, overrides: list[str], asked: ServeOptions, message: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
-        run(str(policy_directory), words, asked)
-    assert told in str(refused.value)
+        run(str(policy_directory), overrides, asked)
+    assert message in str(refused.value)
 
 
 def test_what_is_no_model_is_told() -> None:
@@ -85,21 +87,21 @@ def test_a_run_is_served_as_it_was_trained(policy_directory: Path, started: list
     assert composed.experiment.rollout.engine_options.memory_share is None
 
 
-def opened(policy: Path, context: int | None, *overrides: str) -> Any:
+def build_handler(policy: Path, context: int | None, *overrides: str) -> Any:
     from quintet.config.compose import load_experiment
 
-    given = ["policy.preset=null", f"policy.path={policy}", "warm_start=null", *overrides]
-    composed: ComposedConfig = load_experiment(None, given)
+    served_overrides = ["policy.preset=null", f"policy.path={policy}", "warm_start=null", *overrides]
+    composed: ComposedConfig = load_experiment(None, served_overrides)
     return build_request_handler(composed.experiment, policy, name="m", context=context)
 
 
 def test_the_handler_has_the_requested_context(policy_directory: Path) -> None:
-    for wanted, given in ((None, 512), (64, 64)):
-        made = opened(policy_directory, wanted, "rollout.max_concurrent=3")
+    for expected, given in ((None, 512), (64, 64)):
+        made = build_handler(policy_directory, expected, "rollout.max_concurrent=3")
         assert (made.handler.engine.max_model_len, made.max_concurrent_requests, made.dtype) == (given, 3, "float32")
         made.handler.close()
     with pytest.raises(UserError, match="supports 512 tokens"):
-        opened(policy_directory, 513)
+        build_handler(policy_directory, 513)
 
 
 def test_the_page_names_every_option_and_field() -> None:

@@ -20,19 +20,19 @@ MANISKILL = Path(__file__).parents[3] / "examples" / "rlinf" / "maniskill_ppo_op
 
 
 @pytest.mark.parametrize(
-    ("key", "url", "told"),
+    ("key", "url", "message"),
     [
         ("checkpoint.remote_dir", "/proc/nowhere", "cannot write to /proc/nowhere: FileNotFoundError"),
         ("checkpoint.remote_dir", "nowhere://x", "not supported by fsspec"),
         ("sft.remote_dir", "file:///proc/nowhere", "cannot write to"),
     ],
 )
-def test_a_store_that_cant_be_written_is_told_at_the_start(key: str, url: str, told: str) -> None:
-    words = ["sft.episodes={}"] if key.startswith("sft") else []
+def test_a_store_that_cant_be_written_is_told_at_the_start(key: str, url: str, message: str) -> None:
+    overrides = ["sft.episodes={}"] if key.startswith("sft") else []
     with pytest.raises(ConfigError) as refused:
-        check_choices(load_experiment(None, [*words, f"{key}={url}"]))
+        check_choices(load_experiment(None, [*overrides, f"{key}={url}"]))
     assert (refused.value.key, refused.value.source) == (key, "command line")
-    assert f"{key} = '{url}' (command line): {told}" in str(refused.value)
+    assert f"{key} = '{url}' (command line): {message}" in str(refused.value)
 
 
 def test_a_store_that_can_be_written_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,8 +68,8 @@ def test_a_misspelt_loss_function_is_refused_with_the_functions_of_its_file(
     file = tmp_path / "loss.py"
     file.write_text(LOSS_FILE)
     reference = f"{file}:{name}"
-    words = [f"output_dir={tmp_path}/runs", "algorithm.loss.name=custom", f"algorithm.loss.function={reference}"]
-    monkeypatch.setattr(sys, "argv", ["quintet", "train", *words])
+    overrides = [f"output_dir={tmp_path}/runs", "algorithm.loss.name=custom", f"algorithm.loss.function={reference}"]
+    monkeypatch.setattr(sys, "argv", ["quintet", "train", *overrides])
     with pytest.raises(SystemExit) as end:
         command.main()
     assert end.value.code == 2
@@ -95,9 +95,9 @@ def test_training_is_refused_before_a_run_directory_if_images_exceed_the_prompt(
 ) -> None:
     """Otherwise no episode of the run has a turn."""
     monkeypatch.chdir(tmp_path)
-    words = ["policy.preset=grid-vl", "env.render=vision", "env.tile_size=16", "rollout.max_prompt_tokens=10"]
+    overrides = ["policy.preset=grid-vl", "env.render=vision", "env.tile_size=16", "rollout.max_prompt_tokens=10"]
     with pytest.raises(ConfigError, match=r"rollout\.max_prompt_tokens = 10 \(command line\).*4 × 4 = 16 tokens"):
-        train.run(None, [*words, "training.steps=0", "warm_start.updates=1"], None, "refuse")
+        train.run(None, [*overrides, "training.steps=0", "warm_start.updates=1"], None, "refuse")
     assert not list(tmp_path.iterdir())
 
 
@@ -114,7 +114,7 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("policy", "words", "told"),
+    ("policy", "overrides", "message"),
     [
         (
             "complete",
@@ -138,15 +138,15 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_a_policy_without_statistics_of_its_actions_is_refused_by_the_keys_of_rlinf(
-    policies: Path, monkeypatch: pytest.MonkeyPatch, policy: str, words: list[str], told: str | None
+    policies: Path, monkeypatch: pytest.MonkeyPatch, policy: str, overrides: list[str], message: str | None
 ) -> None:
     monkeypatch.setenv("EMBODIED_PATH", str(MANISKILL.parent))
     placed = [f"cluster.component_placement.{part}=0" for part in ("actor", "env", "rollout")]
-    words = [*placed, f"actor.model.model_path={policies / policy}", *words]
-    composed = load_config(str(MANISKILL), words, None, "refuse")
-    if told is None:
+    overrides = [*placed, f"actor.model.model_path={policies / policy}", *overrides]
+    composed = load_config(str(MANISKILL), overrides, None, "refuse")
+    if message is None:
         check_action_policy(composed)
         return
     with pytest.raises(ConfigError) as refused:
         check_action_policy(composed)
-    assert str(refused.value).startswith(told)
+    assert str(refused.value).startswith(message)

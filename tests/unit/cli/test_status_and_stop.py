@@ -20,8 +20,8 @@ from quintet.tracking.run_directory import RunDirectory
 from quintet.tracking.run_processes import RunProcess
 
 
-def quintet(*words: str) -> None:
-    app(list(words), standalone_mode=False)
+def quintet(*arguments: str) -> None:
+    app(list(arguments), standalone_mode=False)
 
 
 @pytest.fixture

@@ -53,27 +53,29 @@ TWO_TURNS = (
 
 
 def tokenizer(template: str | None = None) -> Any:
-    made = tiny_models.train_tokenizer(420, ["system\nuser\nassistant\n Up Down or now"])
+    conversations = tiny_models.train_tokenizer(420, ["system\nuser\nassistant\n Up Down or now"])
     if template is not None:
         signs = ["<|begin|>", "<|head|>", "<|/head|>", "<|eot|>", "<|A|>", "<|U|>"]
-        made.add_special_tokens({"additional_special_tokens": signs}, replace_extra_special_tokens=False)
-        made.chat_template = template
-    return made
+        conversations.add_special_tokens({"additional_special_tokens": signs}, replace_extra_special_tokens=False)
+        conversations.chat_template = template
+    return conversations
 
 
-def parts(made: Any, passage: TokenSequence) -> list[tuple[str, bool]]:
+def parts(conversations: Any, passage: TokenSequence) -> list[tuple[str, bool]]:
     """What is learnt and what isn't, as text, in order."""
-    found: list[tuple[list[int], bool]] = []
+    results: list[tuple[list[int], bool]] = []
     for token, own in zip(passage.tokens, passage.loss_mask, strict=True):
-        if not found or found[-1][1] != own:
-            found.append(([], own))
-        found[-1][0].append(token)
-    return [(made.decode(tokens, skip_special_tokens=False), own) for tokens, own in found]
+        if not results or results[-1][1] != own:
+            results.append(([], own))
+        results[-1][0].append(token)
+    return [(conversations.decode(tokens, skip_special_tokens=False), own) for tokens, own in results]
 
 
 def learnt(template: str | None, messages: Sequence[dict[str, Any]], first: int = 0) -> list[list[tuple[str, bool]]]:
-    made = tokenizer(template)
-    return [parts(made, p) for p in ConversationFormat(made).encode(Conversation(tuple(messages), first))]
+    conversations = tokenizer(template)
+    return [
+        parts(conversations, p) for p in ConversationFormat(conversations).encode(Conversation(tuple(messages), first))
+    ]
 
 
 def test_chatml_replies_and_their_end_tokens_are_learnt() -> None:
@@ -127,9 +129,9 @@ def test_where_earlier_thoughts_are_dropped_each_reply_has_a_sequence() -> None:
     ]
 
 
-@pytest.mark.parametrize("said", ["<think>\na</think>b", "a</think>b"])
-def test_thoughts_that_the_template_leaves_out_of_the_reply_itself_are_learnt(said: str) -> None:
-    talk = [{"role": "user", "content": "one"}, {"role": "assistant", "content": said}]
+@pytest.mark.parametrize("message", ["<think>\na</think>b", "a</think>b"])
+def test_thoughts_that_the_template_leaves_out_of_the_reply_itself_are_learnt(message: str) -> None:
+    talk = [{"role": "user", "content": "one"}, {"role": "assistant", "content": message}]
     assert learnt(BEGUN, talk) == [[("<|U|>one<|A|><think>\n", False), ("a</think>b<|im_end|>", True)]]
 
 
@@ -142,9 +144,9 @@ def test_a_conversation_that_the_assistant_begins() -> None:
 
 
 def test_a_rendered_prompt_is_not_templated_again() -> None:
-    made = tokenizer()
-    (passage,) = ConversationFormat(made).encode(Conversation(prompt="Q: or\nA:", answer=" Up"))
-    assert parts(made, passage) == [("Q: or\nA:", False), (" Up<|im_end|>", True)]
+    conversations = tokenizer()
+    (passage,) = ConversationFormat(conversations).encode(Conversation(prompt="Q: or\nA:", answer=" Up"))
+    assert parts(conversations, passage) == [("Q: or\nA:", False), (" Up<|im_end|>", True)]
 
 
 def test_sentencepiece_tokenizers_encode_all_pieces_jointly() -> None:
@@ -152,17 +154,17 @@ def test_sentencepiece_tokenizers_encode_all_pieces_jointly() -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = ["<unk>", "</s>", "▁[INST]", "▁a", "▁b", "▁[/INST]", "▁Up", "▁"]
-    plain = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    arguments = ["<unk>", "</s>", "▁[INST]", "▁a", "▁b", "▁[/INST]", "▁Up", "▁"]
+    plain = Tokenizer(models.WordLevel({word: i for i, word in enumerate(arguments)}, unk_token="<unk>"))
     plain.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-    made = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="</s>", unk_token="<unk>")
-    made.chat_template = (
+    conversations = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="</s>", unk_token="<unk>")
+    conversations.chat_template = (
         "{% for m in messages %}{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]{% else %} "
         "{{ m['content'] }}</s>{% endif %}{% endfor %}"
     )
     talk = ({"role": "user", "content": "a b"}, {"role": "assistant", "content": "Up"})
-    (passage,) = ConversationFormat(made).encode(Conversation(talk))
-    tokens = made.convert_ids_to_tokens(list(passage.tokens))
+    (passage,) = ConversationFormat(conversations).encode(Conversation(talk))
+    tokens = conversations.convert_ids_to_tokens(list(passage.tokens))
     assert [(t, o) for t, o in zip(tokens, passage.loss_mask, strict=True)] == [
         ("▁[INST]", False),
         ("▁a", False),
@@ -176,16 +178,18 @@ def test_sentencepiece_tokenizers_encode_all_pieces_jointly() -> None:
 @given(st.lists(st.text(st.characters(codec="utf-8"), max_size=12), min_size=2, max_size=6))
 @settings(max_examples=60, deadline=None)
 def test_exactly_the_replies_are_trained_for_any_messages(said: list[str]) -> None:
-    made = FIXED
+    conversations = FIXED
     roles = ["user", "assistant"] * 3
     talk = tuple({"role": role, "content": text} for role, text in zip(roles, said, strict=False))
-    passages = ConversationFormat(made).encode(Conversation(talk))
+    passages = ConversationFormat(conversations).encode(Conversation(talk))
     own = [token for passage in passages for token, o in zip(passage.tokens, passage.loss_mask, strict=True) if o]
     replies = [m["content"] for m in talk if m["role"] == "assistant"]
-    assert own == [token for reply in replies for token in [*made.encode(reply, add_special_tokens=False), END]]
+    assert own == [
+        token for reply in replies for token in [*conversations.encode(reply, add_special_tokens=False), END]
+    ]
     if len(passages) == 1:
-        whole = made.apply_chat_template(list(talk), tokenize=False)
-        assert whole.startswith(made.decode(passages[0].tokens, skip_special_tokens=False))
+        whole = conversations.apply_chat_template(list(talk), tokenize=False)
+        assert whole.startswith(conversations.decode(passages[0].tokens, skip_special_tokens=False))
 
 
 FIXED = tokenizer()
@@ -214,7 +218,7 @@ def test_rows_are_read_from_the_configured_columns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "keys", "words"),
+    ("row", "keys", "parts"),
     [
         ({"prompt": "a"}, {}, ["no response", "data.response_key", "x.jsonl, row 3"]),
         ({"message": []}, {"messages_key": "messages"}, ["messages", "data.messages_key=message"]),
@@ -223,15 +227,15 @@ def test_rows_are_read_from_the_configured_columns() -> None:
         ({"question": "a", "answer": "b"}, {}, ["prompt", "question"]),
     ],
 )
-def test_rows_without_messages_are_named(row: dict[str, Any], keys: dict[str, Any], words: list[str]) -> None:
+def test_rows_without_messages_are_named(row: dict[str, Any], keys: dict[str, Any], parts: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
         read(row, **keys)
-    for word in words:
+    for word in parts:
         assert word in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("template", "messages", "words"),
+    ("template", "messages", "message"),
     [
         (None, TWO_TURNS[:2], "no reply to train on"),
         (REFUSING, TWO_TURNS, "no system here"),
@@ -239,9 +243,9 @@ def test_rows_without_messages_are_named(row: dict[str, Any], keys: dict[str, An
     ],
 )
 def test_a_conversation_that_the_template_rejects_is_an_error(
-    template: str | None, messages: tuple[Any, ...], words: str
+    template: str | None, messages: tuple[Any, ...], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=message):
         ConversationFormat(tokenizer(template)).encode(Conversation(messages), "row 7")
 
 

@@ -12,8 +12,8 @@ from quintet.errors import ConfigError
 from quintet.policies.tiny_models import train_tokenizer
 
 
-def data(*words: str | Path) -> None:
-    app([str(word) for word in words], standalone_mode=False)
+def data(*arguments: str | Path) -> None:
+    app([str(word) for word in arguments], standalone_mode=False)
 
 
 def test_make_and_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,7 +60,7 @@ def test_tasks_are_listed_with_their_options(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
         (["make", "solved", "OUT"], "solved requires an environment"),
         (["make", "solved", "OUT", "--env", "sokoban", "--style", "worked"], "has no styles"),
@@ -75,10 +75,10 @@ def test_tasks_are_listed_with_their_options(capsys: pytest.CaptureFixture[str])
         (["show", "ROWS", "prompt_key=q"], "columns: data_source"),
     ],
 )
-def test_errors_of_the_data_command_name_the_cause(tmp_path: Path, words: list[str], told: str) -> None:
+def test_errors_of_the_data_command_name_the_cause(tmp_path: Path, arguments: list[str], message: str) -> None:
     out, rows = tmp_path / "out", tmp_path / "rows.jsonl"
     rows.write_text('{"data_source": "addition", "prompt": "2 + 3 = ?"}\n')
     with pytest.raises(ConfigError) as caught:
-        data(*(word.replace("OUT", str(out)).replace("ROWS", str(rows)) for word in words))
-    assert told in str(caught.value)
+        data(*(word.replace("OUT", str(out)).replace("ROWS", str(rows)) for word in arguments))
+    assert message in str(caught.value)
     assert not out.exists()

@@ -89,20 +89,20 @@ def held_out(settings: Mapping[str, Any]) -> None:
     PromptSplit.from_config(DataConfig(**settings), tokenizer(), 400).check_domains(10)
 
 
-def prompts_of(words: list[str]) -> None:
-    PromptDataset.from_config(load_experiment(None, words).experiment, tokenizer())
+def prompts_of(overrides: list[str]) -> None:
+    PromptDataset.from_config(load_experiment(None, overrides).experiment, tokenizer())
 
 
-def named_prompt(words: list[str]) -> None:
+def named_prompt(overrides: list[str]) -> None:
     """A prompt of a row that is for an agent loop with tools."""
     Path("named.jsonl").write_text('{"prompt": "1 + 1 = ?", "agent_name": "tool_agent"}\n')
-    words = ["env.name=prompts", "data.train_files=[named.jsonl]", *words]
-    PromptDataset.from_config(load_experiment(None, words).experiment, tokenizer())[0]
+    overrides = ["env.name=prompts", "data.train_files=[named.jsonl]", *overrides]
+    PromptDataset.from_config(load_experiment(None, overrides).experiment, tokenizer())[0]
 
 
-def preset_texts(words: list[str]) -> None:
+def preset_texts(overrides: list[str]) -> None:
     """The texts from which the tokenizer of a preset is made."""
-    config = load_experiment(None, words).experiment
+    config = load_experiment(None, overrides).experiment
     if config.policy.preset and config.data:
         list(iter_training_texts(config.data))
 

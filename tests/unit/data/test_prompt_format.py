@@ -79,13 +79,13 @@ def test_the_tokenizers_template_is_applied_with_the_generation_prompt() -> None
     expected = "<|im_start|>user\n2 + 3<|im_end|>\n<|im_start|>assistant\n"
     assert text(None, ("user", "2 + 3")) == text("native", ("user", "2 + 3")) == expected
     form = PromptFormat(tokenizer(), max_tokens=64)
-    words = tokenizer().encode("2 + 3", add_special_tokens=False)
+    prompt_ids = tokenizer().encode("2 + 3", add_special_tokens=False)
     start, end = tokenizer().convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
     tokens = form.tokens(ask(("user", "2 + 3")), "here")
     assert tokens.count(start) == 2
     assert tokens.count(end) == 1
     assert tokenizer().decode(tokens) == expected
-    assert any(list(tokens[at : at + len(words)]) == words for at in range(len(tokens)))
+    assert any(list(tokens[at : at + len(prompt_ids)]) == prompt_ids for at in range(len(tokens)))
 
 
 def test_no_token_is_put_before_or_behind_the_text() -> None:
@@ -121,13 +121,13 @@ def test_a_template_can_be_chosen_by_name(name: str, expected: str) -> None:
 
 
 def test_a_system_message_replaces_the_templates_default() -> None:
-    told = text("qwen2_5", ("system", "Be brief."), ("user", "Hi"))
-    assert told == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    actual = text("qwen2_5", ("system", "Be brief."), ("user", "Hi"))
+    assert actual == "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_earlier_thoughts_are_left_out_by_qwen3() -> None:
-    told = text("qwen3", ("user", "a"), ("assistant", "<think>long</think>\n\nb"), ("user", "c"))
-    assert told == (
+    actual = text("qwen3", ("user", "a"), ("assistant", "<think>long</think>\n\nb"), ("user", "c"))
+    assert actual == (
         "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
         "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -143,7 +143,7 @@ def test_a_template_from_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("qwen25", "did you mean qwen2_5"),
         ("/nowhere/t.jinja", "cannot read the file"),
@@ -153,10 +153,10 @@ def test_a_template_from_a_file(tmp_path: Path) -> None:
         ("{{ messages.__class__.__mro__ }}", "cannot be applied to row 3"),
     ],
 )
-def test_an_invalid_template_is_reported(name: str, told: str) -> None:
+def test_an_invalid_template_is_reported(name: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         text(name, ("user", "Hi"))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert caught.value.key == "data.template"
 
 

@@ -35,24 +35,24 @@ def questions(*files: str, limit: int = 200, split: Any = "train", seed: int = 5
     return PromptSplit.from_config(DataConfig(train_files=files, **config), tokenizer(), limit, split, seed)
 
 
-def truths(found: PromptSplit) -> list[Any]:
-    return [question.ground_truth for question in found]
+def truths(actual: PromptSplit) -> list[Any]:
+    return [question.ground_truth for question in actual]
 
 
 def test_rows_as_questions_and_prompts(tmp_path: Path) -> None:
-    found = questions(rows(tmp_path / "a.jsonl", 4))
-    assert len(found) == 4
-    assert truths(found) == ["0", "1", "2", "3"]
-    assert tokenizer().decode(found.prompt(2)) == "<|im_start|>user\na 2<|im_end|>\n<|im_start|>assistant\n"
-    assert found.prompt(2) is found.prompt(2)
+    actual = questions(rows(tmp_path / "a.jsonl", 4))
+    assert len(actual) == 4
+    assert truths(actual) == ["0", "1", "2", "3"]
+    assert tokenizer().decode(actual.prompt(2)) == "<|im_start|>user\na 2<|im_end|>\n<|im_start|>assistant\n"
+    assert actual.prompt(2) is actual.prompt(2)
 
 
 def test_long_prompts_are_left_out_and_counted(tmp_path: Path) -> None:
     short, long = rows(tmp_path / "short.jsonl", 3), rows(tmp_path / "long.jsonl", 2, words=40)
-    found = questions(short, long, short, limit=60, filter_long_prompts=True)
-    assert (len(found), found.num_filtered, found.sizes) == (6, 2, (3, 0, 3))
-    assert [question.id for question in found] == [0, 1, 2, 5, 6, 7]
-    assert max(len(found.prompt(row)) for row in range(6)) <= 60
+    actual = questions(short, long, short, limit=60, filter_long_prompts=True)
+    assert (len(actual), actual.num_filtered, actual.sizes) == (6, 2, (3, 0, 3))
+    assert [question.id for question in actual] == [0, 1, 2, 5, 6, 7]
+    assert max(len(actual.prompt(row)) for row in range(6)) <= 60
     with pytest.raises(ConfigError, match=r"long.jsonl, row 0 has \d+ tokens"):
         questions(short, long, limit=60).prompt(3)
     assert len(questions(short, long, limit=60, truncation="middle").prompt(3)) == 60
@@ -112,13 +112,13 @@ def test_prompts_tokenized_by_workers_are_the_same(tmp_path: Path) -> None:
 
 def test_some_rows_are_drawn_once(tmp_path: Path) -> None:
     path = rows(tmp_path / "a.jsonl", 30)
-    found = truths(questions(path, train_rows=10))
-    assert len(set(found)) == 10
-    assert found != [str(n) for n in range(10)]
-    assert found == truths(questions(path, train_rows=10))
-    assert found != truths(questions(path, train_rows=10, seed=6))
+    actual = truths(questions(path, train_rows=10))
+    assert len(set(actual)) == 10
+    assert actual != [str(n) for n in range(10)]
+    assert actual == truths(questions(path, train_rows=10))
+    assert actual != truths(questions(path, train_rows=10, seed=6))
     own_seed = DataConfig(train_files=(path,), train_rows=10, seed=5)
-    assert found == truths(PromptSplit.from_config(own_seed, tokenizer(), 200, seed=6))
+    assert actual == truths(PromptSplit.from_config(own_seed, tokenizer(), 200, seed=6))
     assert len(questions(path, train_rows=99)) == 30
 
 
@@ -159,11 +159,11 @@ DOMAINS = {"sums": {"sources": ["add*", "plus"], "share": 0.4}, "rest": {"source
 
 def test_a_step_has_the_shares_of_the_domains(tmp_path: Path) -> None:
     file = tagged(tmp_path / "a.jsonl", "addition", "plus", "code", "words", None, "adds", "code", "code")
-    found = questions(file, domains=DOMAINS, source_key="tag")
-    assert [question.data_source for question in found] == ["sums"] * 2 + ["rest"] * 3 + ["sums"] + ["rest"] * 2
-    sampler = found.create_sampler(4)
+    actual = questions(file, domains=DOMAINS, source_key="tag")
+    assert [question.data_source for question in actual] == ["sums"] * 2 + ["rest"] * 3 + ["sums"] + ["rest"] * 2
+    sampler = actual.create_sampler(4)
     for _ in range(6):
-        sources = [found[row].data_source for row in sampler.take(4)]
+        sources = [actual[row].data_source for row in sampler.take(4)]
         assert (sources.count("sums"), sources.count("rest")) == (1, 3)  # int(0.4 * 4) = 1, and the rest
 
 
@@ -171,29 +171,29 @@ def test_rows_of_no_domain_are_not_trained_on_and_not_held_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tagged(tmp_path / "a.jsonl", "addition", "code", "plus")
-    found = questions(file, domains={"sums": {**DOMAINS["sums"], "share": 1.0}}, source_key="tag")
+    actual = questions(file, domains={"sums": {**DOMAINS["sums"], "share": 1.0}}, source_key="tag")
     with caplog.at_level("INFO"):
-        sampler = found.create_sampler(2)
+        sampler = actual.create_sampler(2)
     assert "1 rows of data.train_files belong to no domain" in caplog.text
     assert {row for _ in range(4) for row in sampler.take(2)} == {0, 2}
     with pytest.raises(ConfigError, match=r"a.jsonl, row 1: a held-out row belongs to no domain"):
-        found.check_domains(10)
+        actual.check_domains(10)
     with pytest.raises(ConfigError, match=r"data\.domains\.sums has 2 rows in data\.train_files, fewer than the 3"):
-        found.create_sampler(3)
+        actual.create_sampler(3)
 
 
 def test_a_column_can_name_the_domain_of_a_row(tmp_path: Path) -> None:
     lines = ({"prompt": "1", "answer": "1", "tag": "plus", "domain": name} for name in ("rest", None, "other"))
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = questions(str(tmp_path / "a.jsonl"), domains=DOMAINS, source_key="tag")
-    assert [question.data_source for question in found] == ["rest", "sums", ""]
+    actual = questions(str(tmp_path / "a.jsonl"), domains=DOMAINS, source_key="tag")
+    assert [question.data_source for question in actual] == ["rest", "sums", ""]
 
 
 def test_keep_options_add_prompts_to_the_extra_fields(tmp_path: Path) -> None:
     a = rows(tmp_path / "a.jsonl", 3)
-    found = questions(a, keep_raw_tokens=True, keep_messages=True, keep_text=True)
-    extra = found[1].extra
-    assert extra["raw_prompt_ids"] == list(found.prompt(1))
+    actual = questions(a, keep_raw_tokens=True, keep_messages=True, keep_text=True)
+    extra = actual[1].extra
+    assert extra["raw_prompt_ids"] == list(actual.prompt(1))
     assert extra["raw_prompt"] == [{"role": "user", "content": "a 1"}]
     assert extra["full_prompts"] == "<|im_start|>user\na 1<|im_end|>\n<|im_start|>assistant\n"
     assert extra["answer"] == "1"
@@ -226,11 +226,11 @@ def own(tmp_path: Path) -> str:
 
 
 def test_a_custom_dataset_class_provides_the_rows(own: str) -> None:
-    found = questions("anything", dataset_class=f"{own}:Own", prompt_key="q")
-    assert len(found) == 3
-    assert found[1].messages == ({"role": "user", "content": "anything 1"},)
+    actual = questions("anything", dataset_class=f"{own}:Own", prompt_key="q")
+    assert len(actual) == 3
+    assert actual[1].messages == ({"role": "user", "content": "anything 1"},)
     with pytest.raises(ConfigError, match="row 2 is a list"):
-        found[2]
+        actual[2]
     with pytest.raises(ConfigError, match="does not define __len__ and __getitem__"):
         questions("anything", dataset_class=f"{own}:NoRows")
     with pytest.raises(ConfigError, match=r"did you mean \S*:Own\?"):

@@ -20,8 +20,8 @@ CAMERA = "observation.images.camera0"
 ENV = ("simulator=arm", "camera_height=8", "camera_width=8", "max_steps=60", "options={renderer: numpy}")
 
 
-def robots(*words: str | Path) -> None:
-    app(["robots", *map(str, words)], standalone_mode=False)
+def robots(*arguments: str | Path) -> None:
+    app(["robots", *map(str, arguments)], standalone_mode=False)
 
 
 def test_episodes_of_an_expert_are_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -145,7 +145,7 @@ def test_content_in_parts_and_empty_fields() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "config", "key", "told"),
+    ("row", "config", "key", "message"),
     [
         ({"promt": "?", "answer": "5"}, {}, "data.prompt_key", "did you mean promt? columns: promt, answer"),
         ({"a": "?"}, {"messages_key": "messages"}, "data.messages_key", "columns: a"),
@@ -161,9 +161,9 @@ def test_content_in_parts_and_empty_fields() -> None:
         ({"prompt": "<image>", "images": [1, 2]}, {"image_key": "images"}, "data.image_key", "2 images and 1 place"),
     ],
 )
-def test_a_missing_column_is_named(row: dict[str, Any], config: dict[str, Any], key: str, told: str) -> None:
+def test_a_missing_column_is_named(row: dict[str, Any], config: dict[str, Any], key: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(row, **config)
     assert caught.value.key == key
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "rows.jsonl, row 7" in str(caught.value)

@@ -138,7 +138,7 @@ def test_an_invalid_row_of_a_large_file_is_reported_when_it_is_read(
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "message"),
     [
         ("a.jsonl", b"\n", "contains no rows"),
         ("a.json", b"[]", "contains no rows"),
@@ -149,12 +149,12 @@ def test_an_invalid_row_of_a_large_file_is_reported_when_it_is_read(
         ("a.txt", b"x", "supported file suffixes: .parquet, .json, .jsonl, .csv"),
     ],
 )
-def test_a_file_that_is_no_data_is_refused(tmp_path: Path, name: str, content: bytes, told: str) -> None:
+def test_a_file_that_is_no_data_is_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(ConfigError) as caught:
         read(path)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert str(path) in str(caught.value)
     assert caught.value.key == KEY
 
@@ -268,5 +268,5 @@ def test_reading_text_loads_no_heavy_package(tmp_path: Path) -> None:
         f"rows, _ = open_rows([{str(path)!r}], 'data.train_files'); rows[0]; "
         "print([name for name in ('torch', 'transformers', 'pyarrow', 'fsspec') if name in sys.modules])"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "[]"
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert completed.stdout.strip() == "[]"

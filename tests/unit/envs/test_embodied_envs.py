@@ -72,7 +72,7 @@ def test_the_expert_walks_to_the_object_of_the_instruction(eval_set: str) -> Non
         assert (last.terminated, last.reward, last.info["success"]) == (True, 10.0, True)
         assert last.info["distance"] <= 1.5
     assert len(instructions) > 6
-    assert all("as close as possible to it" in each for each in instructions)
+    assert all("as close as possible to it" in instruction for instruction in instructions)
 
 
 def test_moves_have_vagens_directions_and_walls_stop_them() -> None:
@@ -98,7 +98,7 @@ def test_moves_have_vagens_directions_and_walls_stop_them() -> None:
     steps = [env.step("moveahead") for _ in range(30)]
     assert steps[-1].info["env_feedback"] == "Last action is not executed successfully."
     tilts = [env.step("lookup").info["env_feedback"] for _ in range(3)]
-    assert [("not" in each) for each in tilts] == [False, False, True]
+    assert [("not" in tilt) for tilt in tilts] == [False, False, True]
 
 
 def test_rewards_are_for_arrival_and_on_demand_for_every_meter() -> None:

@@ -76,13 +76,13 @@ def _placed(level: object) -> int:
 def test_the_same_seed_gives_the_same_episode(config: FrozenLakeConfig | SokobanConfig) -> None:
     def episode() -> list[str]:
         env = build_env(config)
-        words = [env.reset(12).text]
+        texts = [env.reset(12).text]
         for number in range(10):
             step = env.step(env.actions[number % 4])
-            words.append(step.observation.text)
+            texts.append(step.observation.text)
             if step.terminated:
                 break
-        return words
+        return texts
 
     assert episode() == episode()
 
@@ -174,15 +174,15 @@ LEVEL = """\
 
 def test_an_observation_describes_the_neighbouring_cells() -> None:
     plain = FrozenLake(FrozenLakeConfig(observation="grid"))
-    told = FrozenLake(FrozenLakeConfig())
+    env = FrozenLake(FrozenLakeConfig())
     for seed in range(20):
         grid_text = plain.reset(seed).text
         rows = [line.split() for line in grid_text.splitlines()]
-        text = told.reset(seed).text
-        row, column = told._position
-        words = text.splitlines()[-1].split()
+        text = env.reset(seed).text
+        row, column = env._position
+        tokens = text.splitlines()[-1].split()
         assert text.startswith(grid_text + "\n")
-        for name, symbol in zip(words[::2], words[1::2], strict=True):
+        for name, symbol in zip(tokens[::2], tokens[1::2], strict=True):
             r, c = {
                 "Left": (row, column - 1),
                 "Down": (row + 1, column),
@@ -286,7 +286,7 @@ def test_an_unknown_env_names_the_nearest() -> None:
 
 def test_a_limited_number_of_start_states_comes_again_in_another_order() -> None:
     passes = [[start_state(number, 50, seed=3) for number in range(first, first + 50)] for first in (0, 50)]
-    assert [sorted(one) for one in passes] == [list(range(50))] * 2
+    assert [sorted(states) for states in passes] == [list(range(50))] * 2
     assert passes[0] != passes[1]
     assert passes[0] == [start_state(number, 50, seed=3) for number in range(50)]
     assert [start_state(number, None, seed=3) for number in (0, 7, 10**6)] == [0, 7, 10**6]

@@ -68,9 +68,9 @@ def test_on_slippery_ice_it_turns_its_back_to_the_hole() -> None:
 def test_values_agree_with_the_linear_system() -> None:
     """No other policy on a 3×3 lake is worth more at the start than the one found."""
     env = FrozenLakeEnv(desc=["SFF", "FHF", "FFG"], is_slippery=True, success_rate=0.8)
-    found = _worth(env, slippery_policy(env.P))
+    actual = _worth(env, slippery_policy(env.P))
     rng = np.random.default_rng(0)
-    assert all(_worth(env, rng.integers(0, 4, 9).tolist()) <= found + 1e-9 for _ in range(300))
+    assert all(_worth(env, rng.integers(0, 4, 9).tolist()) <= actual + 1e-9 for _ in range(300))
 
 
 def _worth(env: FrozenLakeEnv, policy: list[int], gamma: float = 0.99) -> float:

@@ -17,21 +17,21 @@ from quintet.envs.start_states import SeedStartStates, Split, env_index, env_see
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, EpisodeStarted
 from quintet.errors import ConfigError
 
-WORDS = ["envs.lake={share: 3, env: {size: 3}}", "envs.boxes={env: {name: sokoban}, start_states: 4}"]
+OVERRIDES = ["envs.lake={share: 3, env: {size: 3}}", "envs.boxes={env: {name: sokoban}, start_states: 4}"]
 
 
-def mixed(*words: str) -> Experiment:
-    return load_experiment(None, [*WORDS, *words]).experiment
+def mixed(*overrides: str) -> Experiment:
+    return load_experiment(None, [*OVERRIDES, *overrides]).experiment
 
 
-def starts(*words: str) -> MixedStartStates:
-    opened = build_start_states(mixed(*words))
+def starts(*arguments: str) -> MixedStartStates:
+    opened = build_start_states(mixed(*arguments))
     assert isinstance(opened, MixedStartStates)
     return opened
 
 
-def counted(found: list[int]) -> dict[int, int]:
-    return dict(Counter(map(env_index, found)))
+def counted(actual: list[int]) -> dict[int, int]:
+    return dict(Counter(map(env_index, actual)))
 
 
 def test_a_start_says_its_env_and_its_seed() -> None:
@@ -57,8 +57,8 @@ def test_where_shares_come_out_whole_they_are_met_in_every_step() -> None:
 
 
 def test_each_env_goes_through_its_own_starts() -> None:
-    found = starts().take(40)
-    lake, boxes = ([env_seed(start) for start in found if env_index(start) == env] for env in (0, 1))
+    actual = starts().take(40)
+    lake, boxes = ([env_seed(start) for start in actual if env_index(start) == env] for env in (0, 1))
     assert lake == [split_seed(Split.TRAIN, number) for number in range(30)]
     assert Counter(boxes) == Counter(dict.fromkeys((split_seed(Split.TRAIN, n) for n in range(4)), 2)) + Counter(
         dict.fromkeys(boxes[8:], 1)
@@ -95,7 +95,7 @@ def test_a_resumed_run_draws_what_the_unbroken_one_draws(before: int) -> None:
 
 def test_envs_in_another_order_dont_go_on() -> None:
     state = starts().state()
-    turned = load_experiment(None, WORDS[::-1]).experiment
+    turned = load_experiment(None, OVERRIDES[::-1]).experiment
     with pytest.raises(ConfigError, match="has the order lake, boxes, the run boxes, lake"):
         build_start_states(turned).load(state)
 
@@ -105,11 +105,11 @@ def test_a_run_of_one_env_keeps_its_starts() -> None:
 
 
 def answered(envs: MixedVectorEnv, count: int) -> list[EnvEvent]:
-    found: list[EnvEvent] = []
+    results: list[EnvEvent] = []
     end = time.monotonic() + 60
-    while len(found) < count and time.monotonic() < end:
-        found += envs.poll(wait=True)
-    return found
+    while len(results) < count and time.monotonic() < end:
+        results += envs.poll(wait=True)
+    return results
 
 
 @pytest.mark.parametrize("processes", ["null", "3"])
@@ -147,8 +147,8 @@ def test_a_env_that_breaks_costs_no_episode_of_another(tmp_path: Path) -> None:
     try:
         envs.start(0, env_start(0, 0))
         envs.start(1, env_start(1, 0))
-        found = {one.episode: type(one) for one in answered_all(envs, 2)}
-        assert found == {0: EpisodeStarted, 1: EpisodeFailed}
+        actual = {one.episode: type(one) for one in answered_all(envs, 2)}
+        assert actual == {0: EpisodeStarted, 1: EpisodeFailed}
     finally:
         envs.close()
 

@@ -25,7 +25,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sudoku, "draw_puzzle", lambda *_: (PUZZLE, SOLUTION))
 
 
-def opened(**options: Any) -> Sudoku:
+def build_sudoku(**options: Any) -> Sudoku:
     env = Sudoku(SudokuConfig(size=4, **options))
     env.reset(0)
     return env
@@ -33,7 +33,7 @@ def opened(**options: Any) -> Sudoku:
 
 def test_numbers_of_a_sudoku_pay_by_whether_they_are_right(small: None) -> None:
     """The right ones pay 1, others that fit a half, and the last one 10 more."""
-    env, other = opened(), opened()
+    env, other = build_sudoku(), build_sudoku()
     steps = [env.step(f"place {n} at row {r} col {c}") for n, r, c in ((1, 1, 1), (2, 1, 2), (2, 3, 1), (1, 3, 2))]
     assert [step.reward for step in steps] == [1.0, 1.0, 1.0, 11.0]
     assert [step.terminated for step in steps] == [False, False, False, True]
@@ -45,7 +45,7 @@ def test_numbers_of_a_sudoku_pay_by_whether_they_are_right(small: None) -> None:
 @pytest.mark.parametrize("action", ["place 5 at row 1 col 1", "3,1,3", "1,3,4", "place 2", "0,1,1", "1,1,1 no, 1,1"])
 def test_an_action_that_is_refused_changes_nothing_and_costs_a_tenth(small: None, action: str) -> None:
     """Out of range, in conflict, on a given number, without a cell, outside; the last one is accepted."""
-    env = opened()
+    env = build_sudoku()
     before = env.step("nothing").observation.text.splitlines()[:5]
     step = env.step(action)
     if "no" in action:
@@ -56,7 +56,7 @@ def test_an_action_that_is_refused_changes_nothing_and_costs_a_tenth(small: None
 
 
 def test_numbers_of_earlier_actions_can_be_replaced_and_given_ones_cannot(small: None) -> None:
-    env = opened()
+    env = build_sudoku()
     assert env.step("1,1,2").reward == 0.5
     assert env.step("1,1,2").reward == -0.1
     assert env.step("1,1,1").reward == 1.0
@@ -80,30 +80,30 @@ def test_all_forms_of_an_action_are_understood(action: str) -> None:
 
 
 def test_a_sudoku_is_shown_as_its_form_says(small: None) -> None:
-    plain, marked, hints = (opened(observation=form) for form in ("plain", "marked", "hints"))
+    plain, marked, hints = (build_sudoku(observation=form) for form in ("plain", "marked", "hints"))
     assert plain.step("1,1,1").observation.text == "1 . | 3 4\n3 4 | 1 2\n---------\n. . | 4 3\n4 3 | 2 1"
     rows = " 1   .  | [3] [4]\n[3] [4] | [1] [2]\n-----------------\n .   .  | [4] [3]\n[4] [3] | [2] [1]"
-    told = f"{rows}\n1 at (1,1) is right."
-    assert marked.step("1,1,1").observation.text == told
+    text = f"{rows}\n1 at (1,1) is right."
+    assert marked.step("1,1,1").observation.text == text
     listed = "Fitting at (1,2): 2\nFitting at (3,1): 2\nFitting at (3,2): 1, 2"
-    assert hints.step("1,1,1").observation.text == f"{told}\n{listed}\n13 of 16 cells filled, step 1 of 81"
-    without = opened(list_candidates=False)
-    assert without.step("1,1,1").observation.text == f"{told}\n13 of 16 cells filled, step 1 of 81"
+    assert hints.step("1,1,1").observation.text == f"{text}\n{listed}\n13 of 16 cells filled, step 1 of 81"
+    without = build_sudoku(list_candidates=False)
+    assert without.step("1,1,1").observation.text == f"{text}\n13 of 16 cells filled, step 1 of 81"
 
 
 def test_a_sudoku_ends_after_its_steps(small: None) -> None:
-    env = opened(max_steps=2)
+    env = build_sudoku(max_steps=2)
     steps = [env.step("nothing"), env.step("nothing")]
     assert [(step.terminated, step.truncated) for step in steps] == [(False, False), (False, True)]
 
 
 def test_the_expert_corrects_numbers_and_solves_the_puzzle(small: None) -> None:
-    env = opened()
+    env = build_sudoku()
     env.step("1,1,2")
     assert env.expert_action() == "place 1 at row 1 col 1"
     steps = [env.step(env.expert_action()) for _ in range(4)]
     assert [step.terminated for step in steps] == [False, False, False, True]
-    env = opened()
+    env = build_sudoku()
     for action in ("1,1,2", "1,2,1", "3,1,1"):
         env.step(action)
     with pytest.raises(UnsolvableError):

@@ -116,10 +116,10 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def envs(file: str) -> Iterator[VectorEnv]:
-    opened = build_vector_env(trouble(file))
-    assert isinstance(opened, SubprocessVectorEnv)
-    yield opened
-    opened.close()
+    start_episodes = build_vector_env(trouble(file))
+    assert isinstance(start_episodes, SubprocessVectorEnv)
+    yield start_episodes
+    start_episodes.close()
 
 
 def trouble(path: str, processes: dict[str, object] | None = None, **arguments: object) -> CustomEnvConfig:
@@ -129,29 +129,29 @@ def trouble(path: str, processes: dict[str, object] | None = None, **arguments: 
     )
 
 
-def heard(envs: VectorEnv, count: int) -> dict[int, EnvEvent]:
+def poll_events(envs: VectorEnv, count: int) -> dict[int, EnvEvent]:
     """The next answers, by episode."""
-    found: dict[int, EnvEvent] = {}
-    while len(found) < count:
+    results: dict[int, EnvEvent] = {}
+    while len(results) < count:
         some = envs.poll(wait=True)
-        assert some, f"{len(found)} answers, and no more to come"
-        found |= {answer.episode: answer for answer in some}
-    assert len(found) == count
-    return found
+        assert some, f"{len(results)} answers, and no more to come"
+        results |= {answer.episode: answer for answer in some}
+    assert len(results) == count
+    return results
 
 
-def opened(envs: VectorEnv, seeds: dict[int, int]) -> dict[int, EnvEvent]:
+def start_episodes(envs: VectorEnv, seeds: dict[int, int]) -> dict[int, EnvEvent]:
     for episode, seed in seeds.items():
         envs.start(episode, seed)
-    return heard(envs, len(seeds))
+    return poll_events(envs, len(seeds))
 
 
 def failure(envs: VectorEnv, action: str, episode: int = 100) -> Failure:
     """What becomes of an episode that takes an action, while another goes on."""
-    opened(envs, {episode: 1, episode + 1: 2})
+    start_episodes(envs, {episode: 1, episode + 1: 2})
     envs.step(episode, [action])
     envs.step(episode + 1, ["go", "go"])
-    answers = heard(envs, 2)
+    answers = poll_events(envs, 2)
     envs.drop(episode)
     envs.drop(episode + 1)
     other, broke = answers[episode + 1], answers[episode]
@@ -174,14 +174,14 @@ def gone(pid: int, seconds: float = 5.0) -> bool:
 
 
 def test_each_episode_runs_in_its_own_process(envs: VectorEnv) -> None:
-    answers = opened(envs, {1: 5, 2: 6})
+    answers = start_episodes(envs, {1: 5, 2: 6})
     begun = answers[1]
     assert isinstance(begun, EpisodeStarted)
     assert (begun.instruction, begun.actions[0]) == ("Go three times.", "go")
     for episode in (1, 2):
         envs.step(episode, ["pid", "go", "go", "go"])
-    found = heard(envs, 2)
-    steps = {episode: answer.steps for episode, answer in found.items() if isinstance(answer, ActionsExecuted)}
+    actual = poll_events(envs, 2)
+    steps = {episode: answer.steps for episode, answer in actual.items() if isinstance(answer, ActionsExecuted)}
     assert [(step.reward, step.terminated, step.info["success"]) for step in steps[1]] == [
         (0.0, False, False),
         (0.0, False, False),
@@ -208,9 +208,9 @@ def test_each_episode_runs_in_its_own_process(envs: VectorEnv) -> None:
     ],
 )
 def test_an_env_error_fails_only_its_own_episode(envs: VectorEnv, action: str, error_type: str, message: str) -> None:
-    found = failure(envs, action)
-    assert (found.where, found.error_type) == ("step", error_type)
-    assert re.match(message, found.message), found.message
+    actual = failure(envs, action)
+    assert (actual.where, actual.error_type) == ("step", error_type)
+    assert re.match(message, actual.message), actual.message
 
 
 @pytest.mark.parametrize(
@@ -236,16 +236,16 @@ def test_invalid_output_fails_the_episode_with_its_cause(
 
 
 def test_a_failing_reset_fails_only_its_own_episode(envs: VectorEnv) -> None:
-    answers = opened(envs, {1: 13, 2: 14, 3: 15, 4: 16, 5: 17})
-    found = {episode: answer.failure for episode, answer in answers.items() if isinstance(answer, EpisodeFailed)}
-    assert {episode: (one.where, one.error_type) for episode, one in found.items()} == {
+    answers = start_episodes(envs, {1: 13, 2: 14, 3: 15, 4: 16, 5: 17})
+    actual = {episode: answer.failure for episode, answer in answers.items() if isinstance(answer, EpisodeFailed)}
+    assert {episode: (one.where, one.error_type) for episode, one in actual.items()} == {
         1: ("reset", "ValueError"),
         2: ("reset", "Timeout"),
         3: ("reset", "InvalidOutput"),
         4: ("reset", "ProcessDied"),
     }
-    assert found[3].message == "reset() returned a str, not an Observation"
-    assert "SIGSEGV" in found[4].message
+    assert actual[3].message == "reset() returned a str, not an Observation"
+    assert "SIGSEGV" in actual[4].message
     assert isinstance(answers[5], EpisodeStarted)
     for episode in range(1, 6):
         envs.drop(episode)
@@ -254,9 +254,9 @@ def test_a_failing_reset_fails_only_its_own_episode(envs: VectorEnv) -> None:
 @pytest.mark.parametrize(("option", "error_type"), [("broken", "OSError"), ("odd", "InvalidOutput")])
 def test_an_env_that_cannot_be_constructed_fails_every_episode(file: str, option: str, error_type: str) -> None:
     played = build_vector_env(trouble(file, **{option: True}))
-    found = opened(played, {1: 1, 2: 2})
+    actual = start_episodes(played, {1: 1, 2: 2})
     played.close()
-    failures = [answer.failure for answer in found.values() if isinstance(answer, EpisodeFailed)]
+    failures = [answer.failure for answer in actual.values() if isinstance(answer, EpisodeFailed)]
     assert [(one.where, one.error_type) for one in failures] == [("start", error_type)] * 2
 
 
@@ -270,9 +270,9 @@ def test_a_hanging_env_is_killed_with_its_child_processes(file: str, tmp_path: P
 
 def test_a_process_that_dies_between_steps_is_reported_at_the_next_step(file: str) -> None:
     played = build_vector_env(trouble(file))
-    opened(played, {1: 1})
+    start_episodes(played, {1: 1})
     played.step(1, ["pid"])
-    (moved,) = heard(played, 1).values()
+    (moved,) = poll_events(played, 1).values()
     assert isinstance(moved, ActionsExecuted)
     pid = int(moved.steps[0].observation.text)
     os.kill(pid, signal.SIGKILL)
@@ -280,7 +280,7 @@ def test_a_process_that_dies_between_steps_is_reported_at_the_next_step(file: st
     time.sleep(0.2)
     assert played.poll() == []
     played.step(1, ["go"])
-    (broke,) = heard(played, 1).values()
+    (broke,) = poll_events(played, 1).values()
     assert isinstance(broke, EpisodeFailed)
     assert broke.failure.error_type == "ProcessDied"
     played.close()
@@ -296,10 +296,10 @@ def test_processes_play_on_and_are_replaced_when_that_is_wanted(file: str, episo
         played.start(episode, episode)
     pids = set()
     for _ in range(4):
-        (begun,) = heard(played, 1).values()
+        (begun,) = poll_events(played, 1).values()
         assert isinstance(begun, EpisodeStarted)
         played.step(begun.episode, ["pid"])
-        (moved,) = heard(played, 1).values()
+        (moved,) = poll_events(played, 1).values()
         assert isinstance(moved, ActionsExecuted)
         pids.add(moved.steps[0].observation.text)
         played.drop(begun.episode)
@@ -312,16 +312,16 @@ def test_a_episode_that_ended_is_closed(file: str, tmp_path: Path, here: bool) -
     note = tmp_path / "closed"
     config = trouble(file, {"max_processes": 1}, note=str(note))
     played = build_vector_env(config.model_copy(update={"processes": None}) if here else config)
-    opened(played, {1: 1})
+    start_episodes(played, {1: 1})
     played.drop(1)
     # the only process is free when the episode before is closed
-    opened(played, {2: 2})
+    start_episodes(played, {2: 2})
     assert note.read_text() == "closed "
     played.close()
 
 
 def test_draws_from_everybody_s_generators_follow_from_the_seed(envs: VectorEnv) -> None:
-    first = opened(envs, {1: 50, 2: 51, 3: 50})
+    first = start_episodes(envs, {1: 50, 2: 51, 3: 50})
     seen = {episode: answer.observation.text for episode, answer in first.items() if isinstance(answer, EpisodeStarted)}
     for episode in first:
         envs.drop(episode)
@@ -330,13 +330,13 @@ def test_draws_from_everybody_s_generators_follow_from_the_seed(envs: VectorEnv)
 
 def test_dropping_a_busy_env_kills_its_process(file: str) -> None:
     played = build_vector_env(trouble(file, {"step_timeout_seconds": 600}))
-    opened(played, {1: 1})
+    start_episodes(played, {1: 1})
     played.step(1, ["hang"])
     assert played.poll() == []
     played.drop(1)
     assert not played.pending
     assert played.poll(wait=True) == []
-    assert isinstance(opened(played, {2: 2})[2], EpisodeStarted)
+    assert isinstance(start_episodes(played, {2: 2})[2], EpisodeStarted)
     played.close()
 
 
@@ -352,11 +352,11 @@ UNLOADABLE = [
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "told", "here"),
+    ("name", "arguments", "message", "here"),
     [(*case, True) for case in UNLOADABLE] + [(*UNLOADABLE[0], False), (*UNLOADABLE[-1], False)],
 )
 def test_an_env_that_cannot_be_loaded_is_reported_at_once(
-    file: str, name: str, arguments: dict[str, object], told: str, here: bool
+    file: str, name: str, arguments: dict[str, object], message: str, here: bool
 ) -> None:
     folder = Path(file).parent
     (folder / "half.py").write_text(
@@ -364,7 +364,7 @@ def test_an_env_that_cannot_be_loaded_is_reported_at_once(
     )
     (folder / "worse.py").write_text("1 / 0\n")
     config = trouble(str(folder / name), **arguments)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         build_vector_env(config.model_copy(update={"processes": None}) if here else config)
 
 
@@ -373,25 +373,25 @@ def test_failing_to_start_a_process_is_an_error(monkeypatch: pytest.MonkeyPatch)
     played = build_vector_env(FrozenLakeConfig(processes=EnvProcessesConfig()))
     played.start(1, 1)
     with pytest.raises(MachineError, match="cannot start processes"):
-        heard(played, 1)
+        poll_events(played, 1)
     played.close()
 
 
 def test_the_death_of_the_fork_server_fails_only_running_episodes(file: str) -> None:
     played = build_vector_env(trouble(file))
-    opened(played, {1: 1})
+    start_episodes(played, {1: 1})
     played.step(1, ["pid"])
-    (moved,) = heard(played, 1).values()
+    (moved,) = poll_events(played, 1).values()
     assert isinstance(moved, ActionsExecuted)
     pid = moved.steps[0].observation.text
     keeper = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(keeper, signal.SIGKILL)
     played.step(1, ["hang"])
-    (broke,) = heard(played, 1).values()
+    (broke,) = poll_events(played, 1).values()
     assert isinstance(broke, EpisodeFailed)
     assert broke.failure.error_type == "ProcessDied"
     played.drop(1)
-    assert isinstance(opened(played, {2: 2})[2], EpisodeStarted)
+    assert isinstance(start_episodes(played, {2: 2})[2], EpisodeStarted)
     played.close()
     assert gone(int(pid))
 
@@ -403,20 +403,20 @@ def test_an_env_behaves_the_same_in_and_out_of_process(config: EnvConfig) -> Non
     for processes in (None, EnvProcessesConfig(max_processes=3)):
         played = build_vector_env(config.model_copy(update={"processes": processes}))
         assert isinstance(played, LocalVectorEnv) == (processes is None)
-        found = [_transcript(played, seed, words) for seed in range(4)]
+        results = [_transcript(played, seed, words) for seed in range(4)]
         played.close()
-        transcripts.append(found)
+        transcripts.append(results)
     assert transcripts[0] == transcripts[1]
     assert len({str(one) for one in transcripts[0]}) == 4
 
 
-def _transcript(envs: VectorEnv, seed: int, words: tuple[str, ...]) -> list[object]:
+def _transcript(envs: VectorEnv, seed: int, actions: tuple[str, ...]) -> list[object]:
     envs.start(seed, seed)
-    (begun,) = heard(envs, 1).values()
+    (begun,) = poll_events(envs, 1).values()
     answers: list[object] = [begun]
     for turn in range(6):
-        envs.step(seed, [words[(seed + turn) % 4], words[turn % 4]])
-        (moved,) = heard(envs, 1).values()
+        envs.step(seed, [actions[(seed + turn) % 4], actions[turn % 4]])
+        (moved,) = poll_events(envs, 1).values()
         assert isinstance(moved, ActionsExecuted)
         answers.append(moved)
         if moved.steps[-1].terminated:

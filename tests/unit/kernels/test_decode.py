@@ -20,9 +20,9 @@ pytestmark = needs_compiler
 
 
 def of(dtype: torch.dtype) -> DecodeKernels:
-    found = decode_kernels(dtype, "cpu")
-    assert found is not None
-    return found
+    actual = decode_kernels(dtype, "cpu")
+    assert actual is not None
+    return actual
 
 
 def store(slots: int, kv_heads: int, length: int, dim: int, dtype: torch.dtype) -> Tensor:
@@ -56,7 +56,7 @@ def test_attention_over_a_shared_and_an_own_piece(dtype: torch.dtype, dim: int, 
     of_shared, seen_shared = torch.tensor([0, 2, 1, 0, 2, 2, 1]), torch.tensor([48, 1, 0, 17, 33, 16, 5])
     slots, seen = torch.tensor([8, 0, 3, 1, 5, 2, 7]), torch.tensor([1, 2, 64, 16, 17, 40, 31])
     pieces = [*words(shared[0], shared[1], of_shared, seen_shared), *words(own[0], own[1], slots, seen)]
-    found = of(dtype).attention(query, key, value, scale, pieces, of_shared.argsort())
+    actual = of(dtype).attention(query, key, value, scale, pieces, of_shared.argsort())
     for i in range(n):
         assert torch.equal(own[0][slots[i], :, seen[i] - 1], key[i])
         assert torch.equal(own[1][slots[i], :, seen[i] - 1], value[i])
@@ -64,7 +64,7 @@ def test_attention_over_a_shared_and_an_own_piece(dtype: torch.dtype, dim: int, 
             [x[of_shared[i], :, : seen_shared[i]], y[slots[i], :, : seen[i]]] for x, y in zip(shared, own, strict=True)
         )
         expected = plain(query[i], keys, values, scale)
-        torch.testing.assert_close(found[i].double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+        torch.testing.assert_close(actual[i].double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 def test_tokens_of_one_slot_see_those_before_them() -> None:
@@ -72,10 +72,10 @@ def test_tokens_of_one_slot_see_those_before_them() -> None:
     query, key, value = torch.randn(5, 4, 16), torch.randn(5, 2, 16), torch.randn(5, 2, 16)
     keys, values = store(2, 2, 32, 16, torch.float32), store(2, 2, 32, 16, torch.float32)
     slots, seen = torch.tensor([1, 1, 1, 0, 0]), torch.tensor([4, 5, 6, 1, 2])
-    found = of(torch.float32).attention(query, key, value, 0.25, words(keys, values, slots, seen))
+    actual = of(torch.float32).attention(query, key, value, 0.25, words(keys, values, slots, seen))
     for i in range(5):
         expected = plain(query[i], [keys[slots[i], :, : seen[i]]], [values[slots[i], :, : seen[i]]], 0.25)
-        torch.testing.assert_close(found[i].double(), expected, atol=2e-6, rtol=0)
+        torch.testing.assert_close(actual[i].double(), expected, atol=2e-6, rtol=0)
     assert torch.equal(keys[1, :, 3:6], key[:3].transpose(0, 1))
 
 
@@ -86,17 +86,17 @@ def test_attention_of_rows_with_gaps_between_them() -> None:
     keys, values = store(3, 2, 16, 16, torch.float32), store(3, 2, 16, 16, torch.float32)
     slots, seen = torch.arange(3), torch.full((3,), 4)
     place = words(keys, values, slots, seen)
-    found = of(torch.float32).attention(both[:, :4], both[:, 4:], value, 1.0, place)
+    actual = of(torch.float32).attention(both[:, :4], both[:, 4:], value, 1.0, place)
     again = of(torch.float32).attention(both[:, :4].contiguous(), both[:, 4:].contiguous(), value, 1.0, place)
-    assert torch.equal(found, again)
+    assert torch.equal(actual, again)
 
 
 def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
     query, key, value = torch.full((1, 1, 16), 30.0), torch.full((1, 1, 16), 30.0), torch.ones(1, 1, 16)
     keys, values = torch.full((1, 1, 16, 16), -30.0), torch.zeros(1, 1, 16, 16)
     slots, seen = torch.tensor([0]), torch.tensor([9])
-    found = of(torch.float32).attention(query, key, value, 1.0, words(keys, values, slots, seen))
-    assert torch.equal(found, torch.ones(1, 1, 16))
+    actual = of(torch.float32).attention(query, key, value, 1.0, words(keys, values, slots, seen))
+    assert torch.equal(actual, torch.ones(1, 1, 16))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -109,8 +109,8 @@ def test_the_norm_is_that_of_the_models(dtype: torch.dtype, shape: tuple[int, ..
     module.weight.data = torch.randn(shape[-1]).to(dtype)
     wide = torch.randn(shape[0], 3 * shape[1], *shape[2:]).to(dtype)
     states = wide[:, shape[1] : 2 * shape[1]]
-    found = of(dtype).rms_norm(states, module.weight, 1e-5, torch.empty_like(states.contiguous()))
-    torch.testing.assert_close(found, module(states), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    actual = of(dtype).rms_norm(states, module.weight, 1e-5, torch.empty_like(states.contiguous()))
+    torch.testing.assert_close(actual, module(states), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -133,18 +133,18 @@ def test_gates(dtype: torch.dtype, width: int) -> None:
     both = torch.randn(5, 2 * width).to(dtype)
     both[:, :width] *= 20
     expected = torch.nn.functional.silu(both[:, :width]) * both[:, width:]
-    found = of(dtype).silu_mul(both, both.new_empty(5, width))
-    torch.testing.assert_close(found, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    actual = of(dtype).silu_mul(both, both.new_empty(5, width))
+    torch.testing.assert_close(actual, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("copies", [1, 16], ids=["one by one", "sixteen at a time"])
 def test_gates_far_out(copies: int) -> None:
     gate = torch.tensor([-torch.inf, -1000.0, -90.0, 0.0, 90.0, 1000.0, torch.nan]).repeat_interleave(copies)
     both = torch.cat([gate, torch.ones(len(gate))])[None]
-    found = of(torch.float32).silu_mul(both, torch.empty(1, len(gate)))[0][::copies]
-    assert found[1:6].tolist() == pytest.approx([0.0, 0.0, 0.0, 90.0, 1000.0], abs=1e-30)
-    assert math.isnan(found[0]), "silu of minus infinity is 0 · infinity in torch too"
-    assert math.isnan(found[6])
+    actual = of(torch.float32).silu_mul(both, torch.empty(1, len(gate)))[0][::copies]
+    assert actual[1:6].tolist() == pytest.approx([0.0, 0.0, 0.0, 90.0, 1000.0], abs=1e-30)
+    assert math.isnan(actual[0]), "silu of minus infinity is 0 · infinity in torch too"
+    assert math.isnan(actual[6])
 
 
 @given(st.lists(st.floats(-87, 0, width=32), min_size=1, max_size=150))

@@ -18,9 +18,9 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
 def of(dtype: torch.dtype) -> TrainingKernels:
-    found = training_kernels(dtype)
-    assert found is not None
-    return found
+    actual = training_kernels(dtype)
+    assert actual is not None
+    return actual
 
 
 def mask_of(prefix: int, stems: list[int], parents: list[int], branches: list[int]) -> Tensor:
@@ -73,11 +73,11 @@ def test_attention_and_its_gradient(name: str, heads: int, kv_heads: int, dim: i
     grad = torch.randn(size, heads * dim).to(dtype)
     words, kernels = layout.kernel_descriptor(heads, kv_heads, dim), of(dtype)
     out, sums = kernels.attention(words, scale, states, heads, dim)
-    found = kernels.attention_backward(words, scale, states, out, sums, grad)
+    actual = kernels.attention_backward(words, scale, states, out, sums, grad)
     exact = states.double().requires_grad_()
     whole = plain(exact, heads, kv_heads, dim, mask_of(prefix, stems, parents, branches), scale)
-    (wanted,) = torch.autograd.grad(whole, exact, grad.double())
-    for ours, theirs in ((out, whole.detach()), (found, wanted)):
+    (expected,) = torch.autograd.grad(whole, exact, grad.double())
+    for ours, theirs in ((out, whole.detach()), (actual, expected)):
         assert float((ours - theirs).abs().max()) <= TOLERANCE[dtype] * float(theirs.abs().max())
 
 
@@ -86,12 +86,12 @@ def test_attention_and_its_gradient(name: str, heads: int, kv_heads: int, dim: i
 def test_a_gate_and_its_gradient(width: int, dtype: torch.dtype) -> None:
     torch.manual_seed(width)
     both, grad = (6 * torch.randn(7, 2 * width)).to(dtype), torch.randn(7, width).to(dtype)
-    found, out = of(dtype).silu_mul_backward(both, grad)
+    actual, out = of(dtype).silu_mul_backward(both, grad)
     exact = both.double().requires_grad_()
     whole = torch.nn.functional.silu(exact[:, :width]) * exact[:, width:]
-    (wanted,) = torch.autograd.grad(whole, exact, grad.double())
+    (expected,) = torch.autograd.grad(whole, exact, grad.double())
     torch.testing.assert_close(out, of(dtype).silu_mul(both))
-    for ours, theirs in ((out, whole.detach()), (found, wanted)):
+    for ours, theirs in ((out, whole.detach()), (actual, expected)):
         assert float((ours - theirs).abs().max()) <= TOLERANCE[dtype] * float(theirs.abs().max())
 
 
@@ -102,14 +102,14 @@ def test_a_norm_and_its_gradient(dtype: torch.dtype) -> None:
     grad, before = torch.randn(9, 40).to(dtype), torch.randn(9, 40)
     kernels = of(dtype)
     kept, out, scales = kernels.rms_norm(states, more, weight, 1e-6)
-    found, narrow, by_weight = kernels.rms_norm_backward(grad, kept, weight, scales, before)
+    actual, narrow, by_weight = kernels.rms_norm_backward(grad, kept, weight, scales, before)
     exact, factor = (states.double() + more.double()).requires_grad_(), weight.double().requires_grad_()
     whole = factor * exact * (exact.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
-    wanted, wanted_weight = torch.autograd.grad(whole, [exact, factor], grad.double())
+    expected, wanted_weight = torch.autograd.grad(whole, [exact, factor], grad.double())
     torch.testing.assert_close(kept.double(), exact.detach(), atol=1e-6, rtol=1e-6)
-    for ours, theirs in ((out, whole.detach()), (narrow, wanted + before)):
+    for ours, theirs in ((out, whole.detach()), (narrow, expected + before)):
         assert float((ours - theirs).abs().max()) <= TOLERANCE[dtype] * float(theirs.abs().max())
-    torch.testing.assert_close(found.double(), wanted + before, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(actual.double(), expected + before, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(by_weight.double(), wanted_weight, atol=1e-5, rtol=1e-5)
 
 
@@ -140,11 +140,11 @@ def test_a_weights_gradient_is_the_sum_over_rows(dtype: torch.dtype, rows: int, 
     torch.manual_seed(0)
     left, right = torch.randn(rows, out).to(dtype), torch.randn(rows, inputs).to(dtype)
     torch.full((out, inputs), torch.nan)
-    found = of(dtype).weight_gradient(left, right)
-    assert (found.dtype, found.shape) == (torch.float32, (out, inputs))
-    torch.testing.assert_close(found.double(), left.double().t() @ right.double(), atol=rows * 5e-3, rtol=1e-2)
+    actual = of(dtype).weight_gradient(left, right)
+    assert (actual.dtype, actual.shape) == (torch.float32, (out, inputs))
+    torch.testing.assert_close(actual.double(), left.double().t() @ right.double(), atol=rows * 5e-3, rtol=1e-2)
     if dtype is torch.bfloat16 and not (out % 32 or inputs % 32) and tiles_here():
-        torch.testing.assert_close(found.double(), left.double().t() @ right.double(), atol=1e-4, rtol=1e-5)
+        torch.testing.assert_close(actual.double(), left.double().t() @ right.double(), atol=1e-4, rtol=1e-5)
 
 
 def tiles_here() -> bool:

@@ -30,15 +30,15 @@ def tune(
 ) -> Callable[..., Path]:
     """A whole run with the words that the module has in COMMON; gives its directory. What it said lies in `said`."""
 
-    def run(*words: str, name: str = "a") -> Path:
+    def run(*overrides: str, name: str = "a") -> Path:
         own = (f"sft.path={policy_directory}", f"output_dir={tmp_path}", f"name={name}", *rows)
-        said = io.StringIO()
+        console = io.StringIO()
         try:
-            given = load_experiment(None, (*own, *request.module.COMMON, *words))
-            sft.fine_tune(given, Console(file=said, width=200))
+            composed = load_experiment(None, (*own, *request.module.COMMON, *overrides))
+            sft.fine_tune(composed, Console(file=console, width=200))
         finally:
             (tmp_path / name).mkdir(exist_ok=True)
-            (tmp_path / name / "said").write_text(said.getvalue())
+            (tmp_path / name / "said").write_text(console.getvalue())
         return tmp_path / name
 
     return run

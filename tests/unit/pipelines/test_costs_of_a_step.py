@@ -13,7 +13,7 @@ from quintet.config.compose import load_experiment
 from quintet.config.dialects.registry import DIALECTS
 from quintet.pipelines.rl import train
 
-WORDS = (
+OVERRIDES = (
     "training.steps=1",
     "training.groups_per_step=2",
     "training.samples_per_group=2",
@@ -28,10 +28,13 @@ WORDS = (
 )
 
 
-def lines(directory: Path, *words: str) -> dict[str, float]:
-    train(load_experiment(None, (*WORDS, f"output_dir={directory}", "name=run", *words)), Console(file=io.StringIO()))
-    found: dict[str, float] = json.loads((directory / "run/metrics.jsonl").read_text().splitlines()[-1])
-    return found
+def lines(directory: Path, *overrides: str) -> dict[str, float]:
+    train(
+        load_experiment(None, (*OVERRIDES, f"output_dir={directory}", "name=run", *overrides)),
+        Console(file=io.StringIO()),
+    )
+    parsed: dict[str, float] = json.loads((directory / "run/metrics.jsonl").read_text().splitlines()[-1])
+    return parsed
 
 
 @pytest.mark.proves("rlinf", "actor.calculate_flops")
@@ -44,16 +47,16 @@ def test_flops_are_logged_if_configured(tmp_path: Path) -> None:
     )
     assert row.native == ("tracking.flops",)
     plain = lines(tmp_path / "plain")
-    told = lines(tmp_path / "told", "tracking.flops=true")
+    records = lines(tmp_path / "told", "tracking.flops=true")
     assert "perf/tflops/actor" not in plain
-    operations = told["perf/tflops/actor"] * 1e12 * told["timing_s/update_actor"]
+    operations = records["perf/tflops/actor"] * 1e12 * records["timing_s/update_actor"]
     # about six for each of a million weights and each token
-    assert 3e6 < operations / told["perf/total_num_tokens"] < 9e6
+    assert 3e6 < operations / records["perf/total_num_tokens"] < 9e6
 
 
 def test_checkpoint_time_is_logged_in_the_next_step(tmp_path: Path) -> None:
-    words = (f"output_dir={tmp_path}", "name=run", "training.steps=3", "checkpoint.every_steps=2")
-    train(load_experiment(None, (*WORDS, *words)), Console(file=io.StringIO()))
+    overrides = (f"output_dir={tmp_path}", "name=run", "training.steps=3", "checkpoint.every_steps=2")
+    train(load_experiment(None, (*OVERRIDES, *overrides)), Console(file=io.StringIO()))
     steps = {line["step"]: line for line in map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())}
     assert [step for step in (1, 2, 3) if "timing_s/save_checkpoint" in steps[step]] == [3]
     assert steps[3]["timing_s/save_checkpoint"] > 0
@@ -61,11 +64,11 @@ def test_checkpoint_time_is_logged_in_the_next_step(tmp_path: Path) -> None:
 
 def test_a_run_without_a_group_to_train_on_ends_early(tmp_path: Path) -> None:
     """It stores a checkpoint of its last step, and says why it ended."""
-    said = io.StringIO()
-    words = (f"output_dir={tmp_path}", "name=run", "training.steps=5", "checkpoint.every_steps=0")
+    console = io.StringIO()
+    overrides = (f"output_dir={tmp_path}", "name=run", "training.steps=5", "checkpoint.every_steps=0")
     never = "algorithm.filter={min_mean: 1000.0, stop_after_empty_steps: 2}"
-    train(load_experiment(None, (*WORDS, *words, never)), Console(file=said, width=500))
+    train(load_experiment(None, (*OVERRIDES, *overrides, never)), Console(file=console, width=500))
     steps = [json.loads(line)["step"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert max(steps) == 2
     assert (tmp_path / "run/checkpoints/global_step_2").is_dir()
-    assert "training ended after step 2: in 2 steps in a row algorithm.filter has kept no group" in said.getvalue()
+    assert "training ended after step 2: in 2 steps in a row algorithm.filter has kept no group" in console.getvalue()

@@ -26,9 +26,9 @@ SMALL = (
 )
 
 
-def check(monkeypatch: pytest.MonkeyPatch, policy: Path, output: Path, *words: str) -> int:
-    given = ["check", "drift", f"policy.path={policy}", *SMALL, f"output_dir={output}", "--episodes", "3", *words]
-    monkeypatch.setattr(sys, "argv", ["quintet", *given])
+def check(monkeypatch: pytest.MonkeyPatch, policy: Path, output: Path, *arguments: str) -> int:
+    argv = ["check", "drift", f"policy.path={policy}", *SMALL, f"output_dir={output}", "--episodes", "3", *arguments]
+    monkeypatch.setattr(sys, "argv", ["quintet", *argv])
     with pytest.raises(SystemExit) as end:
         command.main()
     return int(end.value.code or 0)
@@ -66,17 +66,17 @@ def test_the_drift_check_passes_if_engine_and_learner_agree(
     if backend == "megatron":
         pytest.importorskip("megatron.core")
     assert check(monkeypatch, policy_directory, tmp_path, "--json", f"actor.backend={backend}") == 0
-    found = printed_report(capsys)
-    assert (found["passed"], found["limit"], found["tolerated_share"]) == (True, 1e-4, 0.0)
-    assert [each["name"] for each in found["measurements"]] == ["as loaded", "after 1 update"]
-    for measurement in found["measurements"]:
+    actual = printed_report(capsys)
+    assert (actual["passed"], actual["limit"], actual["tolerated_share"]) == (True, 1e-4, 0.0)
+    assert [each["name"] for each in actual["measurements"]] == ["as loaded", "after 1 update"]
+    for measurement in actual["measurements"]:
         assert measurement["drift"]["logprobs_diff_max"] < 1e-5
         assert measurement["drift"]["tokens"] > 30
     assert (
-        found["measurements"][0]["worst_token"]["learner_logprob"]
-        != found["measurements"][1]["worst_token"]["learner_logprob"]
+        actual["measurements"][0]["worst_token"]["learner_logprob"]
+        != actual["measurements"][1]["worst_token"]["learner_logprob"]
     )
-    comparison = found["template_comparison"]
+    comparison = actual["template_comparison"]
     assert comparison["reproduced_prompts"] == comparison["num_turns"] > 0
     assert not list(tmp_path.iterdir())
 
@@ -90,10 +90,10 @@ def test_the_drift_check_fails_if_the_engines_weights_differ(
     assert 0 < honest["measurements"][0]["drift"]["logprobs_diff_max"] < 0.2
     perturbed(monkeypatch, 0.5)
     assert check(monkeypatch, policy_directory, tmp_path, *bf16) == 1
-    found = printed_report(capsys)
-    assert not found["passed"]
-    assert found["measurements"][0]["drift"]["share_above_limit"] > 0.01
-    assert found["measurements"][0]["drift"]["k3_kl"] > 100 * honest["measurements"][0]["drift"]["k3_kl"]
+    actual = printed_report(capsys)
+    assert not actual["passed"]
+    assert actual["measurements"][0]["drift"]["share_above_limit"] > 0.01
+    assert actual["measurements"][0]["drift"]["k3_kl"] > 100 * honest["measurements"][0]["drift"]["k3_kl"]
 
 
 @pytest.mark.parametrize("lora", [(), ("policy.lora={}",)])
@@ -111,11 +111,11 @@ def test_the_drift_check_fails_if_a_weight_update_is_lost(
             real(weight_sync, version)
 
     monkeypatch.setattr(WeightSync, "sync", once)
-    words = ("policy.dtype=bfloat16", *lora, "--json", "--limit", "0.05", "--share", "0.02")
-    assert check(monkeypatch, policy_directory, tmp_path, *words) == 1
+    overrides = ("policy.dtype=bfloat16", *lora, "--json", "--limit", "0.05", "--share", "0.02")
+    assert check(monkeypatch, policy_directory, tmp_path, *overrides) == 1
     loaded, updated = printed_report(capsys)["measurements"]
     assert loaded["drift"]["share_above_limit"] <= 0.02 < updated["drift"]["share_above_limit"]
-    assert check(monkeypatch, policy_directory, tmp_path, *words, "--updates", "0") == 0
+    assert check(monkeypatch, policy_directory, tmp_path, *overrides, "--updates", "0") == 0
 
 
 def test_limit_and_share_are_configurable(
@@ -179,8 +179,8 @@ def test_a_user_error_exits_with_status_2(
 def test_a_preset_can_be_checked_before_training(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    words = [f"output_dir={tmp_path}", "rollout.max_response_tokens=8", "training.threads=1", "--episodes", "2"]
-    monkeypatch.setattr(sys, "argv", ["quintet", "check", "drift", *words, "--json", "--updates", "0"])
+    overrides = [f"output_dir={tmp_path}", "rollout.max_response_tokens=8", "training.threads=1", "--episodes", "2"]
+    monkeypatch.setattr(sys, "argv", ["quintet", "check", "drift", *overrides, "--json", "--updates", "0"])
     with pytest.raises(SystemExit) as end:
         command.main()
     assert not end.value.code

@@ -30,14 +30,14 @@ class Notes(NullProgress):
         self.texts.append(text)
 
 
-def a_run(directory: Path, *words: str) -> Run:
-    composed = load_experiment(None, [f"output_dir={directory}", "name=lake", *words])
+def build_run(directory: Path, *overrides: str) -> Run:
+    composed = load_experiment(None, [f"output_dir={directory}", "name=lake", *overrides])
     return Run(composed, RunDirectory.from_config(composed.experiment), Notes(), saver=cast(Any, None))
 
 
 def test_a_run_on_a_gpu_logs_its_memory_with_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "gpu_memory_metrics", lambda: {"perf/max_memory_allocated_gb": 7.5})
-    run = a_run(tmp_path, "tracking.loggers=[jsonl]")
+    run = build_run(tmp_path, "tracking.loggers=[jsonl]")
     run.directory.path.mkdir()
     run.log(3, {"actor/lr": 0.1})
     (row,) = map(json.loads, run.directory.metrics.read_text().splitlines())
@@ -56,7 +56,9 @@ def files(directory: Path) -> list[str]:
 
 
 def test_pages_are_written_at_the_frequency_and_for_the_number_of_episodes_asked_for(tmp_path: Path) -> None:
-    run = a_run(tmp_path, FOUR, "tracking.rendered_episodes=3", f"tracking.rendered_episodes_dir={tmp_path / 'log'}")
+    run = build_run(
+        tmp_path, FOUR, "tracking.rendered_episodes=3", f"tracking.rendered_episodes_dir={tmp_path / 'log'}"
+    )
     for step in range(1, 10):
         show_rollout(run, step, Rollout(episodes(5), {}))
     assert files(tmp_path / "log") == [
@@ -71,14 +73,14 @@ def test_pages_are_written_at_the_frequency_and_for_the_number_of_episodes_asked
 
 
 def test_a_number_beyond_the_batch_makes_no_empty_pages(tmp_path: Path) -> None:
-    run = a_run(tmp_path, FOUR, "tracking.rendered_episodes=32")
+    run = build_run(tmp_path, FOUR, "tracking.rendered_episodes=32")
     show_rollout(run, 4, Rollout(episodes(2), {}))
     pages = [name for name in files(run.directory.path) if name.endswith(".html")]
     assert pages == [f"pictures/train/step_4/trajectory_data_{number}.html" for number in range(2)]
 
 
 def test_nothing_is_written_where_nothing_is_asked_for(tmp_path: Path) -> None:
-    run = a_run(tmp_path, "tracking.trajectories_every_steps=0", "tracking.image_episodes=0")
+    run = build_run(tmp_path, "tracking.trajectories_every_steps=0", "tracking.image_episodes=0")
     for step in range(1, 10):
         show_rollout(run, step, Rollout(episodes(2), {}))
     assert files(tmp_path) == []
@@ -87,14 +89,14 @@ def test_nothing_is_written_where_nothing_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_images_of_at_most_the_given_number_of_episodes_are_stored(tmp_path: Path) -> None:
-    run = a_run(tmp_path, FOUR, "tracking.image_episodes=2")
+    run = build_run(tmp_path, FOUR, "tracking.image_episodes=2")
     show_rollout(run, 4, Rollout(episodes(5), {}))
     lines = run.directory.trajectories("train", 4).read_text().splitlines()
     assert ["image_files" in line for line in lines] == [True, True, False, False, False]
 
 
 @pytest.mark.parametrize(
-    ("words", "steps"),
+    ("overrides", "steps"),
     [
         (["validation.every_steps=2", "training.steps=5"], [0, 2, 4, 5]),
         (["validation.every_steps=2", "training.steps=4", "validation.before_training=false"], [2, 4]),
@@ -102,8 +104,8 @@ def test_images_of_at_most_the_given_number_of_episodes_are_stored(tmp_path: Pat
         (["validation.every_steps=-1"], [0]),
     ],
 )
-def test_validations_are_numbered_in_order(words: list[str], steps: list[int]) -> None:
-    config = load_experiment(None, words).experiment
+def test_validations_are_numbered_in_order(overrides: list[str], steps: list[int]) -> None:
+    config = load_experiment(None, overrides).experiment
     assert [validation_number(config, step) for step in steps] == list(range(1, len(steps) + 1))
 
 
@@ -111,7 +113,7 @@ def test_validations_are_numbered_in_order(words: list[str], steps: list[int]) -
 @pytest.mark.proves("verl", "trainer.log_val_generations")
 def test_a_validation_sends_that_many_generations_to_the_loggers(tmp_path: Path) -> None:
     for count, expected in ((0, None), (3, 3), (8, 5)):
-        run = a_run(tmp_path / str(count), f"tracking.validation_generations={count}", "tracking.loggers=[jsonl]")
+        run = build_run(tmp_path / str(count), f"tracking.validation_generations={count}", "tracking.loggers=[jsonl]")
         store_validation_episodes(run, 0, episodes(5), batch_size=5)
         run._logger and run._logger.close()
         path = run.directory.path / GENERATIONS_FILE
@@ -126,11 +128,11 @@ def no_server(*_: Any) -> None:
 def test_a_logger_that_fails_or_is_missing_is_noted_and_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = a_run(tmp_path, "tracking.validation_generations=3", "tracking.loggers=[jsonl]")
+    run = build_run(tmp_path, "tracking.validation_generations=3", "tracking.loggers=[jsonl]")
     monkeypatch.setattr(JsonlLogger, "log_generations", no_server)
     store_validation_episodes(run, 2, episodes(5), batch_size=5)
     assert cast(Notes, run.progress).texts == ["tracking.validation_generations of step 2 are not logged: no server"]
-    run = a_run(tmp_path, "tracking.validation_generations=3", "tracking.loggers=[console]")
+    run = build_run(tmp_path, "tracking.validation_generations=3", "tracking.loggers=[console]")
     for step in (2, 4):
         store_validation_episodes(run, step, episodes(5), batch_size=5)
     (text,) = cast(Notes, run.progress).texts
@@ -141,7 +143,7 @@ def test_run_name_and_log_dir_name_the_run_and_its_files_in_loggers_and_a_lost_v
     tmp_path: Path,
 ) -> None:
     settings = ("tracking.run_name=shown", "tracking.project=mine", f"tracking.log_dir={tmp_path}/logs")
-    run = a_run(tmp_path, *settings, "tracking.loggers=[file, tensorboard]")
+    run = build_run(tmp_path, *settings, "tracking.loggers=[file, tensorboard]")
     run.log(1, {"actor/entropy": 0.5})
     run.log_video(1, "train/video", tmp_path / "missing.gif")
     run._logger and run._logger.close()

@@ -64,11 +64,11 @@ def rollout() -> Rollout:
 def test_each_token_gets_its_statistics_and_untrained_episodes_have_no_advantages(
     rollout: Rollout, tmp_path: Path
 ) -> None:
-    given, _ = components()
-    batch = collate_rollout(rollout, given.config)
+    rollout_components, _ = components()
+    batch = collate_rollout(rollout, rollout_components.config)
     trained = select_trajectories(batch, torch.tensor([True, False]))
     trained = replace(trained, advantages=trained.tokens.float() * 2)
-    tokens = with_tokens(given, rollout, trained, 2).tokens
+    tokens = with_tokens(rollout_components, rollout, trained, 2).tokens
     path = tmp_path / "step.jsonl"
     write_trajectories(path, 2, "train", rollout.trajectories, tokens=tokens)
     first, failed, last = map(json.loads, path.read_text().splitlines())
@@ -83,7 +83,7 @@ def test_each_token_gets_its_statistics_and_untrained_episodes_have_no_advantage
 
 def test_nothing_is_computed_in_other_steps_or_unless_asked_for(rollout: Rollout) -> None:
     for settings, step in ((), 3), (("tracking.token_statistics=false",), 2):
-        given, scorer = components(*settings)
-        batch = collate_rollout(rollout, given.config)
-        assert with_tokens(given, rollout, batch, step) is rollout
+        rollout_components, scorer = components(*settings)
+        batch = collate_rollout(rollout, rollout_components.config)
+        assert with_tokens(rollout_components, rollout, batch, step) is rollout
         assert scorer.calls == 0

@@ -79,39 +79,39 @@ def written(path: Path, rows: list[Any]) -> Path:
     return path
 
 
-def stored(rows: list[Any], *words: str) -> Evaluation:
+def stored(rows: list[Any], *overrides: str) -> Evaluation:
     written(Path("answers.jsonl"), rows)
-    composed = load_experiment(None, ["evaluation.path=answers.jsonl", "name=e", *words])
+    composed = load_experiment(None, ["evaluation.path=answers.jsonl", "name=e", *overrides])
     return evaluate_stored(composed, Console(file=io.StringIO()))
 
 
-def lines(found: Evaluation) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (found.directory / "answers.jsonl").read_text().splitlines()]
+def lines(actual: Evaluation) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (actual.directory / "answers.jsonl").read_text().splitlines()]
 
 
 def test_stored_responses_are_scored_and_counted() -> None:
-    found = stored(ROWS)
-    assert (found.answers, found.failed) == (9, 1)
-    assert found.failures == {"a/b": {}, "c": {"Crashed": 1}}
-    both = found.sources["a/b"]
+    actual = stored(ROWS)
+    assert (actual.answers, actual.failed) == (9, 1)
+    assert actual.failures == {"a/b": {}, "c": {"Crashed": 1}}
+    both = actual.sources["a/b"]
     assert (both.prompts, both.score.mean) == (2, 0.5)
     assert {k: one.mean for k, one in both.passed.items()} == {1: 0.5, 2: 0.75, 4: 1.0}
     assert {k: one.mean for k, one in both.majority.items()} == pytest.approx({1: 0.5, 2: 0.5, 4: 0.625})
-    assert found.metrics["test_score/a/b"] == 0.5
-    assert found.metrics["test_score/c"] == 0.0
-    assert found.metrics["val-core/a/b/acc/mean@4"] == 0.5
+    assert actual.metrics["test_score/a/b"] == 0.5
+    assert actual.metrics["test_score/c"] == 0.0
+    assert actual.metrics["val-core/a/b/acc/mean@4"] == 0.5
     assert Judge.opened[0].closed
 
 
 def test_results_lie_in_the_runs_directory_in_the_order_of_the_file() -> None:
-    found = stored(ROWS)
-    assert found.directory == Path("runs/e")
-    told = lines(found)
-    assert [line["response"] for line in told] == ["4", "5", "4", "4", "4", "5", "6", "7", "crash"]
-    assert told[0]["reward_components"] == {"acc": 1.0, "chars": None}, "JSON knows no infinity"
-    assert told[8]["failure"] == {"where": "reward", "error_type": "Crashed", "message": "signal 11"}
-    assert json.loads((found.directory / "results.json").read_text()) == json.loads(json.dumps(found.as_json()))
-    assert sorted(path.name for path in found.directory.iterdir()) == [
+    actual = stored(ROWS)
+    assert actual.directory == Path("runs/e")
+    records = lines(actual)
+    assert [line["response"] for line in records] == ["4", "5", "4", "4", "4", "5", "6", "7", "crash"]
+    assert records[0]["reward_components"] == {"acc": 1.0, "chars": None}, "JSON knows no infinity"
+    assert records[8]["failure"] == {"where": "reward", "error_type": "Crashed", "message": "signal 11"}
+    assert json.loads((actual.directory / "results.json").read_text()) == json.loads(json.dumps(actual.as_json()))
+    assert sorted(path.name for path in actual.directory.iterdir()) == [
         ".lock",
         "answers.jsonl",
         "evaluation.yaml",
@@ -122,17 +122,17 @@ def test_results_lie_in_the_runs_directory_in_the_order_of_the_file() -> None:
 def test_the_number_of_pending_responses_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate, "MAX_CONCURRENT", 5)
     monkeypatch.setattr(Judge, "ready", lambda _self: [])
-    found = stored(ROWS[:2] * 10)
-    assert found.answers == 80
+    actual = stored(ROWS[:2] * 10)
+    assert actual.answers == 80
     assert Judge.opened[0].most <= 8
 
 
 def test_stored_responses_with_other_columns_and_a_custom_function() -> None:
     rows = [{"src": "s", "question": "?", "out": ["9"], "right": "9"}]
     keys = {"source_key": "src", "prompt_key": "question", "response_key": "out", "truth_key": "right"}
-    words = [f"evaluation.{key}={column}" for key, column in keys.items()]
-    found = stored(rows, *words, "evaluation.function=mine.py:score", "evaluation.samples=[1]")
-    assert found.sources["s"].score.mean == 1.0
+    overrides = [f"evaluation.{key}={column}" for key, column in keys.items()]
+    actual = stored(rows, *overrides, "evaluation.function=mine.py:score", "evaluation.samples=[1]")
+    assert actual.sources["s"].score.mean == 1.0
     judging = Judge.opened[0].config.reward
     assert judging is not None
     assert judging.function == "mine.py:score"
@@ -147,11 +147,11 @@ def test_a_custom_function_scores_stored_responses(monkeypatch: pytest.MonkeyPat
         "    if solution_str == 'crash':\n        raise ValueError('no')\n"
         "    return {'score': float(solution_str == ground_truth), 'length': len(solution_str)}\n"
     )
-    found = stored(ROWS, "evaluation.function=mine.py:score")
-    assert found.sources["a/b"].score.mean == 0.5
-    assert found.sources["a/b"].passed[2].mean == 0.75
-    assert found.metrics["val-aux/a/b/length/mean@4"] == 1.0
-    assert found.failures["c"] == {"ValueError": 1}
+    actual = stored(ROWS, "evaluation.function=mine.py:score")
+    assert actual.sources["a/b"].score.mean == 0.5
+    assert actual.sources["a/b"].passed[2].mean == 0.75
+    assert actual.metrics["val-aux/a/b/length/mean@4"] == 1.0
+    assert actual.failures["c"] == {"ValueError": 1}
 
 
 def test_a_prompt_is_needed_only_where_a_model_judges() -> None:
@@ -162,15 +162,15 @@ def test_a_prompt_is_needed_only_where_a_model_judges() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "message"),
     [
         ({"prompt": "?", "respones": ["1"]}, "did you mean respones"),
         ({"prompt": "?", "responses": []}, "use a list of texts"),
         ({"prompt": "?", "responses": [1]}, "use a list of texts"),
     ],
 )
-def test_rows_without_responses_are_an_error(row: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_rows_without_responses_are_an_error(row: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         stored([row])
     assert not list(Path("runs/e").glob("*answers*")), "nothing half made stays"
     assert Judge.opened[0].closed
@@ -181,8 +181,8 @@ def test_evaluation_without_responses_or_model_is_an_error() -> None:
         evaluate_stored(load_experiment(None, []), Console(file=io.StringIO()))
 
 
-def playing(policy: Path, *words: str, samples: int = 2) -> Evaluation:
-    given = [
+def playing(policy: Path, *overrides: str, samples: int = 2) -> Evaluation:
+    defaults = [
         "name=p",
         "policy.preset=null",
         f"policy.path={policy}",
@@ -193,32 +193,34 @@ def playing(policy: Path, *words: str, samples: int = 2) -> Evaluation:
         "rollout.max_response_tokens=4",
         "rollout.max_prompt_tokens=200",
     ]
-    return evaluate_model(load_experiment(None, [*given, *words]), Statistics((1, 2)), Console(file=io.StringIO()))
+    return evaluate_model(
+        load_experiment(None, [*defaults, *overrides]), Statistics((1, 2)), Console(file=io.StringIO())
+    )
 
 
 def test_a_model_is_evaluated_on_held_out_prompts(policy_directory: Path) -> None:
     written(Path("questions.jsonl"), ROWS)
-    words = ["env.name=prompts", "data.train_files=[questions.jsonl]", "data.validation_rows=2"]
-    found = playing(policy_directory, *words)
-    assert found.sources["a/b"].prompts == 2
-    assert found.answers == 4
-    told = lines(found)
-    assert [(line["prompt"], line["sample"]) for line in told] == [("0", 0), ("0", 1), ("1", 0), ("1", 1)]
-    assert all(0 < line["tokens"] <= 4 for line in told)
+    overrides = ["env.name=prompts", "data.train_files=[questions.jsonl]", "data.validation_rows=2"]
+    actual = playing(policy_directory, *overrides)
+    assert actual.sources["a/b"].prompts == 2
+    assert actual.answers == 4
+    records = lines(actual)
+    assert [(line["prompt"], line["sample"]) for line in records] == [("0", 0), ("0", 1), ("1", 0), ("1", 1)]
+    assert all(0 < line["tokens"] <= 4 for line in records)
     assert Judge.opened[0].closed
-    again = playing(policy_directory, *words)
-    assert lines(again) == told, "the same seed draws the same answers"
+    again = playing(policy_directory, *overrides)
+    assert lines(again) == records, "the same seed draws the same answers"
 
 
 def test_a_model_is_evaluated_on_held_out_episodes(policy_directory: Path) -> None:
-    found = playing(policy_directory, "env.size=3", "validation.episodes=3", "rollout.max_turns=2")
-    lake = found.sources["frozenlake"]
+    actual = playing(policy_directory, "env.size=3", "validation.episodes=3", "rollout.max_turns=2")
+    lake = actual.sources["frozenlake"]
     assert (lake.prompts, lake.answers) == (3, 6)
     assert lake.accuracy is not None
-    assert all(seed % 3 == 1 for seed in {int(line["prompt"]) for line in lines(found)}), "validation's seeds"
-    episodes = [json.loads(line) for line in (found.directory / "episodes.jsonl").read_text().splitlines()]
+    assert all(seed % 3 == 1 for seed in {int(line["prompt"]) for line in lines(actual)}), "validation's seeds"
+    episodes = [json.loads(line) for line in (actual.directory / "episodes.jsonl").read_text().splitlines()]
     assert len(episodes) == 6
-    assert found.metrics["test_score/frozenlake"] == lake.score.mean
+    assert actual.metrics["test_score/frozenlake"] == lake.score.mean
 
 
 def test_a_model_is_evaluated_with_its_adapters(policy_directory: Path, tmp_path: Path) -> None:
@@ -233,9 +235,11 @@ def test_a_model_is_evaluated_with_its_adapters(policy_directory: Path, tmp_path
     shutil.copytree(policy_directory, tmp_path / "merged")
     merge_adapters(model)
     model.save_pretrained(tmp_path / "merged")
-    words = ["env.size=3", "validation.episodes=3", "rollout.max_turns=2"]
-    plain, merged = (lines(playing(policy, *words)) for policy in (policy_directory, tmp_path / "merged"))
-    adapted = lines(playing(policy_directory, *words, f"policy.lora={{rank: 2, alpha: 8, path: {tmp_path}/adapters}}"))
+    overrides = ["env.size=3", "validation.episodes=3", "rollout.max_turns=2"]
+    plain, merged = (lines(playing(policy, *overrides)) for policy in (policy_directory, tmp_path / "merged"))
+    adapted = lines(
+        playing(policy_directory, *overrides, f"policy.lora={{rank: 2, alpha: 8, path: {tmp_path}/adapters}}")
+    )
     assert adapted == merged != plain
 
 
@@ -250,9 +254,9 @@ def test_an_env_error_fails_only_its_own_episode(policy_directory: Path, monkeyp
         return reset(self, seed)
 
     monkeypatch.setattr(FrozenLake, "reset", broken)
-    found = playing(policy_directory, "validation.episodes=2", "rollout.max_turns=1", samples=1)
-    assert found.failures == {"frozenlake": {"RuntimeError": 1}}
-    assert found.answers == 2
+    actual = playing(policy_directory, "validation.episodes=2", "rollout.max_turns=1", samples=1)
+    assert actual.failures == {"frozenlake": {"RuntimeError": 1}}
+    assert actual.answers == 2
 
 
 def test_models_are_found_in_runs_checkpoints_and_directories(policy_directory: Path, tmp_path: Path) -> None:
@@ -267,8 +271,8 @@ def test_models_are_found_in_runs_checkpoints_and_directories(policy_directory: 
     (run / "config.yaml").write_text("name: r\n")
     last = run / "checkpoints" / "global_step_2"
     assert find_model(str(last.with_name("global_step_1"))).policy.parent.name == "global_step_1"
-    found = find_model(str(run))
-    assert (found.policy, found.config) == (last / "hf", run / "config.yaml")
+    actual = find_model(str(run))
+    assert (actual.policy, actual.config) == (last / "hf", run / "config.yaml")
     assert find_model(str(last)).config == (run / "config.yaml").resolve()
     (last / "hf" / "config.json").write_text("{}")
     assert find_model(str(run)).policy.parent.name == "global_step_1", "the last whole one"
@@ -279,8 +283,8 @@ def test_models_are_found_in_runs_checkpoints_and_directories(policy_directory: 
 def test_the_configured_model_is_its_checkpoint_path_or_last_checkpoint(policy_directory: Path, tmp_path: Path) -> None:
     import shutil
 
-    def of(*words: str) -> Path:
-        return find_configured_model(load_experiment(None, [f"output_dir={tmp_path}", "name=r", *words]).experiment)
+    def of(*overrides: str) -> Path:
+        return find_configured_model(load_experiment(None, [f"output_dir={tmp_path}", "name=r", *overrides]).experiment)
 
     path = ("policy.preset=null", f"policy.path={policy_directory}")
     with pytest.raises(ConfigError, match=r"policy\.path is null, and there is no checkpoint in .*r/checkpoints"):

@@ -58,12 +58,12 @@ def stored(*answers: list[str]) -> None:
 def test_a_table_and_where_the_rest_lies(capsys: pytest.CaptureFixture[str]) -> None:
     stored(["1", "0"], ["1", "crash"])
     assert run(None, ["evaluation.path=my answers.jsonl"], None, "refuse", EvalOptions()) == 0
-    told = capsys.readouterr()
-    assert "4 answers" in told.out
-    assert "pass@2" in told.out
-    assert "95% interval" in told.out
-    assert "s: answers that could not be scored and count as wrong: 1 × Crashed" in told.err
-    assert "runs/eval-my-answers/results.json" in told.out
+    captured = capsys.readouterr()
+    assert "4 answers" in captured.out
+    assert "pass@2" in captured.out
+    assert "95% interval" in captured.out
+    assert "s: answers that could not be scored and count as wrong: 1 × Crashed" in captured.err
+    assert "runs/eval-my-answers/results.json" in captured.out
 
 
 def test_names_of_sources_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,12 +75,12 @@ def test_names_of_sources_are_no_markup(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_json_output_has_nothing_else_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     stored(["1", "0"])
-    words = ["evaluation.path=my answers.jsonl", "name=mine", "evaluation.confidence=0.9"]
-    assert run(None, words, None, "refuse", EvalOptions(), as_json=True) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["sources"]["s"]["passed"]["2"]["mean"] == 1.0
-    assert told["confidence"] == 0.9
-    assert told == json.loads(Path("runs/mine/results.json").read_text())
+    overrides = ["evaluation.path=my answers.jsonl", "name=mine", "evaluation.confidence=0.9"]
+    assert run(None, overrides, None, "refuse", EvalOptions(), as_json=True) == 0
+    output = json.loads(capsys.readouterr().out)
+    assert output["sources"]["s"]["passed"]["2"]["mean"] == 1.0
+    assert output["confidence"] == 0.9
+    assert output == json.loads(Path("runs/mine/results.json").read_text())
 
 
 def test_verls_own_configuration(tmp_path: Path) -> None:
@@ -209,20 +209,20 @@ def test_a_run_that_names_no_questions_has_to_be_told(policy_directory: Path, co
 
 
 def test_a_configuration_that_only_validates_asks_its_own_model(policy_directory: Path, asked_for: Any) -> None:
-    words = ["validation.only=true", f"policy.path={policy_directory}", "policy.preset=null", "name=mine"]
+    overrides = ["validation.only=true", f"policy.path={policy_directory}", "policy.preset=null", "name=mine"]
     drawn = "validation.sampling={do_sample: true, temperature: 0.7, samples: 3}"
-    run(None, [*words, drawn], None, "refuse", EvalOptions(confidence=0.9))
+    run(None, [*overrides, drawn], None, "refuse", EvalOptions(confidence=0.9))
     (composed, measured), config = asked_for[0], asked_for[0][0].experiment
     assert (config.policy.path, config.name, config.output_dir) == (str(policy_directory), "mine", "runs")
     assert (config.validation.sampling.samples, config.validation.sampling.temperature) == (3, 0.7)
     assert measured == Statistics((1, 2, 3), confidence=0.9)
     assert composed.provenance["policy.path"] == "command line"
     with pytest.raises(ConfigError, match="--samples is only valid with a model"):
-        run(None, words, None, "refuse", EvalOptions(samples=4))
+        run(None, overrides, None, "refuse", EvalOptions(samples=4))
 
 
 @pytest.mark.parametrize(
-    ("what", "asked", "told"),
+    ("what", "asked", "message"),
     [
         (None, EvalOptions(data="q.jsonl"), "the model is missing"),
         ("m", EvalOptions(data="q.jsonl", env="frozenlake"), "mutually exclusive"),
@@ -235,8 +235,8 @@ def test_a_configuration_that_only_validates_asks_its_own_model(policy_directory
         (None, EvalOptions(), "no stored responses"),
     ],
 )
-def test_what_contradicts_itself_is_refused(what: str | None, asked: EvalOptions, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_what_contradicts_itself_is_refused(what: str | None, asked: EvalOptions, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         run(what, [], None, "refuse", asked)
 
 
@@ -248,5 +248,5 @@ def test_unknown_models_and_envs_are_refused(policy_directory: Path) -> None:
 
 
 def test_options_of_the_env_are_known_by_their_short_names() -> None:
-    words = list(evaluate._env_overrides(["size=3", "seed=1", "sized=2"], EvalOptions(env="frozenlake")))
-    assert words == ["env.size=3", "seed=1", "sized=2"]
+    overrides = list(evaluate._env_overrides(["size=3", "seed=1", "sized=2"], EvalOptions(env="frozenlake")))
+    assert overrides == ["env.size=3", "seed=1", "sized=2"]

@@ -36,7 +36,7 @@ EPISODES = batch([-0.8, -0.6, 10.0, -0.8, 1.0, 1.0], [0, 0, 1, 1, 2, 2])
 
 
 @pytest.mark.parametrize(
-    ("words", "kept", "signal"),
+    ("overrides", "kept", "signal"),
     [
         ([], [0, 1, 2, 3], 2 / 3),
         (["algorithm.signal_threshold=1.0"], [2, 3], 1 / 3),
@@ -44,14 +44,14 @@ EPISODES = batch([-0.8, -0.6, 10.0, -0.8, 1.0, 1.0], [0, 0, 1, 1, 2, 2])
         (["algorithm.signal_threshold=100.0"], [0, 1, 2, 3, 4, 5], 0.0),
     ],
 )
-def test_groups_that_hardly_differ_are_left_out(words: list[str], kept: list[int], signal: float) -> None:
-    learnt, found = add_advantages(EPISODES, load_experiment(None, words).experiment)
+def test_groups_that_hardly_differ_are_left_out(overrides: list[str], kept: list[int], signal: float) -> None:
+    learnt, actual = add_advantages(EPISODES, load_experiment(None, overrides).experiment)
     assert learnt.trajectory.tolist() == kept
-    assert found["training/groups_with_signal"] == pytest.approx(signal)
+    assert actual["training/groups_with_signal"] == pytest.approx(signal)
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["algorithm.advantage={name: raw}"],
         ["algorithm.advantage={name: reinforce_plus_plus}"],
@@ -60,26 +60,26 @@ def test_groups_that_hardly_differ_are_left_out(words: list[str], kept: list[int
         ["algorithm.shaping.length_penalty=0.1"],
     ],
 )
-def test_groups_of_equal_reward_stay_where_something_else_teaches(words: list[str]) -> None:
-    learnt, _ = add_advantages(EPISODES, load_experiment(None, words).experiment)
+def test_groups_of_equal_reward_stay_where_something_else_teaches(overrides: list[str]) -> None:
+    learnt, _ = add_advantages(EPISODES, load_experiment(None, overrides).experiment)
     assert learnt.trajectory.tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_filtered_groups_do_not_enter_the_reward_mean() -> None:
     """By hand: without the group of mean 4.6 the others' mean is (-0.8 - 0.6 + 1 + 1) / 4 = 0.15."""
-    words = ["algorithm.advantage={name: raw}", "algorithm.filter.max_mean=2.0", "algorithm.shaping.center=batch"]
-    learnt, found = add_advantages(EPISODES, load_experiment(None, words).experiment)
+    overrides = ["algorithm.advantage={name: raw}", "algorithm.filter.max_mean=2.0", "algorithm.shaping.center=batch"]
+    learnt, actual = add_advantages(EPISODES, load_experiment(None, overrides).experiment)
     assert learnt.trajectory.tolist() == [0, 1, 4, 5]
     assert learnt.advantages is not None
     assert learnt.advantages[learnt.loss_mask].tolist() == pytest.approx([-0.95, -0.75, 0.85, 0.85])
-    assert found["training/groups_kept"] == pytest.approx(2 / 3)
+    assert actual["training/groups_kept"] == pytest.approx(2 / 3)
 
 
 TOP_P = ["algorithm.filter.top_p=0.9", "algorithm.filter.scale_advantages=sqrt"]
 
 
 @pytest.mark.parametrize(
-    ("words", "advantages"),
+    ("overrides", "advantages"),
     [
         # deviations 0.14, 7.64 and 0: the second group is 98 % of their sum, and one of three groups is kept
         ([], [5.4, -5.4]),
@@ -97,48 +97,53 @@ TOP_P = ["algorithm.filter.top_p=0.9", "algorithm.filter.scale_advantages=sqrt"]
         (["algorithm.zero_advantages=true"], [0.0, 0.0]),
     ],
 )
-def test_the_advantages_of_kept_groups_are_scaled(words: list[str], advantages: list[float]) -> None:
+def test_the_advantages_of_kept_groups_are_scaled(overrides: list[str], advantages: list[float]) -> None:
     grpo = "algorithm.advantage={name: grpo, normalize_by_std: false}"
-    learnt, found = add_advantages(EPISODES, load_experiment(None, [grpo, *TOP_P, *words]).experiment)
+    learnt, actual = add_advantages(EPISODES, load_experiment(None, [grpo, *TOP_P, *overrides]).experiment)
     assert learnt.trajectory.tolist() == [2, 3]
-    assert found["training/groups_kept"] == pytest.approx(1 / 3)
+    assert actual["training/groups_kept"] == pytest.approx(1 / 3)
     assert learnt.advantages is not None
     scaled = [advantage / 3**0.5 for advantage in advantages]
     assert learnt.advantages[learnt.loss_mask].tolist() == pytest.approx(scaled, abs=1e-5)
 
 
-@pytest.mark.parametrize("words", [[], ["algorithm.filter.after_advantages=true"], ["algorithm.mask_truncated=true"]])
-def test_a_step_whose_groups_are_all_dropped_trains_nothing(words: list[str]) -> None:
-    config = load_experiment(None, ["algorithm.filter.min_mean=100", *words]).experiment
+@pytest.mark.parametrize(
+    "overrides", [[], ["algorithm.filter.after_advantages=true"], ["algorithm.mask_truncated=true"]]
+)
+def test_a_step_whose_groups_are_all_dropped_trains_nothing(overrides: list[str]) -> None:
+    config = load_experiment(None, ["algorithm.filter.min_mean=100", *overrides]).experiment
     episodes = replace(EPISODES, ref_logprobs=torch.zeros(12))
     control = KlControl.from_config(KlConfig(apply_to="reward", coefficient=2.0, target=1.0))
-    learnt, found = add_advantages(episodes, config, control)
+    learnt, actual = add_advantages(episodes, config, control)
     assert not learnt.loss_mask.any()
-    assert found["training/groups_kept"] == 0
-    assert all(value == value for value in found.values())
+    assert actual["training/groups_kept"] == 0
+    assert all(value == value for value in actual.values())
 
 
 def test_the_kl_penalty_is_subtracted_after_filtering() -> None:
     """By hand: k1 of one own token is logp - ref = 0.5, times 2."""
     episodes = replace(EPISODES, ref_logprobs=torch.full((12,), -0.5) * EPISODES.loss_mask)
     kl = KlConfig(apply_to="reward", coefficient=2.0, estimator="k1")
-    _, found = add_advantages(episodes, load_experiment(None).experiment, KlControl.from_config(kl))
-    assert found["training/groups_with_signal"] == pytest.approx(2 / 3)
-    assert found["actor/reward_kl_penalty"] == pytest.approx(0.5)
-    assert found["critic/rewards/mean"] == pytest.approx((-0.8 - 0.6 + 10.0 - 0.8 + 1.0 + 1.0) / 6 - 1.0)
+    _, actual = add_advantages(episodes, load_experiment(None).experiment, KlControl.from_config(kl))
+    assert actual["training/groups_with_signal"] == pytest.approx(2 / 3)
+    assert actual["actor/reward_kl_penalty"] == pytest.approx(0.5)
+    assert actual["critic/rewards/mean"] == pytest.approx((-0.8 - 0.6 + 10.0 - 0.8 + 1.0 + 1.0) / 6 - 1.0)
 
 
 def test_a_penalty_beside_a_divergence_in_the_loss_has_its_own_coefficient() -> None:
     """By hand: k1 of one own token is logp - ref = 0.5, times 2; groups of equal rewards stay."""
-    words = ["algorithm.kl={coefficient: 9.0, estimator: k2}", "algorithm.reward_kl={coefficient: 2.0, target: 0.25}"]
-    run = load_experiment(None, [*words, "algorithm.advantage={name: raw}"]).experiment
+    overrides = [
+        "algorithm.kl={coefficient: 9.0, estimator: k2}",
+        "algorithm.reward_kl={coefficient: 2.0, target: 0.25}",
+    ]
+    run = load_experiment(None, [*overrides, "algorithm.advantage={name: raw}"]).experiment
     assert run.algorithm.kl_in_reward is not None
     control = KlControl.from_config(run.algorithm.kl_in_reward)
     episodes = replace(EPISODES, ref_logprobs=torch.full((12,), -0.5) * EPISODES.loss_mask)
-    learnt, found = add_advantages(episodes, run, control)
+    learnt, actual = add_advantages(episodes, run, control)
     assert learnt.advantages is not None
     assert learnt.advantages[learnt.loss_mask].tolist() == pytest.approx([-1.8, -1.6, 9.0, -1.8, 0.0, 0.0])
-    assert found["actor/reward_kl_penalty_coeff"] == 2.0
+    assert actual["actor/reward_kl_penalty_coeff"] == 2.0
     # the divergence is twice the target: the coefficient grows by a fifth times six episodes of 10,000
     assert control.coefficient == pytest.approx(2.0 * (1.0 + 0.2 * 6 / 10000))
 
@@ -147,7 +152,7 @@ REJECTING = "algorithm.correction={level: null, reject: [{upper: 2.0}]}"
 
 
 @pytest.mark.parametrize(
-    ("words", "advantages"),
+    ("overrides", "advantages"),
     [
         # by hand: the rewards -0.8, -0.6, 10 and -0.8 are of groups of two, and the third episode's token is rejected
         (["algorithm.advantage={name: grpo, normalize_by_std: false}"], [-0.1, 0.1, -5.4]),
@@ -163,11 +168,11 @@ REJECTING = "algorithm.correction={level: null, reject: [{upper: 2.0}]}"
         ),
     ],
 )
-def test_tokens_are_rejected_before_or_after_advantages(words: list[str], advantages: list[float]) -> None:
+def test_tokens_are_rejected_before_or_after_advantages(overrides: list[str], advantages: list[float]) -> None:
     episodes = batch([-0.8, -0.6, 10.0, -0.8], [0, 0, 1, 1])
     rejected = torch.ones(8, dtype=torch.bool)
     rejected[5] = False
-    settings = ["rollout.recompute_logprobs=true", REJECTING, *words]
+    settings = ["rollout.recompute_logprobs=true", REJECTING, *overrides]
     trained, _ = add_advantages(replace(episodes, trained_mask=rejected), load_experiment(None, settings).experiment)
     assert trained.loss_mask.tolist() == [False, True, False, True, False, False, False, True]
     assert trained.advantages is not None
@@ -196,12 +201,12 @@ def test_advantages_are_whitened_within_each_domain() -> None:
 
 
 def test_responses_of_the_maximum_length_count_in_their_group_but_not_in_the_loss() -> None:
-    words = ["rollout.max_response_tokens=1", "algorithm.mask_truncated=true", "algorithm.advantage={name: grpo}"]
-    config = load_experiment(None, words).experiment
+    overrides = ["rollout.max_response_tokens=1", "algorithm.mask_truncated=true", "algorithm.advantage={name: grpo}"]
+    config = load_experiment(None, overrides).experiment
     learnt, metrics = add_advantages(batch([0.0, 1.0], [0, 0]), config)
     assert not learnt.loss_mask.any()
     assert metrics["training/truncated_episodes"] == 1.0
-    longer = load_experiment(None, [*words, "rollout.max_response_tokens=2"]).experiment
+    longer = load_experiment(None, [*overrides, "rollout.max_response_tokens=2"]).experiment
     learnt, metrics = add_advantages(batch([0.0, 1.0], [0, 0]), longer)
     assert learnt.loss_mask.sum() == 2
     assert metrics["training/truncated_episodes"] == 0.0

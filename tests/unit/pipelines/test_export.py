@@ -27,7 +27,7 @@ from quintet.training.checkpoint.hf_directory import HfDirectory
 @pytest.fixture
 def run(tmp_path: Path, policy_directory: Path) -> Path:
     """A run of five steps with two checkpoints."""
-    place = tmp_path / "runs/lake"
+    root = tmp_path / "runs/lake"
     experiment = load_experiment(None, ["name=lake", "training.steps=5", f"output_dir={tmp_path}/runs"]).experiment
     state = {"experiment": experiment.model_dump(mode="json"), "seconds": 90.0, "contents": ["model"]}
 
@@ -35,25 +35,25 @@ def run(tmp_path: Path, policy_directory: Path) -> Path:
         shutil.copytree(policy_directory, directory / "hf")
 
     for step in (3, 5):
-        save_checkpoint(place / "checkpoints", step, state, write, keep=9)
+        save_checkpoint(root / "checkpoints", step, state, write, keep=9)
     lines = [
         {"step": step, "seconds": 1.0, "val/frozenlake/success_rate": step / 10, "actor/lr": 1.0} for step in (0, 3, 5)
     ]
-    (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return place
+    (root / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return root
 
 
 def test_a_run_becomes_a_directory_that_transformers_reads(run: Path, tmp_path: Path, policy_directory: Path) -> None:
-    found = export(str(run), tmp_path / "out", "bfloat16")
-    assert found.step == 5
+    actual = export(str(run), tmp_path / "out", "bfloat16")
+    assert actual.step == 5
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert model.dtype is torch.bfloat16
     assert model.config.dtype is torch.bfloat16
     for name, tensor in load_file(policy_directory / "model.safetensors").items():
         assert torch.equal(model.state_dict()[name], tensor.bfloat16()), name
     assert AutoTokenizer.from_pretrained(tmp_path / "out").encode("hello")
-    assert found.size == 2 * found.parameters
-    assert found.parameters == sum(tensor.numel() for tensor in load_file(tmp_path / "out/model.safetensors").values())
+    assert actual.size == 2 * actual.parameters
+    assert actual.parameters == sum(tensor.numel() for tensor in load_file(tmp_path / "out/model.safetensors").values())
 
 
 def test_types_stay_where_none_is_named(run: Path, tmp_path: Path, policy_directory: Path) -> None:
@@ -79,8 +79,8 @@ def test_the_card_says_where_the_model_comes_from_and_how_well_it_does(run: Path
         [sys.executable, "-c", usage + "print(type(model).__name__)"], capture_output=True, text=True
     )
     assert names.stdout.strip() == "Qwen2ForCausalLM", names.stderr
-    told = yaml.safe_load(body.split("```yaml\n")[1].split("```")[0])
-    assert (told["name"], told["training"]) == ("lake", {"steps": 5})
+    parsed = yaml.safe_load(body.split("```yaml\n")[1].split("```")[0])
+    assert (parsed["name"], parsed["training"]) == ("lake", {"steps": 5})
 
 
 def test_a_damaged_checkpoint_isnt_given_away(run: Path, tmp_path: Path) -> None:
@@ -117,9 +117,9 @@ def test_a_part_of_a_damaged_checkpoint_isnt_given_away(run: Path, tmp_path: Pat
 
 
 def test_another_programs_steps_are_no_damaged_checkpoints(tmp_path: Path, policy_directory: Path) -> None:
-    place = tmp_path / "global_step_5" / "merged"
-    shutil.copytree(policy_directory, place)
-    assert export(str(place), tmp_path / "out").step is None
+    directory = tmp_path / "global_step_5" / "merged"
+    shutil.copytree(policy_directory, directory)
+    assert export(str(directory), tmp_path / "out").step is None
 
 
 def test_weights_that_cant_be_read_are_a_users_fault_and_leave_nothing(policy_directory: Path, tmp_path: Path) -> None:
@@ -173,14 +173,14 @@ def test_a_target_that_cannot_be_written_is_to_be_replaced(run: Path, tmp_path: 
 
 
 def test_large_models_stay_in_several_files(run: Path, tmp_path: Path) -> None:
-    place = run / "checkpoints/global_step_3/hf"
-    AutoModelForCausalLM.from_pretrained(place).save_pretrained(tmp_path / "cut", max_shard_size="100KB")
-    load_tokenizer(place).save_pretrained(tmp_path / "cut")
-    found = export(str(tmp_path / "cut"), tmp_path / "out", "bfloat16")
+    directory = run / "checkpoints/global_step_3/hf"
+    AutoModelForCausalLM.from_pretrained(directory).save_pretrained(tmp_path / "cut", max_shard_size="100KB")
+    load_tokenizer(directory).save_pretrained(tmp_path / "cut")
+    actual = export(str(tmp_path / "cut"), tmp_path / "out", "bfloat16")
     assert len(list((tmp_path / "out").glob("*.safetensors"))) > 1
     index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
-    assert index["metadata"]["total_size"] == found.size
-    expected = AutoModelForCausalLM.from_pretrained(place).bfloat16().state_dict()
+    assert index["metadata"]["total_size"] == actual.size
+    expected = AutoModelForCausalLM.from_pretrained(directory).bfloat16().state_dict()
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
     assert all(torch.equal(tensor, loaded[name]) for name, tensor in expected.items())
 
@@ -194,9 +194,9 @@ def test_adapters_are_merged(tmp_path: Path, policy_directory: Path) -> None:
                 parameter.normal_()
     save_adapters(model, tmp_path / "adapters", policy_directory)
     export(str(tmp_path / "adapters"), tmp_path / "out")
-    found = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    actual = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
     for name, tensor in iter_merged_weights(model):
-        torch.testing.assert_close(found[name], tensor, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(actual[name], tensor, atol=1e-6, rtol=1e-6)
     assert AutoTokenizer.from_pretrained(tmp_path / "out").encode("hello")
     settings = json.loads((tmp_path / "adapters/adapter_config.json").read_text())
     narrow = AutoModelForCausalLM.from_pretrained(policy_directory, dtype=torch.bfloat16)

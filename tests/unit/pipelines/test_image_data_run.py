@@ -43,14 +43,14 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 def test_engine_and_learner_agree_on_prompts_with_images(tmp_path: Path) -> None:
     """Two steps on rows like Geometry3k's, scored by its verifier, after a warm start on their responses."""
     name = write_rows(tmp_path / "geometry.parquet", question_rows(12))
-    words = (
+    overrides = (
         *("env.name=prompts", f"data.train_files=[{name}]", "data.image_key=images"),
         "training={steps: 2, groups_per_step: 3, samples_per_group: 4, mini_batches: 1, threads: 1}",
         "warm_start={episodes: 12, updates: 60, turns_per_update: 12, until_success: null}",
         "rollout={max_prompt_tokens: 64, max_response_tokens: 24}",
         "validation.every_steps=-1",
     )
-    train(load_experiment(None, (*COMMON, *words, f"output_dir={tmp_path}")), Console(file=io.StringIO()))
+    train(load_experiment(None, (*COMMON, *overrides, f"output_dir={tmp_path}")), Console(file=io.StringIO()))
     steps = [row for row in metrics(tmp_path / "run") if "training/rollout_probs_diff_max" in row]
     assert len(steps) == 2
     assert max(row["training/rollout_probs_diff_max"] for row in steps) < 1e-4
@@ -60,13 +60,13 @@ def test_engine_and_learner_agree_on_prompts_with_images(tmp_path: Path) -> None
 def test_fine_tuning_learns_from_images(tmp_path: Path) -> None:
     """The answers differ only by the images of the rows."""
     name = write_rows(tmp_path / "geometry.parquet", question_rows(16))
-    words = (f"data.train_files=[{name}]", "data.image_key=images", "sft.batch=16", "sft.epochs=2")
+    overrides = (f"data.train_files=[{name}]", "data.image_key=images", "sft.batch=16", "sft.epochs=2")
     rate = "sft.optimizer.learning_rate=3e-3"
-    fine_tune(load_experiment(None, (*COMMON, *words, rate, f"output_dir={tmp_path}")), Console(file=io.StringIO()))
+    fine_tune(load_experiment(None, (*COMMON, *overrides, rate, f"output_dir={tmp_path}")), Console(file=io.StringIO()))
     losses = [row["train/loss"] for row in metrics(tmp_path / "run") if "train/loss" in row]
     assert len(losses) == 2
     assert losses[1] < losses[0]
-    refuse_unsupported(load_experiment(None, (*COMMON, *words)))
+    refuse_unsupported(load_experiment(None, (*COMMON, *overrides)))
 
 
 def test_the_loss_of_packed_conversations_is_that_of_transformers(tmp_path: Path) -> None:
@@ -80,8 +80,8 @@ def test_the_loss_of_packed_conversations_is_that_of_transformers(tmp_path: Path
     (tmp_path / "other.png").write_bytes(rows[0]["images"][0]["bytes"])
     name = write_rows(tmp_path / "a.parquet", rows)
     text = write_rows(tmp_path / "b.jsonl", [{"messages": rows[0]["messages"][1:2]}])
-    words = (f"data.train_files=[{name},{text}]", "data.messages_key=messages", "data.image_key=images")
-    config = load_experiment(None, (*COMMON, *words, "sft.batch=5")).experiment
+    overrides = (f"data.train_files=[{name},{text}]", "data.messages_key=messages", "data.image_key=images")
+    config = load_experiment(None, (*COMMON, *overrides, "sft.batch=5")).experiment
     assert config.data is not None
     images = ImagePrompts.from_directory(directory, config.policy.vision)
     splits = [open_split(config.data, None, split) for split in ("train", "validation")]
@@ -96,9 +96,9 @@ def test_the_loss_of_packed_conversations_is_that_of_transformers(tmp_path: Path
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-5)
 
 
-def lake(tmp_path: Path, *words: str) -> Experiment:
+def lake(tmp_path: Path, *overrides: str) -> Experiment:
     sizes = ("sft.episodes.episodes=6", "sft.episodes.validation_episodes=2")
-    return load_experiment(None, (*LAKE, *sizes, f"sft.episodes.directory={tmp_path}/data", *words)).experiment
+    return load_experiment(None, (*LAKE, *sizes, f"sft.episodes.directory={tmp_path}/data", *overrides)).experiment
 
 
 @pytest.mark.parametrize("window", ["1", "2", "null"])
@@ -134,17 +134,17 @@ def decoded(file: bytes) -> Any:
 
 
 def test_solved_episodes_in_other_forms_have_no_images(tmp_path: Path) -> None:
-    words = (*LAKE, "policy.preset=grid-vl", "rollout.window_size=null", "sft.episodes={}")
+    overrides = (*LAKE, "policy.preset=grid-vl", "rollout.window_size=null", "sft.episodes={}")
     with pytest.raises(ConfigError, match="only messages have images"):
-        refuse_unsupported(load_experiment(None, (*words, "sft.episodes.form=base")))
-    refuse_unsupported(load_experiment(None, (*words, "sft.episodes.form=message")))
+        refuse_unsupported(load_experiment(None, (*overrides, "sft.episodes.form=base")))
+    refuse_unsupported(load_experiment(None, (*overrides, "sft.episodes.form=message")))
 
 
 def test_a_policy_is_fine_tuned_on_episodes_with_images(tmp_path: Path) -> None:
     """And validated in held-out episodes at the end."""
-    words = (*COMMON, *LAKE, "sft.batch=4", "data.max_steps=2", f"sft.episodes.directory={tmp_path}/data")
+    overrides = (*COMMON, *LAKE, "sft.batch=4", "data.max_steps=2", f"sft.episodes.directory={tmp_path}/data")
     sizes = ("sft.episodes.episodes=12", "sft.episodes.validation_episodes=2", "validation.episodes=2")
-    fine_tune(load_experiment(None, (*words, *sizes, f"output_dir={tmp_path}")), Console(file=io.StringIO()))
+    fine_tune(load_experiment(None, (*overrides, *sizes, f"output_dir={tmp_path}")), Console(file=io.StringIO()))
     rows = metrics(tmp_path / "run")
     assert len([row for row in rows if "train/loss" in row]) == 2
     assert any("val/frozenlake/success_rate" in row for row in rows)

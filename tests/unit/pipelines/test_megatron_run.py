@@ -18,7 +18,7 @@ from quintet.errors import ConfigError
 from quintet.pipelines.policy_optimization import shuffle_generator
 from quintet.pipelines.rl import train
 
-WORDS = (
+OVERRIDES = (
     "training.groups_per_step=2",
     "training.samples_per_group=2",
     "training.mini_batches=1",
@@ -36,9 +36,9 @@ WORDS = (
 pytestmark = pytest.mark.usefixtures("megatron_alone")
 
 
-def rows(directory: Path, *words: str, name: str = "run") -> list[dict[str, float]]:
-    given = (*WORDS, f"output_dir={directory}", f"name={name}", *words)
-    train(load_experiment(None, given), Console(file=io.StringIO()))
+def rows(directory: Path, *overrides: str, name: str = "run") -> list[dict[str, float]]:
+    run_overrides = (*OVERRIDES, f"output_dir={directory}", f"name={name}", *overrides)
+    train(load_experiment(None, run_overrides), Console(file=io.StringIO()))
     return [json.loads(line) for line in (directory / name / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -87,23 +87,23 @@ KEPT = "actor.megatron={use_checkpoint_opt_param_scheduler: true}"
 
 @pytest.mark.proves("verl", "optim.use_checkpoint_opt_param_scheduler")
 @pytest.mark.parametrize(
-    ("words", "rate"),
+    ("overrides", "rate"),
     [
         ((KEPT, LINEAR % 5e-4), 1e-3 * 1 / 4),
         (("actor.megatron={}", LINEAR % 1e-3), 1e-3 * 5 / 8),
     ],
 )
 def test_a_resumed_run_keeps_the_checkpoints_schedule_where_it_is_told_to(
-    tmp_path: Path, words: tuple[str, str], rate: float
+    tmp_path: Path, overrides: tuple[str, str], rate: float
 ) -> None:
     """Down to nothing in four steps; gone on with for eight, and with half the rate."""
-    keep, later = words
+    keep, later = overrides
     common = ("actor.backend=megatron", keep)
     rows(tmp_path, *common, "training.steps=4", LINEAR % 1e-3)
     for step in (3, 4):
         shutil.rmtree(tmp_path / f"run/checkpoints/global_step_{step}")
-    found = rows(tmp_path, *common, "training.steps=8", later)
-    (third,) = [row for row in found if row.get("training/global_step") == 3][-1:]
+    actual = rows(tmp_path, *common, "training.steps=8", later)
+    (third,) = [row for row in actual if row.get("training/global_step") == 3][-1:]
     assert third["actor/lr"] == pytest.approx(rate, rel=1e-6)
 
 

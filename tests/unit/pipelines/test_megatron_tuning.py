@@ -61,10 +61,10 @@ def same_losses(one: Path, other: Path) -> None:
 def test_losses_and_final_weights_are_the_plain_learners(tune: Run, word: str) -> None:
     ours, theirs = tune(MEGATRON, word), tune(word, name="plain")
     same_losses(ours, theirs)
-    found, expected = weights(ours / "model"), weights(theirs / "model")
-    assert found.keys() == expected.keys()
+    actual, expected = weights(ours / "model"), weights(theirs / "model")
+    assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, atol=2e-4, rtol=1e-3)
+        torch.testing.assert_close(actual[name], tensor, atol=2e-4, rtol=1e-3)
     assert equal(ours / "model", ours / "checkpoints/global_step_4/hf")
     assert AutoModelForCausalLM.from_pretrained(ours / "model")
     assert AutoTokenizer.from_pretrained(ours / "model")
@@ -78,8 +78,8 @@ def test_the_temperature_of_play_doesnt_divide_what_is_learnt(tune: Run) -> None
 def test_a_run_that_was_stopped_goes_on_where_it_was_on_either_backend(
     tune: Run, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
-    words = ("sft.final_weights=best", "sft.epochs=3")
-    whole = tune(MEGATRON, *words, name="whole")
+    overrides = ("sft.final_weights=best", "sft.epochs=3")
+    whole = tune(MEGATRON, *overrides, name="whole")
     real = SftStage.update
 
     def until_then(stage: SftStage, batch: Any, step: int, steps: int) -> dict[str, float]:
@@ -89,9 +89,9 @@ def test_a_run_that_was_stopped_goes_on_where_it_was_on_either_backend(
 
     monkeypatch.setattr(SftStage, "update", until_then)
     with pytest.raises(InterruptedRun):
-        tune(MEGATRON, *words)
+        tune(MEGATRON, *overrides)
     monkeypatch.undo()
-    run = tune(f"actor.backend={backend}", *words)
+    run = tune(f"actor.backend={backend}", *overrides)
     assert "resuming from" in (run / "said").read_text()
     same_losses(run, whole)
     if backend == "megatron":
@@ -100,13 +100,13 @@ def test_a_run_that_was_stopped_goes_on_where_it_was_on_either_backend(
 
 
 def test_the_scale_of_float16_losses_goes_on_with_the_run(tune: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = (MEGATRON, "policy.dtype=float16", "actor.megatron={fp16: true, loss_scale_window: 1}", "sft.epochs=1")
-    run = tune(*words)
+    overrides = (MEGATRON, "policy.dtype=float16", "actor.megatron={fp16: true, loss_scale_window: 1}", "sft.epochs=1")
+    run = tune(*overrides)
     (state,) = [json.loads(path.read_text()) for path in run.glob("checkpoints/global_step_2/state.json")]
     assert state["actor_scale"]["scale"] > 2.0**16  # it has grown
     taken: list[Any] = []
     monkeypatch.setattr(LocalLearners, "load", lambda learners, directory, contents, extra: taken.append(extra))
-    tune(*words, "sft.epochs=2")
+    tune(*overrides, "sft.epochs=2")
     assert taken == [{"actor_scale": state["actor_scale"]}]
 
 
@@ -115,19 +115,19 @@ def test_weights_of_megatrons_own_are_the_stages_alone(tmp_path: Path, policy_di
     from quintet.training.megatron.shard_files import ConversionJob, convert
 
     convert(ConversionJob(policy_directory, tmp_path / "converted"))
-    given = (MEGATRON, f"actor.megatron.checkpoint={tmp_path / 'converted'}", "sft.then_reinforce=true")
-    config = load_experiment(None, [*given, "policy.preset=null", f"policy.path={policy_directory}"]).experiment
+    converted = (MEGATRON, f"actor.megatron.checkpoint={tmp_path / 'converted'}", "sft.then_reinforce=true")
+    config = load_experiment(None, [*converted, "policy.preset=null", f"policy.path={policy_directory}"]).experiment
     model = AutoModelForCausalLM.from_pretrained(policy_directory)
     with torch.no_grad():
         model.model.norm.weight.fill_(3.0)
     model.save_pretrained(tmp_path / "tuned")
     for opened, expected in ((build_sft_learners, 1.0), (LocalLearners.build, 3.0)):
-        found = dict(opened(config, tmp_path / "tuned").actor.weights())["model.norm.weight"]
-        assert found.unique().tolist() == [expected]
+        actual = dict(opened(config, tmp_path / "tuned").actor.weights())["model.norm.weight"]
+        assert actual.unique().tolist() == [expected]
 
 
 def test_reinforcement_follows_on_the_same_backend(tmp_path: Path) -> None:
-    words = (
+    overrides = (
         *(
             "sft={episodes: {episodes: 12, validation_episodes: 4}, batch: 8, max_tokens: 400, then_reinforce: true}",
             MEGATRON,
@@ -137,7 +137,7 @@ def test_reinforcement_follows_on_the_same_backend(tmp_path: Path) -> None:
         *("training.threads=1", "warm_start=null", "rollout.max_turns=2", "policy.preset=grid-1m"),
         *("validation.episodes=2", "tracking.loggers=[jsonl]", f"output_dir={tmp_path}", "name=run"),
     )
-    train(load_experiment(None, words), Console(file=io.StringIO()))
+    train(load_experiment(None, overrides), Console(file=io.StringIO()))
     run = tmp_path / "run"
     measured = [line["val/loss"] for line in losses(run / "sft") if "val/loss" in line]
     assert measured[-1] < measured[0]

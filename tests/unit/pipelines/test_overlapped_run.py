@@ -37,7 +37,7 @@ from quintet.runtime.standalone.transport import StandaloneTransport
 from quintet.tracking.metrics import describe
 from quintet.training.parallel.process_group import RankGroup
 
-WORDS = (
+OVERRIDES = (
     "training.steps=4",
     "training.groups_per_step=4",
     "training.samples_per_group=2",
@@ -56,8 +56,11 @@ WORDS = (
 )
 
 
-def run(directory: Path, *words: str) -> list[dict[str, Any]]:
-    train(load_experiment(None, (*WORDS, f"output_dir={directory}", "name=run", *words)), Console(file=io.StringIO()))
+def run(directory: Path, *overrides: str) -> list[dict[str, Any]]:
+    train(
+        load_experiment(None, (*OVERRIDES, f"output_dir={directory}", "name=run", *overrides)),
+        Console(file=io.StringIO()),
+    )
     return [json.loads(line) for line in (directory / "run/metrics.jsonl").read_text().splitlines()]
 
 
@@ -145,9 +148,9 @@ def rlinf_channels(path: Path) -> list[str]:
 def test_a_run_with_full_queues_trains_on_every_episode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlaps: bool
 ) -> None:
-    words = ["validation.every_steps=-1", "validation.before_training=false", "training.steps=2"]
+    overrides = ["validation.every_steps=-1", "validation.before_training=false", "training.steps=2"]
     use_separate_engines(monkeypatch, overlap=overlaps)
-    lines = run(tmp_path, *words, *(() if overlaps else PIPELINED), *rlinf_channels(tmp_path), "training.steps=2")
+    lines = run(tmp_path, *overrides, *(() if overlaps else PIPELINED), *rlinf_channels(tmp_path), "training.steps=2")
     assert [line["step"] for line in lines] == [1, 2]
     for line in lines:
         assert line["trajectory/failed"] == 0
@@ -200,9 +203,9 @@ def test_pipelined_training_computes_the_numbers_of_a_synchronous_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_prob_workers: Callable[[], None], recompute: bool
 ) -> None:
     """With the groups in the same order, so that each mini-batch has the same ones."""
-    words = (*PIPELINED, f"rollout.recompute_logprobs={str(recompute).lower()}")
+    overrides = (*PIPELINED, f"rollout.recompute_logprobs={str(recompute).lower()}")
     use_separate_engines(monkeypatch, overlap=False)
-    synchronous = run(tmp_path / "synchronous", *words)
+    synchronous = run(tmp_path / "synchronous", *overrides)
     if recompute:
         log_prob_workers()
     use_separate_engines(monkeypatch, overlap=True)
@@ -218,7 +221,7 @@ def test_pipelined_training_computes_the_numbers_of_a_synchronous_run(
         return complete[number]
 
     monkeypatch.setattr(BackgroundRollout, "_next_group", in_order)
-    pipelined = run(tmp_path / "pipelined", *words, "training.pipelined=true")
+    pipelined = run(tmp_path / "pipelined", *overrides, "training.pipelined=true")
     names = (
         "actor/pg_loss",
         "actor/grad_norm",

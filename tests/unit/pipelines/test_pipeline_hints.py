@@ -47,8 +47,8 @@ def cloned(action_dim: int) -> None:
     CloningBatches([RecordedDataset("arm", [robot_episode(4, dim=3)])], policy, 4, 0)
 
 
-def experiment(words: Sequence[str]) -> Experiment:
-    return load_experiment(None, [*words]).experiment
+def experiment(overrides: Sequence[str]) -> Experiment:
+    return load_experiment(None, [*overrides]).experiment
 
 
 def trajectories(problem: str | None) -> list[Trajectory]:
@@ -80,22 +80,22 @@ def checked(problem: str | None) -> None:
     drift_check._run_episodes(components, 1)
 
 
-def texts(words: Sequence[str]) -> None:
+def texts(overrides: Sequence[str]) -> None:
     """Texts for the vocabulary of a preset that answers prompts."""
     drift_check._texts(
-        experiment(["env.name=prompts", "warm_start=null"]).model_copy(update={"data": experiment(words).data})
+        experiment(["env.name=prompts", "warm_start=null"]).model_copy(update={"data": experiment(overrides).data})
     )
 
 
-def stored(words: Sequence[str]) -> None:
-    evaluate.evaluate_stored(load_experiment(None, [*words]), Console(file=io.StringIO()))
+def stored(overrides: Sequence[str]) -> None:
+    evaluate.evaluate_stored(load_experiment(None, [*overrides]), Console(file=io.StringIO()))
 
 
-def at_an_endpoint(words: Sequence[str]) -> None:
-    evaluate.check_for_endpoint(with_value(experiment(words), "rollout.max_prompt_tokens", evaluate.UNLIMITED))
+def at_an_endpoint(overrides: Sequence[str]) -> None:
+    evaluate.check_for_endpoint(with_value(experiment(overrides), "rollout.max_prompt_tokens", evaluate.UNLIMITED))
 
 
-def held_out(words: Sequence[str]) -> None:
+def held_out(overrides: Sequence[str]) -> None:
     """An evaluation on held-out prompts."""
     tokenizer = load_tokenizer("model")
     policy: Any = SimpleNamespace(
@@ -104,7 +104,7 @@ def held_out(words: Sequence[str]) -> None:
     sampling: Any = None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluate, "SingleTurnLoop", lambda *_, **__: None)
-        evaluate._prompt_evaluator(experiment(words), policy, sampling)
+        evaluate._prompt_evaluator(experiment(overrides), policy, sampling)
 
 
 def responses(settings: Mapping[str, str]) -> None:
@@ -136,12 +136,12 @@ def found(location: str) -> None:
     find_model(location)
 
 
-def configured(words: Sequence[str]) -> None:
-    find_configured_model(experiment(words))
+def configured(overrides: Sequence[str]) -> None:
+    find_configured_model(experiment(overrides))
 
 
-def resumed(words: Sequence[str]) -> None:
-    config = experiment(words)
+def resumed(overrides: Sequence[str]) -> None:
+    config = experiment(overrides)
     find_resume_checkpoint(config, RunDirectory.from_config(config), NullProgress(), None)
 
 
@@ -150,16 +150,16 @@ def restored(contents: Sequence[str]) -> None:
     setup._policy_to_resume(experiment([f"checkpoint.load_contents=[{', '.join(contents)}]"]), checkpoint)
 
 
-def warm_started(words: Sequence[str]) -> None:
+def warm_started(overrides: Sequence[str]) -> None:
     """Responses to start from, if there is a warm start."""
-    config = experiment(["env.name=prompts", "data.train_files=[replies.jsonl]", *words])
+    config = experiment(["env.name=prompts", "data.train_files=[replies.jsonl]", *overrides])
     if config.warm_start:
         prompts = setup.PromptDataset.from_config(config, load_tokenizer("model"))
         response_batch(prompts, 1, load_tokenizer("model"), config)
 
 
-def solved(words: Sequence[str]) -> None:
-    solve_episodes(experiment(words), 1)
+def solved(overrides: Sequence[str]) -> None:
+    solve_episodes(experiment(overrides), 1)
 
 
 LIMIT = "raise rollout.max_prompt_tokens above "

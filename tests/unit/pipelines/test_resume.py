@@ -47,16 +47,16 @@ COMMON = (
 def run(tmp_path: Path) -> Run:
     """A whole run; gives its directory. What it said lies in `said`."""
 
-    def start(*words: str, name: str = "a") -> Path:
-        said = io.StringIO()
+    def start(*overrides: str, name: str = "a") -> Path:
+        console_output = io.StringIO()
         try:
             train(
-                load_experiment(None, (*COMMON, f"output_dir={tmp_path}", f"name={name}", *words)),
-                Console(file=said, width=200),
+                load_experiment(None, (*COMMON, f"output_dir={tmp_path}", f"name={name}", *overrides)),
+                Console(file=console_output, width=200),
             )
         finally:
             (tmp_path / name).mkdir(exist_ok=True)
-            (tmp_path / name / "said").write_text(said.getvalue())
+            (tmp_path / name / "said").write_text(console_output.getvalue())
         return tmp_path / name
 
     return start
@@ -91,7 +91,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     return [without_timing(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def said(run: Path) -> str:
+def console_output(run: Path) -> str:
     return (run / "said").read_text()
 
 
@@ -111,32 +111,32 @@ def test_what_a_checkpoint_holds_is_chosen(run: Run) -> None:
 
 def test_what_is_read_is_chosen(run: Run, tmp_path: Path) -> None:
     whole = run("checkpoint.keep=9")
-    given = f"resume={checkpoint(whole, 1)}"
-    everything = run(given, name="everything")
+    resume = f"resume={checkpoint(whole, 1)}"
+    everything = run(resume, name="everything")
     assert equal(policy(everything, 2), policy(whole, 2))
-    fresh = run(given, "checkpoint.load_contents=[model, extra]", name="fresh")
+    fresh = run(resume, "checkpoint.load_contents=[model, extra]", name="fresh")
     count = next(name for name in optimizer(whole, 2) if name.endswith(".step"))
     # one mini-batch a step, and the warm start has an optimizer of its own
     assert (float(optimizer(fresh, 2)[count]), float(optimizer(whole, 2)[count])) == (1.0, 2.0)
     rates = [
-        metrics(place)[-1]["actor/lr"] for place in (whole, run(given, "checkpoint.load_contents=[model]", name="c"))
+        metrics(place)[-1]["actor/lr"] for place in (whole, run(resume, "checkpoint.load_contents=[model]", name="c"))
     ]
     assert rates[1] == metrics(whole)[-2]["actor/lr"] != rates[0], "without `extra` the schedule begins anew"
     shutil.rmtree(checkpoint(whole, 1) / "actor")
     with pytest.raises(MachineError, match="damaged: actor/"):
-        run(given, name="d")
+        run(resume, name="d")
 
 
 def test_weights_from_the_model_that_others_read(run: Run) -> None:
     alone = "algorithm.advantage.name=reinforce_plus_plus"  # without a critic, which has no such form
     whole = run(alone, "checkpoint.contents=[optimizer, extra]", "checkpoint.keep=9")
     assert not equal(policy(whole, 2), policy(whole, 1))
-    given = f"resume={checkpoint(whole, 1)}"
-    taken = run(given, alone, "checkpoint.load_contents=[hf_model, optimizer, extra]", name="taken")
+    resume = f"resume={checkpoint(whole, 1)}"
+    taken = run(resume, alone, "checkpoint.load_contents=[hf_model, optimizer, extra]", name="taken")
     assert equal(policy(taken, 2), policy(whole, 2))
-    assert equal(policy(run(given, alone, name="default"), 2), policy(whole, 2))
+    assert equal(policy(run(resume, alone, name="default"), 2), policy(whole, 2))
     with pytest.raises(ConfigError, match=r"names model, but .* has only optimizer, extra") as error:
-        run(given, alone, "checkpoint.load_contents=[model]", name="refused")
+        run(resume, alone, "checkpoint.load_contents=[model]", name="refused")
     assert error.value.key == "checkpoint.load_contents"
 
 
@@ -161,9 +161,9 @@ def test_weights_that_the_run_began_with(run: Run) -> None:
     begun += ["actor.optimizer.warmup_steps=0", "actor.optimizer.schedule=constant"]
     first = run(*begun, "training.steps=1", name="b")
     assert not equal(policy(first, 1), policy(first, 0))
-    given = (*begun, f"resume={checkpoint(first, 1)}")
-    anew = run(*given, "checkpoint.load_contents=[extra]", name="c")
-    further = run(*given, "checkpoint.load_contents=[hf_model]", name="d")
+    resume = (*begun, f"resume={checkpoint(first, 1)}")
+    anew = run(*resume, "checkpoint.load_contents=[extra]", name="c")
+    further = run(*resume, "checkpoint.load_contents=[hf_model]", name="d")
     steps = [far(policy(place, 2), policy(first, at)) for place, at in ((anew, 0), (further, 1))]
     assert 0 < steps[0] < 1.1e-3, "one step of Adam from where the run began"
     assert 0 < steps[1] < 1.1e-3, "one step from the checkpoint"
@@ -182,31 +182,31 @@ def test_a_checkpoint_goes_once_the_run_went_on_from_it(run: Run) -> None:
 @pytest.mark.parametrize("kind", ["memory", "path"])
 def test_a_run_goes_on_elsewhere_from_the_copies_in_a_store(run: Run, store: str, tmp_path: Path, kind: str) -> None:
     address = store if kind == "memory" else str(tmp_path / "copies")
-    words = [f"checkpoint.remote_dir={address}", "checkpoint.keep=1"]
-    whole = run(*words, "checkpoint.remote_dir=null", name="whole")
-    first = run(*words, "training.steps=1")
+    overrides = [f"checkpoint.remote_dir={address}", "checkpoint.keep=1"]
+    whole = run(*overrides, "checkpoint.remote_dir=null", name="whole")
+    first = run(*overrides, "training.steps=1")
     system, path = fsspec.core.url_to_fs(address)
     assert system.cat_file(f"{path}/latest_checkpointed_iteration.txt") == b"1"
     assert system.exists(f"{path}/global_step_0/manifest.json"), "nothing is removed there"
     shutil.rmtree(first)
-    again = run(*words)
-    assert "fetched global_step_1 from" in said(again)
+    again = run(*overrides)
+    assert "fetched global_step_1 from" in console_output(again)
     assert equal(policy(again, 2), policy(whole, 2))
     assert metrics(again) == metrics(whole)[2:]
 
 
 def test_a_torn_copy_is_refused_by_name_and_the_one_before_taken(run: Run, store: str) -> None:
-    words = (f"checkpoint.remote_dir={store}", "checkpoint.keep=1")
-    first = run(*words, "training.steps=2")
+    overrides = (f"checkpoint.remote_dir={store}", "checkpoint.keep=1")
+    first = run(*overrides, "training.steps=2")
     system, path = fsspec.core.url_to_fs(store)
     system.rm(f"{path}/global_step_2/manifest.json")
     name = f"{path}/global_step_1/hf/model.safetensors"
     system.pipe_file(name, system.cat_file(name)[:-1])
     shutil.rmtree(first)
-    again = run(*words)
-    assert "skipping checkpoint global_step_2: its upload was not completed" in said(again)
-    assert "skipping checkpoint global_step_1: hf/model.safetensors has" in said(again)
-    assert "fetched global_step_0" in said(again)
+    again = run(*overrides)
+    assert "skipping checkpoint global_step_2: its upload was not completed" in console_output(again)
+    assert "skipping checkpoint global_step_1: hf/model.safetensors has" in console_output(again)
+    assert "fetched global_step_0" in console_output(again)
 
 
 def test_an_address_that_nobody_knows_is_told_before_anything_is_done(run: Run, tmp_path: Path) -> None:
@@ -222,8 +222,8 @@ def test_a_store_that_refuses_ends_the_run_and_not_its_checkpoints(run: Run, tmp
 
 
 def test_names_in_a_store_cant_reach_outside_a_checkpoint(run: Run, store: str, tmp_path: Path) -> None:
-    words = (f"checkpoint.remote_dir={store}", "training.steps=1")
-    first = run(*words)
+    overrides = (f"checkpoint.remote_dir={store}", "training.steps=1")
+    first = run(*overrides)
     system, path = fsspec.core.url_to_fs(store)
     for step in (0, 1):
         name = f"{path}/global_step_{step}/manifest.json"
@@ -231,17 +231,17 @@ def test_names_in_a_store_cant_reach_outside_a_checkpoint(run: Run, store: str, 
         system.pipe_file(name, json.dumps(manifest).encode())
     shutil.rmtree(first)
     with pytest.raises(MachineError, match="is outside the checkpoint"):
-        run(*words)
+        run(*overrides)
     assert not list(tmp_path.rglob("escaped"))
 
 
 def test_copies_dont_take_the_place_of_the_checkpoints(run: Run, tmp_path: Path) -> None:
-    words = ("training.steps=1", "checkpoint.keep=1")
-    before = policy(run(*words), 1)
+    overrides = ("training.steps=1", "checkpoint.keep=1")
+    before = policy(run(*overrides), 1)
     (tmp_path / "link").symlink_to(tmp_path / "a")
     for address in (f"{tmp_path}/a/checkpoints/", f"file://{tmp_path}/link/checkpoints"):
         with pytest.raises(ConfigError, match=r"checkpoint\.remote_dir = .* is the run's own checkpoint directory"):
-            run(*words, "training.steps=2", f"checkpoint.remote_dir={address}")
+            run(*overrides, "training.steps=2", f"checkpoint.remote_dir={address}")
     assert equal(policy(tmp_path / "a", 1), before)
 
 
@@ -258,26 +258,26 @@ def test_a_copy_that_failed_is_made_by_the_same_command(
         return put(self, source, target, **named)
 
     monkeypatch.setattr(type(system), "put_file", refuse)
-    words = (f"checkpoint.remote_dir={store}", "checkpoint.keep=1")
+    overrides = (f"checkpoint.remote_dir={store}", "checkpoint.keep=1")
     with pytest.raises(MachineError, match=r"cannot copy .*global_step_2 to memory"):
-        run(*words)
+        run(*overrides)
     assert not system.exists(f"{path}/global_step_2/manifest.json")
     monkeypatch.undo()
-    own = run(*words)
+    own = run(*overrides)
     assert system.cat_file(f"{path}/global_step_2/manifest.json") == (checkpoint(own, 2) / "manifest.json").read_bytes()
     system.rm(f"{path}/global_step_2", recursive=True)
-    assert "Nothing to do" in said(run(*words))
+    assert "Nothing to do" in console_output(run(*overrides))
     assert system.exists(f"{path}/global_step_2/manifest.json"), "a finished run's, too"
 
 
 @pytest.mark.parametrize(
-    "words", [("training.steps=1",), ("env.processes=2",), ("env.service.urls=http://127.0.0.1:1",)]
+    "overrides", [("training.steps=1",), ("env.processes=2",), ("env.service.urls=http://127.0.0.1:1",)]
 )
 def test_a_finished_run_is_not_resumed_for_fewer_steps_or_a_setting_without_effect(
-    run: Run, words: tuple[str, ...]
+    run: Run, overrides: tuple[str, ...]
 ) -> None:
     run()
-    text = said(run(*words))
+    text = console_output(run(*overrides))
     assert "is finished: 2 steps. Nothing to do." in text
     assert "resuming" not in text
 
@@ -289,11 +289,11 @@ def test_a_run_does_not_continue_under_another_protocol_of_its_env_service(run: 
 
 
 def test_an_earlier_runs_copies_arent_taken_for_those_of_one_that_began_anew(run: Run, store: str) -> None:
-    words = (f"checkpoint.remote_dir={store}", "checkpoint.keep=1")
-    run(*words)
-    anew = run(*words, "resume=never", "training.steps=1")
+    overrides = (f"checkpoint.remote_dir={store}", "checkpoint.keep=1")
+    run(*overrides)
+    anew = run(*overrides, "resume=never", "training.steps=1")
     shutil.rmtree(anew)
-    assert "fetched global_step_1" in said(run(*words, "training.steps=1"))
+    assert "fetched global_step_1" in console_output(run(*overrides, "training.steps=1"))
 
 
 def test_a_run_that_goes_on_asks_for_the_room_that_it_still_needs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,8 +39,8 @@ SMALL = (
 
 def test_adapters_of_a_run_that_went_on_belong_to_the_model_it_began_with(tmp_path: Path) -> None:
     for steps in (1, 2):
-        words = (*SMALL, f"training.steps={steps}", f"output_dir={tmp_path}", "name=a")
-        train(load_experiment(None, words), Console(file=io.StringIO()))
+        overrides = (*SMALL, f"training.steps={steps}", f"output_dir={tmp_path}", "name=a")
+        train(load_experiment(None, overrides), Console(file=io.StringIO()))
     newest = tmp_path / "a/checkpoints/global_step_2"
     assert read_base_model_path(newest / "lora_adapter") == tmp_path / "a/policy", (
         "hf/ of a checkpoint has adapters in it already"
@@ -57,7 +57,7 @@ def tune(tmp_path: Path, policy_directory: Path) -> Callable[..., Path]:
     rows = [{"prompt": f"user {number}", "response": "<answer> Up </answer>"} for number in range(8)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     shutil.copytree(policy_directory, tmp_path / "base")
-    words = (
+    overrides = (
         *(
             f"sft.path={tmp_path}/base",
             f"data.train_files=[{tmp_path}/rows.jsonl]",
@@ -68,7 +68,7 @@ def tune(tmp_path: Path, policy_directory: Path) -> Callable[..., Path]:
     )
 
     def run(*more: str) -> Path:
-        fine_tune(load_experiment(None, (*words, *more)), Console(file=io.StringIO()))
+        fine_tune(load_experiment(None, (*overrides, *more)), Console(file=io.StringIO()))
         return tmp_path / "tuned"
 
     return run

@@ -19,7 +19,7 @@ from quintet.records import Failure, FinishReason, Outcome, Trajectory, Turn
 from quintet.rollout.episode import Episode
 from quintet.rollout.sampling_params import SamplingParams
 
-WORDS = ["training.groups_per_step=4", "training.samples_per_group=2", "training.mini_batches=2"]
+OVERRIDES = ["training.groups_per_step=4", "training.samples_per_group=2", "training.mini_batches=2"]
 
 
 class Table:
@@ -41,8 +41,8 @@ class Table:
             yield Trajectory("table", episode.seed, episode.group, episode.sample, (turn,), Outcome.TERMINATED)
 
 
-def components(telling: int, *words: str) -> Any:
-    experiment = load_experiment(None, [*WORDS, *words]).experiment
+def components(telling: int, *overrides: str) -> Any:
+    experiment = load_experiment(None, [*OVERRIDES, *overrides]).experiment
     engine = SimpleNamespace(pop_metrics=dict)
     return SimpleNamespace(
         group_channel=None,
@@ -143,8 +143,8 @@ class Mixed(Table):
 
 
 def test_replacement_groups_are_drawn_by_share() -> None:
-    words = ("algorithm.filter.refill_rounds=3", "envs.a={share: 2}", "envs.b={}")
-    table = components(2, *words)
+    overrides = ("algorithm.filter.refill_rounds=3", "envs.a={share: 2}", "envs.b={}")
+    table = components(2, *overrides)
     table.start_states, table.envs = build_start_states(table.config), Mixed(2)
     for step in (1, 2, 3):
         collect_rollouts(table, step)

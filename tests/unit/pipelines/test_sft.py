@@ -94,16 +94,16 @@ def test_the_held_out_loss_is_the_mean_over_learnt_tokens(policy_directory: Path
     ]
     rows = TokenizedConversations(map(ConversationFormat(tokenizer).encode, talks))
     stage = build_stage(config, policy_directory, tokenizer, Controller.in_process())
-    found = stage.loss(rows, 1)
-    assert found == pytest.approx(stage.loss(rows, 2), abs=1e-6)
+    actual = stage.loss(rows, 1)
+    assert actual == pytest.approx(stage.loss(rows, 2), abs=1e-6)
     plain, total, count = AutoModelForCausalLM.from_pretrained(policy_directory), 0.0, 0
     for row in range(2):
         batch = rows.batch([row])
         with torch.no_grad():
             logits = plain(batch.tokens[None]).logits[0].log_softmax(-1)
-        said = logits[:-1].gather(-1, batch.tokens[1:, None]).squeeze(-1)[batch.loss_mask[1:]]
-        total, count = total - float(said.sum()), count + len(said)
-    assert found == pytest.approx(total / count, abs=1e-5)
+        result = logits[:-1].gather(-1, batch.tokens[1:, None]).squeeze(-1)[batch.loss_mask[1:]]
+        total, count = total - float(result.sum()), count + len(result)
+    assert actual == pytest.approx(total / count, abs=1e-5)
     with torch.no_grad():
         stage.learners.actor.model.get_output_embeddings().weight.zero_()
     assert stage.loss(rows, 2) == pytest.approx(math.log(stage.learners.actor.model.config.vocab_size), abs=1e-5)
@@ -122,8 +122,8 @@ def test_passes_of_the_model_dont_change_the_result(tune: Run) -> None:
 def test_every_pass_sees_every_row_at_most_once_in_an_order_of_its_own(
     rows: tuple[str, str], policy_directory: Path
 ) -> None:
-    def order(*words: str) -> list[list[int]]:
-        config = load_experiment(None, [f"sft.path={policy_directory}", *rows, *COMMON, *words]).experiment
+    def order(*overrides: str) -> list[list[int]]:
+        config = load_experiment(None, [f"sft.path={policy_directory}", *rows, *COMMON, *overrides]).experiment
         assert config.data is not None
         splits = [open_split(config.data, None, split) for split in ("train", "validation")]
         lessons = build_sft_dataset(config, load_tokenizer(policy_directory), *splits, NullProgress())
@@ -133,7 +133,7 @@ def test_every_pass_sees_every_row_at_most_once_in_an_order_of_its_own(
     first = order()
     assert [len(rows) for rows in first] == [8] * 4
     passes = [{*first[0], *first[1]}, {*first[2], *first[3]}]
-    assert [len(one) for one in passes] == [16, 16]
+    assert [len(numbers) for numbers in passes] == [16, 16]
     assert first[:2] != first[2:]
     assert order() == first
     assert order("data.seed=5") != first
@@ -163,8 +163,8 @@ def test_lora_trains_adapters_alone_and_ends_merged(tune: Run, policy_directory:
     assert equal(run / "model", run / "checkpoints/global_step_4/hf")
     alone = tune("sft.lora={rank: 2, alpha: 8, target_modules: [q_proj, up_proj]}", "sft.merge=false", name="alone")
     assert not (alone / "model").exists()
-    found = load_file(alone / "lora_adapter/adapter_model.safetensors")
-    assert all(torch.equal(found[name], stored[name]) for name in stored)
+    actual = load_file(alone / "lora_adapter/adapter_model.safetensors")
+    assert all(torch.equal(actual[name], stored[name]) for name in stored)
 
 
 def test_a_made_policy_learns_its_vocabulary_from_the_rows(tune: Run) -> None:
@@ -179,8 +179,8 @@ def test_the_best_weights_are_those_with_the_lowest_held_out_loss(
     tune: Run, monkeypatch: pytest.MonkeyPatch, measured: list[float], best: int
 ) -> None:
     """Before any update (9), then after each of four steps."""
-    said = iter(measured)
-    monkeypatch.setattr(SftStage, "loss", lambda *_: float(next(said)))
+    losses = iter(measured)
+    monkeypatch.setattr(SftStage, "loss", lambda *_: float(next(losses)))
     kept = "checkpoint.keep=1" if best < 4 else "checkpoint.keep=4"
     run = tune(
         "sft.final_weights=best", "validation.every_steps=1", "checkpoint.every_steps=1", kept, "sft.lora={rank: 1}"
@@ -196,8 +196,8 @@ def test_the_best_weights_are_those_with_the_lowest_held_out_loss(
 
 @pytest.mark.parametrize("kind", ["sft.lora=null", "sft.lora={rank: 2}"])
 def test_a_run_that_was_stopped_goes_on_where_it_was(tune: Run, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    words = (kind, "sft.final_weights=best", "sft.epochs=3")
-    whole = tune(*words, name="whole")
+    overrides = (kind, "sft.final_weights=best", "sft.epochs=3")
+    whole = tune(*overrides, name="whole")
     real = SftStage.update
 
     def until_then(stage: SftStage, batch: Any, step: int, steps: int) -> dict[str, float]:
@@ -207,9 +207,9 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(tune: Run, monkeypatch: pyt
 
     monkeypatch.setattr(SftStage, "update", until_then)
     with pytest.raises(InterruptedRun):
-        tune(*words)
+        tune(*overrides)
     monkeypatch.undo()
-    run = tune(*words)
+    run = tune(*overrides)
     assert "resuming from" in (run / "said").read_text()
     assert equal(run / "model", whole / "model")
     kept = [
@@ -217,17 +217,17 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(tune: Run, monkeypatch: pyt
         for r in (run, whole)
     ]
     assert kept[0] == kept[1]
-    again = tune(*words)
+    again = tune(*overrides)
     assert "Nothing to do" in (again / "said").read_text()
-    longer = tune(*words, "sft.epochs=4")
+    longer = tune(*overrides, "sft.epochs=4")
     assert metrics(longer)[-1]["step"] == 8
 
 
 def test_final_weights_lie_where_they_are_wanted_and_are_copied(tune: Run, tmp_path: Path) -> None:
     import fsspec
 
-    words = ("sft.lora={rank: 1}", f"sft.output_dir={tmp_path}/out")
-    run = tune(*words, "sft.remote_dir=memory://store/here")
+    overrides = ("sft.lora={rank: 1}", f"sft.output_dir={tmp_path}/out")
+    run = tune(*overrides, "sft.remote_dir=memory://store/here")
     assert not (run / "model").exists()
     assert (tmp_path / "out/merged_model/model.safetensors").exists()
     there = fsspec.filesystem("memory")
@@ -289,7 +289,7 @@ def test_rows_of_which_cutting_leaves_nothing_are_left_out(tune: Run, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("words", "key", "told"),
+    ("overrides", "key", "message"),
     [
         (["sft.batch=21"], "sft.batch", "fewer than the 21"),
         (["data.epochs=2"], "data.epochs", "sft.epochs"),
@@ -301,11 +301,13 @@ def test_rows_of_which_cutting_leaves_nothing_are_left_out(tune: Run, tmp_path: 
         (["policy.freeze_router=true"], "policy.freeze_router", "no experts"),
     ],
 )
-def test_invalid_fine_tuning_options_are_rejected_by_key(tune: Run, words: list[str], key: str, told: str) -> None:
+def test_invalid_fine_tuning_options_are_rejected_by_key(
+    tune: Run, overrides: list[str], key: str, message: str
+) -> None:
     with pytest.raises(ConfigError) as error:
-        tune(*words)
+        tune(*overrides)
     assert error.value.key == key
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.proves("rlinf", "actor.fsdp_config.use_liger_kernel")
@@ -319,9 +321,9 @@ def test_liger_kernels_are_only_applied_on_a_gpu(monkeypatch: pytest.MonkeyPatch
         def parameters(self) -> Any:
             return iter([Parameter()])
 
-    given: list[dict[str, Any]] = []
+    liger_calls: list[dict[str, Any]] = []
     package, module = ModuleType("liger_kernel"), ModuleType("liger_kernel.transformers")
-    module._apply_liger_kernel_to_instance = lambda **words: given.append(words)  # type: ignore[attr-defined]
+    module._apply_liger_kernel_to_instance = lambda **keywords: liger_calls.append(keywords)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "liger_kernel", package)
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers", module)
     monkeypatch.setattr(liger.importlib.util, "find_spec", lambda name: object())
@@ -330,24 +332,24 @@ def test_liger_kernels_are_only_applied_on_a_gpu(monkeypatch: pytest.MonkeyPatch
     Parameter.is_cuda = True
     model = Model()
     liger.apply_liger_kernels(model, "sft.liger")
-    assert given == [{"model": model, "fused_linear_cross_entropy": False, "cross_entropy": False}]
+    assert liger_calls == [{"model": model, "fused_linear_cross_entropy": False, "cross_entropy": False}]
 
 
 def test_reinforcement_begins_with_the_stages_model_which_is_made_once(
     tmp_path: Path, rows: tuple[str, str], policy_directory: Path
 ) -> None:
-    words = [f"sft.path={policy_directory}", f"output_dir={tmp_path}", "name=rl", *rows, *COMMON]
-    composed = load_experiment(None, [*words, "sft.then_reinforce=true", "sft.lora={rank: 1}"])
-    said = io.StringIO()
-    model = policy_after_sft(composed, said)
+    overrides = [f"sft.path={policy_directory}", f"output_dir={tmp_path}", "name=rl", *rows, *COMMON]
+    composed = load_experiment(None, [*overrides, "sft.then_reinforce=true", "sft.lora={rank: 1}"])
+    console = io.StringIO()
+    model = policy_after_sft(composed, console)
     assert model == tmp_path / "rl/sft/model"
     assert (model / "config.json").exists()
-    before = said.getvalue()
-    assert policy_after_sft(composed, said) == model
-    assert said.getvalue() == before
-    apart = load_experiment(None, [*words, "sft.then_reinforce=true", "sft.lora={rank: 1}", "sft.merge=false"])
+    before = console.getvalue()
+    assert policy_after_sft(composed, console) == model
+    assert console.getvalue() == before
+    apart = load_experiment(None, [*overrides, "sft.then_reinforce=true", "sft.lora={rank: 1}", "sft.merge=false"])
     with pytest.raises(ConfigError, match="needs merged weights"):
-        policy_after_sft(apart, said)
+        policy_after_sft(apart, console)
 
 
 def test_copies_of_a_first_stage_lie_apart_from_those_of_what_follows(
@@ -356,7 +358,7 @@ def test_copies_of_a_first_stage_lie_apart_from_those_of_what_follows(
     """Their steps have the same names: on a fresh machine neither would know its own."""
     seen: list[str | None] = []
     monkeypatch.setattr(sft, "fine_tune", lambda composed, *_: seen.append(composed.experiment.checkpoint.remote_dir))
-    words = [f"sft.path={policy_directory}", f"output_dir={tmp_path}", "sft.then_reinforce=true"]
+    overrides = [f"sft.path={policy_directory}", f"output_dir={tmp_path}", "sft.then_reinforce=true"]
     for more in ([], ["checkpoint.remote_dir=memory://runs/mine/"]):
-        policy_after_sft(load_experiment(None, [*words, *more]), io.StringIO())
+        policy_after_sft(load_experiment(None, [*overrides, *more]), io.StringIO())
     assert seen == [None, "memory://runs/mine/sft"]

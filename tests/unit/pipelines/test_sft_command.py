@@ -11,7 +11,7 @@ from quintet.errors import UserError
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "overrides"),
     [
         (["training.steps=3"], ["no section `sft`", "rl_or_sft=sft"]),
         (["sft.epochs=3"], ["no training data", "data.train_files"]),
@@ -25,11 +25,11 @@ from quintet.errors import UserError
     ],
 )
 def test_the_users_faults_name_the_key(
-    arguments: list[str], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "How many words are too many?", "answer": "These are."}')
     with pytest.raises(UserError) as error:
         run(None, arguments, None, "refuse")
-    for word in words:
+    for word in overrides:
         assert word in str(error.value)

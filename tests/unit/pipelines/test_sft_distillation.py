@@ -82,8 +82,8 @@ def test_a_weight_of_zero_is_plain_fine_tuning(tune: Run, policy_directory: Path
 
 
 def test_a_distillation_continues_from_its_checkpoint(tune: Run, policy_directory: Path) -> None:
-    words = (f"reference.path={policy_directory}", "sft.distillation={}", "sft.optimizer.schedule=constant")
-    tune("sft.epochs=1", *words)
-    lines, whole = metrics(tune("sft.epochs=2", *words)), metrics(tune("sft.epochs=2", *words, name="whole"))
+    overrides = (f"reference.path={policy_directory}", "sft.distillation={}", "sft.optimizer.schedule=constant")
+    tune("sft.epochs=1", *overrides)
+    lines, whole = metrics(tune("sft.epochs=2", *overrides)), metrics(tune("sft.epochs=2", *overrides, name="whole"))
     for name in ("step", "train/loss", "train/distillation_loss"):
         assert [line[name] for line in lines] == [line[name] for line in whole], name

@@ -20,13 +20,13 @@ from quintet.rollout.chat.chat_format import ChatFormat, Dialogue
 from quintet.tracking.progress import NullProgress
 
 
-def experiment(tmp_path: Path, *words: str) -> Experiment:
-    given = [
+def experiment(tmp_path: Path, *overrides: str) -> Experiment:
+    runs = [
         f"sft.episodes.directory={tmp_path}/data",
         "sft.episodes.episodes=12",
         "sft.episodes.validation_episodes=4",
     ]
-    return load_experiment(None, [*given, *words]).experiment
+    return load_experiment(None, [*runs, *overrides]).experiment
 
 
 @pytest.mark.parametrize("window", ["1", "2", "null"])
@@ -68,7 +68,7 @@ def test_episodes_are_solved_once_and_anew_where_something_changed(tmp_path: Pat
     shelf = tmp_path / "data/frozenlake"
     splits = build_solved_episodes(experiment(tmp_path), NullProgress())
     seeds = [{split.rows[i]["extra_info"]["index"] for i in range(len(split.rows))} for split in splits]
-    assert [len(one) for one in seeds] == [12, 4]
+    assert [len(split) for split in seeds] == [12, 4]
     assert not seeds[0] & seeds[1]
     before = {path.name: path.stat().st_mtime_ns for path in shelf.iterdir()}
     build_solved_episodes(experiment(tmp_path, "sft.episodes.processes=4", "sft.epochs=9"), NullProgress())
@@ -97,16 +97,16 @@ def test_what_several_processes_taught_plays_held_out_episodes_in_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone it has no layers to split, and on a GPU is refused shards in host memory: after all the training."""
-    given: list[Experiment] = []
+    runs: list[Experiment] = []
 
     def build(config: Experiment, model: Path) -> None:
-        given.append(config)
+        runs.append(config)
         raise InterruptedError
 
     monkeypatch.setattr("quintet.runtime.components.build_components", build)
     config = experiment(tmp_path, "actor.parallel.tensor=2", "actor.memory.sharded_offload=true")
     with pytest.raises(InterruptedError):
         validate_in_episodes(cast(Any, SimpleNamespace(config=config)), tmp_path / "model", 3)
-    (alone,) = given
+    (alone,) = runs
     assert alone.policy.path == str(tmp_path / "model")
     assert (alone.actor.parallel.tensor, alone.actor.memory.sharded_offload) == (1, False)

@@ -28,18 +28,18 @@ from quintet.training.checkpoint.checkpoint import Checkpoint
 ROWS = ["sft={batch: 2}", "env.name=prompts", "data.train_files=[rows.jsonl]"]
 
 
-def experiment(words: Sequence[str]) -> Experiment:
-    return load_experiment(None, [*words]).experiment
+def experiment(overrides: Sequence[str]) -> Experiment:
+    return load_experiment(None, [*overrides]).experiment
 
 
-def configured(words: Sequence[str]) -> None:
-    stage.sft_config(experiment(words))
+def configured(overrides: Sequence[str]) -> None:
+    stage.sft_config(experiment(overrides))
 
 
-def solved(words: Sequence[str]) -> None:
+def solved(overrides: Sequence[str]) -> None:
     """Rows of an expert's episodes."""
     sizes = [f"sft.episodes.{name}=1" for name in ("episodes", "validation_episodes", "processes")]
-    build_solved_episodes(experiment([*sizes, *words]), NullProgress())
+    build_solved_episodes(experiment([*sizes, *overrides]), NullProgress())
 
 
 def beside_other_rows(directory: str) -> None:
@@ -55,24 +55,24 @@ def copied(urls: Sequence[str]) -> None:
         )
 
 
-def before_reinforcement(words: Sequence[str]) -> None:
-    composed = load_experiment(None, ["sft={episodes: {}, then_reinforce: true, lora: {}}", *words])
+def before_reinforcement(overrides: Sequence[str]) -> None:
+    composed = load_experiment(None, ["sft={episodes: {}, then_reinforce: true, lora: {}}", *overrides])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fine_tuning, "fine_tune", lambda *_: None)
         fine_tuning.with_fine_tuned_policy(composed, Console(file=io.StringIO()), Controller.in_process())
 
 
-def read(words: Sequence[str]) -> None:
+def read(overrides: Sequence[str]) -> None:
     """The rows to learn from and the held-out ones."""
-    config = experiment([*ROWS, *words])
+    config = experiment([*ROWS, *overrides])
     assert config.data
     splits = [open_split(config.data, None, name) for name in ("train", "validation")]
     build_sft_dataset(config, load_tokenizer("model"), *splits, NullProgress())
 
 
-def tokenized(words: Sequence[str]) -> None:
+def tokenized(overrides: Sequence[str]) -> None:
     """A vocabulary of 3 tokens; the tokenizer of the model has 2."""
-    config = experiment([*ROWS, *words])
+    config = experiment([*ROWS, *overrides])
     stage._check_vocabulary(config, range(4) if config.policy.tokenizer else range(2), 3)
 
 

@@ -33,31 +33,31 @@ def episode(text: str) -> Trajectory:
     return Trajectory("lake", 0, 0, 0, (turn,), Outcome.MAX_TURNS)
 
 
-def given(warnings: TrainingWarnings, steps: int = 1, without: str = "", **metrics: float) -> list[str]:
+def log_steps(warnings: TrainingWarnings, steps: int = 1, without: str = "", **metrics: float) -> list[str]:
     step = {name: value for name, value in (HEALTHY | metrics).items() if name != without}
     return [text for _ in range(steps) for text in warnings.check([episode("I walk\nto the goal")], step)]
 
 
 def test_a_healthy_run_gets_no_warning() -> None:
-    assert given(TrainingWarnings(Experiment()), steps=9) == []
+    assert log_steps(TrainingWarnings(Experiment()), steps=9) == []
 
 
 def test_unparsed_responses_are_reported_once_with_an_example() -> None:
-    (warning,) = given(TrainingWarnings(Experiment()), steps=5, **{"response/valid_format": 0.0})
+    (warning,) = log_steps(TrainingWarnings(Experiment()), steps=5, **{"response/valid_format": 0.0})
     assert warning.startswith("warning: no response of this step could be parsed")
     assert "does not know the format" in warning
     assert r"'I walk\nto the goal'" in warning
     cut = {"response/valid_format": 0.0, "response_length/clip_ratio": 1.0}
-    (warning,) = given(TrainingWarnings(Experiment()), **cut)
+    (warning,) = log_steps(TrainingWarnings(Experiment()), **cut)
     assert "increase rollout.max_response_tokens, now 24" in warning
 
 
 def test_rewards_that_never_differ_are_reported_after_three_steps() -> None:
     warnings = TrainingWarnings(Experiment())
     same = {"training/groups_with_signal": 0.0}
-    assert given(warnings, steps=2, **same) == []
-    assert given(warnings) == []
-    (warning,) = given(warnings, steps=5, **same)
+    assert log_steps(warnings, steps=2, **same) == []
+    assert log_steps(warnings) == []
+    (warning,) = log_steps(warnings, steps=5, **same)
     assert warning.startswith("warning: for 3 steps the rewards have not differed within any group (mean 0.3)")
 
 
@@ -65,11 +65,11 @@ def test_estimators_that_compare_no_groups_need_no_differences() -> None:
     config = Experiment()
     algorithm = config.algorithm.model_copy(update={"advantage": GaeConfig()})
     warnings = TrainingWarnings(config.model_copy(update={"algorithm": algorithm}))
-    assert given(warnings, steps=5, **{"training/groups_with_signal": 0.0}) == []
+    assert log_steps(warnings, steps=5, **{"training/groups_with_signal": 0.0}) == []
 
 
 def test_a_step_without_any_update_is_reported() -> None:
-    (warning,) = given(TrainingWarnings(Experiment()), without="actor/grad_norm")
+    (warning,) = log_steps(TrainingWarnings(Experiment()), without="actor/grad_norm")
     assert warning.startswith("warning: no token was left to train on")
 
 
@@ -129,9 +129,9 @@ SMALL = [
 def test_warnings_name_keys_and_metrics_that_exist() -> None:
     clipped = {"response/valid_format": 0.0, "response_length/clip_ratio": 1.0}
     warnings = [
-        *given(TrainingWarnings(Experiment()), **clipped),
-        *given(TrainingWarnings(Experiment()), steps=3, **{"training/groups_with_signal": 0.0}),
-        *given(TrainingWarnings(Experiment()), without="actor/grad_norm"),
+        *log_steps(TrainingWarnings(Experiment()), **clipped),
+        *log_steps(TrainingWarnings(Experiment()), steps=3, **{"training/groups_with_signal": 0.0}),
+        *log_steps(TrainingWarnings(Experiment()), without="actor/grad_norm"),
     ]
     text = " ".join(warnings)
     named = set(re.findall(r"\b(?:rollout|training|algorithm)\.\w+", text))

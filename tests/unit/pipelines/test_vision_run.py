@@ -27,7 +27,7 @@ from quintet.policies.model_loading import load_model
 from quintet.policies.tiny_models import create_preset_policy
 from quintet.rollout.chat.image_prompts import ImagePrompts
 
-WORDS = (
+OVERRIDES = (
     "env={name: frozenlake, size: 3, render: vision, tile_size: 16}",
     "policy.preset=grid-vl",
     "training={steps: 2, groups_per_step: 4, samples_per_group: 4, mini_batches: 2, threads: 1}",
@@ -38,8 +38,8 @@ WORDS = (
 )
 
 
-def experiment(tmp_path: Path, *words: str) -> ComposedConfig:
-    return load_experiment(None, (*WORDS, f"output_dir={tmp_path}", "name=run", *words))
+def experiment(tmp_path: Path, *overrides: str) -> ComposedConfig:
+    return load_experiment(None, (*OVERRIDES, f"output_dir={tmp_path}", "name=run", *overrides))
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
@@ -54,16 +54,16 @@ ADAPTERS = "policy.lora={rank: 4}"
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         (),
         ("rollout.window_size=1", SOKOBAN, OBSERVATIONS),
         (ADAPTERS, "algorithm.advantage={name: gae}", "algorithm.kl={}"),
     ],
 )
-def test_engine_and_learner_agree_in_every_step(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_engine_and_learner_agree_in_every_step(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     """Whole dialogues of several images, windows of one, and adapters with critic and reference."""
-    train(experiment(tmp_path, *words), Console(file=io.StringIO()))
+    train(experiment(tmp_path, *overrides), Console(file=io.StringIO()))
     steps = [row for row in metrics(tmp_path / "run") if "training/rollout_probs_diff_max" in row]
     assert len(steps) == 2
     assert max(row["training/rollout_probs_diff_max"] for row in steps) < 1e-5
@@ -74,8 +74,8 @@ def test_engine_and_learner_agree_in_every_step(tmp_path: Path, words: tuple[str
 def test_vllm_and_learner_agree_in_every_step(tmp_path: Path) -> None:
     """The second step's episodes come from weights that vLLM has received. Its attention on a CPU needs heads of 32."""
     model = save_qwen2_5_vl(tmp_path / "model", replace(SHAPE, hidden=128))
-    words = (f"policy.path={model}", "policy.preset=null", "warm_start=null", "rollout.engine=vllm")
-    train(experiment(tmp_path, *words, "rollout.max_prompt_tokens=256"), Console(file=io.StringIO()))
+    overrides = (f"policy.path={model}", "policy.preset=null", "warm_start=null", "rollout.engine=vllm")
+    train(experiment(tmp_path, *overrides, "rollout.max_prompt_tokens=256"), Console(file=io.StringIO()))
     steps = [row for row in metrics(tmp_path / "run") if "training/rollout_probs_diff_max" in row]
     assert len(steps) == 2
     assert max(row["training/rollout_probs_diff_max"] for row in steps) < 1e-4
@@ -109,8 +109,8 @@ def test_a_frozen_vision_encoder_keeps_its_weights(tmp_path: Path) -> None:
     """The rest is trained; so are all weights without `freeze`."""
     changed: dict[bool, set[str]] = {}
     for freeze in (True, False):
-        words = (f"policy.vision.freeze={freeze}", f"name=run{freeze}", "training.steps=1")
-        train(experiment(tmp_path, "warm_start.updates=2", *words), Console(file=io.StringIO()))
+        overrides = (f"policy.vision.freeze={freeze}", f"name=run{freeze}", "training.steps=1")
+        train(experiment(tmp_path, "warm_start.updates=2", *overrides), Console(file=io.StringIO()))
         run = tmp_path / f"run{freeze}"
         (trained,) = (run / "checkpoints").glob("*1/hf")
         before, after = (load_file(directory / "model.safetensors") for directory in (run / "policy", trained))

@@ -23,7 +23,7 @@ from quintet.tracking.loggers import JsonlLogger
 from quintet.tracking.metrics import without_timing
 
 Start = Callable[..., Path]
-WORDS = (
+OVERRIDES = (
     "training={steps: 1, groups_per_step: 2, samples_per_group: 2, mini_batches: 1, threads: 1}",
     "warm_start={episodes: 20, updates: 6, turns_per_update: 8, until_success: null}",
     "rollout.max_turns=2",
@@ -37,7 +37,7 @@ WORDS = (
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     """Start or continue a run; return its directory. A run with `stop_at` is stopped after that update."""
 
-    def run(*words: str, name: str, stop_at: int | None = None) -> Path:
+    def run(*overrides: str, name: str, stop_at: int | None = None) -> Path:
         class StoppingLogger(JsonlLogger):
             def log(self, step: int, *args: Any) -> None:
                 super().log(step, *args)
@@ -45,7 +45,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
                     os.kill(os.getpid(), signal.SIGTERM)
 
         monkeypatch.setattr(setup, "JsonlLogger", StoppingLogger)
-        composed = load_experiment(None, (*WORDS, f"output_dir={tmp_path}", f"name={name}", *words))
+        composed = load_experiment(None, (*OVERRIDES, f"output_dir={tmp_path}", f"name={name}", *overrides))
         if stop_at is None:
             train(composed, Console(file=io.StringIO()))
         else:

@@ -49,21 +49,21 @@ def test_every_kernel_gives_the_same_log_probs_and_gradients(
     for name in ("_eager_attention", "_torch_attention"):
         function = getattr(attention_backends, name)
 
-        def counted(*given: Tensor, name: str = name, function: object = function) -> Tensor:
+        def counted(*value: Tensor, name: str = name, function: object = function) -> Tensor:
             called.append(name)
-            return function(*given)  # type: ignore[operator, no-any-return]
+            return function(*value)  # type: ignore[operator, no-any-return]
 
         monkeypatch.setattr(attention_backends, name, counted)
-    told = []
+    results = []
     for named in (None, kind):
         model = load_model(policy_directory)
         set_attention_backend(model, named)
         called.clear()
         logprobs = log_probs_and_entropy(model, packed())[0]
         logprobs.sum().backward()
-        told.append([logprobs.detach(), *(p.grad for p in model.parameters())])
+        results.append([logprobs.detach(), *(p.grad for p in model.parameters())])
     assert set(called) == {"_eager_attention" if kind == "eager" else "_torch_attention"}
-    for one, other in zip(*told, strict=True):
+    for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
@@ -80,7 +80,7 @@ def test_flash_attention_comes_first_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -
     set_attention_backend(layer, "flash_attention_2")
     own = attention_backends.sdpa_kernel
     monkeypatch.setattr(
-        attention_backends, "sdpa_kernel", lambda *given, **words: asked.append(given[0]) or own(*given, **words)
+        attention_backends, "sdpa_kernel", lambda *value, **keywords: asked.append(value[0]) or own(*value, **keywords)
     )
     with use_attention_backend(attention_backends.attention_backend(layer)):
         query = torch.randn(1, 2, 3, 4)
@@ -90,9 +90,9 @@ def test_flash_attention_comes_first_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"), [("flash_attention_2", "on the CPU"), ("flash_attention_3", "unknown attention backend")]
+    ("kind", "message"), [("flash_attention_2", "on the CPU"), ("flash_attention_3", "unknown attention backend")]
 )
-def test_what_isnt_there_is_refused_by_name(policy_directory: Path, kind: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told) as error:
+def test_what_isnt_there_is_refused_by_name(policy_directory: Path, kind: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
         set_attention_backend(load_model(policy_directory), kind)
     assert error.value.key == "policy.attention"

@@ -24,11 +24,11 @@ def plain(head: nn.Linear, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Ten
     return own, -(chances * logprobs).sum(-1), chances.square().sum(-1)
 
 
-def learnt(found: tuple[Tensor, ...], hidden: Tensor, head: nn.Linear) -> list[Tensor]:
+def learnt(actual: tuple[Tensor, ...], hidden: Tensor, head: nn.Linear) -> list[Tensor]:
     """Gradients of hidden states and head for a random direction."""
     generator = torch.Generator().manual_seed(5)
-    directions = [torch.randn(found[0].shape, generator=generator) for _ in range(2)]
-    loss = sum(((x * d).sum() for x, d in zip(found[:2], directions, strict=True)), torch.zeros(()))
+    directions = [torch.randn(actual[0].shape, generator=generator) for _ in range(2)]
+    loss = sum(((x * d).sum() for x, d in zip(actual[:2], directions, strict=True)), torch.zeros(()))
     return list(torch.autograd.grad(loss, [hidden, head.weight]))
 
 
@@ -43,13 +43,13 @@ def test_scores_and_gradients_are_those_of_the_whole_matrix(
     head, targets = nn.Linear(32, vocabulary, bias=False), torch.randint(0, vocabulary, (33,))
     hidden = (3 * torch.randn(33, 32)).requires_grad_()
     with torch.autocast("cpu", dtype=dtype, enabled=dtype is not torch.float32):
-        found = fused_token_statistics(head, hidden, targets, TEMPERATURE)
+        actual = fused_token_statistics(head, hidden, targets, TEMPERATURE)
         whole = plain(head, hidden, targets)
-    assert found is not None
-    for ours, theirs in zip(found, whole, strict=True):
+    assert actual is not None
+    for ours, theirs in zip(actual, whole, strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-5)
     bound = 1e-5 if dtype is torch.float32 else 2e-2
-    for ours, theirs in zip(learnt(found, hidden, head), learnt(whole, hidden, head), strict=True):
+    for ours, theirs in zip(learnt(actual, hidden, head), learnt(whole, hidden, head), strict=True):
         assert float((ours - theirs).abs().max()) <= bound * float(theirs.abs().max())
 
 
@@ -58,10 +58,10 @@ def test_a_token_without_a_chance_adds_nothing() -> None:
     head = nn.Linear(2, 3, bias=False)
     head.weight.data = torch.tensor([[1e5, 0.0], [0.0, 1.0], [0.0, 1.0]])
     hidden = torch.tensor([[1.0, 0.0]], requires_grad=True)
-    found = fused_token_statistics(head, hidden, torch.tensor([0]), 1.0)
-    assert found is not None
-    assert [float(x.detach()) for x in found] == [0.0, 0.0, 1.0]
-    assert float(torch.autograd.grad(found[1].sum(), hidden)[0].abs().max()) == 0.0
+    actual = fused_token_statistics(head, hidden, torch.tensor([0]), 1.0)
+    assert actual is not None
+    assert [float(x.detach()) for x in actual] == [0.0, 0.0, 1.0]
+    assert float(torch.autograd.grad(actual[1].sum(), hidden)[0].abs().max()) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_head_that_somebody_hooked_into_is_asked_itself() -> None:
 
 def test_a_second_backward_pass_gives_the_same() -> None:
     head, hidden = nn.Linear(8, 20, bias=False), torch.randn(5, 8, requires_grad=True)
-    found = fused_token_statistics(head, hidden, torch.arange(5), 1.0)
-    assert found is not None
-    first, second = (torch.autograd.grad(found[0].sum(), hidden, retain_graph=True)[0] for _ in range(2))
+    actual = fused_token_statistics(head, hidden, torch.arange(5), 1.0)
+    assert actual is not None
+    first, second = (torch.autograd.grad(actual[0].sum(), hidden, retain_graph=True)[0] for _ in range(2))
     assert torch.equal(first, second)

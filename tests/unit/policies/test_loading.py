@@ -37,14 +37,14 @@ def test_another_tokenizer_is_taken_if_the_model_knows_its_tokens(policy_directo
     large = tiny_models.train_tokenizer(300, ["system\nuser\nassistant\n Up Down"])
     large.add_tokens([f"<{number}>" for number in range(200)])
     large.save_pretrained(tmp_path / "large")
-    words = ["policy.preset=null", f"policy.path={policy_directory}", "rollout.max_prompt_tokens=64"]
+    overrides = ["policy.preset=null", f"policy.path={policy_directory}", "rollout.max_prompt_tokens=64"]
     taken = build_components(
-        load_experiment(None, [*words, f"policy.tokenizer={tmp_path}/small"]).experiment, policy_directory
+        load_experiment(None, [*overrides, f"policy.tokenizer={tmp_path}/small"]).experiment, policy_directory
     )
     assert len(taken.tokenizer) == len(small)
     with pytest.raises(ConfigError, match="the model only"):
         build_components(
-            load_experiment(None, [*words, f"policy.tokenizer={tmp_path}/large"]).experiment, policy_directory
+            load_experiment(None, [*overrides, f"policy.tokenizer={tmp_path}/large"]).experiment, policy_directory
         )
 
 
@@ -79,7 +79,7 @@ else:
     print(peak() - before)
 """
     for task in ("make", "load"):
-        told = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-c", program, str(tmp_path), task],
             check=True,
             capture_output=True,
@@ -88,4 +88,4 @@ else:
         )
     size = (tmp_path / "model.safetensors").stat().st_size / (1 << 20)
     assert size > 100
-    assert float(told.stdout.splitlines()[-1]) < 1.6 * size
+    assert float(completed.stdout.splitlines()[-1]) < 1.6 * size

@@ -91,27 +91,27 @@ def test_the_product_is_scaled_by_alpha_over_rank(policy_directory: Path) -> Non
 
 def test_merged_weights_say_what_the_adapted_model_says(policy_directory: Path, tmp_path: Path) -> None:
     model = adapted(policy_directory)
-    said, base = logprobs(model), logprobs(load_model(policy_directory))
-    assert (said - base).abs().max() > 0.1
+    result, base = logprobs(model), logprobs(load_model(policy_directory))
+    assert (result - base).abs().max() > 0.1
     model.save_pretrained(tmp_path / "merged", state_dict=dict(iter_merged_weights(model)))
     assert has_lora(model)
-    assert torch.equal(logprobs(model), said)
-    plain, found = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", output_loading_info=True)
-    assert not found["missing_keys"]
-    assert not found["unexpected_keys"]
+    assert torch.equal(logprobs(model), result)
+    plain, loading_info = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", output_loading_info=True)
+    assert not loading_info["missing_keys"]
+    assert not loading_info["unexpected_keys"]
     assert plain.state_dict().keys() == load_model(policy_directory).state_dict().keys()
-    torch.testing.assert_close(logprobs(load_model(tmp_path / "merged")), said, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(logprobs(load_model(tmp_path / "merged")), result, atol=1e-5, rtol=1e-5)
 
 
 def test_merging_in_place_leaves_a_plain_model(policy_directory: Path) -> None:
     model = adapted(policy_directory)
-    said, whole = logprobs(model), dict(iter_merged_weights(model))
+    actual, whole = logprobs(model), dict(iter_merged_weights(model))
     merge_adapters(model)
     assert not has_lora(model)
     assert all(parameter.requires_grad for parameter in model.parameters())
     assert dict(model.named_parameters()).keys() == whole.keys()
     assert all(torch.equal(tensor, whole[name]) for name, tensor in model.named_parameters())
-    torch.testing.assert_close(logprobs(model), said, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(logprobs(model), actual, atol=1e-5, rtol=1e-5)
 
 
 def test_stored_adapters_are_pefts_and_come_back_bit_by_bit(policy_directory: Path, tmp_path: Path) -> None:
@@ -143,21 +143,21 @@ def test_layers_are_chosen_by_name_or_pattern(
 
 
 @pytest.mark.parametrize(
-    ("targets", "words"), [(("qq_proj",), "no such layers"), (("lm_head",), "embedding and head"), (("q",), "q_proj")]
+    ("targets", "message"), [(("qq_proj",), "no such layers"), (("lm_head",), "embedding and head"), (("q",), "q_proj")]
 )
-def test_layers_that_arent_there_are_refused(policy_directory: Path, targets: tuple[str, ...], words: str) -> None:
+def test_layers_that_arent_there_are_refused(policy_directory: Path, targets: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         add_lora(load_model(policy_directory), LoraConfig(target_modules=targets), key="sft.lora")
-    assert words in str(error.value)
+    assert message in str(error.value)
     assert error.value.key == "sft.lora.target_modules"
 
 
 def test_adapters_that_dont_fit_are_refused(policy_directory: Path, tmp_path: Path) -> None:
     model = adapted(policy_directory)
     save_adapters(model, tmp_path / "a", policy_directory)
-    given = str(tmp_path / "a")
+    adapter_path = str(tmp_path / "a")
     with pytest.raises(ConfigError, match="rank = 4") as refused:
-        add_lora(load_model(policy_directory), LoraConfig(rank=4, alpha=8.0, path=given), key="sft.lora")
+        add_lora(load_model(policy_directory), LoraConfig(rank=4, alpha=8.0, path=adapter_path), key="sft.lora")
     assert refused.value.hint == "set sft.lora.rank=2"
     with pytest.raises(MachineError, match="no adapters at"):
         add_lora(load_model(policy_directory), LoraConfig(path=str(tmp_path)))

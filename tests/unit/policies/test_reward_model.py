@@ -100,12 +100,12 @@ def saved(directory: Path, model: PreTrainedModel, tokenizer: Any) -> Path:
     return directory
 
 
-def alone(directory: Path, kind: type[PreTrainedModel], rows: list[list[int]]) -> list[float]:
+def scores_of_transformers(directory: Path, kind: type[PreTrainedModel], rows: list[list[int]]) -> list[float]:
     """What transformers itself says to each row, one at a time."""
     model = kind.from_pretrained(directory, dtype=torch.float32).eval()
     with torch.no_grad():
         logits = [model(input_ids=torch.tensor([row])).logits for row in rows]
-    return [float(one.reshape(-1)[-1]) for one in logits]
+    return [float(logit.reshape(-1)[-1]) for logit in logits]
 
 
 def test_a_trained_model_prefers_what_it_was_trained_to(trained: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_score_doesnt_depend_on_its_neighbours(trained: Path, tokenizer: Any, 
     texts = answers(20, seed=5)
     scores = load(trained, tokenizer=str(trained), sequences_per_pass=per_pass).score([QUESTION] * 20, texts)
     rows = [conversation(tokenizer, text) for text in texts]
-    assert scores == pytest.approx(alone(trained, Qwen2ForSequenceClassification, rows), abs=1e-5)
+    assert scores == pytest.approx(scores_of_transformers(trained, Qwen2ForSequenceClassification, rows), abs=1e-5)
 
 
 def test_passes_keep_to_their_tokens(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ def test_without_another_tokenizer_it_reads_what_the_policy_wrote(trained: Path,
     """The prompt as generated from, the answer, the end token; nothing after it."""
     prompt = tokenizer.apply_chat_template(QUESTION.messages, tokenize=False, add_generation_prompt=True)
     row = [*tokenizer.encode(prompt + "up please", add_special_tokens=False), tokenizer.eos_token_id]
-    expected = alone(trained, Qwen2ForSequenceClassification, [row])
+    expected = scores_of_transformers(trained, Qwen2ForSequenceClassification, [row])
     assert load(trained).score([QUESTION], ["up please"]) == pytest.approx(expected, abs=1e-5)
 
 
@@ -154,7 +154,7 @@ def test_with_another_tokenizer_its_end_token_goes(trained: Path, tokenizer: Any
 def test_long_answers_lose_their_end(trained: Path, tokenizer: Any) -> None:
     rows = [conversation(tokenizer, "ice " * 50)[:12]]
     scores = load(trained, tokenizer=str(trained), max_tokens=12).score([QUESTION], ["ice " * 50])
-    assert scores == pytest.approx(alone(trained, Qwen2ForSequenceClassification, rows), abs=1e-5)
+    assert scores == pytest.approx(scores_of_transformers(trained, Qwen2ForSequenceClassification, rows), abs=1e-5)
 
 
 @pytest.mark.parametrize("padding", ["none", "eos"])
@@ -167,7 +167,7 @@ def test_models_without_a_padding_token_of_their_own(tokenizer: Any, tmp_path: P
     prompt = tokenizer.apply_chat_template(QUESTION.messages, tokenize=False, add_generation_prompt=True)
     texts = answers(9, seed=2)
     rows = [[*tokenizer.encode(prompt + text, add_special_tokens=False), tokenizer.eos_token_id] for text in texts]
-    expected = alone(directory, Qwen2ForSequenceClassification, rows)
+    expected = scores_of_transformers(directory, Qwen2ForSequenceClassification, rows)
     assert load(directory).score([QUESTION] * 9, texts) == pytest.approx(expected, abs=1e-5)
 
 
@@ -177,7 +177,7 @@ def test_a_token_classifier_is_read_at_the_last_token(tokenizer: Any, tmp_path: 
     texts = answers(9, seed=3)
     rows = [conversation(tokenizer, text) for text in texts]
     scores = load(directory, tokenizer=str(directory)).score([QUESTION] * 9, texts)
-    assert scores == pytest.approx(alone(directory, Qwen2ForTokenClassification, rows), abs=1e-5)
+    assert scores == pytest.approx(scores_of_transformers(directory, Qwen2ForTokenClassification, rows), abs=1e-5)
 
 
 def test_an_encoder_works_too(tokenizer: Any, tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_an_encoder_works_too(tokenizer: Any, tmp_path: Path) -> None:
     texts = answers(5, seed=3)
     rows = [conversation(tokenizer, text) for text in texts]
     scores = load(directory, tokenizer=str(directory)).score([QUESTION] * 5, texts)
-    assert scores == pytest.approx(alone(directory, BertForSequenceClassification, rows), abs=1e-5)
+    assert scores == pytest.approx(scores_of_transformers(directory, BertForSequenceClassification, rows), abs=1e-5)
 
 
 def test_what_is_no_reward_model_is_refused(policy_directory: Path, tokenizer: Any, tmp_path: Path) -> None:

@@ -86,15 +86,15 @@ def test_states_and_gradients_are_those_of_the_modules(
 ) -> None:
     model = shaken(qwen() if make is qwen else llama())
     layout, size = LAYOUTS[name]
-    found = passes(model, layout, size, dtype)
+    actual = passes(model, layout, size, dtype)
     asked = training_hidden_states(model.model, torch.zeros(size, dtype=torch.long), torch.arange(size), layout)
     assert asked is not None
     monkeypatch.setattr(hidden_states, "training_hidden_states", lambda *_: None)
     modules = passes(model, layout, size, dtype)
-    assert found.keys() == modules.keys()
+    assert actual.keys() == modules.keys()
     for key, value in modules.items():
         bound = (1e-5 if dtype is torch.float32 else 6e-2) * float(value.abs().max())
-        assert float((found[key] - value).abs().max()) <= bound, key
+        assert float((actual[key] - value).abs().max()) <= bound, key
 
 
 def takes_modules(model: PreTrainedModel) -> bool:

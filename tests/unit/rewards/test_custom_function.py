@@ -18,7 +18,7 @@ from quintet.errors import ConfigError
 from quintet.records import PromptRow, Response, RewardResult
 from quintet.rewards.factory import RewardScorer, build_verifier_scorer
 
-TOLD = """
+FUNCTION_SOURCE = """
 def judge(data_source, solution_str, ground_truth, extra_info, bonus=0.0):
     print("a line that is no message")
     assert data_source == "mine" and isinstance(extra_info, dict)
@@ -44,51 +44,53 @@ def question(truth: object = "7", **extra: object) -> PromptRow:
     return PromptRow(0, "mine", (), truth, extra)
 
 
-def opened(tmp_path: Path, source: str, name: str = "judge", **options: object) -> RewardScorer:
+def build_scorer(tmp_path: Path, source: str, name: str = "judge", **options: object) -> RewardScorer:
     (tmp_path / "mine.py").write_text(source)
-    given = {"function": f"{tmp_path / 'mine.py'}:{name}", "timeout_seconds": 2.0, **options}
-    return build_verifier_scorer(RewardConfig.model_validate(given), 100)
+    values = {"function": f"{tmp_path / 'mine.py'}:{name}", "timeout_seconds": 2.0, **options}
+    return build_verifier_scorer(RewardConfig.model_validate(values), 100)
 
 
-def verdicts(judge: RewardScorer, *texts: str, asked: PromptRow | None = None) -> list[RewardResult]:
+def verdicts(judge: RewardScorer, *texts: str, prompt_row: PromptRow | None = None) -> list[RewardResult]:
     try:
         for number, text in enumerate(texts):
-            judge.submit(Response(number, asked or question(), text, 5))
+            judge.submit(Response(number, prompt_row or question(), text, 5))
         return sorted(judge.drain(), key=lambda verdict: verdict.id)
     finally:
         judge.close()
 
 
 def test_the_functions_result_is_the_reward(tmp_path: Path) -> None:
-    found = verdicts(opened(tmp_path, TOLD, scale=2.0), "7", "8", "several", "sequence")
-    assert [verdict.score for verdict in found] == [2.0, 0.0, 1.0, 1.5]
-    assert found[2].reward_components == {"acc": 1.0, "pred": 3.0, "style": 0.25}
-    assert found[2].extracted_answer == "3"
-    assert all(verdict.failure is None for verdict in found)
+    actual = verdicts(build_scorer(tmp_path, FUNCTION_SOURCE, scale=2.0), "7", "8", "several", "sequence")
+    assert [verdict.score for verdict in actual] == [2.0, 0.0, 1.0, 1.5]
+    assert actual[2].reward_components == {"acc": 1.0, "pred": 3.0, "style": 0.25}
+    assert actual[2].extracted_answer == "3"
+    assert all(verdict.failure is None for verdict in actual)
 
 
 def test_arguments_are_given_on(tmp_path: Path) -> None:
-    (found,) = verdicts(opened(tmp_path, TOLD, function_arguments={"bonus": 0.25}), "7")
-    assert found.score == 1.25
+    (actual,) = verdicts(build_scorer(tmp_path, FUNCTION_SOURCE, function_arguments={"bonus": 0.25}), "7")
+    assert actual.score == 1.25
 
 
 def test_the_function_gets_the_row_unchanged(tmp_path: Path) -> None:
-    asked = question(numbers=np.array([1, 2]), picture=b"\x00\xff\x01")
-    (found,) = verdicts(opened(tmp_path, TOLD), "extra", asked=asked)
-    assert found.score == 5.0
+    prompt_row = question(numbers=np.array([1, 2]), picture=b"\x00\xff\x01")
+    (actual,) = verdicts(build_scorer(tmp_path, FUNCTION_SOURCE), "extra", prompt_row=prompt_row)
+    assert actual.score == 5.0
 
 
 def test_errors_of_a_function_are_recorded_with_their_cause(tmp_path: Path) -> None:
-    found = verdicts(opened(tmp_path, TOLD, wrong_reward=-1.0), "raise", "nan", "words", "nothing", "7")
-    kinds = [verdict.failure and verdict.failure.error_type for verdict in found]
+    actual = verdicts(
+        build_scorer(tmp_path, FUNCTION_SOURCE, wrong_reward=-1.0), "raise", "nan", "words", "nothing", "7"
+    )
+    kinds = [verdict.failure and verdict.failure.error_type for verdict in actual]
     assert kinds == ["ValueError", "ValueError", "TypeError", "TypeError", None]
-    assert "no such unit" in found[0].failure.message
-    assert "mine.py:6" in found[0].failure.message
-    assert [verdict.score for verdict in found] == [-1.0, -1.0, -1.0, -1.0, 1.0]
+    assert "no such unit" in actual[0].failure.message
+    assert "mine.py:6" in actual[0].failure.message
+    assert [verdict.score for verdict in actual] == [-1.0, -1.0, -1.0, -1.0, 1.0]
 
 
 @pytest.mark.parametrize(
-    ("source", "name", "told"),
+    ("source", "name", "message"),
     [
         ("def judge(data_source): return 1", "judge", "cannot be called with data_source, solution_str"),
         ("def judge(**a): return 1", "jugde", "mine.py:judge?"),
@@ -98,10 +100,10 @@ def test_errors_of_a_function_are_recorded_with_their_cause(tmp_path: Path) -> N
         ("raise SystemExit(4)", "judge", "SystemExit"),
     ],
 )
-def test_an_unusable_function_is_reported_before_the_run(tmp_path: Path, source: str, name: str, told: str) -> None:
+def test_an_unusable_function_is_reported_before_the_run(tmp_path: Path, source: str, name: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        opened(tmp_path, source, name)
-    assert told in str(caught.value)
+        build_scorer(tmp_path, source, name)
+    assert message in str(caught.value)
     assert caught.value.key == "reward.function"
 
 
@@ -122,12 +124,12 @@ def judge(data_sources, solution_strs, ground_truths, extra_infos):
 
 
 def test_batch_calls_once_for_all(tmp_path: Path) -> None:
-    judge = opened(tmp_path, BATCHED, manager="batch")
+    judge = build_scorer(tmp_path, BATCHED, manager="batch")
     for number, text in enumerate(["7", "8", "7"]):
         judge.submit(Response(number, question(), text, 5))
     assert judge.ready() == []
-    found = judge.drain()
-    assert [(verdict.score, verdict.reward_components["of"]) for verdict in found] == [
+    actual = judge.drain()
+    assert [(verdict.score, verdict.reward_components["of"]) for verdict in actual] == [
         (1.0, 3.0),
         (0.0, 3.0),
         (1.0, 3.0),
@@ -139,24 +141,24 @@ def test_batch_calls_once_for_all(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["raise", "short"])
 def test_where_a_batch_fails_all_have_failed(tmp_path: Path, text: str) -> None:
-    found = verdicts(opened(tmp_path, BATCHED, manager="batch"), "7", text)
-    assert [verdict.failure is not None for verdict in found] == [True, True]
+    actual = verdicts(build_scorer(tmp_path, BATCHED, manager="batch"), "7", text)
+    assert [verdict.failure is not None for verdict in actual] == [True, True]
 
 
 def test_dapo_takes_marks_of_the_end_off_and_a_penalty(tmp_path: Path) -> None:
-    judge = opened(tmp_path, TOLD, manager="dapo", overlong={"buffer": 10})
+    judge = build_scorer(tmp_path, FUNCTION_SOURCE, manager="dapo", overlong={"buffer": 10})
     judge.submit(Response(0, question(), "7<|im_end|>", 95))
-    (found,) = judge.drain()
+    (actual,) = judge.drain()
     judge.close()
-    assert (found.score, found.reward_components) == (0.5, {"acc": 1.0, "overlong": -0.5})
+    assert (actual.score, actual.reward_components) == (0.5, {"acc": 1.0, "overlong": -0.5})
 
 
 def test_rate_limited_spaces_calls(tmp_path: Path) -> None:
-    judge = opened(tmp_path, TOLD, manager="rate_limited", requests_per_minute=600, workers=4)
+    judge = build_scorer(tmp_path, FUNCTION_SOURCE, manager="rate_limited", requests_per_minute=600, workers=4)
     started = time.monotonic()
-    found = verdicts(judge, *["7"] * 6)
+    actual = verdicts(judge, *["7"] * 6)
     assert time.monotonic() - started >= 5 * 0.1
-    assert sum(verdict.score for verdict in found) == 6.0
+    assert sum(verdict.score for verdict in actual) == 6.0
 
 
 class Address(BaseHTTPRequestHandler):
@@ -165,12 +167,12 @@ class Address(BaseHTTPRequestHandler):
     seen: ClassVar[list[dict]] = []
 
     def do_POST(self) -> None:
-        told = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.seen.append(told)
-        text = told["solution_str"]
+        parsed = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.seen.append(parsed)
+        text = parsed["solution_str"]
         if text == "slow":
             time.sleep(2)
-        body = b"{" if text == "nonsense" else json.dumps({"score": text == told["ground_truth"], "by": 9}).encode()
+        body = b"{" if text == "nonsense" else json.dumps({"score": text == parsed["ground_truth"], "by": 9}).encode()
         self.send_response(500 if text == "error" else 200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -196,18 +198,20 @@ def test_remote_asks_an_address(address: str) -> None:
     config = RewardConfig(
         manager="remote", function=address, function_arguments={"strict": True}, timeout_seconds=1.0, workers=3
     )
-    found = verdicts(build_verifier_scorer(config, 100), "7", "8", "error", "nonsense", "slow", asked=question(a=1))
-    assert [verdict.score for verdict in found] == [1.0, 0.0, 0.0, 0.0, 0.0]
-    assert found[0].reward_components == {"acc": 1.0, "by": 9.0}
-    assert [verdict.failure and verdict.failure.error_type for verdict in found[:4]] == [
+    actual = verdicts(
+        build_verifier_scorer(config, 100), "7", "8", "error", "nonsense", "slow", prompt_row=question(a=1)
+    )
+    assert [verdict.score for verdict in actual] == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert actual[0].reward_components == {"acc": 1.0, "by": 9.0}
+    assert [verdict.failure and verdict.failure.error_type for verdict in actual[:4]] == [
         None,
         None,
         "HTTPError",
         "JSONDecodeError",
     ]
-    assert found[4].failure.error_type in ("Timeout", "TimeoutError")
-    told = {"data_source": "mine", "solution_str": "7", "ground_truth": "7", "extra_info": {"a": 1}, "strict": True}
-    assert told in Address.seen
+    assert actual[4].failure.error_type in ("Timeout", "TimeoutError")
+    options = {"data_source": "mine", "solution_str": "7", "ground_truth": "7", "extra_info": {"a": 1}, "strict": True}
+    assert options in Address.seen
 
 
 @pytest.mark.parametrize(

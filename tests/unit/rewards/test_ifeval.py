@@ -71,8 +71,8 @@ def test_repetition_while_thinking_is_penalized_and_does_not_change_the_accuracy
 
 @pytest.mark.parametrize("case", GOLDEN[1:], ids=lambda case: case["truth"]["func_name"])
 def test_rewards_are_those_of_roll(case: dict) -> None:
-    found = [ifeval.verify(text, json.dumps(case["truth"]), {}).score for text in TEXTS]
-    assert found == pytest.approx(case["rewards"])
+    results = [ifeval.verify(text, json.dumps(case["truth"]), {}).score for text in TEXTS]
+    assert results == pytest.approx(case["rewards"])
 
 
 @pytest.mark.parametrize("truth", [{}, {"func_name": "validate_rhyme"}, [], "{}", "not json", None])

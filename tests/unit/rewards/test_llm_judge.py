@@ -94,7 +94,7 @@ def test_a_failed_request_is_retried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reply", "kind", "told", "requests"),
+    ("reply", "kind", "message", "requests"),
     [
         ((500, b'{"error": "out of  memory"}'), "Http500", "out of memory", 3),
         ((401, b"no key"), "Http401", "no key", 1),
@@ -108,13 +108,13 @@ def test_a_failed_request_is_retried() -> None:
     ],
 )
 def test_an_invalid_judge_reply_is_a_failure_with_its_cause(
-    reply: str | bytes | tuple[int, bytes], kind: str, told: str, requests: int
+    reply: str | bytes | tuple[int, bytes], kind: str, message: str, requests: int
 ) -> None:
     with endpoint(lambda _: reply) as known:
         verdict = judged(known, ["a"])[0]
     assert verdict.failure is not None
     assert verdict.failure.error_type == kind
-    assert told in verdict.failure.message
+    assert message in verdict.failure.message
     assert verdict.score == -2.0
     assert len(known.seen) == requests
 
@@ -207,12 +207,12 @@ def test_verdicts_can_be_taken_as_they_come() -> None:
         judge = built(reward(known))
         assert [*judge.ready(), *judge.drain()] == []
         judge.submit(Response(7, question(), "a", 1))
-        found: list[RewardResult] = []
+        results: list[RewardResult] = []
         deadline = time.monotonic() + 10
-        while not found and time.monotonic() < deadline:
-            found = judge.ready()
+        while not results and time.monotonic() < deadline:
+            results = judge.ready()
         judge.submit(Response(8, question(), "a", 1))
-        assert [verdict.id for verdict in [*found, *judge.drain()]] == [7, 8]
+        assert [verdict.id for verdict in [*results, *judge.drain()]] == [7, 8]
         judge.close()
 
 

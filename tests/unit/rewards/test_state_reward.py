@@ -71,8 +71,8 @@ def test_relations_are_read_from_sentences_json_and_grids(text: str, expected: l
 
 
 def test_names_of_other_objects_come_from_the_state() -> None:
-    found = extract_relations("The red cube is left of you.", RelationScoring(), ["red cube"])
-    assert found == [] or found == [relation("red_cube", None, "left")]
+    actual = extract_relations("The red cube is left of you.", RelationScoring(), ["red cube"])
+    assert actual == [] or actual == [relation("red_cube", None, "left")]
     assert extract_relations("The cube is left of you.", RelationScoring(), ["cube"]) == [
         relation("cube", None, "left")
     ]
@@ -223,12 +223,12 @@ def test_frequent_descriptions_that_score_low_are_penalized() -> None:
     def scored(text: str, score: float) -> Trajectory:
         return episode(turn(1.0 + 0.5 * score, (StateScore("grounding", text, score),)))
 
-    given = [scored("the same", 0.2), scored("the same", 0.2), scored("the same", 0.6), scored("once", 0.1)]
-    changed = penalize_repeated(given, config)
+    episodes = [scored("the same", 0.2), scored("the same", 0.2), scored("the same", 0.6), scored("once", 0.1)]
+    changed = penalize_repeated(episodes, config)
     assert [one.reward for one in changed] == pytest.approx([0.95, 0.95, 1.3, 1.05])
     assert [one.turns[0].state_scores[0].score for one in changed] == [-0.1, -0.1, 0.6, 0.1]
-    assert penalize_repeated(given, replace_config(config, repeated_texts=0)) == given
-    assert penalize_repeated(list(reversed(given)), config) == list(reversed(changed))
+    assert penalize_repeated(episodes, replace_config(config, repeated_texts=0)) == episodes
+    assert penalize_repeated(list(reversed(episodes)), config) == list(reversed(changed))
 
 
 def replace_config(config: StateRewardConfig, **changes: Any) -> StateRewardConfig:
@@ -238,5 +238,5 @@ def replace_config(config: StateRewardConfig, **changes: Any) -> StateRewardConf
 def test_scores_of_failed_descriptions_are_no_repetition() -> None:
     failed = StateScore("grounding", "x", 0.0, None)
     config = StateRewardConfig(repeated_texts=5)
-    given = [episode(turn(0.0, (replace(failed, text="x"),))) for _ in range(2)]
-    assert [one.reward for one in penalize_repeated(given, config)] == [-0.05, -0.05]
+    episodes = [episode(turn(0.0, (replace(failed, text="x"),))) for _ in range(2)]
+    assert [one.reward for one in penalize_repeated(episodes, config)] == [-0.05, -0.05]

@@ -29,9 +29,9 @@ def answer(number: int, text: str, truth: object = "7", source: str = "lighteval
 
 
 def by_id(verdicts: list[RewardResult]) -> dict[int, RewardResult]:
-    found = {verdict.id: verdict for verdict in verdicts}
-    assert len(found) == len(verdicts)
-    return found
+    actual = {verdict.id: verdict for verdict in verdicts}
+    assert len(actual) == len(verdicts)
+    return actual
 
 
 def kinds(verdicts: list[RewardResult]) -> dict[int, str]:
@@ -83,9 +83,9 @@ def test_rows_of_all_sources_are_scored_by_one_scorer(judge: PooledRewardScorer)
     for _ in range(3):
         for row in rows:
             judge.submit(row)
-        found = judge.drain()
-        assert not kinds(found), found
-        assert sorted((verdict.id, verdict.score == 1.0) for verdict in found) == [
+        actual = judge.drain()
+        assert not kinds(actual), actual
+        assert sorted((verdict.id, verdict.score == 1.0) for verdict in actual) == [
             *((number, True) for number in range(5)),
             (5, False),
         ]
@@ -96,12 +96,12 @@ def test_an_error_of_a_row_fails_only_that_row(judge: PooledRewardScorer) -> Non
     judge.submit(answer(0, r"\boxed{7}", None))
     judge.submit(answer(1, "<answer>3</answer>", "3", "reasoning_gym/no_such_generator"))
     judge.submit(answer(2, r"\boxed{7}"))
-    found = by_id(judge.drain())
-    assert found[0].failure is not None
-    assert "no ground truth" in found[0].failure.message
-    assert found[1].failure is not None
-    assert "no_such_generator" in found[1].failure.message
-    assert found[2].score == 1.0
+    actual = by_id(judge.drain())
+    assert actual[0].failure is not None
+    assert "no ground truth" in actual[0].failure.message
+    assert actual[1].failure is not None
+    assert "no_such_generator" in actual[1].failure.message
+    assert actual[2].score == 1.0
 
 
 def test_puzzles_are_only_scored_under_confinement(judge: PooledRewardScorer, tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def function(tmp_path: Path) -> str:
     return f"{tmp_path / 'mine.py'}:judge"
 
 
-def opened(function: str, **options: object) -> PooledRewardScorer:
+def build_scorer(function: str, **options: object) -> PooledRewardScorer:
     config = RewardConfig.model_validate({"function": function, "timeout_seconds": TIMEOUT, **options})
     made = build_verifier_scorer(config, 100)
     assert isinstance(made, PooledRewardScorer)
@@ -167,33 +167,33 @@ def gone(pid: int, seconds: float = 5.0) -> bool:
 
 
 def test_a_hanging_function_is_killed_with_its_child_processes(function: str, tmp_path: Path) -> None:
-    judge = opened(function)
+    judge = build_scorer(function)
     note = tmp_path / "pids"
     judge.submit(answer(0, "hang with a child", str(note)))
     judge.submit(answer(1, "fine"))
-    found = by_id(judge.drain())
+    actual = by_id(judge.drain())
     judge.close()
-    assert (found[0].failure.error_type, found[0].score, found[1].score) == ("Timeout", 0.0, 1.0)
+    assert (actual[0].failure.error_type, actual[0].score, actual[1].score) == ("Timeout", 0.0, 1.0)
     assert all(gone(int(pid)) for pid in note.read_text().split())
 
 
 def test_a_dying_process_fails_only_its_own_response(function: str) -> None:
-    judge = opened(function)
+    judge = build_scorer(function)
     texts = ["fine", "die", "fine", "exit", "sys.exit", "die", "fine"]
     for number, text in enumerate(texts):
         judge.submit(answer(number, text, "SIGSEGV" if number == 1 else "SIGKILL"))
-    found = by_id(judge.drain())
+    actual = by_id(judge.drain())
     judge.close()
-    assert [found[number].score for number in range(7)] == [1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0]
-    assert kinds(list(found.values())) == {1: "ProcessDied", 3: "ProcessDied", 4: "SystemExit", 5: "ProcessDied"}
-    assert "SIGSEGV" in found[1].failure.message
-    assert "out of memory?" in found[5].failure.message
-    assert "status 3" in found[3].failure.message
+    assert [actual[number].score for number in range(7)] == [1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0]
+    assert kinds(list(actual.values())) == {1: "ProcessDied", 3: "ProcessDied", 4: "SystemExit", 5: "ProcessDied"}
+    assert "SIGSEGV" in actual[1].failure.message
+    assert "out of memory?" in actual[5].failure.message
+    assert "status 3" in actual[3].failure.message
 
 
 def test_naive_scores_in_one_process_and_prime_in_several(function: str) -> None:
     for options, most in (({"manager": "naive"}, 1), ({"manager": "prime", "workers": 3}, 3)):
-        judge = opened(function, **options)
+        judge = build_scorer(function, **options)
         for number in range(30):
             judge.submit(answer(number, "pid"))
         pids = {verdict.reward_components["pid"] for verdict in judge.drain()}
@@ -202,7 +202,7 @@ def test_naive_scores_in_one_process_and_prime_in_several(function: str) -> None
 
 
 def test_the_death_of_the_fork_server_fails_only_pending_responses(function: str) -> None:
-    judge = opened(function, manager="prime", workers=1)
+    judge = build_scorer(function, manager="prime", workers=1)
     judge.submit(answer(0, "pid"))
     (first,) = judge.drain()
     keeper = int(Path(f"/proc/{int(first.reward_components['pid'])}/stat").read_text().rpartition(")")[2].split()[1])
@@ -210,21 +210,21 @@ def test_the_death_of_the_fork_server_fails_only_pending_responses(function: str
     time.sleep(0.2)
     judge.submit(answer(2, "fine"))
     os.kill(keeper, signal.SIGKILL)
-    found = by_id(judge.drain())
+    actual = by_id(judge.drain())
     judge.close()
-    assert found[1].failure.error_type == "ProcessDied"
-    assert found[2].score == 1.0
+    assert actual[1].failure.error_type == "ProcessDied"
+    assert actual[2].score == 1.0
     assert gone(int(first.reward_components["pid"]))
 
 
 def test_a_closed_judge_has_no_processes_left(function: str) -> None:
-    judge = opened(function)
+    judge = build_scorer(function)
     judge.submit(answer(0, "pid"))
-    (found,) = judge.drain()
+    (actual,) = judge.drain()
     judge.submit(answer(1, "hang"))
     judge.close()
     judge.close()
-    assert gone(int(found.reward_components["pid"]))
+    assert gone(int(actual.reward_components["pid"]))
     with pytest.raises(RuntimeError, match="closed"):
         judge.submit(answer(2, "fine"))
 

@@ -68,8 +68,8 @@ class Script:
 
     weight_version = 3
 
-    def __init__(self, chat: ChatFormat, words: list[str], stop: FinishReason = FinishReason.STOP) -> None:
-        self.chat, self.words, self.stop = chat, words, stop
+    def __init__(self, chat: ChatFormat, responses: list[str], stop: FinishReason = FinishReason.STOP) -> None:
+        self.chat, self.responses, self.stop = chat, responses, stop
         self.waiting: list[Request] = []
         self.prompts: list[tuple[int, ...]] = []
         self.turns: dict[int, int] = {}
@@ -87,7 +87,7 @@ class Script:
         turn = self.turns.get(request.id, 0)
         self.turns[request.id] = turn + 1
         ending = (self.chat.end_token_id,) if self.stop is FinishReason.STOP else ()
-        tokens = (*self.chat.encode(self.words[turn % len(self.words)]), *ending)
+        tokens = (*self.chat.encode(self.responses[turn % len(self.responses)]), *ending)
         return [Generation(request.id, tokens, (-0.5,) * len(tokens), self.stop, 3)]
 
     def load_weights(self, version: int, weights: object) -> None: ...
@@ -102,9 +102,11 @@ def chat(policy_directory: Path) -> ChatFormat:
     return ChatFormat(load_tokenizer(policy_directory))
 
 
-def play(chat: ChatFormat, words: list[str], episodes: int = 1, **options: object) -> tuple[list[Trajectory], Script]:
+def play(
+    chat: ChatFormat, responses: list[str], episodes: int = 1, **options: object
+) -> tuple[list[Trajectory], Script]:
     config = RolloutConfig.model_validate({"max_turns": 5, "window_size": None, "max_prompt_tokens": 900, **options})
-    engine = Script(chat, words)
+    engine = Script(chat, responses)
     loop = AgentLoop(engine, chat, lambda: make_corridor(), config, "corridor")
     return list(loop.collect_rollouts([Episode(10 + i, i // 2, i % 2) for i in range(episodes)], GREEDY)), engine
 
@@ -126,8 +128,8 @@ def test_an_episode_is_won_over_several_turns(chat: ChatFormat) -> None:
 
 
 def test_actions_behind_the_end_of_the_episode_are_not_executed(chat: ChatFormat) -> None:
-    words = ["<think> go </think><answer> Right || Right || Right || Right </answer>"]
-    (episode,), _ = play(chat, words, max_actions_per_turn=4)
+    texts = ["<think> go </think><answer> Right || Right || Right || Right </answer>"]
+    (episode,), _ = play(chat, texts, max_actions_per_turn=4)
     assert episode.turns[0].actions == ("Right",) * 3
     assert episode.turns[0].reward == 1.0
 
@@ -151,11 +153,11 @@ def test_valid_responses_get_the_format_reward(chat: ChatFormat) -> None:
 @pytest.mark.proves("vagen", "train_envs.env1.config.format_reward")
 def test_executed_actions_get_the_format_reward_also_before_an_unknown_one(chat: ChatFormat) -> None:
     """As in VAGEN since 2026: the second response executes one action before an unknown one, the third none."""
-    words = ["hm", RIGHT.replace("Right", "Right || Jump"), RIGHT.replace("Right", "Jump")]
+    texts = ["hm", RIGHT.replace("Right", "Right || Jump"), RIGHT.replace("Right", "Jump")]
     options = {"format_reward": 0.25, "format_penalty": 0.0, "max_actions_per_turn": 2}
-    (episode,), _ = play(chat, words, format_reward_for="executed", **options)
+    (episode,), _ = play(chat, texts, format_reward_for="executed", **options)
     assert [turn.reward for turn in episode.turns[:3]] == [0.0, 0.25, 0.0]
-    (strict,), _ = play(chat, words, **options)
+    (strict,), _ = play(chat, texts, **options)
     assert [turn.reward for turn in strict.turns[:3]] == [0.0, 0.0, 0.0]
 
 
@@ -222,8 +224,8 @@ def test_descriptions_of_the_state_before_and_after_the_actions_are_rewarded(cha
 def test_responses_in_another_form_have_no_state_reward(chat: ChatFormat) -> None:
     config = RolloutConfig(max_turns=1, max_prompt_tokens=4096, thoughts="grounding_worldmodeling")
     rules = EpisodeRules("corridor", config.model_copy(update={"state_reward": StateRewardConfig()}))
-    told = DESCRIBED.format("target right")
-    for text in (f"well, {told}<answer>Right</answer>", f"{told}<answer>Jump</answer>", "<answer>Right</answer>"):
+    thought = DESCRIBED.format("target right")
+    for text in (f"well, {thought}<answer>Right</answer>", f"{thought}<answer>Jump</answer>", "<answer>Right</answer>"):
         loop = AgentLoop.with_rules(Script(chat, [text]), chat, LocalVectorEnv(Placed), [rules])
         (episode,) = loop.collect_rollouts([Episode(1, 0, 0)], GREEDY)
         assert episode.turns[0].state_scores == ()

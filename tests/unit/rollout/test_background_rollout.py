@@ -40,8 +40,8 @@ class TimedLoop:
 
     def start(self, episodes: Sequence[Episode], sampling: SamplingParams) -> None:
         with self._used():
-            self.running += [(each, self.steps.get((each.seed, each.sample), 1)) for each in episodes]
-            self.started += [(each.seed, each.sample) for each in episodes]
+            self.running += [(episode, self.steps.get((episode.seed, episode.sample), 1)) for episode in episodes]
+            self.started += [(episode.seed, episode.sample) for episode in episodes]
 
     def step(self) -> list[Trajectory]:
         with self._used():

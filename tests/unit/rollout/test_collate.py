@@ -84,7 +84,7 @@ def test_advantages_do_not_depend_on_images_between_the_turns(name: str, continu
     """Turn ends and masks are those of the responses, however many image tokens are before them."""
     image = process(16, 24)
     config = ADVANTAGE_UNION.config_class(name)(name=name, lam=0.9, whiten=False)
-    found = []
+    results = []
     for second in (prompt_with(image, image), (20, 21)):
         turns = [
             turn((20,), (17, 2)),
@@ -100,5 +100,5 @@ def test_advantages_do_not_depend_on_images_between_the_turns(name: str, continu
         values[responses] = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5])
         advantages, returns = estimate(replace(batch, values=values), config)
         assert not advantages[~batch.loss_mask].any()
-        found.append((advantages[responses], returns[responses]))
-    torch.testing.assert_close(found[0], found[1])
+        results.append((advantages[responses], returns[responses]))
+    torch.testing.assert_close(results[0], results[1])

@@ -108,9 +108,9 @@ def chat(policy_directory: Path) -> ChatFormat:
     return ChatFormat(load_tokenizer(policy_directory))
 
 
-def saying(chat: ChatFormat, *words: str) -> Reply:
+def scripted_reply(chat: ChatFormat, *texts: str) -> Reply:
     """Always the same response; with several, the request's seed selects one."""
-    replies = [(*chat.encode(f"<think> go </think><answer> {word} </answer>"), chat.end_token_id) for word in words]
+    replies = [(*chat.encode(f"<think> go </think><answer> {word} </answer>"), chat.end_token_id) for word in texts]
 
     def reply(request: Request, _: int) -> Generation:
         tokens = replies[request.seed % len(replies)]
@@ -119,7 +119,7 @@ def saying(chat: ChatFormat, *words: str) -> Reply:
     return reply
 
 
-def looped(
+def build_loop(
     chat: ChatFormat, reply: Reply, limits: EpisodeLimits | None = None, **options: Any
 ) -> tuple[AgentLoop, Desk]:
     config = RolloutConfig.model_validate({"max_turns": 5, "window_size": None, "max_prompt_tokens": 900, **options})
@@ -136,7 +136,7 @@ def by_place(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
 
 
 def test_a_failed_request_fails_only_its_own_episode(chat: ChatFormat) -> None:
-    good = saying(chat, "Go")
+    good = scripted_reply(chat, "Go")
 
     def reply(request: Request, step: int) -> Generation:
         if request.id == 1 and step == 2:
@@ -145,7 +145,7 @@ def test_a_failed_request_fails_only_its_own_episode(chat: ChatFormat) -> None:
             return Generation(2, (), (), FinishReason.FAILED, 3)
         return good(request, step)
 
-    loop, _ = looped(chat, reply)
+    loop, _ = build_loop(chat, reply)
     played = by_place(list(loop.collect_rollouts(episodes(4), GREEDY)))
     assert [episode.outcome for episode in played] == [Outcome.SUCCESS, Outcome.FAILED, Outcome.FAILED, Outcome.SUCCESS]
     assert played[1].failure == CAUSE
@@ -163,7 +163,7 @@ def test_a_failed_request_fails_only_its_own_episode(chat: ChatFormat) -> None:
 
 
 def test_failure_metrics_have_valid_names_for_any_error_class(chat: ChatFormat) -> None:
-    loop, _ = looped(chat, saying(chat, "Go"))
+    loop, _ = build_loop(chat, scripted_reply(chat, "Go"))
     (episode,) = loop.collect_rollouts([Episode(13, 0, 0)], GREEDY)
     odd = replace(episode, failure=Failure("step", "a/b c", "?"))
     metrics = summarize_episodes([episode, odd])
@@ -179,7 +179,7 @@ def test_an_empty_response_is_a_failure_but_an_end_token_is_not(chat: ChatFormat
         tokens = () if request.id == 0 else (chat.end_token_id,)
         return Generation(request.id, tokens, (-0.5,) * len(tokens), FinishReason.STOP, 3)
 
-    loop, _ = looped(chat, reply, max_turns=2)
+    loop, _ = build_loop(chat, reply, max_turns=2)
     nothing, word = by_place(list(loop.collect_rollouts(episodes(2), GREEDY)))
     assert nothing.failure is not None
     assert nothing.failure.error_type == "EmptyResponse"
@@ -188,7 +188,7 @@ def test_an_empty_response_is_a_failure_but_an_end_token_is_not(chat: ChatFormat
 
 
 def test_a_prompt_beyond_the_engines_context_ends_its_episode(chat: ChatFormat) -> None:
-    loop, engine = looped(chat, saying(chat, "Stay"))
+    loop, engine = build_loop(chat, scripted_reply(chat, "Stay"))
     engine.max_model_len = 70
     (episode,) = loop.collect_rollouts([Episode(100, 0, 0)], GREEDY)
     assert episode.outcome is Outcome.CONTEXT
@@ -198,13 +198,13 @@ def test_a_prompt_beyond_the_engines_context_ends_its_episode(chat: ChatFormat) 
     def full(request: Request, _: int) -> Generation:
         return Generation(request.id, (), (), FinishReason.CONTEXT, 3)
 
-    loop, _ = looped(chat, full)
+    loop, _ = build_loop(chat, full)
     (episode,) = loop.collect_rollouts([Episode(100, 0, 0)], GREEDY)
     assert (episode.outcome, episode.failure, episode.turns) == (Outcome.CONTEXT, None, ())
 
 
 def test_requests_that_the_engine_loses_fail(chat: ChatFormat) -> None:
-    loop, engine = looped(chat, saying(chat, "Go"))
+    loop, engine = build_loop(chat, scripted_reply(chat, "Go"))
     answer = engine.step
     engine.step = lambda: [one for one in answer() if one.id != 1]  # type: ignore[method-assign]
     played = by_place(list(loop.collect_rollouts(episodes(2), GREEDY)))
@@ -214,27 +214,27 @@ def test_requests_that_the_engine_loses_fail(chat: ChatFormat) -> None:
 
 
 def test_a_response_ended_by_a_stop_string_is_parsed_and_closed(chat: ChatFormat) -> None:
-    words = "<think> go </think><answer> Go </answer>"
+    text = "<think> go </think><answer> Go </answer>"
 
     def reply(request: Request, _: int) -> Generation:
-        tokens = chat.encode(words)
+        tokens = chat.encode(text)
         return Generation(request.id, tokens, (-0.5,) * len(tokens), FinishReason.STOP, 3)
 
-    loop, engine = looped(chat, reply)
+    loop, engine = build_loop(chat, reply)
     (episode,) = loop.collect_rollouts([Episode(100, 0, 0)], replace(GREEDY, stop_strings=("</answer>",)))
     assert episode.success
     assert all(turn.valid_format for turn in episode.turns)
     assert engine.seen[0].stop_strings == ("</answer>",)
     seen = engine.seen[1].prompt
-    before = (*engine.seen[0].prompt, *chat.encode(words))
+    before = (*engine.seen[0].prompt, *chat.encode(text))
     assert seen[: len(before)] == before
     assert seen[len(before)] == chat.end_token_id
     assert loop.pop_metrics()["prompt/reply_closed"] == 2
 
 
 def test_weight_versions_of_tokens_are_recorded(chat: ChatFormat) -> None:
-    good = saying(chat, "Go")
-    loop, _ = looped(chat, lambda request, step: replace(good(request, step), version_changes=((2, 4),)))
+    good = scripted_reply(chat, "Go")
+    loop, _ = build_loop(chat, lambda request, step: replace(good(request, step), version_changes=((2, 4),)))
     (episode,) = loop.collect_rollouts([Episode(100, 0, 0)], GREEDY)
     assert {turn.version_changes for turn in episode.turns} == {((2, 4),)}
 
@@ -243,14 +243,14 @@ def test_weight_versions_of_tokens_are_recorded(chat: ChatFormat) -> None:
     ("window", "kept"), [(None, [True] * 4 + [False]), (1, [False] * 5), (3, [True, True, False, False, False])]
 )
 def test_requests_say_whether_their_dialogue_continues(chat: ChatFormat, window: int | None, kept: list[bool]) -> None:
-    loop, engine = looped(chat, saying(chat, "Stay"), window_size=window)
+    loop, engine = build_loop(chat, scripted_reply(chat, "Stay"), window_size=window)
     list(loop.collect_rollouts([Episode(100, 0, 0)], GREEDY))
     assert [request.keep_kv_cache for request in engine.seen] == kept
 
 
 def test_max_actions_ends_an_episode(chat: ChatFormat) -> None:
-    words = "Stay || Go || Stay"
-    loop, _ = looped(chat, saying(chat, words), EpisodeLimits(max_actions=4), max_actions_per_turn=3)
+    text = "Stay || Go || Stay"
+    loop, _ = build_loop(chat, scripted_reply(chat, text), EpisodeLimits(max_actions=4), max_actions_per_turn=3)
     (episode,) = loop.collect_rollouts([Episode(100, 0, 0)], GREEDY)
     assert [turn.actions for turn in episode.turns] == [("Stay", "Go", "Stay"), ("Stay",)]
     assert (episode.outcome, episode.turns[1].valid_format) == (Outcome.MAX_ACTIONS, True)
@@ -258,21 +258,21 @@ def test_max_actions_ends_an_episode(chat: ChatFormat) -> None:
 
 def test_max_tokens_ends_an_episode(chat: ChatFormat) -> None:
     """The last response is limited to the remaining tokens."""
-    loop, engine = looped(chat, saying(chat, "Stay"))
+    loop, engine = build_loop(chat, scripted_reply(chat, "Stay"))
     (whole,) = loop.collect_rollouts([Episode(100, 0, 0)], GREEDY)
     sizes = [len(turn.prompt) + len(turn.tokens) for turn in whole.turns]
     limit = sum(sizes[:3]) + len(whole.turns[3].prompt) + 4
-    loop, engine = looped(chat, saying(chat, "Stay"), EpisodeLimits(max_tokens=limit))
+    loop, engine = build_loop(chat, scripted_reply(chat, "Stay"), EpisodeLimits(max_tokens=limit))
     (episode,) = loop.collect_rollouts([Episode(100, 0, 0)], GREEDY)
     assert [request.max_tokens for request in engine.seen] == [24, 24, 24, 4]
     assert episode.outcome is Outcome.MAX_TOKENS
-    loop, _ = looped(chat, saying(chat, "Stay"), EpisodeLimits(max_tokens=len(whole.turns[0].prompt)))
+    loop, _ = build_loop(chat, scripted_reply(chat, "Stay"), EpisodeLimits(max_tokens=len(whole.turns[0].prompt)))
     (episode,) = loop.collect_rollouts([Episode(100, 0, 0)], GREEDY)
     assert (episode.outcome, episode.turns) == (Outcome.MAX_TOKENS, ())
 
 
 def test_too_many_failures_end_the_run_and_name_the_first(chat: ChatFormat) -> None:
-    loop, engine = looped(chat, saying(chat, "Go"), EpisodeLimits(max_failed_share=0.25))
+    loop, engine = build_loop(chat, scripted_reply(chat, "Go"), EpisodeLimits(max_failed_share=0.25))
     unlucky = [Episode(13 if i in (2, 5) else 100, i, 0) for i in range(8)]
     assert sum(episode.failure is not None for episode in loop.collect_rollouts(unlucky, GREEDY)) == 2
     with pytest.raises(MachineError, match=r"3 of 8 episodes failed \(first, in reset: OSError: no map"):
@@ -284,19 +284,19 @@ def test_too_many_failures_end_the_run_and_name_the_first(chat: ChatFormat) -> N
 
 def test_failures_are_counted_over_incremental_episodes(chat: ChatFormat) -> None:
     """A single failing episode is compared with the number of concurrent episodes."""
-    loop, _ = looped(chat, saying(chat, "Stay"), EpisodeLimits(max_failed_share=0.5))
+    loop, _ = build_loop(chat, scripted_reply(chat, "Stay"), EpisodeLimits(max_failed_share=0.5))
     loop.start(episodes(4), GREEDY)
     loop.start([Episode(13, 9, 0)], GREEDY)
-    found = loop.step()
-    assert [episode.failure is not None for episode in found] == [True]
+    actual = loop.step()
+    assert [episode.failure is not None for episode in actual] == [True]
 
 
 def test_incremental_episodes_equal_collected_ones(chat: ChatFormat) -> None:
-    words = saying(chat, "Go", "Stay", "Raise", "nonsense")
-    loop, engine = looped(chat, words)
+    text = scripted_reply(chat, "Go", "Stay", "Raise", "nonsense")
+    loop, engine = build_loop(chat, text)
     at_once = by_place(list(loop.collect_rollouts(episodes(24), SAMPLED)))
     assert {Outcome.SUCCESS, Outcome.FAILED} < {episode.outcome for episode in at_once} | {Outcome.MAX_TURNS}
-    loop, engine = looped(chat, words)
+    loop, engine = build_loop(chat, text)
     pieces: list[Trajectory] = []
     for first in range(0, 24, 8):
         loop.start(episodes(24)[first : first + 8], SAMPLED)
@@ -308,7 +308,7 @@ def test_incremental_episodes_equal_collected_ones(chat: ChatFormat) -> None:
 
 
 def test_collecting_rollouts_beside_running_episodes(chat: ChatFormat) -> None:
-    loop, engine = looped(chat, saying(chat, "Go"))
+    loop, engine = build_loop(chat, scripted_reply(chat, "Go"))
     loop.start(episodes(2), GREEDY)
     loop.step()
     round_ = list(loop.collect_rollouts(episodes(3, first=500), GREEDY))
@@ -320,7 +320,7 @@ def test_collecting_rollouts_beside_running_episodes(chat: ChatFormat) -> None:
 
 
 def test_abort_returns_unfinished_episodes(chat: ChatFormat) -> None:
-    loop, engine = looped(chat, saying(chat, "Go"))
+    loop, engine = build_loop(chat, scripted_reply(chat, "Go"))
     loop.start(episodes(6), GREEDY)
     loop.step()
     loop.step()
@@ -337,7 +337,7 @@ def test_abort_returns_unfinished_episodes(chat: ChatFormat) -> None:
 
 
 def test_stopping_the_iteration_aborts_its_episodes(chat: ChatFormat) -> None:
-    loop, engine = looped(chat, saying(chat, "Go", "Stay"))
+    loop, engine = build_loop(chat, scripted_reply(chat, "Go", "Stay"))
     playing: Iterator[Trajectory] = loop.collect_rollouts(episodes(8), SAMPLED)
     next(playing)
     playing.close()  # type: ignore[attr-defined]
@@ -346,7 +346,7 @@ def test_stopping_the_iteration_aborts_its_episodes(chat: ChatFormat) -> None:
 
 
 def test_metrics_are_reset_when_read(chat: ChatFormat) -> None:
-    loop, _ = looped(chat, saying(chat, "Stay"), window_size=1)
+    loop, _ = build_loop(chat, scripted_reply(chat, "Stay"), window_size=1)
     list(loop.collect_rollouts(episodes(2), GREEDY))
     first, second = loop.pop_metrics(), loop.pop_metrics()
     assert first["prompt/window"] == 8
@@ -415,7 +415,7 @@ def test_a_slow_env_does_not_delay_other_episodes(chat: ChatFormat, file: Path, 
     config = CustomEnvConfig(name="custom", path=f"{file}:Slow", arguments={"note": str(note)})
     envs = build_vector_env(config)
     rollout = RolloutConfig(max_turns=5, window_size=None, max_prompt_tokens=900)
-    engine = Desk(saying(chat, "Go"))
+    engine = Desk(scripted_reply(chat, "Go"))
     loop = AgentLoop(engine, chat, envs, rollout, "slow")
     seeds: list[int] = []
     for episode in loop.collect_rollouts([Episode(7, 0, 0), Episode(8, 1, 0), Episode(9, 2, 0)], GREEDY):
@@ -429,7 +429,7 @@ def test_a_slow_env_does_not_delay_other_episodes(chat: ChatFormat, file: Path, 
 
 def test_episodes_are_equal_with_envs_in_subprocesses(chat: ChatFormat) -> None:
     """Responses depend on the prompt and the seed, not on the order of requests."""
-    replies = [saying(chat, word) for word in ("Left", "Down", "Right", "Up", "Right || Down", "well")]
+    replies = [scripted_reply(chat, word) for word in ("Left", "Down", "Right", "Up", "Right || Down", "well")]
 
     def reply(request: Request, step: int) -> Generation:
         return replies[derive_seed(*request.prompt, request.seed) % len(replies)](request, step)

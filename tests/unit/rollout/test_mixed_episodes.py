@@ -23,7 +23,7 @@ from quintet.rollout.episode_limits import EpisodeLimits, EpisodeRules
 TWICE = "<think> go </think><answer> Right || Right </answer>"
 
 
-class Told(Script):
+class ScriptedEngine(Script):
     """An engine that supports abort."""
 
     def abort(self, ids: object) -> list[Generation]:
@@ -49,39 +49,39 @@ def rules(name: str, limits: EpisodeLimits | None = None, **options: object) -> 
 
 
 def play(
-    chat: ChatFormat, words: str, both: list[EpisodeRules], kinds: list[type[Corridor]]
+    chat: ChatFormat, response: str, both: list[EpisodeRules], kinds: list[type[Corridor]]
 ) -> dict[str, list[Trajectory]]:
     envs = MixedVectorEnv([LocalVectorEnv(kind) for kind in kinds])
-    loop = AgentLoop.with_rules(Told(chat, [words]), chat, envs, both)
+    loop = AgentLoop.with_rules(ScriptedEngine(chat, [response]), chat, envs, both)
     episodes = [Episode(env_start(number % 2, 20 + number), number, 0) for number in range(8)]
-    found: dict[str, list[Trajectory]] = {}
+    results: dict[str, list[Trajectory]] = {}
     for episode in loop.collect_rollouts(episodes, GREEDY):
-        found.setdefault(episode.env, []).append(episode)
+        results.setdefault(episode.env, []).append(episode)
     loop.close()
-    return found
+    return results
 
 
 def test_each_env_has_its_own_rules_and_name(chat: ChatFormat) -> None:
     both = [rules("slow"), rules("quick", max_actions_per_turn=2)]
-    found = play(chat, TWICE, both, [Corridor, Corridor])
-    assert {name: len(episodes) for name, episodes in found.items()} == {"slow": 4, "quick": 4}
-    assert {len(episode.turns) for episode in found["slow"]} == {3}
-    assert {len(episode.turns) for episode in found["quick"]} == {2}
-    assert sorted(episode.seed for episode in found["quick"]) == [21, 23, 25, 27], "the env's own seeds"
-    assert {episode.env_type for episodes in found.values() for episode in episodes} == {"corridor"}
+    actual = play(chat, TWICE, both, [Corridor, Corridor])
+    assert {name: len(episodes) for name, episodes in actual.items()} == {"slow": 4, "quick": 4}
+    assert {len(episode.turns) for episode in actual["slow"]} == {3}
+    assert {len(episode.turns) for episode in actual["quick"]} == {2}
+    assert sorted(episode.seed for episode in actual["quick"]) == [21, 23, 25, 27], "the env's own seeds"
+    assert {episode.env_type for episodes in actual.values() for episode in episodes} == {"corridor"}
 
 
 def test_each_env_has_its_own_limits(chat: ChatFormat) -> None:
-    found = play(chat, RIGHT, [rules("free"), rules("bound", EpisodeLimits(max_actions=2))], [Corridor, Corridor])
-    assert {episode.outcome for episode in found["free"]} == {Outcome.SUCCESS}
-    assert {episode.outcome for episode in found["bound"]} == {Outcome.MAX_ACTIONS}
+    actual = play(chat, RIGHT, [rules("free"), rules("bound", EpisodeLimits(max_actions=2))], [Corridor, Corridor])
+    assert {episode.outcome for episode in actual["free"]} == {Outcome.SUCCESS}
+    assert {episode.outcome for episode in actual["bound"]} == {Outcome.MAX_ACTIONS}
 
 
 def test_failures_count_toward_the_limit_of_their_env(chat: ChatFormat) -> None:
     strict, lenient = EpisodeLimits(max_failed_share=0.0), EpisodeLimits(max_failed_share=1.0)
-    found = play(chat, RIGHT, [rules("whole", strict), rules("torn", lenient)], [Corridor, Torn])
-    assert {episode.outcome for episode in found["torn"]} == {Outcome.FAILED}
-    assert {episode.outcome for episode in found["whole"]} == {Outcome.SUCCESS}
+    actual = play(chat, RIGHT, [rules("whole", strict), rules("torn", lenient)], [Corridor, Torn])
+    assert {episode.outcome for episode in actual["torn"]} == {Outcome.FAILED}
+    assert {episode.outcome for episode in actual["whole"]} == {Outcome.SUCCESS}
     half = EpisodeLimits(max_failed_share=0.5)
     with pytest.raises(MachineError, match=r"(?s)of 4 episodes failed .*envs\.torn\.env\.max_failed_share") as error:
         play(chat, RIGHT, [rules("whole", lenient), rules("torn", half)], [Corridor, Torn])

@@ -114,7 +114,7 @@ class Judge:
 
     def ready(self) -> list[RewardResult]:
         responses, self.waiting = self.waiting, []
-        return [RewardResult(one.id, float(one.text.endswith("23"))) for one in responses]
+        return [RewardResult(response.id, float(response.text.endswith("23"))) for response in responses]
 
     drain = ready
 

@@ -14,7 +14,7 @@ from quintet.rollout.robot_trajectories import RobotTrajectories
 def observation(values: Sequence[int]) -> RobotObservation:
     """One camera of one pixel, which has the value."""
     images = np.array(values, np.uint8)[:, None, None, None, None].repeat(3, axis=-1)
-    return RobotObservation(images, np.zeros((len(values), 0), np.float32), tuple(f"task {each}" for each in values))
+    return RobotObservation(images, np.zeros((len(values), 0), np.float32), tuple(f"task {value}" for value in values))
 
 
 def episode(robot: int, outcome: Outcome = Outcome.SUCCESS) -> RobotEpisode:
@@ -88,4 +88,9 @@ def test_robots_are_named_by_their_group_and_their_place_in_it() -> None:
     for columns in ([2, 3], [0, 1]):  # stages
         recorded.record_actions(columns, observation([10, 20]), actions(0.1, 0.2))
         recorded.record_result(columns, result([11, 21], [0.0, 0.0], episode(0), episode(1)))
-    assert [(each.group, each.sample) for each in recorded.trajectories("arm")] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [(trajectory.group, trajectory.sample) for trajectory in recorded.trajectories("arm")] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]

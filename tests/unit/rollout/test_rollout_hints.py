@@ -45,8 +45,8 @@ def scored(setting: tuple[float, str | None]) -> None:
     limit.check()
 
 
-def tokens(words: list[str]) -> None:
-    check_tokens(load_experiment(None, words).experiment, 420)
+def tokens(overrides: list[str]) -> None:
+    check_tokens(load_experiment(None, overrides).experiment, 420)
 
 
 def tool_messages(template: str) -> None:

@@ -26,8 +26,8 @@ ENDS = ("rollout.repetition_penalty=1.1", "rollout.min_response_tokens=3", "roll
 ENDED: dict[str, Any] = {"repetition_penalty": 1.1, "min_tokens": 3, "stop_token_ids": (9,), "stop_strings": (".",)}
 
 
-def experiment(*words: str) -> Experiment:
-    return load_experiment(None, words).experiment
+def experiment(*overrides: str) -> Experiment:
+    return load_experiment(None, overrides).experiment
 
 
 def test_training_uses_the_configured_sampling() -> None:
@@ -63,10 +63,10 @@ def test_a_request_has_all_sampling_parameters() -> None:
 
 
 def test_prompts_per_device_limits_concurrent_requests() -> None:
-    words = ("training.samples_per_group=4", "rollout.max_concurrent=64")
-    assert max_concurrent_requests(experiment(*words)) == 64
-    assert max_concurrent_requests(experiment(*words, "rollout.engine_options.prompts_per_device=3")) == 12
-    assert max_concurrent_requests(experiment(*words, "rollout.engine_options.prompts_per_device=30")) == 64
+    overrides = ("training.samples_per_group=4", "rollout.max_concurrent=64")
+    assert max_concurrent_requests(experiment(*overrides)) == 64
+    assert max_concurrent_requests(experiment(*overrides, "rollout.engine_options.prompts_per_device=3")) == 12
+    assert max_concurrent_requests(experiment(*overrides, "rollout.engine_options.prompts_per_device=30")) == 64
 
 
 def test_validation_prompts_is_the_lowest_limit() -> None:
@@ -77,10 +77,10 @@ def test_validation_prompts_is_the_lowest_limit() -> None:
 
 
 def test_max_model_len_is_at_most_prompt_plus_response() -> None:
-    words = ("rollout.max_prompt_tokens=100", "rollout.max_response_tokens=20")
-    assert max_model_len(experiment(*words)) == 120
-    assert max_model_len(experiment(*words, "rollout.engine_options.max_model_tokens=110")) == 110
-    assert max_model_len(experiment(*words, "rollout.engine_options.max_model_tokens=8000")) == 120
+    overrides = ("rollout.max_prompt_tokens=100", "rollout.max_response_tokens=20")
+    assert max_model_len(experiment(*overrides)) == 120
+    assert max_model_len(experiment(*overrides, "rollout.engine_options.max_model_tokens=110")) == 110
+    assert max_model_len(experiment(*overrides, "rollout.engine_options.max_model_tokens=8000")) == 120
 
 
 @pytest.mark.parametrize("name", ["pad_token", "end_token"])

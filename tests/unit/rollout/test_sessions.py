@@ -54,22 +54,22 @@ def prompt(known: Session, text: str) -> Prompt:
 def test_a_repeated_completion_keeps_its_tokens() -> None:
     """`ab` was sampled as one token, which encoding the text never returns."""
     known = session(exchange("u:x$p:", (900, END)))
-    found = prompt(known, "u:x$p:ab$u:y$p:")
-    assert found.tokens == (*encode("u:x$p:"), 900, END, *encode("u:y$p:"))
-    assert found.reused == len("u:x$p:") + 2
+    actual = prompt(known, "u:x$p:ab$u:y$p:")
+    assert actual.tokens == (*encode("u:x$p:"), 900, END, *encode("u:y$p:"))
+    assert actual.reused == len("u:x$p:") + 2
 
 
 def test_a_truncated_completion_is_closed_by_the_template() -> None:
     known = session(exchange("u:x$p:", (900, ord("c"))))
-    found = prompt(known, "u:x$p:abc$u:y$p:")
-    assert found.tokens == (*encode("u:x$p:"), 900, ord("c"), *encode("$u:y$p:"))
+    actual = prompt(known, "u:x$p:abc$u:y$p:")
+    assert actual.tokens == (*encode("u:x$p:"), 900, ord("c"), *encode("$u:y$p:"))
 
 
 def test_the_longest_matching_dialogue_is_reused() -> None:
     first = exchange("p:", (900, END))
     second = exchange("p:ab$u:y$p:", (901, END), 1, prompt=Prompt(first.sequence + encode("u:y$p:"), "p:ab$u:y$p:"))
-    found = prompt(session(first, second), "p:ab$u:y$p:a$u:z$p:")
-    assert found.tokens == (*encode("p:"), 900, END, *encode("u:y$p:"), 901, END, *encode("u:z$p:"))
+    actual = prompt(session(first, second), "p:ab$u:y$p:a$u:z$p:")
+    assert actual.tokens == (*encode("p:"), 900, END, *encode("u:y$p:"), 901, END, *encode("u:z$p:"))
 
 
 @pytest.mark.parametrize(
@@ -82,14 +82,14 @@ def test_the_longest_matching_dialogue_is_reused() -> None:
     ],
 )
 def test_a_changed_history_is_encoded_again(reply: tuple[int, ...], text: str) -> None:
-    found = prompt(session(exchange("u:x$p:", reply)), text)
-    assert (found.tokens, found.reused) == (encode(text), 0)
+    actual = prompt(session(exchange("u:x$p:", reply)), text)
+    assert (actual.tokens, actual.reused) == (encode(text), 0)
 
 
 def test_a_completion_with_another_end_token_is_encoded_again() -> None:
     other = exchange("u:x$p:", (900, 35), closed=True, text="ab")
-    found = prompt(session(other), "u:x$p:ab$u:y$p:")
-    assert (found.tokens, found.reused) == (encode("u:x$p:ab$u:y$p:"), 0)
+    actual = prompt(session(other), "u:x$p:ab$u:y$p:")
+    assert (actual.tokens, actual.reused) == (encode("u:x$p:ab$u:y$p:"), 0)
 
 
 def test_turns_continue_when_the_prompt_starts_with_the_previous_tokens() -> None:

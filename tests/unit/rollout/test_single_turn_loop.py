@@ -66,9 +66,9 @@ class Echo:
     def step(self) -> list[Generation]:
         request = self.waiting.pop()
         number = request.prompt[-1]
-        words = tuple(self.tokenizer.encode(f"it is {number}", add_special_tokens=False))
+        text_tokens = tuple(self.tokenizer.encode(f"it is {number}", add_special_tokens=False))
         cut = number % 2 == 1
-        tokens = words if cut else (*words, self.tokenizer.eos_token_id)
+        tokens = text_tokens if cut else (*text_tokens, self.tokenizer.eos_token_id)
         stop = FinishReason.LENGTH if cut else FinishReason.STOP
         return [Generation(request.id, tokens, (-0.5,) * len(tokens), stop, 1)]
 
@@ -85,7 +85,7 @@ class Echo:
     def wake_up(self) -> None: ...
 
 
-class Late:
+class SlowScorer:
     """A scorer that returns nothing until it is drained; fails on given numbers."""
 
     def __init__(self, fails: tuple[str, ...] = ()) -> None:
@@ -114,7 +114,7 @@ class Late:
         self.closed = True
 
 
-def loop(policy_directory: Path, judge: Late, limit: float = 0.5, engine: type[Echo] = Echo) -> SingleTurnLoop:
+def loop(policy_directory: Path, judge: SlowScorer, limit: float = 0.5, engine: type[Echo] = Echo) -> SingleTurnLoop:
     tokenizer = load_tokenizer(policy_directory)
     ends = (tokenizer.eos_token_id,)
     return SingleTurnLoop(
@@ -145,7 +145,7 @@ class Odd(Echo):
 
 def test_each_response_is_scored_with_its_own_question(policy_directory: Path) -> None:
     episodes = [Episode(number, group, sample) for group, number in enumerate((4, 7, 2)) for sample in range(2)]
-    played = list(loop(policy_directory, Late()).collect_rollouts(episodes, GREEDY))
+    played = list(loop(policy_directory, SlowScorer()).collect_rollouts(episodes, GREEDY))
     assert sorted((t.seed, t.group, t.sample) for t in played) == sorted((g.seed, g.group, g.sample) for g in episodes)
     assert all(t.turns[0].text == f"it is {t.seed}" and t.reward == 5.0 for t in played)
     assert {t.seed: t.outcome for t in played} == dict.fromkeys((4, 7, 2), Outcome.SUCCESS)
@@ -157,14 +157,14 @@ def test_each_response_is_scored_with_its_own_question(policy_directory: Path) -
 
 
 def test_samples_of_a_prompt_have_different_seeds(policy_directory: Path) -> None:
-    asking = loop(policy_directory, Late())
+    asking = loop(policy_directory, SlowScorer())
     list(asking.collect_rollouts([Episode(4, 0, 0), Episode(4, 0, 1), Episode(6, 1, 0)], GREEDY))
     assert len({request.seed for request in asking._engine.seen}) == 3
 
 
 def test_a_scoring_failure_affects_only_its_own_response(policy_directory: Path) -> None:
     episodes = [Episode(number, number, 0) for number in (2, 4, 6)]
-    played = {t.seed: t for t in loop(policy_directory, Late(("4",))).collect_rollouts(episodes, GREEDY)}
+    played = {t.seed: t for t in loop(policy_directory, SlowScorer(("4",))).collect_rollouts(episodes, GREEDY)}
     assert played[4].reward == -1.0
     assert played[4].failure == Failure("reward", "Timeout", "10 s")
     assert not played[4].success
@@ -174,12 +174,12 @@ def test_a_scoring_failure_affects_only_its_own_response(policy_directory: Path)
 def test_too_many_scoring_failures_end_the_run(policy_directory: Path) -> None:
     episodes = [Episode(number, number, 0) for number in (2, 4, 6)]
     with pytest.raises(MachineError, match=r"2 of 3 responses could not be scored \(first: Timeout: 10 s\)"):
-        list(loop(policy_directory, Late(("4", "6"))).collect_rollouts(episodes, GREEDY))
+        list(loop(policy_directory, SlowScorer(("4", "6"))).collect_rollouts(episodes, GREEDY))
 
 
 def test_engine_failures_affect_only_their_own_responses(policy_directory: Path) -> None:
     episodes = [Episode(number, number, 0) for number in (1, 2, 3, 5, 7, 9)]
-    played = {t.seed: t for t in loop(policy_directory, Late(), 0.9, Odd).collect_rollouts(episodes, GREEDY)}
+    played = {t.seed: t for t in loop(policy_directory, SlowScorer(), 0.9, Odd).collect_rollouts(episodes, GREEDY)}
     assert len(played) == len(episodes)
     assert {number: t.outcome for number, t in played.items()} == {
         1: Outcome.FAILED,
@@ -197,7 +197,7 @@ def test_engine_failures_affect_only_their_own_responses(policy_directory: Path)
 
 
 def test_too_many_engine_failures_end_the_run(policy_directory: Path) -> None:
-    asking = loop(policy_directory, Late(), 0.5, Odd)
+    asking = loop(policy_directory, SlowScorer(), 0.5, Odd)
     with pytest.raises(MachineError, match=r"responses could not be generated \(first: OutOfMemory: no cache left\)"):
         list(asking.collect_rollouts([Episode(1, number, 0) for number in range(4)], GREEDY))
     assert not asking.busy
@@ -206,20 +206,20 @@ def test_too_many_engine_failures_end_the_run(policy_directory: Path) -> None:
 def test_concurrent_rollouts_equal_separate_ones(policy_directory: Path) -> None:
     """Episodes start while others run; their samples do not depend on when they start."""
     first, second = [Episode(2, 0, 0), Episode(4, 1, 0)], [Episode(6, 2, 0), Episode(8, 3, 0)]
-    asking = loop(policy_directory, Late())
+    asking = loop(policy_directory, SlowScorer())
     asking.start(first, GREEDY)
     assert asking.busy
     ended = asking.step()
     asking.start(second, GREEDY)
     while asking.busy:
         ended += asking.step()
-    alone = list(loop(policy_directory, Late()).collect_rollouts([*first, *second], GREEDY))
+    alone = list(loop(policy_directory, SlowScorer()).collect_rollouts([*first, *second], GREEDY))
     assert sorted(ended, key=lambda t: t.group) == sorted(alone, key=lambda t: t.group)
     assert asking._engine.forgot == 1, "nothing is forgotten while episodes run"
 
 
 def test_collecting_rollouts_returns_only_its_own_episodes(policy_directory: Path) -> None:
-    asking = loop(policy_directory, Late())
+    asking = loop(policy_directory, SlowScorer())
     asking.start([Episode(2, 0, 0)], GREEDY)
     assert [t.seed for t in asking.collect_rollouts([Episode(4, 1, 0)], GREEDY)] == [4]
     left = []
@@ -229,7 +229,7 @@ def test_collecting_rollouts_returns_only_its_own_episodes(policy_directory: Pat
 
 
 def test_abort_returns_partial_groups(policy_directory: Path) -> None:
-    judge = Late()
+    judge = SlowScorer()
     asking = loop(policy_directory, judge)
     asking.start([Episode(2, 0, 0), Episode(4, 1, 0), Episode(6, 2, 0)], GREEDY)
     asking.step()
@@ -247,7 +247,7 @@ def test_abort_returns_partial_groups(policy_directory: Path) -> None:
 
 
 def test_a_configured_end_token_ends_a_response(policy_directory: Path) -> None:
-    asking = loop(policy_directory, Late())
+    asking = loop(policy_directory, SlowScorer())
     own = replace(GREEDY, stop_token_ids=(9,), stop_strings=("!",), min_tokens=2)
     (played,) = asking.collect_rollouts([Episode(2, 0, 0)], own)
     (request,) = asking._engine.seen

@@ -44,31 +44,31 @@ class Client:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         connection.request(method, path, sent, known | named)
         response = connection.getresponse()
-        told = response.status, response.read()
+        actual = response.status, response.read()
         connection.close()
-        return told
+        return actual
 
     def ask(self, path: str, body: Mapping[str, Any], **headers: str) -> Any:
-        state, told = self.send("POST", path, body, **headers)
-        assert state == 200, told
-        return json.loads(told)
+        state, actual = self.send("POST", path, body, **headers)
+        assert state == 200, actual
+        return json.loads(actual)
 
     def get(self, path: str) -> Any:
-        state, told = self.send("GET", path)
-        assert state == 200, told
-        return json.loads(told)
+        state, actual = self.send("GET", path)
+        assert state == 200, actual
+        return json.loads(actual)
 
     def refused(self, path: str, body: object, method: str = "POST", **headers: str) -> tuple[int, dict[str, Any]]:
-        state, told = self.send(method, path, body, **headers)
-        assert state >= 400, told
-        error = json.loads(told)["error"]
+        state, actual = self.send(method, path, body, **headers)
+        assert state >= 400, actual
+        error = json.loads(actual)["error"]
         assert set(error) == {"message", "type", "param", "code"}
         return state, error
 
     def stream(self, path: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
-        state, told = self.send("POST", path, {**body, "stream": True})
-        assert state == 200, told
-        *events, last, rest = told.decode().split("\n\n")
+        state, actual = self.send("POST", path, {**body, "stream": True})
+        assert state == 200, actual
+        *events, last, rest = actual.decode().split("\n\n")
         assert (last, rest) == ("data: [DONE]", "")
         return [json.loads(event.removeprefix("data: ")) for event in events]
 

@@ -14,17 +14,19 @@ from quintet.runtime.engines import engine_dtype, policy_dtype
 
 
 def test_the_type_is_the_engines_own_the_policys_or_the_models(tmp_path: Path) -> None:
-    def found(stored: str, *overrides: str) -> torch.dtype:
+    def stored_policy_dtype(stored: str, *overrides: str) -> torch.dtype:
         (tmp_path / "config.json").write_text(json.dumps({"dtype": stored}))
         return engine_dtype(load_experiment(None, list(overrides)).experiment, tmp_path)
 
     auto = "rollout.engine_options.dtype=auto"
-    assert found("bfloat16") is torch.float32
-    assert found("float32", "policy.dtype=bfloat16") is torch.bfloat16
-    assert found("float32", "policy.dtype=bfloat16", "rollout.engine_options.dtype=float32") is torch.float32
-    assert found("bfloat16", auto) is torch.bfloat16
+    assert stored_policy_dtype("bfloat16") is torch.float32
+    assert stored_policy_dtype("float32", "policy.dtype=bfloat16") is torch.bfloat16
+    assert (
+        stored_policy_dtype("float32", "policy.dtype=bfloat16", "rollout.engine_options.dtype=float32") is torch.float32
+    )
+    assert stored_policy_dtype("bfloat16", auto) is torch.bfloat16
     with pytest.raises(ConfigError, match="float8_e4m3fn"):
-        found("float8_e4m3fn", auto)
+        stored_policy_dtype("float8_e4m3fn", auto)
 
 
 def test_a_run_that_goes_on_computes_in_the_type_it_began_with(tmp_path: Path) -> None:

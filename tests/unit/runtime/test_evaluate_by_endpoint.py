@@ -62,9 +62,9 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def evaluated(name: str, overrides: list[str], endpoint: EndpointSettings | None) -> Evaluation:
     limit = UNLIMITED if endpoint else 400
-    given = [f"name={name}", "warm_start=null", "policy.preset=null", "policy.path=none", *overrides]
-    given += [f"rollout.max_prompt_tokens={limit}", "rollout.max_response_tokens=12"]
-    return evaluate_model(load_experiment(None, given), Statistics((1,)), Console(file=io.StringIO()), endpoint)
+    run_overrides = [f"name={name}", "warm_start=null", "policy.preset=null", "policy.path=none", *overrides]
+    run_overrides += [f"rollout.max_prompt_tokens={limit}", "rollout.max_response_tokens=12"]
+    return evaluate_model(load_experiment(None, run_overrides), Statistics((1,)), Console(file=io.StringIO()), endpoint)
 
 
 def both(client: Client, directory: Path, *overrides: str) -> tuple[Evaluation, Evaluation]:
@@ -73,9 +73,9 @@ def both(client: Client, directory: Path, *overrides: str) -> tuple[Evaluation, 
     return evaluated("direct", own, None), evaluated("asked", list(overrides), settings)
 
 
-def lines(found: Evaluation) -> list[dict[str, Any]]:
-    told = [json.loads(line) for line in (found.directory / "answers.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "tokens"} for line in told]
+def lines(actual: Evaluation) -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in (actual.directory / "answers.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "tokens"} for line in records]
 
 
 DRAWN = "validation.sampling={do_sample: true, temperature: 1.0, top_k: 50, samples: 2}"
@@ -129,9 +129,9 @@ def test_a_whole_history_keeps_its_tokens_in_a_session(client: Client, directory
 
 def test_an_endpoint_that_fails_is_counted(client: Client) -> None:
     settings = EndpointSettings(f"{client.url}/v1", "another", max_concurrent=4, retries=0)
-    found = evaluated("asked", list(LAKE), settings)
-    assert found.failures == {"frozenlake": {"Http404": 5}}
-    assert found.endpoint == {
+    actual = evaluated("asked", list(LAKE), settings)
+    assert actual.failures == {"frozenlake": {"Http404": 5}}
+    assert actual.endpoint == {
         "url": f"{client.url}/v1",
         "model": "another",
         "requests": 5,
@@ -149,9 +149,9 @@ def asked_of(client: Client, **fields: Any) -> EvalOptions:
 
 def test_the_command_shows_the_table(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(None, ["size=3"], None, "refuse", asked_of(client, env="frozenlake", episodes=4)) == 0
-    told = capsys.readouterr()
-    assert "4 answers" in told.out
-    assert "runs/eval-tiny-frozenlake/results.json" in told.out
+    captured = capsys.readouterr()
+    assert "4 answers" in captured.out
+    assert "runs/eval-tiny-frozenlake/results.json" in captured.out
     assert (
         "max_prompt_tokens: 2147483647  # --endpoint" in Path("runs/eval-tiny-frozenlake/evaluation.yaml").read_text()
     )
@@ -170,7 +170,7 @@ def test_a_configurations_own_questions(client: Client, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
-    ("what", "overrides", "fields", "told"),
+    ("what", "overrides", "fields", "message"),
     [
         (None, [], {"env": "frozenlake", "endpoint_model": None}, "requires a model name"),
         (None, [], {"env": "frozenlake", "endpoint": "nowhere"}, "not an http"),
@@ -188,10 +188,10 @@ def test_a_configurations_own_questions(client: Client, capsys: pytest.CaptureFi
     ],
 )
 def test_what_an_endpoint_cant_do_is_refused(
-    client: Client, what: str | None, overrides: list[str], fields: dict[str, Any], told: str
+    client: Client, what: str | None, overrides: list[str], fields: dict[str, Any], message: str
 ) -> None:
     asked = EvalOptions(**{**asdict(asked_of(client)), **fields})
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         run(what, overrides, None, "refuse", asked)
 
 

@@ -112,8 +112,8 @@ def test_requests_of_a_dead_engine_go_to_others_which_do_not_wait_for_its_replac
     engines[1].dies = True
     generations = engines.drain()
     assert sorted(generations) == list(range(6))
-    assert {each.finish_reason for each in generations.values()} == {FinishReason.STOP}
-    assert {each.tokens[0] for each in generations.values()} == {0, 2}
+    assert {generation.finish_reason for generation in generations.values()} == {FinishReason.STOP}
+    assert {generation.tokens[0] for generation in generations.values()} == {0, 2}
     assert [generations[number].tokens[1] for number in range(6)] == list(range(6)), "another seed"
     assert len(engines.built[1]) == 1
     engines.add(*range(10, 16))

@@ -35,16 +35,16 @@ def experiment(directory: Path, **sections: Any) -> Experiment:
     return Experiment.model_validate({**LEARNING, "policy": policy, **sections})
 
 
-def opened(directory: Path, **sections: Any) -> LocalLearners:
+def build_test_learners(directory: Path, **sections: Any) -> LocalLearners:
     return LocalLearners.build(experiment(directory, **sections), directory)
 
 
-def named_type(directory: Path, place: Path, name: str) -> Path:
+def named_type(directory: Path, root: Path, name: str) -> Path:
     """The same model, whose own configuration names that type."""
-    shutil.copytree(directory, place)
-    config = json.loads((place / "config.json").read_text())
-    (place / "config.json").write_text(json.dumps(config | {"dtype": name}))
-    return place
+    shutil.copytree(directory, root)
+    config = json.loads((root / "config.json").read_text())
+    (root / "config.json").write_text(json.dumps(config | {"dtype": name}))
+    return root
 
 
 def multiplied_in(module: nn.Module) -> list[torch.dtype]:
@@ -76,13 +76,13 @@ def test_liger_gets_a_tuned_model_where_it_will_learn(policy_directory: Path, mo
 @pytest.mark.proves("roll", "actor_train.model_args.dtype")
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_the_policy_multiplies_in_its_type(policy_directory: Path, name: str) -> None:
-    own = opened(policy_directory, policy={"dtype": name})
-    plain = opened(policy_directory).actor.scorer.compute_log_probs(ragged_batch())
+    own = build_test_learners(policy_directory, policy={"dtype": name})
+    plain = build_test_learners(policy_directory).actor.scorer.compute_log_probs(ragged_batch())
     torch.testing.assert_close(own.actor.scorer.compute_log_probs(ragged_batch()), plain, atol=0.3, rtol=0)
     seen = multiplied_in(own.actor.model)
-    told = own.actor.update(ragged_batch(), PolicyObjective(AlgorithmConfig()), "token-mean", 1e-3)
+    metrics = own.actor.update(ragged_batch(), PolicyObjective(AlgorithmConfig()), "token-mean", 1e-3)
     assert set(seen) == {getattr(torch, name)}
-    assert told["skipped"] == 0.0
+    assert metrics["skipped"] == 0.0
     tensors = {
         *(p.dtype for p in own.actor.model.parameters()),
         *(t.dtype for t in optimizer_state_dict(own.actor.strategy.module, own.actor.optimizer).values()),
@@ -95,8 +95,8 @@ def test_auto_is_the_type_that_the_models_own_configuration_names(policy_directo
     stored = named_type(policy_directory, tmp_path / "half", "bfloat16")
     config = experiment(stored, policy={"dtype": "auto"}, critic={"dtype": "auto"}, reference={"dtype": "auto"})
     assert policy_dtype(config) is torch.bfloat16
-    found = with_dtypes(config)
-    assert (found.policy.dtype, found.critic.dtype, found.reference.dtype) == ("bfloat16",) * 3
+    actual = with_dtypes(config)
+    assert (actual.policy.dtype, actual.critic.dtype, actual.reference.dtype) == ("bfloat16",) * 3
     other = with_dtypes(experiment(stored, reference={"dtype": "auto", "path": str(policy_directory)}))
     assert (other.policy.dtype, other.reference.dtype) == ("float32", "float32")
     odd = named_type(policy_directory, tmp_path / "odd", "float8_e4m3fn")
@@ -106,18 +106,18 @@ def test_auto_is_the_type_that_the_models_own_configuration_names(policy_directo
 
 @pytest.mark.proves("roll", "reference.model_args.dtype")
 def test_a_reference_of_another_type_is_half_as_large(policy_directory: Path) -> None:
-    own = opened(policy_directory, reference={"dtype": "bfloat16"}, algorithm={"kl": {"coefficient": 0.1}})
+    own = build_test_learners(policy_directory, reference={"dtype": "bfloat16"}, algorithm={"kl": {"coefficient": 0.1}})
     reference = own.snapshot_reference()
     assert {parameter.dtype for parameter in reference.model.parameters()} == {torch.bfloat16}
     assert reference.model.model.rotary_emb.inv_freq.dtype is torch.float32
-    found, exact = reference.compute_log_probs(ragged_batch()), own.actor.scorer.compute_log_probs(ragged_batch())
-    gap = float((found - exact).abs().max())
+    actual, exact = reference.compute_log_probs(ragged_batch()), own.actor.scorer.compute_log_probs(ragged_batch())
+    gap = float((actual - exact).abs().max())
     assert 0 < gap < 0.3
 
 
 @pytest.mark.proves("vagen", "critic.model.enable_gradient_checkpointing")
 def test_a_critic_has_a_type_and_recomputation_of_its_own(policy_directory: Path) -> None:
-    told: dict[str, tuple[Tensor, set[torch.dtype], bool]] = {}
+    results: dict[str, tuple[Tensor, set[torch.dtype], bool]] = {}
     ways: dict[str, dict[str, Any]] = {
         "plain": {},
         "as actor": {"actor": {"gradient_checkpointing": True}},
@@ -127,17 +127,17 @@ def test_a_critic_has_a_type_and_recomputation_of_its_own(policy_directory: Path
         "other": {"critic": {"gradient_checkpointing": True, "path": str(policy_directory)}},
     }
     for name, sections in ways.items():
-        critic = opened(policy_directory, **sections).create_critic()
+        critic = build_test_learners(policy_directory, **sections).create_critic()
         seen = multiplied_in(critic.model)
         critic.update(ragged_batch(), CriticObjective(CriticConfig()), "token-mean", 1e-3)
         assert {parameter.dtype for parameter in critic.model.parameters()} == {torch.float32}
-        told[name] = critic.compute_values(ragged_batch()), set(seen), critic.model.body.is_gradient_checkpointing
-    assert {name: recomputed for name, (_, _, recomputed) in told.items()} == {
+        results[name] = critic.compute_values(ragged_batch()), set(seen), critic.model.body.is_gradient_checkpointing
+    assert {name: recomputed for name, (_, _, recomputed) in results.items()} == {
         "plain": False, "as actor": True, "own": True, "not": False, "half": False, "other": True,
     }  # fmt: skip
     for name in ("as actor", "own", "not", "other"):
-        torch.testing.assert_close(told[name][0], told["plain"][0], atol=1e-6, rtol=0)
-    assert told["half"][1] == {torch.bfloat16}
+        torch.testing.assert_close(results[name][0], results["plain"][0], atol=1e-6, rtol=0)
+    assert results["half"][1] == {torch.bfloat16}
 
 
 @pytest.mark.proves("verl", "actor_rollout_ref.actor.use_torch_compile")
@@ -146,30 +146,30 @@ def test_compiled_measures_are_the_same(policy_directory: Path, monkeypatch: pyt
     calls = []
     compiled = learner_builders.compiled_token_statistics()
 
-    def counted(*given: Any, **options: Any) -> tuple[Tensor, ...]:
-        calls.append(given[0].shape)
-        return compiled(*given, **options)
+    def counted(*value: Any, **options: Any) -> tuple[Tensor, ...]:
+        calls.append(value[0].shape)
+        return compiled(*value, **options)
 
     monkeypatch.setattr(learner_builders, "compiled_token_statistics", lambda: counted)
     kl = {"kl": {"coefficient": 0.1, "apply_to": "loss", "estimator": "full"}}
-    told = []
+    results = []
     for compiling in (False, True):
-        own = opened(policy_directory, actor={"memory": {"torch_compile": compiling}}, algorithm=kl)
+        own = build_test_learners(policy_directory, actor={"memory": {"torch_compile": compiling}}, algorithm=kl)
         batch, reference = near_batch(own.actor.scorer), own.snapshot_reference()
         goal = PolicyObjective(own.experiment.algorithm)
         steps = [own.actor.update(batch, goal, "token-mean", 1e-3, reference=reference) for _ in range(2)]
-        told.append((steps, own.actor.scorer.compute_log_probs(batch)))
+        results.append((steps, own.actor.scorer.compute_log_probs(batch)))
     assert len({shape[0] for shape in calls}) > 0
-    for plain, other in zip(told[0][0], told[1][0], strict=True):
+    for plain, other in zip(results[0][0], results[1][0], strict=True):
         assert other == pytest.approx(plain, rel=1e-4, abs=1e-6)
-    torch.testing.assert_close(told[1][1], told[0][1], atol=1e-5, rtol=0)
+    torch.testing.assert_close(results[1][1], results[0][1], atol=1e-5, rtol=0)
 
 
 def test_without_a_compiler_measures_are_made_as_they_are(
     policy_directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(learner_builders, "find_compiler", lambda: None)
-    own = opened(policy_directory, actor={"memory": {"torch_compile": True}})
+    own = build_test_learners(policy_directory, actor={"memory": {"torch_compile": True}})
     assert own.actor.strategy.module.statistics_fn is None
     assert "without a C++ compiler" in caplog.text
 
@@ -178,10 +178,10 @@ def test_without_a_compiler_measures_are_made_as_they_are(
 def test_ligers_kernels_need_a_gpu(policy_directory: Path, monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     sections = {part: {"memory": {"liger": True}}}
     with pytest.raises(ConfigError, match="requires liger-kernel"):
-        opened(policy_directory, **sections).create_critic()
+        build_test_learners(policy_directory, **sections).create_critic()
     monkeypatch.setattr("quintet.policies.liger.importlib.util.find_spec", lambda name: object())
     with pytest.raises(ConfigError, match=rf"{part}.memory.liger = true: Liger's kernels require a GPU"):
-        opened(policy_directory, **sections).create_critic()
+        build_test_learners(policy_directory, **sections).create_critic()
 
 
 @pytest.mark.proves("verl", "actor_rollout_ref.ref.fsdp_config.param_offload")
@@ -200,7 +200,7 @@ def test_each_learner_is_moved_as_its_own_section_says(policy_directory: Path, m
         ({"policy": {"dtype": "bfloat16"}}, False),
         ({"rollout": {"engine": "vllm"}}, False),
     ):
-        own = opened(policy_directory, **sections, **tokenizer)
+        own = build_test_learners(policy_directory, **sections, **tokenizer)
         own.create_critic()
         own.snapshot_reference()
         # the embedded engine plays with float32 weights of the learner's
@@ -210,7 +210,7 @@ def test_each_learner_is_moved_as_its_own_section_says(policy_directory: Path, m
 
 
 def test_a_policy_without_reference_section_has_one_that_is_as_it_was(policy_directory: Path) -> None:
-    own = opened(policy_directory, algorithm={"kl": {"coefficient": 0.1}})
+    own = build_test_learners(policy_directory, algorithm={"kl": {"coefficient": 0.1}})
     reference = build_reference(own.experiment, own.actor, policy_directory)
     before: Batch = ragged_batch()
     first = reference.compute_log_probs(before)

@@ -44,9 +44,9 @@ def same(ours: Any, theirs: Any, where: str = "") -> None:
 def plain(policy_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the learners of one process do."""
     before = torch.get_num_threads()
-    told = work(Controller.in_process(), policy_directory, tmp_path_factory.mktemp("plain"))
+    actual = work(Controller.in_process(), policy_directory, tmp_path_factory.mktemp("plain"))
     torch.set_num_threads(before)
-    return told
+    return actual
 
 
 @pytest.mark.proves("verl", "actor_rollout_ref.actor.strategy")
@@ -68,9 +68,9 @@ def test_a_run_on_two_ranks_does_too_with_a_critic_of_other_sizes(
 def test_experts_on_two_ranks_do_what_those_of_one_do(mixture_directory: Path, tmp_path: Path) -> None:
     """And what they stored goes on in learners that hold them otherwise."""
     before = torch.get_num_threads()
-    told = work(Controller.in_process(), mixture_directory, tmp_path / "plain")
+    actual = work(Controller.in_process(), mixture_directory, tmp_path / "plain")
     torch.set_num_threads(before)
-    same(on_two_ranks(mixture_directory, tmp_path / "two", *split_by("expert")), told)
+    same(on_two_ranks(mixture_directory, tmp_path / "two", *split_by("expert")), actual)
     plain = LocalLearners.build(experiment(), mixture_directory)
     first, second = (_goes_on(plain, tmp_path / name / "global_step_1") for name in ("plain", "two"))
     same(second, first)
@@ -159,8 +159,8 @@ def test_what_megatron_doesnt_do_here_is_refused(policy_directory: Path, overrid
 def test_megatron_and_plain_learners_make_one_run(policy_directory: Path, overrides: tuple[str, ...]) -> None:
     """A full divergence apart, which is measured inside one backend."""
     kl = "algorithm.kl={place: loss, coefficient: 0.1, estimator: k3}"
-    told = [part(LocalLearners.build(experiment(kl, *own), policy_directory)) for own in ((), overrides)]
-    same(told[1], told[0])
+    results = [part(LocalLearners.build(experiment(kl, *own), policy_directory)) for own in ((), overrides)]
+    same(results[1], results[0])
 
 
 def part(learners: LocalLearners) -> dict[str, Any]:
@@ -169,9 +169,9 @@ def part(learners: LocalLearners) -> dict[str, Any]:
     learners.actor.update(batch, CrossEntropyObjective(), "token-mean", 1e-3)
     critic, reference = learners.create_critic(), learners.snapshot_reference()
     learners.actor.update(batch, CrossEntropyObjective(), "token-mean", 1e-3)
-    told = critic.update(batch, CriticObjective(CriticConfig()), "token-mean", 1e-2)
+    metrics = critic.update(batch, CriticObjective(CriticConfig()), "token-mean", 1e-2)
     return {
-        "critic": told,
+        "critic": metrics,
         "values": critic.compute_values(batch).tolist(),
         "kept": reference.compute_log_probs(batch).tolist(),
     }

@@ -295,8 +295,8 @@ def test_all_ranks_sleep_once(group: RoutedEngines, ranks: Ranks) -> None:
 def test_ranks_whose_devices_belong_to_another_engine_take_part_in_the_weight_sync() -> None:
     """Engines of two devices on ranks 0 and 2 of 4."""
     ranks = Ranks(world_size=4, without_engine=(1, 3), built={1: [], 2: [], 3: []})
-    words = ("rollout.engine=vllm", "rollout.engine_options.tensor_parallel=2", "placement.devices_per_node=4")
-    remote = RemoteEngines(ranks, load_experiment(None, words).experiment, Path("policy"))
+    overrides = ("rollout.engine=vllm", "rollout.engine_options.tensor_parallel=2", "placement.devices_per_node=4")
+    remote = RemoteEngines(ranks, load_experiment(None, overrides).experiment, Path("policy"))
     group = RoutedEngines([RestartingEngine(lambda: CountingEngine(0), tuple), *remote.engines()])
     assert len(group.engines) == 2
     group.sync_weights(3, lambda: remote.weights(3))
@@ -315,8 +315,8 @@ def test_only_the_first_rank_of_an_engines_devices_builds_it(
     """Five ranks: the last one has no partner."""
     monkeypatch.setattr("quintet.runtime.engine_worker.load_policy_tokenizer", lambda *_: None)
     monkeypatch.setattr("quintet.runtime.engine_worker.engine_builder_of_rank", lambda *_: lambda: CountingEngine(rank))
-    words = ("rollout.engine=vllm", "rollout.engine_options.tensor_parallel=2", "placement.devices_per_node=5")
-    config = load_experiment(None, words).experiment
+    overrides = ("rollout.engine=vllm", "rollout.engine_options.tensor_parallel=2", "placement.devices_per_node=5")
+    config = load_experiment(None, overrides).experiment
     model_config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(vocab_size=9))
     model = SimpleNamespace(config=model_config)
     learners = SimpleNamespace(ranks=SimpleNamespace(rank=rank, size=5), actor=SimpleNamespace(model=model))
@@ -325,7 +325,7 @@ def test_only_the_first_rank_of_an_engines_devices_builds_it(
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("overrides", "expected"),
     [
         ((), 1),
         (("rollout.engine=vllm",), 1),
@@ -334,5 +334,5 @@ def test_only_the_first_rank_of_an_engines_devices_builds_it(
         (("rollout.engine_options.tensor_parallel=8", "placement.nodes=2", "placement.devices_per_node=4"), None),
     ],
 )
-def test_engines_start_where_their_devices_are_on_one_node(words: Sequence[str], expected: int | None) -> None:
-    assert ranks_per_engine(load_experiment(None, words).experiment) == expected
+def test_engines_start_where_their_devices_are_on_one_node(overrides: Sequence[str], expected: int | None) -> None:
+    assert ranks_per_engine(load_experiment(None, overrides).experiment) == expected

@@ -43,9 +43,9 @@ def typed(settings: Mapping[str, Any]) -> None:
         stored_dtype("stored", "policy.dtype")
 
 
-def tokenized(words: Sequence[str]) -> None:
+def tokenized(overrides: Sequence[str]) -> None:
     """A model with a vocabulary of a token less than the other tokenizer has."""
-    config = load_experiment(None, [*words]).experiment
+    config = load_experiment(None, [*overrides]).experiment
     load_policy_tokenizer(config, Path("model"), 420 if config.policy.tokenizer is None else 10)
 
 

@@ -71,11 +71,11 @@ def directly(directory: Path, **fields: Any) -> Any:
 def test_the_same_seed_gives_the_tokens_of_the_engine_itself(
     client: Client, policy_directory: Path, tokenizer: Any, drawn: dict[str, float]
 ) -> None:
-    told = client.ask(GENERATE, {"prompt_token_ids": PROMPT, "max_tokens": 12, "seed": 5, **drawn})
-    wanted = directly(policy_directory, stop_token_ids=(tokenizer.eos_token_id,), **drawn)
-    assert (tuple(told["token_ids"]), told["finish_reason"]) == (wanted.tokens, wanted.finish_reason)
-    assert told["logprobs"] == list(wanted.logprobs)
-    assert told["weight_version"] == 0
+    response = client.ask(GENERATE, {"prompt_token_ids": PROMPT, "max_tokens": 12, "seed": 5, **drawn})
+    expected = directly(policy_directory, stop_token_ids=(tokenizer.eos_token_id,), **drawn)
+    assert (tuple(response["token_ids"]), response["finish_reason"]) == (expected.tokens, expected.finish_reason)
+    assert response["logprobs"] == list(expected.logprobs)
+    assert response["weight_version"] == 0
 
 
 def test_logprobs_are_the_learners(client: Client, policy_directory: Path) -> None:
@@ -83,8 +83,8 @@ def test_logprobs_are_the_learners(client: Client, policy_directory: Path) -> No
     from quintet.policies.packed_batch import PackedBatch
 
     body = {"messages": HELLO, "max_tokens": 16, "seed": 3, "temperature": 0.8, "logprobs": True}
-    told = client.ask(CHAT, {**body, "return_token_ids": True})
-    prompt, answer = told["prompt_token_ids"], told["choices"][0]["token_ids"]
+    response = client.ask(CHAT, {**body, "return_token_ids": True})
+    prompt, answer = response["prompt_token_ids"], response["choices"][0]["token_ids"]
     whole = torch.tensor(prompt + answer)
     sources = torch.arange(len(prompt) - 1, len(whole) - 1)
     packed = PackedBatch(
@@ -93,7 +93,7 @@ def test_logprobs_are_the_learners(client: Client, policy_directory: Path) -> No
     model = load_model(policy_directory)
     with torch.no_grad():
         expected, _ = log_probs_and_entropy(model, packed, 0.8)
-    shown = [one["logprob"] for one in told["choices"][0]["logprobs"]["content"]]
+    shown = [one["logprob"] for one in response["choices"][0]["logprobs"]["content"]]
     torch.testing.assert_close(torch.tensor(shown), expected, atol=1e-5, rtol=0)
 
 
@@ -109,23 +109,27 @@ def test_the_likeliest_tokens_are_those_of_the_model(client: Client, policy_dire
     for token, shown, tokens, logprobs in zip(
         choice["token_ids"], choice["logprobs"]["top_logprobs"], best.indices, best.values, strict=True
     ):
-        wanted = {f"token_id:{each}": logprob for each, logprob in zip(tokens.tolist(), logprobs.tolist(), strict=True)}
-        assert f"token_id:{token}" in wanted, "one of the two that were sampled from"
-        assert shown == pytest.approx(wanted, abs=1e-5)
+        expected = {
+            f"token_id:{each}": logprob for each, logprob in zip(tokens.tolist(), logprobs.tolist(), strict=True)
+        }
+        assert f"token_id:{token}" in expected, "one of the two that were sampled from"
+        assert shown == pytest.approx(expected, abs=1e-5)
     assert client.ask(COMPLETE, {**body, "logprobs": 0})["choices"][0]["logprobs"]["top_logprobs"] is None
 
 
 def test_a_chat_goes_through_the_models_template(client: Client, tokenizer: Any) -> None:
-    told = client.ask(CHAT, {"model": "tiny", "messages": HELLO, "max_tokens": 8, "seed": 1, "return_token_ids": True})
+    response = client.ask(
+        CHAT, {"model": "tiny", "messages": HELLO, "max_tokens": 8, "seed": 1, "return_token_ids": True}
+    )
     text = tokenizer.apply_chat_template(HELLO, tokenize=False, add_generation_prompt=True)
-    assert told["prompt_token_ids"] == tokenizer.encode(text, add_special_tokens=False)
-    choice = told["choices"][0]
+    assert response["prompt_token_ids"] == tokenizer.encode(text, add_special_tokens=False)
+    choice = response["choices"][0]
     own = [token for token in choice["token_ids"] if token != tokenizer.eos_token_id]
     assert choice["message"] == {"role": "assistant", "content": tokenizer.decode(own)}
     assert choice["finish_reason"] in ("stop", "length")
-    assert told["object"] == "chat.completion"
-    usage = {"prompt_tokens": len(told["prompt_token_ids"]), "completion_tokens": len(choice["token_ids"])}
-    assert told["usage"] == usage | {"total_tokens": sum(usage.values())}
+    assert response["object"] == "chat.completion"
+    usage = {"prompt_tokens": len(response["prompt_token_ids"]), "completion_tokens": len(choice["token_ids"])}
+    assert response["usage"] == usage | {"total_tokens": sum(usage.values())}
 
 
 def test_parts_of_a_message_are_joined(client: Client) -> None:
@@ -160,10 +164,10 @@ def test_prompts_as_text_and_tokens_one_and_many(client: Client, tokenizer: Any)
     for prompt in (text, tokens, [text], [tokens]):
         (choice,) = client.ask(COMPLETE, {"prompt": prompt, **body})["choices"]
         assert choice["prompt_token_ids"] == tokens
-    told = client.ask(COMPLETE, {"prompt": [text, "P G"], "n": 2, **body})
-    assert [choice["index"] for choice in told["choices"]] == [0, 1, 2, 3]
-    assert [choice["prompt_token_ids"] == tokens for choice in told["choices"]] == [True, True, False, False]
-    assert told["usage"]["prompt_tokens"] == len(tokens) + len(tokenizer.encode("P G"))
+    response = client.ask(COMPLETE, {"prompt": [text, "P G"], "n": 2, **body})
+    assert [choice["index"] for choice in response["choices"]] == [0, 1, 2, 3]
+    assert [choice["prompt_token_ids"] == tokens for choice in response["choices"]] == [True, True, False, False]
+    assert response["usage"]["prompt_tokens"] == len(tokens) + len(tokenizer.encode("P G"))
     assert len(client.ask(COMPLETE, {"prompt": "P G", "ignore_eos": True})["choices"][0]["text"]) > 0
 
 
@@ -174,10 +178,10 @@ def test_stops_end_an_answer_and_arent_shown(client: Client, tokenizer: Any) -> 
     stop = whole["text"][5:8]
     cut = whole["text"].index(stop)
     body = {"prompt": PROMPT, "max_tokens": 24, "seed": 9, "return_token_ids": True}
-    told = client.ask(COMPLETE, {**body, "stop": ["nowhere", stop]})["choices"][0]
-    assert (told["text"], told["finish_reason"], told["stop_reason"]) == (whole["text"][:cut], "stop", stop)
-    assert told["token_ids"] == whole["token_ids"][: len(told["token_ids"])]
-    assert stop in tokenizer.decode(told["token_ids"]), "the tokens are all that were sampled"
+    response = client.ask(COMPLETE, {**body, "stop": ["nowhere", stop]})["choices"][0]
+    assert (response["text"], response["finish_reason"], response["stop_reason"]) == (whole["text"][:cut], "stop", stop)
+    assert response["token_ids"] == whole["token_ids"][: len(response["token_ids"])]
+    assert stop in tokenizer.decode(response["token_ids"]), "the tokens are all that were sampled"
     kept = client.ask(COMPLETE, {**body, "stop": stop, "include_stop_str_in_output": True})["choices"][0]
     assert kept["text"] == whole["text"][: cut + len(stop)]
     token = whole["token_ids"][4]
@@ -188,16 +192,16 @@ def test_stops_end_an_answer_and_arent_shown(client: Client, tokenizer: Any) -> 
 
 
 def test_an_answer_that_fills_the_context_says_length(client: Client) -> None:
-    told = client.ask(CHAT, {"messages": HELLO, "ignore_eos": True, "seed": 1, "return_token_ids": True})
-    assert len(told["prompt_token_ids"]) + len(told["choices"][0]["token_ids"]) >= CONTEXT
-    assert told["choices"][0]["finish_reason"] == "length"
+    response = client.ask(CHAT, {"messages": HELLO, "ignore_eos": True, "seed": 1, "return_token_ids": True})
+    assert len(response["prompt_token_ids"]) + len(response["choices"][0]["token_ids"]) >= CONTEXT
+    assert response["choices"][0]["finish_reason"] == "length"
 
 
 def test_tokens_by_number(client: Client) -> None:
     body = {"messages": HELLO, "max_tokens": 3, "seed": 1, "logprobs": True, "return_token_ids": True}
-    told = client.ask(CHAT, {**body, "return_tokens_as_token_ids": True})["choices"][0]
-    named = [one["token"] for one in told["logprobs"]["content"]]
-    assert named == [f"token_id:{token}" for token in told["token_ids"]]
+    response = client.ask(CHAT, {**body, "return_tokens_as_token_ids": True})["choices"][0]
+    named = [one["token"] for one in response["logprobs"]["content"]]
+    assert named == [f"token_id:{token}" for token in response["token_ids"]]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -231,7 +235,7 @@ def test_completions_conform_to_a_schema_or_a_choice(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "param", "told"),
+    ("path", "body", "param", "message"),
     [
         (CHAT, {"messages": HELLO, "frequency_penalti": 1}, "frequency_penalti", "unknown field"),
         (CHAT, {"messages": HELLO, "max_token": 1}, "max_token", "did you mean max_tokens"),
@@ -284,11 +288,11 @@ def test_completions_conform_to_a_schema_or_a_choice(client: Client) -> None:
     ],
 )
 def test_what_isnt_done_is_refused_by_name(
-    client: Client, path: str, body: dict[str, Any], param: str | None, told: str
+    client: Client, path: str, body: dict[str, Any], param: str | None, message: str
 ) -> None:
     state, error = client.refused(path, body)
     assert state == (404 if param == "model" else 400)
-    assert told in error["message"]
+    assert message in error["message"]
     if param is not None:
         assert error["param"] == param
 
@@ -303,8 +307,8 @@ def test_bodies_that_arent_json_objects_are_refused(client: Client, body: bytes)
 
 def test_neutral_values_of_fields_that_arent_done_pass(client: Client) -> None:
     neutral = {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "top_logprobs": 0, "store": False}
-    told = client.ask(CHAT, {"messages": HELLO, "max_tokens": 1, "stop": None, "user": "me", **neutral})
-    assert told["usage"]["completion_tokens"] == 1
+    response = client.ask(CHAT, {"messages": HELLO, "max_tokens": 1, "stop": None, "user": "me", **neutral})
+    assert response["usage"]["completion_tokens"] == 1
 
 
 @pytest.mark.parametrize(
@@ -350,9 +354,9 @@ def test_models_health_and_load(client: Client) -> None:
     assert (model["id"], model["max_model_len"]) == ("tiny", CONTEXT)
     assert client.get("/health") == {"status": "ok"}
     before = client.get("/load")
-    told = client.ask(GENERATE, {"prompt_token_ids": PROMPT, "max_tokens": 5, "ignore_eos": True})
+    response = client.ask(GENERATE, {"prompt_token_ids": PROMPT, "max_tokens": 5, "ignore_eos": True})
     after = client.get("/load")
-    assert len(told["token_ids"]) == 5
+    assert len(response["token_ids"]) == 5
     assert after["tokens"] - before["tokens"] == 5
     assert after["requests"] - before["requests"] == 1
     assert after["open"] == 0
@@ -462,14 +466,14 @@ def test_a_stream_comes_to_the_same_as_one_answer(slow: Client, path: str) -> No
     assert {event["id"] for event in events} == {events[0]["id"]}
     for choice in whole["choices"]:
         pieces = [one for event in events for one in event["choices"] if one["index"] == choice["index"]]
-        shown = "".join(one["delta"].get("content", "") if path == CHAT else one["text"] for one in pieces)
+        shown = "".join(piece["delta"].get("content", "") if path == CHAT else piece["text"] for piece in pieces)
         assert shown == (choice["message"]["content"] if path == CHAT else choice["text"])
-        assert [token for one in pieces for token in one.get("token_ids", ())] == choice["token_ids"]
-        assert [one["finish_reason"] for one in pieces][:-1] == [None] * (len(pieces) - 1)
+        assert [token for piece in pieces for token in piece.get("token_ids", ())] == choice["token_ids"]
+        assert [piece["finish_reason"] for piece in pieces][:-1] == [None] * (len(pieces) - 1)
         assert pieces[-1]["finish_reason"] == choice["finish_reason"]
         name = "content" if path == CHAT else "token_logprobs"
-        told = [score for one in pieces if one.get("logprobs") for score in one["logprobs"][name]]
-        assert told == choice["logprobs"][name]
+        results = [score for piece in pieces if piece.get("logprobs") for score in piece["logprobs"][name]]
+        assert results == choice["logprobs"][name]
     first = events[0] if path == CHAT else events[0]["choices"][0]
     assert first["prompt_token_ids"] == (whole if path == CHAT else whole["choices"][0])["prompt_token_ids"]
 
@@ -489,9 +493,9 @@ def test_an_old_client_gets_its_stream_without_chunks(slow: Client) -> None:
     connection._http_vsn, connection._http_vsn_str = 10, "HTTP/1.0"
     body = json.dumps({"prompt": "a", "max_tokens": 2, "stream": True})
     connection.request("POST", COMPLETE, body, {"Content-Type": "application/json"})
-    told = connection.getresponse().read()
-    assert told.startswith(b"data: {")
-    assert told.endswith(b"data: [DONE]\n\n")
+    response = connection.getresponse().read()
+    assert response.startswith(b"data: {")
+    assert response.endswith(b"data: [DONE]\n\n")
 
 
 def test_an_engine_that_dies_answers_503(policy_directory: Path) -> None:
@@ -529,9 +533,9 @@ def test_new_weights_come_between_two_steps(policy_directory: Path) -> None:
             asked = pool.submit(client.ask, GENERATE, body)
             wait_for(lambda: client.get("/load")["steps"] > 5)
             client.handler.engine.call(lambda engine: engine.load_weights(4, weights.items()))
-            told = asked.result()
-        assert told["weight_version"] == 0
-        ((place, version),) = told["version_changes"]
+            actual = asked.result()
+        assert actual["weight_version"] == 0
+        ((place, version),) = actual["version_changes"]
         assert version == 4
         assert 0 < place < 40
         after = client.ask(GENERATE, body)
@@ -566,14 +570,14 @@ def test_a_template_that_never_ends_costs_only_its_own_request(policy_directory:
 
 
 def test_closing_tells_those_who_wait(policy_directory: Path) -> None:
-    found: list[Any] = []
+    results: list[Any] = []
     with served(Slow(hf_engine(policy_directory)), policy_directory) as client:
         body = {"prompt": PROMPT, "max_tokens": 200, "ignore_eos": True}
-        asking = threading.Thread(target=lambda: found.append(client.refused(COMPLETE, body)))
+        asking = threading.Thread(target=lambda: results.append(client.refused(COMPLETE, body)))
         asking.start()
         wait_for(lambda: client.get("/load")["open"] == 1)
     asking.join(10)
-    assert found[0][0] == 503
+    assert results[0][0] == 503
 
 
 class TestSession:
@@ -585,13 +589,13 @@ class TestSession:
         messages = list(HELLO)
         for turn in range(turns):
             body = {"messages": messages, "max_tokens": 10, "seed": turn, "user": "agent"}
-            said = client.ask(f"/sessions/episode{CHAT}", body)["choices"][0]["message"]
-            messages += [said, {"role": "user", "content": f"_ _ P{turn}"}]
+            response = client.ask(f"/sessions/episode{CHAT}", body)["choices"][0]["message"]
+            messages += [response, {"role": "user", "content": f"_ _ P{turn}"}]
 
     def exchanges(self, client: Client) -> Any:
-        state, told = client.send("GET", "/sessions/episode")
+        state, actual = client.send("GET", "/sessions/episode")
         assert state == 200
-        return read_session(told.decode())
+        return read_session(actual.decode())
 
     def test_replies_keep_their_tokens_and_turns_continue(self, client: Client, policy_directory: Path) -> None:
         self.play(client)
@@ -616,10 +620,10 @@ class TestSession:
             return slow.ask("/sessions/both/generate", body)["token_ids"]
 
         with ThreadPoolExecutor(3) as pool:
-            found = list(pool.map(one, range(3)))
-        assert found == [one(seed) for seed in range(3)]
+            actual = list(pool.map(one, range(3)))
+        assert actual == [one(seed) for seed in range(3)]
         kept = read_session(slow.send("GET", "/sessions/both")[1].decode())
-        assert sorted(list(known.tokens) for known in kept) == sorted(found * 2)
+        assert sorted(list(known.tokens) for known in kept) == sorted(actual * 2)
 
     def test_what_is_trained_on_has_the_learners_logprobs(self, client: Client, policy_directory: Path) -> None:
         """The session's tokens through the learner's own pass: what importance ratios start from."""
@@ -633,8 +637,8 @@ class TestSession:
             load_model(policy_directory),
             LearnerSetup(budget=MicroBatchBudget(4096), dtype=torch.float32, temperature=1.0),
         )
-        found = scorer.compute_log_probs(batch)
-        torch.testing.assert_close(found[batch.loss_mask], batch.logprobs[batch.loss_mask], atol=1e-5, rtol=0)
+        actual = scorer.compute_log_probs(batch)
+        torch.testing.assert_close(actual[batch.loss_mask], batch.logprobs[batch.loss_mask], atol=1e-5, rtol=0)
 
     def test_the_text_is_the_templates(self, client: Client, tokenizer: Any) -> None:
         """Sampled tokens or not, together they say what the template says of the whole dialogue."""
@@ -644,8 +648,8 @@ class TestSession:
 
     def test_a_changed_history_is_another_sequence(self, client: Client) -> None:
         self.play(client, 1)
-        said = {"role": "assistant", "content": "something else"}
-        messages = [*HELLO, said, {"role": "user", "content": "_"}]
+        actual = {"role": "assistant", "content": "something else"}
+        messages = [*HELLO, actual, {"role": "user", "content": "_"}]
         client.ask(CHAT, {"messages": messages, "max_tokens": 2}, X_Quintet_Session="episode")
         exchanges = self.exchanges(client)
         assert [exchange.prompt.reused for exchange in exchanges] == [0, 0]

@@ -33,7 +33,7 @@ def client(policy_directory: Path) -> Iterator[Client]:
             yield made
 
 
-def opened(client: Client, sent: bytes = b"", source: str = "127.0.0.2") -> socket.socket:
+def open_connection(client: Client, sent: bytes = b"", source: str = "127.0.0.2") -> socket.socket:
     """A connection of another client of this machine."""
     address = urlsplit(client.url)
     connection = socket.create_connection((address.hostname, address.port), 20, source_address=(source, 0))
@@ -52,12 +52,12 @@ def answer(connection: socket.socket) -> bytes:
 def test_silent_connections_are_closed(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
     for sent in (b"", b"POST /v1/comp", HEAD):
-        assert answer(opened(client, sent)) == b""
+        assert answer(open_connection(client, sent)) == b""
 
 
 def test_a_body_that_arrives_byte_by_byte_is_given_up(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "BODY_SECONDS", 0.4)
-    connection = opened(client, HEAD + b"Content-Length: 100\r\n\r\n")
+    connection = open_connection(client, HEAD + b"Content-Length: 100\r\n\r\n")
 
     def drip() -> None:
         for _ in range(20):
@@ -71,23 +71,23 @@ def test_a_body_that_arrives_byte_by_byte_is_given_up(client: Client, monkeypatc
 
 
 def test_a_head_without_end_is_refused(client: Client) -> None:
-    connection = opened(client, HEAD + b"X: %s\r\n" % (b"x" * 1000) * 75)
+    connection = open_connection(client, HEAD + b"X: %s\r\n" % (b"x" * 1000) * 75)
     assert connection.recv(100).startswith(b"HTTP/1.1 431 ")
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_sent(client: Client) -> None:
     expecting = HEAD + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n"
-    refused = answer(opened(client, expecting % (1 << 30)))
+    refused = answer(open_connection(client, expecting % (1 << 30)))
     assert refused.startswith(b"HTTP/1.1 413 ")
     body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
-    connection = opened(client, expecting % len(body))
+    connection = open_connection(client, expecting % len(body))
     assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
     connection.sendall(body)
     assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
 def test_connections_without_requests_make_room_for_new_ones(client: Client) -> None:
-    silent = [opened(client, source=f"127.0.0.{2 + number % 3}") for number in range(20)]
+    silent = [open_connection(client, source=f"127.0.0.{2 + number % 3}") for number in range(20)]
     for _ in range(3):
         assert client.ask(COMPLETE, {"prompt": "a", "max_tokens": 1})["choices"]
     assert sum(connection.recv(1) == b"" for connection in silent[:8]) == 8, "the oldest were closed"
@@ -173,7 +173,7 @@ def test_work_for_connections_leaves_time_for_the_engine() -> None:
     """A permit that was used for 20 ms rests for 40."""
 
     async def main() -> float:
-        semaphore = FairSemaphore(1, rest=2.0)
+        semaphore = FairSemaphore(1, rest_ratio=2.0)
         await semaphore.acquire("a")
         started = time.monotonic()
         semaphore.release(0.02)

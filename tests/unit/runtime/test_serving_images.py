@@ -161,7 +161,7 @@ def deep_png() -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         ("http://127.0.0.1:9/a.png", "nothing is fetched"),
         ("https://example.com/a.png", "nothing is fetched"),
@@ -186,10 +186,10 @@ def deep_png() -> bytes:
     ],
     ids=range(20),
 )
-def test_hostile_images_are_refused_without_being_decoded(client: Client, url: str, told: str) -> None:
+def test_hostile_images_are_refused_without_being_decoded(client: Client, url: str, message: str) -> None:
     status, error = client.refused(CHAT, ask_about(text("What?"), part(url)))
     assert status == 400
-    assert told in error["message"]
+    assert message in error["message"]
     assert len(error["message"]) < 400
     assert error["type"] == "invalid_request_error"
     assert error["param"] == "messages.1.content.1.image_url.url"

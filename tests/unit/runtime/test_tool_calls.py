@@ -22,7 +22,7 @@ TEMPLATE = (
     '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
     "{% endfor %};{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
 )
-ASKED = [{"role": "user", "content": "_ P"}]
+MESSAGES = [{"role": "user", "content": "_ P"}]
 WAYS = {"type": "object", "properties": {"way": {"enum": ["left", "right"]}}, "required": ["way"]}
 MOVE = {"type": "function", "function": {"name": "move", "parameters": {**WAYS, "additionalProperties": False}}}
 WAIT = {"type": "function", "function": {"name": "wait", "description": "Do nothing."}}
@@ -62,7 +62,7 @@ def test_calls_are_found_however_the_text_is_cut(step: int) -> None:
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "move"}}])
 def test_forced_calls_follow_the_schema(client: Client, choice: Any) -> None:
-    body = {"messages": ASKED, "tools": [MOVE], "tool_choice": choice, "seed": 1}
+    body = {"messages": MESSAGES, "tools": [MOVE], "tool_choice": choice, "seed": 1}
     (whole,) = client.ask(CHAT, body)["choices"]
     (call,) = whole["message"]["tool_calls"]
     assert (whole["finish_reason"], whole["message"]["content"]) == ("tool_calls", None)
@@ -77,12 +77,12 @@ def test_forced_calls_follow_the_schema(client: Client, choice: Any) -> None:
 def test_the_template_sees_tools_calls_and_their_results(client: Client, policy_directory: Path) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "move", "arguments": '{"way": "left"}'}}
     messages = [
-        *ASKED,
+        *MESSAGES,
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "a", "content": "done"},
     ]
-    told = client.ask(CHAT, {"messages": messages, "tools": [WAIT], "max_tokens": 1, "return_token_ids": True})
-    assert load_tokenizer(policy_directory).decode(told["prompt_token_ids"]) == (
+    response = client.ask(CHAT, {"messages": messages, "tools": [WAIT], "max_tokens": 1, "return_token_ids": True})
+    assert load_tokenizer(policy_directory).decode(response["prompt_token_ids"]) == (
         '{"type": "function", "function": {"name": "wait", "description": "Do nothing."}}\nuser: _ P;assistant: '
         '<tool_call>\n{"name": "move", "arguments": {"way": "left"}}\n</tool_call>;tool: done;assistant: '
     )
@@ -94,11 +94,11 @@ def test_the_template_sees_tools_calls_and_their_results(client: Client, policy_
         ({"tools": [MOVE], "tool_choice": {"type": "function", "function": {"name": "fly"}}}, "no such function"),
         ({"tools": [{**MOVE, "function": {"name": "f", "strict": True}}]}, "strict requires"),
         ({"tools": [MOVE], "tool_choice": "required", "response_format": {"type": "json_object"}}, "its own format"),
-        ({"messages": [*ASKED, {"role": "tool", "tool_call_id": "b", "content": "a"}]}, "messages.1.tool_call_id"),
+        ({"messages": [*MESSAGES, {"role": "tool", "tool_call_id": "b", "content": "a"}]}, "messages.1.tool_call_id"),
     ],
 )
 def test_what_cannot_be_done_with_tools_is_refused(client: Client, body: dict[str, Any], message: str) -> None:
-    status, error = client.refused(CHAT, {"messages": ASKED, **body})
+    status, error = client.refused(CHAT, {"messages": MESSAGES, **body})
     assert status == 400
     assert message in error["message"]
 

@@ -99,7 +99,7 @@ def batches(draw: st.DrawFn) -> Batch:
         logprobs=torch.randn(size, generator=numbers),
         rewards=torch.randn(size, generator=numbers, dtype=torch.float64),
     )
-    optional = [each.name for each in fields(Batch) if each.default is None and each.name != "reward_components"]
+    optional = [field.name for field in fields(Batch) if field.default is None and field.name != "reward_components"]
     given_too = draw(st.sets(st.sampled_from(optional)))
     parts = draw(st.none() | st.dictionaries(st.text(max_size=5), st.just(torch.randn(episodes)), max_size=3))
     return replace(batch, **{name: torch.randn(size, generator=numbers) for name in given_too}, reward_components=parts)
@@ -122,8 +122,8 @@ def test_a_call_arrives_at_a_worker_as_it_was_sent(batch: Batch, masked: bool, r
     for name in ("learning_rate", "seed", "aggregation", "reference"):
         assert received.arguments[name] == arguments[name]
     assert same(received.arguments["mask"], arguments["mask"])
-    for each in fields(Batch):
-        assert same(getattr(received.arguments["batch"], each.name), getattr(batch, each.name)), each.name
+    for field in fields(Batch):
+        assert same(getattr(received.arguments["batch"], field.name), getattr(batch, field.name)), field.name
 
 
 def test_configured_objects_arrive_equal() -> None:
@@ -241,20 +241,25 @@ def test_learners_and_engines_implement_every_remote_method(
         assert all(hasattr(component, name) for name in remote_methods(REMOTE_OBJECTS[target]))
     for target, protocol in REMOTE_OBJECTS.items():
         if target not in (WORKER, ENGINE, POLICY_SCORER, ROBOTS, *standalone):
-            found = reduce(getattr, target.split(".")[1:], learners)
+            actual = reduce(getattr, target.split(".")[1:], learners)
             for name in (*remote_methods(protocol), *properties_of(protocol)):
-                assert hasattr(found, name), f"{target}.{name}"
+                assert hasattr(actual, name), f"{target}.{name}"
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as actual:
+        actual.bind(("127.0.0.1", 0))
+        return int(actual.getsockname()[1])
 
 
 def as_started(rank: int, size: int, port: int) -> dict[str, str]:
-    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
-    return {**os.environ, **{k: str(v) for k, v in told.items()}, "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+    return {
+        **os.environ,
+        **{k: str(v) for k, v in environment.items()},
+        "MASTER_ADDR": "127.0.0.1",
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 def split(way: str) -> list[str]:
@@ -262,8 +267,8 @@ def split(way: str) -> list[str]:
     return [f"{name}.parallel.{word}" for name in ("actor", "critic", "reference") for word in way.split()]
 
 
-WAYS = {"": 0, "tensor=2 sequence=true": 0, "ulysses=2": 0, "context=2": 0}
-WAYS |= {"pipeline=2": 0, "pipeline=2 virtual_pipeline=2": 1, "expert=2": 2}
+LAYOUTS = {"": 0, "tensor=2 sequence=true": 0, "ulysses=2": 0, "context=2": 0}
+LAYOUTS |= {"pipeline=2": 0, "pipeline=2 virtual_pipeline=2": 1, "expert=2": 2}
 """How two ranks split a learner, and which of the policies: one of two layers, one of five, a mixture of experts."""
 
 
@@ -289,11 +294,11 @@ WAYS |= {"pipeline=2": 0, "pipeline=2 virtual_pipeline=2": 1, "expert=2": 2}
     "actor_train.strategy_args.strategy_config.sequence_parallel",
     "reference.strategy_args.strategy_config.tensor_model_parallel_size",
 )
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", LAYOUTS)
 def test_two_ranks_do_what_one_does(
     policy_directory: Path, deep_directory: Path, mixture_directory: Path, tmp_path: Path, way: str
 ) -> None:
-    policy_directory = (policy_directory, deep_directory, mixture_directory)[WAYS[way]]
+    policy_directory = (policy_directory, deep_directory, mixture_directory)[LAYOUTS[way]]
     before = torch.get_num_threads()
     alone = work(Controller.in_process(), policy_directory, tmp_path / "one")
     torch.set_num_threads(before)
@@ -309,23 +314,23 @@ def test_two_ranks_do_what_one_does(
             rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0]
     assert answers[1] == ""
-    told = json.loads(answers[0])
-    assert told.keys() == alone.keys()
+    parsed = json.loads(answers[0])
+    assert parsed.keys() == alone.keys()
     for name, expected in alone.items():
         # AdamW makes steps of a first gradient's signs: its rounding grows
-        assert told[name] == pytest.approx(expected, rel=1e-3, abs=5e-5), name
-    assert told["again"] == pytest.approx(told["after saving"], rel=1e-5, abs=1e-6)
-    assert told["actor 0"]["actor/pg_loss"] != told["actor 1"]["actor/pg_loss"]
+        assert parsed[name] == pytest.approx(expected, rel=1e-3, abs=5e-5), name
+    assert parsed["again"] == pytest.approx(parsed["after saving"], rel=1e-5, abs=1e-6)
+    assert parsed["actor 0"]["actor/pg_loss"] != parsed["actor 1"]["actor/pg_loss"]
 
 
 def test_torchrun_says_which_rank_this_is() -> None:
     assert current_rank({}) == RankInfo()
     assert current_rank({"RANK": "3", "WORLD_SIZE": "8"}) == RankInfo()  # nobody says where to meet
-    told = as_started(3, 8, 1)
-    assert current_rank({**told, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}) == RankInfo(3, 8, 1, 2)
+    actual = as_started(3, 8, 1)
+    assert current_rank({**actual, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}) == RankInfo(3, 8, 1, 2)
     for name, word in {"RANK": "8", "WORLD_SIZE": "many", "LOCAL_RANK": "-1"}.items():
         with pytest.raises(MachineError, match=name):
-            current_rank({**told, name: word})
+            current_rank({**actual, name: word})
 
 
 def test_missing_ranks_are_named() -> None:
@@ -337,9 +342,9 @@ def test_missing_ranks_are_named() -> None:
         for rank in (0, 2)
     ]
     try:
-        told = [rank.communicate(timeout=60)[1] for rank in ranks]
+        output = [rank.communicate(timeout=60)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
-    assert all("MachineError" in one for one in told)
-    assert "rank 1 of 3 did not start within 2 seconds" in told[0]
+    assert all("MachineError" in one for one in output)
+    assert "rank 1 of 3 did not start within 2 seconds" in output[0]

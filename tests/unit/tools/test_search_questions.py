@@ -28,7 +28,7 @@ def questions(tmp_path: Path) -> str:
     return str(path)
 
 
-def opened(path: str, **options: Any) -> SearchQuestions:
+def build_questions(path: str, **options: Any) -> SearchQuestions:
     env = SearchQuestions(SearchQuestionsConfig(path=path, **options))
     assert env.reset(0).text.startswith("Question: Which river flows through town")
     return env
@@ -48,7 +48,7 @@ def opened(path: str, **options: Any) -> SearchQuestions:
     ],
 )
 def test_answers_pay_by_their_words(questions: str, answer: str, reward: float) -> None:
-    step = opened(questions, correct_reward=2.0, wrong_reward=-1.0).step(answer)
+    step = build_questions(questions, correct_reward=2.0, wrong_reward=-1.0).step(answer)
     assert (step.reward, step.terminated, step.info["success"]) == (reward, True, reward > 0)
 
 
@@ -66,14 +66,14 @@ def test_a_search_shows_the_passages_of_the_service(questions: str) -> None:
 
     def answer(body: Any) -> tuple[int, Any]:
         asked.append(body)
-        found = [{"id": "7", "content": "Paris lies on the Seine.", "score": 0.9}, {"content": "x" * 801}, {}]
-        return 200, {"results": [] if body["query"] == "nothing" else found}
+        results = [{"id": "7", "content": "Paris lies on the Seine.", "score": 0.9}, {"content": "x" * 801}, {}]
+        return 200, {"results": [] if body["query"] == "nothing" else results}
 
     with json_service(answer) as url:
-        env = opened(questions, url=url, passages=2)
+        env = build_questions(questions, url=url, passages=2)
         step = env.step("search[Paris river]")
         assert env.step("search[nothing]").observation.text == "No passages were found."
-        short = opened(questions, url=url, max_characters=10).step("search[Paris]").observation.text
+        short = build_questions(questions, url=url, max_characters=10).step("search[Paris]").observation.text
     assert asked[0] == {"query": "Paris river", "top_k": 2}
     first, second = (
         "[Document 1] (ID: 7, Score: 0.900)\nParis lies on the Seine.",
@@ -87,7 +87,7 @@ def test_a_search_shows_the_passages_of_the_service(questions: str) -> None:
 
 def test_an_episode_ends_after_its_searches(questions: str) -> None:
     with json_service(lambda _: (200, {"results": []})) as url:
-        env = opened(questions, url=url, max_steps=2)
+        env = build_questions(questions, url=url, max_steps=2)
         steps = [env.step("search[a]"), env.step("")]
     assert "finish[…]" in steps[1].observation.text
     assert [(step.truncated, step.info["success"]) for step in steps] == [(False, False), (True, False)]
@@ -95,7 +95,7 @@ def test_an_episode_ends_after_its_searches(questions: str) -> None:
 
 def test_a_service_that_refuses_ends_the_episode_with_an_error(questions: str) -> None:
     with json_service(lambda _: (400, {"error": "no index"})) as url, pytest.raises(EndpointError):
-        opened(questions, url=url).step("search[a]")
+        build_questions(questions, url=url).step("search[a]")
 
 
 def test_what_the_env_needs_is_checked_before_the_run(questions: str, tmp_path: Path) -> None:

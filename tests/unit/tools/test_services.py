@@ -27,7 +27,7 @@ def passages(*texts: str) -> list[dict[str, Any]]:
     return [{"document": {"contents": text}, "score": 0.5} for text in texts]
 
 
-def found(result: ToolResult) -> str:
+def result_text(result: ToolResult) -> str:
     assert result.reward == 0.0
     return str(json.loads(result.text)["result"])
 
@@ -43,7 +43,7 @@ def test_a_search_returns_passages_in_the_form_of_verl() -> None:
         result = Search(url, topk=2).execute({"query_list": ["old cities", "letters"]})
     assert asked == [{"queries": ["old cities", "letters"], "topk": 2, "return_scores": True}]
     first = "Doc 1 (Title: Rome)\nis old.\nAnd large.\n\nDoc 2 (Title: Bern)"
-    assert found(result) == f"{first}\n---\nDoc 1 (Title: Ö)\nx"
+    assert result_text(result) == f"{first}\n---\nDoc 1 (Title: Ö)\nx"
     assert "Ö" in result.text
 
 
@@ -55,14 +55,14 @@ def test_a_search_without_queries_results_or_service_says_so(monkeypatch: pytest
     with json_service(lambda _: replies.pop(0)) as url:
         tool = Search(url)
         for queries in (None, [], "Rome"):
-            assert found(tool.execute({"query_list": queries})).startswith("Error: 'query_list' is missing")
+            assert result_text(tool.execute({"query_list": queries})).startswith("Error: 'query_list' is missing")
         ask = {"query_list": ["Rome"]}
-        assert found(tool.execute(ask)) == "No search results found."
+        assert result_text(tool.execute(ask)) == "No search results found."
         # an overloaded service is asked again
-        assert found(tool.execute(ask)) == "Error processing search results: 'document'"
-        assert found(tool.execute(ask)).startswith("Search error: HTTP 400")
+        assert result_text(tool.execute(ask)) == "Error processing search results: 'document'"
+        assert result_text(tool.execute(ask)).startswith("Search error: HTTP 400")
         assert pauses == [1]
-    assert found(tool.execute(ask)).startswith("Search error: ")
+    assert result_text(tool.execute(ask)).startswith("Search error: ")
     assert pauses == [1, *range(1, 10)]
 
 

@@ -107,9 +107,9 @@ def test_best_and_worst_by_hand() -> None:
 def test_best_and_worst_are_those_of_all_draws(scores: list[float], draws: int) -> None:
     every = list(itertools.product(scores, repeat=draws))
     for spread, pick in ((best_of(scores, draws), max), (worst_of(scores, draws), min)):
-        found = [pick(each) for each in every]
-        assert spread.mean == pytest.approx(fmean(found), abs=1e-9)
-        assert spread.std == pytest.approx(math.sqrt(fmean((x - fmean(found)) ** 2 for x in found)), abs=1e-6)
+        results = [pick(each) for each in every]
+        assert spread.mean == pytest.approx(fmean(results), abs=1e-9)
+        assert spread.std == pytest.approx(math.sqrt(fmean((x - fmean(results)) ** 2 for x in results)), abs=1e-6)
 
 
 def test_the_sampled_majority_is_deterministic_and_near_its_expectation() -> None:
@@ -117,9 +117,9 @@ def test_the_sampled_majority_is_deterministic_and_near_its_expectation() -> Non
     draws = itertools.product(range(4), repeat=3)
 
     def winner(drawn: tuple[int, ...]) -> float:
-        said = [votes[i][0] for i in drawn]
-        most = max(said.count(one) for one in said)
-        return next(votes[i][1] for i in drawn if said.count(votes[i][0]) == most)
+        results = [votes[i][0] for i in drawn]
+        most = max(results.count(one) for one in results)
+        return next(votes[i][1] for i in drawn if results.count(votes[i][0]) == most)
 
     expected = fmean(winner(drawn) for drawn in draws)
     assert majority_of(votes, 3).mean == pytest.approx(expected, abs=0.05)
@@ -128,16 +128,16 @@ def test_the_sampled_majority_is_deterministic_and_near_its_expectation() -> Non
 
 def test_wilsons_interval_by_hand() -> None:
     """Eight of ten: Wilson's interval at 95 % is 0.490 … 0.943 (Newcombe 1998's formula, by hand)."""
-    found = estimate([1.0] * 8 + [0.0] * 2, 10)
-    assert found.mean == 0.8
-    assert (found.low, found.high) == (pytest.approx(0.49016, abs=1e-5), pytest.approx(0.94332, abs=1e-5))
+    actual = estimate([1.0] * 8 + [0.0] * 2, 10)
+    assert actual.mean == 0.8
+    assert (actual.low, actual.high) == (pytest.approx(0.49016, abs=1e-5), pytest.approx(0.94332, abs=1e-5))
 
 
 def test_the_interval_of_a_perfect_score_has_nonzero_width() -> None:
     """z² / (n + z²) is the width where all agree."""
-    found = estimate([1.0] * 20, 20)
-    assert found.high == 1.0
-    assert found.low == pytest.approx(20 / (20 + 1.959964**2), abs=1e-5)
+    actual = estimate([1.0] * 20, 20)
+    assert actual.high == 1.0
+    assert actual.low == pytest.approx(20 / (20 + 1.959964**2), abs=1e-5)
 
 
 def test_intervals_account_for_correlated_answers_to_a_prompt() -> None:
@@ -154,9 +154,9 @@ def test_intervals_account_for_correlated_answers_to_a_prompt() -> None:
 
 
 def test_non_binary_scores_use_the_clustered_standard_error() -> None:
-    found = estimate([1.0, 2.0, 3.0, 6.0], 16)  # variance 14/3, standard error √(14/12)
+    actual = estimate([1.0, 2.0, 3.0, 6.0], 16)  # variance 14/3, standard error √(14/12)
     half = 1.959964 * math.sqrt(14 / 12)
-    assert (found.mean, found.low, found.high) == (3.0, pytest.approx(3 - half), pytest.approx(3 + half))
+    assert (actual.mean, actual.low, actual.high) == (3.0, pytest.approx(3 - half), pytest.approx(3 + half))
     assert estimate([7.0], 3).low is None
     assert estimate([-0.8, -0.8], 2).low is None, "no spread tells no interval"
 
@@ -168,10 +168,10 @@ def test_confidence_intervals_have_their_nominal_coverage(confidence: float) -> 
     for _ in range(600):
         chances = [rng.betavariate(1.0, 1.0) for _ in range(60)]
         values = [sum(rng.random() < chance for _ in range(5)) / 5 for chance in chances]
-        found = estimate(values, 300, confidence)
-        assert found.low is not None
-        assert found.high is not None
-        held += found.low <= 0.5 <= found.high
+        actual = estimate(values, 300, confidence)
+        assert actual.low is not None
+        assert actual.high is not None
+        held += actual.low <= 0.5 <= actual.high
     assert held / 600 == pytest.approx(confidence, abs=0.04)
 
 
@@ -180,7 +180,7 @@ def sample(prompt: str, score: float, predicted: str | None = None, **parts: flo
 
 
 def test_estimates_of_a_source() -> None:
-    found = estimates(
+    actual = estimates(
         [
             sample("a", 5.0, "4", acc=1.0),
             sample("a", -5.0, "5", acc=0.0),
@@ -189,22 +189,22 @@ def test_estimates_of_a_source() -> None:
         ],
         [1, 2, 4],
     )
-    assert (found.prompts, found.answers) == (2, 4)
-    assert found.score.mean == -2.5
-    assert found.std == 2.5
-    assert found.accuracy is not None
-    assert found.accuracy.mean == 0.25
-    assert {k: one.mean for k, one in found.passed.items()} == {1: 0.25, 2: 0.5}
-    assert {k: one.mean for k, one in found.majority.items()} == {1: 0.25, 2: 0.25}
+    assert (actual.prompts, actual.answers) == (2, 4)
+    assert actual.score.mean == -2.5
+    assert actual.std == 2.5
+    assert actual.accuracy is not None
+    assert actual.accuracy.mean == 0.25
+    assert {k: one.mean for k, one in actual.passed.items()} == {1: 0.25, 2: 0.5}
+    assert {k: one.mean for k, one in actual.majority.items()} == {1: 0.25, 2: 0.25}
 
 
 def test_prompts_with_fewer_than_k_answers_are_left_out_of_k() -> None:
-    found = estimates([sample("a", 1.0), sample("a", 0.0), sample("b", 0.0)], [1, 2])
-    assert found.passed[2].mean == 1.0
-    assert found.passed[2].prompts == 1
-    assert found.passed[1].mean == 0.25
-    assert found.majority == {}
-    assert found.accuracy is None
+    actual = estimates([sample("a", 1.0), sample("a", 0.0), sample("b", 0.0)], [1, 2])
+    assert actual.passed[2].mean == 1.0
+    assert actual.passed[2].prompts == 1
+    assert actual.passed[1].mean == 0.25
+    assert actual.majority == {}
+    assert actual.accuracy is None
 
 
 def test_scores_from_pass_threshold_on_count_as_correct() -> None:

@@ -96,7 +96,10 @@ def test_mlflow_continues_its_run_with_metrics_artifacts_and_videos(
     history = [(each.step, each.value) for each in client.get_metric_history(run.info.run_id, METRIC)]
     assert history == [(1, 0.25), (2, 0.5)]
     (rows,) = (json.loads(path.read_text()) for path in files.glob("artifacts/**/val_step1.json"))
-    assert rows == [{"input": each.input, "output": each.output, "score": each.score} for each in GENERATIONS]
+    assert rows == [
+        {"input": generation.input, "output": generation.output, "score": generation.score}
+        for generation in GENERATIONS
+    ]
     (image,) = files.glob("artifacts/**/val_step1/image_1_1.png")
     np.testing.assert_array_equal(decode_png(image.read_bytes()), PICTURE)
     assert list(files.glob("artifacts/**/validation/video/video.gif"))

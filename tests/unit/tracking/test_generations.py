@@ -32,7 +32,7 @@ def test_a_seed_selects_the_same_episodes_in_every_validation() -> None:
     chosen = select_generations(episodes(50), 8, seed=3)
     assert chosen == select_generations(episodes(50), 8, seed=3)
     marked = [Trajectory("lake", n, n, 0, (turn(str(n), ""),), Outcome.SUCCESS) for n in range(50)]
-    numbers = {seed: [int(each.input) for each in select_generations(marked, 8, seed)] for seed in (3, 4)}
+    numbers = {seed: [int(generation.input) for generation in select_generations(marked, 8, seed)] for seed in (3, 4)}
     assert len(set(numbers[3])) == len(set(numbers[4])) == 8
     assert numbers[3] != numbers[4] != sorted(numbers[4])
     assert len(select_generations(episodes(5), 8, seed=3)) == 5

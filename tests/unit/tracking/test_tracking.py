@@ -294,10 +294,10 @@ def test_files_are_written_atomically(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("code", "words"), [(errno.ENOSPC, "disk full"), (errno.EACCES, "no permission"), (errno.ENOENT, "no such file")]
+    ("code", "message"), [(errno.ENOSPC, "disk full"), (errno.EACCES, "no permission"), (errno.ENOENT, "no such file")]
 )
-def test_os_errors_become_machine_errors_with_their_cause(code: int, words: str) -> None:
-    with pytest.raises(MachineError, match=words), translate_os_errors(Path("/x")):
+def test_os_errors_become_machine_errors_with_their_cause(code: int, message: str) -> None:
+    with pytest.raises(MachineError, match=message), translate_os_errors(Path("/x")):
         raise OSError(code, os.strerror(code))
 
 

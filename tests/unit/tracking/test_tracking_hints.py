@@ -19,9 +19,9 @@ from quintet.tracking.run_directory import RunDirectory
 from quintet.tracking.trajectories import read_trajectories
 
 
-def created(words: list[str]) -> None:
+def created(overrides: list[str]) -> None:
     """The directory of a run."""
-    RunDirectory.create_for(load_experiment(None, words))
+    RunDirectory.create_for(load_experiment(None, overrides))
 
 
 def failing(number: int) -> None:

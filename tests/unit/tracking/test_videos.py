@@ -167,9 +167,9 @@ def test_a_slow_encoder_never_delays_the_simulation(tmp_path: Path, monkeypatch:
 
 
 def test_files_are_named_as_rlinf_names_them_in_a_given_directory(tmp_path: Path) -> None:
-    given = TrackingConfig(video=VideoConfig(directory=str(tmp_path / "given")), validation_video=VideoConfig())
-    assert video_path(tmp_path, given, "train", step=4, number=3, seed=7) == tmp_path / "given/seed_7/3"
-    own = video_path(tmp_path, given, "validation", step=4, number=3, seed=7)
+    tracking = TrackingConfig(video=VideoConfig(directory=str(tmp_path / "given")), validation_video=VideoConfig())
+    assert video_path(tmp_path, tracking, "train", step=4, number=3, seed=7) == tmp_path / "given/seed_7/3"
+    own = video_path(tmp_path, tracking, "validation", step=4, number=3, seed=7)
     assert own == tmp_path / "videos/validation/step_000004_rollout_3"
 
 

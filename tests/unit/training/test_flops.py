@@ -55,8 +55,8 @@ def test_only_active_experts_count() -> None:
 
 
 def test_mfu_is_the_share_of_peak_flops() -> None:
-    told = utilization(4e15, 2.0, devices=4, device="NVIDIA H100 80GB HBM3")
-    assert told == {"perf/tflops/actor": 500.0, "perf/mfu/actor": pytest.approx(500 / 989)}
+    actual = utilization(4e15, 2.0, devices=4, device="NVIDIA H100 80GB HBM3")
+    assert actual == {"perf/tflops/actor": 500.0, "perf/mfu/actor": pytest.approx(500 / 989)}
     assert utilization(1e12, 1.0, device="Something else") == {"perf/tflops/actor": 1.0}
     assert peak_flops("NVIDIA L40S") != peak_flops("NVIDIA L4")
 

@@ -288,8 +288,8 @@ def test_the_full_divergence_in_the_loss_pulls_towards_the_reference(policy_dire
     reference = PolicyScorer(other_policy(actor.model), LearnerSetup(budget=MicroBatchBudget(64)))
     kl = {"estimator": "full", "coefficient": 1.0, "swapped": swapped}
     objective = PolicyObjective(AlgorithmConfig.model_validate({"kl": kl}))
-    told = [actor.update(batch, objective, "token-mean", 5e-5, reference=reference) for _ in range(15)]
-    losses = [metrics["actor/kl_loss"] for metrics in told]
+    step_metrics = [actor.update(batch, objective, "token-mean", 5e-5, reference=reference) for _ in range(15)]
+    losses = [metrics["actor/kl_loss"] for metrics in step_metrics]
     each = PolicyScorer(load_model(policy_directory), LearnerSetup(budget=MicroBatchBudget())).compute_divergence(
         batch, reference, swapped=swapped
     )
@@ -304,15 +304,15 @@ def test_chunked_logits_give_the_same_gradient(policy_directory: Path, monkeypat
         model = load_model(policy_directory)
         monkeypatch.setattr(token_statistics, "MAX_LOGITS_IN_MEMORY", places * model.config.vocab_size)
         (micro,) = iter_micro_batches(ragged_batch(), MicroBatchBudget())
-        found = token_statistics.compute_token_statistics(
+        actual = token_statistics.compute_token_statistics(
             model,
             micro.packed,
             0.7,
             token_statistics.compute_lazy_logits(other_policy(model), micro.packed),
             with_sum_squared_probs=True,
         )
-        torch.autograd.backward((found.logprobs + found.entropy + found.divergence).sum())
-        return [*(x.detach() for x in found), *(p.grad for p in model.parameters() if p.grad is not None)]
+        torch.autograd.backward((actual.logprobs + actual.entropy + actual.divergence).sum())
+        return [*(x.detach() for x in actual), *(p.grad for p in model.parameters() if p.grad is not None)]
 
     torch.testing.assert_close(measure(5), measure(10_000), atol=1e-4, rtol=1e-4)
 
@@ -324,9 +324,9 @@ def test_a_step_beyond_the_stop_ratio_is_skipped(policy_directory: Path) -> None
     before = {name: value.clone() for name, value in actor.weights()}
     for bound, stopped in ((2.0, 1.0), (4.0, 0.0)):
         objective = PolicyObjective(AlgorithmConfig(stop_ratio=bound))
-        told = actor.update(batch, objective, "token-mean", 1e-3)
-        assert told["actor/ratio"] == pytest.approx(2.8, abs=0.2)
-        assert (told["actor/stopped_updates"], told["skipped"]) == (stopped, 0.0)
+        metrics = actor.update(batch, objective, "token-mean", 1e-3)
+        assert metrics["actor/ratio"] == pytest.approx(2.8, abs=0.2)
+        assert (metrics["actor/stopped_updates"], metrics["skipped"]) == (stopped, 0.0)
         assert all(torch.equal(before[name], value) for name, value in actor.weights()) == bool(stopped)
 
 
@@ -334,9 +334,9 @@ def test_the_probability_gap_is_relative_to_the_engine(policy_directory: Path) -
     actor = learner(policy_directory, MicroBatchBudget(64))
     batch = near_batch(actor.scorer)
     batch = replace(batch, rollout_logprobs=actor.scorer.compute_log_probs(batch))
-    told = actor.update(batch, PolicyObjective(AlgorithmConfig()), "token-mean", 1e-3)
-    assert told["probs_diff_max"] < 1e-6
-    assert told["actor/ppo_kl"] != 0.0
+    metrics = actor.update(batch, PolicyObjective(AlgorithmConfig()), "token-mean", 1e-3)
+    assert metrics["probs_diff_max"] < 1e-6
+    assert metrics["actor/ppo_kl"] != 0.0
 
 
 def test_micro_batches_have_equal_weight_under_the_equal_aggregation(policy_directory: Path) -> None:
@@ -372,11 +372,11 @@ def test_the_critic_trains_on_masked_values_only(policy_directory: Path) -> None
     critic = CriticLearner(ValueModel(load_model(policy_directory)), config, LearnerSetup(budget=MicroBatchBudget(64)))
     batch = replace(ragged_batch(), values=torch.zeros(149))
     objective = CriticObjective(CriticConfig(value_clip=None))
-    told = critic.update(batch, objective, "token-mean", 0.0, batch.turn_end)
+    metrics = critic.update(batch, objective, "token-mean", 0.0, batch.turn_end)
     chosen = batch.returns[batch.turn_end & batch.loss_mask]  # the head starts at zero
-    assert told["critic/vf_loss"] == pytest.approx(float(0.5 * chosen.square().mean()), rel=1e-5)
+    assert metrics["critic/vf_loss"] == pytest.approx(float(0.5 * chosen.square().mean()), rel=1e-5)
     elsewhere = replace(batch, returns=torch.where(batch.turn_end, batch.returns, 1e6))
-    assert critic.update(elsewhere, objective, "token-mean", 0.0, batch.turn_end) == told
+    assert critic.update(elsewhere, objective, "token-mean", 0.0, batch.turn_end) == metrics
 
 
 def test_sgd_agrees_with_a_hand_calculation(policy_directory: Path) -> None:
@@ -397,6 +397,6 @@ def test_a_mini_batch_without_response_tokens_changes_nothing(policy_directory: 
     batch = near_batch(actor.scorer)
     before = {key: value.clone() for key, value in actor.weights()}
     objective = PolicyObjective(AlgorithmConfig.model_validate({"loss": {"name": name}}))
-    told = actor.update(replace(batch, loss_mask=batch.loss_mask & False), objective, "token-mean", 1e-3)
-    assert (told["grad_norm"], told["skipped"]) == (0.0, 0.0)
+    metrics = actor.update(replace(batch, loss_mask=batch.loss_mask & False), objective, "token-mean", 1e-3)
+    assert (metrics["grad_norm"], metrics["skipped"]) == (0.0, 0.0)
     assert all(torch.equal(before[key], value) for key, value in actor.weights())

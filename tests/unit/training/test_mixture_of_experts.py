@@ -52,11 +52,11 @@ def test_packed_log_probs_agree_with_transformers(mixture_directory: Path) -> No
 @pytest.mark.parametrize("budget", [MicroBatchBudget(1), MicroBatchBudget(40, 2)])
 def test_updates_do_not_depend_on_micro_batches(mixture_directory: Path, budget: MicroBatchBudget) -> None:
     whole, cut = learner(mixture_directory, MicroBatchBudget()), learner(mixture_directory, budget)
-    told = [
+    step_metrics = [
         [actor.update(ragged_batch(), PolicyObjective(AlgorithmConfig()), "token-mean", 1e-3) for _ in range(3)]
         for actor in (whole, cut)
     ]
-    for one, other in zip(*told, strict=True):
+    for one, other in zip(*step_metrics, strict=True):
         assert other["actor/pg_loss"] == pytest.approx(one["actor/pg_loss"], rel=1e-5)
         assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-5)
     experts = [name for name, _ in whole.weights() if "experts" in name or name.endswith("gate.weight")]
@@ -82,8 +82,8 @@ def test_the_engines_log_probs_agree_with_the_learners(mixture_directory: Path) 
         tokens = torch.tensor([*prompts[one.id], *one.tokens])
         with torch.no_grad():
             logprobs = model(tokens[None]).logits[0].log_softmax(-1)
-        said = logprobs[-len(one.tokens) - 1 : -1].gather(-1, torch.tensor(one.tokens)[:, None]).squeeze(-1)
-        torch.testing.assert_close(torch.tensor(one.logprobs), said, atol=2e-5, rtol=0)
+        actual = logprobs[-len(one.tokens) - 1 : -1].gather(-1, torch.tensor(one.tokens)[:, None]).squeeze(-1)
+        torch.testing.assert_close(torch.tensor(one.logprobs), actual, atol=2e-5, rtol=0)
 
 
 def test_the_routers_auxiliary_loss_is_rejected(mixture_directory: Path) -> None:

@@ -70,7 +70,7 @@ def everything(module: nn.Module) -> Offload:
 @pytest.mark.proves("rlinf", "actor.offload_optimizer", "actor.offload_weight", "actor.enable_offload")
 def test_offloading_does_not_change_updates(policy_directory: Path) -> None:
     plain, moving = actor_of(policy_directory), actor_of(policy_directory, everything)
-    told = []
+    results = []
     for actor in (plain, moving):
         batch = near_batch(actor.scorer)
         model = other_policy(actor.model)
@@ -87,7 +87,7 @@ def test_offloading_does_not_change_updates(policy_directory: Path) -> None:
             actor.update(batch, objective(name), "token-mean", 1e-3, reference=reference)
             for name in ("ppo", "clip_cov")
         ]
-        told.append(
+        results.append(
             (
                 steps,
                 actor.scorer.compute_divergence(batch, reference).tolist(),
@@ -95,14 +95,14 @@ def test_offloading_does_not_change_updates(policy_directory: Path) -> None:
                 dict(optimizer_state_dict(actor.strategy.module, actor.optimizer)),
             )
         )
-    assert told[0][:2] == told[1][:2]
+    assert results[0][:2] == results[1][:2]
     for part in (2, 3):
-        assert all(torch.equal(value, told[1][part][name]) for name, value in told[0][part].items())
+        assert all(torch.equal(value, results[1][part][name]) for name, value in results[0][part].items())
 
 
 @pytest.mark.proves("vagen", "critic.model.fsdp_config.param_offload", "critic.model.fsdp_config.optimizer_offload")
 def test_critic_and_optimizer_state_are_offloaded_too(policy_directory: Path, tmp_path: Path) -> None:
-    told = []
+    results = []
     for moving in (False, True):
         model = ValueModel(load_model(policy_directory))
         away = everything(model) if moving else None
@@ -112,12 +112,12 @@ def test_critic_and_optimizer_state_are_offloaded_too(policy_directory: Path, tm
         again = CriticLearner(
             ValueModel(load_model(policy_directory)), OptimizerConfig(), LearnerSetup(budget=MicroBatchBudget(64))
         )
-        place = tmp_path / str(moving)
-        snapshot_learner(critic, "critic", ("model", "optimizer"), HostBuffers()).write(place, {})
-        restore_learner(again, place, "critic", ("model", "optimizer"))
+        directory = tmp_path / str(moving)
+        snapshot_learner(critic, "critic", ("model", "optimizer"), HostBuffers()).write(directory, {})
+        restore_learner(again, directory, "critic", ("model", "optimizer"))
         again.update(ragged_batch(), CriticObjective(CriticConfig()), "token-mean", 1e-3)
-        told.append((critic.compute_values(ragged_batch()), again.compute_values(ragged_batch())))
-    assert all(torch.equal(one, other) for one, other in zip(*told, strict=True))
+        results.append((critic.compute_values(ragged_batch()), again.compute_values(ragged_batch())))
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
 def test_restored_state_is_offloaded_again(
@@ -132,9 +132,9 @@ def test_restored_state_is_offloaded_again(
     for name in ("load_model_state_dict", "load_optimizer_state_dict"):
         load = getattr(learner_state, name)
 
-        def seen(*given: Any, load: Callable[..., None] = load) -> None:
+        def seen(*value: Any, load: Callable[..., None] = load) -> None:
             there.append(second._offload._users["parameters"])
-            load(*given)
+            load(*value)
 
         monkeypatch.setattr(learner_state, name, seen)
     restore_learner(second, tmp_path, "actor", ("model", "optimizer"))
@@ -182,7 +182,7 @@ def test_optimizer_state_stays_offloaded_while_only_weights_are_needed(
 
 
 def test_a_reference_snapshot_scores_with_offloaded_weights(policy_directory: Path) -> None:
-    told = []
+    results = []
     for moving in (False, True):
         model = load_model(policy_directory)
         add_lora(model, LoraConfig(rank=2), seed=1)
@@ -194,14 +194,14 @@ def test_a_reference_snapshot_scores_with_offloaded_weights(policy_directory: Pa
         kept = ReferenceSnapshot(actor.scorer, MicroBatchBudget(64))
         for _ in range(2):
             actor.update(ragged_batch(), PolicyObjective(AlgorithmConfig()), "token-mean", 1e-2)
-        told.append(
+        results.append(
             [
                 kept.compute_log_probs(ragged_batch()),
                 actor.scorer.compute_log_probs(ragged_batch()),
                 *kept.state_dict().values(),
             ]
         )
-    assert all(torch.equal(one, other) for one, other in zip(*told, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
 @pytest.mark.proves("verl", "actor_rollout_ref.model.enable_activation_offload")
@@ -210,7 +210,7 @@ def test_offloaded_activations_give_the_same_gradient(
     policy_directory: Path, monkeypatch: pytest.MonkeyPatch, recomputed: bool
 ) -> None:
     monkeypatch.setattr(module_of_offload, "MIN_ACTIVATION_BYTES", 1024)
-    told, counts = [], []
+    results, counts = [], []
     for moving in (False, True):
         moves = Moves(monkeypatch)
         actor = actor_of(policy_directory)
@@ -219,10 +219,10 @@ def test_offloaded_activations_give_the_same_gradient(
         if moving:
             actor.strategy.module.activation_context = lambda: offload_activations(CPU)
         actor.update(ragged_batch(), PolicyObjective(AlgorithmConfig()), "token-mean", 1e-3)
-        told.append(dict(actor.weights()))
+        results.append(dict(actor.weights()))
         counts.append(moves.count)
     assert counts[0] == 0 < counts[1]
-    assert all(torch.equal(value, told[1][name]) for name, value in told[0].items())
+    assert all(torch.equal(value, results[1][name]) for name, value in results[0].items())
 
 
 def test_saved_weights_are_not_offloaded_as_activations(

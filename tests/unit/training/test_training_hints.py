@@ -50,7 +50,7 @@ def loaded(contents: Sequence[str]) -> None:
         _open_shards(Path("shards"), f"actor/{content}", content)
 
 
-def opened(directory: str) -> None:
+def open_checkpoint_of(directory: str) -> None:
     open_checkpoint(Path(directory))
 
 
@@ -109,8 +109,8 @@ CASES = [
     case(resumed, (SMALL, LARGE), OTHER, (LARGE, LARGE)),
     case(resumed, (BARE, SMALL), OTHER, (SMALL, SMALL)),
     case(loaded, ["model", "optimizer"], "remove optimizer from checkpoint.load_contents, or use a", ["model"]),
-    case(opened, OWN, "give the path of a global_step_N directory", f"{OWN}/global_step_1"),
-    case(opened, f"{OWN}/global_step_2", "use an older checkpoint, or resume=auto", f"{OWN}/global_step_1"),
+    case(open_checkpoint_of, OWN, "give the path of a global_step_N directory", f"{OWN}/global_step_1"),
+    case(open_checkpoint_of, f"{OWN}/global_step_2", "use an older checkpoint, or resume=auto", f"{OWN}/global_step_1"),
     case(waited, [], "check that the rank is running and that all ranks have the same checkpoint directory", [1]),
     case(
         stored,

@@ -15,7 +15,7 @@ from quintet.viewer.trajectory_index import TrajectoryIndex
 def test_grids_are_drawn_and_the_text_of_the_policy_is_data_only(run_path: Path) -> None:
     index = TrajectoryIndex(run_path)
     index.refresh(10.0)
-    sampled = next(each for each in index.episodes() if each.split == "train" and each.sample == 0)
+    sampled = next(episode for episode in index.episodes() if episode.split == "train" and episode.sample == 0)
     details = episode_details(index, sampled, None)
     assert details["turns"][1]["text"] == "second <b>bold</b>"
     assert details["turns"][0]["grid"].startswith("<svg")
@@ -33,7 +33,7 @@ def test_a_character_of_several_tokens_is_shown_once(run_path: Path, tmp_path: P
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     index = TrajectoryIndex(run_path)
     index.refresh(10.0)
-    sampled = next(each for each in index.episodes() if each.split == "train" and each.sample == 0)
+    sampled = next(episode for episode in index.episodes() if episode.split == "train" and episode.sample == 0)
     turns = episode_details(index, sampled, tmp_path / "tokenizer.json")["turns"]
     assert turns[0]["token_texts"] == ["", "é"]
     assert turns[1]["token_texts"] == ["", "é", "x", "y", "z"]
@@ -42,7 +42,7 @@ def test_a_character_of_several_tokens_is_shown_once(run_path: Path, tmp_path: P
 def test_changes_pair_the_same_start_states_and_show_lost_ones_first(run_path: Path) -> None:
     index = TrajectoryIndex(run_path)
     index.refresh(10.0)
-    before, after = ([each for each in index.episodes() if each.step == step] for step in (0, 3))
+    before, after = ([episode for episode in index.episodes() if episode.step == step] for step in (0, 3))
     pairs = list(changed_episodes(before, after[:2] + after[2:]))
     assert [(old.seed, old.success, new.success) for old, new in pairs] == [
         (0, True, False),

@@ -22,8 +22,8 @@ from quintet.viewer.traces import list_traces, read_trace
 
 def spans_of(read: dict[str, Any], track: str) -> list[tuple[str, int, dict[str, Any]]]:
     """Name, row and details of the spans of a track."""
-    (found,) = (each for each in read["tracks"] if each["name"] == track)
-    return [(read["names"][name], row, details) for _, _, row, name, details in found["spans"]]
+    (actual,) = (each for each in read["tracks"] if each["name"] == track)
+    return [(read["names"][name], row, details) for _, _, row, name, details in actual["spans"]]
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_spans_are_nested_and_requests_beside_each_other(run_with_trace: Path) -
     assert spans_of(read, "engine 0") == [("forward", 0, {"running": 2})]
     # the third gets the row of the first, which has ended, and has no end itself
     requests = [(0, {"prompt_tokens": 9, "tokens": 4}), (1, {}), (0, {"ended": False})]
-    assert spans_of(read, "requests of engine 0") == [("request", *each) for each in requests]
+    assert spans_of(read, "requests of engine 0") == [("request", *request) for request in requests]
     (counter,) = read["counters"]
     assert (counter["name"], counter["values"]) == ("memory, MiB", {"resident": [7.5]})
     begins = [span[0] for track in read["tracks"] for span in track["spans"]]
@@ -70,8 +70,8 @@ def test_the_viewer_serves_the_traces_of_a_run(run_with_trace: Path) -> None:
     (run_with_trace / "profile/step_000003_rank_1.json").write_text("[]")
     (run_with_trace / "profile/step_000002_rank_0.torch.json.gz").write_text("of torch.profiler")
     (run_with_trace / "step_000009_rank_0.json").write_text("elsewhere")
-    found = client.get("/api/traces", params={"run": "lake"}).json()
-    assert found == [{"step": 2, "rank": 0}, {"step": 3, "rank": 1}]
+    actual = client.get("/api/traces", params={"run": "lake"}).json()
+    assert actual == [{"step": 2, "rank": 0}, {"step": 3, "rank": 1}]
     assert client.get("/api/trace", params={"run": "lake", "step": 2, "rank": 0}).json()["names"][0] == "forward"
     for step, rank, message in ((3, 1, "is no trace"), (9, 0, "is missing")):
         answer = client.get("/api/trace", params={"run": "lake", "step": step, "rank": rank})

@@ -9,7 +9,6 @@ from quintet.config.capabilities import Capability, Requires
 from quintet.config.checks.backends import backend_problems
 from quintet.config.checks.channels import channel_problems
 from quintet.config.checks.chunk_algorithms import chunk_algorithm_problems
-from quintet.config.checks.device_sharing import device_sharing_problems
 from quintet.config.checks.distillation import distillation_problems
 from quintet.config.checks.engines import engine_problems, executor_problems
 from quintet.config.checks.env_hosts import env_host_problems
@@ -23,6 +22,7 @@ from quintet.config.checks.processes import (
     ray_command,
     torchrun_command,
 )
+from quintet.config.checks.processes_per_device import processes_per_device_problems
 from quintet.config.checks.profiles import profile_problems
 from quintet.config.checks.robots import robot_problems
 from quintet.config.checks.sharding import sharding_problems
@@ -83,7 +83,7 @@ def unsupported_problems(composed: ComposedConfig, rank: RankInfo | None = None)
     yield from sharded_reward_problems(composed)
     yield from judge_problems(composed)
     yield from distillation_problems(composed)
-    yield from device_sharing_problems(composed)
+    yield from processes_per_device_problems(composed)
     yield from chunk_algorithm_problems(composed)
     yield from env_host_problems(composed)
     yield from process_problems(composed, rank)

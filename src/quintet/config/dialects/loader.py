@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from quintet.config.capabilities import Capability
 from quintet.config.checks.backends import backend_problems, megatron_option_problems
-from quintet.config.checks.device_sharing import device_sharing_problems
 from quintet.config.checks.engines import executor_problems
 from quintet.config.checks.env_hosts import env_host_problems
 from quintet.config.checks.overlap import sharded_reward_problems
@@ -21,6 +20,7 @@ from quintet.config.checks.processes import (
     planned_rank,
     process_problems,
 )
+from quintet.config.checks.processes_per_device import processes_per_device_problems
 from quintet.config.checks.robots import robot_problems
 from quintet.config.checks.sharding import sharding_problems
 from quintet.config.checks.tools import tool_problems
@@ -92,7 +92,7 @@ def load_config(config: ForeignConfig, dialect: Dialect, *, unknown: UnknownKeyP
 def conversion_problems(result: ConversionResult) -> tuple[ConfigProblem, ...]:
     """Return all settings that this version, or its learners on this machine, cannot honour."""
     ready = _runnable(result)
-    placement = (*executor_problems(ready), *device_sharing_problems(ready), *env_host_problems(ready))
+    placement = (*executor_problems(ready), *processes_per_device_problems(ready), *env_host_problems(ready))
     placement += (*sharded_reward_problems(ready), *robot_problems(ready), *tool_problems(ready))
     return (*result.unsupported, *backend_problems(ready), *sharding_problems(ready), *placement)
 

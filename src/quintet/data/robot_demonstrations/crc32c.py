@@ -76,7 +76,7 @@ def _bytewise(values: np.ndarray) -> int:
 
 
 def _combine(states: np.ndarray) -> np.uint32:
-    """Return the state after all lanes, from that of each."""
+    """Return the state after all lanes, from the states of the lanes."""
     log_bytes = LOG_LANE_BYTES
     while len(states) > 1:
         if len(states) % 2:

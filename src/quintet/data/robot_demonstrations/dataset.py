@@ -115,7 +115,7 @@ def select_state(available: Sequence[str], requested: str | None) -> str | None:
 
 
 def _match(name: str, available: Sequence[str], kind: str) -> str:
-    matches = [each for each in available if name in (each, _last_part(each))]
+    matches = [available_name for available_name in available if name in (available_name, _last_part(available_name))]
     if len(matches) == 1:
         return matches[0]
     problem = f"{len(matches)} {kind}s are named {name!r}"

@@ -30,7 +30,7 @@ class SimulatorWithExpert(Simulator, Protocol):
     """A simulator that knows how its tasks are solved."""
 
     def expert_actions(self, robots: np.ndarray) -> np.ndarray:
-        """Return what an expert does next with the robots, int64 [n]: actions, float32 [n, D]."""
+        """Return the expert's next actions for the robots, int64 [n]: float32 [n, D]."""
 
 
 class RecordedDataset:
@@ -58,9 +58,9 @@ class _Recording:
     def finish(self) -> RobotDemonstration:
         return RobotDemonstration(
             RobotObservation(
-                np.concatenate([each.images for each in self.observations]),
-                np.concatenate([each.state for each in self.observations]),
-                tuple(each.instructions[0] for each in self.observations),
+                np.concatenate([observation.images for observation in self.observations]),
+                np.concatenate([observation.state for observation in self.observations]),
+                tuple(observation.instructions[0] for observation in self.observations),
             ),
             np.stack(self.actions),
         )
@@ -113,16 +113,16 @@ def collect_expert_episodes(
         hint = "name a simulator with an expert, or data sets: warm_start.files=[DIRECTORY]"
         raise ConfigError("the simulator has no expert, a method `expert_actions`", key="env.simulator", hint=hint)
     expert = cast("SimulatorWithExpert", simulator)
-    count = tries = 0
+    count = attempts = 0
     while count < episodes:
-        if tries >= MAX_TRIES_PER_SUCCESS * (count + 2):
-            message = f"the expert solved {count} episodes in {tries} tries of {max_steps} actions"
+        if attempts >= MAX_TRIES_PER_SUCCESS * (count + 2):
+            message = f"the expert solved {count} episodes in {attempts} tries of {max_steps} actions"
             hint = "increase env.max_steps, or make the task easier"
             raise ConfigError(message, key="env.max_steps", value=max_steps, hint=hint)
-        numbers = range(tries, tries + simulator.num_robots)
+        numbers = range(attempts, attempts + simulator.num_robots)
         rngs = [np.random.default_rng(derive_seed(seed, "expert", number)) for number in numbers]
-        batch = _run(expert, start_states(tries, simulator.num_robots), rngs, max_steps, epsilon)
-        tries += simulator.num_robots
+        batch = _run(expert, start_states(attempts, simulator.num_robots), rngs, max_steps, epsilon)
+        attempts += simulator.num_robots
         for demonstration in batch[: episodes - count]:
             count += 1
             yield demonstration

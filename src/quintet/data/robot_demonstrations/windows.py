@@ -1,4 +1,4 @@
-"""Chunks of demonstrated actions in random order, with what the robot observed before them."""
+"""Chunks of demonstrated actions in random order, with the observation before them."""
 
 from __future__ import annotations
 
@@ -118,9 +118,9 @@ class ChunkWindows:
 
 def _concatenate(observations: Sequence[RobotObservation]) -> RobotObservation:
     return RobotObservation(
-        np.concatenate([each.images for each in observations]),
-        np.concatenate([each.state for each in observations]),
-        tuple(each.instructions[0] for each in observations),
+        np.concatenate([observation.images for observation in observations]),
+        np.concatenate([observation.state for observation in observations]),
+        tuple(observation.instructions[0] for observation in observations),
     )
 
 

@@ -60,7 +60,7 @@ class Navigation:
         return self._observation("")
 
     def step(self, action: str) -> Step:
-        """See `Env.step`. An action that walls or objects prevent has no effect, which the observation says."""
+        """See `Env.step`. An action that walls or objects prevent has no effect, and the observation reports it."""
         config, before = self._config, self._house.distance
         is_executed = self._house.act(action)
         distance = self._house.distance
@@ -97,7 +97,8 @@ class Navigation:
 
     def _visible_objects_text(self) -> str:
         visible = self._house.visible_objects()[: self._config.max_objects]
-        return "\n".join(f"{each.name} {each.direction} {each.distance:.2f}" for each in visible) or "nothing"
+        lines = [f"{item.name} {item.direction} {item.distance:.2f}" for item in visible]
+        return "\n".join(lines) or "nothing"
 
 
 def _build_house(config: NavigationConfig) -> House:

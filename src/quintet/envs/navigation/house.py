@@ -51,7 +51,7 @@ class House(Protocol):
         """Return the objects in view, the nearest first."""
 
     def render(self) -> np.ndarray:
-        """Return what the agent sees, RGB `uint8[resolution, resolution, 3]`."""
+        """Return the agent's view, RGB `uint8[resolution, resolution, 3]`."""
 
     def render_map(self) -> np.ndarray:
         """Return the house from above, RGB `uint8[resolution, resolution, 3]`."""

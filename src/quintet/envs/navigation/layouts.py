@@ -73,16 +73,16 @@ class Layout:
     @property
     def obstacles(self) -> np.ndarray:
         """Rectangles that the agent cannot enter, [obstacles, 4]."""
-        return np.array([*self.walls, *(each.rectangle for each in self.objects)])
+        return np.array([*self.walls, *(placed.rectangle for placed in self.objects)])
 
     def shapes(self) -> list[Shape]:
-        """Return what is drawn."""
+        """Return the shapes to draw."""
         room = Box((0, 0, 0), (self.width, self.depth, WALL_HEIGHT), (222, 205, 180), "bricks", inside=True)
         walls = [Box((a, b, 0), (c, d, WALL_HEIGHT), (190, 200, 215), "bricks") for a, b, c, d in self.walls]
         furniture = [
             shape
-            for each in self.objects
-            for shape in FURNITURE_KINDS[each.kind].shapes(each.x, each.y, COLORS[each.color])
+            for placed in self.objects
+            for shape in FURNITURE_KINDS[placed.kind].shapes(placed.x, placed.y, COLORS[placed.color])
         ]
         return [room, *walls, *furniture]
 

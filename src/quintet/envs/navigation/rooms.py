@@ -71,13 +71,13 @@ class RoomsHouse:
 
     def visible_objects(self) -> list[VisibleObject]:
         visible = []
-        for each in self._layout.objects:
-            dx, dy = each.x - self._x, each.y - self._y
+        for furniture in self._layout.objects:
+            dx, dy = furniture.x - self._x, furniture.y - self._y
             angle = (floor_angle(dx, dy) - self._heading + 180) % 360 - 180
-            hidden = any(crosses(wall, (self._x, self._y), (each.x, each.y)) for wall in self._layout.walls)
+            hidden = any(crosses(wall, (self._x, self._y), (furniture.x, furniture.y)) for wall in self._layout.walls)
             if abs(angle) <= self._config.fov / 2 and not hidden:
-                visible.append(VisibleObject(each.name, direction_of(angle), math.hypot(dx, dy)))
-        return sorted(visible, key=lambda each: each.distance)
+                visible.append(VisibleObject(furniture.name, direction_of(angle), math.hypot(dx, dy)))
+        return sorted(visible, key=lambda visible_object: visible_object.distance)
 
     def render(self) -> np.ndarray:
         ahead, tilt = HEADINGS[self._heading], math.radians(self._tilt)

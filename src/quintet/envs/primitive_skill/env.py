@@ -111,7 +111,7 @@ def _parse(action: str) -> tuple[str, list[float]]:
     match = SKILL.fullmatch(action)
     if match is None:
         raise ValueError(f"{action!r:.100} is no skill with coordinates")
-    name, parameters = match[1].lower(), [float(each) for each in match[2].split(",")]
+    name, parameters = match[1].lower(), [float(number) for number in match[2].split(",")]
     if len(parameters) != NUM_PARAMETERS.get(name):
         raise ValueError(f"{action!r:.100} has {len(parameters)} coordinates")
     return name, parameters

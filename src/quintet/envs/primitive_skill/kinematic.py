@@ -75,7 +75,7 @@ class KinematicTable:
     # ---- skills
 
     def _pick(self, x: float, y: float, z: float) -> None:
-        """Open the gripper, close it at a position, and lift what is there."""
+        """Open the gripper, close it at a position, and lift the object between its fingers."""
         scene = self._scene
         self._release(*scene.home)
         for name, body in scene.bodies.items():
@@ -90,28 +90,28 @@ class KinematicTable:
         self._release(x, y, z)
 
     def _push(self, start: Sequence[float], end: Sequence[float]) -> None:
-        """Move the closed gripper along a line at the height of its start, and what it meets ahead of it."""
+        """Move the closed gripper along a line at the height of its start, and push the objects in its path."""
         scene = self._scene
         length = math.hypot(end[0] - start[0], end[1] - start[1])
         if length == 0:
             return
-        along = ((end[0] - start[0]) / length, (end[1] - start[1]) / length)
+        direction = ((end[0] - start[0]) / length, (end[1] - start[1]) / length)
         for name, body in scene.bodies.items():
             is_inside = scene.drawer is not None and scene.drawer.contains(body)
             if name == scene.held or is_inside or abs(body.z - start[2]) > body.half + GRIPPER:
                 continue
-            ahead = (body.x - start[0]) * along[0] + (body.y - start[1]) * along[1]
-            beside = (body.x - start[0]) * along[1] - (body.y - start[1]) * along[0]
+            ahead = (body.x - start[0]) * direction[0] + (body.y - start[1]) * direction[1]
+            lateral = (body.x - start[0]) * direction[1] - (body.y - start[1]) * direction[0]
             reach = length + body.half + GRIPPER
-            if 0 <= ahead < reach and abs(beside) <= body.half + GRIPPER:
-                body.x += (reach - ahead) * along[0]
-                body.y += (reach - ahead) * along[1]
+            if 0 <= ahead < reach and abs(lateral) <= body.half + GRIPPER:
+                body.x += (reach - ahead) * direction[0]
+                body.y += (reach - ahead) * direction[1]
         if scene.drawer is not None:
             self._push_drawer(scene.drawer, start, end)
         self._settle()
 
     def _push_drawer(self, drawer: Drawer, start: Sequence[float], end: Sequence[float]) -> None:
-        """Close the drawer as far as the gripper moves against its handle, with what is in it."""
+        """Close the drawer, with its contents, as far as the gripper moves against its handle."""
         x, y, z = drawer.handle
         is_met = abs(start[0] - x) <= drawer.half and abs(start[2] - z) <= drawer.half and start[1] >= y - GRASP
         shift = min(max(y - end[1], 0.0), drawer.opening)
@@ -143,7 +143,7 @@ class KinematicTable:
                 resting.append(body)
 
     def _drop(self, body: Body, others: Sequence[Body]) -> None:
-        """Lower an object onto what is below it; it slides off what it only overlaps at the edge or from the side."""
+        """Lower an object onto the surface below it; it slides off objects that it overlaps only at the edge."""
         drawer = self._scene.drawer
         floor = drawer.bottom if drawer is not None and drawer.catches(body) else 0.0
         for other in sorted(others, key=lambda each: -each.z):

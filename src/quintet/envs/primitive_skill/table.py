@@ -32,10 +32,10 @@ class Table(Protocol):
         """Return the positions of objects and targets, always in the same order."""
 
     def information(self, *, masked: bool) -> Mapping[str, Any]:
-        """Return further values for the observation; without `masked` also what is held and which stages are solved."""
+        """Return further values for the observation; without `masked` also the held object and the solved stages."""
 
     def stage(self) -> int:
-        """Return the number of the last stage that is solved now, counted from 1; 0 if none is."""
+        """Return the number of the last solved stage, counted from 1; 0 if no stage is solved."""
 
     def is_solved(self) -> bool:
         """Return whether the task is solved."""
@@ -55,4 +55,4 @@ class Table(Protocol):
 
 def skill_text(name: str, *coordinates: float) -> str:
     """Return a skill as an action: `pick(62,-55,20)`."""
-    return f"{name}({','.join(str(round(each)) for each in coordinates)})"
+    return f"{name}({','.join(str(round(coordinate)) for coordinate in coordinates)})"

@@ -62,7 +62,7 @@ class Drawer:
         return max(abs(body.x - x), abs(body.y - y)) <= self.half - body.half / 2 and body.z >= self.bottom
 
     def contains(self, body: Body) -> bool:
-        """Return whether an object lies in it."""
+        """Return whether an object is inside the drawer."""
         return self.catches(body) and abs(body.z - self.bottom - body.half) < 1
 
 

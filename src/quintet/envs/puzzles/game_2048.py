@@ -19,8 +19,8 @@ Grid = list[list[int]]
 
 
 class Game2048:
-    """Grid with two tiles by the seed. The game goes on until no tile can move, and succeeds if a tile is at least
-    2048 then."""
+    """Grid with two tiles by the seed. The game ends when no tile can move, and succeeds if a tile is then at least
+    2048."""
 
     actions = ("Up", "Right", "Down", "Left")
 

@@ -30,19 +30,19 @@ COLORS = "WOGRBY"
 
 def _stickers() -> list[tuple[Vector, Vector]]:
     """Return the corner and the normal of each sticker, four of each face row by row."""
-    places = []
+    corners_and_normals = []
     for normal, right, down in FACES.values():
         for vertical, horizontal in product((-1, 1), repeat=2):
             corner = tuple(n + horizontal * r + vertical * d for n, r, d in zip(normal, right, down, strict=True))
-            places.append((corner, normal))
-    return places  # type: ignore[return-value]
+            corners_and_normals.append((corner, normal))
+    return corners_and_normals  # type: ignore[return-value]
 
 
 def _turned(vector: Vector, axis: Vector) -> Vector:
     """Return a vector after a quarter turn around the axis, clockwise as seen from its end: v × a + a (a · v)."""
     (x, y, z), (a, b, c) = vector, axis
-    along = a * x + b * y + c * z
-    return y * c - z * b + a * along, z * a - x * c + b * along, x * b - y * a + c * along
+    projection = a * x + b * y + c * z
+    return y * c - z * b + a * projection, z * a - x * c + b * projection, x * b - y * a + c * projection
 
 
 def _turns() -> dict[str, list[int]]:
@@ -57,8 +57,8 @@ def _turns() -> dict[str, list[int]]:
                 source[number[_turned(corner, axis), _turned(normal, axis)]] = number[corner, normal]
         turns[name] = source
         inverse = [0] * len(source)
-        for place, sticker in enumerate(source):
-            inverse[sticker] = place
+        for target, sticker in enumerate(source):
+            inverse[sticker] = target
         turns[f"{name}'"] = inverse
     return turns
 
@@ -97,7 +97,7 @@ class PocketCube:
         return all(len({*self._stickers[start : start + 4]}) == 1 for start in range(0, 24, 4))
 
     def _turn(self, action: str) -> None:
-        """Turn a face, and note the turn, or drop the last one that it undoes."""
+        """Turn a face, and record the turn, or remove the last recorded turn if this one undoes it."""
         self._stickers = [self._stickers[sticker] for sticker in TURNS[action]]
         if self._path and self._path[-1] == _inverse(action):
             self._path.pop()

@@ -20,10 +20,10 @@ EMPTY_SHARES = {"easy": 0.4, "medium": 0.5, "hard": 0.6}
 MAX_LISTED = 10
 """Empty cells up to which their candidates are listed."""
 _NUMBER = r"(\d+)"
-_PLACE = re.compile(
+PLACE_ACTION = re.compile(
     rf"(?:place\s+)?{_NUMBER}\s+at\s+(?:row\s+{_NUMBER}\s+col\s+{_NUMBER}|\(?{_NUMBER},\s*{_NUMBER}\)?)", re.IGNORECASE
 )
-_TRIPLE = re.compile(rf"{_NUMBER},\s*{_NUMBER},\s*{_NUMBER}")
+ACTION_TRIPLE = re.compile(rf"{_NUMBER},\s*{_NUMBER},\s*{_NUMBER}")
 
 
 class Sudoku:
@@ -45,8 +45,8 @@ class Sudoku:
         )
 
     def reset(self, seed: int) -> Observation:
-        self._given, self._solution = draw_puzzle(self._config.size, self._config.difficulty, seed)
-        self._grid = [list(row) for row in self._given]
+        self._clues, self._solution = draw_puzzle(self._config.size, self._config.difficulty, seed)
+        self._grid = [list(row) for row in self._clues]
         self._steps, self._feedback = 0, ""
         return self._observation()
 
@@ -63,7 +63,7 @@ class Sudoku:
         return Step(self._observation(), reward, solved, truncated, {"success": solved})
 
     def _place(self, action: str) -> tuple[float, str]:
-        """Execute an action; return its reward and what it did."""
+        """Execute an action; return its reward and a description of its effect."""
         refused = self._config.invalid_reward
         placed = parse_placement(action)
         if placed is None:
@@ -72,7 +72,7 @@ class Sudoku:
         size = self._config.size
         if not (1 <= row <= size and 1 <= column <= size and 1 <= number <= size):
             return refused, f"Row, column and number are from 1 to {size}."
-        if self._given[row - 1][column - 1]:
+        if self._clues[row - 1][column - 1]:
             return refused, f"The number at ({row},{column}) is given."
         if number not in self._candidates(row - 1, column - 1):
             return refused, f"{number} does not fit at ({row},{column})."
@@ -139,7 +139,7 @@ class Sudoku:
         text = str(number).rjust(width) if number else ".".rjust(width)
         if not marked:
             return text
-        return f"[{text}]" if self._given[row][column] else f" {text} "
+        return f"[{text}]" if self._clues[row][column] else f" {text} "
 
     def _hints(self) -> Iterator[str]:
         """Yield the candidates of the last empty cells, and the progress."""
@@ -157,13 +157,13 @@ def parse_placement(action: str) -> tuple[int, int, int] | None:
 
     RAGEN's forms, anywhere in the text: `place 5 at row 2 col 3`, `place 5 at (2,3)`, `5 at 2,3`, `(2,3,5)`, `2,3,5`.
     """
-    if found := _PLACE.search(action):
-        number, row, column = (int(group) for group in found.groups() if group is not None)
+    if match := PLACE_ACTION.search(action):
+        number, row, column = (int(group) for group in match.groups() if group is not None)
         return row, column, number
-    found = _TRIPLE.search(action)
-    if found is None:
+    match = ACTION_TRIPLE.search(action)
+    if match is None:
         return None
-    row, column, number = map(int, found.groups())
+    row, column, number = map(int, match.groups())
     return row, column, number
 
 

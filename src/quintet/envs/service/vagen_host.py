@@ -60,7 +60,7 @@ class VagenHost:
     def start_exchange(self, requests: Sequence[EnvRequest]) -> None:
         """Send the steps, or the first of the other requests; `finish` sends the rest."""
         self._requests = requests
-        steps = {self._id(each): self._response(each) for each in requests if each.actions is not None}
+        steps = {self._id(request): self._response(request) for request in requests if request.actions is not None}
         if steps:
             self._client.send("POST", "/batch/step", {"ids2actions": steps}, is_repeatable=False)
         else:
@@ -74,15 +74,17 @@ class VagenHost:
         try:
             results, decode_image = response.get("results", {}), limited_image_decoder()
             events: dict[int, HostEvent] = {
-                each.episode: _stepped(each.episode, results[self._id(each)], decode_image)
-                for each in self._requests
-                if each.actions is not None
+                request.episode: _stepped(request.episode, results[self._id(request)], decode_image)
+                for request in self._requests
+                if request.actions is not None
             }
-            self._close([each.episode for each in self._requests if each.seed is None and each.actions is None])
-            events |= dict(self._start([each for each in self._requests if each.seed is not None]))
+            self._close(
+                [request.episode for request in self._requests if request.seed is None and request.actions is None]
+            )
+            events |= dict(self._start([request for request in self._requests if request.seed is not None]))
         except (ArithmeticError, AttributeError, InvalidEnvOutputError, LookupError, TypeError, ValueError) as error:
             raise HostLostError(f"{self._client.url} sent an invalid response: {error!r}") from error
-        return [events[each.episode] for each in self._requests if each.episode in events]
+        return [events[request.episode] for request in self._requests if request.episode in events]
 
     def close(self) -> None:
         """Close the environments, if the server can be reached."""
@@ -122,7 +124,7 @@ class VagenHost:
         self._episodes.difference_update(running)
         if running:
             self._client.call(
-                "POST", "/batch/close", {"env_ids": [f"{self._prefix}{each}" for each in sorted(running)]}
+                "POST", "/batch/close", {"env_ids": [f"{self._prefix}{env_id}" for env_id in sorted(running)]}
             )
 
 

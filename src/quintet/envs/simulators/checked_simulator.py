@@ -74,8 +74,8 @@ class CheckedSimulator:
         """Move robots by one action each. The rows of robots that fail are 0."""
         step = self._call("step", robots, lambda simulator: _checked_step(simulator.step(robots, actions), len(robots)))
         if step is None:
-            nothing = np.zeros(len(robots), bool)
-            return SimulatorStep(np.zeros(len(robots), np.float32), nothing, nothing)
+            none = np.zeros(len(robots), bool)
+            return SimulatorStep(np.zeros(len(robots), np.float32), none, none)
         self.failures.update({int(robot): failure for robot, failure in step.failures.items()})
         for robot in robots[~np.isfinite(step.rewards)]:
             self.failures.setdefault(int(robot), Failure("step", INVALID_OUTPUT, "the reward is not finite"))

@@ -113,7 +113,7 @@ class LiberoSuite:
         names = self._benchmark.libero_suites if name == "libero_130" else [name]
         self._suites: dict[str, tuple[Any, int]] = {}
         """LIBERO's suite, and the number in it, of each task."""
-        for suite in (self._benchmark.get_benchmark(each)() for each in names):
+        for suite in (self._benchmark.get_benchmark(suite_name)() for suite_name in names):
             for number in range(suite.get_num_tasks()):
                 self._suites.setdefault(suite.get_task(number).name, (suite, number))
         self._start_states = {task: self._load(suite, number) for task, (suite, number) in self._suites.items()}

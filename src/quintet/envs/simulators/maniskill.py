@@ -223,8 +223,8 @@ class ManiSkillSimulator:
 
     def render(self, robots: np.ndarray) -> np.ndarray:
         envs = list(self._by_env(robots))
-        pictures: np.ndarray = np.concatenate([_array(env.unwrapped.render())[members] for env, _, members in envs])
-        return pictures.astype(np.uint8)[np.argsort(np.concatenate([rows for _, rows, _ in envs]))]
+        frames: np.ndarray = np.concatenate([_array(env.unwrapped.render())[members] for env, _, members in envs])
+        return frames.astype(np.uint8)[np.argsort(np.concatenate([rows for _, rows, _ in envs]))]
 
     def close(self) -> None:
         for env in self._envs:
@@ -260,7 +260,7 @@ def _arguments(task: str, options: ManiSkillOptions, camera_size: tuple[int, int
 
 @contextmanager
 def _machine_errors(task: str) -> Iterator[None]:
-    """Name what is missing on this machine.
+    """Raise errors of missing libraries and drivers of this machine with a hint.
 
     Raises:
         MachineError: a file or a Vulkan driver is missing.

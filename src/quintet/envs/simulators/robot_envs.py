@@ -59,7 +59,7 @@ class RobotEnvs:
         return self._stages[stage].finish_chunk()
 
     def offload(self) -> None:
-        """Free what the simulators occupy. Episodes do not continue: `reset` the stages, which builds them again."""
+        """Free the memory of the simulators. Episodes do not continue: `reset` rebuilds the stages."""
         for stage in self._stages:
             stage.offload()
 

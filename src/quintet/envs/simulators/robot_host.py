@@ -70,7 +70,7 @@ class RobotHost(Protocol):
         """Send the calls that were started; called after the last of them."""
 
     def offload(self) -> None:
-        """Free what the simulator occupies until the next reset."""
+        """Free the memory of the simulator until the next reset."""
 
     def close(self) -> None:
         """Free the simulator."""

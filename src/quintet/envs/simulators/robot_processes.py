@@ -150,7 +150,7 @@ class RobotProcesses:
             RobotsLostError: the process has died or exceeds its time limit, or the simulator has failed.
         """
         while stage not in process.replies and process.failure is None:
-            seconds = max(min(each.deadline for each in self._processes) - time.monotonic(), 0.0)
+            seconds = max(min(running.deadline for running in self._processes) - time.monotonic(), 0.0)
             self._processes.wait(None if seconds == math.inf else seconds)
             self._kill_timed_out()
         if stage not in process.replies and process.failure is not None:
@@ -183,7 +183,7 @@ class RobotProcesses:
             self._end(process, Failure(process.where, "ProcessDied", "the fork server of simulators has died"))
 
     def _kill_timed_out(self) -> None:
-        for process in [each for each in self._processes if time.monotonic() >= each.deadline]:
+        for process in [running for running in self._processes if time.monotonic() >= running.deadline]:
             # this process may not have polled for longer than the time limit
             self._receive(process)
             if process in self._processes and time.monotonic() >= process.deadline:

@@ -98,7 +98,7 @@ class RobotStage:
         self._frame: np.ndarray | None = None
 
     def describe(self) -> SimulatorDescription:
-        """Start the simulators and return what they say of themselves.
+        """Start the simulators and return their description.
 
         Raises:
             ConfigError: the simulator is not configured or not installed.
@@ -167,7 +167,7 @@ class RobotStage:
         return ChunkResult(observation, rewards, terminated, truncated, executed, final, tuple(episodes), frames)
 
     def offload(self) -> None:
-        """Free what the simulators occupy; the next call must be `reset`."""
+        """Free the memory of the simulators; the next call must be `reset`."""
         for share in self._shares:
             share.host.offload()
 

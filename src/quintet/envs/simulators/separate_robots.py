@@ -85,7 +85,7 @@ class SeparateRobots:
     def __init__(
         self, tasks: Sequence[RobotTask], build: Callable[[RobotTask, int], RobotInstance], num_robots: int
     ) -> None:
-        """`build` returns the instance of a task and a robot. The first one is built at once, so that what it lacks is
+        """`build` returns the instance of a task and a robot. The first one is built at once, so that errors are
         reported early; the others when they are reset."""
         self.num_robots = num_robots
         self.tasks = tuple(task.name for task in tasks)
@@ -151,11 +151,11 @@ class SeparateRobots:
         return self._blank
 
     def render(self, robots: np.ndarray) -> np.ndarray:
-        pictures = {robot: self._instances[robot].render() for robot in robots.tolist() if robot in self._instances}
-        if not pictures:
+        frames = {robot: self._instances[robot].render() for robot in robots.tolist() if robot in self._instances}
+        if not frames:
             raise RuntimeError("no robot can be rendered, since all have failed")
-        black = np.zeros_like(next(iter(pictures.values())))
-        return np.stack([pictures.get(robot, black) for robot in robots.tolist()])
+        black = np.zeros_like(next(iter(frames.values())))
+        return np.stack([frames.get(robot, black) for robot in robots.tolist()])
 
     def close(self) -> None:
         for robot in tuple(self._instances):

@@ -60,7 +60,8 @@ class SharedArrayWriter:
 
 
 class SharedArrayReader:
-    """Reads what `SharedArrayWriter` has written. The arrays are views, valid until the writer's next message."""
+    """Reads the arrays that `SharedArrayWriter` has written. The arrays are views, valid until the writer's next
+    message."""
 
     def __init__(self) -> None:
         self._segment = mmap.mmap(-1, 1)

@@ -24,8 +24,8 @@ class RobotStartStates:
         max_episodes: int = 1,
         key: str = "env",
     ) -> None:
-        """`group_size` robots next to each other are a group; `max_episodes` of a robot in a rollout, which is more
-        than one with automatic resets. `key` is that of `config`, for messages.
+        """`group_size` robots next to each other are a group; `max_episodes` is the number of episodes of a robot in a
+        rollout, more than one with automatic resets. `key` is the configuration key of `config`, for messages.
 
         Raises:
             ConfigError: the simulator has too few start states.

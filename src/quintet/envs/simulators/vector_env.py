@@ -131,8 +131,8 @@ class RobotVectorEnv:
         running = np.flatnonzero(self._episodes.running)
         # after an error of the simulator nothing is known of the other robots
         self.simulator.fail(running)
-        concerned = np.union1d(running, robots)
-        failed = concerned[self.simulator.have_failed(concerned)]
+        candidates = np.union1d(running, robots)
+        failed = candidates[self.simulator.have_failed(candidates)]
         self._unreported.update(failed.tolist())
         self._episodes.running[failed] = False
         return ~self.simulator.have_failed(robots)

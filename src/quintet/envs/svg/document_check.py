@@ -44,7 +44,7 @@ SIZES = ("width", "height", "viewBox", "x", "y", "stdDeviation", "transform", "g
 
 
 class InvalidSvgError(ValueError):
-    """SVG code that is not rendered; the message says why."""
+    """SVG code that is not rendered; the message gives the reason."""
 
 
 @dataclass(slots=True)
@@ -164,8 +164,8 @@ def _check_numbers(attribute: str, value: str) -> None:
 def _count_drawn(
     element: _Element, by_id: Mapping[str, _Element], counts: dict[int, int], running: set[int], depth: int
 ) -> int:
-    """Return the number of elements that drawing one draws. What it refers to counts for each of its descendants, which
-    may inherit the reference.
+    """Return the number of elements that are drawn for an element. A referenced element counts for each descendant,
+    which may inherit the reference.
 
     Raises:
         InvalidSvgError: there are too many, or references are circular or nested too deeply.

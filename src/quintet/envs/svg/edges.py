@@ -33,7 +33,7 @@ def _sobel(gray: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _is_maximum(magnitude: np.ndarray, dx: np.ndarray, dy: np.ndarray) -> np.ndarray:
-    """Return where the gradient is larger than that of both neighbours in its direction."""
+    """Return a mask of the pixels whose gradient is larger than both neighbours' in its direction."""
     padded = np.pad(magnitude, 1)
     height, width = magnitude.shape
 
@@ -62,10 +62,10 @@ def _connected(strong: np.ndarray, candidates: np.ndarray) -> np.ndarray:
         rows = edges.copy()
         rows[1:] |= edges[:-1]
         rows[:-1] |= edges[1:]
-        wider = rows.copy()
-        wider[:, 1:] |= rows[:, :-1]
-        wider[:, :-1] |= rows[:, 1:]
-        wider &= candidates
-        if (wider == edges).all():
+        dilated = rows.copy()
+        dilated[:, 1:] |= rows[:, :-1]
+        dilated[:, :-1] |= rows[:, 1:]
+        dilated &= candidates
+        if (dilated == edges).all():
             return edges
-        edges = wider
+        edges = dilated

@@ -41,7 +41,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Rendered SVG code of a response and its scores by name, or why there is none."""
+    """Rendered SVG code of a response and its scores by name, or the error of the rendering."""
 
     image: np.ndarray | None
     scores: Mapping[str, float]
@@ -99,7 +99,7 @@ def _scores(config: SvgConfig, rendered: Sequence[tuple[Target, str, np.ndarray]
             scorer = load_scorer(name, path or "", device)
             values = scorer.scores([target.image for target, _, _ in rendered], [image for _, _, image in rendered])
         else:
-            values = [functions[name](*each) for each in rendered]
+            values = [functions[name](*pair) for pair in rendered]
         for result, value in zip(scores, values, strict=True):
             result[name] = value
     return scores

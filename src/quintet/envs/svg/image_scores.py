@@ -13,23 +13,23 @@ XYZ = np.array([[0.412453, 0.357580, 0.180423], [0.212671, 0.715160, 0.072169], 
 WHITE_POINT = np.array([0.950456, 1.0, 1.088754])
 
 
-def pixel_score(target: np.ndarray, picture: np.ndarray) -> float:
+def pixel_score(target: np.ndarray, image: np.ndarray) -> float:
     """Return 1 − mean squared error of the RGB values in 0…1."""
-    return 1.0 - float(np.mean((target / 255.0 - picture / 255.0) ** 2))
+    return 1.0 - float(np.mean((target / 255.0 - image / 255.0) ** 2))
 
 
-def structural_score(target_edges: np.ndarray, picture: np.ndarray) -> float:
+def structural_score(target_edges: np.ndarray, image: np.ndarray) -> float:
     """Return the intersection over union of the edges, as VAGEN's `calculate_structural_accuracy`; 1 if neither has
     any, where VAGEN returns 0."""
-    edges = canny_edges(picture)
+    edges = canny_edges(image)
     union = int((target_edges | edges).sum())
     return int((target_edges & edges).sum()) / union if union else 1.0
 
 
-def color_score(target: np.ndarray, picture: np.ndarray) -> float:
+def color_score(target: np.ndarray, image: np.ndarray) -> float:
     """Return exp(−mean squared difference of the CIELAB values / 1000), of VAGEN's first version, whose differences
     overflow because they are of 8 bits."""
-    return float(np.exp(-np.mean((_lab(target) - _lab(picture)) ** 2) / LAB_SCALE))
+    return float(np.exp(-np.mean((_lab(target) - _lab(image)) ** 2) / LAB_SCALE))
 
 
 def code_score(target: str, code: str) -> float:

@@ -47,11 +47,11 @@ class DinoScorer:
 
     def scores(self, targets: Sequence[np.ndarray], images: Sequence[np.ndarray]) -> list[float]:
         """See `ModelScorer.scores`; one forward pass over the distinct targets and all images."""
-        numbers = {id(target): number for number, target in enumerate({id(each): each for each in targets}.values())}
         distinct = list({id(target): target for target in targets}.values())
+        numbers = {id(target): number for number, target in enumerate(distinct)}
         features = self._features([*distinct, *images])
-        of_targets = features[[numbers[id(target)] for target in targets]]
-        cosines = self._torch.nn.functional.cosine_similarity(of_targets, features[len(distinct) :], dim=1)
+        target_features = features[[numbers[id(target)] for target in targets]]
+        cosines = self._torch.nn.functional.cosine_similarity(target_features, features[len(distinct) :], dim=1)
         return [round((cosine + 1.0) / 2.0, DIGITS) for cosine in cosines.double().tolist()]
 
     def _features(self, images: Sequence[np.ndarray]) -> Any:

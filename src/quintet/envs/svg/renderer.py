@@ -65,7 +65,7 @@ class SvgRenderer:
         weakref.finalize(self, close_fork_servers, self._processes.fork_servers, os.getpid())
 
     def render(self, texts: Sequence[str], size: int) -> list[RenderResult]:
-        """Return the image of each text; an `InvalidSvgError` for one that is no valid SVG or exceeds a limit.
+        """Return the image of each text, or an `InvalidSvgError` if it is not valid SVG or exceeds a limit.
 
         Raises:
             MachineError: no worker process can run.

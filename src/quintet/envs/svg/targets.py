@@ -48,7 +48,7 @@ def _codes(dataset: str) -> dict[Split, list[str]]:
 
 def _read(dataset: str) -> Iterator[str]:
     path = Path(dataset)
-    files = sorted(each for each in path.rglob("*") if each.suffix in SUFFIXES) if path.is_dir() else [path]
+    files = sorted(entry for entry in path.rglob("*") if entry.suffix in SUFFIXES) if path.is_dir() else [path]
     if not files or not path.exists():
         problem = f"contains no file that ends in {', '.join(SUFFIXES)}" if path.is_dir() else "does not exist"
         hint = "put SVG files, or Parquet or JSON Lines files with a column svg there, or env.dataset=null draws icons"

@@ -34,7 +34,8 @@ class Choice:
 
 
 def verify_crossthinkqa(text: str, ground_truth: Any, extra: Mapping[str, Any], options: CrossThinkQaOptions) -> Score:
-    """Return the reward of ROLL's CrossThinkQA rule: that of the letter, minus penalties of repetition and length."""
+    """Return the reward of ROLL's CrossThinkQA rule: the reward of the letter minus penalties of repetition and
+    length."""
     text = remove_special_tokens(text)
     choice = read_choice(text_after_thinking(text))
     correct = choice.letter == _true_letter(ground_truth)

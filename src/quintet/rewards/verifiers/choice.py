@@ -33,8 +33,8 @@ def parse_letter(text: str) -> str | None:
 
 def find_letter(text: str) -> str | None:
     """Return the letter that a short answer begins with or mentions: `B`, `(B) 12`, `option B`, `I take (B)`."""
-    if (alone := parse_letter(text)) is not None:
-        return alone
+    if (only_letter := parse_letter(text)) is not None:
+        return only_letter
     if (leading := LEADING.match(text)) is not None:
         return leading[1].upper()
     letters = CHOSEN.findall(text) or BRACKETED.findall(text)
@@ -43,6 +43,6 @@ def find_letter(text: str) -> str | None:
 
 def _letter_of_choice(answer: str, choices: Sequence[Any]) -> str | None:
     """Return the letter of the choice whose text is the answer."""
-    words = " ".join(answer.split()).casefold()
-    matching = [index for index, choice in enumerate(choices) if " ".join(str(choice).split()).casefold() == words]
+    normalized = " ".join(answer.split()).casefold()
+    matching = [index for index, choice in enumerate(choices) if " ".join(str(choice).split()).casefold() == normalized]
     return chr(ord("A") + matching[0]) if len(matching) == 1 else None

@@ -11,7 +11,7 @@ from typing import Any
 
 from quintet.rewards.score import WRONG, Score, binary_score
 from quintet.rewards.verifiers.code import run_tests
-from quintet.rewards.verifiers.code_sandbox_tests import of_row, text_literal, text_tests
+from quintet.rewards.verifiers.code_sandbox_tests import parse_test_cases, text_literal, text_tests
 from quintet.rewards.verifiers.options import CodeSandboxOptions
 
 BLOCK = re.compile(r"```[\w+#.-]*+\s*+(.*?)```", re.DOTALL)
@@ -33,7 +33,8 @@ def verify(text: str, ground_truth: Any, extra: Mapping[str, Any], options: Code
         literal = text_literal(answer) if text else None
         cases = text_tests(extra.get("test_cases"), literal or "''")
         return binary_score(literal is not None and all(run_tests(cases, "", options.test_seconds)), None)
-    cases, program = of_row(case_type, extra.get("test_cases"), extra.get("test_case_function")), extract_code(answer)
+    cases = parse_test_cases(case_type, extra.get("test_cases"), extra.get("test_case_function"))
+    program = extract_code(answer)
     if not program.strip():
         return Score(WRONG)
     return binary_score(all(run_tests(cases, program, options.test_seconds)), None)

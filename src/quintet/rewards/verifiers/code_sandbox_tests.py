@@ -130,7 +130,7 @@ def _as_lists(result: Any) -> Any:
     return result
 
 
-def of_row(case_type: str, test_cases: Any, function: str | None) -> list[Case]:
+def parse_test_cases(case_type: str, test_cases: Any, function: str | None) -> list[Case]:
     """Return the tests of a row: input and output, or a call of `function`; assertions; or `check` of a candidate.
 
     Raises:
@@ -218,7 +218,7 @@ def _assertion(test: Mapping[str, Any]) -> Case:
 
 
 def _checks(test: Mapping[str, Any]) -> Iterator[Case]:
-    """Yield a test per line of the body of `check`, whose first line is that of the code."""
+    """Yield one test per line of the body of `check`: a `check` with only this line."""
     lines = [line for line in test["assert_code"].split("\n") if line]
     call = f"check({test.get('entry_point', 'candidate')})"
     for line in lines[1:] or [""]:

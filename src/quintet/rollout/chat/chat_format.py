@@ -12,8 +12,8 @@ import numpy as np
 from quintet.config.native.rollout import RolloutConfig
 from quintet.records import ImageInput
 from quintet.rollout.chat.image_prompts import ImagePrompts, is_marker, place_images, split_at_markers
-from quintet.rollout.chat.parity import DialogueComparison, ResponseText, compare
-from quintet.rollout.chat.template import Renderer, TemplateParts, TemplateReport, analyze_template
+from quintet.rollout.chat.template_analysis import Renderer, TemplateParts, TemplateReport, analyze_template
+from quintet.rollout.chat.template_comparison import DialogueComparison, ResponseText, compare
 from quintet.rollout.chat.thought_sections import format_instruction
 from quintet.rollout.chat.tokens import MessageFrame, TextEncoder
 
@@ -97,7 +97,8 @@ class ChatFormat:
         return self._first.encode(*self.template_parts.opening_texts(system, user))
 
     def next_prompt(self, user: str, *, closed: bool) -> tuple[int, ...]:
-        """Encode what follows a response; `closed` says that the response itself ends with the end token."""
+        """Encode the literals and the message after a response; `closed` says that the response itself ends with the
+        end token."""
         text = self.template_parts.next_user(user)
         if not closed:
             return self._open.encode(text)

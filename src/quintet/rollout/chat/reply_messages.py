@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from quintet.data.chat_template_renderer import TemplateRenderingError, render_chat_template
 from quintet.data.chat_templates import KEY, chat_template
-from quintet.data.template_rendering import TemplateRenderingError, render_chat_template
 from quintet.errors import ConfigError
 from quintet.rollout.chat.chat_format import special_and_added_tokens
-from quintet.rollout.chat.template import RESPONSE, USER, turn_markers, whitespace_rule
+from quintet.rollout.chat.template_analysis import RESPONSE, USER, turn_markers, whitespace_rule
 from quintet.rollout.chat.tokens import MessageFrame, TextEncoder
 from quintet.rollout.chat.tool_calls import renders_tool_calls
 

@@ -21,7 +21,7 @@ _NUMBERED = re.compile(r"(\d{1,3})\s*(?:\((.*)\))?")
 
 @dataclass(frozen=True, slots=True)
 class ParsedResponse:
-    """Legal actions in order; `valid` says that the format was followed and all actions were legal."""
+    """Legal actions in order; `valid` is True if the format was followed and all actions were legal."""
 
     actions: tuple[str, ...]
     valid: bool
@@ -96,8 +96,8 @@ class ResponseFormat:
         answer = sections.pop("answer")
         parts = [answer] if self._is_free_text else answer.split(self._separator)
         # RAGEN and VAGEN ignore separators with nothing between them
-        named = [part.strip() for part in parts if part.strip()] or [""]
-        parsed = list(map(self._action, named))
+        action_texts = [part.strip() for part in parts if part.strip()] or [""]
+        parsed = list(map(self._action, action_texts))
         legal = [action for action in parsed if action is not None]
         if len(legal) < len(parsed) and not self._skip:
             legal = [action for action in parsed[: parsed.index(None)] if action is not None]
@@ -131,14 +131,14 @@ class ResponseFormat:
             match = self._pattern.search(plain)
         return match, bool(full_match or (match and self._form not in ("whole", "strict")))
 
-    def _action(self, word: str) -> str | None:
+    def _action(self, text: str) -> str | None:
         """The env's name of an action, or the word itself if the action has placeholders; None if unknown."""
-        if any(template.fullmatch(word) for template in self._templates):
-            return word
-        legal = self._legal.get(self._fold(word))
+        if any(template.fullmatch(text) for template in self._templates):
+            return text
+        legal = self._legal.get(self._fold(text))
         if legal is not None or not self._numbers:
             return legal
-        match = _NUMBERED.fullmatch(word)
+        match = _NUMBERED.fullmatch(text)
         if match is None or not 1 <= int(match[1]) <= len(self._actions):
             return None
         action = self._actions[int(match[1]) - 1]

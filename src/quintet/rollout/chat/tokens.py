@@ -119,26 +119,26 @@ class MessageFrame:
     def encode(self, *messages: str) -> tuple[int, ...]:
         """Encode the literals with messages between them."""
         tokens: list[int] = []
-        stretch, strip_start = "", False
+        pending, strip_start = "", False
         for literal, message in zip(self._literals, (*messages, ""), strict=True):
-            stretch += literal.before
+            pending += literal.before
             if literal.tokens:
                 first = self._first and not tokens
-                tokens += self._encode_stretch(stretch, strip_start, literal.strips_before, first=first)
+                tokens += self._encode_text(pending, strip_start, literal.strips_before, first=first)
                 tokens += literal.tokens
-                stretch, strip_start = literal.after, literal.strips_after
+                pending, strip_start = literal.after, literal.strips_after
             for part in split_at_markers(message) if self._encoder.images else (message,):
                 if self._encoder.images and is_marker(part):
                     first = self._first and not tokens
-                    tokens += self._encode_stretch(stretch, strip_start, False, first=first)
+                    tokens += self._encode_text(pending, strip_start, False, first=first)
                     tokens += self._encoder.images.tokens(part)
-                    stretch, strip_start = "", False
+                    pending, strip_start = "", False
                 else:
-                    stretch += part
-        tokens += self._encode_stretch(stretch, strip_start, False, first=self._first and not tokens)
+                    pending += part
+        tokens += self._encode_text(pending, strip_start, False, first=self._first and not tokens)
         return tuple(tokens)
 
-    def _encode_stretch(self, text: str, strip_start: bool, strip_end: bool, *, first: bool) -> tuple[int, ...]:
+    def _encode_text(self, text: str, strip_start: bool, strip_end: bool, *, first: bool) -> tuple[int, ...]:
         text = text.lstrip() if strip_start else text
         return self._encoder.encode(text.rstrip() if strip_end else text, first)
 
@@ -157,8 +157,8 @@ def _text_encoder(tokenizer: Any) -> Callable[[str], Sequence[int]]:
 
 
 def _slow_text_encoder(tokenizer: Any) -> Callable[[str], Sequence[int]]:
-    """The same for a Python tokenizer. Those without the argument do not read special tokens in text, or their text is
-    split by `TextEncoder`."""
+    """Return the text encoder of a Python tokenizer. Tokenizers without the argument do not read special tokens in
+    text, or their text is split by `TextEncoder`."""
     try:
         tokenizer.encode("a", add_special_tokens=False, split_special_tokens=True)
     except (NotImplementedError, TypeError, ValueError):

@@ -60,7 +60,7 @@ class ToolCall:
 
 
 class ToolCallParser:
-    """Splits a growing text into content and tool calls. What is no valid call remains content."""
+    """Splits a growing text into content and tool calls. Invalid calls remain content."""
 
     def __init__(self, *, forced: bool = False) -> None:
         """`forced`: the text starts within a call, see `FORCED_START`."""

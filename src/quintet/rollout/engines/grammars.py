@@ -128,10 +128,12 @@ def allowed_tokens(matchers: Sequence[TokenMatcher], vocab_size: int) -> npt.NDA
     from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask_par
 
     bitmask = allocate_token_bitmask(len(matchers), matchers[0].vocab_size)
-    fill_next_token_bitmask_par(_executor(), [(each.matcher, row) for row, each in enumerate(matchers)], bitmask)
+    fill_next_token_bitmask_par(
+        _executor(), [(constrained.matcher, row) for row, constrained in enumerate(matchers)], bitmask
+    )
     allowed = np.unpackbits(bitmask.view(np.uint8), axis=1, count=vocab_size, bitorder="little").view(np.bool_)
-    for each, row in zip(matchers, allowed, strict=True):
-        each.set_stop_tokens(row)
+    for constrained, row in zip(matchers, allowed, strict=True):
+        constrained.set_stop_tokens(row)
     return allowed
 
 

@@ -134,13 +134,15 @@ def _compare(name: str, weight: Tensor, other: Tensor) -> WeightDifference:
 
 
 def _mismatch_error(mismatches: Sequence[WeightDifference], directory: Path | None) -> MachineError:
-    listed = "; ".join(f"{each.name}: {each.problem}{_by(each)}" for each in mismatches[:3])
+    listed = "; ".join(
+        f"{mismatch.name}: {mismatch.problem}{_difference_text(mismatch)}" for mismatch in mismatches[:3]
+    )
     more = f", and {len(mismatches) - 3} more" if len(mismatches) > 3 else ""
     hint = f"see {directory / 'differences.json'}" if directory else f"set {KEY}_dir to save all differences"
     return MachineError(f"{KEY}: engine and learner differ in {len(mismatches)} weights ({listed}{more})", hint)
 
 
-def _by(difference: WeightDifference) -> str:
+def _difference_text(difference: WeightDifference) -> str:
     return f" by {difference.max_difference:.2g}" if difference.problem == "differs" else ""
 
 
@@ -157,7 +159,7 @@ def _save(
         if weights is not None:
             plain = {name: weight.detach().cpu().clone() for name, weight in weights.items()}
             save_file(plain, directory / f"{side}.safetensors")
-    table = None if differences is None else [asdict(each) for each in differences]
+    table = None if differences is None else [asdict(difference) for difference in differences]
     (directory / "differences.json").write_text(json.dumps(table, indent=1))
 
 

@@ -35,7 +35,7 @@ class RecordedVideo:
 
 
 class RolloutRecording:
-    """Records rollouts as `tracking` says: the first robots of this process."""
+    """Records the rollouts of the first robots of this process, as configured by `tracking`."""
 
     def __init__(self, config: Experiment) -> None:
         self._config = config
@@ -65,7 +65,7 @@ class RolloutRecording:
         return [] if recorded is None else recorded.trajectories(self._config.env.name)
 
     def take_videos(self, *, wait: bool = False) -> list[RecordedVideo]:
-        """Return the videos that were completed since the last call; `wait` for those that are still encoded."""
+        """Return the videos completed since the last call; with `wait`, after all videos are encoded."""
         if wait:
             self.close()
         return [self._complete.get_nowait() for _ in range(self._complete.qsize())]

@@ -121,14 +121,14 @@ class LocalRobotWorker:
 
     def add_advantages(self) -> dict[str, float]:
         batch = self._rollout_batch()
-        everything, metrics = add_chunk_advantages(self._gathered(batch), self._config)
+        all_robots, metrics = add_chunk_advantages(self._gathered(batch), self._config)
         columns = self._columns
         self._batch = replace(
             batch,
-            advantages=_columns_of(everything.advantages, columns),
-            returns=_columns_of(everything.returns, columns),
-            loss_mask=everything.loss_mask[:, columns],
-            loss_weights=_columns_of(everything.loss_weights, columns),
+            advantages=_columns_of(all_robots.advantages, columns),
+            returns=_columns_of(all_robots.returns, columns),
+            loss_mask=all_robots.loss_mask[:, columns],
+            loss_weights=_columns_of(all_robots.loss_weights, columns),
         )
         return metrics
 
@@ -207,8 +207,8 @@ class LocalRobotWorker:
 
         def write(checkpoint: Path) -> None:
             write_model(checkpoint)
-            for each in snapshots:
-                each.write(checkpoint)
+            for learner_snapshot in snapshots:
+                learner_snapshot.write(checkpoint)
 
         if self._ranks.rank == 0:
             return write

@@ -105,7 +105,9 @@ async def _send_http_error(_: Request, error: Exception) -> JSONResponse:
 async def _send_validation_error(_: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, RequestValidationError):
         raise error
-    problems = [f"{'.'.join(map(str, each['loc'][1:])) or 'body'}: {each['msg']}" for each in error.errors()[:8]]
+    problems = [
+        f"{'.'.join(map(str, problem['loc'][1:])) or 'body'}: {problem['msg']}" for problem in error.errors()[:8]
+    ]
     return JSONResponse({"error": "; ".join(problems), "code": "bad_request"}, 400)
 
 

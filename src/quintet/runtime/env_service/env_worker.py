@@ -98,7 +98,7 @@ def _factory(config: str) -> Callable[[], Env]:
 
 
 class _Episode:
-    """An env, what it has told the policy, and its reward so far."""
+    """An env with its last observation and its reward so far."""
 
     def __init__(self, build_env: Callable[[], Env]) -> None:
         self._envs = LocalVectorEnv(build_env)

@@ -77,7 +77,9 @@ class ServedEnvs:
         try:
             config = adapter.validate_json(json.dumps(values))
         except ValidationError as error:
-            problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+            problems = "; ".join(
+                f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()
+            )
             raise RequestError(f"env: {problems}", code="invalid_env") from error
         if not isinstance(config, InteractiveEnvSection | SimulatorConfig):
             raise RequestError(f"{name} has no environment", code="invalid_env")

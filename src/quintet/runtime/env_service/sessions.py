@@ -117,7 +117,11 @@ class SessionTable:
     def close_idle(self) -> None:
         """Close the sessions whose clients have sent nothing for too long."""
         oldest = self._clock() - self.limits.idle_seconds
-        for session in [each for each in self._sessions.values() if each.used_at < oldest and not each.num_running]:
+        for session in [
+            candidate
+            for candidate in self._sessions.values()
+            if candidate.used_at < oldest and not candidate.num_running
+        ]:
             del self._sessions[session.id]
             self._discard(session)
 

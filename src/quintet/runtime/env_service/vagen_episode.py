@@ -22,7 +22,7 @@ class VagenEpisode:
     def __init__(
         self, build_env: Callable[[], Env], responses: Mapping[str, Any], scoring: RelationScoring | None = None
     ) -> None:
-        """`responses` has the fields of `VagenResponses`; `scoring` is that of the env's states."""
+        """`responses` has the fields of `VagenResponses`; `scoring` weighs the relations of the env's states."""
         self._build_env = build_env
         self._format_rewards = {True: float(responses["format_reward"]), False: float(responses["format_penalty"])}
         self._state_weights: Mapping[str, float] | None = responses["state_reward"]
@@ -92,7 +92,10 @@ class VagenEpisode:
         if weights is None:
             return {}
         described = descriptions(sections, before.relations, self._last.relations, self._scoring)
-        return {f"{each.kind}_reward": weights[each.kind] * score_by_rules(each).score for each in described}
+        return {
+            f"{description.kind}_reward": weights[description.kind] * score_by_rules(description).score
+            for description in described
+        }
 
     def _observation(self, head: str) -> dict[str, Any]:
         observation = self._last

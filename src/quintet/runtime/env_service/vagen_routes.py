@@ -172,7 +172,7 @@ def _add_single_routes(router: APIRouter, session: _VagenSession) -> None:
 
     @router.get("/reward/{env_id}")
     async def reward(env_id: str) -> dict[str, Any]:
-        """Reward of the episode beyond that of its steps: 0."""
+        """Return the reward of the episode beyond the rewards of its steps: 0."""
         return {"reward": await session.call_one(Call(env_id, "reward"))}
 
     @router.get("/system_prompt/{env_id}")

@@ -124,11 +124,11 @@ class EnvWorker(asyncio.Protocol):
 
     def fail(self, error_type: str, message: str) -> None:
         """Fail the request that was being executed; the results of all others are lost."""
-        culprit = self.num_executed
+        failed_request = self.num_executed
         while self._batches:
             batch = self._batches[0]
             result: dict[str, Any] = {"lost": f"its worker process was lost with another environment: {message}"}
-            if self._num_received == culprit:
+            if self._num_received == failed_request:
                 where = "reset" if batch.methods[len(batch.results)] in ("start", "robots_start") else "step"
                 result = {"failure": [where, error_type, message]}
             self._add_result(encode_payload(result, batch.form))
@@ -261,7 +261,7 @@ class WorkerPool:
     async def _kill_hanging(self) -> None:
         while True:
             await asyncio.sleep(self._time_limit / CHECKS_PER_TIME_LIMIT)
-            for worker in [each for each in self.workers.values() if each.is_hanging(self._time_limit)]:
+            for worker in [candidate for candidate in self.workers.values() if candidate.is_hanging(self._time_limit)]:
                 del self.workers[worker.number]
                 self._signal(worker)
                 self._fail(worker, "Timeout", f"no result after {self._time_limit:g} s: its process was killed")

@@ -26,7 +26,7 @@ ADDRESS_VARIABLES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
 """Variables that Ray would prefer to the address of the command line."""
 
 
-def submit_job(address: str, words: Sequence[str], directory: str, show: Callable[[str], None]) -> int:
+def submit_job(address: str, argv: Sequence[str], directory: str, show: Callable[[str], None]) -> int:
     """Run a command as a job in a directory that the cluster shares; return its exit status.
 
     A signal stops the job, which ends as if the signal had been sent to the command.
@@ -41,7 +41,7 @@ def submit_job(address: str, words: Sequence[str], directory: str, show: Callabl
     """
     for name in ADDRESS_VARIABLES:
         os.environ.pop(name, None)
-    entrypoint = f"cd {shlex.quote(directory)} && exec {shlex.join(words)}"
+    entrypoint = f"cd {shlex.quote(directory)} && exec {shlex.join(argv)}"
     with stop_on_signals() as stop:
         client, job_id = _submit(address, entrypoint)
         show(f"quintet: submitted as job {job_id} to {address}\n")
@@ -122,7 +122,7 @@ class _Job:
             self._shown = len(output)
 
     def _exit_status(self, details: Any, stop: StopRequest) -> int:
-        """Return the exit status of the job; of one that was stopped, that of a process that the signal ended."""
+        """Return the exit status of the job; for a stopped job, the status of a process that the signal ended."""
         if details.driver_exit_code is not None:
             return int(details.driver_exit_code)
         if stop.number is not None:

@@ -38,7 +38,7 @@ NICENESS = "RAY_worker_niceness"
 class RankCommand:
     """Command that every rank runs."""
 
-    words: Sequence[str]
+    argv: Sequence[str]
     """Program and arguments, the same on all nodes."""
     directory: str
     """Working directory, which all nodes share."""
@@ -147,7 +147,7 @@ def _check_reachable(address: str) -> None:
 
 @contextmanager
 def _placed(command: RankCommand, resources: Sequence[Mapping[str, float]], stop: StopRequest) -> Iterator[list[Node]]:
-    """Start the ranks on nodes with the resources of each; kill those that are left in the end."""
+    """Start the ranks on nodes with the resources that they need; at the end, kill remaining ranks."""
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -262,7 +262,8 @@ def _hosts(group: Any) -> list[str]:
 
 
 def _order(hosts: Sequence[str], resources: Sequence[Mapping[str, float]]) -> list[int]:
-    """Return the index of each node's bundle: of those with its resources, the one with the next address."""
+    """Return, for the resources of each node, the index of a placement-group bundle with these resources, in the order
+    of addresses."""
     by_address = sorted(range(len(hosts)), key=lambda index: [part.zfill(3) for part in hosts[index].split(".")])
     order: list[int] = []
     for resource in resources:
@@ -290,9 +291,9 @@ def _start_ranks(
             for local, rank in enumerate(node.ranks)
         }
         try:
-            node.call("start", list(command.words), command.directory, environments)
+            node.call("start", list(command.argv), command.directory, environments)
         except OSError as error:
-            message = f"node {node.host} cannot start {command.words[0]} in {command.directory}: {error}"
+            message = f"node {node.host} cannot start {command.argv[0]} in {command.directory}: {error}"
             hint = "install quintet on all nodes at the same path, and use a directory that all nodes share"
             raise MachineError(message, hint) from error
     return nodes

@@ -190,7 +190,7 @@ class RankWatch:
         if rank in self._stopped:
             return f"{name} is stopped (SIGSTOP)"
         if code < 0:
-            is_known = -code in {each.value for each in signal.Signals}
+            is_known = -code in {known.value for known in signal.Signals}
             cause = ", probably because the node ran out of memory" if -code == signal.SIGKILL else ""
             return f"{name} was killed by {signal.Signals(-code).name if is_known else f'signal {-code}'}{cause}"
         message = record.message if record is not None and record.message else "without a message"

@@ -38,7 +38,7 @@ MAX_LARGE_BYTES, MAX_LARGE_BYTES_PER_CLIENT = 512 << 20, 128 << 20
 """Maximum size of all large bodies that are received or handled at the same time."""
 COMPUTING_CONNECTIONS = 4
 """Number of connections that are parsed and tokenized at the same time, beside one with a large body."""
-REST = 3.0
+REST_RATIO = 3.0
 """Rest after parsing and tokenizing, in multiples of its processor time: it holds the interpreter lock, which the
 engine's thread needs, too."""
 MIN_REST_SECONDS = 0.005
@@ -48,13 +48,13 @@ MIN_REST_SECONDS = 0.005
 class FairSemaphore:
     """Semaphore of an event loop that gives waiting clients permits in turns.
 
-    With `rest` r, no permit is given for r * t seconds after t seconds of processor time, as soon as these add up to
-    `MIN_REST_SECONDS`: the work uses at most 1 / (1 + r) of a core.
+    With `rest_ratio` r, no permit is given for r * t seconds after t seconds of processor time, as soon as these add up
+    to `MIN_REST_SECONDS`: the work uses at most 1 / (1 + r) of a core.
     """
 
-    def __init__(self, permits: int, rest: float = 0.0) -> None:
+    def __init__(self, permits: int, rest_ratio: float = 0.0) -> None:
         self._free = permits
-        self._rest = rest
+        self._rest_ratio = rest_ratio
         self._rest_until = 0.0
         self._waiting: RoundRobinQueue[Callable[[], bool]] = RoundRobinQueue()
 
@@ -78,19 +78,19 @@ class FairSemaphore:
             return
         self._free -= 1
         if not function():
-            self._give()
+            self._grant()
 
     def release(self, seconds: float) -> None:
         """Return a permit after `seconds` of processor time."""
         now = time.monotonic()
-        self._rest_until = max(now, self._rest_until) + seconds * self._rest
+        self._rest_until = max(now, self._rest_until) + seconds * self._rest_ratio
         pause = self._rest_until - now
         if pause < MIN_REST_SECONDS:
-            self._give()
+            self._grant()
         else:
-            asyncio.get_running_loop().call_later(pause, self._give)
+            asyncio.get_running_loop().call_later(pause, self._grant)
 
-    def _give(self) -> None:
+    def _grant(self) -> None:
         """Give a permit to the next client that keeps it."""
         while (client := next(self._waiting.clients, None)) is not None:
             if self._waiting.pop(client)():
@@ -211,8 +211,8 @@ class ConnectionTable:
 
     def __init__(self, max_connections: int) -> None:
         self._max_connections = max_connections
-        self._small = FairSemaphore(COMPUTING_CONNECTIONS, REST)
-        self._large = FairSemaphore(1, REST)
+        self._small_bodies = FairSemaphore(COMPUTING_CONNECTIONS, REST_RATIO)
+        self._large_bodies = FairSemaphore(1, REST_RATIO)
         self._pool = ThreadPoolExecutor(COMPUTING_CONNECTIONS + 1, "http")
         self._connections: dict[socket.socket, Connection] = {}
         self._counts: Counter[str] = Counter()
@@ -224,14 +224,14 @@ class ConnectionTable:
         """Add and return a connection, or return None if there are too many. The connection that has waited longest for
         its client makes room: one of the same client if it has half of the maximum, else one of the client with most.
         """
-        crowded = None
+        client_to_evict = None
         if self._counts[client] >= self._max_connections // 2:
-            crowded = client
+            client_to_evict = client
         elif len(self._connections) >= self._max_connections:
-            crowded = max(self._counts, key=self._counts.__getitem__)
-        if crowded is not None and not self._close_reading(crowded):
+            client_to_evict = max(self._counts, key=self._counts.__getitem__)
+        if client_to_evict is not None and not self._close_reading(client_to_evict):
             return None
-        connection = self._connections[sock] = Connection(client, sock, self._small, self._pool)
+        connection = self._connections[sock] = Connection(client, sock, self._small_bodies, self._pool)
         self._counts[client] += 1
         return connection
 
@@ -254,18 +254,18 @@ class ConnectionTable:
             return
         self._check_large_bodies(connection)
         connection.end_computing()
-        connection.semaphore, connection.large_body_bytes = self._large, num_bytes
+        connection.semaphore, connection.large_body_bytes = self._large_bodies, num_bytes
         try:
             await connection.begin_computing()
             yield
         finally:
             connection.end_computing()
-            connection.semaphore, connection.large_body_bytes = self._small, 0
+            connection.semaphore, connection.large_body_bytes = self._small_bodies, 0
             return_freed_memory()
 
     def close_reading(self) -> None:
         """Close the connections that wait for their clients."""
-        for connection in [each for each in self._connections.values() if each.is_reading]:
+        for connection in [candidate for candidate in self._connections.values() if candidate.is_reading]:
             self._close(connection)
 
     def close(self) -> None:
@@ -274,8 +274,8 @@ class ConnectionTable:
 
     def _check_large_bodies(self, connection: Connection) -> None:
         sizes = Counter[str]()
-        for each in self._connections.values():
-            sizes[each.client] += each.large_body_bytes
+        for candidate in self._connections.values():
+            sizes[candidate.client] += candidate.large_body_bytes
         if sizes[connection.client] >= MAX_LARGE_BYTES_PER_CLIENT or sizes.total() >= MAX_LARGE_BYTES:
             message = "the server is receiving too many large bodies: try again later"
             raise RequestError(message, status=503, kind="server_error", code="overloaded")
@@ -283,7 +283,9 @@ class ConnectionTable:
     def _close_reading(self, client: str) -> bool:
         """Close the connection of a client that has waited longest for it; return False if there is none."""
         connections = self._connections.values()
-        idle = next((each for each in connections if each.client == client and each.is_reading), None)
+        idle = next(
+            (connection for connection in connections if connection.client == client and connection.is_reading), None
+        )
         if idle is None:
             return False
         self._close(idle)

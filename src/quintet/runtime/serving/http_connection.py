@@ -30,12 +30,12 @@ class HttpConnection:
             TimeoutError: it does not arrive in time.
             OSError: the connection is broken.
         """
-        deadline = _after(self._idle_seconds)
+        deadline = _deadline_after(self._idle_seconds)
         has_begun = False
         while (event := self._http.next_event()) is h11.NEED_DATA:
             received = await self._connection.receive(deadline)
             if not has_begun:
-                has_begun, deadline = True, min(deadline, _after(connections.HEAD_SECONDS))
+                has_begun, deadline = True, min(deadline, _deadline_after(connections.HEAD_SECONDS))
             self._http.receive_data(received)
         self.is_answered = False
         self._idle_seconds = connections.IDLE_SECONDS
@@ -51,7 +51,7 @@ class HttpConnection:
         """
         if self._http.they_are_waiting_for_100_continue:
             await self._send(h11.InformationalResponse(status_code=100, headers=[], reason="Continue"))
-        deadline, body = _after(seconds), bytearray()
+        deadline, body = _deadline_after(seconds), bytearray()
         while not isinstance(event := self._http.next_event(), h11.EndOfMessage):
             if isinstance(event, h11.Data):
                 body += event.data
@@ -93,12 +93,12 @@ class HttpConnection:
         if self._http.their_state is h11.SEND_BODY:
             self._http.next_event()  # the end of the request, if it has no body
         has_unread_body = self._http.their_state is not h11.DONE
-        named = {"Server": "quintet", **headers} | ({"Connection": "close"} if has_unread_body else {})
-        return h11.Response(status_code=status, headers=list(named.items()), reason=HTTPStatus(status).phrase)
+        all_headers = {"Server": "quintet", **headers} | ({"Connection": "close"} if has_unread_body else {})
+        return h11.Response(status_code=status, headers=list(all_headers.items()), reason=HTTPStatus(status).phrase)
 
     async def _send(self, *events: h11.Event) -> None:
         await self._connection.send(b"".join(self._http.send(event) or b"" for event in events))
 
 
-def _after(seconds: float) -> float:
+def _deadline_after(seconds: float) -> float:
     return asyncio.get_running_loop().time() + seconds

@@ -80,7 +80,7 @@ def read_images(messages: Sequence[Message], processor: ImageProcessor | None, m
     low_detail = replace(processor, max_pixels=min(processor.max_pixels, LOW_DETAIL_PIXELS))
     processors = [low_detail if file.is_low_detail else processor for file in files]
     _check_tokens(files, processors, max_tokens)
-    images = [each.process(_decode(file)) for file, each in zip(files, processors, strict=True)]
+    images = [image_processor.process(_decode(file)) for file, image_processor in zip(files, processors, strict=True)]
     return RequestImages(tuple(map(image_marker, images)), tuple({image.key: image for image in images}.values()))
 
 

@@ -175,7 +175,7 @@ class RequestHandler:
         return PendingCompletion(body, prompts, pending, session, number, session_request_id)
 
     def end(self, job: PendingCompletion) -> None:
-        """End a request; abort what is still running."""
+        """End a request, and abort its running completions."""
         if None in job.pending.generations:
             self.engine.abort(job.pending)
         with self._lock:

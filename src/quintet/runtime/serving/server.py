@@ -197,7 +197,9 @@ class _ConnectionHandler:
 
     async def _send_session(self, name: str | None) -> None:
         session = self._requests.session(str(name))
-        lines = await self._connection.compute(lambda: "".join(f"{each.to_json()}\n" for each in session.exchanges))
+        lines = await self._connection.compute(
+            lambda: "".join(f"{exchange.to_json()}\n" for exchange in session.exchanges)
+        )
         await self._http.respond(200, "application/jsonl", lines.encode(), {})
 
     async def _end_session(self, name: str | None) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from quintet.data.template_rendering import TemplateLimitError, TemplateRenderingError, render_chat_template
+from quintet.data.chat_template_renderer import TemplateLimitError, TemplateRenderingError, render_chat_template
 from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.chat.image_prompts import ImagePrompts
 from quintet.rollout.chat.tool_calls import FORCED_START, overlap, renders_tool_calls

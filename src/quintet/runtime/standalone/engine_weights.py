@@ -67,7 +67,8 @@ class EngineWeights:
         return len({layout.devices[worker.rank] for worker in workers}) < len(workers)
 
     def stage(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy the weights: full tensors under Hugging Face names. Those of the last call remain until the next one."""
+        """Copy the weights: full tensors under Hugging Face names. The weights of the last call remain until the next
+        call."""
         if self._broadcast is not None and not self._broadcast.finish():
             self._close_broadcast()
         else:

@@ -50,8 +50,8 @@ class StandaloneEngines:
             engine.start_build(self._build_call)
 
     def engines(self) -> list[RestartingEngine]:
-        """Return the engines by rank of their worker. Those of a device are built one after another, since vLLM
-        measures the free memory of its device when it starts."""
+        """Return the engines by rank of their worker. Engines on the same device are built one after another, since
+        vLLM measures the free memory of its device when it starts."""
         for index, builds in enumerate(self._builds):
             for engine in builds if index else ():
                 engine.start_build(self._build_call)
@@ -190,7 +190,9 @@ class StandaloneEngine:
             self._call("abort", ids=sent)
         aborted = [generation for generation in self._generations if generation.id in ids]
         self._generations = [generation for generation in self._generations if generation.id not in ids]
-        return aborted + [Generation(each, (), (), FinishReason.ABORT, self.weight_version) for each in unsent]
+        return aborted + [
+            Generation(request_id, (), (), FinishReason.ABORT, self.weight_version) for request_id in unsent
+        ]
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See `Engine.load_weights`: the engine loads the staged weights of its group, so `weights` are not read. A

@@ -121,7 +121,7 @@ class StandaloneLearnerGroup(RemoteLearnerGroup):
     def _call_with_weights(self, transport: StandaloneTransport, method: str, staged: StagedWeights) -> None:
         """Call a method that loads the staged weights on all workers of a component."""
         arguments = [{"weights": staged.for_worker(worker)} for worker in transport.workers]
-        transport.execute_together([RemoteCall(STANDALONE_LEARNERS, method, each) for each in arguments])
+        transport.execute_together([RemoteCall(STANDALONE_LEARNERS, method, argument) for argument in arguments])
 
     def load_reward_model(self, config: RewardModelConfig, max_length: int) -> ResponseScorer:
         """See `LearnerGroup.load_reward_model`; every worker of a standalone one has a copy, or a shard."""

@@ -193,8 +193,8 @@ class WorkerListener:
     def take_arrived(self, ranks: Collection[int], role: Role = "engine") -> list[StandaloneWorker]:
         """Return the workers of `ranks` with this role that have connected since the last call, by rank."""
         with self._lock:
-            arrived = [each for each in self._arrived if each.role == role and each.rank in ranks]
-            self._arrived = [each for each in self._arrived if each not in arrived]
+            arrived = [peer for peer in self._arrived if peer.role == role and peer.rank in ranks]
+            self._arrived = [peer for peer in self._arrived if peer not in arrived]
         return sorted((worker for worker in arrived if worker.lost_reason is None), key=lambda worker: worker.rank)
 
     def wait_for(self, ranks: Collection[int], timeout_seconds: float, role: Role = "engine") -> list[StandaloneWorker]:
@@ -204,7 +204,7 @@ class WorkerListener:
             MachineError: some did not connect in time; the message names them.
         """
         deadline = time.monotonic() + timeout_seconds
-        while missing := sorted(set(ranks) - self._living(role).keys()):
+        while missing := sorted(set(ranks) - self._connected_workers(role).keys()):
             if time.monotonic() > deadline:
                 names = ", ".join(describe_rank(rank, self._ranks[rank]) for rank in missing)
                 raise MachineError(
@@ -213,16 +213,16 @@ class WorkerListener:
                     "placement.join_timeout_seconds",
                 )
             time.sleep(POLL_SECONDS)
-        workers = self._living(role)
+        workers = self._connected_workers(role)
         with self._lock:
-            self._arrived = [each for each in self._arrived if each.role != role or each.rank not in ranks]
+            self._arrived = [peer for peer in self._arrived if peer.role != role or peer.rank not in ranks]
         return [workers[rank] for rank in sorted(ranks)]
 
-    def _living(self, role: Role) -> dict[int, StandaloneWorker]:
+    def _connected_workers(self, role: Role) -> dict[int, StandaloneWorker]:
         """Return the workers with this role that are connected, by rank."""
         workers = [connections.worker for connections in list(self._connections.values())]
-        living = (worker for worker in workers if worker is not None and worker.lost_reason is None)
-        return {worker.rank: worker for worker in living if worker.role == role}
+        alive = (worker for worker in workers if worker is not None and worker.lost_reason is None)
+        return {worker.rank: worker for worker in alive if worker.role == role}
 
     def close(self) -> None:
         """Ask all workers to exit, and stop listening."""
@@ -244,9 +244,9 @@ class WorkerListener:
                 connected, _ = self._server.accept()
             except OSError:  # closed
                 return
-            threading.Thread(target=self._greet, args=(connected,), name="workers-greet", daemon=True).start()
+            threading.Thread(target=self._handshake, args=(connected,), name="worker-handshake", daemon=True).start()
 
-    def _greet(self, connected: socket.socket) -> None:
+    def _handshake(self, connected: socket.socket) -> None:
         """Read the first message of a connection, and accept or refuse it."""
         connected.settimeout(HELLO_SECONDS)
         try:

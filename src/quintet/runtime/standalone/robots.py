@@ -48,8 +48,8 @@ class OrderedCalls:
         self._count = 0
 
     def start(self, call: RemoteCall, worker: StandaloneWorker | None = None) -> int:
-        """Send a call; return its number for `finish`. `worker` is the one that has what the call needs: if it was
-        started again since, the call fails as it does with a lost worker."""
+        """Send a call; return its number for `finish`. `worker` is the worker that has the state that the call needs:
+        if it was restarted since, the call fails like one to a lost worker."""
         self._count += 1
         try:
             if worker is not None and worker is not self.worker:
@@ -204,7 +204,7 @@ def standalone_robots(
         [RemoteRobots(StandaloneRobotChannel(each, stage), size) for each, size in zip(robots, sizes, strict=True)]
         for stage in stages
     ]
-    return RobotEnvs([RobotStage(each, auto_reset=env.auto_reset) for each in hosts])
+    return RobotEnvs([RobotStage(host, auto_reset=env.auto_reset) for host in hosts])
 
 
 class StandalonePolicies:
@@ -223,7 +223,7 @@ class StandalonePolicies:
             RankDiedError: a worker is lost, or failed.
             MachineError: a worker cannot build it.
         """
-        self._copies = [(each, each.worker) for each in workers]
+        self._copies = [(worker, worker.worker) for worker in workers]
         """Calls to each worker, and the worker that has the copy: one that was started again has none."""
         self._weights, self._staged = weights, StagedWeights(num_buffers=1)
         self._call([RemoteCall(STANDALONE_POLICY, "build", {"config": config, "policy": policy})] * len(workers))
@@ -231,8 +231,8 @@ class StandalonePolicies:
     def sync_weights(self) -> None:
         """Load the learner's weights into all copies; raises as `sample` does."""
         self._staged.stage(self._weights())
-        places = [self._staged.for_worker(worker) for _, worker in self._copies]
-        self._call([RemoteCall(STANDALONE_POLICY, "load_weights", {"weights": each}) for each in places])
+        staged = [self._staged.for_worker(worker) for _, worker in self._copies]
+        self._call([RemoteCall(STANDALONE_POLICY, "load_weights", {"weights": each}) for each in staged])
 
     def sample(self, inputs: Mapping[str, Tensor], uniforms: Tensor | None, sampling: ActionSampling) -> ActionSample:
         """See `ActionPolicy.sample`.

@@ -27,12 +27,13 @@ class StagedWeights:
         """Where the weights of the last call of `stage` are."""
 
     def stage(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy the weights. Those of the last call remain until the next one."""
+        """Copy the weights. The weights of the last call remain until the next call."""
         self._buffers = self._buffers[::-1]
         self.shared_tensors = self._buffers[0].write(weights)
 
     def for_worker(self, worker: StandaloneWorker) -> StagedTensors:
-        """Return what is sent to a worker for the weights."""
+        """Return the weights as they are sent to a worker: descriptors of shared memory on this machine, otherwise
+        tensors."""
         return self.shared_tensors if worker.host == process_namespace() else self.tensors()
 
     def tensors(self) -> dict[str, Tensor]:

@@ -132,7 +132,7 @@ class StandaloneTransport:
 
 @contextmanager
 def translate_worker_errors(worker: StandaloneWorker, components: str) -> Iterator[None]:
-    """Raise errors of a worker as user errors that name its rank; `components` are those that the run needs.
+    """Raise errors of a worker as user errors that name its rank; `components` are the components that the run needs.
 
     Raises:
         RankDiedError: the worker is lost, or a call failed.

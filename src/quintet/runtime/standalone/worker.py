@@ -183,7 +183,7 @@ class StandaloneProcess:
 
 
 def _use_gpu(gpu: int | None) -> None:
-    """Make a GPU that of this thread."""
+    """Select the GPU of this thread."""
     if gpu is not None:
         torch.cuda.set_device(gpu)
 
@@ -197,8 +197,8 @@ def _connect_twice(address: ControllerAddress, hello: WorkerHello) -> tuple[sock
     try:
         return _connect(address, hello), _connect(address, replace(hello, purpose="heartbeats"))
     except OSError as error:
-        where = f"{address.host}:{address.port}"
-        raise MachineError(f"rank {hello.rank} cannot connect to the controller at {where}: {error}") from error
+        host_and_port = f"{address.host}:{address.port}"
+        raise MachineError(f"rank {hello.rank} cannot connect to the controller at {host_and_port}: {error}") from error
 
 
 def _connect(address: ControllerAddress, hello: WorkerHello) -> socket.socket:

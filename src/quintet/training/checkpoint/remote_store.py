@@ -152,7 +152,7 @@ class RemoteStore:
         return [step for step in steps if step <= int(last_step)] if last_step.isdigit() else steps
 
     def _download(self, source: str, target: Path) -> str | None:
-        """Download the files of a manifest; describe what is wrong with the copy, if anything."""
+        """Download the files of a manifest; return a description of the damage, None if the copy is intact."""
         if not self.file_system.exists(f"{source}/{MANIFEST_FILE}"):
             return "its upload was not completed"
         self.file_system.get_file(f"{source}/{MANIFEST_FILE}", str(target / MANIFEST_FILE))

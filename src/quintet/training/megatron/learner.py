@@ -75,7 +75,7 @@ class _GradientLearner:
         self._gatherer = WeightGatherer(model.chunks, self.ranks)
 
     @with_own_groups
-    def _adopt_weights(self) -> None:
+    def _copy_master_weights(self) -> None:
         """Copy the float32 weights of another optimizer that has updated the same model since."""
         other, self._model.last_updated_by = self._model.last_updated_by, self
         if other is self or other is None:
@@ -85,7 +85,7 @@ class _GradientLearner:
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield full float32 tensors under Hugging Face names, on every rank; all ranks must read all of them."""
-        self._adopt_weights()
+        self._copy_master_weights()
         return self._gatherer.gather(self._model.shape, self._optimizer_state.full_tensor)
 
     @with_own_groups
@@ -160,7 +160,7 @@ class _GradientLearner:
     ) -> dict[str, float]:
         """Make one optimizer step on the whole batch and return its metrics, sums over micro-batches. The step is not
         made if `should_skip(metrics)`; the default weight decay is the configured one."""
-        self._adopt_weights()
+        self._copy_master_weights()
         for chunk in self._ddp_chunks:
             chunk.train()  # Megatron recomputes activations in training mode only; there is no dropout
             chunk.zero_grad_buffer()

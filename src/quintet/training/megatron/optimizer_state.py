@@ -49,10 +49,10 @@ class MegatronOptimizerState:
 
     def __init__(self, optimizer: MegatronOptimizer) -> None:
         self._distributed = [part for part in optimizer_parts(optimizer) if isinstance(part, DistributedOptimizer)]
-        self._plain: dict[int, tuple[Any, Tensor]] = {}
+        self._unsharded: dict[int, tuple[Any, Tensor]] = {}
         for part in optimizer_parts(optimizer):
             if part not in self._distributed:
-                self._plain |= {id(parameter): (part, tensor) for parameter, tensor in _updated_tensors(part)}
+                self._unsharded |= {id(parameter): (part, tensor) for parameter, tensor in _updated_tensors(part)}
 
     def full_tensor(self, parameter: nn.Parameter, name: str | None = None) -> Tensor:
         """Return the moment of this name, or without a name the float32 weights, in the parameter's shape; a collective
@@ -105,7 +105,7 @@ class MegatronOptimizerState:
                 group, index = part.model_param_group_index_map[parameter]
                 span = part._get_model_param_range_map(parameter)["param"]
                 return _OptimizerEntry(part, part.optimizer.param_groups[group]["params"][index], span.start)
-        plain = self._plain.get(id(parameter))
+        plain = self._unsharded.get(id(parameter))
         return None if plain is None else _OptimizerEntry(*plain)
 
 

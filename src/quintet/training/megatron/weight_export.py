@@ -119,7 +119,7 @@ def load_weight_stream(chunks: list[PackedGPT], weights: Iterable[tuple[str, Ten
         MachineError: a weight is missing or has another shape.
     """
     is_tied = any(chunk.share_embeddings_and_output_weights for chunk in chunks)
-    missing = {name: each for name, each in global_parameters(chunks) if not name.startswith("value_head.")}
+    missing = {name: parameter for name, parameter in global_parameters(chunks) if not name.startswith("value_head.")}
     sources = {name: _source_names(name, is_tied=is_tied) for name in missing}
     users: dict[str, list[str]] = {}
     for name, names in sources.items():
@@ -131,7 +131,11 @@ def load_weight_stream(chunks: list[PackedGPT], weights: Iterable[tuple[str, Ten
         for name in users.get(source, ()):
             if sources[name] <= held.keys():
                 _copy_shard(name, missing.pop(name), held, shape)
-        held = {each: kept for each, kept in held.items() if any(name in missing for name in users.get(each, ()))}
+        held = {
+            source_name: loaded
+            for source_name, loaded in held.items()
+            if any(name in missing for name in users.get(source_name, ()))
+        }
     if missing:
         raise MachineError(f"the weights lack {next(iter(missing))}", "start from a model of the same architecture")
 

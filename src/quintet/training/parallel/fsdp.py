@@ -66,7 +66,7 @@ class MixedPrecisionDtypes:
 
     @classmethod
     def from_config(cls, config: ShardingConfig, dtype: torch.dtype) -> MixedPrecisionDtypes:
-        """Return the configured dtypes; `dtype` is that of the policy, the default."""
+        """Return the configured dtypes; `dtype`, the policy's, is the default."""
         parameters = DTYPES_BY_NAME[config.parameter_dtype] if config.parameter_dtype else dtype
         gradients = DTYPES_BY_NAME[config.reduce_dtype] if config.reduce_dtype else parameters
         return cls(parameters, gradients, DTYPES_BY_NAME[config.buffer_dtype])

@@ -66,21 +66,32 @@ def build_schedule(num_ranks: int, virtual_stages: int, num_passes: int) -> list
 
 def _simulate(ranks: int, virtual: int, passes: int, max_in_flight: Sequence[int]) -> list[list[Action]] | None:
     """Return the schedule; None if all ranks block each other."""
-    todo = {way: [deque(_order(p, ranks, virtual, passes, way)) for p in range(ranks)] for way in (True, False)}
+    remaining = {
+        is_forward: [deque(_order(p, ranks, virtual, passes, is_forward)) for p in range(ranks)]
+        for is_forward in (True, False)
+    }
     plan: list[list[Action]] = [[] for _ in range(ranks)]
-    done: set[Action] = set()
-    while any(todo[False]):
-        now: list[Action] = []
+    completed: set[Action] = set()
+    while any(remaining[False]):
+        started: list[Action] = []
         for p in range(ranks):
-            in_flight = len(todo[False][p]) - len(todo[True][p])
-            ways = (False, True) if in_flight < max_in_flight[p] else (False,)
-            way = next((w for w in ways if todo[w][p] and _dependencies(todo[w][p][0], ranks * virtual) <= done), None)
-            if way is not None:
-                now.append(todo[way][p].popleft())
-                plan[p].append(now[-1])
-        if not now:
+            in_flight = len(remaining[False][p]) - len(remaining[True][p])
+            directions = (False, True) if in_flight < max_in_flight[p] else (False,)
+            is_forward = next(
+                (
+                    direction
+                    for direction in directions
+                    if remaining[direction][p]
+                    and _dependencies(remaining[direction][p][0], ranks * virtual) <= completed
+                ),
+                None,
+            )
+            if is_forward is not None:
+                started.append(remaining[is_forward][p].popleft())
+                plan[p].append(started[-1])
+        if not started:
             return None
-        done.update(now)
+        completed.update(started)
     return plan
 
 

@@ -79,7 +79,7 @@ class RankGroup:
         return tensor
 
     def all_reduce_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Sum gradients over all ranks; those that no rank has stay None."""
+        """Sum gradients over all ranks; gradients that are None on all ranks stay None."""
         if self.size == 1:
             return
         trainable = [parameter for parameter in parameters if parameter.requires_grad]

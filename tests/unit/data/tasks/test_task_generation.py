@@ -42,30 +42,30 @@ def make(directory: Path, task: str, train: int = 40, validation: int = 10, **mo
 
 def value(text: str) -> Fraction:
     """An expression's value by a parser of the test's own: precedence climbing over exact fractions."""
-    words = re.findall(r"\d+|[-+*/()]", text)
+    tokens = re.findall(r"\d+|[-+*/()]", text)
 
     def atom() -> Fraction:
-        word = words.pop(0)
+        word = tokens.pop(0)
         if word != "(":
             return Fraction(int(word))
         inside = sum_()
-        assert words.pop(0) == ")"
+        assert tokens.pop(0) == ")"
         return inside
 
     def product() -> Fraction:
         total = atom()
-        while words and words[0] in "*/":
-            total = OPERATORS[words.pop(0)](total, atom())
+        while tokens and tokens[0] in "*/":
+            total = OPERATORS[tokens.pop(0)](total, atom())
         return total
 
     def sum_() -> Fraction:
         total = product()
-        while words and words[0] in "+-":
-            total = OPERATORS[words.pop(0)](total, product())
+        while tokens and tokens[0] in "+-":
+            total = OPERATORS[tokens.pop(0)](total, product())
         return total
 
     result = sum_()
-    assert not words
+    assert not tokens
     return result
 
 
@@ -135,10 +135,10 @@ def test_countdown_can_be_solved_with_each_number_once(tmp_path: Path) -> None:
     train, validation = make(tmp_path, "countdown", options={"numbers": 5, "style": "worked"})
     for row in train + validation:
         target, given_numbers = (row["reward_model"]["ground_truth"][name] for name in ("target", "numbers"))
-        found = re.search(r"<answer> (.*) </answer>", row["response"])
-        assert found
-        assert value(found[1]) == target
-        assert sorted(map(int, re.findall(r"\d+", found[1]))) == given_numbers
+        match = re.search(r"<answer> (.*) </answer>", row["response"])
+        assert match
+        assert value(match[1]) == target
+        assert sorted(map(int, re.findall(r"\d+", match[1]))) == given_numbers
         assert 10 <= target <= 100
         assert f"Make {target} from {', '.join(map(str, given_numbers))} " in row["prompt"][0]["content"]
 
@@ -219,7 +219,7 @@ def test_too_few_distinct_problems_is_an_error_with_their_number(
 
 
 @pytest.mark.parametrize(
-    ("task", "options", "told"),
+    ("task", "options", "message"),
     [
         ("addtion", {}, "did you mean 'addition'"),
         ("addition:x", {}, "use addition"),
@@ -234,10 +234,10 @@ def test_too_few_distinct_problems_is_an_error_with_their_number(
         ("reasoning_gym:rearc", {}, "cannot be stored"),
     ],
 )
-def test_invalid_task_options_are_named(tmp_path: Path, task: str, options: dict[str, Any], told: str) -> None:
+def test_invalid_task_options_are_named(tmp_path: Path, task: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         generate_dataset(task, tmp_path, train=2, validation=1, options=options)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 

@@ -21,13 +21,13 @@ from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, Ep
 from quintet.errors import ConfigError, MachineError
 from quintet.runtime.env_service.sessions import SessionLimits
 
-WORDS = ("env.floor_density=1.0", "env.slippery=true", "env.size=6")
+OVERRIDES = ("env.floor_density=1.0", "env.slippery=true", "env.size=6")
 EPISODES, TURNS = 12, 6
 
 
 def build(*urls: str, **service: object) -> VectorEnv:
     options = {"urls": list(urls), "timeout_seconds": 20.0, "max_retries": 1, **service}
-    return build_run_envs(load_experiment(None, (*WORDS, f"env.service={json.dumps(options)}")).experiment)
+    return build_run_envs(load_experiment(None, (*OVERRIDES, f"env.service={json.dumps(options)}")).experiment)
 
 
 def play(envs: VectorEnv, after_turn: Callable[[int], None] = lambda turn: None) -> list[EnvEvent]:
@@ -50,7 +50,7 @@ def play(envs: VectorEnv, after_turn: Callable[[int], None] = lambda turn: None)
 
 @pytest.fixture(scope="module")
 def expected() -> list[EnvEvent]:
-    return play(build_run_envs(load_experiment(None, WORDS).experiment))
+    return play(build_run_envs(load_experiment(None, OVERRIDES).experiment))
 
 
 class UnreliableProxy:
@@ -223,9 +223,9 @@ def rewards(events: Sequence[EnvEvent]) -> dict[int, float]:
 
 def test_vagens_protocol_has_the_same_states_and_rewards(expected: list[EnvEvent]) -> None:
     with env_service("frozenlake") as server:
-        words = (*WORDS, "rollout.max_actions_per_turn=3")
+        overrides = (*OVERRIDES, "rollout.max_actions_per_turn=3")
         service = json.dumps({"urls": [server.url], "protocol": "vagen"})
-        config = load_experiment(None, (*words, f"env.service={service}")).experiment
+        config = load_experiment(None, (*overrides, f"env.service={service}")).experiment
         events = play(build_run_envs(config))
     assert rewards(events) == rewards(expected)
     for event, other in zip(events, expected, strict=True):

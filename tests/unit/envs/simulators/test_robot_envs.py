@@ -55,8 +55,8 @@ def rollout(envs: RobotEnvs, num_chunks: int = 4) -> list[RobotObservation | Chu
 def assert_equal(ours: Any, expected: Any) -> None:
     assert type(ours) is type(expected)
     if isinstance(expected, RobotObservation | ChunkResult):
-        for each in fields(expected):
-            assert_equal(getattr(ours, each.name), getattr(expected, each.name))
+        for field in fields(expected):
+            assert_equal(getattr(ours, field.name), getattr(expected, field.name))
     elif isinstance(expected, np.ndarray):
         assert ours.dtype == expected.dtype
         np.testing.assert_array_equal(ours, expected)
@@ -121,7 +121,7 @@ def test_a_process_that_dies_or_hangs_costs_its_robots_episodes_and_is_replaced(
             envs.start_chunk(stage, actions)
         for stage in range(2):  # the other stage's robots in the process are lost with it
             result = envs.finish_chunk(stage)
-            assert [(each.robot, each.outcome) for each in result.episodes] == [
+            assert [(episode.robot, episode.outcome) for episode in result.episodes] == [
                 (2, Outcome.FAILED),
                 (3, Outcome.FAILED),
             ]
@@ -134,7 +134,7 @@ def test_a_process_that_dies_or_hangs_costs_its_robots_episodes_and_is_replaced(
         envs.start_chunk(0, actions)
         later = envs.finish_chunk(0)
         assert later.executed.any(1).tolist() == [True, True, False, False]
-        assert [each.robot for each in later.episodes] == [0, 1]
+        assert [episode.robot for episode in later.episodes] == [0, 1]
         envs.reset(0, np.array([6, 8, 2, 0]))
         envs.start_chunk(0, actions)
         assert envs.finish_chunk(0).executed.all()
@@ -149,7 +149,7 @@ def test_a_process_that_is_killed_between_chunks_costs_its_episodes() -> None:
             host._processes._processes.wait(None)
         envs.start_chunk(0, np.ones((4, 3, 2), np.float32))
         result = envs.finish_chunk(0)
-        assert [each.robot for each in result.episodes] == [0, 1]
+        assert [episode.robot for episode in result.episodes] == [0, 1]
         assert "SIGKILL" in str(result.episodes[0].failure)
         assert result.executed.any(1).tolist() == [False, False, True, True]
 
@@ -160,8 +160,11 @@ def test_a_failed_reset_is_a_failure_of_the_next_chunk() -> None:
         assert observation.state[:, 0].tolist() == [0, 0, 1, 0]
         envs.start_chunk(0, np.ones((4, 3, 2), np.float32))
         result = envs.finish_chunk(0)
-        assert [(each.robot, each.start_state, each.num_actions) for each in result.episodes] == [(0, 2, 0), (1, 8, 0)]
-        assert {each.outcome for each in result.episodes} == {Outcome.FAILED}
+        assert [(episode.robot, episode.start_state, episode.num_actions) for episode in result.episodes] == [
+            (0, 2, 0),
+            (1, 8, 0),
+        ]
+        assert {episode.outcome for episode in result.episodes} == {Outcome.FAILED}
 
 
 def test_processes_are_ended_by_offload_and_started_again_by_onload() -> None:

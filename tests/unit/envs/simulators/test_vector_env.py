@@ -90,8 +90,11 @@ def test_an_episode_continues_after_success_if_terminations_are_ignored() -> Non
     assert not first.terminated.any()
     assert not second.terminated.any()
     assert marked(second.truncated) == [[2], [2]]
-    assert [(each.success_once, each.success_at_end) for each in second.episodes] == [(True, False), (True, True)]
-    assert {each.num_actions for each in second.episodes} == {6}
+    assert [(episode.success_once, episode.success_at_end) for episode in second.episodes] == [
+        (True, False),
+        (True, True),
+    ]
+    assert {episode.num_actions for episode in second.episodes} == {6}
 
 
 def test_an_automatic_reset_is_at_the_end_of_the_chunk_with_the_final_observation() -> None:
@@ -110,7 +113,7 @@ def test_an_automatic_reset_is_at_the_end_of_the_chunk_with_the_final_observatio
     assert marked(second.truncated) == [[], [3]]
     assert simulator.num_actions.tolist() == [4, 0]
     third = env.step_chunk(chunk(2, 4))
-    assert [(each.start_state, each.outcome) for each in third.episodes] == [(3, Outcome.TRUNCATED)]
+    assert [(episode.start_state, episode.outcome) for episode in third.episodes] == [(3, Outcome.TRUNCATED)]
     assert third.observation.state[0].tolist() == [3, 0, 0.0]  # the last start state repeats
 
 
@@ -153,7 +156,7 @@ def test_results_of_a_robot_do_not_depend_on_the_others() -> None:
     for auto_reset in (False, True):
         together, _ = build(6, options=options, auto_reset=auto_reset, relative_reward=True)
         together.reset(starts)
-        expected = [together.step_chunk(each) for each in actions]
+        expected = [together.step_chunk(action) for action in actions]
         for robot in range(6):
             alone, _ = build(1, options=options, auto_reset=auto_reset, relative_reward=True)
             alone.reset(starts[robot : robot + 1])
@@ -167,9 +170,11 @@ def _assert_same_row(alone: ChunkResult, result: ChunkResult, robot: int) -> Non
     np.testing.assert_array_equal(alone.observation.state[0], result.observation.state[robot])
     np.testing.assert_array_equal(alone.observation.images[0], result.observation.images[robot])
     expected = [
-        (each.episode_return, each.start_state, each.outcome) for each in result.episodes if each.robot == robot
+        (episode.episode_return, episode.start_state, episode.outcome)
+        for episode in result.episodes
+        if episode.robot == robot
     ]
-    assert [(each.episode_return, each.start_state, each.outcome) for each in alone.episodes] == expected
+    assert [(episode.episode_return, episode.start_state, episode.outcome) for episode in alone.episodes] == expected
 
 
 class RLinfRules:
@@ -240,7 +245,7 @@ def test_an_error_of_the_simulator_costs_the_running_episodes_and_it_is_built_ag
     env, broken = build(3, options=options, rebuild=True)
     env.reset(states(1, 2, 3))
     result = env.step_chunk(chunk(3, 4))
-    assert [(each.robot, each.outcome) for each in result.episodes] == [
+    assert [(episode.robot, episode.outcome) for episode in result.episodes] == [
         (0, Outcome.SUCCESS),
         (1, Outcome.FAILED),
         (2, Outcome.FAILED),
@@ -275,7 +280,7 @@ def test_images_of_another_shape_are_a_failure() -> None:
     env, _ = build(2, options={"fault": "shape", "at": 3, "of": 2}, rebuild=True)
     first = env.reset(states(1, 2))
     result = env.step_chunk(chunk(2, 3))
-    assert {each.outcome for each in result.episodes} == {Outcome.FAILED}
+    assert {episode.outcome for episode in result.episodes} == {Outcome.FAILED}
     assert "shape" in str(result.episodes[0].failure)
     assert result.observation.images.shape == first.images.shape
 
@@ -284,9 +289,12 @@ def test_a_robot_that_fails_in_an_automatic_reset_is_reported_with_the_next_chun
     options = {"success": {1: [1], 3: [2]}, "fault": "nan", "at": 0, "of": 2}
     env, _ = build(2, options=options, auto_reset=True)
     env.reset(np.array([[1, 2], [3, 3]]))
-    assert [each.outcome for each in env.step_chunk(chunk(2, 2)).episodes] == [Outcome.SUCCESS, Outcome.SUCCESS]
+    assert [episode.outcome for episode in env.step_chunk(chunk(2, 2)).episodes] == [Outcome.SUCCESS, Outcome.SUCCESS]
     second = env.step_chunk(chunk(2, 2))
-    assert [(each.robot, each.outcome) for each in second.episodes] == [(0, Outcome.FAILED), (1, Outcome.SUCCESS)]
+    assert [(episode.robot, episode.outcome) for episode in second.episodes] == [
+        (0, Outcome.FAILED),
+        (1, Outcome.SUCCESS),
+    ]
     assert marked(second.executed) == [[], [0, 1]]
 
 

@@ -198,7 +198,7 @@ SVG = ["env.name=svg", "policy.preset=grid-vl"]
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("overrides", "messages"),
     [
         (["env.dino_weight=1"], ("env.dino_weight = 1", "dino_path is not set", "hf download facebook/dinov2-small")),
         (["env.dino_weight=1", "env.dino_path=nowhere"], ("no config.json of dino_path = nowhere",)),
@@ -207,22 +207,24 @@ SVG = ["env.name=svg", "policy.preset=grid-vl"]
         (["env.pixel_weight=0", "env.structural_weight=0"], ("all weights are 0", "env.structural_weight=1")),
     ],
 )
-def test_a_score_that_is_not_available_refuses_the_run_by_its_key(words: list[str], told: tuple[str, ...]) -> None:
-    problems = " ".join(map(str, unsupported_problems(load_experiment(None, [*SVG, *words]))))
-    assert all(word in problems for word in told)
+def test_a_score_that_is_not_available_refuses_the_run_by_its_key(
+    overrides: list[str], messages: tuple[str, ...]
+) -> None:
+    problems = " ".join(map(str, unsupported_problems(load_experiment(None, [*SVG, *overrides]))))
+    assert all(word in problems for word in messages)
 
 
 def test_missing_weights_of_dreamsim_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quintet.hardware.is_installed", lambda name: True)
-    words = ["env.dreamsim_weight=1", f"env.dreamsim_path={tmp_path}"]
-    (problem,) = unsupported_problems(load_experiment(None, [*SVG, *words]))
+    overrides = ["env.dreamsim_weight=1", f"env.dreamsim_path={tmp_path}"]
+    (problem,) = unsupported_problems(load_experiment(None, [*SVG, *overrides]))
     assert "ensemble_lora" in str(problem)
 
 
 def test_a_score_without_weight_needs_nothing(tiny_dino: Path) -> None:
     assert not list(unsupported_problems(load_experiment(None, SVG)))
-    words = ["env.dino_weight=1", f"env.dino_path={tiny_dino}"]
-    assert not list(unsupported_problems(load_experiment(None, [*SVG, *words])))
+    overrides = ["env.dino_weight=1", f"env.dino_path={tiny_dino}"]
+    assert not list(unsupported_problems(load_experiment(None, [*SVG, *overrides])))
 
 
 def test_a_policy_without_eyes_is_refused() -> None:

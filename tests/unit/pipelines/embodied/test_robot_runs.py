@@ -36,7 +36,7 @@ from quintet.training.chunk_learner import ChunkRates
 
 Start = Callable[..., Path]
 CONSTANT = "{learning_rate: 0.01, schedule: constant, warmup_steps: 0}"
-WORDS = (
+OVERRIDES = (
     f"env={{name: simulator, simulator: '{REFERENCE}', max_steps: 4, options: {{success: {{0: [3], 2: [2]}}}}}}",
     "policy={preset: state-mlp, overrides: {hidden: 8, action_chunk: 2}}",
     "algorithm={advantage: {name: gae}, kl: {coefficient: 0.1}}",
@@ -64,7 +64,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     start."""
     lerobot(tmp_path / "demonstrations", [demonstration(number) for number in range(2)])
 
-    def run(*words: str, name: str, stop_at: int | None = None) -> Path:
+    def run(*overrides: str, name: str, stop_at: int | None = None) -> Path:
         class StoppingLogger(JsonlLogger):
             def log(self, step: int, *args: Any) -> None:
                 super().log(step, *args)
@@ -73,7 +73,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
 
         monkeypatch.setattr(warm_start, "JsonlLogger", StoppingLogger)
         files = (f"warm_start={WARM_START}", f"warm_start.files=[{tmp_path}/demonstrations]")
-        composed = load_experiment(None, (*WORDS, *files, f"output_dir={tmp_path}", f"name={name}", *words))
+        composed = load_experiment(None, (*OVERRIDES, *files, f"output_dir={tmp_path}", f"name={name}", *overrides))
         if stop_at is None:
             train(composed, Console(file=io.StringIO()))
         else:

@@ -7,27 +7,29 @@ from typing import Any
 
 import pytest
 import torch
-from model_parallel_ranks import Case, gaps, same
+from model_parallel_ranks import Case, assert_agrees, run_cases
 
 from quintet.policies.attention import PackedStructure
 from quintet.policies.parallel.context_parallel import context_parallel_indices
 
 CASES = {
     "qwen2": Case("qwen2", context=2),
-    "one pass, recomputed, logits in pieces": Case("llama", context=2, budget=None, recompute=True, pieces=True),
+    "one pass, recomputed, logits in pieces": Case(
+        "llama", context=2, budget=None, recompute=True, chunked_logits=True
+    ),
     "passes of a sequence each": Case("qwen3", context=2, budget=1),
     "critic": Case(context=2, critic=True),
 }
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    return gaps(2, CASES, tmp_path_factory.mktemp("ranks") / "meeting")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    return run_cases(2, CASES, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_five_steps_are_those_of_one_process(told: dict[str, dict[str, Any]], name: str) -> None:
-    same(told[name])
+def test_five_steps_are_those_of_one_process(results: dict[str, dict[str, Any]], name: str) -> None:
+    assert_agrees(results[name])
 
 
 def test_a_long_sequence_is_cut_in_zig_zag() -> None:
@@ -48,4 +50,4 @@ def test_every_token_is_on_one_rank_and_none_has_most_of_them(ranks: int) -> Non
     places = [context_parallel_indices(structure, rank, ranks) for rank in range(ranks)]
     size = 11 + 29 + int(structure.branches.sum())
     assert torch.cat(places).sort().values.tolist() == list(range(size))
-    assert max(len(each) for each in places) < 1.05 * size / ranks
+    assert max(len(indices) for indices in places) < 1.05 * size / ranks

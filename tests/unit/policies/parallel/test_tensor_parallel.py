@@ -1,12 +1,11 @@
-"""If these fail, a policy whose layers are split over devices learns something else than one on a single device."""
+"""If these fail, a policy with tensor parallelism learns something else than one on a single device."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from model_parallel_ranks import Case, gaps, make_model, same
+from model_parallel_ranks import Case, assert_agrees, build_model, run_cases
 
 from quintet.config.native.policy import LoraConfig
 from quintet.errors import ConfigError
@@ -20,7 +19,7 @@ CASES = {
     "qwen3 by tokens": Case("qwen3", tensor=2, sequence=True),
     "llama by tokens": Case("llama", tensor=2, kv_heads=4, sequence=True, tied=False),
     "mistral": Case("mistral", tensor=2),
-    "recomputed, logits in pieces": Case(tensor=2, sequence=True, recompute=True, pieces=True),
+    "recomputed, logits in pieces": Case(tensor=2, sequence=True, recompute=True, chunked_logits=True),
     "mixture": Case("qwen3_moe", tensor=2, tied=False),
     "mixture by tokens": Case("qwen3_moe", tensor=2, sequence=True),
     "adapters": Case("llama", tensor=2, tied=False, lora=True),
@@ -31,25 +30,24 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    meeting: Path = tmp_path_factory.mktemp("ranks") / "meeting"
-    return gaps(2, CASES, meeting)
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    return run_cases(2, CASES, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_five_steps_are_those_of_the_whole_model(told: dict[str, dict[str, Any]], name: str) -> None:
-    """Also where embedding and head are one matrix, and 97 tokens of the vocabulary don't divide."""
-    same(told[name])
+def test_five_steps_are_those_of_the_whole_model(results: dict[str, dict[str, Any]], name: str) -> None:
+    """Also with tied embeddings, and a vocabulary of 97 tokens that does not divide."""
+    assert_agrees(results[name])
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "mixture" not in name])
-def test_a_rank_keeps_half_of_the_weights(told: dict[str, dict[str, Any]], name: str) -> None:
-    """But for norms, and of adapters one of the two matrices."""
-    assert told[name]["kept"] < (0.55 if CASES[name].lora else 0.51)
+def test_a_rank_keeps_half_of_the_weights(results: dict[str, dict[str, Any]], name: str) -> None:
+    """Except norms, and one of the two matrices of adapters."""
+    assert results[name]["parameter_share"] < (0.55 if CASES[name].lora else 0.51)
 
 
 @pytest.mark.parametrize(
-    ("model", "ranks", "words"),
+    ("model", "ranks", "messages"),
     [
         (
             Case(kv_heads=2),
@@ -64,15 +62,15 @@ def test_a_rank_keeps_half_of_the_weights(told: dict[str, dict[str, Any]], name:
         (Case("gpt_neox"), 2, ["does not support", "llama, mistral, qwen2, qwen3, qwen3_moe"]),
     ],
 )
-def test_what_cannot_be_split_is_refused(model: Case, ranks: int, words: list[str]) -> None:
+def test_models_that_cannot_be_sharded_are_refused(model: Case, ranks: int, messages: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
-        check_tensor_parallel(make_model(model), ranks)
-    assert all(word in str(error.value) for word in words)
+        check_tensor_parallel(build_model(model), ranks)
+    assert all(message in str(error.value) for message in messages)
     assert error.value.key == "actor.parallel.tensor"
 
 
 def test_a_head_with_adapters_is_refused() -> None:
-    model = make_model(Case(tied=False))
+    model = build_model(Case(tied=False))
     add_lora(model, LoraConfig(rank=2, target_modules=("lm_head",)))
     with pytest.raises(ConfigError, match=r"remove them from policy\.lora\.target_modules"):
         check_tensor_parallel(model, 2)

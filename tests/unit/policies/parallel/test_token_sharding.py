@@ -1,11 +1,11 @@
-"""If these fail, ways to split that are right alone are wrong together, on four ranks."""
+"""If these fail, combinations of parallelism on four ranks learn something else than one device."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from model_parallel_ranks import Case, gaps, same
+from model_parallel_ranks import Case, assert_agrees, run_cases
 
 CASES = {
     "sharded × tensor": Case(data=2, tensor=2),
@@ -23,15 +23,15 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    return gaps(4, CASES, tmp_path_factory.mktemp("ranks") / "meeting")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    return run_cases(4, CASES, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_five_steps_are_those_of_one_process(told: dict[str, dict[str, Any]], name: str) -> None:
-    same(told[name])
+def test_five_steps_are_those_of_one_process(results: dict[str, dict[str, Any]], name: str) -> None:
+    assert_agrees(results[name])
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.data > 1 and case.family != "qwen3_moe"])
-def test_a_rank_keeps_a_quarter_of_the_weights(told: dict[str, dict[str, Any]], name: str) -> None:
-    assert told[name]["kept"] < 0.26
+def test_a_rank_keeps_a_quarter_of_the_weights(results: dict[str, dict[str, Any]], name: str) -> None:
+    assert results[name]["parameter_share"] < 0.26

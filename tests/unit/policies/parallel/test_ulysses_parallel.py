@@ -1,11 +1,11 @@
-"""If these fail, a policy whose tokens are shared out by Ulysses learns something else than one on a single device."""
+"""If these fail, a policy with Ulysses parallelism learns something else than one on a single device."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from model_parallel_ranks import Case, gaps, same
+from model_parallel_ranks import Case, assert_agrees, run_cases
 
 from quintet.errors import ConfigError
 from quintet.policies.parallel.ulysses_parallel import check_ulysses
@@ -14,15 +14,17 @@ CASES = {
     "qwen2": Case("qwen2", ulysses=2),
     "one key-value head": Case("llama", ulysses=2, kv_heads=1),
     "a head for each": Case("mistral", ulysses=2, kv_heads=4),
-    "one pass, recomputed, logits in pieces": Case("qwen3", ulysses=2, budget=None, recompute=True, pieces=True),
+    "one pass, recomputed, logits in pieces": Case(
+        "qwen3", ulysses=2, budget=None, recompute=True, chunked_logits=True
+    ),
     "passes of a sequence each": Case(ulysses=2, budget=1),
     "critic": Case(ulysses=2, critic=True),
 }
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    return gaps(2, CASES, tmp_path_factory.mktemp("ranks") / "meeting")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    return run_cases(2, CASES, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize(
@@ -40,5 +42,5 @@ def test_key_value_heads_that_are_too_few_are_repeated() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_five_steps_are_those_of_one_process(told: dict[str, dict[str, Any]], name: str) -> None:
-    same(told[name])
+def test_five_steps_are_those_of_one_process(results: dict[str, dict[str, Any]], name: str) -> None:
+    assert_agrees(results[name])

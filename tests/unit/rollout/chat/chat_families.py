@@ -52,7 +52,7 @@ def _finished(
 Made = Callable[[], PreTrainedTokenizerFast]
 
 
-def by_bytes(words: str, special: Sequence[str], other: Sequence[str], bos: str | None, eos: str) -> Made:
+def by_bytes(pattern: str, special: Sequence[str], other: Sequence[str], bos: str | None, eos: str) -> Made:
     """Byte-level BPE over words of that pattern, as Qwen and Llama 3 have it."""
 
     @cache
@@ -60,7 +60,7 @@ def by_bytes(words: str, special: Sequence[str], other: Sequence[str], bos: str 
         backend = Tokenizer(models.BPE())
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [
-                pre_tokenizers.Split(Regex(words), behavior="isolated"),
+                pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         )

@@ -18,8 +18,8 @@ from tokenizers import AddedToken
 from quintet.config.native.rollout import RolloutConfig
 from quintet.errors import ConfigError
 from quintet.rollout.chat.chat_format import ChatFormat, Dialogue, PromptChange
-from quintet.rollout.chat.parity import find_retokenized_spans
-from quintet.rollout.chat.template import DifferenceKind
+from quintet.rollout.chat.template_analysis import DifferenceKind
+from quintet.rollout.chat.template_comparison import find_retokenized_spans
 
 NAMES = sorted(FAMILIES)
 THINKING = {"qwen3": True, "qwen3_nonthinking": False}
@@ -49,7 +49,7 @@ def chat_of(name: str) -> ChatFormat:
 
 def rendered(name: str, system: str, observations: Sequence[str], replies: Sequence[str]) -> str:
     """The dialogue rendered by the template; without system messages, it is merged into the first user message."""
-    told = {"enable_thinking": THINKING[name]} if name in THINKING else {}
+    template_options = {"enable_thinking": THINKING[name]} if name in THINKING else {}
     users = [f"{system}\n\n{observations[0]}" if name in MERGED and system else observations[0], *observations[1:]]
     messages = [] if name in MERGED else [{"role": "system", "content": system}]
     for user, reply in zip(users, [*replies, None], strict=True):
@@ -58,7 +58,9 @@ def rendered(name: str, system: str, observations: Sequence[str], replies: Seque
             messages.append({"role": "assistant", "content": reply})
     day = {"date_string": "26 Jul 2024"}
     return str(
-        tokenizer_of(name).apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **told, **day)
+        tokenizer_of(name).apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, **template_options, **day
+        )
     )
 
 
@@ -194,12 +196,12 @@ def test_every_deviation_is_explained(name: str, data: st.DataObject) -> None:
     for departure in reversed(compared.deviations):
         end = departure.start + len(departure.template)
         assert patched[departure.start : end] == departure.template
-        patched = patched[: departure.start] + departure.ours + patched[end:]
-    assert patched == compared.ours
+        patched = patched[: departure.start] + departure.prompt + patched[end:]
+    assert patched == compared.prompt
     assert {departure.kind for departure in compared.deviations} <= REPORTED[name] | {DifferenceKind.OTHER_END}
     if name != "mistral_v1_legacy":
         # whose tokens say more blanks than the text that they were made of
-        assert tokenizer.decode(prompt) == compared.ours
+        assert tokenizer.decode(prompt) == compared.prompt
 
     own = [False] * len(prompt)
     if not compared.deviations and not find_retokenized_spans(tokenizer, prompt, [0] * len(prompt), own):
@@ -209,11 +211,11 @@ def test_every_deviation_is_explained(name: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_reference_rendering_is_that_of_the_tokenizer(name: str) -> None:
     chat = chat_of(name)
-    said = "<think>\nso\n</think>\n\nRight " if "qwen3" in name else "Right "
-    replies = [(*chat.encode(LEAD.get(name, "") + said), chat.end_token_id)] * 2
-    said = " Right " if name == "mistral_v1_legacy" else said
+    response = "<think>\nso\n</think>\n\nRight " if "qwen3" in name else "Right "
+    replies = [(*chat.encode(LEAD.get(name, "") + response), chat.end_token_id)] * 2
+    response = " Right " if name == "mistral_v1_legacy" else response
     dialogue, _ = played(chat, "Walk. ", ["\na ", " b", "c\n"], replies)
-    expected = rendered(name, "Walk. ", ["\na ", " b", "c\n"], [BEGUN.get(name, "") + said] * 2)
+    expected = rendered(name, "Walk. ", ["\na ", " b", "c\n"], [BEGUN.get(name, "") + response] * 2)
     assert dialogue.compare().template == expected
 
 
@@ -235,12 +237,15 @@ def departures(name: str, *replies: str, system: str = "Walk.") -> list[tuple[Di
     chat = chat_of(name)
     tokens = [(*chat.encode(reply), chat.end_token_id) for reply in replies]
     dialogue, _ = played(chat, system, ["a", "b", "c"][: len(replies) + 1], tokens)
-    return [(one.kind, one.turn, one.template, one.ours) for one in dialogue.compare().deviations]
+    return [
+        (deviation.kind, deviation.turn, deviation.template, deviation.prompt)
+        for deviation in dialogue.compare().deviations
+    ]
 
 
 def test_thoughts_stay_as_sampled() -> None:
-    said = "<think>\nleft?\n</think>\n\nRight"
-    assert departures("qwen3", said, "Right") == [(DifferenceKind.THOUGHTS, 0, "", "<think>\nleft?\n</think>\n\n")]
+    response = "<think>\nleft?\n</think>\n\nRight"
+    assert departures("qwen3", response, "Right") == [(DifferenceKind.THOUGHTS, 0, "", "<think>\nleft?\n</think>\n\n")]
 
 
 def test_templates_keep_thoughts_before_a_tool_response() -> None:
@@ -279,8 +284,8 @@ def test_without_thinking_the_prompt_has_an_empty_thought() -> None:
 def test_a_thought_opened_by_the_template_belongs_to_the_response() -> None:
     chat = chat_of("qwen3_thinking")
     assert chat.response_prefix == "<think>\n"
-    told = departures("qwen3_thinking", "so\n</think>\n\nUp")
-    assert told == [
+    actual = departures("qwen3_thinking", "so\n</think>\n\nUp")
+    assert actual == [
         (DifferenceKind.GENERATION_PROMPT, 0, "", "<think>\n"),
         (DifferenceKind.THOUGHTS, 0, "", "so\n</think>\n\n"),
     ]
@@ -329,7 +334,9 @@ def test_a_response_with_another_end_token_is_closed_too() -> None:
     eos = tokenizer.convert_tokens_to_ids("<eos>")
     dialogue, prompt = played(chat, "", ["a", "b"], [(*chat.encode("Up"), eos)])
     assert "Up<eos><end_of_turn>\n<start_of_turn>user\nb" in tokenizer.decode(prompt)
-    assert [(one.kind, one.ours) for one in dialogue.compare().deviations] == [(DifferenceKind.OTHER_END, "<eos>")]
+    assert [(deviation.kind, deviation.prompt) for deviation in dialogue.compare().deviations] == [
+        (DifferenceKind.OTHER_END, "<eos>")
+    ]
 
 
 def test_the_date_in_templates_is_fixed() -> None:
@@ -416,7 +423,7 @@ def test_leading_spaces_match_the_tokenizer(scheme: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "told"),
+    ("template", "message"),
     [
         (
             "{% for m in messages %}### {{ m['role'] }}:\n{{ m['content'] }}\n{% endfor %}",
@@ -430,10 +437,10 @@ def test_leading_spaces_match_the_tokenizer(scheme: str) -> None:
         (None, "no chat template"),
     ],
 )
-def test_unsupported_templates_are_config_errors(template: str | None, told: str) -> None:
+def test_unsupported_templates_are_config_errors(template: str | None, message: str) -> None:
     tokenizer = copy.deepcopy(tokenizer_of("qwen2_5"))
     tokenizer.chat_template = template
-    with pytest.raises(ConfigError, match=told) as error:
+    with pytest.raises(ConfigError, match=message) as error:
         ChatFormat(tokenizer)
     assert error.value.key == "policy.path"
     assert str(error.value.hint).startswith("save a chat_template.jinja next to the tokenizer that ")
@@ -487,7 +494,7 @@ def test_a_window_equals_the_template_of_its_turns(name: str, window: int) -> No
         assert (new == prompt) == (not continues)
         assert dialogue.compare().deviations == ()
         dialogue.add_response((*chat.encode("Up"), chat.end_token_id))
-        assert dialogue.compare().template.startswith(dialogue.compare().ours[:10])
+        assert dialogue.compare().template.startswith(dialogue.compare().prompt[:10])
 
 
 @pytest.mark.parametrize("name", ["qwen2_5", "mistral_v1", "mistral_v1_legacy", "gemma"])
@@ -520,8 +527,8 @@ def test_lone_surrogates_in_observations_are_replaced() -> None:
 def test_the_documentation_lists_the_same_differences() -> None:
     page = (Path(__file__).parents[4] / "docs" / "exact-tokens.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \|[^|]*\| `([^`]+)` \| ([^|]*) \|$", page, re.M)
-    told = {name: (end, set(re.findall(r"`(\w+)`", rules))) for name, end, rules in rows}
-    assert told == {
+    rules_by_name = {name: (end, set(re.findall(r"`(\w+)`", rules))) for name, end, rules in rows}
+    assert rules_by_name == {
         name: (chat_of(name).template_parts.end, {str(rule) for rule in REPORTED[name]})
         for name in NAMES
         if not name.endswith(("_legacy", "_bytes"))

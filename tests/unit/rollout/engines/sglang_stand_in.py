@@ -41,7 +41,7 @@ class No(ValueError):
 
 
 @dataclass
-class Asked:
+class GenerateRequest:
     """A running request."""
 
     rid: str
@@ -76,7 +76,7 @@ class Brain:
         self.length = int(arguments["context_length"])
         self.version = str(arguments.get("weight_version", "default"))
         self.turn = threading.Condition()
-        self.running: dict[str, Asked] = {}
+        self.running: dict[str, GenerateRequest] = {}
         self.paused = False
         self.asleep: list[str] = []
         self.session = False
@@ -98,7 +98,7 @@ class Brain:
         if unknown := set(body["sampling_params"]) - set(PUBLISHED["sampling_json"]):
             raise No(f"unknown {sorted(unknown)}")
         prompt, vision = self._expanded(body)
-        asked = Asked(body["rid"], prompt, self._checked({**body, "input_ids": prompt}), vision=vision)
+        asked = GenerateRequest(body["rid"], prompt, self._checked({**body, "input_ids": prompt}), vision=vision)
         if "logprob_start_len" in body:
             return self._scored(asked, body["logprob_start_len"])
         with self.turn:
@@ -115,25 +115,25 @@ class Brain:
         finally:
             with self.turn:
                 del self.running[asked.rid]
-        return self._told(asked, finish)
+        return self._response(asked, finish)
 
     def _checked(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        given, prompt = dict(body["sampling_params"]), len(body["input_ids"])
-        if given.get("temperature", 1.0) < 1e-6:
-            given |= {"temperature": 1.0, "top_k": 1}
-        if not 0 <= given.get("min_new_tokens", 0) <= given["max_new_tokens"]:
+        sampling_params, prompt = dict(body["sampling_params"]), len(body["input_ids"])
+        if sampling_params.get("temperature", 1.0) < 1e-6:
+            sampling_params |= {"temperature": 1.0, "top_k": 1}
+        if not 0 <= sampling_params.get("min_new_tokens", 0) <= sampling_params["max_new_tokens"]:
             raise No("min_new_tokens must be in [0, max_new_tokens]")
-        constrained = given.get("json_schema") or given.get("regex")
-        if (given.get("stop") or given.get("min_new_tokens") or constrained) and not self.texts:
+        constrained = sampling_params.get("json_schema") or sampling_params.get("regex")
+        if (sampling_params.get("stop") or sampling_params.get("min_new_tokens") or constrained) and not self.texts:
             raise No("unavailable when skip_tokenizer_init=True")
         if prompt >= self.length - 6:
             raise No(f"The input ({prompt} tokens) is longer than the model's context length")
-        if prompt + given["max_new_tokens"] > self.length:
+        if prompt + sampling_params["max_new_tokens"] > self.length:
             raise No("Requested token count exceeds the model's maximum context length")
         if any(not 0 <= token < self.vocab_size for token in body["input_ids"]):
             raise No("token id out of the vocabulary")
-        given["max_new_tokens"] = min(given["max_new_tokens"], self.length - 1 - prompt - 1)
-        return given
+        sampling_params["max_new_tokens"] = min(sampling_params["max_new_tokens"], self.length - 1 - prompt - 1)
+        return sampling_params
 
     def _expanded(self, body: Mapping[str, Any]) -> tuple[list[int], dict[str, Any]]:
         """The prompt with a placeholder per token of its images, as SGLang expands it, and the images."""
@@ -153,81 +153,87 @@ class Brain:
         return [each for token in tokens for each in [token] * (next(remaining) if token == placeholder else 1)], vision
 
     @torch.no_grad()
-    def _logits(self, asked: Asked) -> torch.Tensor:
+    def _logits(self, asked: GenerateRequest) -> torch.Tensor:
         ids = torch.tensor([asked.prompt + asked.tokens])
         if not self.reads_images:
             return self.model(ids).logits[0]
         kinds = (ids == self.model.config.image_token_id).int()
         return self.model(ids, mm_token_type_ids=kinds, use_cache=False, **asked.vision).logits[0]
 
-    def _step(self, asked: Asked) -> dict[str, Any] | None:
+    def _step(self, asked: GenerateRequest) -> dict[str, Any] | None:
         """Generate one token; return the finish reason, if any."""
-        given = asked.sampling
-        if len(asked.tokens) >= given["max_new_tokens"]:
-            return {"type": "length", "length": given["max_new_tokens"]}
+        sampling_params = asked.sampling
+        if len(asked.tokens) >= sampling_params["max_new_tokens"]:
+            return {"type": "length", "length": sampling_params["max_new_tokens"]}
         logits = self._logits(asked)[-1].clone()
         if logits.isnan().any():
             asked.tokens.append(0)
             asked.rows.append([None, 0, None])
             return {"type": "stop", "matched": "NaN happened"}
         seen = torch.tensor(sorted(set(asked.tokens)), dtype=torch.long)
-        penalty = given.get("repetition_penalty", 1.0)
+        penalty = sampling_params.get("repetition_penalty", 1.0)
         logits[seen] = torch.where(logits[seen] > 0, logits[seen] / penalty, logits[seen] * penalty)
-        ends = {self.end_token, *given.get("stop_token_ids", ())}
-        if len(asked.tokens) < given.get("min_new_tokens", 0):
+        ends = {self.end_token, *sampling_params.get("stop_token_ids", ())}
+        if len(asked.tokens) < sampling_params.get("min_new_tokens", 0):
             logits[sorted(ends)] = -torch.inf
-        if given.get("json_schema") or given.get("regex"):
+        if sampling_params.get("json_schema") or sampling_params.get("regex"):
             logits[~self._allowed(asked)] = -torch.inf
-        logprobs = (logits / given["temperature"]).log_softmax(-1)
-        token = self._drawn(logprobs, given, len(asked.prompt) + len(asked.tokens))
+        logprobs = (logits / sampling_params["temperature"]).log_softmax(-1)
+        token = self._drawn(logprobs, sampling_params, len(asked.prompt) + len(asked.tokens))
         asked.tokens.append(token)
         asked.rows.append([logprobs[token].item(), token, None])
-        if token in ends and not given.get("ignore_eos"):
+        if token in ends and not sampling_params.get("ignore_eos"):
             return {"type": "stop", "matched": token}
-        text = self.tokenizer.decode(asked.tokens, skip_special_tokens=False) if given.get("stop") else ""
-        return next(({"type": "stop", "matched": one} for one in given.get("stop", ()) if one in text), None)
+        text = self.tokenizer.decode(asked.tokens, skip_special_tokens=False) if sampling_params.get("stop") else ""
+        return next(({"type": "stop", "matched": one} for one in sampling_params.get("stop", ()) if one in text), None)
 
-    def _allowed(self, asked: Asked) -> torch.Tensor:
+    def _allowed(self, asked: GenerateRequest) -> torch.Tensor:
         """The tokens that the grammar allows next; only the model's own end ends it."""
-        given = asked.sampling
-        kind, spec = ("regex", given["regex"]) if "regex" in given else ("json_schema", given["json_schema"])
+        sampling_params = asked.sampling
+        kind, spec = (
+            ("regex", sampling_params["regex"])
+            if "regex" in sampling_params
+            else ("json_schema", sampling_params["json_schema"])
+        )
         matcher = self.grammars.matcher(StructuredOutput(kind, spec), (self.end_token,))
         for token in asked.tokens:
             matcher.accept_token(token)
         return torch.from_numpy(allowed_tokens([matcher], self.vocab_size)[0])
 
-    def _drawn(self, logprobs: torch.Tensor, given: Mapping[str, Any], place: int) -> int:
+    def _drawn(self, logprobs: torch.Tensor, text: Mapping[str, Any], place: int) -> int:
         """Random numbers from seed and position with deterministic inference."""
         values, order = logprobs.exp().sort(descending=True)
-        keep = (values.cumsum(0) - values) <= given.get("top_p", 1.0)
-        keep &= values >= values[0] * given.get("min_p", 0.0)
-        if given.get("top_k", -1) > 0:
-            keep &= torch.arange(len(values)) < given["top_k"]
+        keep = (values.cumsum(0) - values) <= text.get("top_p", 1.0)
+        keep &= values >= values[0] * text.get("min_p", 0.0)
+        if text.get("top_k", -1) > 0:
+            keep &= torch.arange(len(values)) < text["top_k"]
         seeded = self.arguments.get("enable_deterministic_inference", False)
-        source = torch.Generator().manual_seed(given["sampling_seed"] * 7919 + place) if seeded else None
+        source = torch.Generator().manual_seed(text["sampling_seed"] * 7919 + place) if seeded else None
         return int(order[torch.multinomial(values * keep, 1, generator=source)])
 
-    def _scored(self, asked: Asked, start: int) -> dict[str, Any]:
+    def _scored(self, asked: GenerateRequest, start: int) -> dict[str, Any]:
         rows = self._logits(asked).log_softmax(-1)
-        given = [rows[place - 1, token].item() for place, token in enumerate(asked.prompt) if place > start]
-        told = [[value, token, None] for value, token in zip([None, *given], asked.prompt[start:], strict=True)]
-        meta = {"finish_reason": {"type": "length", "length": 0}, "input_token_logprobs": told}
+        sampling_params = [rows[place - 1, token].item() for place, token in enumerate(asked.prompt) if place > start]
+        results = [
+            [value, token, None] for value, token in zip([None, *sampling_params], asked.prompt[start:], strict=True)
+        ]
+        meta = {"finish_reason": {"type": "length", "length": 0}, "input_token_logprobs": results}
         return {"output_ids": [], "meta_info": meta | {"output_token_logprobs": []}}
 
-    def _told(self, asked: Asked, finish: dict[str, Any]) -> dict[str, Any]:
+    def _response(self, asked: GenerateRequest, finish: dict[str, Any]) -> dict[str, Any]:
         meta = {"id": asked.rid, "finish_reason": finish, "output_token_logprobs": asked.rows}
         meta |= {"weight_version": self.version, "prompt_tokens": len(asked.prompt)}
         if self.spans:
             meta["weight_versions"] = self._spans(asked)
         return {"text": "", "output_ids": asked.tokens, "meta_info": meta}
 
-    def _spans(self, asked: Asked) -> list[dict[str, Any]]:
-        found, start = [], 0
+    def _spans(self, asked: GenerateRequest) -> list[dict[str, Any]]:
+        results, start = [], 0
         for version, end in [*asked.events, (self.version, len(asked.tokens))]:
             if end > start:
-                found.append({"version": version, "start": start, "end": end})
+                results.append({"version": version, "start": start, "end": end})
                 start = end
-        return found
+        return results
 
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None:
         with self.turn:
@@ -312,19 +318,19 @@ class Handler(BaseHTTPRequestHandler):
         size = int(self.headers.get("Content-Length") or 0)
         body = json.loads(self.rfile.read(size)) if size else {}
         if verb not in PUBLISHED["routes"].get(path, ()):
-            self._say(404, {"error": {"message": f"no {verb} {path}"}})
+            self._send_json(404, {"error": {"message": f"no {verb} {path}"}})
         elif not self._allowed(path):
-            self._say(401, {"error": "Unauthorized"})
+            self._send_json(401, {"error": "Unauthorized"})
         else:
             try:
-                self._say(200, self._answer(path.removeprefix("/"), body))
+                self._send_json(200, self._answer(path.removeprefix("/"), body))
             except No as error:
-                self._say(400, {"error": {"message": str(error)}})
+                self._send_json(400, {"error": {"message": str(error)}})
 
     def _allowed(self, path: str) -> bool:
         key, admin = (self.brain.arguments.get(name) for name in SECRETS)
-        wanted = (admin or key) if path not in ("/generate", "/model_info", "/server_info") else key
-        return path == "/health" or not wanted or self.headers.get("Authorization") == f"Bearer {wanted}"
+        expected = (admin or key) if path not in ("/generate", "/model_info", "/server_info") else key
+        return path == "/health" or not expected or self.headers.get("Authorization") == f"Bearer {expected}"
 
     def _answer(self, name: str, body: dict[str, Any]) -> Any:
         brain = self.brain
@@ -339,7 +345,7 @@ class Handler(BaseHTTPRequestHandler):
         getattr(brain, name)(**body)
         return {"success": True, "message": "Success"}
 
-    def _say(self, status: int, told: Any) -> None:
+    def _send_json(self, status: int, told: Any) -> None:
         text = json.dumps(told).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(text)))
@@ -363,10 +369,10 @@ class Server:
         self._http.server_close()
 
 
-def launch_server(given: SimpleNamespace) -> None:
+def launch_server(value: SimpleNamespace) -> None:
     """As SGLang's: serves until the process ends."""
-    handler = type("Here", (Handler,), {"brain": Brain(vars(given))})
-    ThreadingHTTPServer((given.host, given.port), handler).serve_forever()
+    handler = type("Here", (Handler,), {"brain": Brain(vars(value))})
+    ThreadingHTTPServer((value.host, value.port), handler).serve_forever()
 
 
 class Manager:
@@ -466,10 +472,10 @@ class Serializer:
 def record(name: str) -> type:
     """A record that takes the fields which it was published with."""
 
-    def init(self: Any, **given: Any) -> None:
-        if unknown := given.keys() - set(PUBLISHED["records"][name]):
+    def init(self: Any, **value: Any) -> None:
+        if unknown := value.keys() - set(PUBLISHED["records"][name]):
             raise TypeError(f"{name} has no {sorted(unknown)}")
-        self.__dict__.update(given)
+        self.__dict__.update(value)
 
     return type(name, (), {"__init__": init})
 

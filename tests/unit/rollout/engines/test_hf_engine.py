@@ -33,10 +33,10 @@ def prompt(number: int) -> tuple[int, ...]:
     return (*SHARED, *range(100 + number, 103 + 2 * number))
 
 
-def agrees(directory: Path, asked: Request, generation: Generation) -> None:
+def agrees(directory: Path, request: Request, generation: Generation) -> None:
     """The engine's log-probs are those of transformers, to float32 rounding."""
-    whole = asked.prompt + generation.tokens
-    expected = reference_logprobs(directory, whole, len(asked.prompt))
+    whole = request.prompt + generation.tokens
+    expected = reference_logprobs(directory, whole, len(request.prompt))
     torch.testing.assert_close(torch.tensor(generation.logprobs), expected, atol=1e-5, rtol=0)
 
 
@@ -418,7 +418,7 @@ def test_unknown_and_missing_weights_are_errors(engine: HfEngine, policy_directo
         engine.load_weights(1, [(name, tensor) for name, tensor in weights.items() if name != first])
 
 
-def opened(directory: Path, dtype: torch.dtype = torch.float32, **options: object) -> HfEngine:
+def build_test_engine(directory: Path, dtype: torch.dtype = torch.float32, **options: object) -> HfEngine:
     """The engine as a run builds it."""
     setup = EngineSetup(
         directory=directory,
@@ -433,7 +433,7 @@ def opened(directory: Path, dtype: torch.dtype = torch.float32, **options: objec
 
 
 def test_prompts_are_not_split_without_chunked_prefill(policy_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = opened(policy_directory, chunked_prefill=False, max_batched_tokens=7)
+    engine = build_test_engine(policy_directory, chunked_prefill=False, max_batched_tokens=7)
     counts = count_prefilled(engine, monkeypatch)
     asked = [request(0, prompt=tuple(range(1, 20))), request(1, prompt=(5, 6)), request(2, prompt=(7, 8, 9))]
     done = run(engine, asked)
@@ -444,7 +444,7 @@ def test_prompts_are_not_split_without_chunked_prefill(policy_directory: Path, m
 
 def test_compiled_layers_sample_the_same_tokens(policy_directory: Path) -> None:
     """Batches of at most two rows are compiled, larger ones are not."""
-    engine = opened(policy_directory, torch_compile=True, torch_compile_max_batch=2)
+    engine = build_test_engine(policy_directory, torch_compile=True, torch_compile_max_batch=2)
     asked = [request(n, max_tokens=4) for n in range(3)]
     done = run(engine, asked)
     for one in asked:
@@ -452,7 +452,7 @@ def test_compiled_layers_sample_the_same_tokens(policy_directory: Path) -> None:
 
 
 def test_running_requests_and_throughput_are_logged(policy_directory: Path, caplog: pytest.LogCaptureFixture) -> None:
-    engine = opened(policy_directory, log_statistics=True, log_every_steps=2)
+    engine = build_test_engine(policy_directory, log_statistics=True, log_every_steps=2)
     with caplog.at_level("INFO", "quintet.engine"):
         run(engine, [request(n, max_tokens=4) for n in range(5)])
     assert [line.split(" tok")[0].rsplit(" ", 1)[0] for line in caplog.messages[:2]] == [
@@ -462,7 +462,7 @@ def test_running_requests_and_throughput_are_logged(policy_directory: Path, capl
 
 
 def test_an_engine_of_another_dtype_copies_the_weights(policy_directory: Path) -> None:
-    engine = opened(policy_directory, torch.bfloat16)
+    engine = build_test_engine(policy_directory, torch.bfloat16)
     done = run(engine, [request(0, max_tokens=4)])[0]
     expected = reference_logprobs(policy_directory, prompt(0) + done.tokens, len(prompt(0)))
     gap = (torch.tensor(done.logprobs) - expected).abs().max()
@@ -471,7 +471,7 @@ def test_an_engine_of_another_dtype_copies_the_weights(policy_directory: Path) -
 
 def test_float16_on_a_cpu_is_a_config_error(policy_directory: Path) -> None:
     with pytest.raises(ConfigError, match="float32 and bfloat16") as caught:
-        opened(policy_directory, torch.float16)
+        build_test_engine(policy_directory, torch.float16)
     assert caught.value.key == "rollout.engine_options.dtype"
 
 

@@ -46,11 +46,11 @@ def run(engine: HfEngine, requests: list[Request]) -> dict[int, Generation]:
 
 
 def assert_logprobs_of_learner(model: PreTrainedModel, requests: list[Request], done: dict[int, Generation]) -> None:
-    batch = batch_of(*([turn(each.prompt, done[each.id].tokens, each.images)] for each in requests))
+    batch = batch_of(*([turn(request.prompt, done[request.id].tokens, request.images)] for request in requests))
     with torch.no_grad():
         micro = next(iter_micro_batches(batch, MicroBatchBudget()))
         expected = compute_token_statistics(model, micro.packed).logprobs
-    sampled = torch.tensor([x for each in requests for x in done[each.id].logprobs])
+    sampled = torch.tensor([x for request in requests for x in done[request.id].logprobs])
     logprobs = torch.zeros(len(batch.tokens)).index_copy(0, micro.index, expected)[batch.loss_mask]
     torch.testing.assert_close(sampled, logprobs, rtol=0, atol=1e-5)
 

@@ -29,8 +29,8 @@ def same_for_all_rows(n: int, **values: float) -> LogitsProcessing:
 
 @given(st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=8), st.integers(0, 10_000))
 def test_uniform_numbers_are_in_the_unit_interval(seeds: list[int], place: int) -> None:
-    found = uniform(torch.tensor(seeds), torch.full((len(seeds),), place))
-    assert bool(((found >= 0) & (found < 1)).all())
+    actual = uniform(torch.tensor(seeds), torch.full((len(seeds),), place))
+    assert bool(((actual >= 0) & (actual < 1)).all())
 
 
 def test_uniform_numbers_are_uniform() -> None:

@@ -29,17 +29,21 @@ def stored(mixture_directory: Path) -> dict[str, Tensor]:
 
 
 def test_synced_weights_have_the_names_of_the_models_files(model: PreTrainedModel, stored: dict[str, Tensor]) -> None:
-    found = dict(hf_named_weights(model, model.named_parameters()))
-    assert "model.layers.1.mlp.experts.3.down_proj.weight" in found
-    assert found.keys() == stored.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in stored.items())
+    actual = dict(hf_named_weights(model, model.named_parameters()))
+    assert "model.layers.1.mlp.experts.3.down_proj.weight" in actual
+    assert actual.keys() == stored.keys()
+    assert all(torch.equal(actual[name], tensor) for name, tensor in stored.items())
 
 
 def test_vllm_accepts_only_complete_weights(model: PreTrainedModel, stored: dict[str, Tensor]) -> None:
     plan = WeightPlan.from_model(model)
     assert plan.collect(model.named_parameters()).keys() == stored.keys()
     with pytest.raises(EngineError, match=r"lacks 'model.layers.0.mlp.experts.down_proj'"):
-        plan.collect(one for one in model.named_parameters() if not one[0].endswith("0.mlp.experts.down_proj"))
+        plan.collect(
+            named_parameter
+            for named_parameter in model.named_parameters()
+            if not named_parameter[0].endswith("0.mlp.experts.down_proj")
+        )
 
 
 def test_sglang_accepts_these_names(model: PreTrainedModel, stored: dict[str, Tensor], mixture_directory: Path) -> None:

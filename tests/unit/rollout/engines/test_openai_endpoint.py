@@ -25,7 +25,7 @@ from quintet.rollout.episode import Episode
 from quintet.rollout.episode_limits import EpisodeLimits
 from quintet.rollout.sampling_params import SamplingParams
 
-Said = str | tuple[int, dict[str, Any]]
+ReplyBody = str | tuple[int, dict[str, Any]]
 """Content of a response, or status and body."""
 
 
@@ -33,7 +33,7 @@ Said = str | tuple[int, dict[str, Any]]
 class StandIn:
     """An endpoint that responds to each body with the result of `reply`."""
 
-    reply: Callable[[dict[str, Any]], Said]
+    reply: Callable[[dict[str, Any]], ReplyBody]
     url: str = ""
     seen: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -42,25 +42,25 @@ class StandIn:
 
 
 @contextmanager
-def stand_in(reply: Callable[[dict[str, Any]], Said]) -> Iterator[StandIn]:
+def stand_in(reply: Callable[[dict[str, Any]], ReplyBody]) -> Iterator[StandIn]:
     known, lock = StandIn(reply), threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            request_body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             with lock:
-                known.seen.append(asked)
+                known.seen.append(request_body)
                 known.headers.append(dict(self.headers))
                 known.together += 1
                 known.most_together = max(known.most_together, known.together)
-            said = known.reply(asked)
+            reply = known.reply(request_body)
             with lock:
                 known.together -= 1
-            if isinstance(said, str):
-                choice = {"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}
-                said = 200, {"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}
-            body = json.dumps(said[1]).encode()
-            self.send_response(said[0])
+            if isinstance(reply, str):
+                choice = {"message": {"role": "assistant", "content": reply}, "finish_reason": "stop"}
+                reply = 200, {"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}
+            body = json.dumps(reply[1]).encode()
+            self.send_response(reply[0])
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -122,9 +122,9 @@ def played(known: StandIn, episodes: int, sampling: SamplingParams = GREEDY, **c
     engine = EndpointEngine(settings(known), message_tokenizer())
     chat = ChatFormat(message_tokenizer())
     loop = AgentLoop(engine, chat, Mirror, config, "mirror", EpisodeLimits(max_failed_share=1.0))
-    found = sorted(loop.collect_rollouts([Episode(n, n, 0) for n in range(episodes)], sampling), key=lambda t: t.group)
+    actual = sorted(loop.collect_rollouts([Episode(n, n, 0) for n in range(episodes)], sampling), key=lambda t: t.group)
     engine.close()
-    return found
+    return actual
 
 
 @given(st.text(), st.text())
@@ -149,7 +149,9 @@ def assert_through(messages: list[dict[str, str]]) -> None:
 
 
 def test_an_env_is_evaluated_through_chat_messages() -> None:
-    with stand_in(lambda asked: f"<answer> {'left' if len(asked['messages']) < 4 else 'right'} </answer>") as known:
+    with stand_in(
+        lambda request_body: f"<answer> {'left' if len(request_body['messages']) < 4 else 'right'} </answer>"
+    ) as known:
         (episode,) = played(known, 1, max_response_tokens=50)
     assert episode.outcome is Outcome.SUCCESS
     assert [turn.actions for turn in episode.turns] == [("left",), ("right",), ("right",)]
@@ -171,10 +173,10 @@ def test_requests_have_seeds_and_sampling_options() -> None:
     )
     with stand_in(lambda _: "<answer> left </answer>") as known:
         played(known, 2, sampling)
-    asked = known.seen[0]
-    told = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.2, "min_tokens": 4}
-    assert {name: asked[name] for name in told} == told
-    assert asked["stop"] == ["</answer>"]
+    request_body = known.seen[0]
+    options = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.2, "min_tokens": 4}
+    assert {name: request_body[name] for name in options} == options
+    assert request_body["stop"] == ["</answer>"]
     assert len({one["seed"] for one in known.seen}) == len(known.seen)
 
 
@@ -203,14 +205,14 @@ def test_structured_outputs_are_sent(output: StructuredOutput, fields: dict[str,
 def test_the_prompt_window_slides() -> None:
     with stand_in(lambda _: "<answer> left </answer>") as known:
         played(known, 1, window_size=1)
-    assert [len(asked["messages"]) for asked in known.seen] == [2, 2, 2]
+    assert [len(request_body["messages"]) for request_body in known.seen] == [2, 2, 2]
 
 
 def test_requests_are_sent_concurrently() -> None:
     gate = threading.Barrier(8, timeout=10)
 
-    def wait(asked: dict[str, Any]) -> str:
-        if len(asked["messages"]) == 2:
+    def wait(request_body: dict[str, Any]) -> str:
+        if len(request_body["messages"]) == 2:
             gate.wait()
         return "<answer> left </answer>"
 
@@ -222,8 +224,8 @@ def test_requests_are_sent_concurrently() -> None:
 def test_failed_requests_are_retried_and_then_fail_their_episode() -> None:
     tried: dict[str, int] = {}
 
-    def reply(asked: dict[str, Any]) -> Said:
-        start = asked["messages"][1]["content"]
+    def reply(request_body: dict[str, Any]) -> ReplyBody:
+        start = request_body["messages"][1]["content"]
         tried[start] = tried.get(start, 0) + 1
         if start == "start 1":
             return 503, {"error": {"message": "busy"}}
@@ -271,10 +273,10 @@ def one(known: StandIn, **changes: Any) -> Generation:
 )
 def test_finish_reasons(choice: dict[str, Any], stop: FinishReason, text: str) -> None:
     with stand_in(lambda _: (200, {"choices": [choice]})) as known:
-        found = one(known)
-    assert (found.id, found.finish_reason) == (4, stop)
-    assert TOKENIZER.decode(list(found.tokens)) == text
-    assert (found.failure is not None) == (stop is FinishReason.FAILED)
+        actual = one(known)
+    assert (actual.id, actual.finish_reason) == (4, stop)
+    assert TOKENIZER.decode(list(actual.tokens)) == text
+    assert (actual.failure is not None) == (stop is FinishReason.FAILED)
 
 
 def test_a_timeout_is_a_failure() -> None:
@@ -285,21 +287,21 @@ def test_a_timeout_is_a_failure() -> None:
         return "x"
 
     with stand_in(late) as known:
-        found = one(known, timeout_seconds=0.05, retries=0)
+        actual = one(known, timeout_seconds=0.05, retries=0)
         released.set()
-    assert found.failure is not None
-    assert found.failure.error_type == "Timeout"
+    assert actual.failure is not None
+    assert actual.failure.error_type == "Timeout"
 
 
 def test_max_completion_tokens_replaces_max_tokens() -> None:
-    def reply(asked: dict[str, Any]) -> Said:
-        if "max_tokens" in asked:
+    def reply(request_body: dict[str, Any]) -> ReplyBody:
+        if "max_tokens" in request_body:
             return 400, {"error": {"message": "Unsupported parameter: use 'max_completion_tokens' instead."}}
-        return f"{asked['max_completion_tokens']}"
+        return f"{request_body['max_completion_tokens']}"
 
     with stand_in(reply) as known:
-        found = one(known)
-    assert TOKENIZER.decode(list(found.tokens[:-1])) == "9"
+        actual = one(known)
+    assert TOKENIZER.decode(list(actual.tokens[:-1])) == "9"
     assert len(known.seen) == 2
 
 
@@ -334,7 +336,7 @@ def test_aborted_requests_are_not_waited_for() -> None:
 
 
 def test_usage_is_that_of_the_endpoint() -> None:
-    with stand_in(lambda asked: (500, {}) if "2" in asked["messages"][1]["content"] else "x") as known:
+    with stand_in(lambda request_body: (500, {}) if "2" in request_body["messages"][1]["content"] else "x") as known:
         engine = EndpointEngine(settings(known, retries=1), TOKENIZER)
         for number in range(4):
             text = f"\uf8f0system\n\uf8f1\uf8f0user\n{number}\uf8f1"

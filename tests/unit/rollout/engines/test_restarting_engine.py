@@ -94,10 +94,10 @@ def ask(engine: RestartingEngine, *numbers: int) -> None:
 
 
 def drain(engine: RestartingEngine) -> list[Generation]:
-    found: list[Generation] = []
+    results: list[Generation] = []
     while engine.busy:
-        found += engine.step()
-    return found
+        results += engine.step()
+    return results
 
 
 @pytest.mark.parametrize(
@@ -109,16 +109,16 @@ def test_a_dead_engine_is_rebuilt_and_its_requests_fail(death: Exception) -> Non
     engine, log = supervised({"step": [None, death]})
     engine.load_weights(7, [("old", torch.zeros(1))])
     ask(engine, 1, 2, 3)
-    found = drain(engine)
-    assert [(one.id, one.finish_reason) for one in found] == [
+    actual = drain(engine)
+    assert [(one.id, one.finish_reason) for one in actual] == [
         (1, FinishReason.STOP),
         (2, FinishReason.FAILED),
         (3, FinishReason.FAILED),
     ]
-    assert found[1].failure is not None
-    assert (found[1].failure.where, found[1].failure.error_type) == ("engine", type(death).__name__)
-    assert str(death) in found[1].failure.message
-    assert found[1].weight_version == 7
+    assert actual[1].failure is not None
+    assert (actual[1].failure.where, actual[1].failure.error_type) == ("engine", type(death).__name__)
+    assert str(death) in actual[1].failure.message
+    assert actual[1].weight_version == 7
     assert log == ["open", "load 7 old", "close", "open", "load 7 present"]
     ask(engine, 4)
     (after,) = drain(engine)
@@ -171,9 +171,9 @@ def test_an_engine_may_die_at_any_time(where: str) -> None:
     }
     calls.get(where, getattr(engine, where, lambda: None))()
     expected = {"add_request": [1, 2, 3], "abort": [1]}.get(where, [1, 2])
-    found = drain(engine)
-    assert [one.id for one in found] == expected
-    assert {one.finish_reason for one in found} == {FinishReason.FAILED}
+    actual = drain(engine)
+    assert [one.id for one in actual] == expected
+    assert {one.finish_reason for one in actual} == {FinishReason.FAILED}
     assert log.count("open") == 2
     assert engine.weight_version == (5 if where == "load" else 0)
     ask(engine, 4)
@@ -224,11 +224,11 @@ def test_a_dead_engine_frees_its_memory_before_the_next_one_starts() -> None:
             held.append(weakref.ref(cache))
             raise torch.OutOfMemoryError("no room")
 
-    def opened() -> Mortal:
+    def build_mortal() -> Mortal:
         alive.extend(one() is not None for one in held)
         return Greedy({}, [])
 
-    engine = RestartingEngine(opened, list)
+    engine = RestartingEngine(build_mortal, list)
     ask(engine, 1)
     drain(engine)
     assert alive == [False]

@@ -47,7 +47,7 @@ def setup(policy_directory: Path) -> EngineSetup:
     )
 
 
-def told(setup: EngineSetup, **options: Any) -> EngineSetup:
+def with_options(setup: EngineSetup, **options: Any) -> EngineSetup:
     return dataclasses.replace(setup, options=setup.options.model_copy(update=options))
 
 
@@ -57,8 +57,8 @@ def start(setup: EngineSetup) -> Iterator[Callable[..., Server]]:
     running: list[Server] = []
 
     def begin(**arguments: Any) -> Server:
-        given = {"model_path": str(setup.directory), "context_length": CONTEXT + 8}
-        running.append(Server(**given | {"enable_deterministic_inference": True} | arguments))
+        options = {"model_path": str(setup.directory), "context_length": CONTEXT + 8}
+        running.append(Server(**options | {"enable_deterministic_inference": True} | arguments))
         return running[-1]
 
     yield begin
@@ -73,7 +73,7 @@ def server(start: Callable[..., Server]) -> Server:
 
 @pytest.fixture
 def remote(setup: EngineSetup, server: Server) -> Iterator[Engine]:
-    engine = ENGINES.get("sglang-server").load()(told(setup, server_url=server.url))
+    engine = ENGINES.get("sglang-server").load()(with_options(setup, server_url=server.url))
     yield engine
     engine.close()
 
@@ -123,19 +123,19 @@ def until(engine: Engine, over: Callable[[], bool], done: dict[int, Generation],
 
 
 @torch.no_grad()
-def learner(model: Any, asked: Request, tokens: tuple[int, ...]) -> torch.Tensor:
+def learner(model: Any, request: Request, tokens: tuple[int, ...]) -> torch.Tensor:
     """The learner's log-probs of the same tokens."""
-    whole = torch.tensor([*asked.prompt, *tokens])
-    places = torch.arange(len(asked.prompt), len(whole))
+    whole = torch.tensor([*request.prompt, *tokens])
+    places = torch.arange(len(request.prompt), len(whole))
     packed = PackedBatch(
         whole, torch.arange(len(whole)), PackedLayout(torch.tensor([len(whole)])), places - 1, whole[places]
     )
-    return log_probs_and_entropy(model, packed, asked.temperature or 1.0)[0]
+    return log_probs_and_entropy(model, packed, request.temperature or 1.0)[0]
 
 
-def agree(setup: EngineSetup, asked: Request, got: Generation, model: Any = None) -> None:
-    expected = learner(model or setup.model, asked, got.tokens)
-    assert (torch.tensor(got.logprobs) - expected).abs().max() <= LOG_PROBS
+def agree(setup: EngineSetup, request: Request, generation: Generation, model: Any = None) -> None:
+    expected = learner(model or setup.model, request, generation.tokens)
+    assert (torch.tensor(generation.logprobs) - expected).abs().max() <= LOG_PROBS
 
 
 def test_responses_and_logprobs_are_the_policys(setup: EngineSetup, remote: Engine) -> None:
@@ -399,7 +399,7 @@ def test_sleep_frees_what_the_options_allow(setup: EngineSetup, start: Callable[
         ({"sleep_between_steps": True}, ["kv_cache"]),
         ({"offload": True}, ["kv_cache", "weights"]),
     ):
-        engine = build_sglang_server_engine(told(setup, server_url=server.url, **options))
+        engine = build_sglang_server_engine(with_options(setup, server_url=server.url, **options))
         engine.add_request(request(0))
         with pytest.raises(RuntimeError, match="requests are running"):
             engine.sleep()
@@ -419,15 +419,15 @@ def test_sleep_frees_what_the_options_allow(setup: EngineSetup, start: Callable[
 def test_a_running_server_must_match_the_options(setup: EngineSetup, start: Callable[..., Server]) -> None:
     server = start(mem_fraction_static=0.8)
     with pytest.raises(ConfigError, match=r"mem_fraction_static = 0.8 instead of 0.5") as error:
-        build_sglang_server_engine(told(setup, server_url=server.url, memory_share=0.5))
+        build_sglang_server_engine(with_options(setup, server_url=server.url, memory_share=0.5))
     assert error.value.key == "rollout.engine_options.memory_share"
-    build_sglang_server_engine(told(setup, server_url=server.url, memory_share=0.8)).close()
+    build_sglang_server_engine(with_options(setup, server_url=server.url, memory_share=0.8)).close()
     with pytest.raises(ConfigError, match="enable_deterministic_inference"):
-        build_sglang_server_engine(told(setup, server_url=start(enable_deterministic_inference=False).url))
+        build_sglang_server_engine(with_options(setup, server_url=start(enable_deterministic_inference=False).url))
 
 
 def test_stop_strings_need_a_tokenizer_in_the_server(setup: EngineSetup, start: Callable[..., Server]) -> None:
-    plain = told(setup, detokenize=False, server_url=start(skip_tokenizer_init=True).url)
+    plain = with_options(setup, detokenize=False, server_url=start(skip_tokenizer_init=True).url)
     engine = build_sglang_server_engine(plain)
     with pytest.raises(ConfigError) as error:
         engine.add_request(request(0, stop_strings=("</answer>",)))
@@ -441,25 +441,25 @@ def test_api_keys_come_from_the_environment(
     """With two keys, the admin key is used for everything except generation."""
     server = start(api_key="a", admin_api_key="b")
     with pytest.raises(EngineError, match="Unauthorized"):
-        build_sglang_server_engine(told(setup, server_url=server.url))
+        build_sglang_server_engine(with_options(setup, server_url=server.url))
     monkeypatch.setenv("SGLANG_API_KEY", "a")
     monkeypatch.setenv("SGLANG_ADMIN_API_KEY", "b")
-    engine = build_sglang_server_engine(told(setup, server_url=server.url))
+    engine = build_sglang_server_engine(with_options(setup, server_url=server.url))
     engine.load_weights(1, setup.model.named_parameters())
     assert run(engine, [request(0)])[0].weight_version == 1
 
 
 @pytest.mark.parametrize(
-    ("url", "error", "words"),
+    ("url", "error", "message"),
     [
         ("localhost:30000", ConfigError, "is not an http"),
         ("http://gpu7:30000", ConfigError, "a server on another machine reads new weights"),
         ("http://127.0.0.1:9", EngineError, "no SGLang server responds at http://127.0.0.1:9"),
     ],
 )
-def test_unusable_server_urls_are_errors(setup: EngineSetup, url: str, error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
-        build_sglang_server_engine(told(setup, server_url=url))
+def test_unusable_server_urls_are_errors(setup: EngineSetup, url: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        build_sglang_server_engine(with_options(setup, server_url=url))
 
 
 def test_a_vanished_server_is_an_engine_error(setup: EngineSetup, remote: Engine, server: Server) -> None:
@@ -494,7 +494,7 @@ def alive(pid: int) -> bool:
 
 def test_a_launched_server_is_started_and_ended(setup: EngineSetup, package: Path) -> None:
     """The whole life cycle: start with arguments, responses, new weights, shutdown."""
-    engine = ENGINES.get("sglang-server").load()(told(setup, server_python=sys.executable, memory_share=0.5))
+    engine = ENGINES.get("sglang-server").load()(with_options(setup, server_python=sys.executable, memory_share=0.5))
     own = engine._transport._launched
     command = Path(f"/proc/{own.pid}/cmdline").read_text()
     assert "api_key" not in command
@@ -615,4 +615,4 @@ def test_a_missing_sglang_is_an_error_with_a_hint(setup: EngineSetup) -> None:
         build_sglang_server_engine(setup)
     assert "server_python; or set rollout.engine_options.server_url" in str(error.value)
     with pytest.raises(ConfigError, match="does not run"):
-        build_sglang_server_engine(told(setup, server_python="/nowhere/python"))
+        build_sglang_server_engine(with_options(setup, server_python="/nowhere/python"))

@@ -60,8 +60,8 @@ def requests(**changes: Any) -> list[Request]:
     ]
 
 
-def run(engine: Engine, asked: list[Request]) -> dict[int, Generation]:
-    for each in asked:
+def run(engine: Engine, requests: list[Request]) -> dict[int, Generation]:
+    for each in requests:
         engine.add_request(each)
     done: dict[int, Generation] = {}
     while engine.busy:
@@ -69,10 +69,10 @@ def run(engine: Engine, asked: list[Request]) -> dict[int, Generation]:
     return done
 
 
-def assert_logprobs_of_model(model: Any, asked: list[Request], done: dict[int, Generation]) -> None:
+def assert_logprobs_of_model(model: Any, requests: list[Request], done: dict[int, Generation]) -> None:
     """SGLang normalizes log-probs over all tokens, also placeholders of images."""
     assert all(each.failure is None and each.tokens for each in done.values()), done
-    batch = batch_of(*([turn(each.prompt, done[each.id].tokens, each.images)] for each in asked))
+    batch = batch_of(*([turn(each.prompt, done[each.id].tokens, each.images)] for each in requests))
     masked, model.lm_head = model.lm_head, nn.Linear(64, model.lm_head.out_features, bias=False)
     model.lm_head.weight = masked.weight
     with torch.no_grad():
@@ -80,7 +80,7 @@ def assert_logprobs_of_model(model: Any, asked: list[Request], done: dict[int, G
         expected = compute_token_statistics(model, micro.packed, 1.0).logprobs
     model.lm_head = masked
     logprobs = torch.zeros(len(batch.tokens)).index_copy(0, micro.index, expected)[batch.loss_mask]
-    sampled = torch.tensor([number for each in asked for number in done[each.id].logprobs])
+    sampled = torch.tensor([number for each in requests for number in done[each.id].logprobs])
     torch.testing.assert_close(sampled, logprobs, rtol=0, atol=1e-4)
 
 

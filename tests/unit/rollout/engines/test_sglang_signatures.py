@@ -52,18 +52,18 @@ def test_the_tested_release_is_the_documented_one() -> None:
 )
 def test_generate_requests_match_the_signatures(body: dict[str, Any]) -> None:
     """Over HTTP, which rejects unknown fields, and as arguments of the in-process engine."""
-    told = {*body, "rid", "image_data"}
-    assert told <= set(PUBLISHED["generate_json"])
-    assert told <= set(PUBLISHED["engine"]["async_generate"])
-    assert told <= set(PUBLISHED["records"]["GenerateReqInput"])
+    field_names = {*body, "rid", "image_data"}
+    assert field_names <= set(PUBLISHED["generate_json"])
+    assert field_names <= set(PUBLISHED["engine"]["async_generate"])
+    assert field_names <= set(PUBLISHED["records"]["GenerateReqInput"])
     assert set(body["sampling_params"]) <= set(PUBLISHED["sampling_json"]) & set(PUBLISHED["sampling_params"])
 
 
 def test_sampling_parameters_are_valid_for_sglang() -> None:
-    given = generate_body(PendingRequest(EVERYTHING, 0), 8)["sampling_params"]
-    assert 0 <= given["sampling_seed"] < 1 << 63
-    assert given["max_new_tokens"] == 5
-    assert given["top_k"] == 4
+    sampling_params = generate_body(PendingRequest(EVERYTHING, 0), 8)["sampling_params"]
+    assert 0 <= sampling_params["sampling_seed"] < 1 << 63
+    assert sampling_params["max_new_tokens"] == 5
+    assert sampling_params["top_k"] == 4
     plain = generate_body(PendingRequest(dataclasses.replace(EVERYTHING, top_k=0, stop_token_ids=()), 0), 64)[
         "sampling_params"
     ]
@@ -122,8 +122,8 @@ def setup(policy_directory: Path) -> EngineSetup:
 
 
 def test_required_arguments_exist(setup: EngineSetup) -> None:
-    told = server_arguments(setup, RELEASE)
-    assert told == {
+    actual = server_arguments(setup, RELEASE)
+    assert actual == {
         "model_path": str(setup.directory),
         "trust_remote_code": False,
         "dtype": "bfloat16",
@@ -169,14 +169,14 @@ CASES: list[tuple[str, Any, dict[str, Any]]] = [
     ("dtype", "bfloat16", {}),
     ("max_model_tokens", 64, {}),
 ]
-UNTOLD = option_arguments(EngineConfig(arguments={}), RELEASE)
+DEFAULT_ARGUMENTS = option_arguments(EngineConfig(arguments={}), RELEASE)
 
 
 @pytest.mark.parametrize(("option", "value", "expected"), CASES)
 def test_each_option_becomes_its_argument(option: str, value: Any, expected: dict[str, Any]) -> None:
-    told = option_arguments(EngineConfig.model_validate({option: value}), RELEASE)
-    assert told == UNTOLD | expected
-    assert told.keys() <= RELEASE.arguments
+    actual = option_arguments(EngineConfig.model_validate({option: value}), RELEASE)
+    assert actual == DEFAULT_ARGUMENTS | expected
+    assert actual.keys() <= RELEASE.arguments
 
 
 def test_every_option_is_passed_handled_or_rejected() -> None:
@@ -202,22 +202,22 @@ def test_older_argument_names_are_used_for_older_releases() -> None:
 
 
 def test_chunked_prefill_is_off_despite_a_chunk_size() -> None:
-    told = option_arguments(EngineConfig(chunked_prefill=False, max_batched_tokens=2048, arguments={}), RELEASE)
-    assert (told["chunked_prefill_size"], told["max_prefill_tokens"]) == (-1, 2048)
+    actual = option_arguments(EngineConfig(chunked_prefill=False, max_batched_tokens=2048, arguments={}), RELEASE)
+    assert (actual["chunked_prefill_size"], actual["max_prefill_tokens"]) == (-1, 2048)
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [
         ("shedule_policy", "did you mean 'schedule_policy'?"),
         ("model_path", "set policy.path"),
         ("api_key", "remove rollout.engine_options.arguments.api_key"),
     ],
 )
-def test_extra_arguments_are_checked(name: str, words: str) -> None:
+def test_extra_arguments_are_checked(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"arguments.{name}") as error:
         option_arguments(EngineConfig(arguments={name: "x"}), RELEASE)
-    assert words in str(error.value)
+    assert message in str(error.value)
 
 
 def test_fields_of_older_releases_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

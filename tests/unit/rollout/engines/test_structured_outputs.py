@@ -171,7 +171,7 @@ def test_logprobs_of_tokens_that_the_model_finds_impossible_are_finite(policy_di
 
 
 @pytest.mark.parametrize(
-    ("kind", "spec", "words"),
+    ("kind", "spec", "message"),
     [
         ("json_schema", "{", "json_schema: "),
         ("json_schema", '{"type": "objekt"}', "Invalid type: objekt"),
@@ -184,9 +184,9 @@ def test_logprobs_of_tokens_that_the_model_finds_impossible_are_finite(policy_di
     ],
 )
 def test_invalid_constraints_are_refused_by_name(
-    engine: HfEngine, tokenizer: Any, kind: Any, spec: str, words: str
+    engine: HfEngine, tokenizer: Any, kind: Any, spec: str, message: str
 ) -> None:
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         engine.add_request(structured(0, tokenizer, kind, spec))
     assert not engine.busy
 
@@ -212,11 +212,11 @@ def test_vocabularies_that_cannot_express_json_are_refused_by_name() -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    def tokenizer(words: str, decoder: Any) -> Any:
-        backend = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=[]))
+    def tokenizer(message: str, decoder: Any) -> Any:
+        backend = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(message)}, merges=[]))
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         backend.decoder = decoder
-        return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=words[-1])
+        return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=message[-1])
 
     letters = GrammarCompiler(tokenizer("abc$", decoders.ByteLevel()), 4)
     with pytest.raises(ValueError, match="cannot express JSON: it has no tokens for ' !"):

@@ -26,7 +26,7 @@ def tied_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def opened(tied_policy: Path) -> Iterator[Bench]:
+def started_bench(tied_policy: Path) -> Iterator[Bench]:
     """One engine in this process for all tests that do not break it."""
     bench = open_bench(tied_policy)
     yield bench
@@ -34,11 +34,11 @@ def opened(tied_policy: Path) -> Iterator[Bench]:
 
 
 @pytest.fixture
-def bench(opened: Bench, tied_policy: Path) -> Bench:
+def bench(started_bench: Bench, tied_policy: Path) -> Bench:
     """The engine with its initial weights."""
-    opened.model.load_state_dict(load_model(tied_policy).state_dict())
-    opened.engine.load_weights(0, opened.model.named_parameters())
-    return opened
+    started_bench.model.load_state_dict(load_model(tied_policy).state_dict())
+    started_bench.engine.load_weights(0, started_bench.model.named_parameters())
+    return started_bench
 
 
 CHANGED_DRAWS = [
@@ -249,10 +249,10 @@ def test_vllm_leaves_the_process_state_unchanged(bench: Bench) -> None:
     torch.set_num_threads(threads)
 
 
-def test_vllm_can_be_started_again(opened: Bench, tied_policy: Path) -> None:
+def test_vllm_can_be_started_again(started_bench: Bench, tied_policy: Path) -> None:
     """Last use of the shared engine; a run that lost its engine builds a new one."""
-    before = opened.run(request(0, temperature=0.0))[0].finish_reason
-    opened.engine.close()
+    before = started_bench.run(request(0, temperature=0.0))[0].finish_reason
+    started_bench.engine.close()
     with pytest.raises(ConfigError, match="Load format `nonsense`"):
         open_bench(tied_policy, load_format="nonsense")
     again = open_bench(tied_policy)

@@ -60,14 +60,14 @@ def requests() -> list[Request]:
     ]
 
 
-def assert_logprobs_of_learner(bench: Bench, asked: list[Request], done: dict[int, Generation]) -> None:
+def assert_logprobs_of_learner(bench: Bench, requests: list[Request], done: dict[int, Generation]) -> None:
     assert all(generation.failure is None and len(generation.tokens) == 12 for generation in done.values()), done
-    batch = batch_of(*([turn(each.prompt, done[each.id].tokens, each.images)] for each in asked))
+    batch = batch_of(*([turn(each.prompt, done[each.id].tokens, each.images)] for each in requests))
     with torch.no_grad():
         micro = next(iter_micro_batches(batch, MicroBatchBudget()))
         expected = compute_token_statistics(bench.model, micro.packed, 0.8).logprobs
     logprobs = torch.zeros(len(batch.tokens)).index_copy(0, micro.index, expected)[batch.loss_mask]
-    sampled = torch.tensor([number for each in asked for number in done[each.id].logprobs])
+    sampled = torch.tensor([number for each in requests for number in done[each.id].logprobs])
     torch.testing.assert_close(sampled, logprobs, rtol=0, atol=1e-4)
 
 

@@ -66,26 +66,26 @@ def setup(directory: Path, **options: Any) -> EngineSetup:
     ],
 )
 def test_an_option_reaches_vllm(policy_directory: Path, option: str, value: object, theirs: dict[str, object]) -> None:
-    given = engine_arguments(setup(policy_directory, **{option: value}), GPU)
-    assert {name: given[name] for name in theirs} == theirs
+    passed = engine_arguments(setup(policy_directory, **{option: value}), GPU)
+    assert {name: passed[name] for name in theirs} == theirs
     before = engine_arguments(setup(policy_directory), GPU)
-    assert any(before.get(name) != given[name] for name in theirs)
+    assert any(before.get(name) != passed[name] for name in theirs)
 
 
 def test_default_options_are_left_to_vllm(policy_directory: Path) -> None:
-    given = engine_arguments(setup(policy_directory), GPU)
+    passed = engine_arguments(setup(policy_directory), GPU)
     left = {"gpu_memory_utilization", "block_size", "max_num_batched_tokens", "enable_sleep_mode", "swap_space"}
-    assert not left & given.keys()
-    assert (given["max_num_seqs"], given["max_model_len"], given["dtype"]) == (8, 256, "float32")
+    assert not left & passed.keys()
+    assert (passed["max_num_seqs"], passed["max_model_len"], passed["dtype"]) == (8, 256, "float32")
 
 
 def test_older_names_are_known(policy_directory: Path) -> None:
-    given = engine_arguments(setup(policy_directory, swap_space_gib=4, image_cache=False), OLD)
-    assert (given["swap_space"], given["disable_mm_preprocessor_cache"]) == (4, True)
+    passed = engine_arguments(setup(policy_directory, swap_space_gib=4, image_cache=False), OLD)
+    assert (passed["swap_space"], passed["disable_mm_preprocessor_cache"]) == (4, True)
 
 
 @pytest.mark.parametrize(
-    ("options", "key", "told"),
+    ("options", "key", "message"),
     [
         ({"swap_space_gib": 4}, "rollout.engine_options.swap_space_gib", "vLLM 0.32.0 has no swap_space"),
         ({"log_every_steps": 4}, "rollout.engine_options.log_every_steps", "no such option"),
@@ -95,25 +95,25 @@ def test_older_names_are_known(policy_directory: Path) -> None:
     ],
 )
 def test_unsupported_options_are_config_errors(
-    policy_directory: Path, options: dict[str, Any], key: str, told: str
+    policy_directory: Path, options: dict[str, Any], key: str, message: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         engine_arguments(setup(policy_directory, **options), GPU)
     assert caught.value.key == key
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_the_kv_cache_on_a_cpu_fits_the_requests(policy_directory: Path) -> None:
     """Two layers, two heads of 8 numbers, keys and values of 4 bytes; (8 x 1.25 + 2) requests of 2 blocks of 128."""
-    given = engine_arguments(setup(policy_directory), CPU)
-    assert given["kv_cache_memory_bytes"] == 12 * 2 * 128 * (2 * 2 * 2 * 8 * 4)
+    passed = engine_arguments(setup(policy_directory), CPU)
+    assert passed["kv_cache_memory_bytes"] == 12 * 2 * 128 * (2 * 2 * 2 * 8 * 4)
 
 
 def test_a_changed_model_configuration_reaches_vllm(policy_directory: Path) -> None:
-    wanted = setup(policy_directory)
-    assert "hf_overrides" not in engine_arguments(wanted, GPU)
-    wanted.model.config.rms_norm_eps = 0.5
-    assert engine_arguments(wanted, GPU)["hf_overrides"] == {"rms_norm_eps": 0.5}
+    expected = setup(policy_directory)
+    assert "hf_overrides" not in engine_arguments(expected, GPU)
+    expected.model.config.rms_norm_eps = 0.5
+    assert engine_arguments(expected, GPU)["hf_overrides"] == {"rms_norm_eps": 0.5}
 
 
 def test_vllm_logs_are_quiet_by_default() -> None:
@@ -211,9 +211,9 @@ def characters(tokens: Any) -> str:
     ],
 )
 def test_stop_strings_match_when_complete(answer: str, stops: list[str], end: int | None) -> None:
-    found = StopStringMatcher(stops, characters)
+    matcher = StopStringMatcher(stops, characters)
     tokens = list(answer.encode())
-    ends = [place for place in range(1, len(tokens) + 1) if found.matches(tokens[:place])]
+    ends = [place for place in range(1, len(tokens) + 1) if matcher.matches(tokens[:place])]
     assert ends == ([] if end is None else [end])
 
 

@@ -87,8 +87,8 @@ def test_equal_weights_pass(policy_directory: Path, tmp_path: Path) -> None:
 def test_a_different_weight_is_named(policy_directory: Path, tmp_path: Path) -> None:
     model, other = pair(policy_directory)
     other.model.layers[1].mlp.up_proj.weight[0, 0] += 0.5
-    told = r"differ in 1 weights \(model.layers.1.mlp.up_proj.weight: differs by 0.5\)"
-    with pytest.raises(MachineError, match=told):
+    message = r"differ in 1 weights \(model.layers.1.mlp.up_proj.weight: differs by 0.5\)"
+    with pytest.raises(MachineError, match=message):
         check_weights(Open(other), model, PROMPTS, same_dtype=True, directory=tmp_path)
 
 
@@ -125,11 +125,11 @@ def test_example_weights() -> None:
     ours = {"a": torch.tensor([1.0, 2.0]), "b": torch.ones(2), "c": torch.ones(3), "d": torch.tensor([1.001])}
     theirs = {"a": torch.tensor([1.0, 2.5]), "c": torch.ones(2), "d": torch.tensor([1.001]).bfloat16()}
     theirs["tied"] = torch.ones(9)
-    found = list(compare_weights(ours.items(), theirs))
-    assert [(one.name, one.problem, one.is_mismatch) for one in found] == [
+    message = list(compare_weights(ours.items(), theirs))
+    assert [(one.name, one.problem, one.is_mismatch) for one in message] == [
         ("a", "differs", True),
         ("b", "missing", True),
         ("c", "shape", True),
         ("d", "rounded", False),
     ]
-    assert found[0] == WeightDifference("a", "differs", 0.5)
+    assert message[0] == WeightDifference("a", "differs", 0.5)

@@ -62,10 +62,10 @@ def request(step: int = 1, **changes: Any) -> RolloutRequest:
     return replace(RolloutRequest(step, 5, ROBOTS, 2, 2, temperature=1.0, top_k=0), **changes)
 
 
-def run(runner: RolloutRunner, asked: RolloutRequest, robots: range | None = None) -> CollectedRollout:
+def run(runner: RolloutRunner, request: RolloutRequest, robots: range | None = None) -> CollectedRollout:
     policy = UniformPolicy()
-    local = np.array(robots or range(asked.robots))
-    return runner.run(asked, local, cast(ActionPolicy, policy), policy.sample)
+    local = np.array(robots or range(request.robots))
+    return runner.run(request, local, cast(ActionPolicy, policy), policy.sample)
 
 
 @contextmanager

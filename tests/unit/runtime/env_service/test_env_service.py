@@ -236,7 +236,7 @@ def test_more_envs_than_allowed_are_refused_one_by_one(server: EnvServiceServer)
     assert ["failure" in each for each in started] == [False] * 6 + [True] * 2
     assert started[-1]["failure"][1] == "TooManyEnvironments"
     results(server, session, "close", {"envs": ["0", "1"]})
-    assert all("observation" in each for each in results(server, session, "reset", {"seeds": {"8": 1, "9": 2}}))
+    assert all("observation" in result for result in results(server, session, "reset", {"seeds": {"8": 1, "9": 2}}))
 
 
 @pytest.mark.parametrize(

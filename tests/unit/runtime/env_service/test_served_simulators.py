@@ -52,8 +52,8 @@ def rollout(envs: RobotEnvs) -> Iterator[Any]:
 
 
 def _values(record: Any) -> Iterator[Any]:
-    for each in fields(record):
-        value = getattr(record, each.name)
+    for field in fields(record):
+        value = getattr(record, field.name)
         if isinstance(value, RobotObservation | ChunkResult):
             yield from _values(value)
         else:
@@ -83,7 +83,10 @@ def test_a_worker_process_that_dies_costs_the_episodes_of_its_robots(
         envs.reset(0, NOTHING_FAILS)
         envs.start_chunk(0, ACTIONS)
         result = envs.finish_chunk(0)
-        assert [(each.robot, each.outcome) for each in result.episodes] == [(2, Outcome.FAILED), (3, Outcome.FAILED)]
+        assert [(episode.robot, episode.outcome) for episode in result.episodes] == [
+            (2, Outcome.FAILED),
+            (3, Outcome.FAILED),
+        ]
         assert "its process ended with status 3" in str(result.episodes[0].failure)
         assert result.executed.any(1).tolist() == [True, True, False, False]
         envs.reset(0, NOTHING_FAILS)
@@ -97,8 +100,8 @@ def test_a_server_that_is_lost_costs_its_robots_until_it_is_back() -> None:
         second.close()
         envs.start_chunk(0, ACTIONS)
         result = envs.finish_chunk(0)
-        assert [each.robot for each in result.episodes] == [2, 3]
-        assert {each.failure.error_type for each in result.episodes if each.failure} == {"ServerLost"}
+        assert [episode.robot for episode in result.episodes] == [2, 3]
+        assert {episode.failure.error_type for episode in result.episodes if episode.failure} == {"ServerLost"}
         envs.reset(0, NOTHING_FAILS)
         envs.start_chunk(0, ACTIONS)
         assert envs.finish_chunk(0).executed.any(1).tolist() == [True, True, False, False]

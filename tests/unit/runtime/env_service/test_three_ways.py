@@ -102,7 +102,7 @@ SEEDS = range(12)
 TURNS = 8
 DRAWINGS = [icon_code(seed, 1) for seed in range(24)] + ["<svg><script/></svg>", ""]
 """Actions of the env `svg`: any code, most of it of another picture."""
-Ways = Mapping[str, Callable[[Sequence[str]], VectorEnv]]
+Backends = Mapping[str, Callable[[Sequence[str]], VectorEnv]]
 
 
 def cases() -> Iterator[ParameterSet]:
@@ -114,12 +114,12 @@ def cases() -> Iterator[ParameterSet]:
             yield pytest.param((f"env.name={entry.name}", *words), marks=marks, id=" ".join([entry.name, *words]))
 
 
-def experiment(*words: str) -> Experiment:
-    return load_experiment(None, words).experiment
+def experiment(*overrides: str) -> Experiment:
+    return load_experiment(None, overrides).experiment
 
 
-def on_hosts(workers: Sequence[StandaloneWorker], words: Sequence[str]) -> VectorEnv:
-    placed = experiment(*words, "placement.devices_per_node=3", "placement.envs.devices=[1,2]")
+def on_hosts(workers: Sequence[StandaloneWorker], overrides: Sequence[str]) -> VectorEnv:
+    placed = experiment(*overrides, "placement.devices_per_node=3", "placement.envs.devices=[1,2]")
     return hosted_vector_env(workers, placed)
 
 
@@ -129,8 +129,8 @@ def ray_workers(directory: Path) -> Iterator[list[StandaloneWorker]]:
     if not is_installed("ray"):
         pytest.skip("pip install 'quintet[ray]'")
     listener = WorkerListener("127.0.0.1", {1: "envs", 2: "envs"}, "the run", lost_seconds=120.0)
-    words = [sys.executable, "-c", LAUNCHER, HOST, *map(str, listener.address), listener.token]
-    with subprocess.Popen(words, cwd=directory, stdin=subprocess.PIPE) as launcher:
+    command = [sys.executable, "-c", LAUNCHER, HOST, *map(str, listener.address), listener.token]
+    with subprocess.Popen(command, cwd=directory, stdin=subprocess.PIPE) as launcher:
         try:
             yield listener.wait_for((1, 2), timeout_seconds=300.0)
         finally:
@@ -139,7 +139,7 @@ def ray_workers(directory: Path) -> Iterator[list[StandaloneWorker]]:
 
 
 @pytest.fixture(scope="module")
-def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ways]:
+def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backends]:
     """Functions that build the vector env of a configuration: on one server, and on env hosts of one Ray."""
     directory = tmp_path_factory.mktemp("envs")
     (directory / "painter.py").write_text(PAINTER)
@@ -202,18 +202,20 @@ def _weights(actions: Sequence[str]) -> list[int]:
 
 
 @pytest.mark.parametrize("way", ["service", "env hosts in threads", "Ray"])
-@pytest.mark.parametrize("words", cases())
-def test_episodes_are_those_of_one_process_in_the_same_order(ways: Ways, words: Sequence[str], way: str) -> None:
-    with closing(ways["in process"](words)) as envs:
+@pytest.mark.parametrize("overrides", cases())
+def test_episodes_are_those_of_one_process_in_the_same_order(
+    ways: Backends, overrides: Sequence[str], way: str
+) -> None:
+    with closing(ways["in process"](overrides)) as envs:
         expected = play(envs)
-    with closing(ways[way](words)) as envs:
+    with closing(ways[way](overrides)) as envs:
         played = play(envs)
     failures = [event.failure for event in played if isinstance(event, EpisodeFailed)]
-    assert bool(failures) == ("env.name=custom" in words), failures[:1]
+    assert bool(failures) == ("env.name=custom" in overrides), failures[:1]
     assert [event_digest(event) for event in played] == [event_digest(event) for event in expected]
     assert [event.episode for event in played] == [event.episode for event in expected]
     assert any(isinstance(event, ActionsExecuted) for event in played)
     if any(isinstance(event, EpisodeStarted) and event.observation.images for event in played):
         return
-    assert played == expected or "env.name=custom" in words  # also `info`, which JSON can express here
+    assert played == expected or "env.name=custom" in overrides  # also `info`, which JSON can express here
     assert len({event.observation.text for event in played if isinstance(event, EpisodeStarted)}) > 1

@@ -130,11 +130,11 @@ def test_descriptions_of_states_are_rewarded_and_relations_reach_quintets_client
     relations = _observation(observation, image_from_message).relations
     assert relations == FrozenLake(config).reset(3).relations
     assert relations
-    told = json.dumps(
+    actual = json.dumps(
         [{"object_id": r.name, "vertical_relation": r.vertical, "horizontal_relation": r.horizontal} for r in relations]
     )
     response = "<think><observation>{}</observation><reasoning>-</reasoning></think><answer>Left</answer>"
-    _, reward, _, info = received(served.call("step", [response.format(told)]))
+    _, reward, _, info = received(served.call("step", [response.format(actual)]))
     assert isinstance(info, dict)
     assert info["metrics"]["turn_metrics"]["grounding_reward"] == 0.5
     assert reward == 0.25 + 0.5

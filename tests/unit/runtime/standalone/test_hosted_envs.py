@@ -57,8 +57,10 @@ class Process(Counter):
 """
 
 
-def experiment(*words: str) -> Experiment:
-    return load_experiment(None, ("placement.devices_per_node=3", "placement.envs.devices=[1,2]", *words)).experiment
+def experiment(*overrides: str) -> Experiment:
+    return load_experiment(
+        None, ("placement.devices_per_node=3", "placement.envs.devices=[1,2]", *overrides)
+    ).experiment
 
 
 @pytest.fixture

@@ -74,16 +74,18 @@ def workers(listener: WorkerListener) -> Iterator[Workers]:
 
 
 def experiment(*changes: str) -> Experiment:
-    words = ("placement.devices_per_node=3", "placement.actor.devices=[0]", "placement.rollout.devices=[1,2]")
-    return load_experiment(None, (*words, *changes, "training.threads=1", "rollout.max_response_tokens=8")).experiment
+    overrides = ("placement.devices_per_node=3", "placement.actor.devices=[0]", "placement.rollout.devices=[1,2]")
+    return load_experiment(
+        None, (*overrides, *changes, "training.threads=1", "rollout.max_response_tokens=8")
+    ).experiment
 
 
 def requests(count: int) -> list[Request]:
     return [Request(number, (5, 6, 7, 8 + number), 6, seed=number) for number in range(count)]
 
 
-def generate(engines: RoutedEngines, asked: list[Request]) -> dict[int, Generation]:
-    for request in asked:
+def generate(engines: RoutedEngines, requests: list[Request]) -> dict[int, Generation]:
+    for request in requests:
         engines.add_request(request)
     done: dict[int, Generation] = {}
     end = time.monotonic() + 60
@@ -153,7 +155,7 @@ def test_a_sleeping_engine_returns_the_memory_of_its_kv_cache(workers: Workers, 
     before = resident().rss
     for _ in range(2):
         engine.wake_up()
-        asked = [replace(each, prompt=(*each.prompt, *range(5, 205))) for each in requests(64)]
+        asked = [replace(request, prompt=(*request.prompt, *range(5, 205))) for request in requests(64)]
         assert len(generate(RoutedEngines([engine]), asked)) == 64
         grown = resident().rss - before
         engine.sleep()

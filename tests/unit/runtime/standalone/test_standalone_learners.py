@@ -62,9 +62,11 @@ def processes(tmp_path: Path) -> Iterator[tuple[StandaloneTransport, list[subpro
     """Two workers with one process group."""
     listener = WorkerListener("127.0.0.1", {1: "Critics", 2: "Critics"}, "the run", lost_seconds=20.0)
     address = ControllerAddress.of(listener)
-    words = [address.host, str(address.port), address.token, str(tmp_path / "rendezvous")]
+    arguments = [address.host, str(address.port), address.token, str(tmp_path / "rendezvous")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    started = [subprocess.Popen([sys.executable, "-c", WORKER, *words, str(rank)], env=environment) for rank in (1, 2)]
+    started = [
+        subprocess.Popen([sys.executable, "-c", WORKER, *arguments, str(rank)], env=environment) for rank in (1, 2)
+    ]
     try:
         yield StandaloneTransport(listener.wait_for([1, 2], 60.0, "learners"), "critic and reference"), started
     finally:

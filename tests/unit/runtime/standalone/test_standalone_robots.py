@@ -161,10 +161,14 @@ def test_a_lost_worker_costs_the_episodes_of_its_robots_and_one_that_is_started_
     envs = standalone_robots(workers.calls, config, 4, is_validation=False)
     envs.reset(0, np.array([4, 6, 1, 3]))
     first = chunk(envs)
-    assert [(each.robot, each.start_state, each.outcome) for each in first.episodes] == [(2, 1, Outcome.SUCCESS)]
+    assert [(episode.robot, episode.start_state, episode.outcome) for episode in first.episodes] == [
+        (2, 1, Outcome.SUCCESS)
+    ]
     workers.lose(2)
     lost = chunk(envs)
-    assert [(each.robot, each.start_state, each.task) for each in lost.episodes if each.failure] == [(3, 3, "push")]
+    assert [(episode.robot, episode.start_state, episode.task) for episode in lost.episodes if episode.failure] == [
+        (3, 3, "push")
+    ]
     assert lost.episodes[-1].failure is not None
     assert lost.episodes[-1].failure.error_type == "WorkerLostError"
     assert "rank 2" in lost.episodes[-1].failure.message

@@ -50,9 +50,9 @@ def test_training_continues_while_a_checkpoint_is_written(saver: AsyncCheckpoint
     assert find_checkpoint(tmp_path, never) is None, "not there before it is whole"
     gate.set()
     saver.wait()
-    found = find_checkpoint(tmp_path, never)
-    assert found is not None
-    assert found.step == 1
+    actual = find_checkpoint(tmp_path, never)
+    assert actual is not None
+    assert actual.step == 1
 
 
 def test_the_next_save_waits_for_the_previous_one(saver: AsyncCheckpointer, tmp_path: Path) -> None:
@@ -81,9 +81,9 @@ def test_a_failed_write_raises_at_the_next_save_or_wait(saver: AsyncCheckpointer
     with pytest.raises(OSError, match="No space"):
         saver.wait()
     saver.wait()
-    found = find_checkpoint(tmp_path, never)
-    assert found is not None
-    assert found.step == 1, "the last good one stands"
+    actual = find_checkpoint(tmp_path, never)
+    assert actual is not None
+    assert actual.step == 1, "the last good one stands"
 
 
 def test_the_state_is_copied_at_save(saver: AsyncCheckpointer, tmp_path: Path) -> None:
@@ -119,11 +119,11 @@ def test_safetensors_can_load_the_files(tmp_path: Path, dtype: torch.dtype) -> N
         "byte": torch.tensor([1, 0, 1], dtype=torch.uint8),
     }
     write_tensors(tmp_path / "it.safetensors", tensors)
-    found = load_file(tmp_path / "it.safetensors")
-    assert found.keys() == tensors.keys()
+    actual = load_file(tmp_path / "it.safetensors")
+    assert actual.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assert found[name].dtype == tensor.dtype
-        assert torch.equal(found[name].float(), tensor.float()), name
+        assert actual[name].dtype == tensor.dtype
+        assert torch.equal(actual[name].float(), tensor.float()), name
 
 
 def test_the_first_rank_waits_for_the_other_ranks_files(tmp_path: Path) -> None:
@@ -155,12 +155,12 @@ def test_a_rank_that_cannot_write_is_named_and_no_checkpoint_appears(tmp_path: P
         return file_with("mine")(directory)
 
     first.save(1, {}, both)
-    with pytest.raises(MachineError, match="rank 1") as told:
+    with pytest.raises(MachineError, match="rank 1") as error:
         first.wait()
     with pytest.raises(OSError, match="No space"):
         second.wait()
     assert find_checkpoint(tmp_path, never) is None
-    assert "No space left" in str(told.value), "nobody else tells it"
+    assert "No space left" in str(error.value), "nobody else tells it"
     silent = AsyncCheckpointer(tmp_path, keep=2, other_ranks=["1"], timeout_seconds=0.05)
     silent.save(1, {}, file_with("mine"))
     with pytest.raises(MachineError, match=r"rank 1 did not write its part of the checkpoint within 0.05 s"):

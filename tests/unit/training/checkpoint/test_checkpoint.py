@@ -33,9 +33,9 @@ def test_the_newest_checkpoint_is_found_with_its_state(tmp_path: Path) -> None:
     for step in (2, 10, 9):
         save(tmp_path, step)
     # 9 was saved last: what lies beyond it belongs to a run that went another way.
-    found = find_checkpoint(tmp_path, never)
-    assert found is not None
-    assert (found.step, found.state["seconds"]) == (9, 1.5)
+    actual = find_checkpoint(tmp_path, never)
+    assert actual is not None
+    assert (actual.step, actual.state["seconds"]) == (9, 1.5)
     assert steps(tmp_path) == ["global_step_2", "global_step_9"]
 
 
@@ -58,9 +58,9 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_used(tmp_path: Path,
     else:
         (tmp_path / "global_step_2/manifest.json").write_text("{")
     rejected: list[tuple[str, str]] = []
-    found = find_checkpoint(tmp_path, lambda path, reason: rejected.append((path.name, reason)))
-    assert found is not None
-    assert found.step == 1
+    actual = find_checkpoint(tmp_path, lambda path, reason: rejected.append((path.name, reason)))
+    assert actual is not None
+    assert actual.step == 1
     assert [name for name, _ in rejected] == ["global_step_2"]
     with pytest.raises(MachineError, match="damaged"):
         open_checkpoint(tmp_path / "global_step_2")
@@ -73,9 +73,9 @@ def test_an_invalid_manifest_counts_as_damage(tmp_path: Path, manifest: str) -> 
     save(tmp_path, 1)
     (save(tmp_path, 2) / "manifest.json").write_text(manifest)
     rejected: list[tuple[str, str]] = []
-    found = find_checkpoint(tmp_path, lambda path, reason: rejected.append((path.name, reason)))
-    assert found is not None
-    assert found.step == 1
+    actual = find_checkpoint(tmp_path, lambda path, reason: rejected.append((path.name, reason)))
+    assert actual is not None
+    assert actual.step == 1
     assert "its manifest" in rejected[0][1]
 
 
@@ -84,16 +84,16 @@ def test_an_unreadable_file_counts_as_damage(tmp_path: Path, monkeypatch: pytest
     bad = save(tmp_path, 2) / "hf/model.safetensors"
     opened = Path.open
 
-    def refuse(path: Path, *given: Any, **named: Any) -> Any:
+    def refuse(path: Path, *value: Any, **named: Any) -> Any:
         if path == bad:
             raise OSError(5, "Input/output error")
-        return opened(path, *given, **named)
+        return opened(path, *value, **named)
 
     monkeypatch.setattr(Path, "open", refuse)
     rejected: list[str] = []
-    found = find_checkpoint(tmp_path, lambda path, reason: rejected.append(reason))
-    assert found is not None
-    assert found.step == 1
+    actual = find_checkpoint(tmp_path, lambda path, reason: rejected.append(reason))
+    assert actual is not None
+    assert actual.step == 1
     assert rejected == ["hf/model.safetensors cannot be read: Input/output error"]
 
 
@@ -124,9 +124,9 @@ def test_an_interrupted_save_keeps_the_previous_checkpoint(tmp_path: Path) -> No
 
     with pytest.raises(KeyboardInterrupt):
         save_checkpoint(tmp_path, 2, {}, die, keep=2)
-    found = find_checkpoint(tmp_path, never)
-    assert found is not None
-    assert found.step == 1
+    actual = find_checkpoint(tmp_path, never)
+    assert actual is not None
+    assert actual.step == 1
     save(tmp_path, 2)
     assert steps(tmp_path) == ["global_step_1", "global_step_2"]
 

@@ -1,16 +1,15 @@
-"""If these fail, a run whose layers lie in stages or whose experts lie apart can't be taken up again, or goes on as
-another one on other devices."""
+"""If these fail, a checkpoint of a learner with pipeline stages or expert parallelism cannot be restored, or changes
+when it is restored in another parallel layout."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from checkpoint_ranks import EVERYTHING, step
 from parallel_cases import Case, actor
+from rank_processes import run_ranks
 from test_resharding import read
 
 from quintet.training.checkpoint.learner_state import restore_learner, snapshot_learner
@@ -29,29 +28,13 @@ CHAIN = (
 
 @pytest.fixture(scope="module")
 def saved(mixture_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What one process saved after a step, and what four saved after one step each in each arrangement."""
-    place = tmp_path_factory.mktemp("apart")
-    one = actor(mixture_directory, LearnerMesh(), Case())
-    step(one)
-    snapshot_learner(one, "actor", EVERYTHING, HostBuffers()).write(place / "0")
-    script = [
-        sys.executable,
-        str(Path(__file__).parents[3] / "support" / "checkpoint_ranks.py"),
-        str(mixture_directory),
-    ]
-    started = [
-        subprocess.Popen(
-            [*script, str(rank), "4", str(place / "meeting"), str(place), *CHAIN], stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(4)
-    ]
-    try:
-        told = [process.communicate(timeout=280)[1] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0] * 4, "\n".join(told)[-4000:]
-    return place
+    """Directory with what one process saved after a step, and four ranks after one step in each parallel layout."""
+    directory = tmp_path_factory.mktemp("checkpoints")
+    learner = actor(mixture_directory, LearnerMesh(), Case())
+    step(learner)
+    snapshot_learner(learner, "actor", EVERYTHING, HostBuffers()).write(directory / "0")
+    run_ranks("checkpoint_ranks.py", 4, directory, mixture_directory, directory, *CHAIN)
+    return directory
 
 
 @pytest.mark.parametrize("number", range(1, len(CHAIN) + 1))
@@ -63,23 +46,26 @@ def test_another_parallel_layout_restores_every_bit(saved: Path, number: int) ->
 
 
 def test_steps_between_restores_agree_with_one_process(saved: Path, mixture_directory: Path) -> None:
-    one = actor(mixture_directory, LearnerMesh(), Case())
+    learner = actor(mixture_directory, LearnerMesh(), Case())
     for number in range(len(CHAIN) + 1):
-        step(one)
-        found = read(saved / f"{number}", "actor")
-        own = {f"model:{name}": tensor for name, tensor in model_state_dict(one.strategy.module).items()}
-        own |= {
-            f"optim:{name}": tensor for name, tensor in optimizer_state_dict(one.strategy.module, one.optimizer).items()
+        step(learner)
+        saved_tensors = read(saved / f"{number}", "actor")
+        expected = {f"model:{name}": tensor for name, tensor in model_state_dict(learner.strategy.module).items()}
+        expected |= {
+            f"optim:{name}": tensor
+            for name, tensor in optimizer_state_dict(learner.strategy.module, learner.optimizer).items()
         }
-        assert found.keys() == own.keys()
-        for name, tensor in own.items():
-            near = 1e-4 * float(tensor.detach().abs().max())
-            torch.testing.assert_close(found[name], tensor.detach(), rtol=0, atol=near, msg=f"{name} after {number}")
+        assert saved_tensors.keys() == expected.keys()
+        for name, tensor in expected.items():
+            tolerance = 1e-4 * float(tensor.detach().abs().max())
+            torch.testing.assert_close(
+                saved_tensors[name], tensor.detach(), rtol=0, atol=tolerance, msg=f"{name} after {number}"
+            )
 
 
 def test_one_process_restores_what_four_saved(saved: Path, mixture_directory: Path) -> None:
-    one = actor(mixture_directory, LearnerMesh(), Case())
-    restore_learner(one, saved / f"{len(CHAIN)}", "actor", EVERYTHING)
-    found = read(saved / f"{len(CHAIN)}", "actor")
-    for name, tensor in model_state_dict(one.strategy.module).items():
-        assert torch.equal(tensor, found[f"model:{name}"]), name
+    learner = actor(mixture_directory, LearnerMesh(), Case())
+    restore_learner(learner, saved / f"{len(CHAIN)}", "actor", EVERYTHING)
+    saved_tensors = read(saved / f"{len(CHAIN)}", "actor")
+    for name, tensor in model_state_dict(learner.strategy.module).items():
+        assert torch.equal(tensor, saved_tensors[f"model:{name}"]), name

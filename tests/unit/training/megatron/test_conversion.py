@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from megatron_steps import batch, experiment
+from megatron_models import KINDS
+from megatron_steps import build_batch, experiment
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from conftest import KINDS
 from quintet.errors import ConfigError, MachineError
 from quintet.training.megatron.build import build_megatron_actor
 from quintet.training.megatron.conversion import (
@@ -75,12 +75,12 @@ def test_an_unknown_tensor_is_named() -> None:
         tensor_mapping("decoder.layers.0.unheard_of")
 
 
-def megatron(**given: Any) -> dict[str, Any]:
-    return {"megatron": given}
+def megatron(**value: Any) -> dict[str, Any]:
+    return {"megatron": value}
 
 
 def scores(policy: Path, settings: dict[str, Any]) -> torch.Tensor:
-    return build_megatron_actor(experiment(settings), policy).scorer.compute_log_probs(batch(99))
+    return build_megatron_actor(experiment(settings), policy).scorer.compute_log_probs(build_batch(99))
 
 
 @pytest.mark.proves(
@@ -94,9 +94,9 @@ def scores(policy: Path, settings: dict[str, Any]) -> torch.Tensor:
 @pytest.mark.parametrize("kind", ["qwen2", "deep", "experts"])
 def test_a_run_starts_from_weights_converted_before_it(models: Path, tmp_path: Path, kind: str) -> None:
     target = tmp_path / "converted"
-    given = {"target": str(target), "tensor_parallel": 2, "pipeline_parallel": 2, "processes": 1, "devices": 0}
+    options = {"target": str(target), "tensor_parallel": 2, "pipeline_parallel": 2, "processes": 1, "devices": 0}
     expected = scores(models / kind, {})
-    assert torch.equal(scores(models / kind, megatron(conversion=given)), expected)
+    assert torch.equal(scores(models / kind, megatron(conversion=options)), expected)
     assert is_complete(target)
     assert sorted(path.parent.name for path in target.glob("*/model.safetensors")) == [
         f"mp_rank_{rank:02d}_{stage:03d}" for rank in range(2) for stage in range(2)
@@ -112,8 +112,8 @@ def test_existing_converted_weights_are_reused(models: Path, tmp_path: Path) -> 
     target = tmp_path / "converted"
     convert(ConversionJob(models / "deep", target))
     written = shard_path(target, 0, 0).stat().st_mtime_ns
-    given = {"target": str(target), "source": str(models / "llama")}
-    scores(models / "deep", megatron(conversion=given))
+    options = {"target": str(target), "source": str(models / "llama")}
+    scores(models / "deep", megatron(conversion=options))
     assert shard_path(target, 0, 0).stat().st_mtime_ns == written
 
 
@@ -121,8 +121,8 @@ def test_existing_converted_weights_are_reused(models: Path, tmp_path: Path) -> 
 def test_the_conversion_source_may_differ_from_the_policy(models: Path, tmp_path: Path) -> None:
     hf = AutoConfig.from_pretrained(models / "llama")
     hf.save_pretrained(tmp_path / "only_config")
-    given = megatron(conversion={"source": str(models / "llama")})
-    assert torch.equal(scores(tmp_path / "only_config", given), scores(models / "llama", {}))
+    experiment_config = megatron(conversion={"source": str(models / "llama")})
+    assert torch.equal(scores(tmp_path / "only_config", experiment_config), scores(models / "llama", {}))
 
 
 @pytest.mark.proves("rlinf", "actor.megatron.ckpt.process_num")
@@ -156,13 +156,13 @@ def test_a_missing_shard_is_named(models: Path, tmp_path: Path) -> None:
 def test_an_impossible_conversion_is_rejected(
     models: Path, tmp_path: Path, conversion: dict[str, Any], reason: str
 ) -> None:
-    given = megatron(conversion={"target": str(tmp_path / "it"), **conversion})
+    experiment_config = megatron(conversion={"target": str(tmp_path / "it"), **conversion})
     with pytest.raises(ConfigError, match=reason):
-        scores(models / "llama", given)
+        scores(models / "llama", experiment_config)
     assert not is_complete(tmp_path / "it")
 
 
 @pytest.mark.proves("rlinf", "actor.megatron.ckpt.model")
 def test_the_converters_model_name_is_checked(models: Path) -> None:
-    given = megatron(conversion={"model": "DeepSeek-R1-Distill-Qwen-1.5B"})
-    assert torch.equal(scores(models / "qwen2", given), scores(models / "qwen2", {}))
+    experiment_config = megatron(conversion={"model": "DeepSeek-R1-Distill-Qwen-1.5B"})
+    assert torch.equal(scores(models / "qwen2", experiment_config), scores(models / "qwen2", {}))

@@ -13,9 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from hint_cases import HintCase, case, name_of, sites_without_case
+from megatron_models import COMMON, KINDS
 from transformers import AutoConfig
 
-from conftest import COMMON, KINDS
 from quintet import hardware
 from quintet.config.compose import load_experiment
 from quintet.config.native.learners import ParallelConfig
@@ -37,8 +37,8 @@ def hf(kind: str = "llama", **changes: Any) -> Any:
 def on_megatron(action: Callable[[], object]) -> Callable[[list[str]], None]:
     """Something that only Megatron does, in a run with these overrides."""
 
-    def act(words: list[str]) -> None:
-        if load_experiment(None, words).experiment.actor.backend == "megatron":
+    def act(overrides: list[str]) -> None:
+        if load_experiment(None, overrides).experiment.actor.backend == "megatron":
             action()
 
     return act

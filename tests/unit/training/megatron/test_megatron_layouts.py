@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import megatron_layouts
 import pytest
 from megatron.core import parallel_state
-from megatron_steps import batch
+from megatron_steps import build_batch
+from rank_processes import run_ranks
 
 from quintet.config.native.learners import ParallelConfig
 from quintet.config.native.megatron import MegatronConfig
@@ -58,51 +57,41 @@ among four."""
 
 
 @pytest.fixture(scope="module")
-def on_four_ranks(models: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
-    """What each of four processes tells of all cases, one after the other."""
-    root = tmp_path_factory.mktemp("ranks")
+def four_ranks(models: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
+    """Results of all cases on each of four ranks."""
     cases = json.dumps([case[:3] for case in CASES])
-    start = [sys.executable, "-W", "ignore", megatron_layouts.__file__, models, root / "told"]
-    given = ["4", root / "meeting", cases]
-    processes = [subprocess.Popen([*start, str(rank), *given], stderr=subprocess.PIPE) for rank in range(4)]
-    try:
-        for process in processes:
-            _, said = process.communicate(timeout=400)
-            assert process.returncode == 0, said.decode()[-3000:]
-    finally:
-        for process in processes:
-            process.kill()
-    return [json.loads((root / f"told.{rank}.json").read_text()) for rank in range(4)]
+    outputs = run_ranks("megatron_layouts.py", 4, tmp_path_factory.mktemp("ranks"), models, cases)
+    return [json.loads(output) for output in outputs]
 
 
-def alone(policy: Path, estimator: str) -> dict[str, Any]:
-    """What learners of one process do without Megatron."""
+def train_in_one_process(policy: Path, estimator: str) -> dict[str, Any]:
+    """Return the results of the learners without Megatron, in one process."""
     config = megatron_layouts.experiment({})
     setup = LearnerSetup(budget=MicroBatchBudget(60))
     actor = ActorLearner(load_model(policy), config.actor.optimizer, setup)
     critic = CriticLearner(ValueModel(load_model(policy)), config.critic.optimizer, setup)
-    reference, given = PolicyScorer(load_model(policy), setup), batch(actor.model.config.vocab_size)
-    return megatron_layouts.work(actor, critic, reference, given, estimator)
+    reference = PolicyScorer(load_model(policy), setup)
+    return megatron_layouts.train(actor, critic, reference, build_batch(actor.model.config.vocab_size), estimator)
 
 
-def same(ours: Any, theirs: Any, where: str) -> None:
-    if isinstance(theirs, dict):
-        assert ours.keys() == theirs.keys(), where
-        for name in theirs:
-            same(ours[name], theirs[name], f"{where} {name}")
+def assert_close(actual: Any, expected: Any, name: str) -> None:
+    if isinstance(expected, dict):
+        assert actual.keys() == expected.keys(), name
+        for key in expected:
+            assert_close(actual[key], expected[key], f"{name} {key}")
     else:
-        assert ours == pytest.approx(theirs, rel=1e-5, abs=5e-6), where
+        assert actual == pytest.approx(expected, rel=1e-5, abs=5e-6), name
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[case[0] for case in CASES])
-def test_learners_of_other_sizes_on_four_ranks_do_what_those_of_one_process_do(
-    models: Path, on_four_ranks: list[list[dict[str, Any]]], number: int
+def test_learners_with_different_parallel_sizes_agree_with_one_process(
+    models: Path, four_ranks: list[list[dict[str, Any]]], number: int
 ) -> None:
     kind, _, estimator, data_ranks = CASES[number]
-    expected = alone(models / kind, estimator)
-    for told in on_four_ranks:
-        assert told[number].pop("data-parallel ranks") == data_ranks
-        same(told[number], expected, kind)
+    expected = train_in_one_process(models / kind, estimator)
+    for results in four_ranks:
+        assert results[number].pop("data-parallel ranks") == data_ranks
+        assert_close(results[number], expected, kind)
 
 
 def test_an_error_leaves_no_groups_behind() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from megatron_models import COMMON, KINDS
 from transformers import AutoConfig
 
-from conftest import COMMON, KINDS
 from quintet.config.native.learners import OptimizerConfig, ParallelConfig
 from quintet.config.native.megatron import MegatronConfig
 from quintet.errors import ConfigError
@@ -97,10 +97,10 @@ def test_a_degree_reaches_megatrons_transformer(parallel: dict[str, Any], field:
 
 
 def test_recomputed_layers_are_limited_to_those_of_a_stage() -> None:
-    given = {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 20}
-    config = transformer(given, {"pipeline": 2}, kind="deep")
+    options = {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 20}
+    config = transformer(options, {"pipeline": 2}, kind="deep")
     assert (config.recompute_granularity, config.recompute_method, config.recompute_num_layers) == ("full", "block", 2)
-    config = transformer({**given, "recompute_method": "uniform", "recompute_num_layers": 2}, kind="deep")
+    config = transformer({**options, "recompute_method": "uniform", "recompute_num_layers": 2}, kind="deep")
     assert (config.recompute_method, config.recompute_num_layers) == ("uniform", 2)
     plain = transformer_config(hf(), MegatronConfig(), ParallelConfig(), recompute=True)
     assert (plain.recompute_granularity, plain.recompute_method, plain.recompute_num_layers) == ("full", "uniform", 1)
@@ -215,8 +215,8 @@ def test_unsupported_options_are_rejected_with_the_reason(option: str, value: An
 @pytest.mark.proves("rlinf", "actor.model.activation", "actor.model.position_embedding_type")
 def test_options_that_contradict_the_weights_are_rejected() -> None:
     yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
-    given = {"position_embedding_type": "yarn"}
-    assert transformer(given, rope_parameters=yarn).num_layers == 2
+    options = {"position_embedding_type": "yarn"}
+    assert transformer(options, rope_parameters=yarn).num_layers == 2
     assert transformer({"activation": "geglu"}, hidden_act="gelu").activation_func is F.gelu
     biased = transformer({"add_bias_linear": True}, kind="biased")
     assert (biased.add_bias_linear, biased.add_qkv_bias) == (True, True)
@@ -280,22 +280,22 @@ def test_learning_rate_schedules_agree_with_megatron(kind: str, decay: str) -> N
 
 @pytest.mark.proves("rlinf", "actor.megatron.distributed_timeout_minutes")
 @pytest.mark.parametrize(
-    ("given", "backend", "minutes"),
+    ("text", "backend", "minutes"),
     [({}, "gloo", 30), ({"distributed_timeout_minutes": 7, "distributed_backend": "nccl"}, "nccl", 7)],
 )
 def test_the_timeout_reaches_the_process_group(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], backend: str, minutes: int
+    monkeypatch: pytest.MonkeyPatch, text: dict[str, Any], backend: str, minutes: int
 ) -> None:
     from quintet.training.megatron import process_groups as groups
 
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     monkeypatch.setattr(groups.dist, "is_initialized", lambda: False)
-    monkeypatch.setattr(groups.dist, "init_process_group", lambda name, **rest: told.update(rest, name=name))
-    groups._initialize_torch_distributed(MegatronConfig(**given))
-    assert (told["name"], told["timeout"].total_seconds()) == (backend, 60 * minutes)
+    monkeypatch.setattr(groups.dist, "init_process_group", lambda name, **rest: results.update(rest, name=name))
+    groups._initialize_torch_distributed(MegatronConfig(**text))
+    assert (results["name"], results["timeout"].total_seconds()) == (backend, 60 * minutes)
     monkeypatch.setenv("WORLD_SIZE", "4")
-    groups._initialize_torch_distributed(MegatronConfig(**given))
-    assert told["timeout"].total_seconds() == 60 * minutes
+    groups._initialize_torch_distributed(MegatronConfig(**text))
+    assert results["timeout"].total_seconds() == 60 * minutes
 
 
 @pytest.mark.proves("rlinf", "actor.megatron.tp_comm_overlap_cfg")
@@ -303,33 +303,33 @@ def test_communication_overlap_reads_the_configured_file(tmp_path: Path, monkeyp
     """As Megatron-LM calls Transformer Engine, which isn't here: what it would be given."""
     from quintet.training.megatron import process_groups as groups
 
-    told: dict[str, Any] = {}
-    base = SimpleNamespace(initialize_ub=lambda **given: told.update(given))
+    results: dict[str, Any] = {}
+    base = SimpleNamespace(initialize_ub=lambda **options: results.update(options))
     engine = ModuleType("transformer_engine.pytorch")
     engine.module = SimpleNamespace(base=base)  # type: ignore[attr-defined]
     parent = ModuleType("transformer_engine")
     parent.pytorch = engine  # type: ignore[attr-defined]
     file = tmp_path / "overlap.yaml"
     file.write_text("qkv_fprop: {method: ring_exchange}\n")
-    given = {"tp_comm_overlap_cfg": str(file), "tp_comm_bootstrap_backend": "mpi"}
+    options = {"tp_comm_overlap_cfg": str(file), "tp_comm_bootstrap_backend": "mpi"}
     parallel = ParallelConfig(tensor=2, sequence=True)
     with pytest.raises(ConfigError, match="is not installed"):
-        groups.initialize_tp_comm_overlap(MegatronConfig(**given), parallel, 32)
+        groups.initialize_tp_comm_overlap(MegatronConfig(**options), parallel, 32)
     monkeypatch.setitem(sys.modules, "transformer_engine", parent)
     monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", engine)
     monkeypatch.setattr(groups, "has_transformer_engine", lambda: True)
     with pytest.raises(ConfigError, match="fixed sequence length"):
-        groups.initialize_tp_comm_overlap(MegatronConfig(**given), parallel, 32)
+        groups.initialize_tp_comm_overlap(MegatronConfig(**options), parallel, 32)
     long = {"variable_seq_lengths": False, "seq_length": 64}
-    groups.initialize_tp_comm_overlap(MegatronConfig(**given, **long), parallel, 32)
-    assert told == {
+    groups.initialize_tp_comm_overlap(MegatronConfig(**options, **long), parallel, 32)
+    assert results == {
         "shape": [64, 32],
         "tp_size": 2,
         "use_fp8": False,
         "ub_cfgs": {"qkv_fprop": {"method": "ring_exchange"}},
         "bootstrap_backend": "mpi",
     }
-    assert transformer(given, {"tensor": 2, "sequence": True}).tp_comm_overlap
+    assert transformer(options, {"tensor": 2, "sequence": True}).tp_comm_overlap
 
 
 @pytest.mark.parametrize("changes", [{"mlp_only_layers": [1]}, {"decoder_sparse_step": 2}])

@@ -71,8 +71,10 @@ def test_an_update_without_gradients_is_no_error(policy_directory: Path) -> None
     critic = CriticLearner(
         model, OptimizerConfig(), LearnerSetup(budget=MicroBatchBudget(60), loss_scale=LossScale(1024.0))
     )
-    told = critic.update(batch, CriticObjective(CriticConfig()), "token-mean", 1e-3, torch.zeros_like(batch.loss_mask))
-    assert (told["grad_norm"], told["skipped"]) == (0.0, 0.0)
+    metrics = critic.update(
+        batch, CriticObjective(CriticConfig()), "token-mean", 1e-3, torch.zeros_like(batch.loss_mask)
+    )
+    assert (metrics["grad_norm"], metrics["skipped"]) == (0.0, 0.0)
 
 
 def test_an_overflow_skips_the_step_and_halves_the_loss_scale(policy_directory: Path) -> None:
@@ -82,7 +84,7 @@ def test_an_overflow_skips_the_step_and_halves_the_loss_scale(policy_directory: 
     with torch.no_grad():
         learner.model.lm_head.weight[0, 0] = float("inf")
         before["model.embed_tokens.weight"][0, 0] = float("inf")
-    told = learner.update(replace(ragged_batch()), CrossEntropyObjective(), "token-mean", 1e-3)
-    assert told["skipped"] == 1.0
+    metrics = learner.update(replace(ragged_batch()), CrossEntropyObjective(), "token-mean", 1e-3)
+    assert metrics["skipped"] == 1.0
     assert scale.factor == 512.0
     assert all(torch.equal(before[name], value) for name, value in learner.weights())

@@ -81,7 +81,7 @@ def test_muon_updates_hidden_matrices_and_adamw_the_rest(policy_directory: Path)
 def test_muon_of_a_critic_leaves_its_head_to_adamw(policy_directory: Path) -> None:
     model = ValueModel(load_model(policy_directory))
     matrices = hidden_matrices(model)
-    assert not any(one is model.head.weight or one is model.body.embed_tokens.weight for one in matrices)
+    assert not any(matrix is model.head.weight or matrix is model.body.embed_tokens.weight for matrix in matrices)
     assert len(matrices) == 14
 
 

@@ -1,77 +1,53 @@
-"""If these fail, spreading a learner's weights over devices changes what it learns."""
+"""If these fail, sharding a learner's weights over devices changes what it learns."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from parallel_cases import CASES, LOOSE, Case, tell
+from parallel_cases import CASES, OTHER_DTYPES, measure_in_one_process, run_cases
 from safetensors.torch import load_file
 
 from quintet.config.native.learners import ParallelConfig
-from quintet.training.parallel.device_mesh import LearnerMesh, shard_group_size
+from quintet.training.parallel.device_mesh import shard_group_size
 
 FLOATS = ("logprobs", "divergence", "loss", "grad_norm", "values", "critic")
 FOUR = [name for name in CASES if name.startswith(("hybrid", "four ranks"))]
 TWO = [name for name in CASES if name not in FOUR]
-Told = dict[str, Any]
+Results = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def alone(policy_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Told, dict[str, torch.Tensor]]:
-    """Loss, norm and weights of one process."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    out = tmp_path_factory.mktemp("alone") / "alone.safetensors"
-    told = tell(policy_directory, LearnerMesh(), Case(), out)
-    torch.set_num_threads(before)
-    return told, load_file(out)
-
-
-def spread(directory: Path, names: list[str], size: int, place: Path) -> dict[str, list[Told]]:
-    """What each rank tells of each case."""
-    script = str(Path(__file__).parents[3] / "support" / "parallel_cases.py")
-    command = [sys.executable, script, str(directory)]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(size), str(place / "meeting"), str(place), *names],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    try:
-        heard = [rank.communicate(timeout=240) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    for rank, (_, complaint) in zip(ranks, heard, strict=True):
-        assert rank.returncode == 0, complaint[-3000:]
-    answers = [json.loads(said) for said, _ in heard]
-    return {name: [answer[name] for answer in answers] for name in names}
+def single_process(
+    policy_directory: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Results, dict[str, torch.Tensor]]:
+    """Results and weights of one process."""
+    return measure_in_one_process(policy_directory, tmp_path_factory.mktemp("single") / "weights.safetensors")
 
 
 @pytest.fixture(scope="module")
-def two(policy_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[Told]], Path]:
-    place = tmp_path_factory.mktemp("two")
-    return spread(policy_directory, [*TWO, *LOOSE], 2, place), place
+def two_ranks(
+    policy_directory: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, list[Results]], Path]:
+    directory = tmp_path_factory.mktemp("two")
+    return run_cases(policy_directory, [*TWO, *OTHER_DTYPES], 2, directory), directory
 
 
 @pytest.fixture(scope="module")
-def four(policy_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, list[Told]], Path]:
-    place = tmp_path_factory.mktemp("four")
-    return spread(policy_directory, FOUR, 4, place), place
+def four_ranks(
+    policy_directory: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, list[Results]], Path]:
+    directory = tmp_path_factory.mktemp("four")
+    return run_cases(policy_directory, FOUR, 4, directory), directory
 
 
-def agrees(told: list[Told], weights: dict[str, torch.Tensor], alone: tuple[Told, dict[str, torch.Tensor]]) -> None:
-    expected, expected_weights = alone
-    for rank in told:
+def assert_agrees(
+    results: list[Results], weights: dict[str, torch.Tensor], single_process: tuple[Results, dict[str, torch.Tensor]]
+) -> None:
+    expected, expected_weights = single_process
+    for rank in results:
         for name in FLOATS:
             assert rank[name] == pytest.approx(expected[name], rel=1e-5, abs=2e-6), name
     assert weights.keys() == expected_weights.keys()
@@ -93,10 +69,10 @@ def agrees(told: list[Told], weights: dict[str, torch.Tensor], alone: tuple[Told
 @pytest.mark.proves("roll", "actor_train.strategy_args.strategy_config.offload_policy")
 @pytest.mark.parametrize("name", TWO)
 def test_two_ranks_train_as_one(
-    name: str, two: tuple[dict[str, list[Told]], Path], alone: tuple[Told, dict[str, torch.Tensor]]
+    name: str, two_ranks: tuple[dict[str, list[Results]], Path], single_process: tuple[Results, dict[str, torch.Tensor]]
 ) -> None:
-    told, place = two
-    agrees(told[name], load_file(place / f"{name}.safetensors"), alone)
+    results, directory = two_ranks
+    assert_agrees(results[name], load_file(directory / f"{name}.safetensors"), single_process)
 
 
 @pytest.mark.proves("verl", "actor_rollout_ref.actor.fsdp_config.fsdp_size")
@@ -104,24 +80,26 @@ def test_two_ranks_train_as_one(
 @pytest.mark.proves("roll", "actor_train.strategy_args.strategy_config.fsdp_size")
 @pytest.mark.parametrize("name", FOUR)
 def test_four_ranks_train_as_one(
-    name: str, four: tuple[dict[str, list[Told]], Path], alone: tuple[Told, dict[str, torch.Tensor]]
+    name: str,
+    four_ranks: tuple[dict[str, list[Results]], Path],
+    single_process: tuple[Results, dict[str, torch.Tensor]],
 ) -> None:
-    told, place = four
-    agrees(told[name], load_file(place / f"{name}.safetensors"), alone)
+    results, directory = four_ranks
+    assert_agrees(results[name], load_file(directory / f"{name}.safetensors"), single_process)
 
 
 @pytest.mark.proves("rlinf", "actor.fsdp_config.mixed_precision.param_dtype")
 @pytest.mark.proves("roll", "actor_train.strategy_args.strategy_config.param_dtype")
-@pytest.mark.parametrize("name", LOOSE)
+@pytest.mark.parametrize("name", OTHER_DTYPES)
 def test_other_dtypes_give_nearly_equal_results(
-    name: str, two: tuple[dict[str, list[Told]], Path], alone: tuple[Told, dict[str, torch.Tensor]]
+    name: str, two_ranks: tuple[dict[str, list[Results]], Path], single_process: tuple[Results, dict[str, torch.Tensor]]
 ) -> None:
-    expected = alone[0]["logprobs"]
-    for rank in two[0][name]:
-        gaps = [abs(ours - theirs) for ours, theirs in zip(rank["logprobs"], expected, strict=True)]
+    expected = single_process[0]["logprobs"]
+    for rank in two_ranks[0][name]:
+        gaps = [abs(a - b) for a, b in zip(rank["logprobs"], expected, strict=True)]
         assert max(gaps) < (1e-4 if name.endswith("float64") else 0.1)
         assert name.endswith("float64") or max(gaps) > 1e-5  # else nothing was computed in that type
-        assert rank["grad_norm"][0] == pytest.approx(alone[0]["grad_norm"][0], rel=0.05)
+        assert rank["grad_norm"][0] == pytest.approx(single_process[0]["grad_norm"][0], rel=0.05)
 
 
 @pytest.mark.proves(
@@ -136,7 +114,7 @@ def test_other_dtypes_give_nearly_equal_results(
 )
 @pytest.mark.proves("roll", "actor_train.strategy_args.strategy_config.reduce_dtype")
 @pytest.mark.parametrize(
-    ("name", "held"),
+    ("name", "expected"),
     [
         ("fsdp2", {"units": 3, "forward_prefetch": 0, "backward_prefetch": 0, "offload": "OffloadPolicy"}),
         ("fsdp2", {"parameter_dtype": "torch.float32", "reduce_dtype": "torch.float32"}),
@@ -155,17 +133,19 @@ def test_other_dtypes_give_nearly_equal_results(
         ("no_shard float64", {"parameter_dtype": "torch.float64"}),
     ],
 )
-def test_fsdp_options_reach_torch(name: str, held: Told, two: tuple[dict[str, list[Told]], Path]) -> None:
-    found = two[0][name][0]["held"]
-    assert {key: found[key] for key in held} == held
+def test_fsdp_options_reach_torch(
+    name: str, expected: Results, two_ranks: tuple[dict[str, list[Results]], Path]
+) -> None:
+    options = two_ranks[0][name][0]["fsdp_options"]
+    assert {key: options[key] for key in expected} == expected
 
 
 @pytest.mark.proves("rlinf", "actor.fsdp_config.reshard_after_forward")
 @pytest.mark.proves("roll", "actor_train.strategy_args.strategy_config.reshard_after_forward")
-def test_reshard_after_forward_reaches_torch(two: tuple[dict[str, list[Told]], Path]) -> None:
-    # the root keeps its weights where nobody says otherwise: the backward pass begins with them
-    wanted = {"fsdp2": 2, "fsdp2 gathered": 0, "fsdp2 prefetch": 3, "fsdp2 shard_grad_op": 0}
-    assert {name: sum(two[0][name][0]["held"]["reshard"]) for name in wanted} == wanted
+def test_reshard_after_forward_reaches_torch(two_ranks: tuple[dict[str, list[Results]], Path]) -> None:
+    # by default the root module keeps its weights, because the backward pass begins with them
+    expected = {"fsdp2": 2, "fsdp2 gathered": 0, "fsdp2 prefetch": 3, "fsdp2 shard_grad_op": 0}
+    assert {name: sum(two_ranks[0][name][0]["fsdp_options"]["reshard"]) for name in expected} == expected
 
 
 @pytest.mark.proves(
@@ -174,17 +154,17 @@ def test_reshard_after_forward_reaches_torch(two: tuple[dict[str, list[Told]], P
     "actor_rollout_ref.ref.fsdp_config.wrap_policy.min_num_params",
     "model.fsdp_config.wrap_policy.min_num_params",
 )
-def test_a_smaller_min_parameters_gives_more_fsdp_units(two: tuple[dict[str, list[Told]], Path]) -> None:
-    assert two[0]["fsdp2 units"][0]["held"]["units"] > 3
-    assert two[0]["fsdp units"][0]["held"]["units"] > 3
+def test_a_smaller_min_parameters_gives_more_fsdp_units(two_ranks: tuple[dict[str, list[Results]], Path]) -> None:
+    assert two_ranks[0]["fsdp2 units"][0]["fsdp_options"]["units"] > 3
+    assert two_ranks[0]["fsdp units"][0]["fsdp_options"]["units"] > 3
 
 
-def test_a_group_size_of_two_makes_two_groups_of_four_ranks(four: tuple[dict[str, list[Told]], Path]) -> None:
-    assert four[0]["hybrid fsdp"][0]["held"]["strategy"] == "HYBRID_SHARD"
-    assert four[0]["hybrid fsdp shard_grad_op"][0]["held"]["strategy"] == "_HYBRID_SHARD_ZERO2"
+def test_a_group_size_of_two_makes_two_groups_of_four_ranks(four_ranks: tuple[dict[str, list[Results]], Path]) -> None:
+    assert four_ranks[0]["hybrid fsdp"][0]["fsdp_options"]["strategy"] == "HYBRID_SHARD"
+    assert four_ranks[0]["hybrid fsdp shard_grad_op"][0]["fsdp_options"]["strategy"] == "_HYBRID_SHARD_ZERO2"
 
 
 def test_a_group_size_that_does_not_divide_the_ranks_is_an_error() -> None:
-    """A start says so by its key; `tests/unit/config/plan/test_plan_placement.py`."""
+    """At the start of a run the error names the key, see `tests/unit/config/plan/test_plan_placement.py`."""
     with pytest.raises(ValueError, match="4 ranks cannot be divided into groups of 3"):
         shard_group_size(4, 3, ParallelConfig())

@@ -1,5 +1,4 @@
-"""If these fail, a learner whose layers lie in stages, or whose experts lie apart, learns something else than on one
-device."""
+"""If these fail, a learner with pipeline stages or expert parallelism learns something else than one on one device."""
 
 from __future__ import annotations
 
@@ -8,57 +7,50 @@ from typing import Any
 
 import pytest
 import torch
-from parallel_cases import EXPERTS, STAGES, Case, tell
+from parallel_cases import EXPERTS, STAGES, Case, measure_in_one_process, run_cases
 from safetensors.torch import load_file
-from test_fsdp import agrees, spread
+from test_fsdp import assert_agrees
 
-from quintet.training.parallel.device_mesh import LearnerMesh
-
-Told = dict[str, Any]
-Alone = tuple[Told, dict[str, torch.Tensor]]
-Heard = dict[str, tuple[list[Told], dict[str, torch.Tensor]]]
+Results = dict[str, Any]
+SingleProcess = tuple[Results, dict[str, torch.Tensor]]
+ByCase = dict[str, tuple[list[Results], dict[str, torch.Tensor]]]
 
 
-def of_one(directory: Path, place: Path) -> Alone:
-    """What one process learns."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    told = tell(directory, LearnerMesh(), Case(), place / "alone.safetensors")
-    torch.set_num_threads(before)
-    return told, load_file(place / "alone.safetensors")
-
-
-def of_several(directory: Path, cases: dict[str, Case], place: Path) -> Heard:
-    """What two or four ranks learn, by case."""
-    heard: Heard = {}
-    for size in (2, 4):
-        names = [name for name in cases if name.startswith("four") is (size == 4)]
-        room = place / str(size)
-        room.mkdir()
-        told = spread(directory, names, size, room)
-        heard |= {name: (told[name], load_file(room / f"{name}.safetensors")) for name in names}
-    return heard
+def train_on_ranks(directory: Path, cases: dict[str, Case], out_directory: Path) -> ByCase:
+    """Return the results of all ranks and the weights of each case, on two or four ranks."""
+    by_case: ByCase = {}
+    for num_ranks in (2, 4):
+        names = [name for name in cases if name.startswith("four") is (num_ranks == 4)]
+        out = out_directory / str(num_ranks)
+        out.mkdir()
+        results = run_cases(directory, names, num_ranks, out)
+        by_case |= {name: (results[name], load_file(out / f"{name}.safetensors")) for name in names}
+    return by_case
 
 
 @pytest.fixture(scope="module")
-def stages(deep_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Alone, Heard]:
-    place = tmp_path_factory.mktemp("stages")
-    return of_one(deep_directory, place), of_several(deep_directory, STAGES, place)
+def stages(deep_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[SingleProcess, ByCase]:
+    out_directory = tmp_path_factory.mktemp("stages")
+    return measure_in_one_process(deep_directory, out_directory / "single_process.safetensors"), train_on_ranks(
+        deep_directory, STAGES, out_directory
+    )
 
 
 @pytest.fixture(scope="module")
-def experts(mixture_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Alone, Heard]:
-    place = tmp_path_factory.mktemp("experts")
-    return of_one(mixture_directory, place), of_several(mixture_directory, EXPERTS, place)
+def experts(mixture_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[SingleProcess, ByCase]:
+    out_directory = tmp_path_factory.mktemp("experts")
+    return measure_in_one_process(mixture_directory, out_directory / "single_process.safetensors"), train_on_ranks(
+        mixture_directory, EXPERTS, out_directory
+    )
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_pipeline_stages_train_as_one_process(name: str, stages: tuple[Alone, Heard]) -> None:
-    alone, heard = stages
-    agrees(*heard[name], alone)
+def test_pipeline_stages_train_as_one_process(name: str, stages: tuple[SingleProcess, ByCase]) -> None:
+    single_process, by_case = stages
+    assert_agrees(*by_case[name], single_process)
 
 
 @pytest.mark.parametrize("name", EXPERTS)
-def test_expert_parallelism_trains_as_one_process(name: str, experts: tuple[Alone, Heard]) -> None:
-    alone, heard = experts
-    agrees(*heard[name], alone)
+def test_expert_parallelism_trains_as_one_process(name: str, experts: tuple[SingleProcess, ByCase]) -> None:
+    single_process, by_case = experts
+    assert_agrees(*by_case[name], single_process)

@@ -13,7 +13,7 @@ import pytest
 from quintet.config.plan.process_layout import LocalDevice
 from quintet.errors import MachineError
 from quintet.tracking.run_processes import process_namespace
-from quintet.training.parallel import rendezvous as meeting
+from quintet.training.parallel import rendezvous as rendezvous_module
 from quintet.training.parallel.process_group import RankGroup
 from quintet.training.parallel.rendezvous import Peer, Rendezvous, _check_no_shared_gpus, _local_gpu
 
@@ -44,10 +44,10 @@ def test_ranks_with_the_same_gpu_are_named() -> None:
 
 @pytest.fixture
 def other() -> Any:
-    found = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    yield found
-    found.kill()
-    found.wait()
+    actual = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    yield actual
+    actual.kill()
+    actual.wait()
 
 
 def beside(process: int, host: str | None = None) -> Rendezvous:
@@ -58,25 +58,25 @@ def beside(process: int, host: str | None = None) -> Rendezvous:
 
 
 def test_the_watchdog_reports_a_dead_rank(other: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr(meeting, "GRACE_SECONDS", 0.3)
-    told: list[str] = []
-    heard = threading.Event()
-    with beside(other.pid).watchdog(lambda who: (told.append(who), heard.set())[0]):
-        assert not heard.wait(0.6)  # while the other is there nobody is disturbed
+    monkeypatch.setattr(rendezvous_module, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(rendezvous_module, "GRACE_SECONDS", 0.3)
+    results: list[str] = []
+    received = threading.Event()
+    with beside(other.pid).watchdog(lambda who: (results.append(who), received.set())[0]):
+        assert not received.wait(0.6)  # while the other is there nobody is disturbed
         other.kill()
-        assert heard.wait(20)
-    assert told == ["rank 1 (Trainers) has ended"]
+        assert received.wait(20)
+    assert results == ["rank 1 (Trainers) has ended"]
 
 
 def test_the_watchdog_does_not_interrupt_a_rank_that_ends_in_time(other: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "POLL_SECONDS", 0.02)
-    monkeypatch.setattr(meeting, "GRACE_SECONDS", 0.5)
-    heard = threading.Event()
+    monkeypatch.setattr(rendezvous_module, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(rendezvous_module, "GRACE_SECONDS", 0.5)
+    received = threading.Event()
     other.kill()
-    with beside(other.pid).watchdog(lambda who: heard.set()):
-        assert not heard.wait(0.2)
-    assert not heard.wait(1.0)
+    with beside(other.pid).watchdog(lambda who: received.set()):
+        assert not received.wait(0.2)
+    assert not received.wait(1.0)
 
 
 def test_processes_on_other_machines_are_never_reported_dead(other: Any) -> None:

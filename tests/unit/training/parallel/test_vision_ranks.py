@@ -1,63 +1,56 @@
-"""If these fail, spreading a vision-language model over devices hangs or changes what it learns from images."""
+"""If these fail, sharding a vision-language model over devices hangs or changes what it learns from images."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from parallel_cases import Case, actor
+from rank_processes import run_ranks
 from safetensors.torch import load_file
-from vision_ranks import EVERYTHING, MODELS, SAVED, batch_with_images, steps, tell
+from vision_ranks import EVERYTHING, MODELS, SAVED, batch_with_images, measure, steps
 
 from quintet.training.checkpoint.learner_state import restore_learner
 from quintet.training.parallel.device_mesh import LearnerMesh
 
-SCRIPT = Path(__file__).parents[3] / "support" / "vision_ranks.py"
-Told = dict[str, Any]
+Results = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("ranks")
 
 
 @pytest.fixture(scope="module")
-def alone(place: Path) -> dict[str, Told]:
-    """What one process says of each model."""
+def single_process(directory: Path) -> dict[str, Results]:
+    """Results of one process by model."""
     return {
-        name: tell(save(place / name), LearnerMesh(), Case(), place / f"{name} alone.safetensors")
+        name: measure(save(directory / name), LearnerMesh(), Case(), directory / f"{name} alone.safetensors")
         for name, (save, _) in MODELS.items()
     }
 
 
 @pytest.fixture(scope="module")
-def two(alone: dict[str, Told], place: Path) -> list[dict[str, dict[str, Told]]]:
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    ranks = [subprocess.Popen([sys.executable, str(SCRIPT), str(rank), str(place)], **pipes) for rank in range(2)]
-    try:
-        heard = [rank.communicate(timeout=400) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    for rank, (_, complaint) in zip(ranks, heard, strict=True):
-        assert rank.returncode == 0, complaint[-3000:]
-    return [json.loads(said) for said, _ in heard]
+def two_ranks(single_process: dict[str, Results], directory: Path) -> list[dict[str, dict[str, Results]]]:
+    return [json.loads(output) for output in run_ranks("vision_ranks.py", 2, directory, directory)]
 
 
 @pytest.mark.parametrize(("model", "name"), [(model, name) for model, (_, names) in MODELS.items() for name in names])
 def test_two_ranks_train_as_one(
-    model: str, name: str, alone: dict[str, Told], two: list[dict[str, dict[str, Told]]], place: Path
+    model: str,
+    name: str,
+    single_process: dict[str, Results],
+    two_ranks: list[dict[str, dict[str, Results]]],
+    directory: Path,
 ) -> None:
-    """Also where one rank's micro-batch, or its part of one, has images and the other's has none."""
-    for rank in two:
-        for what, expected in alone[model].items():
-            assert rank[model][name][what] == pytest.approx(expected, rel=1e-5, abs=1e-5), what
-    weights, expected_weights = (load_file(place / f"{model} {each}.safetensors") for each in (name, "alone"))
+    """Also if the micro-batch of one rank, or its part of one, has images and that of the other has none."""
+    for rank in two_ranks:
+        for key, expected in single_process[model].items():
+            assert rank[model][name][key] == pytest.approx(expected, rel=1e-5, abs=1e-5), key
+    weights, expected_weights = (load_file(directory / f"{model} {each}.safetensors") for each in (name, "alone"))
     assert weights.keys() == expected_weights.keys()
     assert any("visual" in weight for weight in weights)
     for key, value in expected_weights.items():
@@ -67,10 +60,10 @@ def test_two_ranks_train_as_one(
 
 @pytest.mark.parametrize("model", [model for model, (_, names) in MODELS.items() if SAVED in names])
 def test_one_process_resumes_what_two_ranks_saved(
-    model: str, two: list[dict[str, dict[str, Told]]], place: Path
+    model: str, two_ranks: list[dict[str, dict[str, Results]]], directory: Path
 ) -> None:
-    """The second step afterwards depends on the moments of the optimizer."""
-    learner = actor(place / model, LearnerMesh(), Case())
-    restore_learner(learner, place / f"{model} saved", "actor", EVERYTHING)
-    expected = two[0][model][SAVED]["resumed"]
+    """The second step depends on the restored moments of the optimizer."""
+    learner = actor(directory / model, LearnerMesh(), Case())
+    restore_learner(learner, directory / f"{model} saved", "actor", EVERYTHING)
+    expected = two_ranks[0][model][SAVED]["resumed"]
     assert steps(learner, batch_with_images(), 2) == pytest.approx(expected, rel=1e-5)

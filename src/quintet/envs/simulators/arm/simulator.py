@@ -165,7 +165,7 @@ class ArmSimulator:
         return self._renderer.render(Scenes(self._states[robots, JOINTS], self._objects[robots]), height, width)
 
     def expert_actions(self, robots: np.ndarray) -> np.ndarray:
-        """Return what an expert does, which knows where the objects are, float32 [n, 2]."""
+        """Return the actions of an expert that knows the positions of the objects, float32 [n, 2]."""
         tips, start_states = self._tips(robots), self._start_states[robots]
         waypoints = _clip_to_workspace(self._task.waypoints(tips, self._objects[robots], start_states))
         actions = (waypoints - tips) / TIP_LIMIT

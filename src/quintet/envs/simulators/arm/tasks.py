@@ -45,7 +45,7 @@ class ArmTask(ABC):
 
     @abstractmethod
     def instruction(self, start_state: int) -> str:
-        """Return what the policy is asked to do."""
+        """Return the instruction of the policy."""
 
     @abstractmethod
     def distances(self, tips: np.ndarray, objects: np.ndarray, start_states: np.ndarray) -> np.ndarray:
@@ -57,7 +57,7 @@ class ArmTask(ABC):
         return None
 
     def ordered_objects(self, objects: np.ndarray, start_states: np.ndarray) -> np.ndarray:
-        """Return the objects [n, K, 2] in an order that tells a policy without instructions which is which."""
+        """Return the objects [n, K, 2] in an order that identifies them for a policy without instructions."""
         del start_states
         return objects
 

@@ -120,15 +120,15 @@ class SequenceSlots:
         removed = set(removed)
         count = self.count - len(removed)
         gaps = sorted(row for row in removed if row < count)
-        movers = [row for row in range(count, self.count) if row not in removed]
+        moved = [row for row in range(count, self.count) if row not in removed]
         if gaps:
             for values in self._columns:
-                values[gaps] = values[movers]
+                values[gaps] = values[moved]
             used = int(self.num_tokens[gaps].max())
-            self._tokens[gaps, :used] = self._tokens[movers, :used]
-            self._logprobs[gaps, :used] = self._logprobs[movers, :used]
+            self._tokens[gaps, :used] = self._tokens[moved, :used]
+            self._logprobs[gaps, :used] = self._logprobs[moved, :used]
         self.count = count
-        return gaps, movers
+        return gaps, moved
 
     def _index_of(self, stop_token_ids: tuple[int, ...], vocab_size: int) -> int:
         """Row of `_is_stop` for a set of tokens; its last column stands for tokens beyond the vocabulary."""

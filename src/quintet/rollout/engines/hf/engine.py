@@ -184,7 +184,7 @@ class HfEngine:
 
     @torch.inference_mode()
     def abort(self, ids: Collection[int]) -> list[Generation]:
-        return [_generation(each, FinishReason.ABORT) for each in self._scheduler.abort(ids)]
+        return [_generation(scheduled, FinishReason.ABORT) for scheduled in self._scheduler.abort(ids)]
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
         if not self._shares_learner_model:

@@ -22,7 +22,7 @@ class ImageFeatures:
     """Images of the prompts that are being prefilled, and a cache of image features."""
 
     def __init__(self, body: Any) -> None:
-        """`body` is that of a vision-language model."""
+        """`body` is the decoder of a vision-language model."""
         self._body = body
         self._images: dict[int, ImageInput] = {}
         self._features: OrderedDict[int, Tensor] = OrderedDict()

@@ -63,12 +63,12 @@ class ModelRunner:
 
     def __call__(self, inputs: Sequence[ForwardInput]) -> tuple[Tensor, ...]:
         """Return the last hidden states of each input, [tokens, hidden], from one forward pass over all of them."""
-        sizes = [each.tokens.shape[0] for each in inputs]
+        sizes = [forward_input.tokens.shape[0] for forward_input in inputs]
         layout, tokens, positions = inputs[0].layout, inputs[0].tokens, inputs[0].positions
         if len(inputs) > 1:
-            layout = ConcatenatedLayout([each.layout for each in inputs], sizes)
-            tokens = torch.cat([each.tokens for each in inputs])
-            positions = _concatenate_positions([each.positions for each in inputs])
+            layout = ConcatenatedLayout([forward_input.layout for forward_input in inputs], sizes)
+            tokens = torch.cat([forward_input.tokens for forward_input in inputs])
+            positions = _concatenate_positions([forward_input.positions for forward_input in inputs])
         return torch.split(self._hidden_states(tokens, positions, layout), sizes)
 
     def _hidden_states(self, tokens: Tensor, positions: Tensor, layout: AttentionLayout) -> Tensor:

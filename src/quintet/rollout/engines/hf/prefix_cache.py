@@ -182,12 +182,12 @@ class PrefixCache:
         """Move the last prompts in use into the slots that became free."""
         count = len(self.in_use) - len(gaps)
         freed = set(gaps)
-        movers = [prompt for slot, prompt in enumerate(self.in_use[count:], count) if slot not in freed]
+        moved = [prompt for slot, prompt in enumerate(self.in_use[count:], count) if slot not in freed]
         targets = sorted(slot for slot in gaps if slot < count)
-        if movers:
-            sources, used = [prompt.slot for prompt in movers], max(prompt.num_in_slot for prompt in movers)
+        if moved:
+            sources, used = [prompt.slot for prompt in moved], max(prompt.num_in_slot for prompt in moved)
             self.kv_cache.copy_from(targets, self.kv_cache, sources, used)
-        for prompt, slot in zip(movers, targets, strict=True):
+        for prompt, slot in zip(moved, targets, strict=True):
             prompt.slot = slot
             self.in_use[slot] = prompt
         del self.in_use[count:]

@@ -85,12 +85,15 @@ class _SamplingState:
         if not self.processed_rows:
             return None
         device, processed = self.seeds.device, [running[row] for row in self.processed_rows]
-        requests = [each.request for each in processed]
+        requests = [row_request.request for row_request in processed]
         penalized = None
-        if any(each.penalized_tokens is not None for each in processed):
+        if any(row_request.penalized_tokens is not None for row_request in processed):
             empty = torch.zeros(vocab_size, dtype=torch.bool, device=device)
             penalized = torch.stack(
-                [empty if each.penalized_tokens is None else each.penalized_tokens for each in processed]
+                [
+                    empty if row_request.penalized_tokens is None else row_request.penalized_tokens
+                    for row_request in processed
+                ]
             )
         return LogitsProcessing(
             torch.tensor(self.processed_rows, device=device),
@@ -112,7 +115,9 @@ def _allowed_tokens(
     requests: Sequence[ScheduledRequest], vocab_size: int, device: torch.device
 ) -> tuple[Tensor, Tensor] | None:
     """See `LogitsProcessing.allowed_tokens`."""
-    matchers = {index: each.matcher for index, each in enumerate(requests) if each.matcher is not None}
+    matchers = {
+        index: row_request.matcher for index, row_request in enumerate(requests) if row_request.matcher is not None
+    }
     if not matchers:
         return None
     allowed = torch.from_numpy(allowed_tokens(list(matchers.values()), vocab_size))
@@ -138,13 +143,13 @@ class RunningBatch:
         """Append requests whose prompts are computed."""
         sequences = [
             NewSequence(
-                each.request,
-                each.tokens,
-                each.logprobs,
-                min(each.request.max_tokens, max_model_len - len(each.request.prompt)),
-                each.needs_processing,
+                request.request,
+                request.tokens,
+                request.logprobs,
+                min(request.request.max_tokens, max_model_len - len(request.request.prompt)),
+                request.needs_processing,
             )
-            for each in requests
+            for request in requests
         ]
         self.rows.add(sequences, [self._free_slots.pop() for _ in requests], self._vocab_size)
         self.requests += requests
@@ -169,7 +174,7 @@ class RunningBatch:
             self._to_device(rows.seed[: rows.count]),
             self._to_device(rows.temperature[: rows.count]),
             rows.needs_processing[: rows.count].nonzero()[0].tolist(),
-            [row for row, each in enumerate(self.requests) if each.request.top_logprobs],
+            [row for row, row_request in enumerate(self.requests) if row_request.request.top_logprobs],
         )
         if state.top_logprobs_rows:
             self._record_top_logprobs(logits, state)
@@ -187,16 +192,16 @@ class RunningBatch:
     def _record_top_logprobs(self, logits: Tensor, state: _SamplingState) -> None:
         rows = state.top_logprobs_rows
         requests = [self.requests[row] for row in rows]
-        count = max(each.request.top_logprobs for each in requests)
-        for each, best in zip(requests, top_logprobs(logits[rows], state.temperature[rows], count), strict=True):
-            each.top_logprobs.append(best[: each.request.top_logprobs])
+        count = max(request.request.top_logprobs for request in requests)
+        for row_request, best in zip(requests, top_logprobs(logits[rows], state.temperature[rows], count), strict=True):
+            row_request.top_logprobs.append(best[: row_request.request.top_logprobs])
 
     def partial_responses(self, ids: Collection[int]) -> Mapping[int, PartialResponse]:
         """Return the responses so far of those of the requests that are running."""
         return {
-            each.request.id: (self.rows.tokens(row), self.rows.logprobs(row), each.top_logprobs)
-            for row, each in enumerate(self.requests)
-            if each.request.id in ids
+            row_request.request.id: (self.rows.tokens(row), self.rows.logprobs(row), row_request.top_logprobs)
+            for row, row_request in enumerate(self.requests)
+            if row_request.request.id in ids
         }
 
     def snapshot(self, row: int) -> ScheduledRequest:
@@ -229,14 +234,14 @@ class RunningBatch:
             ]
             self._prefix_cache.release(prompts, keep=keep)
         freed = [int(rows.cache_slot[row]) for row in removed]
-        gaps, movers = rows.remove(removed)
-        for gap, mover in zip(gaps, movers, strict=True):
-            self.requests[gap] = self.requests[mover]
+        gaps, moved = rows.remove(removed)
+        for gap, moved_row in zip(gaps, moved, strict=True):
+            self.requests[gap] = self.requests[moved_row]
         del self.requests[rows.count :]
         if gaps and not self._kv_cache.supports_any_slot:
             # matrix products over all rows read slot i for row i; the last token is not in the cache yet
             used = int((rows.num_tokens[gaps] - rows.num_prefilled[gaps]).max()) - 1
-            self._kv_cache.copy_from(gaps, self._kv_cache, movers, used)
+            self._kv_cache.copy_from(gaps, self._kv_cache, moved, used)
             freed = list(range(rows.count, rows.count + len(removed)))
             rows.cache_slot[gaps] = gaps
         self._free_slots += freed[::-1]
@@ -260,7 +265,7 @@ class RunningBatch:
         """Prefixes and prompts of the running sequences."""
         if self._shared is None:
             cache = self._prefix_cache
-            prompts = [each.prompt for each in self.requests if each.prompt]
+            prompts = [request.prompt for request in self.requests if request.prompt]
             slots, lengths = [prompt.slot for prompt in prompts], [prompt.num_in_slot for prompt in cache.in_use]
             self._shared = [SharedSegment(cache.kv_cache, slots, lengths)]
             if any(prompt.prefix.tokens for prompt in prompts):

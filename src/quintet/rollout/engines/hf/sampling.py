@@ -19,8 +19,8 @@ BLOCK = 64
 """Tokens of the vocabulary whose probabilities are summed first; the sampled token is then searched in one block."""
 
 
-def _signed(word: int) -> int:
-    return word - (1 << 64) if word >= 1 << 63 else word
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:

@@ -55,7 +55,7 @@ class Scheduler:
         return len(self._prefilling)
 
     def add(self, request: Request, weight_version: int, matcher: TokenMatcher | None = None) -> None:
-        """Queue a request behind the waiting ones; `matcher` is that of its structured output."""
+        """Queue a request after the waiting ones; `matcher` constrains its structured output."""
         self._waiting.append(ScheduledRequest(request, weight_version, matcher=matcher))
 
     def admit(self) -> None:
@@ -66,14 +66,14 @@ class Scheduler:
             return
         admitted = [self._waiting.popleft() for _ in range(count)]
         if self._runner.images:
-            self._runner.images.add(image for each in admitted for image in each.request.images)
-        prompts = self._prefill.acquire([(each.request.id, each.tokens_to_prefill) for each in admitted])
-        for each, prompt in zip(admitted, prompts, strict=True):
-            each.prompt = prompt
-            if each.request.repetition_penalty != 1.0:
-                each.penalized_tokens = torch.zeros(self._vocab_size, dtype=torch.bool, device=self._device)
-                text = [token for token in each.tokens_to_prefill if token >= 0]
-                each.penalized_tokens[torch.tensor(text, device=self._device)] = True
+            self._runner.images.add(image for scheduled in admitted for image in scheduled.request.images)
+        prompts = self._prefill.acquire([(scheduled.request.id, scheduled.tokens_to_prefill) for scheduled in admitted])
+        for scheduled, prompt in zip(admitted, prompts, strict=True):
+            scheduled.prompt = prompt
+            if scheduled.request.repetition_penalty != 1.0:
+                scheduled.penalized_tokens = torch.zeros(self._vocab_size, dtype=torch.bool, device=self._device)
+                text = [token for token in scheduled.tokens_to_prefill if token >= 0]
+                scheduled.penalized_tokens[torch.tensor(text, device=self._device)] = True
         self._prefilling += admitted
         self.running.invalidate_shared_segments()
 
@@ -81,7 +81,7 @@ class Scheduler:
         """Run one forward pass over the last tokens of running requests and the next chunk of prompts. Return the
         hidden states of the running ones, [running, hidden], if there are any."""
         is_decoding = bool(self.running.requests)
-        prefill = self._prefill.next_batch(each.prompt for each in self._prefilling if each.prompt)
+        prefill = self._prefill.next_batch(scheduled.prompt for scheduled in self._prefilling if scheduled.prompt)
         inputs = [*([self.running.forward_input()] if is_decoding else []), *([prefill] if prefill else [])]
         if not inputs:
             return None
@@ -93,24 +93,30 @@ class Scheduler:
     def start_decoding(self) -> list[Tensor]:
         """Append requests whose prompt is computed to the running ones. Return the hidden state of each one's last
         token, [hidden]."""
-        ready = [each for each in self._prefilling if each.prompt and each.prompt.hidden is not None]
+        ready = [
+            scheduled for scheduled in self._prefilling if scheduled.prompt and scheduled.prompt.hidden is not None
+        ]
         if not ready:
             return []
-        self._prefilling = [each for each in self._prefilling if each.prompt is None or each.prompt.hidden is None]
+        self._prefilling = [
+            scheduled for scheduled in self._prefilling if scheduled.prompt is None or scheduled.prompt.hidden is None
+        ]
         if self._runner.images and not self._prefilling:
             self._runner.images.release()
         self.running.add(ready, self._max_model_len)
-        return [each.prompt.hidden for each in ready if each.prompt and each.prompt.hidden is not None]
+        return [
+            scheduled.prompt.hidden for scheduled in ready if scheduled.prompt and scheduled.prompt.hidden is not None
+        ]
 
     def abort(self, ids: Collection[int]) -> list[ScheduledRequest]:
         """Remove requests and return them with their responses so far."""
         ids = set(ids)
-        aborted = [each for each in self._waiting if each.request.id in ids]
-        self._waiting = deque(each for each in self._waiting if each.request.id not in ids)
-        prefilling = [each for each in self._prefilling if each.request.id in ids]
-        self._prefilling = [each for each in self._prefilling if each.request.id not in ids]
-        self._prefix_cache.release((each.prompt for each in prefilling if each.prompt), keep=False)
-        rows = [row for row, each in enumerate(self.running.requests) if each.request.id in ids]
+        aborted = [scheduled for scheduled in self._waiting if scheduled.request.id in ids]
+        self._waiting = deque(scheduled for scheduled in self._waiting if scheduled.request.id not in ids)
+        prefilling = [scheduled for scheduled in self._prefilling if scheduled.request.id in ids]
+        self._prefilling = [scheduled for scheduled in self._prefilling if scheduled.request.id not in ids]
+        self._prefix_cache.release((scheduled.prompt for scheduled in prefilling if scheduled.prompt), keep=False)
+        rows = [row for row, scheduled in enumerate(self.running.requests) if scheduled.request.id in ids]
         running = [self.running.snapshot(row) for row in rows]
         self.running.remove(rows, keep_prompts=False)
         return aborted + prefilling + running
@@ -119,9 +125,9 @@ class Scheduler:
         """Put running and prefilling requests back at the head of the waiting queue, with their responses so far, and
         reset the prefix cache."""
         running = [self.running.snapshot(row) for row in range(len(self.running.requests))]
-        for each in reversed([*running, *self._prefilling]):
-            each.prompt = None
-            self._waiting.appendleft(each)
+        for scheduled in reversed([*running, *self._prefilling]):
+            scheduled.prompt = None
+            self._waiting.appendleft(scheduled)
         self._prefilling.clear()
         self.running.clear()
         self._prefix_cache.reset()
@@ -130,8 +136,8 @@ class Scheduler:
 
     def record_weight_update(self, version: int) -> None:
         """Note in all requests, which must be preempted, that later tokens come from new weights."""
-        for each in self._waiting:
-            if each.tokens:
-                each.version_changes.append((len(each.tokens), version))
+        for scheduled in self._waiting:
+            if scheduled.tokens:
+                scheduled.version_changes.append((len(scheduled.tokens), version))
             else:
-                each.weight_version = version
+                scheduled.weight_version = version

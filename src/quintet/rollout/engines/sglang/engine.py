@@ -142,7 +142,7 @@ class SglangEngine:
         max_model_len: int | None = None,
         has_tokenizer: bool = True,
     ) -> None:
-        """`max_model_len` is that of the server (default: that of the setup)."""
+        """`max_model_len` is the server's context length in tokens (default: the setup's)."""
         self.weight_version = 0
         self._transport = transport
         self._setup = setup
@@ -189,19 +189,19 @@ class SglangEngine:
 
     def abort(self, ids: Collection[int]) -> list[Generation]:
         aborted = set(ids)
-        for pending in [each for each in self._waiting if each.request.id in aborted]:
+        for pending in [unfinished for unfinished in self._waiting if unfinished.request.id in aborted]:
             self._waiting.remove(pending)
             self._finish(pending, FinishReason.ABORT)
         deadline = time.monotonic() + ABORT_SECONDS
-        while running := [rid for rid, each in self._running.items() if each.request.id in aborted]:
+        while running := [rid for rid, unfinished in self._running.items() if unfinished.request.id in aborted]:
             if time.monotonic() > deadline:
                 message = f"SGLang does not abort requests: {len(running)} still run after {ABORT_SECONDS:.0f} s"
                 raise EngineError(message)
             for rid in running:
                 self._abort_running(rid)
             self._handle_responses(self._transport.collect(ABORT_RETRY_SECONDS))
-        generations = [each for each in self._finished if each.id in aborted]
-        self._finished = [each for each in self._finished if each.id not in aborted]
+        generations = [generation for generation in self._finished if generation.id in aborted]
+        self._finished = [generation for generation in self._finished if generation.id not in aborted]
         return generations
 
     def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:

@@ -34,7 +34,7 @@ class ImageData:
 
     @classmethod
     def from_model(cls, model: PreTrainedModel) -> Self | None:
-        """Return that of a vision-language model; None for other models."""
+        """Return the image data of a vision-language model; None for other models."""
         config: Any = model.config
         if not is_vision_language(config):
             return None

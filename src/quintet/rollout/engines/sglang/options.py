@@ -100,8 +100,8 @@ class Release:
 
 
 def installed_release(python: str | None = None) -> Release:
-    """Find the SGLang release of this environment, or of that of the interpreter `python`, without a slow import that
-    would look for a device.
+    """Find the SGLang release of this Python environment, or of the environment of the interpreter `python`, without a
+    slow import that would look for a device.
 
     Raises:
         ConfigError: `python` does not run.
@@ -215,7 +215,7 @@ def _changed_options(options: EngineConfig) -> set[str]:
 
 def _arguments(name: str, value: Any, release: Release) -> dict[str, Any]:
     option = OPTIONS[name]
-    names = [each for each in option.names if each in release.arguments]
+    names = [alias for alias in option.names if alias in release.arguments]
     if not names or (option.all and len(names) < len(option.names)):
         raise _unknown_option(name, value, release)
     converted = option.convert(value)
@@ -224,9 +224,9 @@ def _arguments(name: str, value: Any, release: Release) -> dict[str, Any]:
 
 def _unknown_option(name: str, value: Any, release: Release) -> ConfigError:
     names = OPTIONS[name].names if name in OPTIONS else ()
-    elsewhere = f" (other releases: {' or '.join(names)})" if names else ""
+    other_names = f" (other releases: {' or '.join(names)})" if names else ""
     return ConfigError(
-        f"{KEY}.{name} = {value!r}: {release.name} has no such option{elsewhere}",
+        f"{KEY}.{name} = {value!r}: {release.name} has no such option{other_names}",
         key=f"{KEY}.{name}",
         value=value,
         hint=f"remove {KEY}.{name}, or use another engine",

@@ -42,7 +42,7 @@ class CpuWeightLoader:
     """Loads full weights into the model of a single vLLM worker on a CPU."""
 
     def __init__(self, targets: list[_Target], dtype: torch.dtype) -> None:
-        """`dtype` is that of the packed weights."""
+        """`dtype` is the data type of the packed weights."""
         self._targets = targets
         self._dtype = dtype
         sizes = (target.shape[0] * target.shape[1] for target in targets if target.packed_shape)
@@ -96,7 +96,7 @@ def _copy(parts: list[Tensor], target: Tensor) -> None:
 
 
 def _iter_targets(model: nn.Module) -> Iterator[_Target | None]:
-    """Yield the model's parameters, those that are shared once per module; None for one that is not supported."""
+    """Yield the model's parameters, shared ones once per module; None for an unsupported parameter."""
     parts: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     for path, module in model.named_modules():
         prefix, _, name = path.rpartition(".")
@@ -105,7 +105,7 @@ def _iter_targets(model: nn.Module) -> Iterator[_Target | None]:
             yield None
         for parameter in module._parameters:
             if module._parameters[parameter] is not None:
-                yield _target(module, parameter, tuple(f"{each}.{parameter}" for each in names))
+                yield _target(module, parameter, tuple(f"{module_name}.{parameter}" for module_name in names))
 
 
 def _target(module: nn.Module, parameter: str, sources: tuple[str, ...]) -> _Target | None:

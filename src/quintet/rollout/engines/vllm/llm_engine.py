@@ -195,7 +195,7 @@ class LlmEngine:
             self._engine.wake_up(tags=["scheduling"])
 
     def load_weights(self, weights: Mapping[str, Tensor], plan: WeightPlan, mapped: MappedWeights | None) -> None:
-        """Load full weights into the model; `mapped` says which of them are in shared memory already."""
+        """Load full weights into the model; `mapped` names the weights that are in shared memory already."""
         if self._weights_offloaded:
             self._engine.wake_up(tags=["weights"])
             self._weights_offloaded = False
@@ -319,8 +319,8 @@ def _destroy_process_groups() -> None:
 
 
 def gpu_variables(num_gpus: int = 1) -> Mapping[str, str]:
-    """Return the variable that gives a child process the GPU of this one and those that follow, if it is not the
-    first."""
+    """Return the environment variable that limits a child process to `num_gpus` GPUs from this process's GPU on; empty
+    for the first GPU."""
     if not torch.cuda.is_available() or not (index := torch.cuda.current_device()):
         return {}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))

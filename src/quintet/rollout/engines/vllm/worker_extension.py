@@ -89,9 +89,9 @@ def _exact_sampler(sampler: type[Any]) -> type[Any]:
         def forward(self, logits: Tensor, sampling_metadata: Any, *args: Any, **kwargs: Any) -> Any:
             """Sample from logits [requests, vocab]."""
             self._temperature = sampling_metadata.temperature
-            for each in (logits, self.unmasked_logits):
-                if each is not None and self.masked_tokens is not None:
-                    each.index_fill_(-1, self.masked_tokens, MASKED_LOGIT)
+            for values in (logits, self.unmasked_logits):
+                if values is not None and self.masked_tokens is not None:
+                    values.index_fill_(-1, self.masked_tokens, MASKED_LOGIT)
             return super().forward(logits, sampling_metadata, *args, **kwargs)
 
         def compute_logprobs(self, logits: Tensor) -> Tensor:

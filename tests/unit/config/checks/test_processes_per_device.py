@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from quintet.cli.configuration import inspect_config
-from quintet.config.checks.device_sharing import device_sharing_problems
+from quintet.config.checks.processes_per_device import processes_per_device_problems
 from quintet.config.compose import load_experiment
 from quintet.runtime.engines import _shared_device_options
 
@@ -18,7 +18,7 @@ SHARE = "rollout.engine_options.memory_share"
 
 def problems(*placement: str, other: tuple[str, ...] = ()) -> list[str]:
     composed = load_experiment(None, [*(f"placement.{word}" for word in placement), *other])
-    return [str(problem) for problem in device_sharing_problems(composed)]
+    return [str(problem) for problem in processes_per_device_problems(composed)]
 
 
 def test_engines_and_env_hosts_share_devices_without_the_actor() -> None:

@@ -1,4 +1,4 @@
-"""Parity checks: a dialogue's prompt against its chat template, and tokens against their re-tokenized text."""
+"""Comparison of a dialogue's prompt with its chat template, and of sampled tokens with the tokens of their text."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
-from quintet.data.template_rendering import TemplateRenderingError
-from quintet.rollout.chat.template import (
+from quintet.data.chat_template_renderer import TemplateRenderingError
+from quintet.rollout.chat.template_analysis import (
     THINK,
     DifferenceKind,
     Renderer,
@@ -36,14 +36,15 @@ class TemplateDeviation:
     start: int
     """Offset in the template's text."""
     template: str
-    ours: str
+    prompt: str
 
 
 @dataclass(frozen=True, slots=True)
 class DialogueComparison:
-    """A dialogue as our prompt and as the template's text; replacing the deviations in `template` results in `ours`."""
+    """Quintet's prompt of a dialogue and the text of the chat template; replacing the deviations in `template` results
+    in `prompt`."""
 
-    ours: str
+    prompt: str
     template: str
     deviations: tuple[TemplateDeviation, ...]
 
@@ -57,24 +58,26 @@ def compare(
 ) -> DialogueComparison:
     """Compare the prompt of a dialogue with the template over the whole dialogue. There is one more observation than
     responses."""
-    ours = _our_literals(parts, system, observations, responses)
+    prompt_literals = _prompt_literals(parts, system, observations, responses)
     contents = [_content(parts, response) for response in responses]
     try:
-        theirs = _template_literals(parts, render, system, observations, contents)
+        template_literals = _template_literals(parts, render, system, observations, contents)
         template = render(parts.messages(system, observations, contents))
     except TemplateRenderingError as error:
-        message, text = f"the template rejects it: {error}", "".join(ours)
+        message, text = f"the template rejects it: {error}", "".join(prompt_literals)
         deviation = TemplateDeviation(DifferenceKind.OTHER, 0, 0, message, text)
         return DialogueComparison(text, message, (deviation,))
     texts = _observation_texts(parts, system, observations)
-    text = "".join(_interleave(ours, texts))
-    if theirs is None or "".join(_interleave(theirs, texts)) != template:
+    text = "".join(_interleave(prompt_literals, texts))
+    if template_literals is None or "".join(_interleave(template_literals, texts)) != template:
         return DialogueComparison(text, template, _unexplained(text, template))
     deviations: list[TemplateDeviation] = []
     start = 0
-    for number, (our, their, observation) in enumerate(zip(ours, theirs, (*texts, ""), strict=True)):
-        deviations += _deviations(parts, our, their, start, max(0, number - 1), responses)
-        start += len(their) + len(observation)
+    for number, (literal, template_literal, observation) in enumerate(
+        zip(prompt_literals, template_literals, (*texts, ""), strict=True)
+    ):
+        deviations += _deviations(parts, literal, template_literal, start, max(0, number - 1), responses)
+        start += len(template_literal) + len(observation)
     return DialogueComparison(text, template, tuple(deviations))
 
 
@@ -89,10 +92,10 @@ def _observation_texts(parts: TemplateParts, system: str, observations: Sequence
     return [first, *map(parts.next_user, observations[1:])]
 
 
-def _our_literals(
+def _prompt_literals(
     parts: TemplateParts, system: str, observations: Sequence[str], responses: Sequence[ResponseText]
 ) -> list[str]:
-    """Text around the observations in our prompt."""
+    """Text around the observations in the prompt."""
     head = parts.first[0]
     if not parts.merges_system:
         head += parts.system(system) + parts.first[1]
@@ -137,22 +140,26 @@ def _interleave(literals: Sequence[str], texts: Sequence[str]) -> Iterator[str]:
 
 
 def _deviations(
-    parts: TemplateParts, ours: str, template: str, start: int, turn: int, responses: Sequence[ResponseText]
+    parts: TemplateParts, prompt: str, template: str, start: int, turn: int, responses: Sequence[ResponseText]
 ) -> Iterator[TemplateDeviation]:
     """Deviations between two literals; `start` is the offset in the template's text."""
-    if ours == template:
+    if prompt == template:
         return
     spans = _response_spans(parts, responses[turn], template) if turn < len(responses) else None
-    if spans is None or "".join(our for _, our, _ in spans) != ours:
+    if spans is None or "".join(prompt_text for _, prompt_text, _ in spans) != prompt:
         moved = DifferenceKind.SYSTEM_STAYS in _reported_kinds(parts)
-        spans = [(DifferenceKind.SYSTEM_STAYS if moved else DifferenceKind.OTHER, ours, template)]
-    for kind, our, their in spans:
-        head, tail = _common_ends(our, their)
-        if our != their:
+        spans = [(DifferenceKind.SYSTEM_STAYS if moved else DifferenceKind.OTHER, prompt, template)]
+    for kind, prompt_text, template_text in spans:
+        head, tail = _common_ends(prompt_text, template_text)
+        if prompt_text != template_text:
             yield TemplateDeviation(
-                kind, turn, start + head, their[head : len(their) - tail], our[head : len(our) - tail]
+                kind,
+                turn,
+                start + head,
+                template_text[head : len(template_text) - tail],
+                prompt_text[head : len(prompt_text) - tail],
             )
-        start += len(their)
+        start += len(template_text)
 
 
 def _reported_kinds(parts: TemplateParts) -> set[DifferenceKind]:
@@ -160,7 +167,7 @@ def _reported_kinds(parts: TemplateParts) -> set[DifferenceKind]:
 
 
 Span = tuple[DifferenceKind, str, str]
-"""Why a span may deviate, our text, the template's text."""
+"""Why a span may deviate, text of the prompt, text of the template."""
 
 
 def _response_spans(parts: TemplateParts, response: ResponseText, template: str) -> list[Span] | None:
@@ -172,22 +179,22 @@ def _response_spans(parts: TemplateParts, response: ResponseText, template: str)
         return None
     prompt_only, rest = _split_prefix(template[len(head) :], parts.prompt_only)
     lead, rest = _split_prefix(rest, parts.history_only)
-    our_lead, text = _split_prefix(response.text, parts.history_only)
+    prompt_lead, text = _split_prefix(response.text, parts.history_only)
     at = _end_of_response(parts, rest, text)
     if at is None:
         return None
-    rest, behind = rest[:at], rest[at:]
+    rest, after = rest[:at], rest[at:]
     before_end = parts.before_end if rest.endswith(parts.before_end) else ""
     content = rest.removesuffix(before_end)
     closed = response.end_token == parts.end
     return [
         (DifferenceKind.OTHER, head, head),
         (DifferenceKind.GENERATION_PROMPT, parts.prompt_only, prompt_only),
-        (DifferenceKind.LEAD, our_lead, lead),
+        (DifferenceKind.LEAD, prompt_lead, lead),
         (_kind_of_text(parts, text, content), text, content),
         (DifferenceKind.OTHER_END, "" if closed else response.end_token, ""),
         (DifferenceKind.BEFORE_END, "" if closed else parts.before_end, before_end),
-        (DifferenceKind.SYSTEM_STAYS, closing, behind),
+        (DifferenceKind.SYSTEM_STAYS, closing, after),
     ]
 
 
@@ -204,21 +211,21 @@ def _split_prefix(text: str, prefix: str) -> tuple[str, str]:
     return (prefix, text[len(prefix) :]) if text.startswith(prefix) else ("", text)
 
 
-def _kind_of_text(parts: TemplateParts, ours: str, template: str) -> DifferenceKind:
+def _kind_of_text(parts: TemplateParts, prompt: str, template: str) -> DifferenceKind:
     reported = _reported_kinds(parts)
-    if DifferenceKind.THOUGHTS in reported and THINK[1] in ours:
+    if DifferenceKind.THOUGHTS in reported and THINK[1] in prompt:
         return DifferenceKind.THOUGHTS
-    stripped = DifferenceKind.RESPONSE_WHITESPACE in reported and ours.strip() == template.strip()
+    stripped = DifferenceKind.RESPONSE_WHITESPACE in reported and prompt.strip() == template.strip()
     return DifferenceKind.RESPONSE_WHITESPACE if stripped else DifferenceKind.OTHER
 
 
-def _unexplained(ours: str, template: str) -> tuple[TemplateDeviation, ...]:
+def _unexplained(prompt: str, template: str) -> tuple[TemplateDeviation, ...]:
     """A single deviation from the first to the last difference."""
-    if ours == template:
+    if prompt == template:
         return ()
-    head, tail = _common_ends(ours, template)
-    their, our = template[head : len(template) - tail], ours[head : len(ours) - tail]
-    return (TemplateDeviation(DifferenceKind.OTHER, 0, head, their, our),)
+    head, tail = _common_ends(prompt, template)
+    template_text, prompt_text = template[head : len(template) - tail], prompt[head : len(prompt) - tail]
+    return (TemplateDeviation(DifferenceKind.OTHER, 0, head, template_text, prompt_text),)
 
 
 def _common_ends(a: Sequence[Any], b: Sequence[Any]) -> tuple[int, int]:

@@ -1,7 +1,7 @@
-"""Rendering of chat templates under limits of time, memory and output.
+"""Renders chat templates under limits of time, memory and output.
 
 A chat template is a program. Those that come with Quintet are rendered in this process; the template of a model
-directory or a file may be malicious and is rendered in a sandboxed process, `quintet.data.template_worker`.
+directory or a file may be malicious and is rendered in a sandboxed process, `quintet.data.chat_template_worker`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from datetime import date
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
+from quintet.data.chat_template_worker import CPU_SECONDS, MEMORY_LIMIT, TIME_LIMIT, max_output_chars
 from quintet.data.chat_templates import BUILT_IN, TEMPLATES, ChatTemplate
-from quintet.data.template_worker import CPU_SECONDS, MEMORY_LIMIT, TIME_LIMIT, max_output_chars
 from quintet.errors import ConfigError
 from quintet.sandbox.json_lines import LineBuffer, encode
 from quintet.sandbox.sandboxed_process import ForkServer
@@ -29,7 +29,7 @@ from quintet.sandbox.sandboxed_process import ForkServer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-WORKER: Final = "quintet.data.template_worker:work"
+WORKER: Final = "quintet.data.chat_template_worker:work"
 MAX_PROCESSES: Final = 4
 """Conversations that are rendered at the same time."""
 MAX_CONVERSATIONS: Final = 16
@@ -151,7 +151,7 @@ def _rendered_text(reply: Reply, source: str) -> str:
 
 
 class _Processes:
-    """Processes that render, at most `MAX_PROCESSES`. One that exceeded a limit is not used again."""
+    """Rendering processes, at most `MAX_PROCESSES`. A process that exceeded a limit is not used again."""
 
     def __init__(self) -> None:
         self._slots = threading.BoundedSemaphore(MAX_PROCESSES)

@@ -13,8 +13,8 @@ from datetime import date
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from quintet.data.chat_template_renderer import TemplateRenderingError, render_chat_template
 from quintet.data.chat_templates import chat_template
-from quintet.data.template_rendering import TemplateRenderingError, render_chat_template
 from quintet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Renderer:
 
 
 def _unsupported(problem: str, needed: str) -> ConfigError:
-    """Return the error of a template; `needed` says what a supported one does."""
+    """Return the error of a template; `needed` describes a supported template."""
     hint = f"save a chat_template.jinja next to the tokenizer that {needed}, as those in docs/exact-tokens.md do"
     return ConfigError(problem, key="policy.path", hint=hint)
 
@@ -348,11 +348,11 @@ def _end_token(between: str, control: Collection[str], eos: str | None) -> tuple
     return token, at
 
 
-def _around_response(later: str, header: str) -> tuple[str, str]:
+def _around_response(history_header: str, header: str) -> tuple[str, str]:
     """Text only before earlier responses, and text only in the generation prompt."""
-    if later.startswith(header):
-        return later[len(header) :], ""
-    return "", header.removeprefix(later)
+    if history_header.startswith(header):
+        return history_header[len(header) :], ""
+    return "", header.removeprefix(history_header)
 
 
 def _with_differences(parts: TemplateParts, render: Renderer, system: TemplateDifference | None) -> TemplateParts:

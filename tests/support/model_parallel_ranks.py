@@ -1,22 +1,20 @@
-"""Several ranks that share the passes of one model, beside the plain model; as a program, one of them, which tells how
-far they come apart over five AdamW steps.
+"""Compare a model with tensor, context or Ulysses parallelism with the unsharded model over five AdamW steps; as a
+program, one of the ranks.
 
-python model_parallel_ranks.py CASES RANK SIZE MEETING
+python model_parallel_ranks.py RANK NUM_RANKS RENDEZVOUS_FILE CASES; prints the differences as JSON by case.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from rank_processes import join_ranks, run_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -38,8 +36,8 @@ from quintet.training.parallel.process_group import RankGroup
 STEPS = 5
 RATE = 1e-3
 EPSILON = 1e-6
-"""Large enough that rounding of gradients near 0 isn't blown up to whole steps."""
-VOCABULARY = 97
+"""Large enough that AdamW does not amplify the rounding of gradients near 0."""
+VOCAB_SIZE = 97
 
 
 @dataclass(frozen=True)
@@ -54,18 +52,18 @@ class Case:
     critic: bool = False
     budget: int | None = 48
     recompute: bool = False
-    pieces: bool = False
+    chunked_logits: bool = False
     lora: bool = False
     data: int = 1
-    """With more than one, weights are sharded by `fully_shard` over all ranks but those that split layers."""
+    """With more than one, `fully_shard` shards the weights over all ranks except those of tensor parallelism."""
 
 
-def make_model(case: Case) -> Any:
+def build_model(case: Case) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(
         case.family,
-        vocab_size=VOCABULARY,
+        vocab_size=VOCAB_SIZE,
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,
@@ -90,9 +88,9 @@ def make_model(case: Case) -> Any:
 
 
 def ragged_batch(seed: int) -> Batch:
-    """Prompts that begin alike, most with several answers of unequal length."""
+    """Return prompts with a common prefix, most of them with several responses of different lengths."""
     generator = torch.Generator().manual_seed(seed)
-    draw = lambda n: torch.randint(0, VOCABULARY, (n,), generator=generator)  # noqa: E731
+    draw = lambda n: torch.randint(0, VOCAB_SIZE, (n,), generator=generator)  # noqa: E731
     common = draw(5)
     prompts = [torch.cat([common, draw(n)]) for n in (3, 7, 1)]
     rows = [(prompts[i], draw(n)) for i, n in ((0, 4), (0, 9), (0, 1), (1, 13), (1, 2), (2, 21), (2, 5))]
@@ -120,50 +118,51 @@ def ragged_batch(seed: int) -> Batch:
 
 
 def loss_of(module: nn.Module, micro: MicroBatch, weights: Tensor) -> Tensor:
-    own = weights[micro.index]
+    local_weights = weights[micro.index]
     if isinstance(module, ValueModel):
-        return ((module(micro.packed) - own) ** 2).sum()
-    found = module(micro.packed, 0.7)
-    ratio = (found.logprobs - found.logprobs.detach()).exp()
-    return -(own * ratio).sum() + 0.1 * (own.square() * found.logprobs.square()).sum() - 0.01 * found.entropy.sum()
-
-
-ALONE = RankGroup()
+        return ((module(micro.packed) - local_weights) ** 2).sum()
+    statistics = module(micro.packed, 0.7)
+    ratio = (statistics.logprobs - statistics.logprobs.detach()).exp()
+    return (
+        -(local_weights * ratio).sum()
+        + 0.1 * (local_weights.square() * statistics.logprobs.square()).sum()
+        - 0.01 * statistics.entropy.sum()
+    )
 
 
 @dataclass(frozen=True)
-class Way:
-    """How ranks come together in a step."""
+class Reduction:
+    """How the ranks of a step share micro-batches and reduce gradients."""
 
-    ranks: RankGroup = ALONE
+    ranks: RankGroup = field(default_factory=RankGroup)
     factor: float = 1.0
     finish: Callable[[Iterable[nn.Parameter]], None] = lambda parameters: None
 
 
-def steps(module: nn.Module, case: Case, way: Way) -> dict[str, list[float]]:
-    """Loss and gradient norm of each step."""
+def steps(module: nn.Module, case: Case, reduction: Reduction) -> dict[str, list[float]]:
+    """Return loss and gradient norm of each step."""
     optimizer = torch.optim.AdamW(module.parameters(), lr=RATE, eps=EPSILON, weight_decay=0.1)
-    told: dict[str, list[float]] = {"loss": [], "norm": []}
+    metrics: dict[str, list[float]] = {"loss": [], "norm": []}
     for step in range(STEPS):
         batch = ragged_batch(step)
         weights = torch.randn(len(batch.tokens), generator=torch.Generator().manual_seed(step))
         loss = 0.0
-        for dealt in way.ranks.assign(iter_micro_batches(batch, MicroBatchBudget(case.budget)), even=True):
-            part = loss_of(module, dealt.item, weights) * dealt.is_counted
-            (part * way.factor).backward()
+        for assigned in reduction.ranks.assign(iter_micro_batches(batch, MicroBatchBudget(case.budget)), even=True):
+            part = loss_of(module, assigned.item, weights) * assigned.is_counted
+            (part * reduction.factor).backward()
             loss += float(part.detach())
-        way.finish(module.parameters())
-        loss = way.ranks.all_reduce_dict({"loss": loss})["loss"]
+        reduction.finish(module.parameters())
+        loss = reduction.ranks.all_reduce_dict({"loss": loss})["loss"]
         norm = clip_dtensor_grad_norm(module.parameters(), 1.0)
-        told["loss"].append(loss)
-        told["norm"].append(float(norm))
+        metrics["loss"].append(loss)
+        metrics["norm"].append(float(norm))
         optimizer.step()
         optimizer.zero_grad()
-    return told
+    return metrics
 
 
-def make_module(case: Case) -> Any:
-    model = make_model(case)
+def build_module(case: Case) -> Any:
+    model = build_model(case)
     if case.lora:
         add_lora(model, LoraConfig(rank=4))
         for name, parameter in model.named_parameters():
@@ -176,7 +175,7 @@ def make_module(case: Case) -> Any:
     return critic
 
 
-def split(module: Any, case: Case, mesh: DeviceMesh) -> Way:
+def parallelize(module: Any, case: Case, mesh: DeviceMesh) -> Reduction:
     if case.tensor > 1:
         divide = apply_tensor_parallel_to_critic if case.critic else apply_tensor_parallel
         divide(module if case.critic else module.policy, mesh["tensor"], sequence=case.sequence)
@@ -184,15 +183,15 @@ def split(module: Any, case: Case, mesh: DeviceMesh) -> Way:
         mesh["context"].get_group(), mesh["ulysses"].get_group(), case.tensor if case.sequence else 1
     )
     if case.data == 1:
-        return Way(finish=summing(mesh))
-    sharing = mesh["data", "context", "ulysses"]._flatten("sharing")
-    shard(module, sharing)
+        return Reduction(finish=sum_gradients_over(mesh))
+    sharding_mesh = mesh["data", "context", "ulysses"]._flatten("sharding")
+    shard(module, sharding_mesh)
     data = mesh["data"]
-    return Way(RankGroup(data.get_local_rank(), data.size(), data.get_group()), float(sharing.size()))
+    return Reduction(RankGroup(data.get_local_rank(), data.size(), data.get_group()), float(sharding_mesh.size()))
 
 
-def summing(mesh: DeviceMesh) -> Callable[[Iterable[nn.Parameter]], None]:
-    """Gradients are summed over the ranks that share tokens."""
+def sum_gradients_over(mesh: DeviceMesh) -> Callable[[Iterable[nn.Parameter]], None]:
+    """Return a function that sums gradients over the ranks that share tokens."""
 
     def finish(parameters: Iterable[nn.Parameter]) -> None:
         for parameter in parameters:
@@ -217,81 +216,76 @@ def shard(module: Any, mesh: DeviceMesh) -> None:
     fully_shard(module, mesh=mesh)
 
 
-def gap(ours: Tensor, theirs: Tensor) -> float:
-    """Relative to the largest."""
-    return float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-12))
+def relative_difference(actual: Tensor, expected: Tensor) -> float:
+    """Return the largest difference relative to the largest expected value."""
+    return float((actual - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
 
 
 def run(case: Case) -> dict[str, Any]:
-    if case.pieces:
+    if case.chunked_logits:
         from quintet.policies import token_statistics
 
-        token_statistics.MAX_LOGITS_IN_MEMORY = 7 * VOCABULARY
+        token_statistics.MAX_LOGITS_IN_MEMORY = 7 * VOCAB_SIZE
     mesh = init_device_mesh(
         "cpu",
         (case.data, case.context, case.ulysses, case.tensor),
         mesh_dim_names=("data", "context", "ulysses", "tensor"),
     )
-    plain, module = make_module(case), make_module(case)
+    unsharded, module = build_module(case), build_module(case)
     if case.recompute:
         from quintet.policies.model_loading import enable_activation_checkpointing
 
         enable_activation_checkpointing(module.policy)
-    wanted = steps(plain, case, Way())
-    told = steps(module, case, split(module, case, mesh))
-    pairs = {key: gap(torch.tensor(told[key]), torch.tensor(wanted[key])) for key in wanted}
-    theirs = dict(plain.named_parameters())
-    whole = {name: gather_full_tensor(parameter.detach()) for name, parameter in module.named_parameters()}
-    assert whole.keys() == theirs.keys()
-    pairs["weights"] = max(gap(whole[name], theirs[name].detach()) for name in whole)
-    start = dict(make_module(case).named_parameters())
-    moved = max(gap(theirs[name].detach(), start[name].detach()) for name in theirs)
+    expected = steps(unsharded, case, Reduction())
+    metrics = steps(module, case, parallelize(module, case, mesh))
+    differences = {
+        key: relative_difference(torch.tensor(metrics[key]), torch.tensor(expected[key])) for key in expected
+    }
+    expected_weights = dict(unsharded.named_parameters())
+    full_weights = {name: gather_full_tensor(parameter.detach()) for name, parameter in module.named_parameters()}
+    assert full_weights.keys() == expected_weights.keys()
+    differences["weights"] = max(
+        relative_difference(full_weights[name], expected_weights[name].detach()) for name in full_weights
+    )
+    start = dict(build_module(case).named_parameters())
+    weight_change = max(
+        relative_difference(expected_weights[name].detach(), start[name].detach()) for name in expected_weights
+    )
     if case.tied and not case.critic:
         assert module.policy.lm_head.weight is module.policy.model.embed_tokens.weight
-    kept = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in module.parameters())
-    return pairs | {
-        "moved": moved,
-        "kept": kept / sum(p.numel() for p in theirs.values()),
-        "told": told,
-        "wanted": wanted,
+    num_local = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in module.parameters())
+    return differences | {
+        "weight_change": weight_change,
+        "parameter_share": num_local / sum(p.numel() for p in expected_weights.values()),
+        "metrics": metrics,
     }
 
 
-def gaps(size: int, cases: dict[str, Case], meeting: Path) -> dict[str, dict[str, Any]]:
-    """What `run` tells of each case in so many processes, by case; they have to tell the same."""
-    words = json.dumps({name: asdict(case) for name, case in cases.items()})
-    command = [sys.executable, __file__, words]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(size), str(meeting)], stdout=-1, text=True, env=environment)
-        for rank in range(size)
-    ]
-    try:
-        answers = [json.loads(rank.communicate(timeout=300)[0] or "{}") for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert answers[0].keys() == cases.keys()
-    for other in answers[1:]:
-        assert all(other[name]["told"] == answers[0][name]["told"] for name in cases)
-    return {name: answers[0][name] for name in cases}
+def run_cases(num_ranks: int, cases: dict[str, Case], directory: Path) -> dict[str, dict[str, Any]]:
+    """Return the results of `run` by case, on ranks whose metrics must agree; the rendezvous file is in `directory`."""
+    options = json.dumps({name: asdict(case) for name, case in cases.items()})
+    results = [json.loads(output) for output in run_ranks(__file__, num_ranks, directory, options)]
+    assert results[0].keys() == cases.keys()
+    for other in results[1:]:
+        assert all(other[name]["metrics"] == results[0][name]["metrics"] for name in cases)
+    return {name: results[0][name] for name in cases}
 
 
-def same(told: dict[str, Any]) -> None:
-    """Loss, gradient norm and weights are the plain model's."""
-    assert max(told["told"]["norm"]) > 0.1
-    assert told["moved"] > 1e-3
-    assert told["loss"] < 2e-6
-    assert told["norm"] < 2e-6
-    assert told["weights"] < 3e-5  # AdamW amplifies the rounding of gradients near 0, which depends on the CPU
+def assert_agrees(results: dict[str, Any]) -> None:
+    """Assert that loss, gradient norm and weights are those of the unsharded model."""
+    assert max(results["metrics"]["norm"]) > 0.1
+    assert results["weight_change"] > 1e-3
+    assert results["loss"] < 2e-6
+    assert results["norm"] < 2e-6
+    assert results["weights"] < 3e-5  # AdamW amplifies the rounding of gradients near 0, which depends on the CPU
 
 
-def main(cases: dict[str, dict[str, Any]], rank: int, size: int, meeting: Path) -> None:
+def main() -> None:
     torch.set_num_threads(1)
-    ranks = RankGroup.join(rank, size, meeting, timeout_seconds=60.0)
-    print(json.dumps({name: run(Case(**case)) for name, case in cases.items()}))
+    ranks, (cases,) = join_ranks()
+    print(json.dumps({name: run(Case(**options)) for name, options in json.loads(cases).items()}))
     ranks.destroy()
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    main()

@@ -11,7 +11,7 @@ from quintet.config.problems import ConfigProblem
 MEMORY_SHARE = "rollout.engine_options.memory_share"
 
 
-def device_sharing_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+def processes_per_device_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     """Yield components with several processes per device that cannot have them, and engines that take more than their
     device."""
     config = composed.experiment

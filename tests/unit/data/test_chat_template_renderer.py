@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from quintet.data import template_rendering
+from quintet.data import chat_template_renderer
+from quintet.data.chat_template_renderer import TemplateLimitError, TemplateRenderingError, render_chat_template
 from quintet.data.chat_templates import KEY, TEMPLATES, ChatTemplate
 from quintet.data.conversations import Conversation, ConversationFormat
 from quintet.data.prompt_format import PromptFormat
-from quintet.data.template_rendering import TemplateLimitError, TemplateRenderingError, render_chat_template
 from quintet.errors import ConfigError
 from quintet.policies.reward_model import _SequenceEncoder
 from quintet.policies.tiny_models import train_tokenizer
@@ -48,8 +48,8 @@ def tokenizer_with(template: str | None) -> Any:
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Processes of this test alone."""
-    started = template_rendering._Processes()
-    monkeypatch.setattr(template_rendering, "_processes", lambda: started)
+    started = chat_template_renderer._Processes()
+    monkeypatch.setattr(chat_template_renderer, "_processes", lambda: started)
     yield started
     if started._fork_server is not None:
         started._fork_server.close()
@@ -163,10 +163,10 @@ def test_idle_processes_that_died_are_replaced(processes: Any) -> None:
 def test_a_forked_process_has_processes_of_its_own() -> None:
     tokenizer = tokenizer_with("{{ messages[0].content }}")
     assert render_chat_template(tokenizer, TALK, add_generation_prompt=True) == TALK[0]["content"]
-    ours = template_rendering._processes()
+    ours = chat_template_renderer._processes()
     child = os.fork()
     if child == 0:
-        os._exit(0 if template_rendering._processes() is not ours else 1)
+        os._exit(0 if chat_template_renderer._processes() is not ours else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
