@@ -237,6 +237,7 @@ ROLL = [
     ["actor_train.training_args.gradient_accumulation_steps=7"],
     ["actor_train.training_args.per_device_train_batch_size=7"],
     [*FSDP, *CRITICS, "critic.training_args.gradient_accumulation_steps=5"],
+    ["actor_train.strategy_args.strategy_name=deepspeed_train"],
     # checks of the native run
     ["pretrain=null"],
     ["reference.model_args.dtype=fp32"],
