@@ -7,7 +7,7 @@ from typing import Any
 
 from quintet.config.dialects.dialect import Dialect, Reference, key_files
 from quintet.config.dialects.ledger import KeySpec, load_keys
-from quintet.config.dialects.roll.deepspeed import deepspeed_reference, deepspeed_workers
+from quintet.config.dialects.roll.deepspeed_keys import deepspeed_reference, deepspeed_workers
 from quintet.config.dialects.roll.earlier import newer_values
 from quintet.config.dialects.roll.key_values import VALUE_TYPES
 from quintet.config.dialects.roll.kinds import (
