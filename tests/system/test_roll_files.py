@@ -207,6 +207,30 @@ def test_an_rlvr_file_trains(quintet: Command, tmp_path: Path) -> None:
     assert (lines[1]["train/math_rule/groups"], lines[1]["train/contest/groups"]) == (2, 2)
 
 
+ZERO3 = {
+    "train_micro_batch_size_per_gpu": "auto",
+    "bf16": {"enabled": True},
+    "fp16": {"enabled": False, "loss_scale": 0, "initial_scale_power": 16},
+    "zero_optimization": {"stage": 3, "overlap_comm": True, "stage3_prefetch_bucket_size": "auto"},
+}
+
+
+def test_a_file_with_deepspeed_trains(quintet: Command, tmp_path: Path) -> None:
+    """The policy and its reference under DeepSpeed, by a section that the file refers to."""
+    prompts(tmp_path / "sums.jsonl", ("math",))
+    tree = {**rlvr({"math_rule": {}}, {"math_rule": 1.0}), "deepspeed_zero3": ZERO3}
+    tree |= {"use_kl_loss": True, "max_len_mask": False}
+    for worker, strategy in (("actor_train", "deepspeed_train"), ("reference", "deepspeed_infer")):
+        options = {"strategy_name": strategy, "strategy_config": "${deepspeed_zero3}"}
+        tree[worker] = {**tree[worker], "strategy_args": options}
+    training = {**tree["actor_train"]["training_args"], "lr_scheduler_type": "constant"}
+    tree["actor_train"] = {**tree["actor_train"], "training_args": training}
+    lines = trained(quintet, tmp_path, tree)
+    assert lines[1].get("train/failures", 0) == 0
+    assert "actor/kl_loss" in lines[2]
+    assert lines[2]["actor/lr"] == 1.0e-4
+
+
 JUDGE: dict[str, Any] = {
     "worker_cls": "roll.pipeline.rlvr.rewards.llm_judge_reward_worker.LLMJudgeRewardWorker",
     "judge_prompt": "Qwen2.5-7B-Instruct-RLVR-prompt",

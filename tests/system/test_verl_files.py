@@ -362,6 +362,77 @@ def test_on_policy_distillation_trains_with_a_teacher_on_its_own_device(place: P
     assert "model.embed_tokens.weight" in changed_weights(run)
 
 
+TITAN = f"""\
+TP_SIZE=${{TP_SIZE:-1}}
+AC_MODE=${{AC_MODE:-selective}}
+
+common_params=(
+    model_engine=torchtitan
+    algorithm.adv_estimator=grpo
+    data.train_batch_size=256
+    data.seed=42
+    {MODEL}.use_remove_padding=True
+    {ACTOR}.optim.lr=1e-6
+    {ACTOR}.optim.min_lr_factor=1.0
+    {ACTOR}.use_kl_loss=True
+    {ACTOR}.torchtitan.data_parallel_shard_size=1
+    {ACTOR}.torchtitan.tensor_parallel_size="${{TP_SIZE}}"
+    {ACTOR}.torchtitan.attn_type=flex
+    {ACTOR}.torchtitan.activation_checkpoint="${{AC_MODE}}"
+    {ACTOR}.torchtitan.use_torch_compile=False
+    {REF}.torchtitan.use_torch_compile=False
+    {REF}.log_prob_micro_batch_size_per_gpu=4
+    {ROLLOUT}.n=5
+    trainer.project_name='verl_grpo_example_gsm8k'
+    trainer.experiment_name=qwen3-0.6b-torchtitan
+    trainer.n_gpus_per_node=1
+)
+
+python3 -m verl.trainer.main_ppo "${{common_params[@]}}" $@
+"""
+VEOMNI = f"""\
+usp_size=${{usp_size:-1}}
+ACTOR_VEOMNI_CONFIG="
+    {ACTOR}.veomni.param_offload=True \\
+    {ACTOR}.veomni.optimizer_offload=True \\
+    {ACTOR}.veomni.enable_full_shard=True \\
+    {ACTOR}.veomni.ulysses_parallel_size=$usp_size \\
+    {ACTOR}.veomni.attn_implementation=flash_attention_2"
+
+python -m verl.trainer.main_ppo --config-path=./config --config-name=ppo_trainer \\
+    model_engine=veomni \\
+    algorithm.adv_estimator=grpo \\
+    {MODEL}.use_remove_padding=True \\
+    {ACTOR}.optim.lr=1e-6 \\
+    {ACTOR}.use_kl_loss=True \\
+    {REF}.log_prob_micro_batch_size_per_gpu=4 \\
+    {ROLLOUT}.n=5 \\
+    $ACTOR_VEOMNI_CONFIG \\
+    trainer.project_name=verl_grpo_qwen3_5_35b_a3b_geo3k \\
+    trainer.experiment_name=qwen3_5_35b_a3b_veomni_sp2 \\
+    trainer.n_gpus_per_node=8
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "size", "native"),
+    [
+        (TITAN, f"{ACTOR}.torchtitan.tensor_parallel_size=2", "actor.parallel.tensor"),
+        (VEOMNI, f"{ACTOR}.veomni.ulysses_parallel_size=2", "actor.parallel.ulysses"),
+    ],
+    ids=["torchtitan", "veomni"],
+)
+def test_grpo_on_another_training_engine_trains_on_two_ranks(place: Path, script: str, size: str, native: str) -> None:
+    """verl's scripts for TorchTitan, and `grpo_trainer/run_qwen3_5_35b_a3b_veomni.sh`, split over two ranks."""
+    run = trained(place, script, size, "trainer.n_gpus_per_node=2", command=TWO)
+    assert list(run.metrics) == [0, 1, 2]
+    assert all(run.metrics[step]["actor/grad_norm"] > 1e-3 for step in (1, 2))
+    assert run.metrics[2]["actor/kl_loss"] > 0
+    assert "model.layers.0.self_attn.q_proj.weight" in changed_weights(run)
+    assert (run.settings[native], run.settings[native.replace("actor", "reference")]) == (2, 2)
+    assert "actor.backend" not in run.settings, "FSDP2 is the default"
+
+
 ONE_STEP_OFF = GRPO.replace("verl.trainer.main_ppo", "verl.experimental.one_step_off_policy.main_ppo")
 FULLY_ASYNC = GRPO.replace("verl.trainer.main_ppo", "verl.experimental.fully_async_policy.fully_async_main")
 APART = ["trainer.n_gpus_per_node=1", "rollout.n_gpus_per_node=1"]

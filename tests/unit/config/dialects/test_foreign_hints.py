@@ -49,6 +49,9 @@ VERL = [
     [*MEGATRON, f"{A}.optim.min_lr=1.0"],
     [*MEGATRON, f"{A}.optim.min_lr=0.0", f"{A}.optim.lr_warmup_steps=10", f"{A}.optim.lr_decay_steps=5"],
     [*MEGATRON, f"{A}.optim.min_lr=0.0", f"{A}.optim.clip_grad=1.0", f"{A}.grad_clip=2.0"],
+    ["model_engine=veomni", GPUS, f"{A}.veomni.fsdp_size=3"],
+    ["model_engine=torchtitan", GPUS, f"{A}.torchtitan.data_parallel_shard_size=2"],
+    ["model_engine=torchtitan", GPUS, f"{A}.torchtitan.tensor_parallel_size=3"],
     # critic
     ["algorithm.adv_estimator=gae", "critic.ppo_epochs=7"],
     ["algorithm.adv_estimator=gae", "critic.strategy=megatron"],
@@ -94,6 +97,7 @@ VERL = [
     # fine-tuning
     ["model.partial_pretrain=DIRECTORY", "trainer.resume_mode=resume_path"],
     ["model.partial_pretrain=DIRECTORY", "data.custom_cls.path=x.py"],
+    ["model.partial_pretrain=DIRECTORY", "engine.strategy=automodel", "engine.dp_replicate_size=3"],
     # checks of the native run
     [f"{A}.strategy=megatron", f"{A}.optim.optimizer=muon"],
     [GPUS, f"{A}.fsdp_config.fsdp_size=3"],
@@ -241,6 +245,7 @@ ROLL = [
     ["actor_train.training_args.gradient_accumulation_steps=7"],
     ["actor_train.training_args.per_device_train_batch_size=7"],
     [*FSDP, *CRITICS, "critic.training_args.gradient_accumulation_steps=5"],
+    ["actor_train.strategy_args.strategy_name=deepspeed_train"],
     # checks of the native run
     ["pretrain=null"],
     ["reference.model_args.dtype=fp32"],

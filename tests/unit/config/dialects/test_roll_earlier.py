@@ -78,14 +78,3 @@ def test_newer_files_have_one_action_in_a_turn(tmp_path: Path) -> None:
     newer |= {"train_env_manager.num_groups_partition": [64], "val_env_manager.num_env_groups": 16}
     run = run_of(tmp_path, {**newer, "val_env_manager.num_groups_partition": [16], "enable_think": True})
     assert (run.rollout.max_actions_per_turn, run.rollout.max_turns, run.rollout.think) == (1, 5, False)
-
-
-def test_a_critic_under_deepspeed_waits_beside_a_policy_under_megatron(tmp_path: Path) -> None:
-    """The critic's options are DeepSpeed's, whose bf16 is a section, and not those of the policy's strategy."""
-    options = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3}}
-    workers = {
-        "actor_train.strategy_args": {"strategy_name": "megatron_train"},
-        "critic": {"strategy_args": {"strategy_name": "deepspeed_train", "strategy_config": options}},
-    }
-    found = converted(tmp_path, "roll", changed(FILE, {**workers, "adv_estimator": "gae"}))
-    assert any(problem.key == "critic.strategy_args.strategy_name" for problem in found.unsupported)

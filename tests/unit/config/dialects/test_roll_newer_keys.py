@@ -125,7 +125,6 @@ WAITING: list[tuple[str, Any, Capability]] = [
     ("train_infer_correction.filters", [{"enabled": True, "agg_type": "segment"}], Capability.TURN_RATIOS),
     ("dual_clip_loss", True, Capability.SEQUENCE_DUAL_CLIP),
     ("train_infer_correction.is_weight.weight_type", "segment", Capability.TURN_RATIOS),
-    ("actor_train.strategy_args.strategy_name", "deepspeed_train", Capability.DEEPSPEED),
 ]
 """Key, a value, and the capability for which it waits."""
 

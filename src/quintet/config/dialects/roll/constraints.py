@@ -6,6 +6,7 @@ from quintet.config.dialects.conversion import ForeignValues
 from quintet.config.dialects.ledger import load_keys
 from quintet.config.dialects.roll.agentic import env_problems
 from quintet.config.dialects.roll.algorithm import algorithm_problems
+from quintet.config.dialects.roll.deepspeed import deepspeed_problems
 from quintet.config.dialects.roll.judge import is_judge, judge_problems
 from quintet.config.dialects.roll.key_values import VALIDATION
 from quintet.config.dialects.roll.rewards import SHARES, domain_names
@@ -43,6 +44,7 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     yield from _critic_problems(values)
     for worker in present:
         yield from _unused_options(worker)
+        yield from deepspeed_problems(worker)
     if not malformed:
         splits = [problem for worker in present if worker.name in LEARNERS for problem in _split_problems(worker)]
         yield from splits

@@ -26,6 +26,7 @@ from quintet.config.dialects.ledger import load_constants
 from quintet.config.dialects.roll.agentic import envs_to_native
 from quintet.config.dialects.roll.algorithm import algorithm_from_native, algorithm_to_native
 from quintet.config.dialects.roll.constraints import conflicts as run_conflicts
+from quintet.config.dialects.roll.deepspeed import deepspeed_problems
 from quintet.config.dialects.roll.judge import served_devices
 from quintet.config.dialects.roll.key_values import VALIDATION
 from quintet.config.dialects.roll.kinds import Kind, kind_of
@@ -39,7 +40,7 @@ from quintet.config.dialects.roll.run_settings import (
     run_to_native,
     settings_from_native,
 )
-from quintet.config.dialects.roll.sft import distillation_to_native, sft_to_native
+from quintet.config.dialects.roll.sft import STUDENT, TEACHER, WORKER, distillation_to_native, sft_to_native
 from quintet.config.dialects.roll.unsupported_runs import refuse_unsupported_run
 from quintet.config.dialects.roll.workers import (
     STRATEGY,
@@ -80,6 +81,9 @@ VALIDATION_SAMPLING = (
     Same("validation.sampling.top_k", f"{VALIDATION}top_k", to_value=lambda top_k: max(0, top_k)),
 )
 
+STAGES = {Kind.SFT: (WORKER,), Kind.DISTILLATION: (STUDENT, TEACHER)}
+"""Workers of supervised runs."""
+
 
 def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield problems between keys.
@@ -90,7 +94,11 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     kind = _kind(values)
     refuse_unsupported_run(kind, values)
     yield from profile_problems(values)
-    yield from () if kind in (Kind.SFT, Kind.DISTILLATION) else run_conflicts(values)
+    if kind not in STAGES:
+        yield from run_conflicts(values)
+        return
+    for name in STAGES[kind]:
+        yield from deepspeed_problems(Worker(values, name))
 
 
 def _kind(values: ForeignValues) -> Kind:

@@ -7,6 +7,7 @@ from typing import Any
 
 from quintet.config.dialects.dialect import Dialect, Reference, key_files
 from quintet.config.dialects.ledger import KeySpec, load_keys
+from quintet.config.dialects.roll.deepspeed_keys import deepspeed_reference, deepspeed_workers
 from quintet.config.dialects.roll.earlier import newer_values
 from quintet.config.dialects.roll.key_values import VALUE_TYPES
 from quintet.config.dialects.roll.kinds import (
@@ -21,10 +22,8 @@ from quintet.config.dialects.roll.kinds import (
     variables,
 )
 from quintet.config.dialects.value_types import ANYTHING, SECTION, TEXT, ValueType, optional, parse_type
-from quintet.config.dotted import flatten, get_value
+from quintet.config.dotted import flatten
 
-DEEPSPEED = "deepspeed"
-"""Part of the names of its strategies."""
 _OPTIONS = "strategy_args.strategy_config"
 _SHARED = {
     f"reference.{_OPTIONS}": f"actor_train.{_OPTIONS}",
@@ -84,29 +83,26 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     references += tuple(
         Reference(f"{name} worker", partial(worker_specs, name)) for name in _WORKERS[kind] if name not in present
     )
-    if options := _deepspeed_sections(tree):
-        references = _with_deepspeed_options(references, options)
+    if zero := deepspeed_workers(tree):
+        references = _with_deepspeed_options(references, zero)
         # they are not documented as those of another worker, which has another strategy
-        shared = {section: section for section in options} | dict(shared)
+        own = {f"{name}.{_OPTIONS}": f"{name}.{_OPTIONS}" for name in zero}
+        shared = own | {section: other for section, other in shared.items() if section not in own}
     definitions = () if kind is Kind.AGENTIC else ENV_DEFINITIONS
     free = (*variables(tree), *definitions)
     undocumented = frozenset(key for name in free for key in _leaves(name, tree.get(name)))
     return replace(dialect, references=references, shared_sections=shared, undocumented=undocumented)
 
 
-def _deepspeed_sections(tree: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the options of workers under DeepSpeed."""
-    workers = [name for name in tree if DEEPSPEED in str(get_value(tree, f"{name}.strategy_args.strategy_name", ""))]
-    return tuple(f"{name}.{_OPTIONS}" for name in workers)
-
-
-def _with_deepspeed_options(references: tuple[Reference, ...], sections: tuple[str, ...]) -> tuple[Reference, ...]:
-    """Replace the options of workers under DeepSpeed, which waits, by free-form sections."""
-    effect = "Settings of DeepSpeed."
-    specs = tuple(KeySpec(key=key, effect=effect, value_type=SECTION, default=None) for key in sections)
+def _with_deepspeed_options(references: tuple[Reference, ...], workers: tuple[str, ...]) -> tuple[Reference, ...]:
+    """Replace the options of workers under DeepSpeed by its own."""
+    sections = tuple(f"{name}.{_OPTIONS}" for name in workers)
     prefixes = tuple(f"{section}." for section in sections)
-    others = (reference.filtered(lambda spec: not spec.key.startswith(prefixes)) for reference in references)
-    return (Reference("DeepSpeed", lambda: specs), *others)
+
+    def is_other(spec: KeySpec) -> bool:
+        return spec.key not in sections and not spec.key.startswith(prefixes)
+
+    return (*map(deepspeed_reference, workers), *(reference.filtered(is_other) for reference in references))
 
 
 def _sections(references: Collection[Reference]) -> set[str]:

@@ -8,6 +8,7 @@ from quintet.config.dialects.conversion_rules import Derived
 from quintet.config.dialects.ledger import load_constants
 from quintet.config.dialects.roll.agentic import num_updates
 from quintet.config.dialects.roll.algorithm import kl_to_native
+from quintet.config.dialects.roll.deepspeed import deepspeed_to_native
 from quintet.config.dialects.roll.workers import (
     ACCUMULATION,
     LEARNERS,
@@ -136,6 +137,7 @@ def _strategy_to_native(worker: Worker, native: NativeBuilder) -> None:
         if (shard_dtype := values.native(dtype)) is not None:
             is_models = shard_dtype == (native.get(f"{target}.dtype") or native.get("policy.dtype"))
             native.set(f"{target}.sharding.parameter_dtype", None if is_models else shard_dtype, dtype)
+    deepspeed_to_native(worker, native)
     granularity = worker.option("recompute_granularity")
     if worker.strategy == "megatron" and (worker.name == "actor_train" or values.is_set(granularity)):
         native.set(f"{target}.megatron.recompute_granularity", values[granularity], granularity)

@@ -5,6 +5,7 @@ from typing import Any
 
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.conversion import ForeignValues, NativeBuilder, as_list
+from quintet.config.dialects.roll.deepspeed import deepspeed_to_native
 from quintet.config.dialects.roll.run_settings import run_to_native
 from quintet.config.dialects.roll.workers import ACCUMULATION, MICRO_BATCH, STRATEGY, STRATEGY_OPTIONS, Worker
 
@@ -50,6 +51,7 @@ def distillation_to_native(values: ForeignValues, native: NativeBuilder) -> None
     mapping = worker.key("device_mapping")
     if values[mapping] is not None and worker.devices != Worker(values, STUDENT).devices:
         native.require(mapping, Capability.ROLL_LEARNERS)
+    deepspeed_to_native(worker, native)
     native.set("reference.inference_budget.sequences", worker.training_argument(MICRO_BATCH), micro_batch)
     for key, field in DIVERGENCE.items():
         native.set(f"sft.distillation.{field}", float(values[key]), key)
@@ -104,6 +106,7 @@ def _training_to_native(worker: Worker, native: NativeBuilder) -> None:
     dtype = DTYPES.get(values[worker.key("model_args.dtype")], "bfloat16")
     native.set("policy.dtype", dtype, worker.key("model_args.dtype"))
     epochs = values[f"{arguments}num_train_epochs"]
+    deepspeed_to_native(worker, native)
     native.set("sft.epochs", max(1, int(epochs or 1)), f"{arguments}num_train_epochs")
     _optimizer_to_native(values, arguments, native)
 

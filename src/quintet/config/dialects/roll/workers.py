@@ -9,6 +9,7 @@ from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, Na
 from quintet.config.dialects.ledger import KeySpec, load_keys
 from quintet.config.dialects.roll.algorithm import needs_reference, trains_critic
 from quintet.config.dialects.roll.device_mapping import parse_device_mapping
+from quintet.config.dialects.value_types import ValueType
 from quintet.config.dotted import is_inside
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.placement import PlacementConfig
@@ -32,6 +33,7 @@ _SPLITS = {
         f"{STRATEGY_OPTIONS}.context_parallel_size",
     ),
     "fsdp2": ("model_args.ulysses_size",),
+    "deepspeed": ("model_args.ulysses_size",),
 }
 """Keys by which a model is split, by strategy. Expert-parallel devices train on different sequences."""
 IGNORED = (
@@ -72,7 +74,7 @@ class Worker:
 
     @property
     def strategy(self) -> str:
-        """`megatron`, `fsdp2`, `hf`, `vllm` or `sglang`, for training and for inference."""
+        """`megatron`, `fsdp2`, `deepspeed`, `hf`, `vllm` or `sglang`, for training and for inference."""
         return strategy_kind(self.values[self.key(STRATEGY)])
 
     @property
@@ -178,7 +180,11 @@ def ineffective_worker_keys(values: ForeignValues) -> Iterator[str]:
 
 def applies_to(spec: KeySpec, strategy: str) -> bool:
     """Whether a key has an effect with a strategy."""
-    return spec.only_if is None or strategy_kind(spec.only_if[1]) == strategy
+    if spec.only_if is None:
+        return True
+    needed = spec.only_if[1]
+    names = needed.choices if isinstance(needed, ValueType) else (needed,)
+    return strategy in map(strategy_kind, names)
 
 
 def strategy_kind(strategy_name: str) -> str:

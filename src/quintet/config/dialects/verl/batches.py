@@ -38,6 +38,8 @@ class PassKeys:
     """Tokens on one GPU."""
     ulysses: str
     """GPUs that share one sequence."""
+    section: str = field(kw_only=True)
+    """Section with the sizes by which the learner is split."""
     has_backward: bool = field(default=False, kw_only=True)
     """Passes with a backward pass must fill whole optimizer steps."""
 
@@ -64,7 +66,15 @@ def _pass_keys(
     per_gpu, total = (f"{section}.{prefix}_{size}" for size in ("micro_batch_size_per_gpu", "micro_batch_size"))
     dynamic = f"{section}.use_dynamic_bsz" if has_backward else f"{section}.{prefix}_use_dynamic_bsz"
     tokens, ulysses = f"{section}.{prefix}_max_token_len_per_gpu", f"{trainer}.ulysses_sequence_parallel_size"
-    return PassKeys(tuple(native), per_gpu, total, dynamic, tokens, ulysses, has_backward=has_backward)
+    return PassKeys(tuple(native), per_gpu, total, dynamic, tokens, ulysses, section=trainer, has_backward=has_backward)
+
+
+_SPLITS = {
+    "veomni": ("ulysses_parallel_size",),
+    "torchtitan": ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"),
+}
+"""Sizes by which VeOmni and TorchTitan split a sequence or a copy of the weights. The first one multiplies the tokens
+of a pass."""
 
 
 _POLICY = _pass_keys(["actor.budget"], ACTOR, ACTOR, "ppo", has_backward=True)
@@ -158,10 +168,18 @@ def _num_replicas(values: ForeignValues, keys: PassKeys) -> int:
 
 
 def _model_size(values: ForeignValues, keys: PassKeys) -> int:
-    """Return the number of GPUs that share one sequence, or one copy of the weights under Megatron."""
+    """Return the number of GPUs that share one sequence, or one copy of the weights under Megatron and TorchTitan."""
+    if engine_keys := _engine_keys(values, keys):
+        return math.prod(int(values[key] or 1) for key in engine_keys)
     if values[f"{ACTOR}.strategy"] != "megatron":
         return int(values[keys.ulysses])
     return math.prod(int(values[_megatron_key(keys, size)] or 1) for size in ("tensor", "pipeline", "context"))
+
+
+def _engine_keys(values: ForeignValues, keys: PassKeys) -> tuple[str, ...]:
+    """Return the keys by which VeOmni or TorchTitan splits a learner; none under other engines."""
+    engine = values[f"{ACTOR}.strategy"]
+    return tuple(f"{keys.section}.{engine}.{name}" for name in _SPLITS.get(engine, ()))
 
 
 def _megatron_key(keys: PassKeys, size: str) -> str:
@@ -179,6 +197,8 @@ def batch_problems(values: ForeignValues, step: StepSize, *, critic: bool, refer
 
 def _token_problems(values: ForeignValues, step: StepSize, keys: PassKeys) -> Iterator[ConfigProblem]:
     ulysses = int(values[keys.ulysses]) * int(values[_megatron_key(keys, "context")] or 1)
+    if engine_keys := _engine_keys(values, keys):
+        ulysses = int(values[engine_keys[0]] or 1)
     follows_policy = keys is not _POLICY and values[_POLICY.dynamic] and not values.is_set(keys.tokens)
     if values[keys.tokens] * ulysses < step.max_tokens and not follows_policy:
         lengths = values.describe(*step.max_tokens_from)
@@ -223,7 +243,7 @@ def _split_problems(values: ForeignValues, step: StepSize) -> Iterator[ConfigPro
     gpus, source = num_gpus(values), values.describe(*GPUS)
     engine = (f"{ROLLOUT}.tensor_model_parallel_size",) if values[f"{ROLLOUT}.name"] != "hf" else ()
     separate = filter(values.is_set, (_REFERENCE.ulysses, "critic.ulysses_sequence_parallel_size"))
-    for key in (_POLICY.ulysses, *separate):
+    for key in _engine_keys(values, _POLICY) or (_POLICY.ulysses, *separate):
         yield from values.divisor_problems(key, gpus, f"GPU{'s' if gpus > 1 else ''}, from {source}")
     for key in engine:
         count, keys = num_engine_gpus(values), ENGINE_KEYS if has_separate_engines(values) else GPUS

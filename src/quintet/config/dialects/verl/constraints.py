@@ -10,6 +10,7 @@ from quintet.config.dialects.verl.key_values import UNCLIPPED
 from quintet.config.dialects.verl.objective import objective_problems
 from quintet.config.dialects.verl.run_settings import run_problems
 from quintet.config.dialects.verl.separate_engines import is_fully_async, prompts_per_step
+from quintet.config.dialects.verl.training_engines import training_engine, training_engine_problems
 from quintet.config.problems import ConfigProblem
 
 PROMPTS, SAMPLES, MINI_BATCH = "data.train_batch_size", f"{ROLLOUT}.n", f"{ACTOR}.ppo_mini_batch_size"
@@ -40,6 +41,7 @@ def shared_problems(
     `samples` is the key of the samples to compare.
     """
     advantage = config_class(ADVANTAGE, values.native(ESTIMATOR))
+    yield from training_engine_problems(values)
     yield from batch_problems(values, step, critic=advantage.uses_values, reference=has_reference)
     # with one sample to a prompt, verl takes their rewards as advantages
     takes_rewards = values.native(ESTIMATOR) in REWARDS_OF_SINGLES
@@ -58,7 +60,7 @@ def shared_problems(
 
 def _missing_keys(values: ForeignValues) -> Iterator[ConfigProblem]:
     padding = f"{MODEL}.use_remove_padding"
-    for section in (ACTOR, REF):
+    for section in (ACTOR, REF) if training_engine(values) is None else ():
         ulysses = f"{section}.ulysses_sequence_parallel_size"
         follows_actor = section == REF and not values.is_set(ulysses)
         if values[ulysses] > 1 and not values[padding] and not follows_actor:

@@ -49,7 +49,7 @@ from quintet.config.dialects.verl.separate_engines import (
     placement_problems,
     separate_engines_to_native,
 )
-from quintet.config.dialects.verl.sft import sft_from_native, sft_to_native
+from quintet.config.dialects.verl.sft import automodel_problems, sft_from_native, sft_to_native
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.training import TrainingConfig
 from quintet.config.problems import ConfigProblem
@@ -85,7 +85,7 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
         source = values.source(OUTPUT_PATH)
         raise UnsupportedRunError(f"{values.describe(OUTPUT_PATH)} {Capability.GENERATION.refusal()}", source=source)
     if kind != "ppo":
-        yield from run_problems(values) if kind == "sft" else ()
+        yield from (*run_problems(values), *automodel_problems(values)) if kind == "sft" else ()
         return
     if values[ESTIMATOR] is None:
         problem = f"a run without advantages {Capability.RECIPES.refusal()}"

@@ -24,6 +24,7 @@ NATIVE_DEFAULTS = {"critic": CriticConfig().model_dump()}
 OPTIMIZER = "critic.optimizer."
 INDEPENDENT_KEYS = (
     *("optim.", "fsdp_config.", "model.fsdp_config.", "fsdp.", "megatron.", "grad_clip", "strategy"),
+    *("veomni.", "torchtitan."),
     *("use_torch_compile", "checkpoint."),
     *("ppo_micro_batch_size", "use_dynamic_bsz", "ppo_max_token_len_per_gpu", "ulysses_sequence_parallel_size"),
     *("model.path", "model.enable_", "model.use_remove_padding"),
@@ -73,7 +74,7 @@ def critic_to_native(values: ForeignValues, native: NativeBuilder) -> None:
         ("critic.backend", STRATEGY, f"{ACTOR}.strategy"),
     ):
         key = critic_key if values[critic_key] else shared_key
-        native.set(target, values[key], key)
+        native.set(target, values.native(key), key)
     native.set("critic.memory.remove_padding", bool(values[PADDING]), PADDING)
     if values.is_set(PATH) and values[PATH] != values[f"{MODEL}.path"]:
         native.set("critic.path", values[PATH], PATH)

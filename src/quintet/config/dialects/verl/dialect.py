@@ -47,9 +47,11 @@ WAITING: tuple[tuple[re.Pattern[str], Capability], ...] = tuple(
         (r"actor_rollout_ref\.model\.lora\..*", Capability.LORA_OPTIONS),
         (r"actor_rollout_ref\.ref\.model\.override_config\..*", Capability.MODEL_CONFIGS),
         (r"reward_model\.model\.type", Capability.REWARD_ENGINES),
-        (r"(.*\.)?engine\..*|optim\.(init_lr_ratio|master_weights|store_param_remainders)", Capability.BACKENDS),
-        (r"optim\.(eps|master_weight_dtype|wd_incr_style)", Capability.BACKENDS),
-        (r"(.*\.)?(veomni|torchtitan|automodel|mindspeed|mlite)\..*|.*\.impl_cfg\..*", Capability.BACKENDS),
+        (
+            r"(.*\.)?engine\..*|optim\.(lr_min|lr_start|lr_decay_ratio|name|eps|decay_type|min_lr_factor)",
+            Capability.BACKENDS,
+        ),
+        (r"(.*\.)?(mindspeed|mlite)\..*|.*\.impl_cfg\..*", Capability.BACKENDS),
         (r".*\.wrap_policy\.transformer_layer_cls_to_wrap", Capability.BACKENDS),
         (r".*\.turbo_config\..*|(actor_rollout_ref\.actor|critic)\.optim\..*", Capability.BACKENDS),
         (r".*\.(megatron|override_\w+_config)\..*", Capability.MEGATRON_OPTIONS),
@@ -72,6 +74,13 @@ DECIDING = (
 )
 """Keys that decide what is trained, and how: they are never left out."""
 _ACTOR = "actor_rollout_ref.actor"
+AUTOMODEL = "automodel"
+TRAINING_ENGINES = ("veomni", "torchtitan")
+"""Values of `actor.strategy` that have sections of their own, besides Megatron."""
+_OF_FSDP = re.compile(r".*\.fsdp_config\..*|critic\.fsdp\..*|.*\.ulysses_sequence_parallel_size")
+"""Keys that only FSDP reads."""
+_FSDP_OPTIMIZER = ("min_lr_ratio", "num_cycles", "warmup_style", "optimizer", "optimizer_impl", "zero_indexed_step")
+"""Keys of FSDP's optimizer that those of VeOmni and TorchTitan lack."""
 MULTI_TURN = "actor_rollout_ref.rollout.multi_turn"
 REPLY_FILES = ("tool_config_path", "function_tool_path", "interaction_config_path")
 REPLY_LIMITS = tuple(f"{MULTI_TURN}.{key}" for key in ("max_assistant_turns", "max_user_turns"))
@@ -122,7 +131,8 @@ def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference
         if get_value(tree, OUTPUT_PATH) is not None:
             return key_files("verl", ["verl_generation"])
         if "model" in tree or "optim" in tree:
-            return (dialect.reference("verl_sft_trainer"), *_sft_run(ppo))
+            tuning = (dialect.reference("verl_sft_trainer"), *_sft_run(ppo))
+            return _with_automodel(tuning) if AUTOMODEL in _sft_engines(tree) else tuning
         data = tree.get("data")
         if isinstance(data, Mapping) and ("path" in data or "response_key" in data):
             return (dialect.reference("verl_evaluation"), *key_files("verl", ["verl_evaluation_newer"]))
@@ -140,10 +150,33 @@ def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference
         ]
     if get_value(tree, OUTPUT_PATH) is not None:
         newer += [key_files("verl", ["verl_generation"])[0].filtered(lambda spec: spec.key == OUTPUT_PATH)]
-    if get_value(tree, f"{_ACTOR}.strategy", strategy) == "megatron" or engine == "mindspeed":
-        megatron = _with_megatron_optimizer(newer[0], dialect.reference("verl_megatron_optim"))
-        return (*megatron, *newer[1:], *key_files("verl", ["verl_megatron_optim_newer"]))
-    return (*newer, *key_files("verl", ["verl_fsdp_optim"]))
+    backend = "megatron" if engine == "mindspeed" else get_value(tree, f"{_ACTOR}.strategy", strategy)
+    return _of_backend(dialect, newer, backend)
+
+
+def _of_backend(dialect: Dialect, references: Sequence[Reference], backend: str) -> tuple[Reference, ...]:
+    """Return the references with the keys of the backend that trains, and of its optimizer."""
+    if backend == "megatron":
+        megatron = _with_megatron_optimizer(references[0], dialect.reference("verl_megatron_optim"))
+        return (*megatron, *references[1:], *key_files("verl", ["verl_megatron_optim_newer"]))
+    references = (*references, *key_files("verl", ["verl_fsdp_optim"]))
+    return _with_training_engine(references, backend) if backend in TRAINING_ENGINES else references
+
+
+def _with_training_engine(references: Iterable[Reference], engine: str) -> tuple[Reference, ...]:
+    """Return the references with the keys of VeOmni or TorchTitan in place of those of FSDP."""
+    condition = (f"{_ACTOR}.strategy", parse_type("one of fsdp | fsdp2"))
+    unread = {"native": (), "computed": False, "requires": None, "noop": (), "only_if": condition}
+    dropped = {f"{section}.optim.{key}" for section in (_ACTOR, "critic") for key in _FSDP_OPTIMIZER}
+    # TorchTitan has a key of its own for it
+    checkpointing = "actor_rollout_ref.model.enable_gradient_checkpointing" if engine == "torchtitan" else None
+
+    def changed(spec: KeySpec) -> KeySpec:
+        is_unread = spec.key == checkpointing or _OF_FSDP.fullmatch(spec.key)
+        return spec.model_copy(update=unread) if is_unread else spec
+
+    own = key_files("verl", [f"verl_{engine}_optim", f"verl_{engine}"])
+    return (*own, *(each.filtered(lambda spec: spec.key not in dropped).mapped(changed) for each in references))
 
 
 def _with_replies(spec: KeySpec, tree: Mapping[str, Any]) -> KeySpec:
@@ -236,6 +269,25 @@ def _sft_run(ppo: Reference) -> tuple[Reference, ...]:
         return next((other for other in run.load() if other.key == spec.key), spec)
 
     return ppo.filtered(lambda spec: spec.key in _SFT_KEYS).mapped(replaced), run, engine
+
+
+def _sft_engines(tree: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the values of the keys that name the engine of fine-tuning."""
+    return tuple(get_value(tree, key) for key in ("engine.strategy", "model.strategy"))
+
+
+def _with_automodel(references: Iterable[Reference]) -> tuple[Reference, ...]:
+    """Return the references of fine-tuning with the keys of Automodel, in whose place FSDP2 shards."""
+
+    def changed(spec: KeySpec) -> KeySpec:
+        if spec.key == "model.strategy":
+            return spec.model_copy(update={"native_values": {"fsdp2": "fsdp2", AUTOMODEL: "fsdp2"}})
+        # Automodel has a key of its own for it
+        is_unread = spec.key == "model.enable_gradient_checkpointing"
+        condition = ("model.strategy", parse_type("one of fsdp | fsdp2"))
+        return spec.model_copy(update={"native": (), "only_if": condition}) if is_unread else spec
+
+    return (*key_files("verl", ["verl_sft_automodel"]), *(reference.mapped(changed) for reference in references))
 
 
 def _with_megatron_optimizer(ppo: Reference, megatron: Reference) -> tuple[Reference, Reference]:

@@ -13,6 +13,7 @@ from quintet.config.dialects.verl.critic import critic_from_native, critic_to_na
 from quintet.config.dialects.verl.key_values import UNCLIPPED
 from quintet.config.dialects.verl.objective import loss_to_native, objective_from_native, objective_to_native
 from quintet.config.dialects.verl.release import release_from_native, release_to_native
+from quintet.config.dialects.verl.training_engines import training_engine, training_engines_to_native
 from quintet.config.native.experiment import Experiment
 
 STEPS = f"{ACTOR}.optim.total_training_steps"
@@ -42,6 +43,7 @@ def learning_to_native(values: ForeignValues, native: NativeBuilder) -> None:
         _megatron_optimizer_to_native(values, native, learner, section)
     objective_to_native(values, native)
     release_to_native(values, native)
+    training_engines_to_native(values, native)
 
 
 def _generation_to_native(values: ForeignValues, native: NativeBuilder) -> None:
@@ -59,9 +61,10 @@ def _generation_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 
 
 def _warmup_to_native(values: ForeignValues, native: NativeBuilder, learner: str, section: str) -> None:
-    """Set warm-up steps, or else the share of all steps; under Megatron 0 steps mean that the share counts."""
+    """Set warm-up steps, or else the share of all steps; under Megatron 0 steps mean that the share counts, and under
+    VeOmni any number of them does."""
     steps, ratio = f"{section}.lr_warmup_steps", f"{section}.lr_warmup_steps_ratio"
-    warmup = -1 if values[steps] is None else values[steps]
+    warmup = -1 if values[steps] is None or training_engine(values) == "veomni" else values[steps]
     is_number = warmup > 0 or (warmup == 0 and not _has_megatron_optimizer(values))
     share = 0.0 if is_number else float(values[ratio] or 0.0)
     total = values[f"{section}.lr_decay_steps"] or values[STEPS] or -1

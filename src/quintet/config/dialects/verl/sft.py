@@ -1,16 +1,19 @@
 """Conversion of verl's `sft_trainer.yaml`: supervised fine-tuning on conversations from files."""
 
 import math
+from collections.abc import Iterator
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder, as_list
 from quintet.config.dialects.conversion_rules import Derived, Same, lora_section
 from quintet.config.dialects.verl.batches import GPUS, num_gpus
 from quintet.config.dialects.verl.key_values import parse_betas
 from quintet.config.dialects.verl.run_settings import DATA_RULES, run_from_native, run_to_native
+from quintet.config.problems import ConfigProblem
 
 PARALLEL_SIZES = ("tensor", "pipeline", "context", "ulysses")
 DYNAMIC, TOKENS = "data.use_dynamic_bsz", "data.max_token_len_per_gpu"
 SHARDS = "engine.use_distributed_optimizer"
+REPLICATE = "engine.dp_replicate_size"
 DECAY, KEPT = "optim.lr_decay_style", "trainer.max_ckpt_to_keep"
 RULES = (
     Derived("external_libs", ("model.external_lib",), as_list, lambda modules: (modules[0] if modules else None,)),
@@ -61,6 +64,9 @@ def _least_devices(values: ForeignValues, native: NativeBuilder) -> int:
     if num_gpus(values) > 1:
         return 1
     least = math.prod(int(native.get(f"actor.parallel.{size}") or 1) for size in PARALLEL_SIZES)
+    if REPLICATE in values.dialect.specs():
+        split = values["engine.tp_size"] * values["engine.pp_size"]
+        least = split * math.lcm(least // split, values["engine.ep_size"])
     if least > 1:
         native.remarks.append(f"{GPUS[1]} is 1: using {least}, the least that the parallel sizes need")
     return least
@@ -71,6 +77,9 @@ def _engine_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     if values[DYNAMIC]:
         native.set("sft.sequences_per_pass", None, DYNAMIC)
         native.set("training.micro_batch_tokens", values[TOKENS], TOKENS, DYNAMIC)
+    if REPLICATE in values.dialect.specs():
+        _automodel_to_native(values, native)
+        return
     rate, ratio, minimum = values["optim.lr"], values["optim.min_lr_ratio"], values["optim.min_lr"]
     final = (ratio or 0.0) if minimum is None else min(1.0, minimum / rate)
     native.set("sft.optimizer.min_learning_rate_ratio", final, "optim.min_lr_ratio", "optim.min_lr")
@@ -80,6 +89,34 @@ def _engine_to_native(values: ForeignValues, native: NativeBuilder) -> None:
         native.set("actor.megatron.use_distributed_optimizer", values[SHARDS], SHARDS)
     if values[KEPT] is not None:
         native.set("checkpoint.keep", values[KEPT], KEPT)
+
+
+def _automodel_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set what several keys of Automodel decide."""
+    sequence, tensor = "engine.sequence_parallel", "engine.tp_size"
+    native.set("actor.parallel.sequence", values[sequence] and values[tensor] > 1, sequence, tensor)
+    context = values["engine.cp_size"]
+    ranks = num_gpus(values) // (values[tensor] * values["engine.pp_size"] * context)
+    copies = values[REPLICATE]
+    native.set("actor.sharding.group_size", ranks // copies * context if copies > 1 else None, REPLICATE, *GPUS)
+    start, final = (f"optim.{name}_lr_ratio" for name in ("init", "min"))
+    first = 0.1 if values[start] is None else values[start]
+    native.set("sft.optimizer.warmup_start", first * values["optim.lr"], start, "optim.lr")
+    last = 0.01 if values[final] is None else values[final]
+    native.set("sft.optimizer.min_learning_rate_ratio", last, final)
+    if values[KEPT] is not None:
+        native.set("checkpoint.keep", values[KEPT], KEPT)
+
+
+def automodel_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+    """Yield a number of copies that the GPUs do not make up."""
+    if REPLICATE not in values.dialect.specs() or values[REPLICATE] == 1:
+        return
+    sizes = ("engine.tp_size", "engine.pp_size", "engine.cp_size")
+    devices = math.prod(values[key] for key in (REPLICATE, *sizes))
+    if num_gpus(values) % devices:
+        problem = f"with {values.describe(*sizes)} needs a multiple of {devices} GPUs: {values.describe(*GPUS)}"
+        yield values.problem(REPLICATE, problem, f"for example {GPUS[1]}={devices}")
 
 
 def sft_from_native(foreign: ForeignBuilder) -> None:
