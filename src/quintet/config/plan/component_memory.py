@@ -378,15 +378,16 @@ def _engine(placed: PlacedModel) -> MemoryUse:
     cache_per_request = tokens * (placed.shape.cache_numbers(parallelism.tensor) * width // parallelism.pipeline)
     slots = config.rollout.max_concurrent
     if options.prompts_per_device is not None:
-        slots = min(slots, options.prompts_per_device * training.samples_per_group)
+        slots = min(slots, options.prompts_per_device * config.samples_per_prompt)
     if config.rollout.engine == "hf":
         cache_per_request = int(HF_SLOTS_PER_REQUEST * cache_per_request)
         slots = slots if budget is None else max(0, min(slots, (budget - weights) // cache_per_request))
-        shared = placed.component.num_processes == 1 and width == 4
+        shared = placed.component.num_processes == 1 and width == 4 and config.generation is None
         return MemoryUse(weights=0 if shared else weights, cache=slots * cache_per_request)
     if budget is not None:
         return MemoryUse(weights=weights, cache=max(0, budget - weights))
-    episodes = -(-training.groups_per_step * training.samples_per_group // placed.component.copies)
+    prompts = training.groups_per_step if config.generation is None else config.generation.batch_size
+    episodes = -(-prompts * config.samples_per_prompt // placed.component.copies)
     return MemoryUse(weights=weights, cache=min(slots, episodes) * cache_per_request)
 
 
