@@ -77,6 +77,7 @@ REPLY_FILES = ("tool_config_path", "function_tool_path", "interaction_config_pat
 REPLY_LIMITS = tuple(f"{MULTI_TURN}.{key}" for key in ("max_assistant_turns", "max_user_turns"))
 OUTPUT_PATH = "data.output_path"
 """The file of responses, which only runs that generate them have."""
+TEMPERATURE = "actor_rollout_ref.rollout.temperature"
 _SFT_KEYS = frozenset(
     (
         *(f"data.{key}" for key in ("train_files", "val_files", "prompt_key", "image_key", "train_batch_size")),
@@ -137,6 +138,7 @@ def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference
             *key_files("verl", ["verl_fully_async"]),
         ]
     if get_value(tree, OUTPUT_PATH) is not None:
+        newer = [reference.mapped(_of_generation) for reference in newer]
         newer += [key_files("verl", ["verl_generation"])[0].filtered(lambda spec: spec.key == OUTPUT_PATH)]
     if get_value(tree, f"{_ACTOR}.strategy", strategy) == "megatron" or engine == "mindspeed":
         megatron = _with_megatron_optimizer(newer[0], dialect.reference("verl_megatron_optim"))
@@ -152,6 +154,14 @@ def _with_replies(spec: KeySpec, tree: Mapping[str, Any]) -> KeySpec:
     others = (functions, users) if spec.key in REPLY_LIMITS else (functions,)
     other = next((key for key in others if get_value(tree, key)), file)
     return spec.model_copy(update={"only_if": (other, spec.only_if[1])})
+
+
+def _of_generation(spec: KeySpec) -> KeySpec:
+    """Return a key for `main_generation_server`, where a temperature of 0 is greedy."""
+    if spec.key == TEMPERATURE:
+        changes = {"value_type": parse_type("number >= 0"), "native": ("rollout.temperature",), "computed": True}
+        return spec.model_copy(update=changes)
+    return spec
 
 
 def without_tools(spec: KeySpec) -> KeySpec:
@@ -215,13 +225,13 @@ def _in_actor(key: str) -> str:
 SFT_TRAINERS = ("verl.trainer.fsdp_sft_trainer", "verl.trainer.sft_trainer", "verl.trainer.sft_trainer_ray")
 FULLY_ASYNC = tuple(f"{package}.fully_async_policy.fully_async_main" for package in ("verl.experimental", "recipe"))
 ONE_STEP_OFF = tuple(f"{package}.one_step_off_policy.main_ppo" for package in ("verl.experimental", "recipe"))
+GENERATION = "verl.trainer.main_generation"
 OTHER_TRAINERS = ("verl.trainer.main_ppo_sync", "verl.trainer.main_ppo_v0", "recipe.dapo.main_dapo")
 """Further modules that train by `ppo_trainer.yaml`."""
 
 MISSING_TRAINERS = tuple(
     (re.compile(pattern), capability)
     for pattern, capability in (
-        (r"verl\.trainer\.main_generation(_server)?", Capability.GENERATION),
         (r"(.*\.)?(fully_async|one_step_off)\w*\..*", Capability.ASYNC_TRAINERS),
         (r"recipe\..*|verl\.experimental\..*|(.*\.)?main_ppo_split", Capability.RECIPES),
     )
@@ -254,12 +264,15 @@ VERL = Dialect(
     trainers=(
         "verl.trainer.main_ppo",
         "verl.trainer.main_eval",
+        GENERATION,
+        f"{GENERATION}_server",
         *SFT_TRAINERS,
         *OTHER_TRAINERS,
         *ONE_STEP_OFF,
         *FULLY_ASYNC,
     ),
     program_files={
+        GENERATION: ("generation", {}),
         **{trainer: ("sft_trainer_engine", {}) for trainer in SFT_TRAINERS[1:]},
         **{trainer: ("one_step_off_ppo_trainer", {}) for trainer in ONE_STEP_OFF},
         **{trainer: ("fully_async_ppo_trainer", {}) for trainer in FULLY_ASYNC},
@@ -274,7 +287,7 @@ VERL = Dialect(
         "one_step_off_ppo_trainer": _ONE_STEP_OFF_FILE,
         "one_step_off_ppo_megatron_trainer": {"model_engine": "megatron", **_ONE_STEP_OFF_FILE},
         "sft_trainer_engine": {"data": {"val_files": None}},
-        "generation": {},
+        "generation": {"data": {"output_path": "/opt/tiger/math_Qwen2-7B-Instruct.parquet"}},
     },
     waits_for=waits_for,
     deciding=DECIDING,
