@@ -20,11 +20,11 @@ DIRECTORY_KEYS = ("trainer.experiment_name", "trainer.default_local_dir")
 READ = ("data.", "policy.", "rollout.", "placement.", "seed")
 """Native keys, or sections, that a run which only generates reads."""
 UNREAD = (
-    *(f"data.{key}" for key in ("filter_long_prompts", "train_rows", "dataset_class")),
+    *(f"data.{key}" for key in ("filter_long_prompts", "train_rows", "dataset_class", "image_key")),
     *(f"rollout.{key}" for key in ("tool_calls", "interactions", "async_ratio", "partial", "max_staleness")),
     *("rollout.recompute_logprobs", "rollout.engine_options.sleep_between_steps", "policy.freeze_router"),
 )
-"""Keys of these sections that only training reads; `main_generation_server` takes all rows of the files."""
+"""Keys of these sections that only training reads; `main_generation_server` takes the messages of all rows."""
 FILES = file_list("data.train_files", "data.train_files")
 
 
