@@ -17,6 +17,7 @@ from quintet.cli.main import main
 from quintet.config.dialects.registry import DIALECTS
 from quintet.config.dialects.releases import all_keys
 from quintet.config.plan.placement import check_placement
+from quintet.policies.tiny_models import create_preset_policy
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,6 +48,10 @@ def write_files(page: Path, directory: Path) -> None:
         (directory / name).write_text(text)
 
 
+MODEL = "models/mine"
+"""Directory of a model in commands of pages."""
+
+
 LONG = ("train", "sft", "view")
 """Commands that tests/system runs; here they only have to begin."""
 
@@ -62,6 +67,8 @@ def test_the_commands_of_a_page_do_what_it_says(
     """One after another, in a directory that has the examples, the files of the page, and nothing else."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     write_files(page, tmp_path)
+    if MODEL in page.read_text():
+        create_preset_policy("numbers-1m", tmp_path / MODEL, ["3 + 4 = ? Write the result: <answer> 7 </answer>"], 0)
     monkeypatch.chdir(tmp_path)
     for line in commands(page):
         variables, _, arguments = line.partition("quintet ")

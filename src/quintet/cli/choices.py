@@ -199,7 +199,7 @@ def _missing_package(composed: ComposedConfig, key: str, name: object, package: 
 
 def _learners(config: Experiment) -> list[str]:
     """Return the learners of the run."""
-    if config.evaluation is not None:
+    if config.evaluation is not None or config.generation is not None:
         return []
     has_rl = config.sft_only is None
     present = {"critic": config.needs_critic, "reference": config.needs_reference}

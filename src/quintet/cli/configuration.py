@@ -35,7 +35,7 @@ def generation_settings(model: str, *, has_run: bool) -> dict[str, Any]:
     """Return the settings of commands that only generate with a model in one process: how it was trained does not
     matter. `has_run` tells whether they change the configuration of a run."""
     settings: dict[str, Any] = {"policy.preset": None, "policy.path": model, "resume": "never", "placement": {}}
-    settings |= dict.fromkeys(("warm_start", "sft", "evaluation"))
+    settings |= dict.fromkeys(("warm_start", "sft", "evaluation", "generation"))
     for learner in ("actor", "critic", "reference"):
         settings |= {f"{learner}.{key}": value for key, value in LEARNER_DEFAULTS.items()}
     if not has_run:

@@ -149,16 +149,9 @@ def _evaluate_config(composed: ComposedConfig, options: EvalOptions, console: Co
 def _evaluate_config_model(composed: ComposedConfig, options: EvalOptions, console: Console) -> Evaluation:
     """Evaluate the configuration's model on its held-out prompts or environment with `validation.sampling`."""
     from quintet.pipelines.evaluate import evaluate_model
-    from quintet.pipelines.model_lookup import find_configured_model
+    from quintet.pipelines.model_lookup import with_configured_model
 
-    config, sources = composed.experiment, dict(composed.provenance)
-    path = find_configured_model(config, warn)
-    if config.policy.path is None or path != Path(config.policy.path):
-        sources |= {"policy.path": "checkpoint", "policy.preset": "checkpoint"}
-    # adapters are already merged into the model of a checkpoint
-    lora = config.policy.lora if config.policy.path is not None and path == Path(config.policy.path) else None
-    policy = config.policy.model_copy(update={"path": str(path), "preset": None, "lora": lora})
-    with_model = replace(composed, experiment=config.model_copy(update={"policy": policy}), provenance=sources)
+    with_model = with_configured_model(composed, warn)
     return evaluate_model(_with_options(with_model, options), _statistics(composed, options), console)
 
 
@@ -306,7 +299,7 @@ def _model_overrides(target: str, source: StoredModel | None, options: EvalOptio
         "validation.sampling.temperature": temperature,
     }
     if options.data is not None:
-        settings |= _data_settings(options, config)
+        settings |= data_settings(options.data, config, options.limit)
     else:
         settings |= _env_settings(options) if options.env is not None else _size_settings(options)
     if options.max_tokens is not None:
@@ -314,15 +307,15 @@ def _model_overrides(target: str, source: StoredModel | None, options: EvalOptio
     yield from as_overrides(settings)
 
 
-def _data_settings(options: EvalOptions, config: Path | None) -> dict[str, Any]:
+def data_settings(data: str, config: Path | None, limit: int | None = None) -> dict[str, Any]:
     """Return the settings for a data file; the run's column names apply unless they describe SFT conversations."""
     settings: dict[str, Any] = {
         "envs": {},
         "env.name": "prompts",
-        "data.train_files": [options.data],
-        "data.validation_files": [options.data],
+        "data.train_files": [data],
+        "data.validation_files": [data],
         "data.weights": [],
-        "data.validation_rows": options.limit,
+        "data.validation_rows": limit,
     }
     if config is None or read_file(config, {}).get("sft") is not None:
         settings |= {"rollout.max_response_tokens": ANSWER_TOKENS, "rollout.max_prompt_tokens": PROMPT_TOKENS}

@@ -15,6 +15,7 @@ from quintet.cli.options import (
     DialectName,
     EvalOptions,
     FitOptions,
+    GenerateOptions,
     MaxRestarts,
     Overrides,
     RayAddress,
@@ -158,6 +159,35 @@ def evaluate(
     from quintet.cli.evaluate import run
 
     raise typer.Exit(run(*split(target, overrides), dialect, unknown_keys, options, as_json=as_json))
+
+
+@app.command()
+@with_options
+def generate(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CONFIG|MODEL",
+            help="Configuration with `generation`; or with --data a model, checkpoint or run directory.",
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    *,
+    options: GenerateOptions,
+    dialect: DialectName = None,
+    unknown_keys: UnknownKeys = "refuse",
+    ray: RayAddress = None,
+    max_restarts: MaxRestarts = 3,
+) -> None:
+    """Generate responses to a file of prompts, and write them beside the prompts."""
+    from quintet.cli.generate import as_config, run
+
+    source = as_config(*split(target, overrides), dialect, options)
+    if ray is not None:
+        from quintet.cli import ray_launch
+
+        raise typer.Exit(ray_launch.run("generate", ray, *source, dialect, unknown_keys, max_restarts))
+    raise typer.Exit(run(*source, dialect, unknown_keys))
 
 
 @app.command()

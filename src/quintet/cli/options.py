@@ -134,6 +134,25 @@ class EvalOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class GenerateOptions:
+    """Options of `quintet generate` with a model in place of a configuration."""
+
+    data: Annotated[str | None, typer.Option(metavar="FILE", help="Data file with prompts for the model.")] = None
+    output: Annotated[
+        str | None, typer.Option("-o", "--output", metavar="FILE", help="Parquet or JSON Lines file to write.")
+    ] = None
+    samples: Annotated[int | None, typer.Option(help="Responses per prompt (default: 1).", min=1)] = None
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy (default: the run's, else 1).", min=0.0)] = None
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Maximum tokens per response (default: the run's, else 512).", min=1)
+    ] = None
+
+    def given(self) -> Iterator[str]:
+        """Yield the options that were given, as spelled on the command line."""
+        yield from (f"--{each.name.replace('_', '-')}" for each in fields(self) if getattr(self, each.name) is not None)
+
+
+@dataclass(frozen=True, slots=True)
 class ServeOptions:
     """Options of `quintet serve`; None takes the value of the run's configuration or the default."""
 

@@ -106,6 +106,11 @@ def _arithmetic_rows(plan: RunPlan) -> Iterator[Row]:
     if config.evaluation is not None:
         yield "prompts", _number(numbers["rows"]), "with stored responses"
         yield "k", ", ".join(map(str, numbers["samples"])), "of pass@k and maj@k, up to the number of responses"
+    elif config.generation is not None:
+        samples = _counted(config.generation.samples, "sample")
+        yield "prompts", _number(numbers["prompts"]), "of the data files"
+        yield "responses", _number(numbers["responses"]), f"{samples} of each prompt"
+        yield "batches", _number(numbers["batches"]), f"of {config.generation.batch_size:,} prompts"
     elif config.sft_only is not None:
         yield from _sft_rows(plan)
     elif numbers:

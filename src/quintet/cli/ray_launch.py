@@ -1,4 +1,4 @@
-"""`quintet train --ray` and `quintet sft --ray`: start the ranks of a run through Ray."""
+"""`--ray` of `quintet train`, `sft` and `generate`: start the ranks of a run through Ray."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Literal
 
+from quintet.cli import generate
 from quintet.cli.configuration import inspect_config
 from quintet.cli.ranks import hide_other_gpus
 from quintet.cli.sft import check_sft
@@ -22,7 +23,7 @@ JOB_ENDPOINTS = ("http://", "https://")
 
 
 def run(
-    command: Literal["train", "sft"],
+    command: Literal["train", "sft", "generate"],
     address: str,
     config: str | None,
     overrides: Sequence[str],
@@ -43,6 +44,8 @@ def run(
     composed = inspect_config(config, list(overrides), dialect, unknown_keys).composed
     if command == "sft":
         check_sft(composed)
+    if command == "generate" or composed.experiment.generation is not None:
+        composed = generate.prepared(composed)
     check_placement(composed)
     options = ["--unknown-keys", unknown_keys, *(["--dialect", dialect] if dialect else [])]
     arguments = [command, *(word for word in (config, *overrides) if word is not None), *options]

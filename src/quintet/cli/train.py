@@ -12,13 +12,17 @@ from quintet.config.torchrun import current_rank
 
 
 def run(config: str | None, overrides: list[str], dialect: str | None, unknown_keys: str) -> int:
-    """Check the configuration, then train; a configuration with only an `sft` section is fine-tuned."""
+    """Check the configuration, then train, fine-tune (with only an `sft` section) or generate (with `generation`)."""
     composed = load_config(config, overrides, dialect, unknown_keys)
     sft = composed.experiment.sft
     if sft is not None and not sft.then_reinforce:
         from quintet.cli.sft import run_composed
 
         return run_composed(composed)
+    if composed.experiment.generation is not None:
+        from quintet.cli import generate
+
+        return generate.run_composed(composed)
     check_choices(composed)
     check_placement(composed)
     check_images(composed)

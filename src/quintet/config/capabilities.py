@@ -91,7 +91,6 @@ class Capability(StrEnum):
     SCHEDULES = "further schedules of the learning rate"
     TRACKERS = "trackers of ROLL's platform"
     RECORDED_ROLLOUTS = "recorded rollouts"
-    GENERATION = "runs that only generate responses to a file of prompts"
     RECIPES = "trainers of verl's recipes and experiments"
     PROMPTS = "a run on prompts instead of environments"
     """Not missing: of keys that a run in environments does not read."""

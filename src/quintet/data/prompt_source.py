@@ -179,6 +179,10 @@ class PromptRows:
                 raise _missing_user(location, name, self._users)
         return prompt_row
 
+    def source_row(self, number: int) -> Mapping[str, Any]:
+        """Return all columns of a row."""
+        return self._rows[number]
+
     def domain(self, number: int) -> str | None:
         """Return the domain of a row, None if it belongs to none."""
         return self._reader.domain(self._rows[number])

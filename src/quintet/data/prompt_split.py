@@ -131,6 +131,14 @@ class PromptSplit:
             extra["full_prompts"] = self._source.text(prompt_row)
         return replace(prompt_row, extra={**prompt_row.extra, **extra}) if extra else prompt_row
 
+    def source_row(self, row: int) -> Mapping[str, Any]:
+        """Return all columns of a row.
+
+        Raises:
+            ConfigError: the row cannot be read.
+        """
+        return self._source.source_row(int(self._row_numbers[row]))
+
     def __iter__(self) -> Iterator[PromptRow]:
         return (self[row] for row in range(len(self)))
 

@@ -178,13 +178,14 @@ def _write_arrow(file: Any, output: Path) -> None:
     import pyarrow as pa
 
     # an Arrow file has one dictionary per column, but each row group may have another one
-    schema = pa.schema([_without_dictionary(field) for field in file.schema_arrow])
+    schema = pa.schema([without_dictionary(field) for field in file.schema_arrow])
     with pa.OSFile(str(output), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         for batch in file.iter_batches(REWRITE_BATCH_ROWS):
             writer.write_batch(batch.cast(schema))
 
 
-def _without_dictionary(field: pa.Field) -> pa.Field:
+def without_dictionary(field: pa.Field) -> pa.Field:
+    """Return a column with the type of its values, if they are stored in a dictionary."""
     import pyarrow as pa
 
     return field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field

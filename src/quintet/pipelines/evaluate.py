@@ -16,8 +16,7 @@ from quintet.envs.mixed_env import build_run_envs
 from quintet.errors import ConfigError
 from quintet.pipelines.evaluation_results import Evaluation, ResultWriter, Statistics, finish_results, open_results
 from quintet.pipelines.stored_responses import StoredResponses
-from quintet.policies.lora import add_lora, merge_adapters
-from quintet.policies.model_loading import load_model, load_tokenizer
+from quintet.policies.model_loading import load_tokenizer
 from quintet.policies.reward_model import import_libraries
 from quintet.records import Response, RewardResult, Trajectory
 from quintet.rollout.agent_loop import AgentLoop
@@ -39,8 +38,7 @@ from quintet.rollout.multi_turn_loop import build_prompt_loop
 from quintet.rollout.sampling_params import SamplingParams, check_tokens, validation_prompts, validation_sampling
 from quintet.rollout.single_turn_loop import SingleTurnLoop
 from quintet.runtime.components import stop_token_ids
-from quintet.runtime.device import move_to_engine_device
-from quintet.runtime.engines import engine_setup
+from quintet.runtime.engines import engine_setup, load_merged_model
 from quintet.runtime.process_settings import configure_process
 from quintet.runtime.reward_scorer import build_reward_scorer
 from quintet.seeds import derive_seed
@@ -293,12 +291,8 @@ def _load_policy(config: Experiment) -> _Policy:
     """Load the model at `policy.path`."""
     configure_process(config)
     directory, trusted = Path(str(config.policy.path)), config.policy.trust_remote_code
-    model = load_model(directory, trust_remote_code=trusted, overrides=config.policy.overrides)
-    adapters = config.policy.lora if config.policy.lora and config.policy.lora.path else None
-    if adapters:
-        add_lora(model, adapters)
-        merge_adapters(model)
-    move_to_engine_device(model, config)
+    model = load_merged_model(config, directory)
+    adapters = config.policy.lora and config.policy.lora.path
     tokenizer = load_tokenizer(
         config.policy.tokenizer or directory,
         trust_remote_code=trusted or config.policy.trust_tokenizer_code,

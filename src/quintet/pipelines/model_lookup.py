@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from quintet.config.composed import ComposedConfig
 from quintet.config.native.experiment import Experiment
 from quintet.errors import ConfigError, MachineError
 from quintet.tracking.run_directory import RunDirectory
@@ -49,9 +50,31 @@ def find_model(location: str, warn: Callable[[str], None] = warnings.warn) -> St
     )
 
 
-def find_configured_model(config: Experiment, warn: Callable[[str], None] = warnings.warn) -> Path:
+def with_configured_model(
+    composed: ComposedConfig, warn: Callable[[str], None] = warnings.warn, purpose: str = "evaluate"
+) -> ComposedConfig:
+    """Return the configuration with the model of `find_configured_model` as `policy.path`.
+
+    Raises:
+        ConfigError: there is no model.
+        MachineError: the checkpoint is damaged.
+    """
+    config, sources = composed.experiment, dict(composed.provenance)
+    path = find_configured_model(config, warn, purpose)
+    is_initial = config.policy.path is not None and path == Path(config.policy.path)
+    if not is_initial:
+        sources |= {"policy.path": "checkpoint", "policy.preset": "checkpoint"}
+    # adapters are already merged into the model of a checkpoint
+    lora = config.policy.lora if is_initial else None
+    policy = config.policy.model_copy(update={"path": str(path), "preset": None, "lora": lora})
+    return replace(composed, experiment=config.model_copy(update={"policy": policy}), provenance=sources)
+
+
+def find_configured_model(
+    config: Experiment, warn: Callable[[str], None] = warnings.warn, purpose: str = "evaluate"
+) -> Path:
     """Return the model of a configuration: the checkpoint that `resume` names, `policy.path`, or the last good
-    checkpoint of the run of that name; `warn` gets a message for each newer one.
+    checkpoint of the run of that name; `warn` gets a message for each newer one. `purpose` is what it is for.
 
     Raises:
         ConfigError: there is none of these.
@@ -66,7 +89,7 @@ def find_configured_model(config: Experiment, warn: Callable[[str], None] = warn
         return find_model(str(run.path), warn).policy
     missing = "resume=never ignores the checkpoints" if config.resume == "never" else "there is no checkpoint"
     raise ConfigError(
-        f"no model to evaluate: policy.path is null, and {missing} in {run.checkpoints}",
+        f"no model to {purpose}: policy.path is null, and {missing} in {run.checkpoints}",
         key="policy.path",
         hint="policy.path=DIRECTORY policy.preset=null, or run `quintet train` first, and then with resume=auto",
     )

@@ -110,7 +110,7 @@ def max_concurrent_requests(config: Experiment) -> int:
     """Return the maximum number of requests that an engine decodes at the same time in training."""
     prompts = config.rollout.engine_options.prompts_per_device
     limit = config.rollout.max_concurrent
-    return limit if prompts is None else min(limit, prompts * config.training.samples_per_group)
+    return limit if prompts is None else min(limit, prompts * config.samples_per_prompt)
 
 
 def validation_prompts(config: Experiment, num_held_out: int) -> int:

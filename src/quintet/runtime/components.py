@@ -88,7 +88,7 @@ def build_components(
     model = learners.actor.model
     tokenizer = load_policy_tokenizer(config, policy, model.config.get_text_config().vocab_size)
     check_tokens(config, model.config.get_text_config().vocab_size)
-    engines, weight_sync = _build_engines(config, policy, tokenizer, learners, controller)
+    engines, weight_sync = build_engines(config, policy, tokenizer, learners, controller)
     chat = None if prompts else _chat(config, tokenizer, model)
     envs: AgentLoop | SingleTurnLoop
     if chat is not None:
@@ -121,10 +121,14 @@ def build_components(
     )
 
 
-def _build_engines(
+def build_engines(
     config: Experiment, policy: Path, tokenizer: Any, learners: LearnerGroup, controller: Controller
 ) -> tuple[RoutedEngines, WeightSync]:
-    """Return the engines of all ranks, and how they get the actor's weights."""
+    """Build the engines of all ranks; return them, and how they get the actor's weights.
+
+    Raises:
+        ConfigError: the engine is unknown, or the KV cache of one request does not fit.
+    """
     standalone = controller.build_standalone_engines(config, policy, learners.actor)
     remote = controller.build_remote_engines(config, policy)
     engines = [*remote.engines(), *standalone.engines()]

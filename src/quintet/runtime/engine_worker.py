@@ -14,8 +14,9 @@ from quintet.rollout.engines.engine import Engine, take_steps
 from quintet.rollout.engines.restarting_engine import FATAL_ERRORS, engine_failure
 from quintet.rollout.engines.weight_verification import read_weights
 from quintet.runtime.engines import engine_builder_of_rank, load_policy_tokenizer, ranks_per_engine
-from quintet.runtime.local_learners import LocalLearners
+from quintet.runtime.groups import PolicyGroup
 from quintet.runtime.remote_interface import STEPS_PER_CALL, EngineAction, EngineReport, EngineWorker
+from quintet.training.parallel.process_group import RankGroup
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,12 +33,20 @@ class EngineWorkerOfRank(EngineWorker, Protocol):
         """Release the engine; a dead one may fail to close."""
 
 
+class PolicyOfRank(PolicyGroup, Protocol):
+    """The policy on one rank, trained or frozen."""
+
+    @property
+    def ranks(self) -> RankGroup:
+        """The rank among those with the policy."""
+
+
 class RankWithoutEngine:
     """`EngineWorker` of a rank whose device belongs to the engine of another rank."""
 
     max_model_len = 0
 
-    def __init__(self, learners: LocalLearners) -> None:
+    def __init__(self, learners: PolicyOfRank) -> None:
         self._learners = learners
 
     def step(self, requests: Mapping[str, Sequence[Request]]) -> EngineReport | None:
@@ -60,7 +69,7 @@ class RankWithoutEngine:
         """There is nothing to release."""
 
 
-def gather_rest(learners: LocalLearners, weights: Iterable[tuple[str, Tensor]]) -> None:
+def gather_rest(learners: PolicyOfRank, weights: Iterable[tuple[str, Tensor]]) -> None:
     """Take part in gathering the remaining tensors, as all ranks must."""
     if not learners.has_full_weights:
         for _ in weights:
@@ -147,7 +156,7 @@ class EngineRunner:
 class LocalEngineWorker:
     """See `EngineWorker`."""
 
-    def __init__(self, build_engine: Callable[[], Engine], learners: LocalLearners) -> None:
+    def __init__(self, build_engine: Callable[[], Engine], learners: PolicyOfRank) -> None:
         self._runner = EngineRunner(build_engine)
         self._learners = learners
 
@@ -182,7 +191,7 @@ class LocalEngineWorker:
         self._runner.close()
 
 
-def build_engine_worker(config: Experiment, policy: Path, learners: LocalLearners) -> EngineWorkerOfRank:
+def build_engine_worker(config: Experiment, policy: Path, learners: PolicyOfRank) -> EngineWorkerOfRank:
     """Build this rank's engine with the model at `policy`, if it has one.
 
     Raises:

@@ -13,6 +13,7 @@ from quintet.config.native.rollout import EngineConfig
 from quintet.config.plan.placement import place_components
 from quintet.config.plan.process_layout import process_layout
 from quintet.errors import ConfigError
+from quintet.policies.lora import add_lora, merge_adapters
 from quintet.policies.model_loading import load_model, load_tokenizer
 from quintet.rollout.engines.engine import ENGINES, Engine, EngineSetup
 from quintet.rollout.engines.grammars import GrammarCompiler
@@ -20,7 +21,7 @@ from quintet.rollout.engines.hf.memory import max_seqs_in_memory
 from quintet.rollout.sampling_params import max_concurrent_requests, max_model_len
 from quintet.runtime.device import move_to_engine_device
 from quintet.runtime.dtypes import stored_dtype, with_dtypes
-from quintet.runtime.groups import LearnerGroup
+from quintet.runtime.groups import PolicyGroup
 from quintet.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def local_engine_builder(
 
 
 def engine_builder_of_rank(
-    config: Experiment, policy: Path, learners: LearnerGroup, tokenizer: Any
+    config: Experiment, policy: Path, learners: PolicyGroup, tokenizer: Any
 ) -> Callable[[], Engine]:
     """Return a function that builds the engine of a rank with learners: on the learner's own model, or on a copy if its
     weights are sharded; raises as `local_engine_builder` does."""
@@ -162,6 +163,19 @@ def load_engine_model(config: Experiment, policy: Path) -> PreTrainedModel:
     """
     trusted, overrides = config.policy.trust_remote_code, config.policy.overrides
     return move_to_engine_device(load_model(policy, trust_remote_code=trusted, overrides=overrides), config)
+
+
+def load_merged_model(config: Experiment, policy: Path) -> PreTrainedModel:
+    """Load a model that is not trained, with the adapters at `policy.lora.path` merged into it.
+
+    Raises:
+        MachineError: the directory contains no model.
+    """
+    model = load_model(policy, trust_remote_code=config.policy.trust_remote_code, overrides=config.policy.overrides)
+    if config.policy.lora is not None and config.policy.lora.path is not None:
+        add_lora(model, config.policy.lora)
+        merge_adapters(model)
+    return move_to_engine_device(model, config)
 
 
 def ranks_per_engine(config: Experiment) -> int | None:

@@ -22,6 +22,30 @@ from quintet.training.protocols import Actor, Critic, LogProbScorer
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedModel
+
+
+class Policy(Protocol):
+    """A policy whose weights engines load."""
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """This process's model."""
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield full tensors under Hugging Face names."""
+
+
+class PolicyGroup(Protocol):
+    """The policy on all ranks, trained or frozen."""
+
+    @property
+    def has_full_weights(self) -> bool:
+        """Whether each rank holds all of the policy's weights, so that an engine in its process can share them."""
+
+    @property
+    def actor(self) -> Policy:
+        """The policy."""
 
 
 class LearnerGroup(Protocol):

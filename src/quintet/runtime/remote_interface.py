@@ -50,7 +50,8 @@ class ComponentBuilder(Protocol):
     """Interface of a worker itself."""
 
     def build_learners(self, config: Experiment, policy: Path, *, sft: bool = False) -> None:
-        """Build the actor from the model at `policy`; with `sft` the learner of supervised fine-tuning."""
+        """Build the actor from the model at `policy`; with `sft` the learner of supervised fine-tuning. A run that only
+        generates has a frozen policy instead."""
 
     def build_engine(self, config: Experiment, policy: Path) -> int:
         """Build the rank's engine with the model at `policy`, after the learners; return its context in tokens, 0 if

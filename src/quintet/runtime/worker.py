@@ -13,6 +13,7 @@ from quintet import trace
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.tracking import ProfileConfig
 from quintet.runtime.engine_worker import EngineWorkerOfRank, build_engine_worker
+from quintet.runtime.frozen_policy import FrozenPolicyOfRank
 from quintet.runtime.judge_servers import LOOPBACK, JudgeServers
 from quintet.runtime.local_learners import LocalLearners
 from quintet.runtime.process_settings import configure_process, seed_torch
@@ -37,7 +38,7 @@ class Worker:
         self._ranks = ranks
         self._address = address
         self._judges: JudgeServers | None = None
-        self._learners: LocalLearners | None = None
+        self._learners: LocalLearners | FrozenPolicyOfRank | None = None
         self._engine: EngineWorkerOfRank | None = None
         self._robots: LocalRobotWorker | None = None
         self._profiler: RankProfiler | None = None
@@ -48,6 +49,9 @@ class Worker:
             seed_torch(config)
         self.close()
         self._learners = None  # free the learners of an earlier phase first
+        if config.generation is not None:
+            self._learners = FrozenPolicyOfRank.build(config, policy, self._ranks)
+            return
         build = build_sft_learners if sft else LocalLearners.build
         self._learners = build(config, policy, self._ranks)
 

@@ -11,11 +11,11 @@ from hint_cases import HintCase, case, name_of, sites_without_case
 from saved_checkpoints import save_checkpoint
 
 from quintet import hardware
-from quintet.cli import choices, evaluate, ray_launch
+from quintet.cli import choices, evaluate, generate, ray_launch
 from quintet.cli.choices import check_choices
 from quintet.cli.configuration import inspect_config
 from quintet.cli.main import app
-from quintet.cli.options import EvalOptions
+from quintet.cli.options import EvalOptions, GenerateOptions
 from quintet.cli.sft import check_sft
 from quintet.config.compose import load_experiment
 from quintet.config.problems import raise_problems
@@ -67,6 +67,20 @@ def evaluated(options: tuple[str | None, EvalOptions]) -> None:
 
 def translated(dialect: str | None) -> None:
     evaluate._check_model_options("model", dialect, EvalOptions(data="rows.jsonl"), from_files=True)
+
+
+def generated(target_and_options: tuple[str | None, GenerateOptions]) -> None:
+    """The options of `quintet generate`."""
+    target, options = target_and_options
+    generate.as_config(target, [], None, options)
+
+
+def generated_in(dialect: str | None) -> None:
+    generate.as_config("model", [], dialect, GenerateOptions("rows.jsonl", "x.jsonl"))
+
+
+def to_generate(words: list[str]) -> None:
+    generate.prepared(load_experiment(None, ["env.name=prompts", "policy.path=model", *words]))
 
 
 def limited(overrides: list[str]) -> None:
@@ -136,6 +150,26 @@ CASES = [
     case(planned, ["resume=nver"], "did you mean never?", ["resume=never"]),
     case(planned, ["policy.path=modell"], "did you mean model?", ["policy.path=model"]),
     case(planned, ["policy.path=zzzzzzz"], "set it to a directory with config.json and weights", ["policy.path=model"]),
+    # generation
+    case(
+        generated,
+        ("model", GenerateOptions(output="x.jsonl")),
+        "quintet generate MODEL --data FILE --output FILE",
+        ("model", GenerateOptions("rows.jsonl", "x.jsonl")),
+    ),
+    case(
+        generated,
+        (None, GenerateOptions("rows.jsonl", "x.jsonl")),
+        "quintet generate MODEL --data FILE -o FILE",
+        ("model", GenerateOptions("rows.jsonl", "x.jsonl")),
+    ),
+    case(generated_in, "verl", "remove --dialect", None),
+    case(
+        to_generate,
+        [],
+        "generation.output_path=FILE.parquet; or quintet generate MODEL",
+        ["generation.output_path=FILE.parquet"],
+    ),
     # options of all commands
     case(command, "plan env_config.yaml", "give the run script or the list of overrides beside it", "plan lake.txt"),
     case(command, "plan --dialect verl", "name the file: CONFIG --dialect verl", "plan verl.yaml --dialect verl"),

@@ -83,7 +83,8 @@ def test_what_another_framework_can_say_it_says(path: Path, dialect: str, tmp_pa
     if not can_say(dialect, found):
         with pytest.raises(ConfigError) as error:
             translate(found.composed, DIALECTS[dialect])
-        assert error.value.key in ("env.name", "env.simulator", "envs", "sft", "sft.episodes", "evaluation")
+        stages = ("sft", "sft.episodes", "evaluation", "generation")
+        assert error.value.key in ("env.name", "env.simulator", "envs", *stages)
         return
     translation = translate(found.composed, DIALECTS[dialect])
     (tmp_path / "there.yaml").write_text(translation.text())

@@ -195,6 +195,13 @@ CASES = [
     ["rollout.interactions.file=nowhere.yaml", *PROMPTS],
     ["rollout.interactions.file=users.yaml", *PROMPTS],
     ["rollout.tool_calls.file=tools.yaml", *PROMPTS],
+    # generation
+    ["generation.output_path=x.parquet"],
+    ["generation.output_path=x.parquet", "sft.batch=2", *PROMPTS],
+    ["generation.output_path=x.parquet", "evaluation.path=x.parquet", *PROMPTS],
+    ["generation.output_path=x.parquet", "rollout.tool_calls.tools={calculator: {}}", *PROMPTS],
+    ["generation.output_path=x.parquet", "rollout.interactions.users={gsm8k: {}}", *PROMPTS],
+    ["generation={output_path: x.parquet, samples: 2}", "rollout.do_sample=false", *PROMPTS],
     # domains of prompts
     ["data.domains={a: {share: 0.5}, b: {share: 0.5}}", "data.weights=[1.0]", *PROMPTS],
     ["data.domains={a: {share: 0.5}, b: {share: 0.9}}", *PROMPTS],

@@ -94,6 +94,7 @@ NEEDED = {
     "reward.overlong.": ["reward.overlong.buffer=1"],
     "data.domains.*.": ["data.domains.*.share=1.0"],
     "evaluation.": ["evaluation.path=x"],
+    "generation.": ["generation.output_path=x.parquet", "env.name=prompts", "data.train_files=[x.jsonl]"],
     "env.service.": ["env.service.urls=[http://127.0.0.1:1]"],
     "validation.simulator.service.": ["validation.simulator.service.urls=[http://127.0.0.1:1]"],
     "envs.*.env.service.": ["envs.*.env.service.urls=[http://127.0.0.1:1]"],

@@ -11,6 +11,7 @@ import pytest
 import test_conversation_hints
 import test_generation_hints
 import test_image_hints
+import test_response_file
 import test_robot_hints
 from data_directory import fill
 from hint_cases import HintCase, case, name_of, sites_without_case
@@ -220,6 +221,6 @@ def test_a_hint_about_data_removes_its_error(entry: HintCase) -> None:
 
 
 def test_every_hint_about_data_is_followed() -> None:
-    others = (test_conversation_hints, test_generation_hints, test_image_hints, test_robot_hints)
+    others = (test_conversation_hints, test_generation_hints, test_image_hints, test_response_file, test_robot_hints)
     cases = [*CASES, *(case for module in others for case in module.CASES)]
     assert not sites_without_case("data", cases, EXEMPT)

@@ -15,6 +15,7 @@ from hint_cases import HintCase, case, name_of, sites_without_case
 from rich.console import Console
 from robot_datasets import episode as robot_episode
 from saved_checkpoints import save_checkpoint
+from test_generate import Scripted, responded
 
 from quintet.config.compose import load_experiment
 from quintet.config.composed import with_value
@@ -23,19 +24,20 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.native.policy import LoraConfig
 from quintet.data.robot_demonstrations.expert import RecordedDataset
 from quintet.embodied_records import RobotEpisode
-from quintet.pipelines import drift_check, evaluate, setup
+from quintet.pipelines import drift_check, evaluate, generate, setup
 from quintet.pipelines.embodied.cloning import CloningBatches
 from quintet.pipelines.embodied.rollout import collect_rollout
 from quintet.pipelines.experience import collate_rollout
 from quintet.pipelines.export import export
 from quintet.pipelines.model_lookup import find_configured_model, find_model
+from quintet.pipelines.response_store import ResponseStore
 from quintet.pipelines.resume import find_resume_checkpoint
 from quintet.pipelines.rollout_step import Rollout
 from quintet.pipelines.stored_responses import StoredResponses
 from quintet.pipelines.warm_start import _expert_turn, response_batch, solve_episodes
 from quintet.policies.lora import add_lora, save_adapters
 from quintet.policies.model_loading import load_model, load_tokenizer
-from quintet.records import Failure, Outcome, Trajectory
+from quintet.records import Failure, FinishReason, Outcome, Trajectory
 from quintet.tracking.progress import NullProgress
 from quintet.tracking.run_directory import RunDirectory
 from quintet.training.checkpoint.checkpoint import Checkpoint
@@ -111,6 +113,23 @@ def responses(settings: Mapping[str, str]) -> None:
     """The stored responses of a row with an answer, and a number."""
     Path("answers.jsonl").write_text(json.dumps({"prompt": "1 + 1 = ?", "answer": ["2"], "number": 2}) + "\n")
     list(StoredResponses(EvaluationConfig(path="answers.jsonl", **settings), needs_prompts=False).read(0))
+
+
+def to_generate(words: Sequence[str]) -> None:
+    """A run that only generates."""
+    generate._sections(experiment(["env.name=prompts", "generation.output_path=x.jsonl", *words]))
+
+
+def generated(reason: FinishReason) -> None:
+    responded(Scripted({0: reason}))
+
+
+def continued(settings: Mapping[str, object]) -> None:
+    """Continue a run that only generates; `removed` says that its responses were removed."""
+    Path("store.jsonl").write_text('{"seed": 1, "files": {"rows.jsonl": [9, 9]}}\n')
+    if settings.get("removed"):
+        Path("store.jsonl").unlink()
+    ResponseStore(Path("store.jsonl"), {"seed": 1, "files": {"rows.jsonl": [9, 9]}, **settings}).close()
 
 
 def exported(source_and_target: tuple[str, str]) -> None:
@@ -250,6 +269,11 @@ CASES = [
         [*BOXES, "rollout.max_turns=30"],
         [*EASY, "rollout.max_turns=9"],
     ),
+    # generation
+    case(to_generate, [], "data.train_files=[FILE.parquet]"),
+    case(generated, FinishReason.FAILED, "fix the engine, and rerun the same command", FinishReason.STOP),
+    case(continued, {"seed": 2}, "restore the value, or remove store.jsonl", {}, {"seed": 2, "removed": True}),
+    case(continued, {"files": {}}, "remove store.jsonl to start again", {"files": {}, "removed": True}),
     case(cloned, 2, "policy.vla.action_dim=3", 3),
 ]
 EXEMPT = {"pipelines/sft/": "test_sft_hints.py follows them"}

@@ -102,6 +102,8 @@ def megatron_option_problems(composed: ComposedConfig) -> Iterator[ConfigProblem
 
 def _megatron_learners(config: Experiment) -> dict[str, LearnerConfig]:
     """Return the sections of the learners of the run that use Megatron."""
+    if config.generation is not None:
+        return {}
     rl = config.sft_only is None
     needed = {"actor": True, "critic": rl and config.needs_critic, "reference": rl and config.needs_reference}
     sections: dict[str, LearnerConfig] = {name: getattr(config, name) for name in needed if needed[name]}

@@ -19,7 +19,7 @@ Obstacle = tuple[str, str, str | None]
 def overlap_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     """Yield why training cannot be pipelined if it should."""
     config = composed.experiment
-    if not config.training.pipelined:
+    if not config.training.pipelined or config.generation is not None:
         return
     if obstacle := engines_on_learner_devices(config):
         yield composed.problem("training.pipelined", f"{obstacle}, so that they cannot compute together", PIPELINED_OFF)

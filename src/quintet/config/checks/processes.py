@@ -146,7 +146,7 @@ def ray_command(config: Experiment) -> str:
 
 
 def _command(config: Experiment) -> str:
-    return "sft" if config.sft_only else "train"
+    return "sft" if config.sft_only else "generate" if config.generation else "train"
 
 
 def torchrun_command(config: Experiment) -> str | None:

@@ -24,6 +24,8 @@ VOCABULARY_SPLITS = ("tensor", "sequence", "context", "ulysses")
 
 def sharding_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     """Yield the sharding settings that the backends of the run's learners do not support."""
+    if composed.experiment.generation is not None:
+        return
     placement = place_components(composed.experiment)
     for name in LEARNERS:
         if component := placement.of(name):

@@ -30,11 +30,11 @@ def require_env(experiment: Experiment, framework: str, envs: Collection[str]) -
 
 
 def require_no_stages(experiment: Experiment, framework: str) -> None:
-    """Raise if the run fine-tunes on demonstrations or evaluates stored answers.
+    """Raise if the run fine-tunes on demonstrations, evaluates stored answers or only generates.
 
     Raises:
         ConfigError: it does.
     """
-    for key in ("sft", "evaluation"):
+    for key in ("sft", "evaluation", "generation"):
         if getattr(experiment, key) is not None:
             raise ConfigError(f"{framework} has no counterpart for the section {key}", key=key)

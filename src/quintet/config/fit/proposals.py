@@ -129,7 +129,7 @@ def _models(composed: ComposedConfig) -> Models:
         ConfigError: the run is not reinforcement learning, or the policy is unknown.
     """
     config, models = composed.experiment, find_models(composed.experiment)
-    if config.sft_only or config.evaluation or config.validation.only:
+    if config.sft_only or config.evaluation or config.generation or config.validation.only:
         raise ConfigError("--fit proposes settings for reinforcement learning, and this run does something else")
     if isinstance(models.policy, UnknownModel):
         message = f"--fit needs the sizes of the model: {models.policy.reason}"

@@ -1,4 +1,4 @@
-"""Prompts from files, scoring of responses, and stored responses."""
+"""Prompts from files, scoring of responses, stored responses, and their generation."""
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -6,7 +6,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from quintet.config.native.section import Count, ListOf, NonNegative, PositiveShare, Section, Share, Texts, UnitInterval
+from quintet.config.native.section import (
+    Count,
+    ListOf,
+    NonNegative,
+    NotEmpty,
+    PositiveShare,
+    Section,
+    Share,
+    Texts,
+    UnitInterval,
+)
 
 
 class DomainConfig(Section):
@@ -360,3 +370,18 @@ class EvaluationConfig(Section):
     """Minimum `acc`, or score if there is none, of a correct response for pass@k."""
     confidence: UnitInterval = 0.95
     """Confidence level of intervals around means."""
+
+
+class GenerationConfig(Section):
+    """Responses to the prompts of `data.train_files`, sampled as `rollout` says."""
+
+    output_path: Annotated[str, Field(pattern=r"\.(parquet|jsonl)$")]
+    """Parquet or JSON Lines file, written when all responses are there: the rows of the prompts with their
+    responses."""
+    response_key: NotEmpty = "responses"
+    """Column of the responses, a list of texts. It replaces a column of this name."""
+    samples: PositiveInt = 1
+    """Responses to each prompt."""
+    batch_size: PositiveInt = 512
+    """Prompts that the engines answer together. After each batch its responses are stored: an interrupted run repeats
+    at most one."""

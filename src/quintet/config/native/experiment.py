@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from quintet.config.native.algorithm import AlgorithmConfig
-from quintet.config.native.data import DataConfig, EvaluationConfig, RewardConfig
+from quintet.config.native.data import DataConfig, EvaluationConfig, GenerationConfig, RewardConfig
 from quintet.config.native.envs import EnvConfig, FrozenLakeConfig, MixedEnvConfig
 from quintet.config.native.learners import ActorConfig, CriticConfig, ReferenceConfig
 from quintet.config.native.mixed_envs import RunEnv, apportion
@@ -50,6 +50,8 @@ class Experiment(Section):
     """Supervised fine-tuning in place of, or before, reinforcement learning; null for none."""
     evaluation: EvaluationConfig | None = None
     """Scoring of stored responses without training; null trains."""
+    generation: GenerationConfig | None = None
+    """Generation of responses to prompts without training; null trains."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
     """Advantages, loss and KL divergence."""
     actor: ActorConfig = ActorConfig()
@@ -88,8 +90,15 @@ class Experiment(Section):
 
     @property
     def groups_per_round(self) -> int:
-        """Groups of the first rollout of a step."""
+        """Groups of the first rollout of a step, or prompts of a batch of generation."""
+        if self.generation is not None:
+            return self.generation.batch_size
         return self.algorithm.filter.groups_per_round or self.training.groups_per_step
+
+    @property
+    def samples_per_prompt(self) -> int:
+        """Responses to one prompt, or episodes from one start state, outside of validation."""
+        return self.training.samples_per_group if self.generation is None else self.generation.samples
 
     @property
     def needs_critic(self) -> bool:
@@ -158,6 +167,7 @@ class Experiment(Section):
         if self.rollout.thoughts is not None and self.env.reads_prompts:
             yield "`rollout.thoughts` needs an env with actions; answers to prompts have none", "rollout.thoughts=null"
         yield from self._reply_conflicts()
+        yield from self._generation_conflicts()
         yield from self._warm_start_conflicts()
         if self.envs and not any(entry.share for entry in self.envs.values()):
             first = next(iter(self.envs))
@@ -192,6 +202,21 @@ class Experiment(Section):
             if self.reward is not None and self.reward.model is not None:
                 problem = f"`{key}` excludes `reward.model`, which scores a prompt with one response"
                 yield problem, "reward.model=null", without
+
+    def _generation_conflicts(self) -> Iterator[tuple[str, ...]]:
+        if self.generation is None:
+            return
+        for key in (key for key in ("sft", "evaluation") if getattr(self, key) is not None):
+            yield f"`generation` and `{key}` exclude each other", f"{key}=null", "generation=null"
+        if not self.env.reads_prompts:
+            problem = f"`generation` needs prompts; the env {self.env.name} makes its own"
+            yield problem, "env.name=prompts", "generation=null"
+        for key in ("tool_calls", "interactions"):
+            if getattr(self.rollout, key) is not None:
+                yield f"`generation` stores single responses, which excludes `rollout.{key}`", f"rollout.{key}=null"
+        if self.generation.samples > 1 and not self.rollout.do_sample:
+            problem = f"{self.generation.samples} greedy responses to a prompt are identical"
+            yield problem, "rollout.do_sample=true", "generation.samples=1"
 
     def _warm_start_conflicts(self) -> Iterator[tuple[str, ...]]:
         if self.warm_start is not None and self.warm_start.files and not self.env.is_simulator:

@@ -52,7 +52,7 @@ class PlannedRun:
 def advice(planned: PlannedRun) -> tuple[str, ...]:
     """Return all warnings, those that affect results first."""
     checks: tuple[Callable[[PlannedRun], Iterator[str]], ...] = (_fine_tuning_rate, _devices, _tight, _family)
-    if planned.config.sft_only is None and planned.config.evaluation is None:
+    if planned.config.sft_only is None and planned.config.evaluation is None and planned.config.generation is None:
         learning = (_rate, _warmup, _divergence, _overlap, _context, _history, _images, _validation)
         checks = (*learning, _budgets, _uneven, _recompute, _cache, *checks)
     return tuple(line for check in checks for line in check(planned))

@@ -370,7 +370,7 @@ def _engine(placed: PlacedModel) -> MemoryUse:
     if placed.config.env.is_simulator:
         return _policy_of_robots(placed)
     config, parallelism = placed.config, placed.parallelism
-    options, training = config.rollout.engine_options, config.training
+    options = config.rollout.engine_options
     width, share, device = placed.width(options.dtype), options.memory_share, placed.device_bytes
     weights = placed.shape.parameters // (parallelism.tensor * parallelism.pipeline) * width
     budget = None if share is None or device is None else int(share * device)
@@ -378,15 +378,15 @@ def _engine(placed: PlacedModel) -> MemoryUse:
     cache_per_request = tokens * (placed.shape.cache_numbers(parallelism.tensor) * width // parallelism.pipeline)
     slots = config.rollout.max_concurrent
     if options.prompts_per_device is not None:
-        slots = min(slots, options.prompts_per_device * training.samples_per_group)
+        slots = min(slots, options.prompts_per_device * config.samples_per_prompt)
     if config.rollout.engine == "hf":
         cache_per_request = int(HF_SLOTS_PER_REQUEST * cache_per_request)
         slots = slots if budget is None else max(0, min(slots, (budget - weights) // cache_per_request))
-        shared = placed.component.num_processes == 1 and width == 4
+        shared = placed.component.num_processes == 1 and width == 4 and config.generation is None
         return MemoryUse(weights=0 if shared else weights, cache=slots * cache_per_request)
     if budget is not None:
         return MemoryUse(weights=weights, cache=max(0, budget - weights))
-    episodes = -(-placed.config.groups_per_round * training.samples_per_group // placed.component.copies)
+    episodes = -(-config.groups_per_round * config.samples_per_prompt // placed.component.copies)
     return MemoryUse(weights=weights, cache=min(slots, episodes) * cache_per_request)
 
 

@@ -150,6 +150,8 @@ def _components(config: Experiment) -> list[str]:
         return []
     if config.sft_only is not None:
         return ["actor", "reference"] if config.sft_only.distillation else ["actor"]
+    if config.generation is not None:
+        return ["actor", "rollout"]
     needed = {
         "actor": True,
         "rollout": True,
@@ -173,10 +175,12 @@ def _devices(config: Experiment, name: str) -> tuple[int, ...]:
     if name == "rollout" and (count := _engine_devices(config)):
         return tuple(range(count))
     placement = config.placement
-    devices = getattr(placement, name).devices
+    # without training, the policy is where the engines are
+    is_beside_engines = config.generation is not None
+    devices = getattr(placement, "rollout" if is_beside_engines else name).devices
     if devices is not None:
         return tuple(sorted(set(devices)))
-    actor = placement.actor.devices
+    actor = None if is_beside_engines else placement.actor.devices
     all_devices = range(min(placement.nodes * placement.devices_per_node, MAX_DEVICES))
     env_devices = frozenset(placement.envs.devices or ()).difference(actor or ())
     free = tuple(device for device in all_devices if device not in env_devices) or tuple(all_devices)
@@ -205,7 +209,7 @@ def _engine_devices(config: Experiment) -> int:
 
 
 def _parallelism(config: Experiment, name: str) -> Parallelism:
-    if name in (*LEARNERS, LOGPROBS):
+    if name in (*LEARNERS, LOGPROBS) and config.generation is None:
         learner = getattr(config, learner_section(name))
         return learner_parallelism(learner.backend, learner.parallel, learner.sharding.group_size)
     if name != "rollout":

@@ -1,12 +1,12 @@
 """The complete plan of a run, for `quintet plan` as a table and as JSON."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from quintet.config.composed import ComposedConfig
-from quintet.config.native.data import JudgeConfig
+from quintet.config.native.data import GenerationConfig, JudgeConfig
 from quintet.config.native.envs import SvgConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.mixed_envs import RunEnv
@@ -46,13 +46,16 @@ class RunPlan(PlannedRun):
         """Counts by name; None if a number is not known yet."""
         if (evaluation := self.config.evaluation) is not None:
             return {"rows": count_rows([evaluation.path]), "samples": list(evaluation.samples)}
+        if self.config.generation is not None:
+            return _numbers_of_generation(self, self.config.generation)
         stage = self.config.sft_only
         return _numbers(self) if stage is None else _numbers_of_fine_tuning(self, stage)
 
     @property
     def workloads(self) -> Mapping[str, RankWorkload]:
         """Work of one data-parallel rank of each learner in reinforcement learning."""
-        names = () if self.config.sft_only else ("actor", "critic")
+        trains = self.config.sft_only is None and self.config.generation is None
+        names = ("actor", "critic") if trains else ()
         learners = filter(None, map(self.placement.of, names))
         return {learner.name: rank_workload(self.config, learner.name, learner.copies) for learner in learners}
 
@@ -62,7 +65,7 @@ class RunPlan(PlannedRun):
         the vision encoder, and its share of the FLOPs of an update; None without images or if their size is unknown."""
         shape, actor = self.models.of("actor"), self.placement.of("actor")
         images = largest_images(self.config, shape)
-        if shape is None or shape.encoder is None or actor is None or images is None or self.config.sft_only:
+        if shape is None or shape.encoder is None or actor is None or images is None or not self.workloads:
             return None
         placed, work = PlacedModel(self.config, actor, shape), self.workloads["actor"]
         trained = trains_encoder(self.config, "actor")
@@ -105,13 +108,17 @@ def plan_run(composed: ComposedConfig, device_bytes: int | None = None) -> RunPl
     """
     config = composed.experiment
     data, stage = count_training_rows(config), config.sft_only
-    if data and data.sets_steps and data.rows is not None and data.rows < data.batch and not config.validation.only:
+    is_trained = not config.validation.only and config.generation is None
+    if data and data.sets_steps and data.rows is not None and data.rows < data.batch and is_trained:
         raise_problems([composed.problem(batch_key(config), *too_few_rows(config, data.rows))])
     steps = data.steps if data and data.sets_steps else config.training.steps
     if stage and stage.episodes:
         steps = None
     counts = compute_batch_arithmetic(composed, steps)
     placement, models = place_components(config), find_models(config)
+    if config.generation is not None:  # the weights are those of the engines
+        engines = tuple(component for component in placement.components if component.name != "actor")
+        placement = replace(placement, components=engines)
     raise_problems([*placement_problems(composed, placement, models), *image_problems(composed, models)])
     if device_bytes is not None:
         raise_problems(memory_problems(composed, placement, models, device_bytes))
@@ -156,6 +163,17 @@ def _numbers_of_fine_tuning(plan: RunPlan, stage: SftConfig) -> dict[str, Any]:
     }
 
 
+def _numbers_of_generation(plan: RunPlan, generation: GenerationConfig) -> dict[str, Any]:
+    """Return the counts of a run that only generates; None if the number of rows is unknown."""
+    rows = plan.data.rows if plan.data is not None else None
+    return {
+        "prompts": rows,
+        "samples": generation.samples,
+        "responses": None if rows is None else rows * generation.samples,
+        "batches": None if rows is None else -(-rows // generation.batch_size),
+    }
+
+
 def _data_numbers(data: TrainingRows | None) -> dict[str, Any]:
     if data is None:
         return {}
@@ -170,6 +188,8 @@ def describe_run(config: Experiment, models: Models) -> dict[str, str]:
         scorer = config.evaluation.function or "the verifier of each row's source"
         return lines | {"responses": config.evaluation.path, "scored by": scorer}
     lines |= {"policy": _policy(config, models), **_env_lines(config)}
+    if config.generation is not None:
+        return lines | {"responses": config.generation.output_path}
     if config.sft_only or config.validation.only:
         return lines
     return lines | _judge_lines(config) | {"algorithm": _algorithm(config)}
@@ -197,6 +217,8 @@ def _judge(domain: str, judge: JudgeConfig) -> str:
 def _kind(config: Experiment) -> str:
     if config.evaluation is not None:
         return "evaluation of stored answers"
+    if config.generation is not None:
+        return "generation of responses"
     if config.sft_only is not None:
         return "supervised fine-tuning"
     if config.validation.only:

@@ -43,7 +43,7 @@ def weight_transfers(config: Experiment) -> tuple[WeightTransfer, ...]:
 def weight_transfer_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     """Yield a transfer that no engine uses or that cannot reach one."""
     config = composed.experiment
-    if config.placement.weight_transfer == "auto" or config.sft_only is not None:
+    if config.placement.weight_transfer == "auto" or config.sft_only or config.generation:
         return
     ranks = _engine_ranks(config)
     hint = f"set {KEY}=auto"

@@ -98,6 +98,10 @@ VERL = [
     ["model.partial_pretrain=DIRECTORY", "trainer.resume_mode=resume_path"],
     ["model.partial_pretrain=DIRECTORY", "data.custom_cls.path=x.py"],
     ["model.partial_pretrain=DIRECTORY", "engine.strategy=automodel", "engine.dp_replicate_size=3"],
+    # generation
+    ["data.output_path=x.parquet", "rollout.temperature=0.0"],
+    ["data.output_path=x.parquet", "rollout.do_sample=false"],
+    ["data.output_path=x.parquet", "rollout.tensor_model_parallel_size=3"],
     # checks of the native run
     [f"{A}.strategy=megatron", f"{A}.optim.optimizer=muon"],
     [GPUS, f"{A}.fsdp_config.fsdp_size=3"],

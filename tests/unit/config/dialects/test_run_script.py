@@ -290,7 +290,6 @@ def test_torchrun_decides_the_devices_of_a_trainer_that_it_starts(tmp_path: Path
 @pytest.mark.parametrize(
     ("line", "capability"),
     [
-        ("python3 -m verl.trainer.main_generation data.path=x", Capability.GENERATION),
         ("python3 -m recipe.prime.main_prime a=1", Capability.RECIPES),
         ("python3 main_ppo_split.py a=1", Capability.RECIPES),
         ("python -m verl.experimental.fully_async_policy.another_main a=1", Capability.ASYNC_TRAINERS),

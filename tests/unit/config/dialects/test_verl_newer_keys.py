@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from quintet.config.dialects.ledger import load_keys
 from quintet.config.dialects.registry import DIALECTS
 from quintet.config.dialects.verl.key_values import parse_bounds
 from quintet.config.schema import keys
-from quintet.errors import ConfigError, UnsupportedRunError
+from quintet.errors import ConfigError
 
 PPO = {"actor_rollout_ref": {"model": {"path": "some/model"}}}
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -305,13 +304,6 @@ def test_sharding_groups_within_those_of_a_sequence_wait(tmp_path: Path) -> None
     found = converted(tmp_path, "verl", changed(PPO, sizes | others))
     assert natively(found, "actor.sharding.group_size") is None
     assert str(Capability.SHARDING_GROUPS) in str(found.unsupported)
-
-
-def test_a_file_that_only_generates_is_not_read_as_training(tmp_path: Path) -> None:
-    tree = {"data": {"path": "a.parquet", "output_path": "b.parquet"}, "model": {"path": "m"}, "rollout": {"n": 1}}
-    for run in (tree, changed(PPO, {"data.output_path": "b.parquet"})):
-        with pytest.raises(UnsupportedRunError, match=re.escape(str(Capability.GENERATION))):
-            converted(tmp_path, "verl", run)
 
 
 def test_the_manager_of_dapo_without_its_penalty_judges_as_the_naive_one(tmp_path: Path) -> None:

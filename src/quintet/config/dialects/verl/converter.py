@@ -1,4 +1,5 @@
-"""Conversion of verl's `ppo_trainer.yaml`, `sft_trainer.yaml` and `evaluation.yaml`: one response to each prompt."""
+"""Conversion of verl's `ppo_trainer.yaml`, `sft_trainer.yaml`, `evaluation.yaml` and `generation.yaml`: one response to
+each prompt."""
 
 from collections.abc import Iterator
 from pathlib import PurePath
@@ -25,6 +26,11 @@ from quintet.config.dialects.verl.distillation import (
     distillation_from_native,
     distillation_problems,
     distillation_to_native,
+)
+from quintet.config.dialects.verl.generation import (
+    generation_from_native,
+    generation_problems,
+    generation_to_native,
 )
 from quintet.config.dialects.verl.kl import KL_IN_LOSS, KL_IN_REWARD, kl_from_native, kl_to_native
 from quintet.config.dialects.verl.learners import STEPS, learning_from_native, learning_to_native, policy_tree
@@ -75,17 +81,15 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield problems between keys: those that verl asserts at start-up, and contradictions in its reference.
 
     Raises:
-        UnsupportedRunError: the run only generates responses, or computes no advantages.
+        UnsupportedRunError: the run is of a kind that this version lacks, or computes no advantages.
     """
     if (key := missing_kind(values.merged.plain)) is not None:
         message = f"{values.describe(key)}: a run of this kind {MISSING_KINDS[key].refusal()}"
         raise UnsupportedRunError(message, source=values.source(key))
     kind = _kind(values)
-    if kind == "generation":
-        source = values.source(OUTPUT_PATH)
-        raise UnsupportedRunError(f"{values.describe(OUTPUT_PATH)} {Capability.GENERATION.refusal()}", source=source)
     if kind != "ppo":
-        yield from (*run_problems(values), *automodel_problems(values)) if kind == "sft" else ()
+        checks = {"sft": (run_problems, automodel_problems), "generation": (generation_problems,)}
+        yield from (problem for check in checks.get(kind, ()) for problem in check(values))
         return
     if values[ESTIMATOR] is None:
         problem = f"a run without advantages {Capability.RECIPES.refusal()}"
@@ -110,6 +114,8 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
         _ppo_to_native(values, native)
     elif kind == "sft":
         sft_to_native(values, native)
+    elif kind == "generation":
+        generation_to_native(values, native)
     else:
         native.set_from_keys(values.dialect.specs().values())
         reward_function("evaluation.function").to_native(values, native)
@@ -183,6 +189,8 @@ def base_tree(experiment: Experiment) -> dict[str, Any]:
     """
     if experiment.evaluation is not None:
         return {"data": {"path": experiment.evaluation.path}}
+    if experiment.generation is not None:
+        return {"data": {"output_path": experiment.generation.output_path}}
     if experiment.sft is not None:
         if experiment.sft.episodes is not None:
             message = "verl fine-tunes on conversations from files, not on episodes of an expert"
@@ -200,6 +208,8 @@ def from_native(foreign: ForeignBuilder) -> None:
     run = foreign.experiment
     if run.evaluation is not None:
         reward_function("evaluation.function").from_native(foreign)
+    elif run.generation is not None:
+        generation_from_native(foreign)
     elif run.sft is not None:
         sft_from_native(foreign)
     else:

@@ -87,6 +87,7 @@ REPLY_LIMITS = tuple(f"{MULTI_TURN}.{key}" for key in ("max_assistant_turns", "m
 OUTPUT_PATH = "data.output_path"
 """The file of responses, which only runs that generate them have."""
 DISTILLS, TEACHERS, DEFAULT_TEACHER = "distillation.enabled", "distillation.teacher_models", "teacher_model"
+TEMPERATURE = "actor_rollout_ref.rollout.temperature"
 _SFT_KEYS = frozenset(
     (
         *(f"data.{key}" for key in ("train_files", "val_files", "prompt_key", "image_key", "train_batch_size")),
@@ -149,6 +150,7 @@ def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference
             *key_files("verl", ["verl_fully_async"]),
         ]
     if get_value(tree, OUTPUT_PATH) is not None:
+        newer = [reference.mapped(_of_generation) for reference in newer]
         newer += [key_files("verl", ["verl_generation"])[0].filtered(lambda spec: spec.key == OUTPUT_PATH)]
     backend = "megatron" if engine == "mindspeed" else get_value(tree, f"{_ACTOR}.strategy", strategy)
     return _of_backend(dialect, newer, backend)
@@ -219,6 +221,14 @@ def _unused(spec: KeySpec, section: str) -> KeySpec:
         return spec
     effect = "Has no effect, since there is another teacher."
     return spec.model_copy(update={"effect": effect, "native": (), "computed": False, "requires": None})
+
+
+def _of_generation(spec: KeySpec) -> KeySpec:
+    """Return a key for `main_generation_server`, where a temperature of 0 is greedy."""
+    if spec.key == TEMPERATURE:
+        changes = {"value_type": parse_type("number >= 0"), "native": ("rollout.temperature",), "computed": True}
+        return spec.model_copy(update=changes)
+    return spec
 
 
 def without_tools(spec: KeySpec) -> KeySpec:
@@ -308,13 +318,13 @@ def _in_actor(key: str) -> str:
 SFT_TRAINERS = ("verl.trainer.fsdp_sft_trainer", "verl.trainer.sft_trainer", "verl.trainer.sft_trainer_ray")
 FULLY_ASYNC = tuple(f"{package}.fully_async_policy.fully_async_main" for package in ("verl.experimental", "recipe"))
 ONE_STEP_OFF = tuple(f"{package}.one_step_off_policy.main_ppo" for package in ("verl.experimental", "recipe"))
+GENERATION = "verl.trainer.main_generation"
 OTHER_TRAINERS = ("verl.trainer.main_ppo_sync", "verl.trainer.main_ppo_v0", "recipe.dapo.main_dapo")
 """Further modules that train by `ppo_trainer.yaml`."""
 
 MISSING_TRAINERS = tuple(
     (re.compile(pattern), capability)
     for pattern, capability in (
-        (r"verl\.trainer\.main_generation(_server)?", Capability.GENERATION),
         (r"(.*\.)?(fully_async|one_step_off)\w*\..*", Capability.ASYNC_TRAINERS),
         (r"recipe\..*|verl\.experimental\..*|(.*\.)?main_ppo_split", Capability.RECIPES),
     )
@@ -347,12 +357,15 @@ VERL = Dialect(
     trainers=(
         "verl.trainer.main_ppo",
         "verl.trainer.main_eval",
+        GENERATION,
+        f"{GENERATION}_server",
         *SFT_TRAINERS,
         *OTHER_TRAINERS,
         *ONE_STEP_OFF,
         *FULLY_ASYNC,
     ),
     program_files={
+        GENERATION: ("generation", {}),
         **{trainer: ("sft_trainer_engine", {}) for trainer in SFT_TRAINERS[1:]},
         **{trainer: ("one_step_off_ppo_trainer", {}) for trainer in ONE_STEP_OFF},
         **{trainer: ("fully_async_ppo_trainer", {}) for trainer in FULLY_ASYNC},
@@ -367,7 +380,7 @@ VERL = Dialect(
         "one_step_off_ppo_trainer": _ONE_STEP_OFF_FILE,
         "one_step_off_ppo_megatron_trainer": {"model_engine": "megatron", **_ONE_STEP_OFF_FILE},
         "sft_trainer_engine": {"data": {"val_files": None}},
-        "generation": {},
+        "generation": {"data": {"output_path": "/opt/tiger/math_Qwen2-7B-Instruct.parquet"}},
     },
     waits_for=waits_for,
     deciding=DECIDING,

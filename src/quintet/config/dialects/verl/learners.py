@@ -31,9 +31,7 @@ RULES = (
 def learning_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set loss, policy, engine, critic and reference; the native estimator and KL section must be set already."""
     loss_to_native(values, native)
-    native.set("policy.preset", None, f"{MODEL}.path")
-    native.apply(RULES)
-    _generation_to_native(values, native)
+    policy_to_native(values, native)
     critic_to_native(values, native)
     has_reference = native.get("algorithm.kl") is not None
     trains_critic = config_class(ADVANTAGE, native.get(f"{ADVANTAGE}.name")).uses_values
@@ -44,6 +42,13 @@ def learning_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     objective_to_native(values, native)
     release_to_native(values, native)
     training_engines_to_native(values, native)
+
+
+def policy_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set model and engine."""
+    native.set("policy.preset", None, f"{MODEL}.path")
+    native.apply(RULES)
+    _generation_to_native(values, native)
 
 
 def _generation_to_native(values: ForeignValues, native: NativeBuilder) -> None:

@@ -28,18 +28,23 @@ KEPT, ROLLOUTS = "trainer.max_actor_ckpt_to_keep", "trainer.rollout_data_dir"
 
 def release_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set the native keys that follow from several keys, or only from those that the user set."""
-    _lora_to_native(values, native)
-    _overrides_to_native(values, native)
+    policy_release_to_native(values, native)
     for learner, section in LEARNERS.items():
         _megatron_to_native(values, native, learner, f"{section}.megatron")
     _groups_to_native(values, native)
-    _engine_to_native(values, native)
     if values.is_set(TIMEOUT):
         native.set("placement.call_timeout_seconds", float(values[TIMEOUT]), TIMEOUT)
     if values[KEPT] is not None:
         native.set("checkpoint.keep", values[KEPT], KEPT)
     if values[ROLLOUTS] is not None:
         native.set("tracking.trajectories_every_steps", 1, ROLLOUTS)
+
+
+def policy_release_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set adapters, overrides of the model's configuration, and options of the engine."""
+    _lora_to_native(values, native)
+    _overrides_to_native(values, native)
+    _engine_to_native(values, native)
 
 
 def workers_to_native(values: ForeignValues, native: NativeBuilder) -> None:

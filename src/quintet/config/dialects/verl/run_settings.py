@@ -195,12 +195,12 @@ def run_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set loggers, name and directories, the checkpoint to resume from, and profiles."""
     native.apply(RUN_RULES)
     profiles_to_native(values, native)
-    _directory_to_native(values, native)
+    directory_to_native(values, native)
     if values.is_set(REMOTE_DIR):
         native.set("checkpoint.remote_dir", values[REMOTE_DIR], REMOTE_DIR)
 
 
-def _directory_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+def directory_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Split the directory into the run's name, its last part, and the output directory above.
 
     If the user set an experiment name that differs from the last part, the run gets a directory of that name below.
