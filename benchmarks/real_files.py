@@ -3,13 +3,16 @@
     python benchmarks/real_files.py verl CHECKOUT [--set NAME=VALUE ...] [--show] [--out FILE]
 
 CHECKOUT is a checkout of the repository; nothing of it is executed. Each file is given to `quintet plan FILE`, in the
-directory of the checkout. `--set` sets variables of the environment that files read. Classes:
+directory of the checkout. Of a script that trains several times, the first and the last run at each line of a call are
+planned; it is in the class of the first that does not plan. `--set` sets variables of the environment that files read.
+Classes:
 
 - `plans`: the file plans, and this version supports everything in it.
 - `waits`: the file plans, and the plan names what this version lacks.
 - `unknown keys`: refused for keys that are unknown or taken for typing errors.
-- `no run`: refused because the file only has definitions for other files, or a script trains nothing or many times.
-- `input`: refused because a file, a path or a variable of the environment is missing, or upstream cannot compose it.
+- `no run`: refused because the file only has definitions for other files, or a script trains nothing.
+- `input`: refused because a file, a path, an argument, a GPU or a variable of the environment is missing, or upstream
+  cannot compose it.
 - `refused`: refused for another reason.
 - `fails`: ends with a traceback, or takes more than a minute.
 """
@@ -27,7 +30,7 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -54,14 +57,16 @@ RUNS = {"rlinf": re.compile(r"^(cluster|runner):", re.MULTILINE)}
 """Sections that YAML files of runs have, and other files, such as those of a communication library, have not."""
 LAUNCH = re.compile(r"python3?\s+(-\w\s+)*(-m\s+)?\S+|torchrun|ray job submit")
 UNKNOWN = re.compile(r"unknown|did you mean|typo", re.IGNORECASE)
-NO_RUN = re.compile(
-    r"it is no run|no settings of a run|runs no known trainer|trains \d+ times|has no keys$", re.MULTILINE
-)
+NO_RUN = re.compile(r"it is no run|no settings of a run|runs no known trainer|has no keys$", re.MULTILINE)
+MANY_RUNS = re.compile(r"trains \d+ times:$", re.MULTILINE)
+RUN = re.compile(r"^  (?P<name>\S+\.(?:sh|bash):(?P<line>\d+)(?::\d+)?)  ", re.MULTILINE)
+"""How a script that trains many times names each of its runs."""
 MISSING_FILE = re.compile(r"its defaults list names \S+, but \S+ does not exist|there is no \S+\.yaml")
 """A file that upstream's Hydra does not find either; the hint names a similar one."""
 INPUT = re.compile(
     r"does not exist|not found|no such file|cannot be interpolated|cannot be composed"
-    r"|is given where the script or the function is called|set neither in the script|is read while the script runs"
+    r"|is given where the script or the function is called|ends here before it trains"
+    r"|set neither in the script|is read while the script runs"
     r"|is not an override"
     r"|= '' \(|a blank after the backslash|is set twice, at|there is no checkpoint to start from"
     r"|names no prompts to train on",
@@ -81,6 +86,8 @@ class Outcome:
     """Time of the processor, which other programs of the machine hardly change."""
     waits_for: tuple[str, ...] = ()
     message: str = ""
+    runs: tuple[str, ...] = ()
+    """The runs that were planned of a script with several."""
 
 
 def example_files(checkout: Path, framework: str) -> list[Path]:
@@ -91,8 +98,25 @@ def example_files(checkout: Path, framework: str) -> list[Path]:
 
 
 def plan(path: Path, checkout: Path, environment: dict[str, str]) -> Outcome:
-    """Plan one file in a process of its own."""
-    command = [sys.executable, "-m", "quintet", "plan", str(path), "--json"]
+    """Plan a file, or the first and the last run at each line of a script that trains many times."""
+    outcome = plan_run(str(path.relative_to(checkout)), checkout, environment)
+    if not MANY_RUNS.search(outcome.message):
+        return outcome
+    names: dict[str, list[str]] = {}
+    for run in RUN.finditer(outcome.message):
+        names.setdefault(run["line"], []).append(run["name"])
+    runs = [name for of_line in names.values() for name in dict.fromkeys([of_line[0], of_line[-1]])]
+    outcomes = [plan_run(name, checkout, environment) for name in runs]
+    failed = next((each for each in outcomes if each.result not in ("plans", "waits")), None)
+    if failed is not None:
+        return replace(failed, file=outcome.file, runs=tuple(runs))
+    waits_for = tuple(sorted({capability for each in outcomes for capability in each.waits_for}))
+    return replace(outcome, result="waits" if waits_for else "plans", waits_for=waits_for, message="", runs=tuple(runs))
+
+
+def plan_run(name: str, checkout: Path, environment: dict[str, str]) -> Outcome:
+    """Plan one run in a process of its own."""
+    command = [sys.executable, "-m", "quintet", "plan", name, "--json"]
     started = time.perf_counter()
     with TemporaryFile("w+") as output, TemporaryFile("w+") as errors:
         limited = ["timeout", str(TIME_LIMIT), *command]
@@ -103,7 +127,7 @@ def plan(path: Path, checkout: Path, environment: dict[str, str]) -> Outcome:
         output.seek(0)
         errors.seek(0)
         text, error = (file.read().replace(f"{checkout}/", "") for file in (output, errors))
-    name, message = str(path.relative_to(checkout)), error.partition("quintet: ")[2].strip()
+    message = error.partition("quintet: ")[2].strip()
     if process.returncode == 0:
         waits_for = tuple(sorted({item["message"] for item in json.loads(text)["not_yet"]}))
         return Outcome(name, "waits" if waits_for else "plans", *seconds, waits_for)

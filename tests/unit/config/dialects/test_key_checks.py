@@ -140,6 +140,17 @@ def test_a_key_without_effect_is_told(tmp_path: Path) -> None:
     assert list(ineffective_keys(merge_with_reference(again, DIALECTS["rlinf"])[0])) == []
 
 
+def test_a_choice_without_effect_may_be_any(tmp_path: Path) -> None:
+    """RAGEN's sweeps name an estimator that verl does not know, and use no KL loss."""
+    actor = "actor_rollout_ref.actor"
+    words = [f"{actor}.kl_loss_type=low-var-kl", f"{actor}.use_kl_loss=false"]
+    unused, _ = merge_with_reference(compose_config(None, words), DIALECTS["verl"])
+    assert list(illegal_values(unused)) == []
+    assert any("kl_loss_type" in remark and "has no effect" in remark for remark in ineffective_keys(unused))
+    used, _ = merge_with_reference(compose_config(None, [words[0], f"{actor}.use_kl_loss=true"]), DIALECTS["verl"])
+    assert [problem.key for problem in illegal_values(used)] == [f"{actor}.kl_loss_type"]
+
+
 def _file(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "run.yaml"
     path.write_text(text)

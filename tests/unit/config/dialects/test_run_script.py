@@ -13,7 +13,7 @@ from quintet.config.capabilities import Capability
 from quintet.config.dialects.composition.foreign_config import compose_config
 from quintet.config.dialects.scripts.run_script import RunScript, read_run_script
 from quintet.config.dialects.scripts.shell_commands import read_commands
-from quintet.config.dialects.scripts.shell_words import Variables
+from quintet.config.dialects.scripts.shell_variables import Variables
 from quintet.errors import ConfigError, MachineError, UnsupportedRunError
 
 VERL = r"""#!/bin/bash
@@ -131,6 +131,40 @@ if [ $A != fast ]; then python3 -m M no=1; else python3 -m M b=$B c=$C d=$D; fi"
 }
 run""",
     "loops": """while true; do python3 -m M n=5 && break; done; for n in 1 2; do echo $n; done >/dev/null""",
+    "unrolled loops": """A=(x "y z"); for a in 1 2; do for b in "${A[@]}" w$a; do python3 -m M a=$a b="$b"; done; done
+for n in {3..1} $(echo 7 8) $(seq 9 10); do [ $n = 2 ] && continue; [ $n = 8 ] && break; python3 -m M n=$n; done
+python3 -m M $n""",
+    "counting loops": """for ((i=0; i<3; i++)); do python3 -m M i=$i; done
+for ((j=9; j>5; j-=2)); do python3 -m M j=$j; done
+k=0; while [ $k -lt 2 ]; do python3 -m M k=$k; k=$((k+1)); done; until (( k >= 4 )); do ((k++)); done; python3 -m M $k
+for a in 1 2; do for b in 1 2 3; do if (( b == 2 && a != 2 )); then continue 2; fi; python3 -m M $a$b; done; done""",
+    "cases in loops": """for m in ppo grpo rloo; do case $m in ppo) a=gae ;; grpo) a=$m ;; *) continue ;; esac
+if [[ "$m" == gr* ]]; then extra="k=1"; else extra=""; fi; python3 -m M a=$a $extra; done""",
+    "called functions": """run() { local x=$1 y; shift; y="$*"; z=$x; [ "$x" = 2 ] && return
+python3 -m M x=$x y="$y" n=$# "$@" ${@:2}; }
+x=0; for i in 1 2 3; do run $i "a b" "" c; done; python3 -m M $x $y $z; quiet() { run 4; }; quiet >/dev/stdout""",
+    "output of functions": """path() { if [[ "$1" == */* ]]; then echo "$1"; return; fi
+case "$1" in Q*) echo "Qwen/$1" ;; *) printf '%s\\n' "other/$1" ;; esac; }
+for m in a/b Q1 L; do p=$(path "$m"); python3 -m M p=$p q=$(path $(path $m)); done
+none() { echo no >&2; echo hidden >/dev/null; { echo also hidden; } >&2; }; python3 -m M "x$(none)" """,
+    "read lines": """for e in "ppo|1 x|" "grpo|2" "a|b|c|d"; do IFS='|' read -r m v w <<< "$e"
+python3 -m M "$m" "[$v]" "[$w]"; done
+IFS=',' read -ra A <<< "1,2,,3"; python3 -m M "${A[@]}" ${#A[@]}; read a b <<< "  x  y z "; python3 -m M "$a" "[$b]"
+IFS=, read -r -a B <<< ""; python3 -m M ${#B[@]}; read -r only <<< " t "; python3 -m M "[$only]"
+for e in "1:2:3"; do IFS=: read x y <<< $e; python3 -m M "$x" "$y"; done""",
+    "parts of arrays": """A=(a "b c" d e); python3 -m M ${#A[@]} "${A[@]:1:2}" ${!A[@]} "${A[*]}" ${A[$((1+2))]}; i=0
+python3 -m M "${A[i]}" "${A[$i]}" "$(IFS=,; echo "${A[*]}")"
+for i in "${!A[@]}"; do python3 -m M $i="${A[$i]}"; done""",
+    "parts of words": """P=/a/b.tar.gz; S=abc; python3 -m M ${P##*/} ${P#*/} ${P%.*} ${P%%.*}
+python3 -m M ${#S} ${S:1} ${S:0:2} ${P/a/x} ${P//\\//_}
+V="--steps=5"; python3 -m M "${V#*=}" "${V%%=*}" """,
+    "processes": """A=1; (A=2; python3 -m M $A); { A=3; } | cat; B=1; { B=2; } & wait; python3 -m M $A $B
+( exit 1 ); f() { exit 0; }; X=$(f; echo no); python3 -m M "[$X]"; exit; python3 -m M no""",
+    "options": """STEPS=3; while [ $# -gt 0 ]; do case "$1" in --steps) STEPS="$2"; shift 2 ;; *) exit 1 ;; esac; done
+if [[ "$STEPS" =~ ^[0-9]+$ ]] && ! [[ "$STEPS" =~ ^x ]]; then python3 -m M steps=$STEPS; fi""",
+    "regular expressions": """for n in 12 1x; do if ! [[ "$n" =~ ^[0-9]+$ ]] || [ "$n" -lt 1 ]; then
+python3 -m M no "$n"; fi; done
+[[ a =~ b ]] || python3 -m M yes""",
     "cases": """case "$HOME" in /x|"/y z") A=1 ;; (/home/*) A=2 ;; *) A=3; python3 -m M no=1 ;; esac
 case b in a|b) B=1 ;; *) B=2; esac
 case c in
@@ -162,8 +196,9 @@ def test_words_are_those_that_a_shell_gives(name: str, tmp_path: Path) -> None:
     )
     expected = done.stdout.decode().split("\0")[:-1]
     variables = Variables(tmp_path / "run.sh", {"HOME": "/home/me", "PWD": str(tmp_path)})
-    (found,) = [command for command in read_commands(SNIPPETS[name], variables) if command[0].text == "python3"]
-    assert [word.text for word in found[3:]] == expected
+    commands = [command.words for command in read_commands(SNIPPETS[name], variables).commands]
+    found = [word.text for words in commands if words[0].text == "python3" for word in words[3:]]
+    assert found == expected
 
 
 @pytest.mark.parametrize(
@@ -179,11 +214,21 @@ def test_words_are_those_that_a_shell_gives(name: str, tmp_path: Path) -> None:
         ("X=$(echo a | tr a-z A-Z)", "data.seed=$X", ["is the output of a program"]),
         ("if grep -q x /proc/cpuinfo; then N=1; else N=2; fi", "data.seed=$N", ["depends on the condition at line 1"]),
         ("case $A in x) N=1 ;; *) N=2 ;; esac", "data.seed=$N", ["$N depends on the `case` at line 1"]),
-        ("while [ -f x ]; do N=1; done", "data.seed=$N", ["$N depends on the `while` at line 1"]),
-        ("f() { N=1; }; f", "data.seed=$N", ["$N depends on the `function` at line 1"]),
-        ("for n in 1 2; do :; done", "data.seed=$n", ["$n depends on the `for` at line 1"]),
+        ("while grep -q x y; do N=1; done", "data.seed=$N", ["$N depends on the `while` at line 1"]),
+        ("f() { grep -q x y && return; N=1; }; f", "data.seed=$N", ["$N may be set by f"]),
+        ("f() { N=$1; }; f $(x)", "data.seed=$N", ["$(x) is the output of a program"]),
+        ("for n in *.txt; do N=$n; done", "data.seed=$N", ["`for` at line 1", "*.txt is a pattern"]),
+        ("for n in $(x); do N=1; done", "data.seed=$N", ["depends on the `for` at line 1", "where $(x) is the output"]),
+        ("for n in 1 2; do grep -q x y && break; N=$n; done", "data.seed=$N", ["$N depends on the `for` at line 1"]),
+        (
+            "for ((i=0; i<N; i++)); do M=$i; done",
+            "data.seed=$M",
+            ["depends on the `for` at line 1", "$N is set neither"],
+        ),
+        ("N=1; while true; do N=2$N; done", "data.seed=$N", ["$N depends on the `while` at line 1"]),
+        ("A=(1 2); N=${A[$(x)]}", "data.seed=$N", ["$(x) is the output of a program"]),
         ("grep -q x /proc/cpuinfo && N=1", "data.seed=$N", ["is set on a condition that is not known"]),
-        ("N=${HOME##*/}", "data.seed=$N", ["${HOME##*/} can only be evaluated by a shell"]),
+        ("N=${HOME/[a-z]/x}", "data.seed=$N", ["${HOME/[a-z]/x} can only be evaluated by a shell"]),
         ("A[1]=x", "data.seed=${A[1]}", ["$A is an array with assigned elements"]),
         ("N=$((2**3))", "data.seed=$N", ["is not integer arithmetic"]),
         ("N=$((1/0))", "data.seed=$N", ["is not integer arithmetic"]),
@@ -191,7 +236,17 @@ def test_words_are_those_that_a_shell_gives(name: str, tmp_path: Path) -> None:
         ("N=$((RANDOM))", "data.seed=$N", ["$((RANDOM)) is not integer arithmetic"]),
         *(
             ("A=1", f"data.seed={construct}", [f"{construct} can only be evaluated by a shell"])
-            for construct in ("${A@Q}", "${A%.*}", "${A:=2}", "${A^^}", "${A[1]:-x}", "${#A}", "$?", "$'1'", "`pwd`")
+            for construct in (
+                "${A@Q}",
+                "${!A}",
+                "${A:=2}",
+                "${A^^}",
+                "${A[1]:-x}",
+                "${A[@]/1/2}",
+                "$?",
+                "$'1'",
+                "`pwd`",
+            )
         ),
     ],
 )
@@ -231,7 +286,7 @@ def test_lines_after_a_comment_between_them_are_read_and_said_so(tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        (command("a=1") * 2, ["trains 2 times", "line 2", "line 4"]),
+        (command("a=1") * 2, ["trains 2 times", "run.sh:2  verl.trainer.main_ppo", "run.sh:4  verl"]),
         ("echo python -m verl.trainer.main_ppo\n", ["runs no known trainer"]),
         ("python -m verl.trainer.main_other a=1\n", ["run.sh:1 runs verl.trainer.main_other"]),
         (command("a=1 --foo"), ["run.sh:2: '--foo' is not an override"]),
@@ -323,7 +378,9 @@ def test_one_of_several_calls_is_chosen_by_its_line(tmp_path: Path) -> None:
         'BASE="a=1 b=2"\npython train.py --config-name _2_sokoban c=3 $BASE &\npython train.py d=4\n'
         "python -m ragen.eval e=5\n"
     )
-    with pytest.raises(ConfigError, match=r"(?s)trains 3 times: train\.py at line 2.*train_all\.sh:2"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)trains 3 times:\n  .*train_all\.sh:2  train\.py\n.*plan .*train_all\.sh:2"
+    ):
         read_run_script(script)
     read = [read_run_script(Path(f"{script}:{line}"), {}) for line in (2, 3, 4)]
     assert [(one.config, one.dialect) for one in read] == [
@@ -333,6 +390,128 @@ def test_one_of_several_calls_is_chosen_by_its_line(tmp_path: Path) -> None:
     ]
     validates = ("trainer.val_only=true", "trainer.val_before_train=true")
     assert [one.words for one in read] == [("c=3", "a=1", "b=2"), ("d=4",), (*validates, "e=5")]
+
+
+SWEEP = """\
+MODELS=(small large)
+train() {
+  local model=$1 rate=$2
+  python -m verl.trainer.main_ppo trainer.experiment_name=run-$model-$rate data.seed=1 \\
+    actor_rollout_ref.model.path=$model actor.lr=$rate
+}
+for model in "${MODELS[@]}"; do
+  export SIZE=$model
+  for rate in 1e-6 1e-5; do
+    train "$model" $rate
+  done
+done
+"""
+
+
+def test_one_of_the_iterations_of_a_sweep_is_chosen_by_line_and_number(tmp_path: Path) -> None:
+    message = refusal(tmp_path, SWEEP)
+    script = tmp_path / "run.sh"
+    assert message.splitlines() == [
+        f"{script} trains 4 times:",
+        f"  {script}:4:1  actor_rollout_ref.model.path=small actor.lr=1e-6",
+        f"  {script}:4:2  actor_rollout_ref.model.path=small actor.lr=1e-5",
+        f"  {script}:4:3  actor_rollout_ref.model.path=large actor.lr=1e-6",
+        f"  {script}:4:4  actor_rollout_ref.model.path=large actor.lr=1e-5",
+        f"  name one of them: quintet plan {script}:4:1",
+    ]
+    third = read_run_script(Path(f"{script}:4:3"), {})
+    assert third.words == (
+        "trainer.experiment_name=run-large-1e-6",
+        "data.seed=1",
+        "actor_rollout_ref.model.path=large",
+        "actor.lr=1e-6",
+    )
+    assert third.places[2] == f"{script}:5"
+    assert [read_run_script(Path(f"{script}:4:{n}"), {}).environment["SIZE"] for n in (2, 3)] == ["small", "large"]
+    for other in (f"{script}:4:5", f"{script}:4", f"{script}:9:1"):
+        with pytest.raises(ConfigError, match="trains 4 times"):
+            read_run_script(Path(other), {})
+
+
+def test_long_sweeps_are_listed_in_part(tmp_path: Path) -> None:
+    message = refusal(tmp_path, "for n in {1..199}; do python -m verl.trainer.main_ppo data.seed=$n; done\n")
+    lines = message.splitlines()
+    assert [len(lines), lines[-3].strip()] == [102, "… 100 more"]
+    assert lines[-2].endswith("run.sh:1:199  data.seed=199")
+
+
+def test_calls_that_differ_in_their_devices_only_are_one_run(tmp_path: Path) -> None:
+    words = "trainer.experiment_name=run_$(date +%s) system.CUDA_VISIBLE_DEVICES=$n data.seed=1"
+    found = read(tmp_path, f"for n in 0 1 2; do python -m ragen.train {words}; done\n")
+    assert found.words[-2:] == ("system.CUDA_VISIBLE_DEVICES=0", "data.seed=1")
+
+
+QUEUE = """\
+RUNS=("ppo|1" "grpo|2")
+next_run() { flock -x 9; cat queue.txt; }
+while true; do
+  index=$(next_run)
+  if [ "$index" -lt 0 ]; then
+    break
+  fi
+  IFS='|' read -r estimator seed <<< "${RUNS[$index]}"
+  python -m verl.trainer.main_ppo algorithm.adv_estimator=$estimator data.seed=$seed kl=$last
+  last=$seed
+done
+"""
+
+
+def test_each_item_that_a_loop_may_take_at_a_position_that_is_not_known_is_a_run(tmp_path: Path) -> None:
+    message = refusal(tmp_path, QUEUE)
+    lines = [line.partition("  ")[2] for line in message.splitlines()[1:3]]
+    assert [line.partition("  ")[2] for line in lines] == [
+        "algorithm.adv_estimator=ppo data.seed=1",
+        "algorithm.adv_estimator=grpo data.seed=2",
+    ]
+    second = read_run_script(Path(f"{tmp_path}/run.sh:9:2"), {})
+    assert second.words == ("algorithm.adv_estimator=grpo", "data.seed=2")
+    # an earlier iteration may have set it
+    assert [value.key for value in second.missing] == ["kl"]
+
+
+def test_a_value_of_an_earlier_iteration_is_not_taken_for_a_known_one(tmp_path: Path) -> None:
+    text = "N=1; while grep -q x y; do python -m verl.trainer.main_ppo data.seed=$N; N=2; done\n"
+    assert "$N depends on the `while` at line 1" in refusal(tmp_path, text)
+    skipped = "for n in 1 2; do grep -q x y && continue; N=$n; done"
+    assert "$N depends on the `for` at line 1" in refusal(tmp_path, command("data.seed=$N", skipped))
+
+
+def test_programs_before_a_call_in_a_sweep_are_those_of_its_iteration(tmp_path: Path) -> None:
+    text = DATASET.replace("python -m vagen.env", "for N in 7 9; do python -m vagen.env").replace(
+        "room 7 8", "room $N 8"
+    )
+    (tmp_path / "run.sh").write_text(f"{text.rstrip()} data.seed=$N; done\n")
+    for number, size in ((1, 7), (2, 9)):
+        found = read_run_script(Path(f"{tmp_path}/run.sh:3:{number}"), {})
+        assert f"env1.env_config.dim_room=[{size},8]" in found.words
+
+
+def test_a_function_that_is_only_passed_on_is_read_with_unknown_arguments(tmp_path: Path) -> None:
+    text = "run() { python -m verl.trainer.main_ppo data.seed=$1 data.shuffle=true; }\nexport -f run\n"
+    found = read(tmp_path, f"{text}parallel run ::: 1 2\n")
+    assert found.words == ("data.shuffle=true",)
+    assert "$1 is given where the script or the function is called" in str(found.missing[0])
+    assert read(tmp_path, f"{text}run 3\n").words == ("data.seed=3", "data.shuffle=true")
+
+
+def test_the_gpus_of_this_machine_are_counted_as_nvidia_smi_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = "$(nvidia-smi -L 2>/dev/null | wc -l | tr -d ' ')"
+    text = f"if command -v nvidia-smi >/dev/null 2>&1; then N={count}; else N=8; fi"
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert read(tmp_path, command("trainer.n_gpus_per_node=$N", text)).words == ("trainer.n_gpus_per_node=8",)
+    program = tmp_path / "bin/nvidia-smi"
+    program.write_text("#!/bin/false\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("quintet.hardware.num_gpus", lambda: 4)
+    assert read(tmp_path, command("trainer.n_gpus_per_node=$N", text)).words == ("trainer.n_gpus_per_node=4",)
 
 
 def test_a_frameworks_own_file_says_what_its_reference_doesnt(tmp_path: Path) -> None:
@@ -365,9 +544,20 @@ def test_a_device_that_a_script_asks_python_for_is_the_one_of_this_machine(tmp_p
     assert read(tmp_path, command("trainer.device=$D", before)).words == ("trainer.device=npu",)
 
 
-def test_arithmetic_conditions_of_checks_are_passed_over(tmp_path: Path) -> None:
-    before = "N=8\nif (( N % (2 * 3) != 0 )); then\n  echo wrong\n  exit 1\nfi"
-    assert read(tmp_path, command("data.seed=$N", before)).words == ("data.seed=8",)
+def test_a_script_that_ends_with_an_error_trains_nothing(tmp_path: Path) -> None:
+    before = "N=6\nif (( N % (2 * 3) != 0 )); then\n  echo wrong\n  exit 1\nfi"
+    assert read(tmp_path, command("data.seed=$N", before)).words == ("data.seed=6",)
+    ended = refusal(tmp_path, command("data.seed=$N", before.replace("6", "8")))
+    assert "run.sh:4: the script ends here before it trains" in ended
+    assert "runs no known trainer" in refusal(tmp_path, "exit 1\necho done\n")
+
+
+@pytest.mark.parametrize("check", ['[ "$#" -lt 2 ]', "(( $# < 2 ))", "[[ $# -ne 2 ]]"])
+def test_a_script_that_asks_for_arguments_is_read_as_with_them(check: str, tmp_path: Path) -> None:
+    before = f"usage() {{ echo two; exit 1; }}\nif {check}; then\n  usage\nfi\nN=$1; shift 2\nW=(data.seed=$N a=$NOPE)"
+    found = read(tmp_path, command('"${W[@]}" data.shuffle=true', before))
+    assert found.words == ("data.shuffle=true",)
+    assert [value.key for value in found.missing] == ["data.seed", "a"]
 
 
 def test_a_name_with_an_unknown_part_has_its_text_in_place(tmp_path: Path) -> None:
@@ -431,7 +621,10 @@ def test_lists_are_told_from_yaml_and_dialects_from_keys(tmp_path: Path) -> None
     assert "a.txt:2: two overrides on one line" in refusal(tmp_path, "a.b=1\nc.d=2 e.f=3\n", "a.txt")
 
 
-def test_scripts_that_would_fill_the_memory_or_never_end_are_refused(tmp_path: Path) -> None:
+def test_scripts_that_would_fill_the_memory_or_never_end_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quintet.config.dialects.scripts.command_lists.MAX_COMMANDS", 1000)
     doubled = "A=xxxxxxxx\n" + "A=$A$A\n" * 60
     assert "too long" in refusal(tmp_path, command("data.seed=$A", doubled))
     array = "A=(a=1 b=2)\n" + 'A=("${A[@]}" "${A[@]}")\n' * 40
@@ -440,6 +633,13 @@ def test_scripts_that_would_fill_the_memory_or_never_end_are_refused(tmp_path: P
     assert "nested too deeply" in refusal(tmp_path, command(f"data.seed={deep}"))
     assert "nested too deeply" in refusal(tmp_path, "{ " * 500 + "}; " * 500)
     assert "is not integer" in refusal(tmp_path, command("data.seed=$((" + "(" * 500 + "1" + ")" * 500 + "))"))
+    # each function calls the one before it twice
+    functions = "f0() { :; }\n" + "".join(f"f{n}() {{ f{n - 1}; f{n - 1}; }}\n" for n in range(1, 30))
+    assert "is called too deeply" in refusal(tmp_path, command("data.seed=1", f"{functions}f29"))
+    loops = "for i in {1..200}; do " * 4 + ":; " + "done; " * 4
+    assert "runs more than" in refusal(tmp_path, command("data.seed=1", loops))
+    endless = "while true; do N=1; done"
+    assert "$N depends on the `while` at line 1" in refusal(tmp_path, command("data.seed=$N", endless))
     substituted = "$(cat " * 200 + ")" * 200
     assert "run.sh:2" in refusal(tmp_path, command(f"data.seed={substituted}"))
     (tmp_path / "long.sh").write_text("#" * (1 << 19))

@@ -1,4 +1,4 @@
-"""Output of the commands in `$(…)` that only compute paths, texts and the time; nothing is run."""
+"""Output of the commands in `$(…)` that only compute paths, texts, numbers of GPUs and the time; nothing is run."""
 
 from __future__ import annotations
 
@@ -28,19 +28,32 @@ def command_output(commands: Sequence[Sequence[str]], operators: Sequence[str], 
             return str(directory)
         case [["cd", path], ["pwd"]] if not piped:
             return os.path.normpath(directory / path)
-        case [["dirname", path]]:
-            return os.path.dirname(path) or "."
-        case [["basename", path, *suffix]]:
-            return os.path.basename(path).removesuffix("".join(suffix))
+        case [["dirname" | "basename" as name, path, *suffix]]:
+            return _part_of_path(name, path, "".join(suffix))
         case [[program, "-c", statement], ["echo", yes], ["echo", no]] if [*operators] == ["&&", "||"]:
             return _if_importable(program, statement, yes, no)
         case [["[", left, "=" | "==", right, "]"], ["echo", *texts]] if [*operators] == ["&&"]:
             return " ".join(texts) if left == right else ""
+        case [["nvidia-smi", "-L"], ["wc", "-l"], *filters] if piped:
+            return _filtered(str(hardware.num_gpus()), filters)
         case [["date", form]] if DATE.fullmatch(form):
             return time.strftime(form[1:])
+        case [["seq", *bounds]]:
+            return _sequence(bounds)
         case [["echo", *texts], *filters] if (piped or not filters) and not "".join(texts[:1]).startswith("-"):
             return _filtered(" ".join(texts), filters)
     return None
+
+
+def _part_of_path(name: str, path: str, suffix: str) -> str:
+    return os.path.basename(path).removesuffix(suffix) if name == "basename" else os.path.dirname(path) or "."
+
+
+def _sequence(bounds: Sequence[str]) -> str | None:
+    """Return the output of `seq LAST` or `seq FIRST LAST`."""
+    if not 1 <= len(bounds) <= 2 or not all(re.fullmatch(r"\d{1,4}", bound) for bound in bounds):
+        return None
+    return "\n".join(map(str, range(int(bounds[0]) if len(bounds) == 2 else 1, int(bounds[-1]) + 1)))
 
 
 def _if_importable(program: str, statement: str, yes: str, no: str) -> str | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from quintet.config.dialects.ragen.dialect import EARLY_ENV
 from quintet.config.dialects.registry import DIALECTS, FRAMEWORK_FILES, detect
+from quintet.config.dialects.scripts.command_lists import Argument, ScriptCommand
 from quintet.config.dialects.scripts.override_list import (
     as_overrides,
     is_override_list,
@@ -21,15 +22,16 @@ from quintet.config.dialects.scripts.override_list import (
     keys_as_tree,
     read_override_list,
 )
-from quintet.config.dialects.scripts.shell_commands import Argument, ScriptCommand
-from quintet.config.dialects.scripts.shell_words import MARKER, Variables, script_error, unknown_words_hint
+from quintet.config.dialects.scripts.shell_variables import MARKER, Variables, script_error, unknown_words_hint
 from quintet.config.dialects.scripts.trainer_calls import (
+    NAMES,
     TRAINERS,
     TrainerCall,
     all_commands,
+    distinct_calls,
+    many_calls_error,
+    no_trainer_error,
     started_module,
-    trainer_call,
-    trainer_count_error,
 )
 from quintet.config.dialects.vagen.evaluation_file import read_evaluation
 from quintet.config.dotted import has_key
@@ -54,9 +56,9 @@ CONFIG_OPTIONS = {
     **dict.fromkeys(("--config-name", "-cn", "--config_name"), "name"),
     "--config": "file",
 }
-NAMES = ("trainer.experiment_name", "trainer.project_name", "trainer.default_local_dir", "trainer.default_hdfs_dir")
-"""Keys that only name a run and its directories."""
 OVERRIDE = re.compile(r"(\+{0,2}|~)([^\s=~+'\"][^\s='\"]*)=(.*)|~[^\s=]+", re.DOTALL)
+CALL = re.compile(r"(?P<name>.+?):(?P<line>\d{1,9})(?::(?P<iteration>\d{1,9}))?")
+"""`train_all.sh:12` or `sweep.sh:12:3`."""
 MAX_ENV_FILE = 4096
 """Bytes of the file of an environment, at most."""
 YAML, SHELL = (".yaml", ".yml"), (".sh", ".bash")
@@ -115,14 +117,14 @@ def read_run_script(path: Path, environment: Mapping[str, str] | None = None) ->
     """
     if path.suffix in YAML:
         return _over_base(path) or _evaluation(path) or RunScript(path)
-    path, line = _path_and_line(path)
-    text = read_text(path).translate(dict.fromkeys([0, *range(0xE000, 0xE007)]))
+    path, selected = _path_and_call(path)
+    text = read_text(path).translate(dict.fromkeys([0, *range(0xE000, 0xE008)]))
     if path.suffix not in SHELL and is_override_list(text):
         overrides = read_override_list(path, text)
         dialect = next(iter(detect(keys_as_tree(override for override, _ in overrides))), None)
         return RunScript(_env_config_beside(path) if dialect == "vagen" else None, *_columns(overrides), dialect)
     if path.suffix in SHELL or text.startswith("#!") or any(f"-m {module}" in text for module in TRAINERS):
-        return _read_script(path, text, os.environ if environment is None else environment, line)
+        return _read_script(path, text, os.environ if environment is None else environment, selected)
     return RunScript(path)
 
 
@@ -145,10 +147,12 @@ def _evaluation(path: Path) -> RunScript | None:
     return RunScript(None, *_columns(as_overrides(tree, lambda key: sources.get(key, str(path)))), "vagen")
 
 
-def _path_and_line(path: Path) -> tuple[Path, int | None]:
-    """Split `train_all.sh:12` into the script and the line of one of its calls of a trainer."""
-    name, _, line = path.name.rpartition(":")
-    return (path.parent / name, int(line)) if name and line.isdecimal() and not path.exists() else (path, None)
+def _path_and_call(path: Path) -> tuple[Path, tuple[int, ...]]:
+    """Split `train_all.sh:12` and `sweep.sh:12:3` into the script, and the line and number of a call of a trainer."""
+    selected = CALL.fullmatch(path.name)
+    if selected is None or path.exists():
+        return path, ()
+    return path.parent / selected["name"], tuple(int(number) for number in selected.groups()[1:] if number)
 
 
 def _columns(overrides: Sequence[Override]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -161,7 +165,7 @@ def _env_config_beside(path: Path) -> Path | None:
     return file if file.is_file() else None
 
 
-def _read_script(path: Path, text: str, environment: Mapping[str, str], line: int | None) -> RunScript:
+def _read_script(path: Path, text: str, environment: Mapping[str, str], selected: tuple[int, ...]) -> RunScript:
     # an inherited PWD may be that of another directory
     environment = {**environment, "PWD": os.getcwd()}
     variables = Variables(path, environment)
@@ -171,35 +175,39 @@ def _read_script(path: Path, text: str, environment: Mapping[str, str], line: in
         for number, _ in enumerate(matched[0].splitlines(), 1)
     ]
     text = COMMENT_LINES.sub(lambda matched: "\\\n" * matched[0].count("\n"), text)
-    commands = list(all_commands(text, variables, environment))
-    calls = [call for command in commands if (call := trainer_call(command)) is not None]
-    calls = [call for call in calls if line is None or call.line == line] or calls
-    if len(calls) != 1:
-        raise trainer_count_error(path, commands, calls)
-    arguments = _TrainerArguments(path, variables, calls[0])
-    return arguments.run_script(_yaml_path_option(commands), comment_lines, _written_sections(path, commands, calls[0]))
+    script = all_commands(text, variables, environment)
+    calls = distinct_calls(script.commands)
+    chosen = [each for each in calls if (each[1].line, each[1].iteration)[: len(selected)] == selected] or calls
+    if not chosen:
+        raise no_trainer_error(path, script)
+    if len(chosen) > 1:
+        raise many_calls_error(path, [call for _, call in chosen], variables)
+    command, call = chosen[0]
+    before = script.commands[: script.commands.index(command)]
+    arguments = _TrainerArguments(path, variables, call)
+    return arguments.run_script(_yaml_path_option(before), comment_lines, _written_sections(path, before, call))
 
 
-def _yaml_path_option(commands: list[ScriptCommand]) -> Argument | None:
-    """Return the `--yaml_path` of VAGEN's `create_dataset`."""
-    for command in commands:
-        options, _ = _split_options(command, {"--yaml_path": "yaml_path"})
-        if options and any(word.text.endswith(("create_dataset", "create_dataset.py")) for word in command):
+def _yaml_path_option(commands: Sequence[ScriptCommand]) -> Argument | None:
+    """Return the `--yaml_path` of VAGEN's last `create_dataset`."""
+    for command in reversed(commands):
+        options, _ = _split_options(command.words, {"--yaml_path": "yaml_path"})
+        if options and any(word.text.endswith(("create_dataset", "create_dataset.py")) for word in command.words):
             return options["yaml_path"]
     return None
 
 
-def _written_sections(path: Path, commands: list[ScriptCommand], call: TrainerCall) -> list[Override]:
+def _written_sections(path: Path, commands: Sequence[ScriptCommand], call: TrainerCall) -> list[Override]:
     """Return the sections that programs before the trainer write, as overrides; the last one counts."""
     sections: list[Override] = []
     for command in commands:
-        words = [word.text for word in command]
+        words = [word.text for word in command.words]
         module = started_module(words)
         written = DIALECTS[call.dialect].sections_of_program(
             module, words[words.index(module) + 1 :] if module in words else []
         )
         if written and not any(MARKER.search(word) for word in words):
-            source = f"{path}:{command[0].line}"
+            source = f"{path}:{command.words[0].line}"
             sections = [(override, source) for override, _ in as_overrides(written, str)]
     return sections
 
@@ -263,7 +271,7 @@ class _TrainerArguments:
             for line in comment_lines
             if self.call.words and self.call.line < line < self.call.words[-1].line
         )
-        environment = self.variables.known_exports()
+        environment = self.call.exports
         return RunScript(
             config, *overrides, self.call.dialect, tuple(self.missing), environment, (*remarks, *self.remarks)
         )
@@ -276,7 +284,7 @@ class _TrainerArguments:
             hint = "name a file with envs, run and backends"
             raise script_error(self._source(self.options["file"]), f"{name} is no file of an evaluation", hint, name)
         words, places = _columns(self.overrides)
-        exports = self.variables.known_exports()
+        exports = self.call.exports
         return RunScript(
             None, (*found.words, *words), (*found.places, *places), self.call.dialect, tuple(self.missing), exports
         )

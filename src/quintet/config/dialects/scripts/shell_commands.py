@@ -1,59 +1,50 @@
-"""The commands that a shell script runs, matched without running it.
+"""The commands that a shell script runs, followed without running any.
 
-The condition of an `if` is evaluated. If that is not possible, both branches are read, and the variables that they set
-become unknown, as those that loops, functions and `case` set.
+Loops over known words are unrolled, functions are followed where they are called, and the conditions of `if`, `case`
+and `while` are evaluated. Where that is not possible, all branches are read, and the variables that they set become
+unknown.
 """
 
 from __future__ import annotations
 
-import operator
-import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from pathlib import Path
 
-from quintet.config.dialects.scripts.shell_words import (
-    BLANKS,
-    INTEGER,
-    MARKER,
-    OPERATORS,
-    PROMPTED,
-    Variables,
-    Word,
-    WordReader,
-)
+from quintet.config.dialects.scripts.built_ins import ASSIGNMENT, BUILT_INS, SILENT_PROGRAMS, Status
+from quintet.config.dialects.scripts.command_lists import Argument, ScriptCommand
+from quintet.config.dialects.scripts.loops import LoopReader
+from quintet.config.dialects.scripts.shell_variables import MARKER, Variables
+from quintet.config.dialects.scripts.shell_words import BLANKS, Word
+from quintet.errors import ConfigError
 
 COMPOUND = re.compile(r"\((?!\()|(?:if|case|for|while|until|\{|!)(?=[ \t\n])")
 UNSUPPORTED_COMMAND = re.compile(r"\(\(|[;&|)]+|(?:select|then|elif|else|fi|done|esac|\})(?![^\s;&|()])")
-FUNCTION = re.compile(r"function[ \t]+[^\s()]+(?:[ \t]*\([ \t]*\))?|[\w.:-]+[ \t]*\([ \t]*\)")
-LOOP_HEADER = re.compile(r"[ \t]*(?:\(\(.*\)\)|(?P<variable>\w+))")
+FUNCTION = re.compile(r"function[ \t]+(?P<keyword>[^\s()]+)(?:[ \t]*\([ \t]*\))?|(?P<name>[\w.:-]+)[ \t]*\([ \t]*\)")
 CASE_PATTERN = re.compile(r"[^)]*\)")
-ARITHMETIC_COMMAND = re.compile(r"\(\((?:[^()]|\([^()]*\))*\)\)")
-"""`(( … ))`, whose result is not computed."""
-ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=")
-FILE_TESTS: Mapping[str, Callable[[str], bool]] = {"-f": os.path.isfile, "-d": os.path.isdir, "-e": os.path.exists}
-COMPARISONS = {"-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-gt": operator.gt}
-
-Status = bool | None
-"""Whether a command succeeds; None if that is unknown."""
+ARITHMETIC_COMMAND = re.compile(r"\(\((?P<expression>(?:[^()]|\([^()]*\))*)\)\)")
+TESTS = ("[", "[[", "test")
+JUMPS = ("break", "continue", "return", "exit")
+MAX_DEPTH = 12
+"""Calls of functions and `$(…)` inside one another."""
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
-    """A word after expansion, as a program receives it."""
+class ScriptCommands:
+    """The commands of a script in the order in which they run."""
 
-    text: str
-    line: int
+    commands: tuple[ScriptCommand, ...]
+    of_uncalled_functions: tuple[ScriptCommand, ...] = ()
+    """Commands of functions that the script itself does not call."""
+    exit_line: int | None = None
+    """Line at which the script ends before its last line."""
+    after_exit: tuple[ScriptCommand, ...] = ()
+    """Commands after that line, which do not run."""
 
 
-ScriptCommand = tuple[Argument, ...]
-"""A program that a script runs, or may run, with its arguments."""
-
-
-def read_commands(text: str, variables: Variables, first_line: int = 1) -> list[ScriptCommand]:
+def read_commands(text: str, variables: Variables, first_line: int = 1) -> ScriptCommands:
     """Return the commands of a script that run or may run, while `variables` follow the script.
 
     Raises:
@@ -62,9 +53,11 @@ def read_commands(text: str, variables: Variables, first_line: int = 1) -> list[
     reader = _CommandReader(text, variables, first_line)
     try:
         reader.read_commands()
+        commands, exit_line = tuple(reader.commands), reader.jump_line if reader.jump else None
+        reader.read_uncalled_functions()
     except RecursionError:
         raise reader.error("the words are nested too deeply", "write them out", reader.line) from None
-    return reader.commands
+    return ScriptCommands(commands, tuple(reader.commands), exit_line, tuple(reader.after_exit))
 
 
 def _matches_pattern(text: str, pattern: str) -> Status:
@@ -75,81 +68,109 @@ def _matches_pattern(text: str, pattern: str) -> Status:
     return any(fnmatchcase(text, re.sub("[\"']", "", choice)) for choice in choices)
 
 
-class _CommandReader(WordReader):
+def _script_command(words: Sequence[Word], exports: Mapping[str, str] | None = None) -> ScriptCommand:
+    arguments = tuple(Argument(text, word.line) for word in words for text in word.fields)
+    return ScriptCommand(arguments, exports or {})
+
+
+class _CommandReader(LoopReader):
     def __init__(self, text: str, variables: Variables, first_line: int) -> None:
         super().__init__(text, variables, first_line)
-        self.commands: list[ScriptCommand] = []
-        self.unknown_in_condition = ""
+        self.functions: dict[str, int] = {}
+        """Position of the body of each function."""
+        self.called: set[str] = set()
+        self.after_exit: list[ScriptCommand] = []
+        self.counts_arguments = False
+        """Whether the last condition compares the number of the script's arguments."""
+        self.depth = 0
 
-    def read_commands(self, opening: str = "", *ends: str) -> Status:
-        """Read commands up to one of `ends`, or to the end of the script if there is no `opening`."""
-        status: Status = True
-        separator = ""
-        for _ in self.lines_until(opening, *ends):
-            status = self._command_after(separator, status)
-            self.match(BLANKS)
-            separator = self.take(*OPERATORS)
-        return status
+    def read_uncalled_functions(self) -> None:
+        """Read the functions that the script does not call, with unknown arguments, in place of its commands."""
+        self.commands, self.jump = [], ""
+        for name, position in list(self.functions.items()):
+            if name not in self.called:
+                self.position = position
+                self._branch(None, self._command)
 
-    def _command_after(self, separator: str, status: Status) -> Status:
-        """Read the command after a separator; after `&&` and `||`, the status before decides whether it runs."""
-        if separator not in ("&&", "||"):
-            return self._command()
-        skipped_at = separator == "||"
-        runs = None if status is None else status is not skipped_at
-        line = self.line
-        result, changed = self._branch(runs, self._command)
-        self._forget(changed, "is set on a condition that is not known", line)
-        if runs is None:
-            return result if result is skipped_at else None
-        return result if runs else status
+    def print_text(self, text: str | None) -> None:
+        if not self.redirected:
+            super().print_text(None if self.undecided or self.possible_jumps else text)
 
-    def _branch(self, runs: Status, read: Callable[[], Status]) -> tuple[Status, set[str]]:
-        """Read commands and undo what they do unless they run; also return the variables that they may change."""
-        variables = self.variables
-        before, exported, commands = dict(variables.values), set(variables.exported), len(self.commands)
-        status = read()
-        if runs:
-            return status, set()
-        after, variables.values = variables.values, before
-        if runs is None:
-            return status, {name for name in {*after, *before} if after.get(name) != before.get(name)}
-        variables.exported = exported
-        del self.commands[commands:]
-        return status, set()
-
-    def _forget(self, names: Iterable[str], reason: str, line: int) -> None:
-        for name in names:
-            self.variables.values[name] = (self.variables.unknown(f"${name}", reason, line),)
+    def captured_output(self, start: int, commands: Sequence[Sequence[str]]) -> str | None:
+        names = {command[0] for command in commands if command}
+        followed = names & {*self.functions, *BUILT_INS, "if", "case", "for", "{"} or any(map(ASSIGNMENT.match, names))
+        if self.skipped or self.depth >= MAX_DEPTH or not followed:
+            return None
+        position, output, values = self.position, self.output, dict(self.variables.values)
+        jump, jumps, undecided, count = self.jump, self.possible_jumps, self.undecided, len(self.commands)
+        self.position, self.output, self.possible_jumps, self.undecided = start, [], set(), 0
+        self.output_is_known = True
+        self.depth += 1
+        try:
+            self.read_commands("$(", ")")
+            text = "".join(self.output).rstrip("\n") if self.output_is_known and self.position == position else None
+        except ConfigError:
+            text = None
+        self.depth -= 1
+        self.position, self.output, self.variables.values = position, output, values
+        self.jump, self.possible_jumps, self.undecided = jump, jumps, undecided
+        self.output_is_known = True
+        del self.commands[count:]
+        return text
 
     def _command(self) -> Status:
         line = self.line
-        if self.match(ARITHMETIC_COMMAND):
-            return None
+        if arithmetic := self.match(ARITHMETIC_COMMAND):
+            self.counts_arguments = "$#" in arithmetic[0] and self.variables.arguments is None
+            return None if self.skipped else self.assign_arithmetic(self.expand(arithmetic[1]), arithmetic[0])
         if unsupported := self.match(UNSUPPORTED_COMMAND):
             raise self.error(f"`{unsupported[0]}` is not supported here", "write the commands without it", line)
-        if self.match(FUNCTION):
-            self.skip_lines()
-            self._follow_unknown("function", self._command, line)
+        if function := self.match(FUNCTION):
+            self._define_function(function["keyword"] or function["name"])
             return True
         keyword = self.match(COMPOUND)
-        status: Status = True
-        match keyword[0] if keyword else "":
-            case "!":
-                self.match(BLANKS)
-                status = self._command()
-                return None if status is None else not status
-            case "{" | "(" as opening:
-                status = self.read_commands(opening, "}" if opening == "{" else ")")
+        if keyword is None:
+            return self._simple_command()
+        if keyword[0] == "!":
+            self.match(BLANKS)
+            status = self._command()
+            return None if status is None else not status
+        printed = len(self.output or ())
+        status = self._compound_command(keyword[0], line)
+        self.redirected = False
+        self.skip_redirections()
+        if self.redirected and self.output is not None:
+            del self.output[printed:]
+        return status
+
+    def _compound_command(self, keyword: str, line: int) -> Status:
+        match keyword:
+            case "{":
+                return self.read_commands("{", "}")
+            case "(":
+                return self._subshell()
             case "if":
                 self._if(line)
             case "case":
                 self._case(line)
-            case "for" | "while" | "until" as opening:
-                self._follow_unknown(opening, partial(self._loop, opening, line), line)
+            case "for":
+                self._for(line)
             case _:
-                return self._simple_command()
-        self.skip_redirections()
+                self._while(keyword, line)
+        return True
+
+    def _define_function(self, name: str) -> None:
+        self.skip_lines()
+        position = self.position
+        self._branch(False, self._command)
+        if not self.skipped:
+            self.functions[name] = position
+
+    def _subshell(self) -> Status:
+        """Read the commands of `(…)`, which change no variables outside."""
+        values, jump, jumps = dict(self.variables.values), self.jump, set(self.possible_jumps)
+        status = self.read_commands("(", ")")
+        self.variables.values, self.jump, self.possible_jumps = values, jump, jumps
         return status
 
     def _if(self, line: int) -> None:
@@ -159,27 +180,16 @@ class _CommandReader(WordReader):
         self.ended_by = ""
         while self.ended_by != "fi":
             self.unknown_in_condition = ""
-            condition = True if self.ended_by == "else" else self.read_commands("if", "then")
+            condition: Status = True
+            if self.ended_by != "else":
+                condition, _ = self._branch(ran is not True, partial(self.read_commands, "if", "then"))
             if self.unknown_in_condition:
                 reason = f", where {self.unknown_in_condition}"
             runs = False if ran or condition is False else None if None in (ran, condition) else True
             _, changed_here = self._branch(runs, partial(self.read_commands, "if", "elif", "else", "fi"))
             changed |= changed_here
             ran = ran if runs is False else runs
-        self._forget(changed, f"depends on the condition at line {line}{reason}", line)
-
-    def _follow_unknown(self, keyword: str, read: Callable[[], Status], line: int) -> None:
-        """Read a loop, a function or a `case`: whether it runs is unknown."""
-        _, changed = self._branch(None, read)
-        self._forget(changed, f"depends on the `{keyword}` at line {line}, which is not followed", line)
-
-    def _loop(self, keyword: str, line: int) -> Status:
-        if keyword == "for":
-            header = self.match(LOOP_HEADER)
-            self._forget(filter(None, header.groups() if header else ()), f"changes in the loop at line {line}", line)
-            self.read_words()
-        self.read_commands(keyword, "do")
-        return self.read_commands(keyword, "done")
+        self.forget(changed, f"depends on the condition at line {line}{reason}", line)
 
     def _case(self, line: int) -> None:
         """Follow the first branch whose pattern matches; if that is unknown, read all that may be the first."""
@@ -200,78 +210,98 @@ class _CommandReader(WordReader):
             if self.ended_by == "esac":
                 break
         reason = f", where {unknown}" if unknown else ""
-        self._forget(changed, f"depends on the `case` at line {line}{reason}", line)
+        self.forget(changed, f"depends on the `case` at line {line}{reason}", line)
 
     def _simple_command(self) -> Status:
         """Read assignments, or a program with its arguments, for which assignments before it do not count."""
         before = dict(self.variables.values)
+        self.redirected, self.here_string = False, None
         self.skip_redirections()
+        is_known = True
         while ASSIGNMENT.match(self.text, self.position):
-            self._assign([self.read_word()])
+            word = self.read_word()
+            self.assign([word])
+            is_known = is_known and not ("$(" in word.source and MARKER.search(word.text))
             self.skip_redirections()
         self.variables.values, after = before, self.variables.values
         words = self.read_words()
         if not words:
             self.variables.values = after
-            return True
-        status = self._built_in(words[0].source, words[1:])
+            return True if is_known else None
+        if self.skipped:
+            self.after_exit += [_script_command(words)] if self.jump == "exit" else []
+            return None
+        name = words[0].source
+        if name in TESTS:
+            self.counts_arguments = self.variables.arguments is None and any("$#" in word.source for word in words)
+        is_program = name not in BUILT_INS or (name == "command" and [word.text for word in words[1:2]] != ["-v"])
+        assigned = {each: before.get(each) for each in after if after[each] != before.get(each)}
+        if name in JUMPS:
+            return self._jump(name, words[1:])
+        if not is_program or words[0].text in self.functions:
+            self.variables.values = after
+            follow = partial(self._call, words[0].text) if is_program else partial(self.built_in, name)
+            status = follow(words[1:])
+            self._restore(assigned)
+        else:
+            status = None
+            self._run_program(words)
         if status is None:
-            arguments = tuple(Argument(text, word.line) for word in words for text in word.fields)
-            self.commands += [arguments] if arguments else []
             unknown = self.variables.find_unknown("".join(word.text for word in words))
             self.unknown_in_condition = str(unknown or self.unknown_in_condition)
         return status
 
-    def _assign(self, words: Iterable[Word]) -> None:
-        """Set variables; words without `=`, as after `export`, are left out."""
-        for word in words:
-            if matched := ASSIGNMENT.match(word.source):
-                name, index, append = matched.groups()
-                before = self.variables.values.get(name, ()) if append else ()
-                text = "".join(before[:1]) + word.text[matched.end() :]
-                values = (text,) if word.items is None else (*before, *word.items)
-                self.variables.assign(name, values, word.line)
-                if index:
-                    self._forget([name], "is an array with assigned elements: not supported", word.line)
+    def _run_program(self, words: Sequence[Word]) -> None:
+        command = _script_command(words, self.variables.known_exports())
+        self.commands += [command] if command.words else []
+        if words[0].text not in SILENT_PROGRAMS:
+            self.print_text(None)
 
-    def _built_in(self, name: str, words: Sequence[Word]) -> Status:
-        """Apply a command that the shell itself runs; None for others."""
-        match name:
-            case "[" | "[[" | "test":
-                return self._test(words if name == "test" else words[:-1], glob=name == "[[")
-            case "export" | "local" | "declare" | "readonly":
-                self._assign(words)
-                if name == "export":
-                    self.variables.exported |= {re.split(r"\+?=", word.source)[0] for word in words}
-            case "cd":
-                directory = Path(self.variables.scalar("PWD") or ".", *(word.text for word in words[-1:]))
-                self.variables.assign("PWD", (str(directory),), self.line)
-            case "read":
-                self._forget((word.text for word in words if word.text.isidentifier()), PROMPTED, self.line)
-            case "unset":
-                self.variables.values |= {word.text: () for word in words}
-            case "true" | "false" | ":":
-                return name != "false"
-            case _:
-                return None
-        return True
+    def _restore(self, values: Mapping[str, tuple[str, ...] | None]) -> None:
+        """Set variables to earlier values; None unsets them."""
+        for name, value in values.items():
+            self.variables.values.pop(name, None)
+            self.variables.values |= {} if value is None else {name: value}
 
-    def _test(self, words: Sequence[Word], *, glob: bool) -> Status:
-        """Evaluate the words of `[ … ]`, `[[ … ]]` or `test …`."""
-        match [text for word in words for text in word.fields or [""]]:
-            case texts if any(map(MARKER.search, texts)):
-                return None
-            case ["!", *_]:
-                status = self._test(words[1:], glob=glob)
-                return None if status is None else not status
-            case [text]:
-                return text != ""
-            case ["-z" | "-n" as name, text]:
-                return (text == "") is (name == "-z")
-            case [name, path] if name in FILE_TESTS:
-                return FILE_TESTS[name](path)
-            case [left, "=" | "==" | "!=" as name, right]:
-                return (fnmatchcase(left, right) if glob else left == right) is (name != "!=")
-            case [left, name, right] if name in COMPARISONS and INTEGER.fullmatch(left) and INTEGER.fullmatch(right):
-                return bool(COMPARISONS[name](int(left), int(right)))
-        return None
+    def _jump(self, name: str, words: Sequence[Word]) -> Status:
+        """Begin a `break`, `continue`, `return` or `exit`."""
+        argument = next((word.text for word in words), "")
+        if name == "exit" and self.counts_arguments:
+            return None  # those of the script are on Quintet's command line
+        self.jump = "exit" if name == "return" and not self.local_values else name
+        self.jump_line = self.line
+        self.levels = int(argument) if argument.isdecimal() else 1
+        return argument == "0" if argument.isdecimal() else None
+
+    def _call(self, name: str, words: Sequence[Word]) -> Status:
+        """Follow a function."""
+        if self.depth >= MAX_DEPTH:
+            raise self.error(f"{name} is called too deeply", "write out one of its runs", self.line)
+        self.called.add(name)
+        variables = self.variables
+        unknown = next((MARKER.findall(word.expansion)[0] for word in words if word.count_is_unknown), None)
+        arguments = tuple(text for word in words for text in word.arguments)
+        outside = variables.arguments
+        numbers = {each: variables.values.get(each) for each in variables.values if each.isdecimal() or each == "#"}
+        position, ended_by, documents, jumps = self.position, self.ended_by, self.here_documents, self.possible_jumps
+        redirected = self.redirected
+        variables.arguments, self.here_documents, self.possible_jumps = (), [], set()
+        self.set_arguments(arguments if unknown is None else (f"\ue000{unknown}\ue001",) * 9)
+        self.local_values.append({})
+        self.depth += 1
+        before, printed = dict(variables.values), len(self.output or ())
+        self.position = self.functions[name]
+        status = self._command()
+        if self.jump == "return":
+            status, self.jump = None, ""
+        if "return" in self.possible_jumps:
+            status = None
+            self.forget(self._changes(before), f"may be set by {name}", self.line)
+        self.depth -= 1
+        if redirected and self.output is not None:
+            del self.output[printed:]
+        self._restore(dict.fromkeys(each for each in variables.values if each.isdecimal()))
+        self._restore(self.local_values.pop() | numbers)
+        variables.arguments = outside
+        self.position, self.ended_by, self.here_documents, self.possible_jumps = position, ended_by, documents, jumps
+        return status

@@ -1,39 +1,40 @@
-"""Reader of the words of a shell script, which expands them and runs nothing.
-
-A value that only a shell can know is represented by a marker in the text, which refers to an `UnknownValue`.
-"""
+"""Reader of the words of a shell script, which expands them and runs nothing."""
 
 from __future__ import annotations
 
-import ast
-import operator
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from quintet.config.dialects.scripts.arithmetic import evaluate
 from quintet.config.dialects.scripts.command_output import command_output
+from quintet.config.dialects.scripts.parameter_expansion import changed, part
+from quintet.config.dialects.scripts.shell_variables import (
+    CALL_ARGUMENT,
+    MARKER,
+    MAX_LENGTH,
+    NOT_SET,
+    PROMPTED,
+    Variables,
+    script_error,
+)
 from quintet.errors import ConfigError
 
-MARKER = re.compile("\ue000(\\d+)\ue001")
 ITEM_SEPARATOR = "\ue003"
 """Separates the words of an array, also in quotes."""
 PROTECTED = str.maketrans(" \t\n", "\ue004\ue005\ue006")
 """Blanks at which a quoted text is not split."""
-UNPROTECTED = str.maketrans("\ue003\ue004\ue005\ue006", "  \t\n")
-MAX_LENGTH = 1 << 16
-"""Characters of a word, and words of an array."""
-PROMPTED = "is read while the script runs"
-"""Of these, `${NAME:-default}` is the default, as after an empty reply."""
-CALL_ARGUMENT = "is given where the script or the function is called"
-NOT_SET = "is set neither in the script nor in the environment"
+EMPTY_ITEM = "\ue007"
+"""An empty word of an array."""
+UNPROTECTED = str.maketrans("\ue003\ue004\ue005\ue006", "  \t\n", EMPTY_ITEM)
 SHELL_VARIABLES = ("RANDOM", "SECONDS", "LINENO")
 """Variables that only a shell sets."""
 UNSUPPORTED = "can only be evaluated by a shell"
 
 OPERATORS = ("&&", "||", "|&", "|", "&")
-REDIRECTION = re.compile(r"\d*(?P<operator><<<|<<-?|&>>?|>>|>&|<&|>\||[<>](?!\())")
+REDIRECTION = re.compile(r"(?P<number>\d*)(?P<operator><<<|<<-?|&>>?|>>|>&|<&|>\||[<>](?!\())")
 BLANKS = re.compile(r"(?:[ \t]|\\\n)*")
 BETWEEN_COMMANDS = re.compile(r"(?:[ \t]|;(?!;)|\\\n|#.*)*")
 COMMAND_END = re.compile(r"[\n;&|()#]|\Z")
@@ -47,67 +48,13 @@ ARRAY_ASSIGNMENT = re.compile(r"\w+\+?=\(")
 SCRIPT_ARGUMENTS = re.compile(r"\$[@*]|\$\{[@*][^}]*\}")
 PARAMETER = re.compile(r"\$([A-Za-z_]\w*|[0-9#])")
 BRACED_PARAMETER = re.compile(
-    r"\$\{(?P<name>[A-Za-z_]\w*|\d+|#)?(?P<index>\[(?:[@*]|\d+)\])?(?P<operator>:?[-+?]|//|,,)?"
+    r"\$\{(?P<prefix>#(?=[\w@*])|!)?(?P<name>[A-Za-z_]\w*|\d+|[#@*])?(?P<index>\[[^\]\[]*\])?"
+    r"(?P<operator>:?[-+?]|//?|,,|##?|%%?|:)?"
 )
+ALL_ITEMS = ("[@]", "[*]")
 ONLY_PARAMETER = re.compile(r'"?\$\{?(?P<name>\w+)\}?"?')
 UNSUPPORTED_EXPANSION = re.compile(r"\$(?:[?$!-]|'[^'\"]*')|`[^`]*`")
 INTEGER = re.compile(r"\d{1,18}")
-
-
-@dataclass(frozen=True, slots=True)
-class UnknownValue:
-    """A construct whose value the script alone does not determine."""
-
-    construct: str
-    """Its text in the script: `$NOW`."""
-    reason: str
-    line: int
-
-    def __str__(self) -> str:
-        return f"{self.construct} {self.reason}"
-
-
-def script_error(source: str, message: str, hint: str, value: str | None = None) -> ConfigError:
-    """Return an error in a script; `source` is its `FILE:LINE`."""
-    return ConfigError(f"{source}: {message}", value=value, source=source, hint=hint)
-
-
-class Variables:
-    """The variables of a script at one point."""
-
-    def __init__(
-        self, path: Path, environment: Mapping[str, str], unknown_values: list[UnknownValue] | None = None
-    ) -> None:
-        self.path = path
-        self.values: dict[str, tuple[str, ...]] = {name: (value,) for name, value in environment.items()}
-        """The words of arrays; other values are arrays of one word, and unset variables of none."""
-        self.values |= {"0": (str(path),), "BASH_SOURCE": (str(path),), "#": ("0",)}
-        self.exported: set[str] = set()
-        self.unknown_values: list[UnknownValue] = []
-
-    def scalar(self, name: str) -> str | None:
-        """Return the value of a variable, or the first word of an array; None if it is not set."""
-        return next(iter(self.values.get(name, ())), None)
-
-    def assign(self, name: str, values: tuple[str, ...], line: int) -> None:
-        """Set a variable."""
-        too_long = len(values) > MAX_LENGTH or any(len(value) > MAX_LENGTH for value in values)
-        self.values[name] = (self.unknown(f"${name}", "is too long", line),) if too_long else values
-
-    def unknown(self, construct: str, reason: str, line: int) -> str:
-        """Return a marker for an unknown value."""
-        self.unknown_values.append(UnknownValue(construct, reason, line))
-        return f"\ue000{len(self.unknown_values) - 1}\ue001"
-
-    def find_unknown(self, text: str) -> UnknownValue | None:
-        """Return the first unknown value in a text."""
-        matched = MARKER.search(text)
-        return self.unknown_values[int(matched[1])] if matched else None
-
-    def known_exports(self) -> dict[str, str]:
-        """Return the exported variables whose values are known."""
-        values = {name: self.scalar(name) for name in self.exported}
-        return {name: value for name, value in values.items() if value is not None and not MARKER.search(value)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +82,19 @@ class Word:
         fields = [] if self.is_unset else re.split(f"[ \t\n{ITEM_SEPARATOR}]+", self.expansion)
         return [field.translate(UNPROTECTED) for field in fields if field]
 
+    @property
+    def arguments(self) -> list[str]:
+        """The word after expansion, split as for a function or a test: with an empty field for `""`."""
+        is_empty = self.expansion == "" and re.search(r"""["']""", self.source) and not re.search("[@]", self.source)
+        return [""] if is_empty else self.fields
+
+    @property
+    def count_is_unknown(self) -> bool:
+        """Whether it may be more or fewer words than after expansion."""
+        is_quoted = self.source.startswith('"') and not re.search(r"\[@\]\}|\$@", self.source)
+        unknown = MARKER.match(self.expansion)
+        return unknown is not None and not is_quoted and (self.source[:1] != '"' or unknown[0] == self.expansion)
+
 
 class WordReader:
     """Reads and expands words from a position in a script."""
@@ -144,6 +104,10 @@ class WordReader:
         self.line_breaks = [matched.start() for matched in re.finditer("\n", self.text)]
         self.position = 0
         self.here_documents: list[str] = []
+        self.here_string: str | None = None
+        """The text after `<<<` of the last command."""
+        self.redirected = False
+        """Whether the output of the last command goes elsewhere."""
         self.ended_by = ""
         """What ended the last list of commands or words, such as `else`."""
 
@@ -209,6 +173,10 @@ class WordReader:
             target = "" if WORD_END.match(self.text, self.position) else self.read_word().text
             if redirection["operator"] in ("<<", "<<-"):
                 self.here_documents.append(target)
+            elif redirection["operator"] == "<<<":
+                self.here_string = target
+            elif redirection["number"] in ("", "1") and ">" in redirection["operator"]:
+                self.redirected = True
             self.match(BLANKS)
 
     def read_words(self) -> list[Word]:
@@ -227,8 +195,12 @@ class WordReader:
         """Read a word at the position, or a single character that ends words."""
         line, start = self.line, self.position
         if array := self.match(ARRAY_ASSIGNMENT):
-            items = tuple(field for _ in self.lines_until("(", ")") for field in self.read_word().fields)
-            return Word(array[0], line, "", items)
+            words = [self.read_word() for _ in self.lines_until("(", ")")]
+            unknown = next((word.expansion for word in words if word.count_is_unknown), None)
+            items = [field for word in words for field in word.arguments]
+            return Word(
+                array[0], line, "", tuple(items if unknown is None else [self.variables.unknown_array(unknown)])
+            )
         expansion = ""
         while self.position == start or not WORD_END.match(self.text, self.position):
             expansion = self._limit(expansion + self._part(quoted=False))
@@ -256,19 +228,25 @@ class WordReader:
             return "" if escape[1] == "\n" else f"{backslash}{escape[1].translate(PROTECTED)}"
         if self.take("$(("):
             expression = self._parts_until("))", "$((", quoted=True)
-            return self._arithmetic(expression, self.text[start : self.position])
+            return str(self.evaluate(expression, self.text[start : self.position]))
         if self.take("$(", "<(", ">("):
             return self._substitution(start)
-        if self.match(SCRIPT_ARGUMENTS):
-            return ""  # those are on Quintet's command line
+        if (arguments := self._all_arguments(quoted=quoted)) is not None:
+            return arguments
         if parameter := self.match(BRACED_PARAMETER):
             return self._braced_parameter(parameter, quoted=quoted)
         if parameter := self.match(PARAMETER):
-            return self._value(parameter[1], 0)
+            return self._value(parameter[1])
         if unsupported := self.match(UNSUPPORTED_EXPANSION):
             return self._unknown(unsupported[0], UNSUPPORTED)
         literal = self.match(QUOTED_LITERAL if quoted else LITERAL)
         return literal[0] if literal else ""
+
+    def _all_arguments(self, *, quoted: bool) -> str | None:
+        """Read `$@`: the arguments of a function; those of the script are on Quintet's command line."""
+        if self.variables.arguments is None:
+            return "" if self.match(SCRIPT_ARGUMENTS) else None
+        return _joined(self.variables.arguments, quoted=quoted) if self.take("$@", "$*") else None
 
     def _unquoted_part(self) -> str | None:
         """Read what has no meaning between double quotes."""
@@ -291,29 +269,88 @@ class WordReader:
             text = self._limit(text + self._part(quoted=quoted))
         return text
 
-    def _value(self, name: str, index: int) -> str:
+    def expand(self, text: str) -> str:
+        """Expand a text as between double quotes."""
+        reader = WordReader(text, self.variables, self.line)
+        expansion = ""
+        while not reader.at_end:
+            expansion = self._limit(expansion + reader._part(quoted=True))
+        return expansion.translate(UNPROTECTED)
+
+    def _value(self, name: str, index: str = "0") -> str:
         """Return the value of `$NAME` or `${NAME[index]}`."""
         values = self.variables.values.get(name, ())
-        if index < len(values):
-            return values[index]
-        if values and MARKER.search(values[0]):
+        if self.variables.is_unknown_array(name):
             return values[0]
+        position = self._position(name, index, len(values))
+        if isinstance(position, str):
+            return position
+        if position < len(values):
+            return values[position]
+        if name.isdigit() and self.variables.arguments is not None:
+            return ""
         return self._unknown(f"${name}", CALL_ARGUMENT if name.isdigit() else NOT_SET)
+
+    def _position(self, name: str, index: str, count: int) -> int | str:
+        """Return the position that an index of an array names; a marker if it is not known."""
+        if index.isdecimal():
+            return int(index)
+        result = self.evaluate(self.expand(index), f"${{{name}[{index}]}}")
+        if isinstance(result, str) and self.variables.choices is not None and count:
+            return self.variables.choices.position(result, count)
+        return result
 
     def _braced_parameter(self, parameter: re.Match[str], *, quoted: bool) -> str:
         """Expand `${NAME…}`."""
-        argument = self._parts_until("}", "${", quoted=quoted)
-        match parameter.group("name", "index", "operator"):
-            case str(name), None, str(operation):
-                return self._operation(name, operation, argument)
-            case str(name), "[@]" | "[*]", None if not argument:
-                return ITEM_SEPARATOR.join(self.variables.values.get(name, ()))
-            case str(name), index, None if not argument:
-                return self._value(name, int(index[1:-1]) if index else 0)
-        return self._unknown(self.text[parameter.start() : self.position], UNSUPPORTED)
+        is_replacement = (parameter["operator"] or "").startswith("/")
+        # an escaped slash is not the one before the replacement
+        argument = self._parts_until("}", "${", quoted=quoted or is_replacement)
+        shown = self.text[parameter.start() : self.position]
+        prefix, name, index, operation = parameter.group("prefix", "name", "index", "operator")
+        if name in ("@", "*") or index in ALL_ITEMS:
+            return self._items(parameter, argument, shown, quoted=quoted)
+        is_quoted = is_replacement and not quoted and "'" in argument
+        is_length = prefix == "#" and not operation and not argument
+        is_default = operation is not None and operation[-1] in "-+?"
+        if (
+            name is None
+            or (prefix and not is_length)
+            or (argument and not operation)
+            or (index and is_default)
+            or is_quoted
+        ):
+            return self._unknown(shown, UNSUPPORTED)
+        if is_default:
+            return self._default(name, str(operation), argument)
+        value = self._value(name, index[1:-1] if index else "0")
+        if MARKER.search(value):
+            return value
+        if is_length:
+            return str(len(value))
+        return self._changed(value, operation, argument, shown) if operation else value
 
-    def _operation(self, name: str, operation: str, argument: str) -> str:
-        """Expand `${NAME:-default}`, `${NAME:+alternative}`, `${NAME:?message}`, `${NAME//old/new}` or `${NAME,,}`."""
+    def _items(self, parameter: re.Match[str], argument: str, shown: str, *, quoted: bool) -> str:
+        """Expand `${NAME[@]}`, `${#NAME[@]}`, `${!NAME[@]}`, `${NAME[@]:first:count}`, and the same of `$@`."""
+        prefix, name, index, operation = parameter.group("prefix", "name", "index", "operator")
+        values = self.variables.values.get(name, ()) if index else self.variables.arguments or ()
+        if index and self.variables.is_unknown_array(name):
+            return values[0]
+        if prefix and not argument and not operation:
+            return str(len(values)) if prefix == "#" else _joined(list(map(str, range(len(values)))), quoted=quoted)
+        if operation == ":" and not prefix:
+            # the first of `${@:0}` is the name of the script
+            selected = part(values if index else (self.variables.scalar("0") or "", *values), argument)
+        else:
+            selected = None if prefix or operation or argument else values
+        if selected is None:
+            return self._unknown(shown, UNSUPPORTED)
+        if quoted and "*" in (name, (index or "")[1:2]):
+            separator = " " if (ifs := self.variables.scalar("IFS")) is None else ifs[:1]
+            return separator.join(selected).translate(PROTECTED)
+        return _joined(selected, quoted=quoted)
+
+    def _default(self, name: str, operation: str, argument: str) -> str:
+        """Expand `${NAME:-default}`, `${NAME:+alternative}` or `${NAME:?message}`."""
         value = self.variables.scalar(name)
         is_missing = not value if operation.startswith(":") else value is None
         if value is not None and (unknown := self.variables.find_unknown(value)) is not None:
@@ -324,21 +361,17 @@ class WordReader:
             unknown = self.variables.find_unknown(argument)
             reason = f"is not set in the environment, and its default {unknown}"
             return argument if unknown is None else self._unknown(f"${name}", reason)
-        if value is None or is_missing:
-            return self._unknown(f"${name}", NOT_SET)
-        if operation == "//":
-            return self._replacement(name, value, argument.translate(UNPROTECTED))
-        return value.lower() if operation == ",," else value
+        return self._unknown(f"${name}", NOT_SET) if value is None or is_missing else value
 
-    def _replacement(self, name: str, value: str, argument: str) -> str:
-        """Expand `${NAME//old/new}`."""
-        old, _, new = argument.partition("/")
-        if not old or re.search(r"[*?\[]", old) or len(value) * len(new) > MAX_LENGTH:
-            return self._unknown(f"${{{name}//{argument}}}", UNSUPPORTED)
-        return argument if MARKER.search(argument) else value.replace(old, new)
+    def _changed(self, value: str, operation: str, argument: str, shown: str) -> str:
+        """Expand `${NAME,,}`, `${NAME//old/new}`, `${NAME#pattern}` and the like."""
+        if (unknown := MARKER.search(argument)) is not None:
+            return unknown[0]
+        result = changed(value, operation, argument.translate(UNPROTECTED))
+        return self._unknown(shown, UNSUPPORTED) if result is None else result
 
-    def _arithmetic(self, expression: str, source: str) -> str:
-        """Evaluate `$((expression))` with the variables that it names."""
+    def evaluate(self, expression: str, source: str) -> int | str:
+        """Evaluate arithmetic with the variables that it names; a marker if the result is not known."""
 
         def integer(name: re.Match[str]) -> str:
             value = self.variables.scalar(name[0])
@@ -349,15 +382,14 @@ class WordReader:
         expression = re.sub(r"[A-Za-z_]\w*", integer, expression.strip())
         if (unknown := MARKER.search(expression)) is not None:
             return unknown[0]
-        try:
-            return str(_evaluate(ast.parse(expression, mode="eval").body))
-        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
-            return self._unknown(" ".join(source.split()), "is not integer arithmetic")
+        result = evaluate(expression)
+        return self._unknown(" ".join(source.split()), "is not integer arithmetic") if result is None else result
 
     def _substitution(self, start: int) -> str:
         """Expand `$(…)` to the output of commands on paths and texts; the output of others is unknown."""
         commands: list[list[str]] = []
         operators: list[str] = []
+        redirected, here_string, inside = self.redirected, self.here_string, self.position
         for _ in self.lines_until("$(", ")"):
             if self.take("("):
                 commands.append([self._substitution(self.position - 2)])
@@ -365,39 +397,22 @@ class WordReader:
                 operators.append(separator)
             else:
                 commands.append([field for word in self.read_words() for field in word.fields])
+        self.redirected, self.here_string = redirected, here_string
         is_known = not MARKER.search(" ".join(field for command in commands for field in command))
         directory = Path(self.variables.scalar("PWD") or ".")
         if is_known and (output := command_output(commands, operators, directory)) is not None:
+            return output
+        if self.text[start] == "$" and (output := self.captured_output(inside, commands)) is not None:
+            self.redirected, self.here_string = redirected, here_string
             return output
         shown = " ".join(self.text[start + 2 : self.position - 1].split())
         shown = shown if len(shown) <= 40 else f"{shown[:39]}…"
         return self._unknown(f"$({shown})", "is the output of a program, and none is run here")
 
-
-ARITHMETIC: Mapping[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-}
+    def captured_output(self, start: int, commands: Sequence[Sequence[str]]) -> str | None:
+        """Return what the commands of the `$(…)` before the position print; None if that is not known."""
+        return None
 
 
-def _evaluate(node: ast.expr) -> int:
-    """Evaluate arithmetic on integers from 0 to 2^63; a shell rounds the quotients of negative ones differently."""
-    match node:
-        case ast.Constant(value=int(value)):
-            pass
-        case ast.BinOp(left=left, op=operation, right=right) if type(operation) in ARITHMETIC:
-            value = ARITHMETIC[type(operation)](_evaluate(left), _evaluate(right))
-        case _:
-            raise ValueError(ast.dump(node))
-    if not 0 <= value < 1 << 63:
-        raise ValueError(value)
-    return value
-
-
-def unknown_words_hint(reason: str) -> str:
-    """Return what to do about words of a command that are not known for a `reason`."""
-    if CALL_ARGUMENT in reason:
-        return "write its words out in the script, or give quintet the configuration file and key=value words instead"
-    return "write its words out in the script, or set what it depends on: NAME=… quintet …"
+def _joined(items: Sequence[str], *, quoted: bool) -> str:
+    return ITEM_SEPARATOR.join(item or (EMPTY_ITEM if quoted else "") for item in items)

@@ -3,32 +3,53 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quintet.config.dialects.registry import DIALECTS
-from quintet.config.dialects.scripts.shell_commands import Argument, ScriptCommand, read_commands
-from quintet.config.dialects.scripts.shell_words import Variables
+from quintet.config.dialects.scripts.command_lists import Argument, ScriptCommand
+from quintet.config.dialects.scripts.shell_commands import ScriptCommands, read_commands
+from quintet.config.dialects.scripts.shell_variables import MARKER, Variables
 from quintet.errors import ConfigError, UnsupportedRunError
 
 TRAINERS = {module: name for name, dialect in DIALECTS.items() for module in dialect.trainers}
 """Frameworks by the modules of their trainers."""
+NAMES = ("trainer.experiment_name", "trainer.project_name", "trainer.default_local_dir", "trainer.default_hdfs_dir")
+"""Keys that only name a run and its directories."""
+DEVICES = ("system.CUDA_VISIBLE_DEVICES",)
+"""Keys that only choose the devices of a run."""
+MAX_LISTED, MAX_LINE = 100, 160
+"""Calls that an error lists, and characters for each."""
 PRINTING = {"echo", "printf", "cat", "tee"}
 PYTHON = re.compile(r"(.*/)?(python[\d.]*|torchrun|accelerate|deepspeed)")
 
 
-def all_commands(text: str, variables: Variables, environment: Mapping[str, str]) -> Iterator[ScriptCommand]:
-    """Yield the commands of a script, and those in an argument of one: `tmux send-keys "python3 -m …"`."""
-    for command in read_commands(text, variables):
-        if command[0].text in PRINTING:
+def all_commands(text: str, variables: Variables, environment: Mapping[str, str]) -> ScriptCommands:
+    """Return the commands of a script, and those in an argument of one: `tmux send-keys "python3 -m …"`.
+
+    Those of functions that the script does not call are among them if it starts no trainer otherwise.
+    """
+    script = read_commands(text, variables)
+    commands = tuple(_with_inner_commands(script.commands, variables, environment))
+    if script.exit_line is None and not any(map(trainer_call, commands)):
+        commands += tuple(_with_inner_commands(script.of_uncalled_functions, variables, environment))
+    return replace(script, commands=commands)
+
+
+def _with_inner_commands(
+    commands: Iterable[ScriptCommand], variables: Variables, environment: Mapping[str, str]
+) -> Iterator[ScriptCommand]:
+    for command in commands:
+        if command.words[0].text in PRINTING:
             continue
         yield command
-        for word in command:
+        for word in command.words:
             if re.search(r"\s-m\s+(verl|vagen|ragen)\.", word.text):
                 inner = Variables(variables.path, environment)
                 inner.unknown_values = variables.unknown_values
-                yield from read_commands(word.text, inner, word.line)
+                yield from read_commands(word.text, inner, word.line).commands
 
 
 @dataclass(slots=True)
@@ -41,16 +62,25 @@ class TrainerCall:
     line: int
     launcher: tuple[Argument, ...]
     """The words before the module."""
+    exports: Mapping[str, str]
+    """Variables that the script has exported."""
+    iteration: int | None = None
+    """Number among the calls at its line, from 1; None for the only one."""
+
+    def name(self, path: Path) -> str:
+        """Return how it is named on the command line: `FILE:LINE` or `FILE:LINE:ITERATION`."""
+        return f"{path}:{self.line}" if self.iteration is None else f"{path}:{self.line}:{self.iteration}"
 
 
 def trainer_call(command: ScriptCommand) -> TrainerCall | None:
     """Return the call of a trainer in a command; None if there is none."""
     by_python = False
     option = ""
-    for position, word in enumerate(command):
+    for position, word in enumerate(command.words):
         module = word.text
         if framework := _framework(module, option, by_python=by_python):
-            return TrainerCall(module, framework, command[position + 1 :], word.line, command[:position])
+            after, before = command.words[position + 1 :], command.words[:position]
+            return TrainerCall(module, framework, after, word.line, before, command.exports)
         by_python = by_python or PYTHON.fullmatch(module) is not None
         # `-m PACKAGE.launch MODULE` launches a module
         option = option if option == "-m" and module.endswith(".launch") else module
@@ -73,23 +103,69 @@ def _framework(word: str, option: str, *, by_python: bool) -> str | None:
     return next(by_module, None) or next(programs, None)
 
 
-def trainer_count_error(path: Path, commands: list[ScriptCommand], calls: list[TrainerCall]) -> ConfigError:
-    """Return the error of a script that does not run exactly one known trainer."""
-    if calls:
-        trainers = ", ".join(f"{call.module} at line {call.line}" for call in calls)
-        hint = f"name one by its line, {path}:{calls[0].line}, or leave one of them in"
-        return ConfigError(f"{path} trains {len(calls)} times: {trainers}", source=f"{path}:{calls[1].line}", hint=hint)
+def many_calls_error(path: Path, calls: Sequence[TrainerCall], variables: Variables) -> ConfigError:
+    """Return the error of a script that trains several times, with how each call is named and how it differs."""
+    lines = [f"  {call.name(path)}  {differences(call, calls, variables) or call.module}" for call in calls]
+    if len(lines) > MAX_LISTED:
+        lines[MAX_LISTED - 2 : -1] = [f"  … {len(lines) - MAX_LISTED + 1} more"]
+    message = "\n".join([f"{path} trains {len(calls)} times:", *lines])
+    hint = f"name one of them: quintet plan {calls[0].name(path)}"
+    return ConfigError(message, source=f"{path}:{calls[1].line}", hint=hint)
+
+
+def differences(call: TrainerCall, calls: Sequence[TrainerCall], variables: Variables) -> str:
+    """Return the words that tell a call from the others at its line, without those that only name it."""
+    others = [other for other in calls if other.line == call.line]
+    common = set.intersection(*({variables.shown(word.text) for word in other.words} for other in others))
+    words = [word for each in call.words if (word := variables.shown(each.text)) not in common]
+    words = [word for word in words if word.partition("=")[0] not in (*NAMES, *DEVICES)] or words
+    text = " ".join(words) if len(others) > 1 else ""
+    return text if len(text) <= MAX_LINE else f"{text[: MAX_LINE - 1]}…"
+
+
+def no_trainer_error(path: Path, script: ScriptCommands) -> ConfigError:
+    """Return the error of a script that runs no known trainer."""
+    if script.exit_line is not None and any(map(trainer_call, (*script.after_exit, *script.of_uncalled_functions))):
+        source = f"{path}:{script.exit_line}"
+        hint = "set what the conditions around it depend on: NAME=… quintet …"
+        return ConfigError(f"{source}: the script ends here before it trains", source=source, hint=hint)
+    commands = script.commands
     hint = f"only scripts that run one of these are supported: {', '.join(TRAINERS)}"
     for command in commands:
-        module = started_module([word.text for word in command])
+        module = started_module([word.text for word in command.words])
         for dialect in DIALECTS.values():
             if (capability := dialect.missing_trainer(module)) is not None:
-                source = f"{path}:{command[0].line}"
+                source = f"{path}:{command.words[0].line}"
                 return UnsupportedRunError(f"{source}: a run of {module} {capability.refusal()}", source=source)
         if module.split(".")[0] in ("verl", "vagen", "ragen", "recipe") and "create_dataset" not in module:
-            source = f"{path}:{command[0].line}"
+            source = f"{path}:{command.words[0].line}"
             return ConfigError(f"{source} runs {module}, whose arguments are not supported", source=source, hint=hint)
     return ConfigError(f"{path} runs no known trainer", source=str(path), hint=hint)
+
+
+def distinct_calls(commands: Iterable[ScriptCommand]) -> list[tuple[ScriptCommand, TrainerCall]]:
+    """Return the calls of trainers, those at one line numbered, and without repetitions.
+
+    A repetition differs from another call at its line at most in the devices that it runs on, as in a script that runs
+    each experiment on the first devices that are free.
+    """
+    calls: dict[tuple[object, ...], tuple[ScriptCommand, TrainerCall]] = {}
+    for command in commands:
+        if (call := trainer_call(command)) is not None:
+            words = tuple(word.text for word in call.words if not _names_only(word.text))
+            calls.setdefault((call.module, call.line, words, tuple(call.exports.items())), (command, call))
+    of_line = Counter(call.line for _, call in calls.values())
+    numbers: Counter[int] = Counter()
+    for _, call in calls.values():
+        numbers[call.line] += 1
+        call.iteration = numbers[call.line] if of_line[call.line] > 1 else None
+    return list(calls.values())
+
+
+def _names_only(word: str) -> bool:
+    """Return whether a word names devices, or the run by what is not known, such as the time."""
+    key = word.partition("=")[0]
+    return key in DEVICES or (key in NAMES and MARKER.search(word) is not None)
 
 
 def started_module(words: list[str]) -> str:

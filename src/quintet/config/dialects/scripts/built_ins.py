@@ -1,0 +1,260 @@
+"""Commands that a shell itself runs: assignments, tests, `read`, `echo` and the like."""
+
+from __future__ import annotations
+
+import operator
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from itertools import zip_longest
+from pathlib import Path
+
+from quintet.config.dialects.scripts.arithmetic import ASSIGNMENT as ARITHMETIC_ASSIGNMENT
+from quintet.config.dialects.scripts.shell_variables import MARKER, PROMPTED, Variables
+from quintet.config.dialects.scripts.shell_words import INTEGER, Word, WordReader
+
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=")
+FILE_TESTS: Mapping[str, Callable[[str], bool]] = {"-f": os.path.isfile, "-d": os.path.isdir, "-e": os.path.exists}
+COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
+    "-eq": operator.eq,
+    "-ne": operator.ne,
+    "-lt": operator.lt,
+    "-le": operator.le,
+    "-gt": operator.gt,
+    "-ge": operator.ge,
+}
+SIMPLE_REGULAR_EXPRESSION = re.compile(r"(?:[\w^$.*+?/-]|\[\^?[\w-]+\])+")
+"""Pattern after `=~` that Python and a shell understand alike."""
+READ_OPTIONS = re.compile(r"-[ers]*(?P<option>[adinNptu])?")
+BUILT_INS = frozenset(
+    (
+        *("[", "[[", "test", "export", "local", "declare", "typeset", "readonly", "cd", "read", "mapfile", "readarray"),
+        *("unset", "true", "false", ":", "echo", "printf", "shift", "set", "trap", "wait", "shopt", "command"),
+    )
+)
+SILENT_PROGRAMS = frozenset(("mkdir", "rm", "rmdir", "touch", "sleep", "exec", "cp", "mv", "ulimit"))
+
+Status = bool | None
+"""Whether a command succeeds; None if that is unknown."""
+
+
+class BuiltInReader(WordReader):
+    """Applies the commands that a shell itself runs to the variables of a script."""
+
+    def __init__(self, text: str, variables: Variables, first_line: int) -> None:
+        super().__init__(text, variables, first_line)
+        self.output: list[str] | None = None
+        """What the commands in a `$(…)` print; None outside one."""
+        self.output_is_known = True
+        self.unknown_in_condition = ""
+        """Why the last condition is not known."""
+        self.local_values: list[dict[str, tuple[str, ...] | None]] = []
+        """Of each function that is followed, the values of its local variables outside."""
+
+    def forget(self, names: Iterable[str], reason: str, line: int) -> None:
+        """Make the values of variables unknown for a reason."""
+        for name in names:
+            self.variables.values[name] = (self.variables.unknown(f"${name}", reason, line, is_array=True),)
+
+    def assign(self, words: Iterable[Word]) -> None:
+        """Set variables; words without `=`, as after `export`, are left out."""
+        for word in words:
+            if matched := ASSIGNMENT.match(word.source):
+                name, index, append = matched.groups()
+                before = self.variables.values.get(name, ()) if append else ()
+                text = "".join(before[:1]) + word.text[matched.end() :]
+                values = (text,) if word.items is None else (*before, *word.items)
+                if word.items is not None:
+                    values = next(filter(self.variables.is_unknown_count, (before, word.items)), values)
+                self.variables.assign(name, values, word.line)
+                if index:
+                    self.forget([name], "is an array with assigned elements: not supported", word.line)
+
+    def assign_arithmetic(self, expression: str, source: str) -> Status:
+        """Evaluate `i++`, `i=0`, `i+=2` or an expression without side effects; return whether it is not 0."""
+        matched = ARITHMETIC_ASSIGNMENT.fullmatch(expression)
+        if matched is None:
+            value = self.evaluate(expression, source)
+        else:
+            name, sign = matched["name"], matched["operator"] or (matched["step"] or "")[:1]
+            operand = matched["value"] if matched["step"] is None else "1"
+            value = self.evaluate(f"{name} {sign} ({operand})" if sign else operand, source)
+            self.variables.assign(name, (str(value),), self.line)
+        if isinstance(value, str):
+            self.unknown_in_condition = str(self.variables.find_unknown(value))
+            return None
+        return value != 0
+
+    def print_text(self, text: str | None) -> None:
+        """Add to the output of a `$(…)`; None stands for a text that is not known."""
+        self.output_is_known = self.output_is_known and text is not None
+        if self.output is not None:
+            self.output.append(text or "")
+
+    def built_in(self, name: str, words: Sequence[Word]) -> Status:
+        """Apply one of `BUILT_INS` to its arguments."""
+        match name:
+            case "[" | "[[" | "test":
+                return self._test(words if name == "test" else words[:-1], glob=name == "[[")
+            case "read":
+                return self._read(words)
+            case "command":
+                return self._is_command(words)
+        self._change_state(name, words)
+        return name != "false"
+
+    def _change_state(self, name: str, words: Sequence[Word]) -> None:
+        """Apply a built-in command that always succeeds."""
+        match name:
+            case "export" | "local" | "declare" | "typeset" | "readonly":
+                self._declare(name, words)
+            case "cd":
+                directory = Path(self.variables.scalar("PWD") or ".", *(word.text for word in words[-1:]))
+                self.variables.assign("PWD", (str(directory),), self.line)
+            case "mapfile" | "readarray":
+                names = [word.text for word in words if word.text.isidentifier()]
+                self.forget(names[-1:] or ["MAPFILE"], PROMPTED, self.line)
+            case "unset":
+                self.variables.values |= {word.text: () for word in words}
+            case "echo" | "printf":
+                self._print(name, words)
+            case "shift":
+                count = int(words[0].text) if words and words[0].text.isdecimal() else 1
+                self.set_arguments((self.variables.arguments or ())[count:])
+            case "set":
+                fields = [text for word in words for text in word.arguments]
+                if "--" in fields:
+                    self.set_arguments(tuple(fields[fields.index("--") + 1 :]))
+
+    def set_arguments(self, arguments: tuple[str, ...]) -> None:
+        """Set `$1`, `$2`, … and `$#` in a function."""
+        if self.variables.arguments is None:
+            return
+        values = {name: value for name, value in self.variables.values.items() if not name.isdecimal() or name == "0"}
+        values |= {str(number): (argument,) for number, argument in enumerate(arguments, 1)}
+        self.variables.values = values | {"#": (str(len(arguments)),)}
+        self.variables.arguments = arguments
+
+    def _declare(self, name: str, words: Sequence[Word]) -> None:
+        names = [re.split(r"\+?=|\[", word.source)[0] for word in words if not word.source.startswith("-")]
+        if name in ("local", "declare", "typeset") and self.local_values:
+            for each in names:
+                self.local_values[-1].setdefault(each, self.variables.values.get(each))
+            assigned = {re.split(r"\+?=|\[", word.source)[0] for word in words if "=" in word.source}
+            self.variables.values |= {each: () for each in names if each not in assigned}
+        self.assign(words)
+        if name == "export":
+            self.variables.exported.update(names)
+
+    def _print(self, name: str, words: Sequence[Word]) -> None:
+        """Print the words of `echo`, or of `printf` with a format that only has `%s`."""
+        fields = [text for word in words for text in word.arguments]
+        if name == "printf" and fields[:1] == ["-v"]:
+            self.forget(fields[1:2], "is the output of a program, and none is run here", self.line)
+        elif name == "echo":
+            end = "" if fields[:1] == ["-n"] else "\n"
+            has_option = re.match(r"-\w*[eE]", fields[0]) if fields else None
+            self.print_text(None if has_option else " ".join(fields[not end :]) + end)
+        elif len(fields) == 2 and re.fullmatch(r"[^%\\]*%s[^%\\]*(\\n)?", fields[0]):
+            self.print_text(fields[0].replace("\\n", "\n").replace("%s", fields[1]))
+        else:
+            is_text = len(fields) == 1 and not re.search(r"[%\\]", fields[0])
+            self.print_text(fields[0] if is_text else None)
+
+    def _is_command(self, words: Sequence[Word]) -> Status:
+        """Return whether a program of the name in `command -v NAME` is on this machine."""
+        match [text for word in words for text in word.fields]:
+            case ["-v", name] if not MARKER.search(name):
+                self.print_text(None)
+                return name in BUILT_INS or shutil.which(name) is not None
+        return None
+
+    def _read(self, words: Sequence[Word]) -> Status:
+        """Read the text after `<<<` into variables, or make them unknown."""
+        fields = [text for word in words for text in word.fields]
+        names: list[str] = []
+        array = False
+        while fields:
+            field = fields.pop(0)
+            option = READ_OPTIONS.fullmatch(field)
+            if option is None:
+                names.append(field)
+            elif option["option"] == "a":
+                array = True
+            elif option["option"]:
+                del fields[:1]
+        names = [name for name in names if name.isidentifier()] or ["REPLY"]
+        ifs = self.variables.scalar("IFS")
+        count = None if array else len(names)
+        parts = None if self.here_string is None else _split(self.here_string, " \t\n" if ifs is None else ifs, count)
+        if parts is None:
+            self.forget(names, PROMPTED, self.line)
+            return None
+        values = _known_parts(parts)
+        if array:
+            unknown = next(filter(MARKER.search, values), None)
+            items = tuple(values) if unknown is None else (self.variables.unknown_array(unknown),)
+            self.variables.assign(names[0], items, self.line)
+        else:
+            for name, value in zip_longest(names, values, fillvalue=values[-1] if _has_unknown(values) else ""):
+                self.variables.assign(name, (value,), self.line)
+        return True
+
+    def _test(self, words: Sequence[Word], *, glob: bool) -> Status:
+        """Evaluate the words of `[ … ]`, `[[ … ]]` or `test …`."""
+        if any(word.source == "=~" for word in words):
+            self.forget(["BASH_REMATCH"], "can only be evaluated by a shell", self.line)
+        # the tilde of `=~` is no home directory
+        match [text for word in words for text in (["=~"] if word.source == "=~" else word.fields or [""])]:
+            case texts if any(map(MARKER.search, texts)):
+                return None
+            case ["!", *_]:
+                status = self._test(words[1:], glob=glob)
+                return None if status is None else not status
+            case [text]:
+                return text != ""
+            case ["-z" | "-n" as name, text]:
+                return (text == "") is (name == "-z")
+            case [name, path] if name in FILE_TESTS:
+                return FILE_TESTS[name](path)
+            case [left, "=" | "==" | "!=" as name, right]:
+                return (fnmatchcase(left, right) if glob else left == right) is (name != "!=")
+            case [left, "=~", right] if SIMPLE_REGULAR_EXPRESSION.fullmatch(words[-1].source):
+                return re.search(right, left) is not None
+            case [left, name, right] if name in COMPARISONS and INTEGER.fullmatch(left) and INTEGER.fullmatch(right):
+                return COMPARISONS[name](int(left), int(right))
+        return None
+
+
+def _has_unknown(values: Sequence[str]) -> bool:
+    return any(map(MARKER.search, values))
+
+
+def _known_parts(parts: Sequence[str]) -> list[str]:
+    """Return the fields of a line with those from the first unknown one on unknown, since it may be several."""
+    values: list[str] = []
+    for part in parts:
+        unknown = MARKER.search("".join([*values[-1:], part]))
+        values.append(part if unknown is None else unknown[0])
+    return values
+
+
+def _split(text: str, separators: str, count: int | None) -> list[str] | None:
+    """Return the fields of a line for `count` variables, of which the last one gets what is left; all if it is None.
+
+    None for separators that are not supported.
+    """
+    line = text.split("\n")[0]
+    if not separators:
+        return [line]
+    if not separators.strip(" \t\n"):
+        line = line.strip(separators)
+        parts = re.split(f"[{separators}]+", line, maxsplit=0 if count is None else count - 1) if count != 1 else [line]
+        return parts if parts != [""] else []
+    if len(separators) > 1:
+        return None
+    parts = line.split(separators)
+    parts = parts[:-1] if parts[-1] == "" else parts
+    return parts if count is None or len(parts) <= count else line.split(separators, count - 1)

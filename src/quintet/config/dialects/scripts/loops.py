@@ -1,0 +1,201 @@
+"""Loops: unrolled if their words are known, and otherwise read once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from quintet.config.dialects.scripts.built_ins import Status
+from quintet.config.dialects.scripts.command_lists import CommandListReader
+from quintet.config.dialects.scripts.shell_variables import ItemChoices
+from quintet.config.dialects.scripts.shell_words import Word
+
+LOOP_HEADER = re.compile(
+    r"[ \t]*(?:\(\((?P<arithmetic>.*?)\)\)(?=[ \t]*(?:;|\n|do\b|\{))|(?P<variable>\w+)(?P<words>\s+in\b)?)"
+)
+RANGE = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
+SHELL_PATTERN = re.compile(r"[*?\[{]")
+"""Characters of words that a shell replaces by names of files or by several words."""
+MAX_ITERATIONS = 256
+"""Iterations of a loop that are followed one by one."""
+
+
+class LoopReader(CommandListReader):
+    """Follows `for`, `while` and `until`."""
+
+    def _for(self, line: int) -> None:
+        """Follow `for NAME in WORDS` and `for ((start; condition; step))`."""
+        header = self.match(LOOP_HEADER)
+        if header is None:
+            raise self.error("the `for` has no variable", "write `for NAME in WORDS`", line)
+        self.unknown_in_condition = ""
+        words = self.read_words()
+        items = self._loop_words(words) if header["words"] else self.variables.arguments or ()
+        self.read_commands("for", "do")
+        start = self.position
+
+        def read_body() -> Status:
+            self.position = start
+            return self.read_commands("for", "done")
+
+        if header["arithmetic"] is not None:
+            parts = header["arithmetic"].split(";")
+            names = re.findall(r"[A-Za-z_]\w*", parts[0])[:1]
+            prepare = partial(self._step_of_counter, parts) if len(parts) == 3 else None
+        else:
+            names = [header["variable"]]
+            prepare = None if items is None else partial(self._step_of_words, names[0], items)
+        self._loop("for", names, prepare, read_body, line, is_finite=header["arithmetic"] is None)
+
+    def _step_of_counter(self, parts: Sequence[str], number: int) -> Status:
+        """Begin an iteration of `for ((start; condition; step))`; return whether there is one."""
+        change = parts[2 if number else 0]
+        if change.strip():
+            self.assign_arithmetic(self.expand(change), change)
+        return self.assign_arithmetic(self.expand(parts[1]), parts[1]) if parts[1].strip() else True
+
+    def _step_of_words(self, name: str, items: Sequence[str], number: int) -> Status:
+        """Begin an iteration of `for NAME in WORDS`; return whether there is one."""
+        if number < len(items):
+            self.variables.assign(name, (items[number],), self.line)
+        return number < len(items)
+
+    def _loop_words(self, words: Iterable[Word]) -> list[str] | None:
+        """Return the words of a `for`; None if only a shell knows them."""
+        items: list[str] = []
+        for word in words:
+            bounds = RANGE.fullmatch(word.source)
+            literal = re.sub(r"'[^']*'|\"[^\"]*\"|\$\{[^}]*\}|\$\([^)]*\)", "", word.source)
+            is_pattern = SHELL_PATTERN.search(literal) or (
+                word.source[:1] not in "'\"" and re.search("[*?]", word.text)
+            )
+            if bounds and abs(int(bounds[1]) - int(bounds[2])) <= MAX_ITERATIONS:
+                first, last = int(bounds[1]), int(bounds[2])
+                items += map(str, range(first, last + 1) if first <= last else range(first, last - 1, -1))
+            elif word.count_is_unknown or is_pattern:
+                self.unknown_in_condition = str(self.variables.find_unknown(word.text) or f"{word.source} is a pattern")
+                return None
+            else:
+                items += word.arguments
+        if len(items) > MAX_ITERATIONS:
+            self.unknown_in_condition = f"there are more than {MAX_ITERATIONS} words"
+            return None
+        return items
+
+    def _while(self, keyword: str, line: int) -> None:
+        """Follow `while` and `until`."""
+        start = self.position
+
+        def prepare(_: int) -> Status:
+            self.position = start
+            self.unknown_in_condition = ""
+            status = self.read_commands(keyword, "do")
+            return None if status is None else status is (keyword == "while")
+
+        def read_body() -> Status:
+            self.position = start
+            self.read_commands(keyword, "do")
+            return self.read_commands(keyword, "done")
+
+        self._loop(keyword, [], prepare, partial(self.read_commands, keyword, "done"), line, read_body)
+
+    def _loop(
+        self,
+        keyword: str,
+        names: Sequence[str],
+        prepare: Callable[[int], Status] | None,
+        read_body: Callable[[], Status],
+        line: int,
+        read_all: Callable[[], Status] | None = None,
+        *,
+        is_finite: bool = False,
+    ) -> None:
+        """Follow the iterations of a loop, or read it once if they are not known.
+
+        `prepare` begins an iteration and returns whether there is one; `read_all` also reads the condition. `is_finite`
+        says that the iterations are known before.
+        """
+        if self.skipped:
+            (read_all or read_body)()
+            return
+        variables, jumps = self.variables, set(self.possible_jumps)
+        values, exported, count, printed = (
+            dict(variables.values),
+            set(variables.exported),
+            len(self.commands),
+            len(self.output or ()),
+        )
+        changes = f"depends on the `{keyword}` at line {line}"
+        if prepare is not None and self._follow_iterations(prepare, read_body, changes, line, is_finite=is_finite):
+            self.possible_jumps = jumps | (self.possible_jumps & {"return"})
+            return
+        variables.values, variables.exported, self.jump = values, exported, ""
+        del self.commands[count:]
+        if self.output is not None:
+            del self.output[printed:]
+        reason = f", where {self.unknown_in_condition}" if self.unknown_in_condition else ""
+        self.forget(names, f"changes in the loop at line {line}{reason}", line)
+        self._read_unknown_iterations(read_all or read_body, f"{changes}, whose iterations are not known{reason}", line)
+        self.possible_jumps = jumps | (self.possible_jumps & {"return"})
+
+    def _follow_iterations(
+        self,
+        prepare: Callable[[int], Status],
+        read_body: Callable[[], Status],
+        reason: str,
+        line: int,
+        *,
+        is_finite: bool,
+    ) -> bool:
+        """Follow the iterations of a loop; return False if their number is not known."""
+        before, may_have_ended = dict(self.variables.values), False
+        for number in range(MAX_ITERATIONS + 1):
+            runs = prepare(number)
+            if runs is None or number == MAX_ITERATIONS:
+                return False
+            if not runs:
+                self._branch(False, read_body)
+                break
+            values = dict(self.variables.values)
+            self.possible_jumps = set()
+            _, changed = self._branch(None if may_have_ended else True, read_body)
+            if self.possible_jumps and not is_finite:
+                return False
+            may_have_ended = may_have_ended or bool(self.possible_jumps & {"break", "return"})
+            self.forget({*changed, *(self._changes(values) if self.possible_jumps else ())}, reason, line)
+            if self._ends_loop():
+                break
+        if may_have_ended:
+            self.possible_jumps.add("return")
+            self.forget(self._changes(before), reason, line)
+        return True
+
+    def _ends_loop(self) -> bool:
+        """Return whether a jump ends the loop around it, or the iteration only."""
+        if self.jump not in ("break", "continue"):
+            return self.jump != ""
+        if self.levels > 1:
+            self.levels -= 1
+            return True
+        jump, self.jump = self.jump, ""
+        return jump == "break"
+
+    def _read_unknown_iterations(self, read: Callable[[], Status], reason: str, line: int) -> None:
+        """Read a loop of which the number of iterations is unknown, once for each choice of items."""
+        count = len(self.commands)
+        # a value that one iteration changes is unknown in the next
+        _, changed = self._branch(None, read)
+        del self.commands[count:]
+        self.forget(changed, reason, line)
+        outside = self.variables.choices
+        positions = {} if outside is None else outside.positions
+        self.variables.choices = choices = ItemChoices(dict(positions))
+        for _ in range(MAX_ITERATIONS):
+            _, changed = self._branch(None, read)
+            self.forget(changed, reason, line)
+            if not choices.advance(positions):
+                break
+        else:
+            raise self.error(f"the loop has more than {MAX_ITERATIONS} runs", "write out one of its runs", line)
+        self.variables.choices = outside
