@@ -121,7 +121,6 @@ def _model_settings(source: StoredModel, options: GenerateOptions) -> dict[str, 
 def _sampling(options: GenerateOptions) -> Iterator[tuple[str, Any]]:
     if options.temperature is not None:
         yield "rollout.do_sample", options.temperature > 0
-        if options.temperature > 0:
-            yield "rollout.temperature", options.temperature
+        yield "rollout.temperature", options.temperature or 1.0
     if options.max_tokens is not None:
         yield "rollout.max_response_tokens", options.max_tokens
