@@ -226,6 +226,7 @@ def test_words_are_those_that_a_shell_gives(name: str, tmp_path: Path) -> None:
             ["depends on the `for` at line 1", "$N is set neither"],
         ),
         ("N=1; while true; do N=2$N; done", "data.seed=$N", ["$N depends on the `while` at line 1"]),
+        ("IFS=,; A=1,2; for n in $A; do N=$n; done", "data.seed=$N", ["$A is split at the characters of IFS"]),
         ("A=(1 2); N=${A[$(x)]}", "data.seed=$N", ["$(x) is the output of a program"]),
         ("grep -q x /proc/cpuinfo && N=1", "data.seed=$N", ["is set on a condition that is not known"]),
         ("N=${HOME/[a-z]/x}", "data.seed=$N", ["${HOME/[a-z]/x} can only be evaluated by a shell"]),
@@ -379,7 +380,8 @@ def test_one_of_several_calls_is_chosen_by_its_line(tmp_path: Path) -> None:
         "python -m ragen.eval e=5\n"
     )
     with pytest.raises(
-        ConfigError, match=r"(?s)trains 3 times:\n  .*train_all\.sh:2  train\.py\n.*plan .*train_all\.sh:2"
+        ConfigError,
+        match=r"(?s)trains 3 times:\n  .*train_all\.sh:2  train\.py --config-name [^\n]*\n.*plan .*train_all\.sh:2",
     ):
         read_run_script(script)
     read = [read_run_script(Path(f"{script}:{line}"), {}) for line in (2, 3, 4)]

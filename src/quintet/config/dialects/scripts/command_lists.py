@@ -109,7 +109,8 @@ class CommandListReader(BuiltInReader):
         variables.values, variables.arguments = before, arguments
         if runs is None:
             jump, self.jump = self.jump, ""
-            self.possible_jumps |= {jump} - {"", "exit"}
+            # a jump out of several loops is one out of the loops around them, too
+            self.possible_jumps |= {jump, "return" if self.levels > 1 else ""} - {"", "exit"}
             return status, set() if jump == "exit" else changed
         if place is not None and not self.here_documents:
             self.skipped_to[place] = (self.position, self.ended_by)

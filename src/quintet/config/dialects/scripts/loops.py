@@ -149,7 +149,7 @@ class LoopReader(CommandListReader):
         is_finite: bool,
     ) -> bool:
         """Follow the iterations of a loop; return False if their number is not known."""
-        before, may_have_ended = dict(self.variables.values), False
+        before, jumps = dict(self.variables.values), set[str]()
         for number in range(MAX_ITERATIONS + 1):
             runs = prepare(number)
             if runs is None or number == MAX_ITERATIONS:
@@ -159,16 +159,16 @@ class LoopReader(CommandListReader):
                 break
             values = dict(self.variables.values)
             self.possible_jumps = set()
-            _, changed = self._branch(None if may_have_ended else True, read_body)
+            _, changed = self._branch(None if jumps & {"break", "return"} else True, read_body)
             if self.possible_jumps and not is_finite:
                 return False
-            may_have_ended = may_have_ended or bool(self.possible_jumps & {"break", "return"})
+            jumps |= self.possible_jumps
             self.forget({*changed, *(self._changes(values) if self.possible_jumps else ())}, reason, line)
             if self._ends_loop():
                 break
-        if may_have_ended:
-            self.possible_jumps.add("return")
+        if jumps & {"break", "return"}:
             self.forget(self._changes(before), reason, line)
+        self.possible_jumps = jumps
         return True
 
     def _ends_loop(self) -> bool:

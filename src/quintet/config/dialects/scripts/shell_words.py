@@ -45,6 +45,7 @@ SINGLE_QUOTED = re.compile(r"'([^']*)'")
 ESCAPE = re.compile(r"\\(.?)", re.DOTALL)
 TILDE = re.compile(r"(?<![^\s=:(-])~(?![\w+-])")
 ARRAY_ASSIGNMENT = re.compile(r"\w+\+?=\(")
+ASSIGNED = re.compile(r"\w+\+?=")
 SCRIPT_ARGUMENTS = re.compile(r"\$[@*]|\$\{[@*][^}]*\}")
 PARAMETER = re.compile(r"\$([A-Za-z_]\w*|[0-9#])")
 BRACED_PARAMETER = re.compile(
@@ -205,9 +206,18 @@ class WordReader:
         while self.position == start or not WORD_END.match(self.text, self.position):
             expansion = self._limit(expansion + self._part(quoted=False))
         source = self.text[start : self.position]
+        if self._splits_differently(source, expansion):
+            expansion = self._unknown(source, "is split at the characters of IFS, which is not supported")
         parameter = ONLY_PARAMETER.fullmatch(source)
         is_unset = parameter is not None and self.variables.scalar(parameter["name"]) is None
         return Word(source, line, expansion, is_unset=is_unset)
+
+    def _splits_differently(self, source: str, expansion: str) -> bool:
+        """Return whether a shell splits the expansion of a word elsewhere than at blanks."""
+        ifs = self.variables.scalar("IFS") or ""
+        if MARKER.search(ifs) or not set(ifs.strip(" \t\n")) & set(expansion) or ASSIGNED.match(source):
+            return False
+        return "$" in re.sub(r"'[^']*'|\"[^\"]*\"", "", source)
 
     def _unknown(self, construct: str, reason: str) -> str:
         return self.variables.unknown(construct, reason, self.line)

@@ -114,11 +114,15 @@ def many_calls_error(path: Path, calls: Sequence[TrainerCall], variables: Variab
 
 
 def differences(call: TrainerCall, calls: Sequence[TrainerCall], variables: Variables) -> str:
-    """Return the words that tell a call from the others at its line, without those that only name it."""
-    others = [other for other in calls if other.line == call.line]
+    """Return the words that tell a call from the others at its line, without those that only name it.
+
+    A call that is alone at its line is compared with the others that are.
+    """
+    others = [other for other in calls if (other.line == call.line if call.iteration else other.iteration is None)]
     common = set.intersection(*({variables.shown(word.text) for word in other.words} for other in others))
     words = [word for each in call.words if (word := variables.shown(each.text)) not in common]
     words = [word for word in words if word.partition("=")[0] not in (*NAMES, *DEVICES)] or words
+    words = words if len({other.module for other in others}) == 1 else [call.module, *words]
     text = " ".join(words) if len(others) > 1 else ""
     return text if len(text) <= MAX_LINE else f"{text[: MAX_LINE - 1]}…"
 
