@@ -150,7 +150,7 @@ def test_a_key_reaches_the_run(
     assert key in composed.provenance[native]
     assert "base.yaml:" in composed.provenance[native]
     with pytest.raises(ConfigError) as error:
-        load(tmp_path, changed(key, illegal))
+        load(tmp_path, changed(key, illegal, **others))
     assert key in str(error.value)
 
 
