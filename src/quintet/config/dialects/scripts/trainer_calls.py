@@ -157,7 +157,7 @@ def distinct_calls(commands: Iterable[ScriptCommand]) -> list[tuple[ScriptComman
     for command in commands:
         if (call := trainer_call(command)) is not None:
             words = tuple(word.text for word in call.words if not _names_only(word.text))
-            calls.setdefault((call.module, call.line, words, tuple(call.exports.items())), (command, call))
+            calls.setdefault((call.module, call.line, words, tuple(sorted(call.exports.items()))), (command, call))
     of_line = Counter(call.line for _, call in calls.values())
     numbers: Counter[int] = Counter()
     for _, call in calls.values():
