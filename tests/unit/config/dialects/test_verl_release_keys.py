@@ -536,3 +536,12 @@ def test_a_reference_may_have_other_sizes_than_the_actor_under_megatron(tmp_path
     assert parallel == [2, 2, 2, 1]
     keys = [problem.key for problem in conversion_problems(found)]
     assert not [key for key in keys if "parallel" in key]
+
+
+def test_options_of_a_reward_model_that_is_off_do_not_wait(tmp_path: Path) -> None:
+    """verl's `ppo_megatron_trainer.yaml` has them until 0.6, with `enable: false`."""
+    megatron = {"reward_model.megatron.tensor_model_parallel_size": 4, "reward_model.strategy": "megatron"}
+    assert not converted(tmp_path, "verl", changed(PPO, megatron)).unsupported
+    enabled = megatron | {"reward_model.enable": True, "reward_model.model.path": "some/model"}
+    keys = {problem.key for problem in converted(tmp_path, "verl", changed(PPO, enabled)).unsupported}
+    assert "reward_model.megatron" in keys
