@@ -103,3 +103,10 @@ def test_torchrun_starts_at_least_the_devices_that_the_experts_need(tmp_path: Pa
     unknown = {"trainer.n_gpus_per_node": 1}
     assert natively(tuned(tmp_path, {**unknown, "engine.ep_size": 8}), "sft.devices") == 8
     assert natively(tuned(tmp_path, {**unknown, **SPLIT, "engine.ep_size": 4}), "sft.devices") == 8
+
+
+def test_fine_tuning_by_fsdp_computes_in_the_type_that_the_files_of_verl_spell_out(tmp_path: Path) -> None:
+    engine = {"engine": {"strategy": "fsdp2", "dtype": "bfloat16", "model_dtype": "fp32"}}
+    assert natively(tuned(tmp_path, engine), "actor.sharding.parameter_dtype") == "bfloat16"
+    precise = {**engine, "engine.mixed_precision.param_dtype": "fp32"}
+    assert natively(tuned(tmp_path, precise), "actor.sharding.parameter_dtype") == "float32"

@@ -14,6 +14,7 @@ PARALLEL_SIZES = ("tensor", "pipeline", "context", "ulysses")
 DYNAMIC, TOKENS = "data.use_dynamic_bsz", "data.max_token_len_per_gpu"
 SHARDS = "engine.use_distributed_optimizer"
 REPLICATE = "engine.dp_replicate_size"
+STRATEGY = "model.strategy"
 DECAY, KEPT = "optim.lr_decay_style", "trainer.max_ckpt_to_keep"
 RULES = (
     Derived("external_libs", ("model.external_lib",), as_list, lambda modules: (modules[0] if modules else None,)),
@@ -80,6 +81,9 @@ def _engine_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     if REPLICATE in values.dialect.specs():
         _automodel_to_native(values, native)
         return
+    dtype, own_dtype = "engine.dtype", "engine.mixed_precision.param_dtype"
+    if values[STRATEGY] in ("fsdp", "fsdp2") and values.is_set(dtype) and values[own_dtype] is None:
+        native.set("actor.sharding.parameter_dtype", "bfloat16", dtype)
     rate, ratio, minimum = values["optim.lr"], values["optim.min_lr_ratio"], values["optim.min_lr"]
     final = (ratio or 0.0) if minimum is None else min(1.0, minimum / rate)
     native.set("sft.optimizer.min_learning_rate_ratio", final, "optim.min_lr_ratio", "optim.min_lr")
