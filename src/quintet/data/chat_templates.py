@@ -84,6 +84,7 @@ class ChatTemplate:
 
 TEMPLATES: Mapping[str, ChatTemplate] = {
     "native": ChatTemplate(),
+    "native_thinking": ChatTemplate(thinking=True),
     "native_nonthinking": ChatTemplate(thinking=False),
     "chatml": ChatTemplate(CHATML),
     "qwen2_5": ChatTemplate(QWEN2_5),

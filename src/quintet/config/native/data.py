@@ -70,7 +70,8 @@ class DataConfig(Section):
     """System message for rows without one."""
     template: str | None = None
     """Chat template: `chatml`, `hermes` (ChatML with tools), `qwen2_5`, `qwen3`, `llama3`, a `.jinja` file or a Jinja
-    template, `none` for plain text; null or `native` takes the tokenizer's."""
+    template, `none` for plain text; null or `native` takes the tokenizer's, `native_thinking` and `native_nonthinking`
+    with its option `enable_thinking`."""
     image_key: str | None = None
     """Column with the images of a row, for which its messages have the placeholder `<image>`; null for none. Rows may
     lack the column `images`, as under verl, but none of another name."""

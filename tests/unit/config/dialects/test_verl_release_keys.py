@@ -514,7 +514,7 @@ def test_values_that_a_framework_leaves_to_others_are_not_set(tmp_path: Path) ->
 
 
 def test_entries_of_a_section_that_waits_are_told_by_the_section(tmp_path: Path) -> None:
-    found = converted(tmp_path, "verl", PPO, "+data.apply_chat_template_kwargs.enable_thinking=False")
+    found = converted(tmp_path, "verl", PPO, "+data.apply_chat_template_kwargs.date_string=today")
     (problem,) = found.unsupported
     assert problem.key == "data.apply_chat_template_kwargs"
     assert "command line" in problem.message
@@ -545,3 +545,27 @@ def test_options_of_a_reward_model_that_is_off_do_not_wait(tmp_path: Path) -> No
     enabled = megatron | {"reward_model.enable": True, "reward_model.model.path": "some/model"}
     keys = {problem.key for problem in converted(tmp_path, "verl", changed(PPO, enabled)).unsupported}
     assert "reward_model.megatron" in keys
+
+
+@pytest.mark.proves("verl", f"{MODEL}.custom_chat_template", "data.apply_chat_template_kwargs")
+@pytest.mark.parametrize("base", [PPO, {**PPO, "data": {"output_path": "responses.parquet"}}], ids=["ppo", "server"])
+def test_a_chat_template_of_the_file_formats_prompts(tmp_path: Path, base: dict[str, Any]) -> None:
+    text = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    custom, options = f"{MODEL}.custom_chat_template", "data.apply_chat_template_kwargs"
+    for changes, template in (
+        ({custom: text}, text),
+        ({options: {"enable_thinking": False}}, "native_nonthinking"),
+        ({options: {"enable_thinking": True}}, "native_thinking"),
+        ({options: {}}, None),
+    ):
+        run = converted(tmp_path, "verl", changed(base, changes))
+        assert (natively(run, "data.template"), run.unsupported) == (template, ())
+    both = converted(tmp_path, "verl", changed(base, {custom: text, options: {"enable_thinking": False}}))
+    assert [problem.key for problem in both.unsupported] == [options]
+
+
+@pytest.mark.parametrize("key", [f"{MODEL}.custom_chat_template", "data.apply_chat_template_kwargs"])
+def test_a_translated_run_keeps_its_chat_template(tmp_path: Path, key: str) -> None:
+    value = {"enable_thinking": False} if key.startswith("data.") else "{{ messages[0]['content'] }}"
+    run = converted(tmp_path, "verl", changed(PPO, {key: value}))
+    assert translated(run, "verl").lost == {}

@@ -38,6 +38,8 @@ from quintet.config.dialects.verl.objective import FILTER
 from quintet.config.dialects.verl.release import workers_to_native
 from quintet.config.dialects.verl.run_settings import (
     DATA_RULES,
+    chat_template_from_native,
+    chat_template_to_native,
     overlong_problems,
     reward_function,
     rewards_from_native,
@@ -137,6 +139,7 @@ def _ppo_to_native(values: ForeignValues, native: NativeBuilder) -> None:
         engine, data = f"{ROLLOUT}.{name}_length", f"data.max_{name}_length"
         native.set(f"rollout.max_{name}_tokens", values[engine], engine, data)
     native.set_constants({"rollout.think": False, "rollout.format_penalty": 0.0})
+    chat_template_to_native(values, native)
     tools_to_native(values, native)
     run_to_native(values, native)
     _rounds_to_native(values, native)
@@ -231,5 +234,6 @@ def _ppo_from_native(foreign: ForeignBuilder) -> None:
     else:
         foreign.set(STEPS, run.training.steps or -1)
     rewards_from_native(foreign)
+    chat_template_from_native(foreign)
     tools_from_native(foreign)
     run_from_native(foreign)

@@ -231,9 +231,15 @@ def _of_generation(spec: KeySpec) -> KeySpec:
     return spec
 
 
+TEMPLATE_KEYS = ("actor_rollout_ref.model.custom_chat_template", "data.apply_chat_template_kwargs")
+
+
 def without_tools(spec: KeySpec) -> KeySpec:
     """Return a key that waits in formats over verl's tree, whose episodes have environments: those of tools, and of
     generations of more prompts."""
+    if spec.key in TEMPLATE_KEYS:
+        template = {"native": (), "computed": False, "requires": Capability.CHAT_TEMPLATES}
+        return spec.model_copy(update={**template, "noop": ({}, None)})
     if spec.key == "data.gen_batch_size":
         oversampling = {"native": (), "computed": False, "requires": Capability.OVERSAMPLING}
         return spec.model_copy(update={**oversampling, "noop": (None, "${data.train_batch_size}")})

@@ -11,7 +11,11 @@ from quintet.config.dialects.verl.batches import GPUS, MODEL, ROLLOUT, num_gpus
 from quintet.config.dialects.verl.dialect import OUTPUT_PATH
 from quintet.config.dialects.verl.learners import policy_to_native
 from quintet.config.dialects.verl.release import policy_release_to_native
-from quintet.config.dialects.verl.run_settings import directory_to_native
+from quintet.config.dialects.verl.run_settings import (
+    chat_template_from_native,
+    chat_template_to_native,
+    directory_to_native,
+)
 from quintet.config.problems import ConfigProblem
 from quintet.errors import ConfigError
 
@@ -49,6 +53,7 @@ def generation_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
 def generation_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set the native keys of generation."""
     (_server_to_native if is_server(values) else _main_to_native)(values, native)
+    chat_template_to_native(values, native)
     rollout, _ = _keys(values)
     temperature, sampled = f"{rollout}.temperature", f"{rollout}.do_sample"
     native.set("rollout.do_sample", not _is_greedy(values), temperature, sampled)
@@ -114,3 +119,4 @@ def generation_from_native(foreign: ForeignBuilder) -> None:
     foreign.set("rollout.temperature", rollout.temperature if rollout.do_sample else 0.0)
     foreign.set("rollout.do_sample", rollout.do_sample)
     foreign.apply([file_list("external_libs", "model.external_lib", scalar=False, empty=None)])
+    chat_template_from_native(foreign)

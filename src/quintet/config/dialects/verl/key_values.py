@@ -60,7 +60,16 @@ def parse_names(value: object) -> object:
 
 
 _BETAS = parse_type("list of number >= 0 < 1")
+
+
+def _is_thinking_option(value: object) -> bool:
+    return isinstance(value, dict) and (
+        not value or (isinstance(value.get("enable_thinking"), bool) and len(value) == 1)
+    )
+
+
 VALUE_TYPES = {
+    "thinking_option": ValueType("nothing but enable_thinking", _is_thinking_option),
     "betas": ValueType(_BETAS.description, lambda value: _BETAS.accepts(parse_betas(value))),
     "text_of_names": ValueType("the text of a list", lambda value: parse_names(value) is not value),
     "bounds": ValueType("a number > 0, or two as lower_upper", _is_bounds),

@@ -61,6 +61,32 @@ DATA_RULES = (
 )
 
 
+CHAT_TEMPLATE, TEMPLATE_OPTIONS = "actor_rollout_ref.model.custom_chat_template", "data.apply_chat_template_kwargs"
+THINKING_TEMPLATES = {True: "native_thinking", False: "native_nonthinking"}
+"""The tokenizer's template by its option `enable_thinking`."""
+
+
+def chat_template_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set the text of the chat template, or the tokenizer's template with its option `enable_thinking`."""
+    text = values[CHAT_TEMPLATE] if CHAT_TEMPLATE in values.dialect.specs() else None
+    thinking = (values[TEMPLATE_OPTIONS] or {}).get("enable_thinking")
+    if text is not None:
+        native.set("data.template", text, CHAT_TEMPLATE)
+    if text is not None and thinking is not None:
+        native.require(TEMPLATE_OPTIONS, Capability.CHAT_TEMPLATES)
+    elif isinstance(thinking, bool):
+        native.set("data.template", THINKING_TEMPLATES[thinking], TEMPLATE_OPTIONS)
+
+
+def chat_template_from_native(foreign: ForeignBuilder) -> None:
+    """Set the keys of the chat template; one of Quintet's named templates has no counterpart."""
+    template = foreign.native_value("data.template")
+    if template in THINKING_TEMPLATES.values():
+        foreign.set(f"{TEMPLATE_OPTIONS}.enable_thinking", template == THINKING_TEMPLATES[True])
+    elif template is not None and ("{{" in template or "{%" in template):
+        foreign.set(CHAT_TEMPLATE, template)
+
+
 def reward_function(native: str) -> Derived:
     """Return the rule for a native key of a user's reward function."""
     return function_address(native, "custom_reward_function.path", "custom_reward_function.name", "compute_score")
