@@ -9,6 +9,7 @@ from quintet.config.composed import ComposedConfig
 from quintet.config.native.data import GenerationConfig, JudgeConfig
 from quintet.config.native.envs import SvgConfig
 from quintet.config.native.experiment import Experiment
+from quintet.config.native.losses import DistillationLossConfig, LossSection
 from quintet.config.native.mixed_envs import RunEnv
 from quintet.config.native.training import SftConfig
 from quintet.config.plan.advice import PlannedRun, advice
@@ -264,15 +265,27 @@ def _env(env: RunEnv, config: Experiment) -> str:
 
 
 def _algorithm(config: Experiment) -> str:
-    advantage, loss = config.algorithm.advantage, config.algorithm.loss.model_dump()
-    clip = loss.get("function", loss["name"])
-    if loss["name"] in CLIPPED_RATIO:
-        clip += f" clipped to {1 - loss['clip_low']:g} … {1 + loss['clip_high']:g}"
+    advantage, clip = config.algorithm.advantage, _loss(config.algorithm.loss)
     estimator = getattr(advantage, "function", advantage.name)
     terms = [term for term in (config.algorithm.kl_in_loss, config.algorithm.kl_in_reward) if term is not None]
     kl = [f"KL ({term.estimator}) × {term.coefficient:g} in the {term.apply_to}" for term in terms]
     kl_term = ", ".join(kl or ["no KL"])
     return f"{estimator}, {clip}, {kl_term}, learning rate {config.actor.optimizer.learning_rate:g}"
+
+
+def _loss(section: LossSection) -> str:
+    """Describe the policy loss, with the bounds of its ratio."""
+    if isinstance(section, DistillationLossConfig) and section.gradient == "direct":
+        text = f"distillation ({section.estimator})"
+    else:
+        loss = section.model_dump()
+        text = str(loss.get("function", loss["name"]))
+        text += f" ({section.estimator})" if isinstance(section, DistillationLossConfig) else ""
+        if loss["name"] in CLIPPED_RATIO:
+            text += f" clipped to {1 - loss['clip_low']:g} … {1 + loss['clip_high']:g}"
+    if isinstance(section, DistillationLossConfig) and section.task is not None:
+        return f"{_loss(section.task)} + {section.weight:g} × {text}"
+    return text
 
 
 def _placement_json(placement: Placement) -> dict[str, Any]:

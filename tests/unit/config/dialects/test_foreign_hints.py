@@ -27,6 +27,7 @@ CORRECTION = "algorithm.rollout_correction"
 BYPASS = f"{CORRECTION}.bypass_mode=true"
 DAPO = ["reward_model.reward_manager=dapo", "reward_model.reward_kwargs.overlong_buffer_cfg.enable=true"]
 MEGATRON = [f"{A}.strategy=megatron"]
+TEACHER_ENGINE = "distillation.teacher_models.teacher_model.inference"
 TEACHER = "distillation.teacher_models.teacher_model.model_path=DIRECTORY"
 VERL = [
     # batches
@@ -72,6 +73,8 @@ VERL = [
     # distillation
     ["distillation.enabled=true"],
     [TEACHER, "distillation.enabled=true", "distillation.distillation_loss.loss_mode=k1"],
+    [TEACHER, "distillation.enabled=true", f"{TEACHER_ENGINE}.max_model_len=9"],
+    [TEACHER, "distillation.enabled=true", "distillation.nnodes=1", "distillation.n_gpus_per_node=3", GPUS],
     # reward
     [*DAPO, "reward_model.reward_kwargs.overlong_buffer_cfg.len=null"],
     [*DAPO, "reward_model.reward_kwargs.overlong_buffer_cfg.len=100000"],

@@ -84,6 +84,11 @@ def test_what_waits_is_named(tmp_path: Path, changes: dict[str, Any], key: str) 
     [
         ({f"{TEACHER}.model_path": None}, f"{TEACHER}.model_path"),
         ({f"{LOSS}.loss_mode": "k1"}, f"{LOSS}.loss_mode"),
+        ({f"{TEACHER}.inference.max_model_len": 1024}, "max_model_len=1025"),
+        (
+            {"distillation.nnodes": 1, "distillation.n_gpus_per_node": 3},
+            f"{TEACHER}.inference.tensor_model_parallel_size=1",
+        ),
     ],
 )
 def test_what_verl_refuses_is_refused(tmp_path: Path, changes: dict[str, Any], key: str) -> None:
@@ -179,7 +184,7 @@ def test_settings_of_the_teachers_engine_change_nothing(tmp_path: Path) -> None:
     engine |= {"expert_parallel_size": 2, "pipeline_model_parallel_size": 2, "load_format": "dummy"}
     engine |= {"engine_kwargs": {"vllm": {"max_logprobs": 64}}, "limit_images": 2, "enable_chunked_prefill": False}
     engine |= {"enable_prefix_caching": False, "disable_log_stats": False, "skip_tokenizer_init": False}
-    engine |= {"max_model_len": 99, "prompt_length": 9, "response_length": 9, "temperature": 0.5}
+    engine |= {"max_model_len": 9999, "prompt_length": 9, "response_length": 9, "temperature": 0.5}
     keys: dict[str, Any] = {"distillation.teacher_key": "task", f"{LOSS}.clip_ratio": 0.3, f"{TEACHER}.key": "x"}
     keys |= {f"{LOSS}.policy_loss_mode": "vanilla", f"{TEACHER}.num_replicas": 2}
     keys |= {f"{LOSS}.{key}": value for key, value in loss.items()}
@@ -196,3 +201,18 @@ def test_a_translated_run_keeps_its_teacher(tmp_path: Path, changes: dict[str, A
     again = converted(tmp_path, "verl", text.tree)
     assert again.composed.experiment.algorithm.loss == converted_run.composed.experiment.algorithm.loss
     assert again.composed.experiment.reference.path == "some/teacher"
+
+
+def test_settings_that_only_count_with_task_rewards_are_named(tmp_path: Path) -> None:
+    keys = {"actor_rollout_ref.actor.use_kl_loss": True, "actor_rollout_ref.actor.entropy_coeff": 0.01}
+    budget = {"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 2}
+    remarks = run(tmp_path, POLICY_GRADIENT | keys | budget).composed.remarks
+    for key in keys:
+        assert any(remark.startswith(key) and "use_task_rewards = false" in remark for remark in remarks)
+
+
+def test_a_teacher_that_verl_drops_is_named(tmp_path: Path) -> None:
+    """Of `teacher_model` and others, only the others count."""
+    other = {"distillation.teacher_models.math": {"key": "math", "model_path": "another/teacher", "num_replicas": 1}}
+    remarks = run(tmp_path, other).composed.remarks
+    assert any("some/teacher" in remark and "verl drops teacher_model" in remark for remark in remarks)

@@ -170,7 +170,9 @@ def estimator_to_native(values: ForeignValues, native: NativeBuilder) -> None:
         return
     choose(native, ADVANTAGE, "arpo", ESTIMATOR, SAMPLES)
     settings = f"{values.describe(ESTIMATOR)} with {values.describe(SAMPLES)}"
-    native.remarks.append(f"{settings}: there is nothing to compare, and each response has its reward as advantage")
+    native.remarks.append(
+        f"{settings}: there is nothing to compare, and each response has its reward as advantage (arpo)"
+    )
 
 
 def _steps_to_native(values: ForeignValues, native: NativeBuilder) -> None:

@@ -40,11 +40,23 @@ def distillation_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     if not distills(values) or teacher is None:
         return
     path = f"{teacher}.model_path"
+    yield from _size_problems(values, teacher)
     if values[path] is None:
         yield values.problem(path, f"{values.describe(DISTILLS)} needs a teacher", f"{path}=DIRECTORY")
     if values.native(MODE) == "k1" and not values[IS_POLICY_GRADIENT]:
         problem = f"its gradient does not depend on the teacher: {values.describe(IS_POLICY_GRADIENT)}"
         yield values.problem(MODE, problem, f"{IS_POLICY_GRADIENT}=true, or {MODE}=k3")
+
+
+def _size_problems(values: ForeignValues, teacher: str) -> Iterator[ConfigProblem]:
+    """Yield sizes of the teacher that verl refuses: its sequences, and devices that do not divide by its engine's."""
+    longest, limit = sum(values[key] for key in LENGTHS) + 1, f"{teacher}.inference.max_model_len"
+    if values[limit] is not None and values[limit] < longest:
+        problem = f"the teacher reads prompt and response, and a token more: {values.describe(*LENGTHS)}"
+        yield values.problem(limit, problem, f"{limit}={longest}, or {limit}=null")
+    if devices := _num_teacher_devices(values):
+        tensor = f"{teacher}.inference.tensor_model_parallel_size"
+        yield from values.divisor_problems(tensor, devices, f"GPUs of the teacher, from {values.describe(NODES, GPUS)}")
 
 
 def distillation_to_native(values: ForeignValues, native: NativeBuilder) -> None:
@@ -53,6 +65,9 @@ def distillation_to_native(values: ForeignValues, native: NativeBuilder) -> None
         return
     _loss_to_native(values, native)
     teacher = _teacher(values)
+    default = f"{TEACHERS}.{DEFAULT_TEACHER}.model_path"
+    if teacher != f"{TEACHERS}.{DEFAULT_TEACHER}" and values.is_set(default) and values[default] is not None:
+        native.remarks.append(f"{values.describe(default)} has no effect: verl drops {DEFAULT_TEACHER} beside others")
     if teacher is not None:
         _teacher_to_native(values, native, teacher)
     else:
@@ -74,10 +89,12 @@ def _loss_to_native(values: ForeignValues, native: NativeBuilder) -> None:
             native.require(ACTOR_LOSS, Capability.MIXED_LOSSES)
             native.set(LOSS, {"name": "ppo"}, ACTOR_LOSS)
         if native.get("algorithm.kl") is not None:
-            native.require(KL_IN_LOSS if values[KL_IN_LOSS] else KL_IN_REWARD, Capability.TEACHERS)
+            native.require(KL_IN_LOSS if values[KL_IN_LOSS] else KL_IN_REWARD, Capability.TEACHER_AND_REFERENCE)
         native.move(LOSS, f"{LOSS}.task")
     else:
         native.move(LOSS, None)
+        unused = [key for key in (KL_IN_LOSS, KL_IN_REWARD, ENTROPY) if values.is_set(key) and values[key]]
+        native.remarks += [f"{values.describe(key)} has no effect: {values.describe(TASK_REWARDS)}" for key in unused]
         native.set("algorithm.entropy_coefficient", 0.0, TASK_REWARDS)
     for section in ("algorithm.kl", "algorithm.reward_kl"):
         native.move(section, None)
