@@ -44,5 +44,5 @@ def use_separate_engines(
         group = FreeRunningEngines(engines) if overlap else RoutedEngines(engines)
         return group, WeightSync(remote.weights, group, config)
 
-    monkeypatch.setattr(components, "_build_engines", build_engines)
+    monkeypatch.setattr(components, "build_engines", build_engines)
     monkeypatch.setattr(components, "overlaps_training", lambda config: overlap)

@@ -231,7 +231,7 @@ def test_explain_tells_the_dialects_keys_apart(
         (["trainer.balance_batch", "--dialect", "verl"], 0, "releases since 0.3.0"),
         (["actor_rollout_ref.rollout.mode", "--dialect", "ragen"], 0, "(verl, verl_rollout)"),
         (["critic.optim.weight_decay"], 0, "has the documentation of actor_rollout_ref.actor.optim.weight_decay"),
-        (["critic.optim.name", "--dialect", "verl"], 2, "is a key of verl without documentation here"),
+        (["critic.engine", "--dialect", "verl"], 2, "is a key of verl without documentation here"),
         (["trainer.balance_bach", "--dialect", "verl"], 2, "did you mean trainer.balance_batch?"),
     ],
 )
