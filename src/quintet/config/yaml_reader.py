@@ -1,6 +1,6 @@
 """Reader of YAML files and `key=value` overrides that records the source of each key.
 
-Only plain data: text, numbers, true and false, null, lists and mappings. Dates stay text; tags and aliases are refused.
+Only plain data: text, numbers, true and false, null, lists and mappings. Dates stay text; tags are refused.
 """
 
 import re
@@ -25,6 +25,7 @@ MAX_VALUES = 10_000
 """Keys and values in a file or an override. Composition takes up to 0.4 ms for each, and a long configuration has a
 tenth of that."""
 SCALAR_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str")}
+MERGE_TAG = "tag:yaml.org,2002:merge"
 COLLECTION_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("seq", "map")}
 
 SourceOf = Callable[[yaml.Node], str]
@@ -36,7 +37,7 @@ def read_file(path: Path, sources: Sources) -> dict[str, Any]:
     """Return the tree of a YAML file, and add `file.yaml:LINE` for each of its keys to `sources`.
 
     Raises:
-        ConfigError: it is not YAML or not a mapping, has a key twice, or uses tags or aliases.
+        ConfigError: it is not YAML or not a mapping, has a key twice, or uses tags.
         MachineError: it is missing or cannot be read.
     """
     tree, lines = _parse_file(read_text(path), " ".join(str(path).splitlines()))
@@ -105,27 +106,55 @@ def _compose(text: str, name: str) -> yaml.Node | None:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses aliases, deep nesting and many values: a short file could expand to gigabytes or refer to itself."""
+    """Refuses deep nesting and many values, those of aliases included: a short file could expand to gigabytes or refer
+    to itself."""
 
     def __init__(self, text: str, name: str) -> None:
         super().__init__(text)
         self._name, self._depth, self._count = name, 0, 0
+        self._heights: list[int] = []
+        """Levels below each node that is being composed."""
+        self._extents: dict[int, tuple[int, int]] = {}
+        """Number of values and of levels of each complete node, by `id`."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        self._count += 1
-        self._depth += 1
         event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
         where = f"{self._name}:{_line(event.start_mark)}"
         if isinstance(event, yaml.AliasEvent):
-            raise ConfigError(f"{where} uses an alias, *{event.anchor}", source=where, hint="write the values out")
+            return self._aliased(super().compose_node(parent, index), where, str(event.anchor))
+        before, self._depth = self._count, self._depth + 1
+        self._add(1, where)
         if self._depth > MAX_DEPTH and isinstance(event, yaml.CollectionStartEvent):
             raise ConfigError(f"{where} is nested too deeply", source=where, hint="write the values out")
-        if self._count > MAX_VALUES:
-            message = f"{self._name} has more than {MAX_VALUES:,} values"
-            raise _LimitError(message, source=self._name, hint="shorten its lists")
+        self._heights.append(0)
         node = super().compose_node(parent, index)
+        height = self._heights.pop() + 1
+        self._extents[id(node)] = self._count - before, height
+        self._grow(height)
         self._depth -= 1
         return node
+
+    def _aliased(self, node: yaml.Node | None, where: str, anchor: str) -> yaml.Node | None:
+        """Return the node of an alias, with its values and levels counted once more."""
+        count, height = self._extents.get(id(node), (0, 0))
+        if not count:
+            message = f"{where}: the alias *{anchor} stands inside of its anchor, and refers to itself"
+            raise ConfigError(message, source=where, hint="write the values out")
+        if self._depth + height > MAX_DEPTH:
+            raise ConfigError(f"{where} is nested too deeply", source=where, hint="write the values out")
+        self._add(count, where)
+        self._grow(height)
+        return node
+
+    def _add(self, count: int, where: str) -> None:
+        self._count += count
+        if self._count > MAX_VALUES:
+            message = f"{self._name} has more than {MAX_VALUES:,} values, at line {where.rpartition(':')[2]}"
+            raise _LimitError(message, source=self._name, hint="shorten its lists")
+
+    def _grow(self, height: int) -> None:
+        if self._heights:
+            self._heights[-1] = max(self._heights[-1], height)
 
 
 def _line(mark: Any) -> int:
@@ -182,7 +211,7 @@ def _similar_path(path: Path) -> str:
 def _mapping(node: yaml.MappingNode, prefix: str, where: SourceOf, sources: Sources) -> dict[str, Any]:
     _refuse_tag(node, where)
     tree: dict[str, Any] = {}
-    for key_node, value_node in node.value:
+    for key_node, value_node in _pairs(node, where):
         key, source = _key(key_node, where), where(key_node)
         dotted = f"{prefix}{key}"
         if key in tree:
@@ -198,6 +227,22 @@ def _mapping(node: yaml.MappingNode, prefix: str, where: SourceOf, sources: Sour
         else:
             tree[key] = _construct(value_node, where)
     return tree
+
+
+def _pairs(node: yaml.MappingNode, where: SourceOf) -> list[tuple[yaml.Node, yaml.Node]]:
+    """Return the keys and values of a mapping, first those that `<<` merges and its own keys do not replace."""
+    own = [pair for pair in node.value if pair[0].tag != MERGE_TAG]
+    if len(own) == len(node.value):
+        return own
+    names = {_key(key, where) for key, _ in own}
+    merged: dict[str, tuple[yaml.Node, yaml.Node]] = {}
+    for value in (value for key, value in node.value if key.tag == MERGE_TAG):
+        for part in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+            if not isinstance(part, yaml.MappingNode):
+                raise ConfigError(f"{where(part)}: << merges sections only", source=where(part), hint="<<: *ANCHOR")
+            for pair in _pairs(part, where):
+                merged.setdefault(_key(pair[0], where), pair)
+    return [*(pair for name, pair in merged.items() if name not in names), *own]
 
 
 def _key(node: yaml.Node, where: SourceOf) -> str:
@@ -223,7 +268,7 @@ def _construct(node: yaml.Node, where: SourceOf) -> Any:
     if isinstance(node, yaml.SequenceNode):
         return [_construct(item, where) for item in node.value]
     if isinstance(node, yaml.MappingNode):
-        return {_key(key, where): _construct(value, where) for key, value in node.value}
+        return {_key(key, where): _construct(value, where) for key, value in _pairs(node, where)}
     if node.tag == "tag:yaml.org,2002:timestamp":
         return node.value
     if isinstance(node, yaml.ScalarNode) and node.style is None and FLOAT.fullmatch(node.value):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from quintet.config.compose import load_experiment
 from quintet.config.composed import ComposedConfig, errors_with_sources
 from quintet.config.native.experiment import Experiment
+from quintet.config.yaml_reader import read_file
 from quintet.config.yaml_writer import dump_config
 from quintet.errors import ConfigError, MachineError
 
@@ -177,7 +178,14 @@ def test_a_dumped_configuration_is_the_same_run(
         ("seed: 1\nseed: 2\n", ["seed is set twice", ":1", ":2"]),
         ("training:\n  steps: 1\n  steps: 2\n", ["training.steps is set twice", ":2", ":3"]),
         ("env: {size: 4, size: 5}", ["env.size is set twice"]),
-        ("seed: &a 1\ntraining: {steps: *a}\n", [":2", "alias"]),
+        ("seed: 1\ntraining: &a {steps: *a}\n", [":2", "*a", "refers to itself"]),
+        (
+            "".join(f"k{n}: &k{n} [{', '.join([f'*k{n - 1}' if n else '1'] * 9)}]\n" for n in range(9)),
+            ["10,000 values"],
+        ),
+        ("".join(f"k{n}: &k{n} [[[[[*k{n - 1}]]]]]\n" if n else "k0: &k0 [1]\n" for n in range(9)), ["too deeply"]),
+        ("seed: *b\n", [":1", "undefined alias"]),
+        ("training:\n  <<: 5\n", [":2", "<<"]),
         ("seed: !!python/name:os.system x\n", [":1", "tag"]),
         ("seed: !!int x\n", [":1", "'x'"]),
         ("? [a, b]\n: 1\n", [":1", "key"]),
@@ -243,3 +251,20 @@ def test_configuration_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
+
+
+def test_anchors_and_merged_sections_are_expanded(tmp_path: Path) -> None:
+    """As PyYAML and Hydra do: own keys replace merged ones, and of several sections the first counts."""
+    text = """
+steps: &steps 7
+first: &first {a: 1, b: *steps}
+second: &second {b: 2, c: [*steps, *first]}
+merged: {<<: [*first, *second], a: 3}
+"""
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    sources: dict[str, str] = {}
+    tree = read_file(path, sources)
+    assert tree == yaml.safe_load(text)
+    assert tree["merged"] == {"b": 7, "c": [7, {"a": 1, "b": 7}], "a": 3}
+    assert sources["merged.b"] == f"{path}:3"

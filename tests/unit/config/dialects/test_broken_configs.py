@@ -43,7 +43,7 @@ LEADS = "defaults:\n  - x\n  - _self_\n"
 @pytest.mark.parametrize(
     ("content", "part"),
     [
-        ("q: &a [1]\nb: [*a, *a]\n", "x.yaml:2 uses an alias, *a"),
+        ("q: &a [*a]\n", "x.yaml:1: the alias *a stands inside of its anchor"),
         ("q: 1\nq: 2\n", "q is set twice"),
         ("q:\n\t- 1\n", "x.yaml:2 is not YAML"),
         (b"q: \xe4\n", "x.yaml:1 is not UTF-8"),
