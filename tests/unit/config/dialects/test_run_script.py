@@ -180,8 +180,45 @@ python3 -m M a=$A b=$B c=$C""",
 python3 -m M $N $T $(echo x/y/z | cut -f 2- -d /) $(echo plain | cut -d, -f1) $(echo a-b | tr -- '-' '_')""",
     "prompts": """read -p 'port? ' PORT </dev/null; python3 -m M port=${PORT:-5000}""",
     "own words": """python3 -m M a=1 "$@" $@ ${@:2} b=2""",
+    "sourced files": """A=1; BS=64; source env.sh; python3 -m M bs=$BS $ONLY_THERE
+. ./env.sh x "y z"; python3 -m M $FIRST
+[ -f env.sh ] && source env.sh; D=$(dirname "$PWD/x"); . "$D/env.sh"; python3 -m M $BS; greet you; greet me
+[ -f nothing.sh ] && source nothing.sh; set -a; . sub/set.sh; set +a; python3 -m M $IN_SUB
+f() { source sub/set.sh; return; python3 -m M no; }; f; python3 -m M "$(. env.sh; echo $BS)" """,
+    "arithmetic commands": """n=3; let n*=2; let "m = n + 1" k=m-2; let n++; python3 -m M $n $m $k
+declare -i x=5+3 y; y=x*2; x+=1; typeset -i z=$n+1
+f() { local -i q=4*4; q+=1; python3 -m M q=$q; }; f
+python3 -m M $x $y $z; (( a = 2, b = a + 1 )); ((++a)); python3 -m M $a $b; let a-3 || python3 -m M zero
+declare -i neg=-1; python3 -m M $neg; unset neg; neg=1+1; python3 -m M $neg""",
+    "evaluated words": """A=1; N=A; eval "A=5; B='x y'"; eval "$N=7"; python3 -m M $A "$B"
+C='python3 -m M c=1'; eval $C d=2
+eval "f() { python3 -m M in=$A; }"; f; eval 'for n in 1 2; do python3 -m M n=$n; done'""",
+    "inner scripts": """A=1; export E=2; bash inner.sh "x y" 3; MODEL=q bash inner.sh
+/bin/bash -e -u ./inner.sh $A; python3 -m M $A $E $MODEL
+for n in 1 2; do bash inner.sh $n; done; env MODEL=w bash -x inner.sh; (exec bash inner.sh last); set -a; A=4
+bash inner.sh; exec bash inner.sh end; python3 -m M no""",
     "crlf": "A=1\r\npython3 -m M \\\r\n a=$A\r\n",
 }
+
+
+FILES = {
+    "env.sh": """BS=128
+export ONLY_THERE="o=1"
+FIRST="$1 $2 $#"
+greet() {
+  python3 -m M hello=$1
+}
+return 0
+BS=1
+""",
+    "sub/set.sh": "IN_SUB=yes\n",
+    "inner.sh": """E=${E}0
+python3 -m M in "a=${A:-none}" e=$E m=${MODEL:-no} n=$# "$@"
+[ "$1" = last ] && exit 3
+A=inner
+""",
+}
+"""Files beside the script of each snippet."""
 
 
 @pytest.mark.parametrize("name", SNIPPETS)
@@ -190,7 +227,10 @@ def test_words_are_those_that_a_shell_gives(name: str, tmp_path: Path) -> None:
     if bash is None:
         pytest.skip("no bash to compare with")
     text = SNIPPETS[name].replace("\r\n", "\n")
-    stub = "python3() { shift 2; printf '%s\\0' \"$@\"; }\n"
+    for file, content in FILES.items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(content)
+    stub = "python3() { shift 2; printf '%s\\0' \"$@\"; }; export -f python3\n"
     done = subprocess.run(
         [bash, "--norc", "-c", stub + text], capture_output=True, check=False, env={"HOME": "/home/me"}, cwd=tmp_path
     )

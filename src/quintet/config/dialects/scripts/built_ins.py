@@ -27,11 +27,16 @@ COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
 }
 SIMPLE_REGULAR_EXPRESSION = re.compile(r"(?:[\w^$.*+?/-]|\[\^?[\w-]+\])+")
 """Pattern after `=~` that Python and a shell understand alike."""
+ARITHMETIC_EFFECT = re.compile(r"(?:\+\+|--)\s*([A-Za-z_]\w*)|([A-Za-z_]\w*)\s*(?:\+\+|--|(?:<<|>>|[-+*/%&|^])?=(?!=))")
+"""Part of an arithmetic expression that sets a variable."""
+PREFIX_STEP = re.compile(r"\s*(\+\+|--)\s*([A-Za-z_]\w*)\s*")
+INTEGER_LITERAL = re.compile(r"0|-?[1-9]\d{0,17}")
 READ_OPTIONS = re.compile(r"-[ers]*(?P<option>[adinNptu])?")
 BUILT_INS = frozenset(
     (
         *("[", "[[", "test", "export", "local", "declare", "typeset", "readonly", "cd", "read", "mapfile", "readarray"),
         *("unset", "true", "false", ":", "echo", "printf", "shift", "set", "trap", "wait", "shopt", "command"),
+        *("let", "source", ".", "eval"),
     )
 )
 SILENT_PROGRAMS = frozenset(("mkdir", "rm", "rmdir", "touch", "sleep", "exec", "cp", "mv", "ulimit"))
@@ -65,6 +70,10 @@ class BuiltInReader(WordReader):
                 name, index, append = matched.groups()
                 before = self.variables.values.get(name, ()) if append else ()
                 text = "".join(before[:1]) + word.text[matched.end() :]
+                expression = word.text[matched.end() :] or "0"
+                if name in self.variables.integers and not (INTEGER_LITERAL.fullmatch(expression) and not append):
+                    self.assign_arithmetic(f"{name}{append}={expression}", word.source)
+                    continue
                 values = (text,) if word.items is None else (*before, *word.items)
                 if word.items is not None:
                     values = next(filter(self.variables.is_unknown_count, (before, word.items)), values)
@@ -74,7 +83,11 @@ class BuiltInReader(WordReader):
 
     def assign_arithmetic(self, expression: str, source: str) -> Status:
         """Evaluate `i++`, `i=0`, `i+=2` or an expression without side effects; return whether it is not 0."""
-        matched = ARITHMETIC_ASSIGNMENT.fullmatch(expression)
+        if "," in expression and not re.search(r"[()]", expression):
+            *others, expression = expression.split(",")
+            for other in others:
+                self.assign_arithmetic(other, source)
+        matched = ARITHMETIC_ASSIGNMENT.fullmatch(PREFIX_STEP.sub(r"\2\1", expression))
         if matched is None:
             value = self.evaluate(expression, source)
         else:
@@ -83,6 +96,8 @@ class BuiltInReader(WordReader):
             value = self.evaluate(f"{name} {sign} ({operand})" if sign else operand, source)
             self.variables.assign(name, (str(value),), self.line)
         if isinstance(value, str):
+            effects = {name for names in ARITHMETIC_EFFECT.findall(expression) for name in names if name}
+            self.forget(effects - ({matched["name"]} if matched else set()), "is not integer arithmetic", self.line)
             self.unknown_in_condition = str(self.variables.find_unknown(value))
             return None
         return value != 0
@@ -102,6 +117,8 @@ class BuiltInReader(WordReader):
                 return self._read(words)
             case "command":
                 return self._is_command(words)
+            case "let":
+                return [self.assign_arithmetic(word.text, word.source) for word in words or ()][-1] if words else False
         self._change_state(name, words)
         return name != "false"
 
@@ -118,6 +135,7 @@ class BuiltInReader(WordReader):
                 self.forget(names[-1:] or ["MAPFILE"], PROMPTED, self.line)
             case "unset":
                 self.variables.values |= {word.text: () for word in words}
+                self.variables.integers -= {word.text for word in words}
             case "echo" | "printf":
                 self._print(name, words)
             case "shift":
@@ -125,8 +143,19 @@ class BuiltInReader(WordReader):
                 self.set_arguments((self.variables.arguments or ())[count:])
             case "set":
                 fields = [text for word in words for text in word.arguments]
+                self._set_export_all(fields)
                 if "--" in fields:
                     self.set_arguments(tuple(fields[fields.index("--") + 1 :]))
+
+    def _set_export_all(self, fields: Sequence[str]) -> None:
+        """Apply `set -a` and `set -o allexport`, and the same with `+`."""
+        for option, following in zip_longest(fields, fields[1:], fillvalue=""):
+            if option == "--":
+                return
+            if re.fullmatch(r"[-+][a-zA-Z]*a[a-zA-Z]*", option) or (
+                option in ("-o", "+o") and following == "allexport"
+            ):
+                self.variables.exports_all = option[0] == "-"
 
     def set_arguments(self, arguments: tuple[str, ...]) -> None:
         """Set `$1`, `$2`, … and `$#` in a function."""
@@ -139,13 +168,16 @@ class BuiltInReader(WordReader):
 
     def _declare(self, name: str, words: Sequence[Word]) -> None:
         names = [re.split(r"\+?=|\[", word.source)[0] for word in words if not word.source.startswith("-")]
+        options = "".join(word.source for word in words if word.source.startswith("-"))
         if name in ("local", "declare", "typeset") and self.local_values:
             for each in names:
                 self.local_values[-1].setdefault(each, self.variables.values.get(each))
             assigned = {re.split(r"\+?=|\[", word.source)[0] for word in words if "=" in word.source}
             self.variables.values |= {each: () for each in names if each not in assigned}
+        if name != "export" and "i" in options:
+            self.variables.integers.update(names)
         self.assign(words)
-        if name == "export":
+        if name == "export" or (name != "readonly" and "x" in options):
             self.variables.exported.update(names)
 
     def _print(self, name: str, words: Sequence[Word]) -> None:

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 from quintet.config.dialects.scripts.built_ins import BuiltInReader, Status
 from quintet.config.dialects.scripts.shell_variables import Variables
@@ -22,6 +23,8 @@ class Argument:
 
     text: str
     line: int
+    path: Path
+    """The file in which it stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,15 @@ class ScriptCommand:
     """Its name and arguments."""
     exports: Mapping[str, str] = field(default_factory=dict)
     """Variables that the script has exported before."""
+    start_line: int | None = None
+    """Line of the main script from which it is reached, if it stands in another file."""
+    in_process: bool = False
+    """Whether it is one of a script that the main script runs in a process of its own."""
+
+    @property
+    def source(self) -> str:
+        """Its `FILE:LINE`."""
+        return f"{self.words[0].path}:{self.words[0].line}"
 
 
 class CommandListReader(BuiltInReader):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -22,7 +22,7 @@ from quintet.config.dialects.scripts.override_list import (
     keys_as_tree,
     read_override_list,
 )
-from quintet.config.dialects.scripts.shell_variables import MARKER, Variables, script_error, unknown_words_hint
+from quintet.config.dialects.scripts.shell_variables import MARKER, Variables, cleaned, script_error, unknown_words_hint
 from quintet.config.dialects.scripts.trainer_calls import (
     NAMES,
     TRAINERS,
@@ -118,7 +118,7 @@ def read_run_script(path: Path, environment: Mapping[str, str] | None = None) ->
     if path.suffix in YAML:
         return _over_base(path) or _evaluation(path) or RunScript(path)
     path, selected = _path_and_call(path)
-    text = read_text(path).translate(dict.fromkeys([0, *range(0xE000, 0xE008)]))
+    text = cleaned(read_text(path))
     if path.suffix not in SHELL and is_override_list(text):
         overrides = read_override_list(path, text)
         dialect = next(iter(detect(keys_as_tree(override for override, _ in overrides))), None)
@@ -177,15 +177,22 @@ def _read_script(path: Path, text: str, environment: Mapping[str, str], selected
     text = COMMENT_LINES.sub(lambda matched: "\\\n" * matched[0].count("\n"), text)
     script = all_commands(text, variables, environment)
     calls = distinct_calls(script.commands)
-    chosen = [each for each in calls if (each[1].line, each[1].iteration)[: len(selected)] == selected] or calls
+    of_script = [each for each in calls if each[1].path is None]
+    chosen = [each for each in calls if (each[1].line, each[1].iteration)[: len(selected)] == selected]
+    chosen = (selected and chosen) or of_script or calls
     if not chosen:
-        raise no_trainer_error(path, script)
+        raise no_trainer_error(path, script, variables)
     if len(chosen) > 1:
         raise many_calls_error(path, [call for _, call in chosen], variables)
     command, call = chosen[0]
     before = script.commands[: script.commands.index(command)]
-    arguments = _TrainerArguments(path, variables, call)
-    return arguments.run_script(_yaml_path_option(before), comment_lines, _written_sections(path, before, call))
+    arguments = _TrainerArguments(call.path or path, variables, call)
+    found = arguments.run_script(_yaml_path_option(before), comment_lines, _written_sections(before, call))
+    remarks = [
+        f"{re.sub('^line ', f'{path}:', place)}: {reason}; the variables that it sets are not known"
+        for place, reason in variables.unread.items()
+    ]
+    return replace(found, remarks=(*remarks, *found.remarks))
 
 
 def _yaml_path_option(commands: Sequence[ScriptCommand]) -> Argument | None:
@@ -197,7 +204,7 @@ def _yaml_path_option(commands: Sequence[ScriptCommand]) -> Argument | None:
     return None
 
 
-def _written_sections(path: Path, commands: Sequence[ScriptCommand], call: TrainerCall) -> list[Override]:
+def _written_sections(commands: Sequence[ScriptCommand], call: TrainerCall) -> list[Override]:
     """Return the sections that programs before the trainer write, as overrides; the last one counts."""
     sections: list[Override] = []
     for command in commands:
@@ -207,7 +214,7 @@ def _written_sections(path: Path, commands: Sequence[ScriptCommand], call: Train
             module, words[words.index(module) + 1 :] if module in words else []
         )
         if written and not any(MARKER.search(word) for word in words):
-            source = f"{path}:{command.words[0].line}"
+            source = command.source
             sections = [(override, source) for override, _ in as_overrides(written, str)]
     return sections
 
@@ -222,7 +229,7 @@ def _split_options(words: Sequence[Argument], names: Mapping[str, str]) -> tuple
         if option not in names:
             others.append(word)
         else:
-            inline = Argument(value, word.line)
+            inline = replace(word, text=value)
             options[names[option]] = inline if sign else next(following, inline)
     return options, others
 
@@ -253,7 +260,7 @@ class _TrainerArguments:
         if config is None:
             self.overrides = [*self._without_choices()]
         beneath = self._framework_overrides() if config is None else []
-        beneath += as_overrides(self._program_file()[1], lambda _: f"{self.path}:{self.call.line}")
+        beneath += as_overrides(self._program_file()[1], lambda _: self.call.source)
         if self.env_file is not None:
             lines: dict[str, str] = {}
             beneath += as_overrides(read_file(self.env_file, lines), lines.__getitem__)
@@ -269,7 +276,7 @@ class _TrainerArguments:
         remarks = tuple(
             f"{self.path}:{line}: a shell ends the command at this comment; the lines after it are read as well"
             for line in comment_lines
-            if self.call.words and self.call.line < line < self.call.words[-1].line
+            if self.call.words and self.call.path is None and self.call.line < line < self.call.words[-1].line
         )
         environment = self.call.exports
         return RunScript(
@@ -309,7 +316,7 @@ class _TrainerArguments:
             if key in NAMES:
                 self._add_name(word.text, source)
                 return
-            reason = f"{unknown} (line {unknown.line})"
+            reason = f"{unknown} ({unknown.place})"
             if "=" not in word.text or self.variables.find_unknown(key) is not None:
                 raise script_error(source, reason, unknown_words_hint(reason))
             self.missing.append(MissingValue(key, source, reason))
@@ -330,16 +337,16 @@ class _TrainerArguments:
             shown = re.sub(r"\W+", "-", unknown.construct).strip("-")
             shown = shown if re.match(r"[A-Za-z]", shown) else f"argument-{shown}"
             text = MARKER.sub(shown, text, count=1)
-            self.remarks.append(f"{source}: {unknown} (line {unknown.line}): the name has {shown} in its place")
+            self.remarks.append(f"{source}: {unknown} ({unknown.place}): the name has {shown} in its place")
             unknown = self.variables.find_unknown(text)
         self.overrides.append((text, source))
 
     def _source(self, word: Argument) -> str:
-        return f"{self.path}:{word.line}"
+        return f"{word.path}:{word.line}"
 
     def _option_text(self, option: Argument) -> str:
         if (unknown := self.variables.find_unknown(option.text)) is not None:
-            raise script_error(self._source(option), f"{unknown} (line {unknown.line})", "write it out")
+            raise script_error(self._source(option), f"{unknown} ({unknown.place})", "write it out")
         return option.text
 
     def _config_file(self) -> Path | None:
@@ -376,7 +383,7 @@ class _TrainerArguments:
         """Return what a file that comes with the framework sets differently from the reference."""
         named = self.options.get("name")
         file = Path(named.text if named else self._program_file()[0]).name
-        source = self._source(named) if named else f"{self.path}:{self.call.line}"
+        source = self._source(named) if named else self.call.source
         return as_overrides(FRAMEWORK_FILES.get(file.removesuffix(".yaml"), {}), lambda _: source)
 
     def _without_choices(self) -> Iterator[Override]:

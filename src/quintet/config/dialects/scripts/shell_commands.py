@@ -8,14 +8,14 @@ unknown.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 
 from quintet.config.dialects.scripts.built_ins import ASSIGNMENT, BUILT_INS, SILENT_PROGRAMS, Status
 from quintet.config.dialects.scripts.command_lists import Argument, ScriptCommand
-from quintet.config.dialects.scripts.loops import LoopReader
+from quintet.config.dialects.scripts.inner_scripts import MAX_DEPTH, InnerScriptReader
 from quintet.config.dialects.scripts.shell_variables import MARKER, Variables
 from quintet.config.dialects.scripts.shell_words import BLANKS, Word
 from quintet.errors import ConfigError
@@ -27,8 +27,6 @@ CASE_PATTERN = re.compile(r"[^)]*\)")
 ARITHMETIC_COMMAND = re.compile(r"\(\((?P<expression>(?:[^()]|\([^()]*\))*)\)\)")
 TESTS = ("[", "[[", "test")
 JUMPS = ("break", "continue", "return", "exit")
-MAX_DEPTH = 12
-"""Calls of functions and `$(…)` inside one another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,29 +66,19 @@ def _matches_pattern(text: str, pattern: str) -> Status:
     return any(fnmatchcase(text, re.sub("[\"']", "", choice)) for choice in choices)
 
 
-def _script_command(words: Sequence[Word], exports: Mapping[str, str] | None = None) -> ScriptCommand:
-    arguments = tuple(Argument(text, word.line) for word in words for text in word.fields)
-    return ScriptCommand(arguments, exports or {})
-
-
-class _CommandReader(LoopReader):
+class _CommandReader(InnerScriptReader):
     def __init__(self, text: str, variables: Variables, first_line: int) -> None:
         super().__init__(text, variables, first_line)
-        self.functions: dict[str, int] = {}
-        """Position of the body of each function."""
         self.called: set[str] = set()
         self.after_exit: list[ScriptCommand] = []
-        self.counts_arguments = False
-        """Whether the last condition compares the number of the script's arguments."""
-        self.depth = 0
 
     def read_uncalled_functions(self) -> None:
         """Read the functions that the script does not call, with unknown arguments, in place of its commands."""
         self.commands, self.jump = [], ""
-        for name, position in list(self.functions.items()):
+        for name, (text, position) in list(self.functions.items()):
             if name not in self.called:
-                self.position = position
-                self._branch(None, self._command)
+                with self.reading(text, position):
+                    self._branch(None, self._command)
 
     def print_text(self, text: str | None) -> None:
         if not self.redirected:
@@ -164,7 +152,7 @@ class _CommandReader(LoopReader):
         position = self.position
         self._branch(False, self._command)
         if not self.skipped:
-            self.functions[name] = position
+            self.functions[name] = (self.current_text(), position)
 
     def _subshell(self) -> Status:
         """Read the commands of `(…)`, which change no variables outside."""
@@ -229,7 +217,7 @@ class _CommandReader(LoopReader):
             self.variables.values = after
             return True if is_known else None
         if self.skipped:
-            self.after_exit += [_script_command(words)] if self.jump == "exit" else []
+            self.after_exit += [self._script_command(words)] if self.jump == "exit" else []
             return None
         name = words[0].source
         if name in TESTS:
@@ -242,33 +230,36 @@ class _CommandReader(LoopReader):
             self.variables.values = after
             follow = partial(self._call, words[0].text) if is_program else partial(self.built_in, name)
             status = follow(words[1:])
-            self._restore(assigned)
+            self.restore(assigned)
         else:
             status = None
-            self._run_program(words)
+            self.variables.values = after
+            self._run_program(words, assigned)
+            self.variables.values = before
         if status is None:
             unknown = self.variables.find_unknown("".join(word.text for word in words))
             self.unknown_in_condition = str(unknown or self.unknown_in_condition)
         return status
 
-    def _run_program(self, words: Sequence[Word]) -> None:
-        command = _script_command(words, self.variables.known_exports())
+    def _script_command(self, words: Sequence[Word]) -> ScriptCommand:
+        path = self.variables.path
+        arguments = tuple(Argument(text, word.line, path) for word in words for text in word.fields)
+        start_line = self.start_line if path != self.variables.script else None
+        return ScriptCommand(arguments, self.variables.known_exports(), start_line, self.in_process)
+
+    def _run_program(self, words: Sequence[Word], assigned: Iterable[str]) -> None:
+        command = self._script_command(words)
         self.commands += [command] if command.words else []
+        self.run_inner_script(words, assigned)
         if words[0].text not in SILENT_PROGRAMS:
             self.print_text(None)
-
-    def _restore(self, values: Mapping[str, tuple[str, ...] | None]) -> None:
-        """Set variables to earlier values; None unsets them."""
-        for name, value in values.items():
-            self.variables.values.pop(name, None)
-            self.variables.values |= {} if value is None else {name: value}
 
     def _jump(self, name: str, words: Sequence[Word]) -> Status:
         """Begin a `break`, `continue`, `return` or `exit`."""
         argument = next((word.text for word in words), "")
         if name == "exit" and self.counts_arguments:
             return None  # those of the script are on Quintet's command line
-        self.jump = "exit" if name == "return" and not self.local_values else name
+        self.jump = "exit" if name == "return" and not (self.local_values or self.source_depth) else name
         self.jump_line = self.line
         self.levels = int(argument) if argument.isdecimal() else 1
         return argument == "0" if argument.isdecimal() else None
@@ -278,30 +269,25 @@ class _CommandReader(LoopReader):
         if self.depth >= MAX_DEPTH:
             raise self.error(f"{name} is called too deeply", "write out one of its runs", self.line)
         self.called.add(name)
-        variables = self.variables
+        variables, redirected = self.variables, self.redirected
         unknown = next((MARKER.findall(word.expansion)[0] for word in words if word.count_is_unknown), None)
         arguments = tuple(text for word in words for text in word.arguments)
-        outside = variables.arguments
-        numbers = {each: variables.values.get(each) for each in variables.values if each.isdecimal() or each == "#"}
-        position, ended_by, documents, jumps = self.position, self.ended_by, self.here_documents, self.possible_jumps
-        redirected = self.redirected
-        variables.arguments, self.here_documents, self.possible_jumps = (), [], set()
-        self.set_arguments(arguments if unknown is None else (f"\ue000{unknown}\ue001",) * 9)
-        self.local_values.append({})
-        self.depth += 1
-        before, printed = dict(variables.values), len(self.output or ())
-        self.position = self.functions[name]
-        status = self._command()
-        if self.jump == "return":
-            status, self.jump = None, ""
-        if "return" in self.possible_jumps:
-            status = None
-            self.forget(self._changes(before), f"may be set by {name}", self.line)
-        self.depth -= 1
+        before, printed, integers = dict(variables.values), len(self.output or ()), set(variables.integers)
+        text, position = self.functions[name]
+        with self.arguments(arguments if unknown is None else (f"\ue000{unknown}\ue001",) * 9):
+            with self.reading(text, position):
+                self.source_depth = 0
+                self.local_values.append({})
+                status = self._command()
+                may_return = "return" in self.possible_jumps
+                local_values = self.local_values.pop()
+            if self.jump == "return":
+                status, self.jump = None, ""
+            if may_return:
+                status = None
+                self.forget(self._changes(before), f"may be set by {name}", self.line)
+            self.restore(local_values)
+        variables.integers = (variables.integers - local_values.keys()) | (integers & local_values.keys())
         if redirected and self.output is not None:
             del self.output[printed:]
-        self._restore(dict.fromkeys(each for each in variables.values if each.isdecimal()))
-        self._restore(self.local_values.pop() | numbers)
-        variables.arguments = outside
-        self.position, self.ended_by, self.here_documents, self.possible_jumps = position, ended_by, documents, jumps
         return status

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from quintet.errors import ConfigError
@@ -28,12 +28,18 @@ class UnknownValue:
     construct: str
     """Its text in the script: `$NOW`."""
     reason: str
-    line: int
+    place: str
+    """Its `line 3`, or `FILE:3` in another file than the main script."""
     is_array: bool = False
     """Whether it may be an array with any number of words."""
 
     def __str__(self) -> str:
         return f"{self.construct} {self.reason}"
+
+
+def cleaned(text: str, *, keep_markers: bool = False) -> str:
+    """Return a text without the characters that represent unknown values and blanks, and with `\\n` as line breaks."""
+    return text.translate(dict.fromkeys([0, *range(0xE002 if keep_markers else 0xE000, 0xE008)])).replace("\r\n", "\n")
 
 
 def script_error(source: str, message: str, hint: str, value: str | None = None) -> ConfigError:
@@ -80,11 +86,19 @@ class Variables:
     def __init__(
         self, path: Path, environment: Mapping[str, str], unknown_values: list[UnknownValue] | None = None
     ) -> None:
-        self.path = path
+        self.path = self.script = path
+        """The file that is read, and the main script."""
+        self.inherited = frozenset(environment)
         self.values: dict[str, tuple[str, ...]] = {name: (value,) for name, value in environment.items()}
         """The words of arrays; other values are arrays of one word, and unset variables of none."""
         self.values |= {"0": (str(path),), "BASH_SOURCE": (str(path),), "#": ("0",)}
         self.exported: set[str] = set()
+        self.exports_all = False
+        """Whether what is assigned is exported, as after `set -a`."""
+        self.integers: set[str] = set()
+        """Variables that `declare -i` names."""
+        self.unread: dict[str, str] = {}
+        """Why commands of other files, or of `eval`, are not known, by their place."""
         self.arguments: tuple[str, ...] | None = None
         """Arguments of the function that is followed; None outside functions."""
         self.choices: ItemChoices | None = None
@@ -98,11 +112,28 @@ class Variables:
         """Set a variable."""
         too_long = len(values) > MAX_LENGTH or any(len(value) > MAX_LENGTH for value in values)
         self.values[name] = (self.unknown(f"${name}", "is too long", line),) if too_long else values
+        self.exported |= {name} if self.exports_all else set()
 
     def unknown(self, construct: str, reason: str, line: int, *, is_array: bool = False) -> str:
         """Return a marker for an unknown value."""
-        self.unknown_values.append(UnknownValue(construct, reason, line, is_array))
+        return self._marker(UnknownValue(construct, reason, self.place(line), is_array))
+
+    def _marker(self, value: UnknownValue) -> str:
+        self.unknown_values.append(value)
         return f"\ue000{len(self.unknown_values) - 1}\ue001"
+
+    def place(self, line: int) -> str:
+        """Return how a line is named: `line 3`, or `FILE:3` in another file than the main script."""
+        return f"line {line}" if self.path == self.script else f"{self.path}:{line}"
+
+    def add_unread(self, name: str, reason: str, line: int) -> None:
+        """Note commands that are not known, which may set any variable."""
+        self.unread[self.place(line)] = f"{name} {reason}"
+
+    def not_set(self) -> str:
+        """Return why a variable that is not set has no value."""
+        unread = [f"{place}, where {reason}" for place, reason in self.unread.items()]
+        return NOT_SET + (f"; it may be set at {'; '.join(unread)}" if unread else "")
 
     def find_unknown(self, text: str) -> UnknownValue | None:
         """Return the first unknown value in a text."""
@@ -125,7 +156,7 @@ class Variables:
     def unknown_array(self, text: str) -> str:
         """Return a marker for an array of unknown words, for the reason of the first unknown value in a text."""
         unknown = self.unknown_values[int(MARKER.findall(text)[0])]
-        return self.unknown(unknown.construct, unknown.reason, unknown.line, is_array=True)
+        return self._marker(replace(unknown, is_array=True))
 
     def known_exports(self) -> dict[str, str]:
         """Return the exported variables whose values are known."""

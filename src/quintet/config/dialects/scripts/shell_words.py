@@ -15,7 +15,6 @@ from quintet.config.dialects.scripts.shell_variables import (
     CALL_ARGUMENT,
     MARKER,
     MAX_LENGTH,
-    NOT_SET,
     PROMPTED,
     Variables,
     script_error,
@@ -299,7 +298,7 @@ class WordReader:
             return values[position]
         if name.isdigit() and self.variables.arguments is not None:
             return ""
-        return self._unknown(f"${name}", CALL_ARGUMENT if name.isdigit() else NOT_SET)
+        return self._unknown(f"${name}", CALL_ARGUMENT if name.isdigit() else self.variables.not_set())
 
     def _position(self, name: str, index: str, count: int) -> int | str:
         """Return the position that an index of an array names; a marker if it is not known."""
@@ -371,7 +370,7 @@ class WordReader:
             unknown = self.variables.find_unknown(argument)
             reason = f"is not set in the environment, and its default {unknown}"
             return argument if unknown is None else self._unknown(f"${name}", reason)
-        return self._unknown(f"${name}", NOT_SET) if value is None or is_missing else value
+        return self._unknown(f"${name}", self.variables.not_set()) if value is None or is_missing else value
 
     def _changed(self, value: str, operation: str, argument: str, shown: str) -> str:
         """Expand `${NAME,,}`, `${NAME//old/new}`, `${NAME#pattern}` and the like."""
@@ -386,7 +385,7 @@ class WordReader:
         def integer(name: re.Match[str]) -> str:
             value = self.variables.scalar(name[0])
             if value is None:
-                return "?" if name[0] in SHELL_VARIABLES else self._unknown(f"${name[0]}", NOT_SET)
+                return "?" if name[0] in SHELL_VARIABLES else self._unknown(f"${name[0]}", self.variables.not_set())
             return value if INTEGER.fullmatch(value) or MARKER.search(value) else "?"
 
         expression = re.sub(r"[A-Za-z_]\w*", integer, expression.strip())

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from quintet.config.dialects.registry import DIALECTS
 from quintet.config.dialects.scripts.command_lists import Argument, ScriptCommand
+from quintet.config.dialects.scripts.inner_scripts import script_arguments
 from quintet.config.dialects.scripts.shell_commands import ScriptCommands, read_commands
 from quintet.config.dialects.scripts.shell_variables import MARKER, Variables
 from quintet.errors import ConfigError, UnsupportedRunError
@@ -47,9 +48,10 @@ def _with_inner_commands(
         yield command
         for word in command.words:
             if re.search(r"\s-m\s+(verl|vagen|ragen)\.", word.text):
-                inner = Variables(variables.path, environment)
+                inner = Variables(word.path, environment)
                 inner.unknown_values = variables.unknown_values
-                yield from read_commands(word.text, inner, word.line).commands
+                for each in read_commands(word.text, inner, word.line).commands:
+                    yield replace(each, start_line=command.start_line, in_process=command.in_process)
 
 
 @dataclass(slots=True)
@@ -60,10 +62,15 @@ class TrainerCall:
     dialect: str
     words: tuple[Argument, ...]
     line: int
+    """Its line in the main script, or the line there at which the other file is read that has it."""
     launcher: tuple[Argument, ...]
     """The words before the module."""
     exports: Mapping[str, str]
     """Variables that the script has exported."""
+    source: str
+    """Its `FILE:LINE`."""
+    path: Path | None = None
+    """The script in a process of its own that has it; None for the main script."""
     iteration: int | None = None
     """Number among the calls at its line, from 1; None for the only one."""
 
@@ -80,7 +87,11 @@ def trainer_call(command: ScriptCommand) -> TrainerCall | None:
         module = word.text
         if framework := _framework(module, option, by_python=by_python):
             after, before = command.words[position + 1 :], command.words[:position]
-            return TrainerCall(module, framework, after, word.line, before, command.exports)
+            line = word.line if command.start_line is None else command.start_line
+            path = word.path if command.in_process else None
+            return TrainerCall(
+                module, framework, after, line, before, command.exports, f"{word.path}:{word.line}", path
+            )
         by_python = by_python or PYTHON.fullmatch(module) is not None
         # `-m PACKAGE.launch MODULE` launches a module
         option = option if option == "-m" and module.endswith(".launch") else module
@@ -127,7 +138,7 @@ def differences(call: TrainerCall, calls: Sequence[TrainerCall], variables: Vari
     return text if len(text) <= MAX_LINE else f"{text[: MAX_LINE - 1]}…"
 
 
-def no_trainer_error(path: Path, script: ScriptCommands) -> ConfigError:
+def no_trainer_error(path: Path, script: ScriptCommands, variables: Variables) -> ConfigError:
     """Return the error of a script that runs no known trainer."""
     if script.exit_line is not None and any(map(trainer_call, (*script.after_exit, *script.of_uncalled_functions))):
         source = f"{path}:{script.exit_line}"
@@ -139,11 +150,16 @@ def no_trainer_error(path: Path, script: ScriptCommands) -> ConfigError:
         module = started_module([word.text for word in command.words])
         for dialect in DIALECTS.values():
             if (capability := dialect.missing_trainer(module)) is not None:
-                source = f"{path}:{command.words[0].line}"
+                source = command.source
                 return UnsupportedRunError(f"{source}: a run of {module} {capability.refusal()}", source=source)
         if module.split(".")[0] in ("verl", "vagen", "ragen", "recipe") and "create_dataset" not in module:
-            source = f"{path}:{command.words[0].line}"
+            source = command.source
             return ConfigError(f"{source} runs {module}, whose arguments are not supported", source=source, hint=hint)
+    for command in reversed(commands):
+        if (inner := script_arguments([word.text for word in command.words])) is not None:
+            called = " ".join([inner[0], *(variables.shown(argument) for argument in inner[1])])
+            message = f"{command.source} runs the script {inner[0]}, and no known trainer is found in it"
+            return ConfigError(message, source=command.source, hint=f"give that script itself: quintet plan {called}")
     return ConfigError(f"{path} runs no known trainer", source=str(path), hint=hint)
 
 
@@ -157,7 +173,9 @@ def distinct_calls(commands: Iterable[ScriptCommand]) -> list[tuple[ScriptComman
     for command in commands:
         if (call := trainer_call(command)) is not None:
             words = tuple(word.text for word in call.words if not _names_only(word.text))
-            calls.setdefault((call.module, call.line, words, tuple(sorted(call.exports.items()))), (command, call))
+            calls.setdefault(
+                (call.module, call.line, call.source, words, tuple(sorted(call.exports.items()))), (command, call)
+            )
     of_line = Counter(call.line for _, call in calls.values())
     numbers: Counter[int] = Counter()
     for _, call in calls.values():
