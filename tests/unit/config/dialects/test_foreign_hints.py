@@ -274,6 +274,7 @@ ROLL_AGENTS = [
     for changes in (
         *({"rollout_batch_size": "30"}, {"val_batch_size": "30"}, {"sequence_length": ""}),
         *({f"{MANAGER}.num_groups_partition": numbers} for numbers in ("[4,4]", "[4]")),
+        {"custom_envs.Lake.env_type": "frozenlake"},
     )
 ]
 CASES = {
