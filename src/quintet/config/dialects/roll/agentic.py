@@ -117,7 +117,7 @@ def _group_problems(values: ForeignValues, manager: str) -> Iterator[ConfigProbl
 def _env_type_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield misspelt environments; other names may be those of environments that this version lacks."""
     for name in dict.fromkeys(tag for manager in MANAGERS for tag in values[f"{manager}.tags"]):
-        key = Tag(values, name, 0, 0).key("env_type")
+        key = f"custom_envs.{name}.env_type"
         if (env_type := slip_of(str(values[key]), ENVS)) is not None:
             problem = f"ROLL has no such environment; supported are {', '.join(ENVS)}; did you mean {env_type}?"
             yield values.problem(key, problem, f"set {key}={env_type}")
