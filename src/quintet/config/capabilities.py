@@ -20,6 +20,7 @@ class Capability(StrEnum):
     ROBOT_RECORDINGS = "demonstrations recorded in simulators"
     RLINF_AGENTS = "RLinf's agents (search, code, several agents)"
     RLINF_SFT = "RLinf's supervised runs (vision-language models, policies of robots, reward models)"
+    NODE_GROUPS = "groups of nodes with interpreters, environment variables or robots of their own"
     MOVING_DEVICES = "devices that move between components during a step"
     API_MODELS = "evaluation of a model behind an API by a configuration (`quintet eval --endpoint` does it)"
     BACKENDS = "further training backends and optimizers (MindSpeed, FSDP Turbo, Megatron Lite, …)"

@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 from quintet.config.dialects.composition.foreign_config import ForeignConfig
 from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dotted import is_inside, sections_around
+from quintet.config.yaml_reader import COMMAND_LINE
 from quintet.errors import ConfigError
 
 
@@ -16,9 +17,9 @@ def resolve_aliases(
 ) -> tuple[ForeignConfig, tuple[str, ...]]:
     """Replace aliases by the documented names of their keys; return a remark for each, too.
 
-    A name with the default of the key, as in a framework's own file of all keys, does not contradict another name. Of
-    two other values, that under `KeySpec.wins` counts. `shared_sections` take the keys of other sections, and their
-    aliases.
+    A name on the command line counts rather than one in a file. A name with the default of the key, as in a framework's
+    own file of all keys, does not contradict another name. Of two other values, that under `KeySpec.wins` counts.
+    `shared_sections` take the keys of other sections, and their aliases.
 
     Raises:
         ConfigError: a key is set under two of its names, to different values.
@@ -69,16 +70,22 @@ def _keep_documented(config: ForeignConfig, spec: KeySpec, alias: str, sources: 
         sources.pop(alias)
         return f"{alias} ({source}) is another name of {spec.key} and says the same"
     unset = (None, spec.default)
+    if (source == COMMAND_LINE) != (sources[spec.key] == COMMAND_LINE):
+        return None if source == COMMAND_LINE else _drop_alias(spec, alias, sources)
     if theirs in (None, "") or (theirs == spec.default and ours not in unset):
         sources.pop(alias)
         return ""
     if ours in unset or spec.wins == alias:
         return None
     if spec.wins == spec.key:
-        sources.pop(alias)
-        return f"{alias} ({source}) has no effect, because of {spec.key} ({sources[spec.key]})"
+        return _drop_alias(spec, alias, sources)
     message = f"{alias} ({source}) is another name of {spec.key} ({sources[spec.key]})"
     raise ConfigError(message, key=alias, source=source, hint=f"leave {alias} out")
+
+
+def _drop_alias(spec: KeySpec, alias: str, sources: dict[str, str]) -> str:
+    """Drop a name that does not count; return a remark."""
+    return f"{alias} ({sources.pop(alias)}) has no effect, because of {spec.key} ({sources[spec.key]})"
 
 
 def _plain_value(config: ForeignConfig, key: str) -> Any:

@@ -188,6 +188,9 @@ RLINF = [
     ["cluster.num_nodes=100000"],
     [f"{PLACED}.actor=0-3", f"{PLACED}.actor,rollout=0-3"],
     [f"{PLACED}.actor=0-3", f"{PLACED}.rollout=2-5"],
+    [f"{PLACED}.actor,inference=0-3", f"{PLACED}.rollout=4-7"],
+    [f"{PLACED}.actor=0-3", f"{PLACED}.rollout,inference=4-7"],
+    [f"{PLACED}.actor=0-3", f"{PLACED}.rollout=4-7", f"{PLACED}.inference=2-5"],
     [f"{PLACED}.actor=0-1:0-3", f"{PLACED}.rollout=0-1"],
     [f"{PLACED}.actor=0-3:0", f"{PLACED}.rollout=0-3"],
     [f"{PLACED}.actor=0-3", f"{PLACED}.rollout=4-7", "runner.enable_dynamic_batch_size=true"],
@@ -277,6 +280,7 @@ ROLL_AGENTS = [
     for changes in (
         *({"rollout_batch_size": "30"}, {"val_batch_size": "30"}, {"sequence_length": ""}),
         *({f"{MANAGER}.num_groups_partition": numbers} for numbers in ("[4,4]", "[4]")),
+        {"custom_envs.Lake.env_type": "frozenlake"},
     )
 ]
 CASES = {

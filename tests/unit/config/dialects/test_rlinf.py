@@ -928,3 +928,34 @@ def test_a_run_that_only_evaluates_draws_as_training_would(tmp_path: Path) -> No
 def test_replies_that_are_all_the_same_have_nothing_to_be_compared(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"do_sample = false .* would be the same"):
         converted(tmp_path, "rlinf", changed(MATH, {"algorithm.sampling_params.do_sample": False}))
+
+
+BOTH_ENGINES = {"rollout.vllm.attention_backend": "XFORMERS", "rollout.sglang.attention_backend": "flashinfer"}
+
+
+@pytest.mark.parametrize(("engine", "expected"), [("vllm", "XFORMERS"), ("sglang", "flashinfer")])
+def test_of_the_attention_backends_of_both_engines_that_of_the_engine_counts(
+    tmp_path: Path, engine: str, expected: str
+) -> None:
+    tree = changed(MATH, BOTH_ENGINES | {"rollout.rollout_backend": engine})
+    tree["rollout"].pop("attention_backend", None)
+    tree["rollout"].pop("backend", None)
+    found = converted(tmp_path, "rlinf", tree)
+    assert natively(found, f"{ENGINE}.attention_backend") == expected
+    (other,) = {"vllm", "sglang"} - {engine}
+    remarks = [remark for remark in found.composed.remarks if remark.startswith(f"rollout.{other}.attention_backend")]
+    assert len(remarks) == 1
+    assert f"has no effect: rollout.backend is '{engine}', not '{other}'" in remarks[0]
+    overridden = converted(tmp_path, "rlinf", tree, "+rollout.attention_backend=triton")
+    assert natively(overridden, f"{ENGINE}.attention_backend") == "triton"
+    assert any(
+        f"rollout.{engine}.attention_backend" in each and "has no effect, because of" in each
+        for each in overridden.composed.remarks
+    )
+
+
+@pytest.mark.parametrize("plain", [MATH, EMBODIED], ids=["text", "robot"])
+def test_groups_of_nodes_wait_in_every_kind_of_run(tmp_path: Path, plain: dict[str, Any]) -> None:
+    found = converted(tmp_path, "rlinf", changed(plain, {"cluster.node_groups": [{"label": "a", "node_ranks": "0"}]}))
+    (problem,) = (problem for problem in found.unsupported if problem.key == "cluster.node_groups")
+    assert "groups of nodes" in problem.message

@@ -61,7 +61,7 @@ def test_a_key_reaches_the_run(tmp_path: Path, reached: Reached) -> None:
 
 
 def test_each_key_has_a_row_in_that_table() -> None:
-    assert {row[0] for row in REACHED} == {row.key for row in load_keys("rlinf", "rlinf_newer")}
+    assert {row[0] for row in REACHED} == {row.key for row in load_keys("rlinf", "rlinf_newer") if row.native}
 
 
 def test_a_bound_that_is_null_is_the_one_for_both(tmp_path: Path) -> None:

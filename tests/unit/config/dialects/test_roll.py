@@ -308,3 +308,18 @@ def test_an_engine_on_several_devices_only_needs_a_process_for_each(monkeypatch:
     assert key not in [problem.key for problem in conversion_problems(found)]
     alone = convert(config_from_tree(changed(PLAIN, changes), "given.yaml:1"), DIALECTS["roll"])
     assert key in [problem.key for problem in conversion_problems(alone)]
+
+
+@pytest.mark.parametrize("name", ["critic", "reference"])
+def test_a_learner_without_devices_of_its_own_is_on_those_of_the_policy(tmp_path: Path, name: str) -> None:
+    mapping = "list(range(0,8))"
+    workers = {f"{worker}.device_mapping": mapping for worker in ("actor_train", "actor_infer")}
+    further = {"adv_estimator": "gae"} if name == "critic" else {"use_kl_loss": True, "init_kl_coef": 0.1}
+    found = converted(tmp_path, "roll", changed({}, workers | further))
+    placement = found.composed.experiment.placement
+    assert getattr(placement, name).devices is None
+    assert placement.nodes * placement.devices_per_node == 8
+    assert not [problem for problem in found.unsupported if problem.key.startswith(name)]
+    remarks = [remark for remark in found.composed.remarks if remark.startswith(f"{name}.device_mapping is not set")]
+    assert remarks
+    assert "actor_train.device_mapping" in remarks[0]

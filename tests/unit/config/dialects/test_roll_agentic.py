@@ -331,3 +331,17 @@ def test_sides_of_a_room_in_files_of_2025_count(tmp_path: Path) -> None:
     sides = {f"{BOX_CONFIG}dim_x": 8, f"{BOX_CONFIG}dim_y": 9}
     boxes: Any = agentic(tmp_path, sides).composed.experiment.envs["Boxes"].env
     assert (boxes.height, boxes.width) == (8, 9)
+
+
+@pytest.mark.parametrize("env_type", ["frozenlake", "Frozen-Lake", "frozen_lke"])
+def test_a_misspelt_environment_is_refused_with_the_right_name(tmp_path: Path, env_type: str) -> None:
+    with pytest.raises(ConfigError, match=r"custom_envs\.FrozenLake\.env_type = .*did you mean frozen_lake\?"):
+        converted(tmp_path, "roll", changed(FILE, {"custom_env.Lake.env_type": env_type}))
+
+
+@pytest.mark.parametrize(
+    "env_type", ["svg", "prompts", "simulator", "custom", "webshop", "sokoban_mcp", "x y/z", "a.py:B"]
+)
+def test_another_environment_waits(tmp_path: Path, env_type: str) -> None:
+    found = converted(tmp_path, "roll", changed(FILE, {"custom_env.Lake.env_type": env_type}))
+    assert f"{LAKE}env_type" in {problem.key for problem in found.unsupported}

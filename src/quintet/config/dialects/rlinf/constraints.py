@@ -27,6 +27,7 @@ from quintet.config.dialects.rlinf.component_placement import (
     ENGINE_PIPELINE,
     ENGINE_TENSOR,
     PIPELINE,
+    SECTION,
     TENSOR,
     ComponentPlacement,
 )
@@ -135,17 +136,15 @@ def _megatron_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
 
 
 def _placement_mode_problems(values: ForeignValues, placement: ComponentPlacement) -> Iterator[ConfigProblem]:
-    """Yield problems unless all components share their devices, or each has devices of its own."""
+    """Yield problems unless actor and rollout have the same devices, or all components have devices of their own; RLinf
+    lets inference and critic share theirs."""
     devices_by_component = {name: placement.devices(name) for name in ("actor", "rollout", "inference", "critic")}
     devices = {name: numbers for name, numbers in devices_by_component.items() if numbers is not None}
     if "actor" not in devices or "rollout" not in devices or devices["actor"] == devices["rollout"]:
         return
     for name, other in combinations(devices, 2):
-        if not devices[name].isdisjoint(devices[other]):
-            placed = values.describe(placement.keys[name])
-            problem = f"{name} and {other} must have the same devices, or none in common: {placed}"
-            hint = f"for the same devices: {placement.keys[other]}={values[placement.keys[name]]!r}"
-            yield values.problem(placement.keys[other], problem, hint)
+        if {name, other} != {"inference", "critic"} and not devices[name].isdisjoint(devices[other]):
+            yield _shared_devices_problem(values, placement, name, other)
     actor = values.describe(placement.keys["actor"])
     together = f"{placement.keys['rollout']}={values[placement.keys['actor']]!r}"
     for key in (DYNAMIC, "actor.enable_dp_load_balance"):
@@ -155,6 +154,24 @@ def _placement_mode_problems(values: ForeignValues, placement: ComponentPlacemen
     if "inference" in devices and not values[RECOMPUTE]:
         problem = f"inference has nothing to compute: {values.describe(RECOMPUTE)}"
         yield values.problem(placement.keys["inference"], problem, f"leave it out, or {RECOMPUTE}=true")
+
+
+def _shared_devices_problem(
+    values: ForeignValues, placement: ComponentPlacement, name: str, other: str
+) -> ConfigProblem:
+    """Describe two components that share devices although actor and rollout have different ones."""
+    actor, rollout, key = placement.keys["actor"], placement.keys["rollout"], placement.keys[other]
+    placed = values.describe(*dict.fromkeys(each for each in (actor, rollout, placement.keys[name]) if each != key))
+    rule = "no devices in common, since those of actor and rollout differ"
+    rule = "the same devices, or none in common" if (name, other) == ("actor", "rollout") else rule
+    problem = f"{name} and {other} must have {rule}: {placed}"
+    if "inference" not in (name, other):
+        return values.problem(key, problem, f"for the same devices: {rollout}={values[actor]!r}")
+    key = placement.keys["inference"]
+    components = key.removeprefix(f"{SECTION}.").split(",")
+    others = ",".join(component for component in components if component.strip() != "inference")
+    rest = f", and set {SECTION}.{others}={values[key]!r}" if others else ""
+    return values.problem(key, problem, f"leave {key} out{rest}: actor then computes the log-probs")
 
 
 def _parallelism_problems(values: ForeignValues, placement: ComponentPlacement) -> Iterator[ConfigProblem]:

@@ -11,7 +11,7 @@ from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dialects.rlinf.critic_keys import critic_reference
 from quintet.config.dialects.rlinf.earlier import newer_values
 from quintet.config.dialects.rlinf.key_values import AGENT_SECTIONS, COMPONENTS, VALUE_TYPES
-from quintet.config.dialects.value_types import one_of
+from quintet.config.dialects.value_types import TEXT, one_of
 from quintet.config.dotted import get_value
 
 _ENV_FILE_CONTEXT = {
@@ -23,11 +23,11 @@ INHERITED = ("auto_reset", "ignore_terminations", "reward_coef")
 """Keys of `env.train` and `env.eval` that older files have in the section `algorithm`."""
 _OLDER = {"env.eval.rollout_epoch": ("algorithm.eval_rollout_epoch",)}
 """Names of keys of `env.train` and `env.eval` in older releases, in other sections."""
-_NEWER_ALGORITHM = frozenset(
-    f"algorithm.{name}"
-    for name in (
-        *("gamma", "gae_lambda", "clip_ratio_low", "clip_ratio_high", "value_clip"),
-        *("filter_rewards", "rewards_lower_bound", "rewards_upper_bound"),
+_NEWER_SHARED = frozenset(
+    (
+        *("algorithm.gamma", "algorithm.gae_lambda", "algorithm.clip_ratio_low", "algorithm.clip_ratio_high"),
+        *("algorithm.value_clip", "algorithm.filter_rewards"),
+        *("algorithm.rewards_lower_bound", "algorithm.rewards_upper_bound", "cluster.node_groups"),
     )
 )
 """Keys of runs on text that runs on simulators have, too."""
@@ -49,6 +49,8 @@ CHECKPOINT_ALIAS = "actor.checkpoint_load_path"
 """In runs on text the former name of Megatron's checkpoint, in others that of the policy's directory."""
 SHARDING_ALIAS = "actor.model.sharding_strategy"
 """In runs on simulators the former name of the sharding strategy; runs on text never read it."""
+_ATTENTION = {"vllm": "FLASH_ATTN", "sglang": "triton"}
+"""RLinf's default attention backend by engine, each of which has a section of its own for it."""
 _NAMES = ("hydra.", "runner.logger.", "runner.experiment_name", "runner.output_dir", "runner.task_type", _PLACED)
 """Beginnings of keys of supervised runs that are documented; the others wait with the task."""
 
@@ -72,7 +74,7 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
         env_earlier, *earlier = key_files("rlinf", ["rlinf_env_earlier", "rlinf_earlier", "rlinf_embodied_earlier"])
         algorithm_newer = key_files("rlinf", ["rlinf_embodied_algorithm"])
         envs = (Reference(each.name, partial(_env_specs, each)) for each in (env, newer[1], env_earlier))
-        algorithm = newer[2].filtered(lambda spec: spec.key in _NEWER_ALGORITHM)
+        shared_newer = newer[2].filtered(lambda spec: spec.key in _NEWER_SHARED)
         changes: dict[str, dict[str, Any]] = {
             "runner.task_type": {"default": "embodied"},
             "algorithm.loss_type": {
@@ -87,13 +89,13 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
             "rollout.model.model_path": {"value_type": VALUE_TYPES["path_or_empty"]},
         }
         shared = _changed(basic, changes)
-        references = (embodied, *algorithm_newer, newer[0], shared, *envs, algorithm, backend, *earlier)
+        references = (embodied, *algorithm_newer, newer[0], shared, *envs, shared_newer, backend, *earlier)
         undocumented = frozenset(f"algorithm.{name}" for name in INHERITED)
         return replace(dialect, references=references, shared_sections={}, undocumented=undocumented)
-    return _text_dialect(dialect, task)
+    return _text_dialect(dialect, task, tree)
 
 
-def _text_dialect(dialect: Dialect, task: str) -> Dialect:
+def _text_dialect(dialect: Dialect, task: str, tree: Mapping[str, Any]) -> Dialect:
     """Return the dialect of runs on text; of agents, the data and the task wait."""
     basic, math, embodied, _ = dialect.references
     types = [spec.value_type for spec in math.load() if spec.key == DATA_TYPE]
@@ -105,8 +107,26 @@ def _text_dialect(dialect: Dialect, task: str) -> Dialect:
         changes["runner.task_type"] = {**agents, "noop": _TASKS}
     engine = embodied.filtered(lambda spec: spec.key.startswith("rollout.backend"))
     newer = key_files("rlinf", ["rlinf_newer", "rlinf_text", "rlinf_agents", "rlinf_earlier"])
-    references = (_changed(math, {DATA_TYPE: data}), _changed(basic, changes), engine, *newer)
+    math_changes: dict[str, dict[str, Any]] = {DATA_TYPE: data}
+    if unused := _unused_engine(tree):
+        newer += (Reference("other engine", partial(_unused_attention, unused)),)
+        used = next(name for name in _ATTENTION if name != unused)
+        math_changes["rollout.attention_backend"] = {"aliases": (f"rollout.{used}.attention_backend",)}
+    references = (_changed(math, math_changes), _changed(basic, changes), engine, *newer)
     return replace(dialect, references=(*references, critic_reference((math, basic, newer[1]))), shared_sections={})
+
+
+def _unused_engine(tree: Mapping[str, Any]) -> str | None:
+    """Return which of the two engines a run does not use; None if it names neither."""
+    names = (get_value(tree, f"rollout.{key}") for key in ("rollout_backend", "generation_backend", "backend"))
+    engine = next((name for name in names if name is not None), None)
+    return next((name for name in _ATTENTION if name != engine), None) if engine in _ATTENTION else None
+
+
+def _unused_attention(engine: str) -> tuple[KeySpec, ...]:
+    key, effect = f"rollout.{engine}.attention_backend", f"Attention backend of {engine}."
+    condition = ("rollout.backend", engine)
+    return (KeySpec(key=key, effect=effect, value_type=TEXT, default=_ATTENTION[engine], only_if=condition),)
 
 
 def _changed(reference: Reference, changes: Mapping[str, Mapping[str, Any]]) -> Reference:

@@ -12,6 +12,7 @@ from quintet.config.capabilities import Capability
 from quintet.config.dialects.conversion import ForeignValues, NativeBuilder
 from quintet.config.dialects.roll.earlier import ACTIONS, SEPARATOR
 from quintet.config.dialects.roll.workers import GROUP_SIZE, STEP
+from quintet.config.dialects.typos import slip_of
 from quintet.config.divisors import nearest_divisor, nearest_multiple
 from quintet.config.native.envs import SOKOBAN_SYMBOLS
 from quintet.config.native.mixed_envs import apportion
@@ -49,10 +50,9 @@ class Tag:
         return spec.default if value is None and spec is not None and not self.values.is_set(key) else value
 
     @property
-    def env(self) -> str:
-        """Native name of the environment; ROLL's own if there is none."""
-        kind = str(self["env_type"])
-        return ENVS.get(kind, kind)
+    def env(self) -> str | None:
+        """Native name of the environment; None if there is none."""
+        return ENVS.get(str(self["env_type"]))
 
     @property
     def window(self) -> int | None:
@@ -80,6 +80,7 @@ def env_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield the problems that ROLL refuses, too: groups that do not add up, and numbers of episodes."""
     for name in MANAGERS:
         yield from _group_problems(values, name)
+    yield from _env_type_problems(values)
     size = values[GROUP_SIZE]
     if values[EPISODES] % size:
         problem = f"must be a multiple of the {size} episodes of a group: {values.describe(GROUP_SIZE)}"
@@ -113,6 +114,15 @@ def _group_problems(values: ForeignValues, manager: str) -> Iterator[ConfigProbl
         yield values.problem(partition_key, problem, f"{total_key}={sum(partition)}")
 
 
+def _env_type_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+    """Yield misspelt environments; other names may be those of environments that this version lacks."""
+    for name in dict.fromkeys(tag for manager in MANAGERS for tag in values[f"{manager}.tags"]):
+        key = f"custom_envs.{name}.env_type"
+        if (env_type := slip_of(str(values[key]), ENVS)) is not None:
+            problem = f"ROLL has no such environment; supported are {', '.join(ENVS)}; did you mean {env_type}?"
+            yield values.problem(key, problem, f"set {key}={env_type}")
+
+
 def envs_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set environments with their shares, groups, lengths and sampling."""
     train_tags, size = tags(values), values[GROUP_SIZE]
@@ -131,8 +141,8 @@ def envs_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 def _env_to_native(tag: Tag, section: str, native: NativeBuilder) -> None:
     """Set an environment; one that does not exist here is named as ROLL names it."""
     name, origin = tag.env, tag.key("env_type")
-    if name not in ENVS.values():
-        native.set(section, {"name": "custom", "path": name}, origin)
+    if name is None:
+        native.set(section, {"name": "custom", "path": str(tag["env_type"])}, origin)
         return
     native.set(section, {"name": name, "observation": "grid"}, origin)
     for option, (key, value) in _env_options(tag).items():

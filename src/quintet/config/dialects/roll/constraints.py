@@ -29,7 +29,8 @@ from quintet.config.problems import ConfigProblem
 def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield problems between keys."""
     present = workers(values)
-    malformed = [problem for worker in present for problem in _mapping_problems(worker)]
+    # several workers may have the policy's devices
+    malformed = list({problem.key: problem for worker in present for problem in _mapping_problems(worker)}.values())
     yield from malformed
     if is_agentic(values):
         yield from env_problems(values)
@@ -59,7 +60,7 @@ def _mapping_problems(worker: Worker) -> Iterator[ConfigProblem]:
     try:
         _ = worker.devices
     except ValueError as error:
-        key = worker.key("device_mapping")
+        key = worker.mapping
         yield worker.values.problem(key, str(error), f"for example {key}=list(range(0,8)), or {key}=[0,1,2,3]")
 
 
@@ -143,7 +144,7 @@ def _unused_options(worker: Worker) -> Iterator[ConfigProblem]:
 
 def _split_problems(worker: Worker) -> Iterator[ConfigProblem]:
     """Yield problems unless the devices hold whole models, and whole FSDP groups."""
-    values, mapping, size = worker.values, worker.key("device_mapping"), worker.world_size
+    values, mapping, size = worker.values, worker.mapping, worker.world_size
     if size % worker.model_devices:
         source = values.describe(*(key for key in worker.splits if (values[key] or 1) > 1))
         nearest = nearest_multiple(size, worker.model_devices)
@@ -179,7 +180,7 @@ def _batch_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
 
 def _sizes(worker: Worker) -> str:
     """Describe all keys that batch sizes follow from."""
-    names = [worker.key(name) for name in (MICRO_BATCH, ACCUMULATION, "device_mapping")]
+    names = [*(worker.key(name) for name in (MICRO_BATCH, ACCUMULATION)), worker.mapping]
     keys = (*STEP, *names, *(key for key in worker.splits if (worker.values[key] or 1) > 1))
     return ", ".join(worker.values.describe(key) for key in keys if worker.values[key] is not None)
 

@@ -78,13 +78,20 @@ class Worker:
         return strategy_kind(self.values[self.key(STRATEGY)])
 
     @property
+    def mapping(self) -> str:
+        """The key with its devices: the policy's for a reference or critic whose key is not set."""
+        key, policy = self.key("device_mapping"), "actor_train.device_mapping"
+        follows = self.name in ("reference", "critic") and self.values.is_set(policy) and not self.values.is_set(key)
+        return policy if follows else key
+
+    @property
     def devices(self) -> tuple[int, ...] | None:
         """Device numbers over all nodes; None for the CPU.
 
         Raises:
             ValueError: its `device_mapping` is malformed.
         """
-        mapping = self.values[self.key("device_mapping")]
+        mapping = self.values[self.mapping]
         return None if mapping is None else parse_device_mapping(str(mapping))
 
     @property
@@ -195,7 +202,8 @@ def strategy_kind(strategy_name: str) -> str:
 def placement_to_native(values: ForeignValues, native: NativeBuilder, further: Collection[int] = ()) -> None:
     """Set as many nodes as the highest device number needs, and the devices of each component; `further` devices have
     none."""
-    devices_by_worker = {worker.name: worker.devices for worker in workers(values)}
+    present = {worker.name: worker for worker in workers(values)}
+    devices_by_worker = {name: worker.devices for name, worker in present.items()}
     total = 1 + max((max(devices) for devices in (*devices_by_worker.values(), further) if devices), default=0)
     gpus_per_node = values[GPUS_PER_NODE]
     nodes = -(-total // gpus_per_node)
@@ -211,7 +219,12 @@ def placement_to_native(values: ForeignValues, native: NativeBuilder, further: C
     for name, devices in devices_by_worker.items():
         on_all = on_cpu or devices == tuple(range(nodes * per_node))
         key = f"placement.{COMPONENTS[name]}.devices"
-        native.set(key, None if on_all else devices or (), f"{name}.device_mapping")
+        own, mapping = f"{name}.device_mapping", present[name].mapping
+        native.set(key, None if on_all else devices or (), *dict.fromkeys((own, mapping)))
+        if own != mapping:
+            native.remarks.append(
+                f"{name}.device_mapping is not set: its devices are those of {values.describe(mapping)}"
+            )
     learner, engine = (set(devices_by_worker[name] or ()) for name in ("actor_train", "actor_infer"))
     separate = bool(learner and engine and not learner & engine)
     native.set("placement.colocated", not separate, "actor_train.device_mapping", "actor_infer.device_mapping")
