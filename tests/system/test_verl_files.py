@@ -349,14 +349,14 @@ python3 -m verl.trainer.main_ppo "${DATA[@]}" "${DISTILL[@]}" trainer.experiment
 """
 
 
-def test_on_policy_distillation_trains_with_a_teacher_on_its_own_device(place: Path) -> None:
+def test_on_policy_distillation_trains_with_a_teacher_on_its_own_device(workdir: Path) -> None:
     """verl's `on_policy_distillation_trainer/run_qwen3_8b_fsdp.sh`."""
-    rows = (place / "train.jsonl").read_text().splitlines()
-    create_preset_policy("numbers-1m", place / "teacher", rows, 1)
+    rows = (workdir / "train.jsonl").read_text().splitlines()
+    create_preset_policy("numbers-1m", workdir / "teacher", rows, 1)
     teacher = ["distillation.n_gpus_per_node=1", "distillation.teacher_models.teacher_model.model_path=teacher"]
     teacher += ["distillation.teacher_models.teacher_model.inference.tensor_model_parallel_size=1"]
     budget, rate = f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=4", f"{ACTOR}.optim.lr=1e-3"
-    run = trained(place, DISTILLATION, *teacher, budget, rate, f"{ROLLOUT}.n=4", command=TWO)
+    run = trained(workdir, DISTILLATION, *teacher, budget, rate, f"{ROLLOUT}.n=4", command=TWO)
     assert all(run.metrics[step][name] > 1e-2 for step in (1, 2) for name in ("actor/teacher_kl", "actor/grad_norm"))
     assert run.settings["placement.reference.devices"] == [1]
     assert "model.embed_tokens.weight" in changed_weights(run)
@@ -422,9 +422,9 @@ python -m verl.trainer.main_ppo --config-path=./config --config-name=ppo_trainer
     ],
     ids=["torchtitan", "veomni"],
 )
-def test_grpo_on_another_training_engine_trains_on_two_ranks(place: Path, script: str, size: str, native: str) -> None:
+def test_grpo_on_another_training_engine_trains_on_two_ranks(workdir: Path, script: str, size: str, native: str) -> None:
     """verl's scripts for TorchTitan, and `grpo_trainer/run_qwen3_5_35b_a3b_veomni.sh`, split over two ranks."""
-    run = trained(place, script, size, "trainer.n_gpus_per_node=2", command=TWO)
+    run = trained(workdir, script, size, "trainer.n_gpus_per_node=2", command=TWO)
     assert list(run.metrics) == [0, 1, 2]
     assert all(run.metrics[step]["actor/grad_norm"] > 1e-3 for step in (1, 2))
     assert run.metrics[2]["actor/kl_loss"] > 0
