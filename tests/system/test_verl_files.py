@@ -422,7 +422,9 @@ python -m verl.trainer.main_ppo --config-path=./config --config-name=ppo_trainer
     ],
     ids=["torchtitan", "veomni"],
 )
-def test_grpo_on_another_training_engine_trains_on_two_ranks(workdir: Path, script: str, size: str, native: str) -> None:
+def test_grpo_on_another_training_engine_trains_on_two_ranks(
+    workdir: Path, script: str, size: str, native: str
+) -> None:
     """verl's scripts for TorchTitan, and `grpo_trainer/run_qwen3_5_35b_a3b_veomni.sh`, split over two ranks."""
     run = trained(workdir, script, size, "trainer.n_gpus_per_node=2", command=TWO)
     assert list(run.metrics) == [0, 1, 2]
