@@ -159,10 +159,10 @@ class InnerScriptReader(LoopReader):
         name, *arguments = [text for word in words for text in word.arguments] or [""]
         found = self._script_text(name)
         if isinstance(found, str):
-            self.variables.add_unread(f"{self.variables.shown(name)}", found, self.line)
+            self.variables.add_unread(self.variables.shown(name) or "the file of `source`", found, self.line)
             return None
         outside = {"BASH_SOURCE": self.variables.values["BASH_SOURCE"]}
-        self.variables.values["BASH_SOURCE"] = (str(found.path),)
+        self.variables.values["BASH_SOURCE"] = (name,)
         self.source_depth += 1
         try:
             if not arguments:
@@ -180,8 +180,8 @@ class InnerScriptReader(LoopReader):
         try:
             status = self._commands_of(text)
         except ConfigError as error:
-            if STARTS_PYTHON.search(text.text):
-                raise
+            if text.path == self.variables.path and STARTS_PYTHON.search(text.text):
+                raise  # of `eval`
             self.variables.values, self.variables.exported = before, exported
             del self.commands[count:]
             if self.output is not None:
@@ -217,14 +217,16 @@ class InnerScriptReader(LoopReader):
     def _script_text(self, name: str) -> ScriptText | str:
         """Return the text of a file that a script names; otherwise why it cannot be read."""
         directory = self.variables.scalar("PWD") or "."
-        if MARKER.search(name) or (MARKER.search(directory) and not os.path.isabs(name)):
+        if MARKER.search(name):
             return "has a name that is not known"
+        if MARKER.search(directory) and not os.path.isabs(name):
+            return "is in a directory that is not known"
         path = Path(directory, name)
         relative = os.path.relpath(path)
         shown = path if os.path.isabs(name) or relative.startswith("..") else Path(relative)
         if self.depth >= MAX_DEPTH:
             return "is read too deeply inside other files"
-        if not path.is_file():
+        if not os.path.isfile(path):
             return "is no file on this machine"
         try:
             return self._as_text(read_text(path), 1, shown)
@@ -241,33 +243,37 @@ class InnerScriptReader(LoopReader):
             return
         found = self._script_text(inner[0])
         if isinstance(found, str):
+            self.variables.not_followed[self.variables.place(self.line)] = found
             return
-        count = len(self.commands)
+        count, reason = len(self.commands), ""
         passes_own = any(SCRIPT_ARGUMENTS.search(word.source) for word in words)
-        with self._process(found.path, words, prefixed):
+        with self._process(inner[0], words, prefixed):
             if inner[1] or not passes_own:
                 self.variables.arguments = ()
                 self.set_arguments(tuple(inner[1]))
             try:
                 self._commands_of(found)
-            except ConfigError:
+            except ConfigError as error:
                 del self.commands[count:]
+                reason = f"cannot be followed ({str(error).splitlines()[0]})"
+        if reason:
+            self.variables.not_followed[self.variables.place(self.line)] = reason
         if words[0].source == "exec":
             self.jump, self.jump_line = "exit", self.line
 
     @contextmanager
-    def _process(self, path: Path, words: Sequence[Word], prefixed: Iterable[str]) -> Iterator[None]:
+    def _process(self, name: str, words: Sequence[Word], prefixed: Iterable[str]) -> Iterator[None]:
         """Begin a process for a script, which gets the variables that are exported."""
         variables = self.variables
-        state = {name: getattr(self, name) for name in PROCESS_STATE}
-        outside = {name: getattr(variables, name) for name in PROCESS_VARIABLES}
+        state = {each: getattr(self, each) for each in PROCESS_STATE}
+        outside = {each: getattr(variables, each) for each in PROCESS_VARIABLES}
         values = variables.values
         in_env = dict(word.text.split("=", 1) for word in words if words[0].source == "env" and "=" in word.source)
         variables.exported = variables.exported | {*prefixed, *in_env}
         passed = variables.exported | variables.inherited
-        variables.values = {name: value for name, value in values.items() if name in passed}
-        variables.values |= {name: (value,) for name, value in in_env.items()}
-        variables.values |= {"0": (str(path),), "BASH_SOURCE": (str(path),), "#": ("0",)}
+        variables.values = {each: value for each, value in values.items() if each in passed}
+        variables.values |= {each: (value,) for each, value in in_env.items()}
+        variables.values |= {"0": (name,), "BASH_SOURCE": (name,), "#": ("0",)}
         variables.values |= {"PWD": values["PWD"]} if "PWD" in values else {}
         variables.exports_all, variables.integers = False, set()
         if variables.arguments is not None:
@@ -276,7 +282,7 @@ class InnerScriptReader(LoopReader):
         try:
             yield
         finally:
-            for name, value in outside.items():
-                setattr(variables, name, value)
-            for name, value in state.items():
-                setattr(self, name, value)
+            for attribute, before in outside.items():
+                setattr(variables, attribute, before)
+            for attribute, before in state.items():
+                setattr(self, attribute, before)
