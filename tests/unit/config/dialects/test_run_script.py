@@ -192,10 +192,11 @@ python3 -m M $x $y $z; (( a = 2, b = a + 1 )); ((++a)); python3 -m M $a $b; let 
 declare -i neg=-1; python3 -m M $neg; unset neg; neg=1+1; python3 -m M $neg""",
     "evaluated words": """A=1; N=A; eval "A=5; B='x y'"; eval "$N=7"; python3 -m M $A "$B"
 C='python3 -m M c=1'; eval $C d=2
-eval "f() { python3 -m M in=$A; }"; f; eval 'for n in 1 2; do python3 -m M n=$n; done'""",
+eval "f() { python3 -m M in=$A; }"; f; eval 'for n in 1 2; do python3 -m M n=$n; done'
+g() { eval "return 0"; python3 -m M no; }; g; for n in 1 2; do eval 'continue'; python3 -m M no; done""",
     "inner scripts": """A=1; export E=2; bash inner.sh "x y" 3; MODEL=q bash inner.sh
 /bin/bash -e -u ./inner.sh $A; python3 -m M $A $E $MODEL
-for n in 1 2; do bash inner.sh $n; done; env MODEL=w bash -x inner.sh; (exec bash inner.sh last); set -a; A=4
+for n in 1 2; do bash inner.sh $n; done; env MODEL=w bash -x inner.sh A=no; (exec bash inner.sh last); set -a; A=4
 bash inner.sh; exec bash inner.sh end; python3 -m M no""",
     "crlf": "A=1\r\npython3 -m M \\\r\n a=$A\r\n",
 }

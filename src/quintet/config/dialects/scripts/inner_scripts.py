@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 from quintet.config.dialects.scripts.built_ins import Status
@@ -41,9 +42,10 @@ READER_STATE = (
 """Attributes of a reader that another text does not change."""
 PROCESS_STATE = (
     *("functions", "local_values", "jump", "jump_line", "levels", "counts_arguments", "source_depth", "in_process"),
+    "possible_jumps",
 )
 """Attributes of a reader that a script in a process of its own does not change."""
-PROCESS_VARIABLES = ("values", "exported", "exports_all", "integers", "arguments")
+PROCESS_VARIABLES = ("values", "exported", "exports_all", "integers", "arguments", "choices")
 """Attributes of the variables that such a script does not change."""
 
 
@@ -146,10 +148,11 @@ class InnerScriptReader(LoopReader):
         """Follow the commands of another text in the same shell."""
         before, printed, redirected = dict(self.variables.values), len(self.output or ()), self.redirected
         with self.reading(text):
-            status = self.read_commands()
-            may_return = "return" in self.possible_jumps and self.source_depth > 0
+            status, jumps = self.read_commands(), self.possible_jumps
         if redirected and self.output is not None:
             del self.output[printed:]
+        may_return = "return" in jumps and text.path != self.variables.path
+        self.possible_jumps = self.possible_jumps | (jumps - {"return"} if may_return else jumps)
         if may_return:
             self.forget(self._changes(before), f"may be set by {text.path}", self.line)
         return None if may_return else status
@@ -176,13 +179,14 @@ class InnerScriptReader(LoopReader):
     def _followed(self, text: ScriptText, name: str) -> Status:
         """Follow a text; if it has a command that is not supported, what it sets is unknown."""
         before, exported, count = dict(self.variables.values), set(self.variables.exported), len(self.commands)
-        printed = len(self.output or ())
+        printed, choices = len(self.output or ()), self.variables.choices
         try:
             status = self._commands_of(text)
         except ConfigError as error:
             if text.path == self.variables.path and STARTS_PYTHON.search(text.text):
                 raise  # of `eval`
-            self.variables.values, self.variables.exported = before, exported
+            self.variables.values, self.variables.exported, self.variables.choices = before, exported, choices
+            self.jump = ""
             del self.commands[count:]
             if self.output is not None:
                 del self.output[printed:]
@@ -190,7 +194,7 @@ class InnerScriptReader(LoopReader):
             self.forget_assigned(text.text, f"may be set by {name}, which cannot be followed ({reason})")
             self.variables.add_unread(name, f"cannot be followed ({reason})", self.line)
             return None
-        if self.jump == "return" and self.source_depth:
+        if self.jump == "return" and text.path != self.variables.path:
             self.jump, status = "", None
         return status
 
@@ -268,7 +272,8 @@ class InnerScriptReader(LoopReader):
         state = {each: getattr(self, each) for each in PROCESS_STATE}
         outside = {each: getattr(variables, each) for each in PROCESS_VARIABLES}
         values = variables.values
-        in_env = dict(word.text.split("=", 1) for word in words if words[0].source == "env" and "=" in word.source)
+        env_words = takewhile(lambda word: "=" in word.text, words[1:] if words[0].source == "env" else ())
+        in_env = dict(word.text.split("=", 1) for word in env_words)
         variables.exported = variables.exported | {*prefixed, *in_env}
         passed = variables.exported | variables.inherited
         variables.values = {each: value for each, value in values.items() if each in passed}
