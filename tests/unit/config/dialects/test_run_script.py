@@ -192,10 +192,11 @@ python3 -m M $x $y $z; (( a = 2, b = a + 1 )); ((++a)); python3 -m M $a $b; let 
 declare -i neg=-1; python3 -m M $neg; unset neg; neg=1+1; python3 -m M $neg""",
     "evaluated words": """A=1; N=A; eval "A=5; B='x y'"; eval "$N=7"; python3 -m M $A "$B"
 C='python3 -m M c=1'; eval $C d=2
-eval "f() { python3 -m M in=$A; }"; f; eval 'for n in 1 2; do python3 -m M n=$n; done'""",
+eval "f() { python3 -m M in=$A; }"; f; eval 'for n in 1 2; do python3 -m M n=$n; done'
+g() { eval "return 0"; python3 -m M no; }; g; for n in 1 2; do eval 'continue'; python3 -m M no; done""",
     "inner scripts": """A=1; export E=2; bash inner.sh "x y" 3; MODEL=q bash inner.sh
 /bin/bash -e -u ./inner.sh $A; python3 -m M $A $E $MODEL
-for n in 1 2; do bash inner.sh $n; done; env MODEL=w bash -x inner.sh; (exec bash inner.sh last); set -a; A=4
+for n in 1 2; do bash inner.sh $n; done; env MODEL=w bash -x inner.sh A=no; (exec bash inner.sh last); set -a; A=4
 bash inner.sh; exec bash inner.sh end; python3 -m M no""",
     "crlf": "A=1\r\npython3 -m M \\\r\n a=$A\r\n",
 }
@@ -731,3 +732,107 @@ def test_a_test_chooses_whether_there_is_a_word(tmp_path: Path) -> None:
     words = 'a=1 $([ "${ENGINE}" = "sglang" ] && echo "b=2") c=3'
     for engine, expected in (("sglang", ("a=1", "b=2", "c=3")), ("vllm", ("a=1", "c=3"))):
         assert read(tmp_path, command(words, f"ENGINE={engine}\n")).words == expected
+
+
+@pytest.mark.parametrize(
+    "line", ["source ~/.bashrc", "source /opt/no/venv/bin/activate", "source activate env", ". $CONF/x.sh", "source"]
+)
+def test_a_sourced_file_that_cannot_be_read_is_named(line: str, tmp_path: Path) -> None:
+    before = f"BS=64\n{line} || exit 1"
+    found = read(tmp_path, command("data.train_batch_size=$BS", before))
+    assert found.words == ("data.train_batch_size=64",)
+    (remark,) = found.remarks
+    assert remark.startswith(f"{tmp_path}/run.sh:2: ")
+    message = refusal(tmp_path, command("data.seed=$SEED", before))
+    assert "$SEED is set neither in the script nor in the environment; it may be set at line 2, where" in message
+
+
+def test_what_a_sourced_file_sets_is_unknown_if_it_cannot_be_followed(tmp_path: Path) -> None:
+    file = tmp_path / "env.sh"
+    file.write_text("BS=128\nselect n in 1 2; do N=$n; done\n")
+    message = refusal(tmp_path, command("data.train_batch_size=$BS data.seed=$N", f"BS=64 N=1\nBS=64\n. {file}"))
+    assert f"$BS may be set by {file}, which cannot be followed ({file}:2: `select` is not supported" in message
+    file.write_text("grep -q x y && return\nBS=128\n")
+    text = command("data.train_batch_size=$BS data.seed=$A", f"BS=64 A=1\nA=1\n. {file}")
+    assert [value.key for value in read(tmp_path, text).missing] == ["data.train_batch_size"]
+    assert f"$BS may be set by {file}" in refusal(tmp_path, text)
+    file.write_text("N=$(date +%s)\n")
+    assert f"is the output of a program, and none is run here ({file}:1)" in refusal(
+        tmp_path, command("data.seed=$N", f"source {file}")
+    )
+
+
+def test_words_of_a_trainer_in_another_file_have_its_lines(tmp_path: Path) -> None:
+    (tmp_path / "lib.sh").write_text(
+        "# common\ntrain() {\n  python -m verl.trainer.main_ppo data.seed=$1 \\\n    a=1\n}\n"
+    )
+    text = 'source "$(dirname "$0")/lib.sh"\ntrain 1\n'
+    assert read(tmp_path, text).places == (f"{tmp_path}/lib.sh:3", f"{tmp_path}/lib.sh:4")
+    message = refusal(tmp_path, f"{text}train 2\n")
+    assert f"{tmp_path}/run.sh:2  data.seed=1\n  {tmp_path}/run.sh:3  data.seed=2" in message
+    assert read_run_script(Path(f"{tmp_path}/run.sh:3"), {}).words == ("data.seed=2", "a=1")
+
+
+def test_a_script_that_a_script_runs_is_followed_with_its_arguments_and_environment(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    inner = tmp_path / "scripts/inner.sh"
+    inner.write_text(command('data.seed=$SEED trainer.nnodes=${1:-4} c=${LOCAL:-no} "${@:2}"'))
+    cd = 'cd "$(dirname "$0")"\nLOCAL=1\n'
+    found = read(tmp_path, f"{cd}export SEED=1\nSEED=2 bash scripts/inner.sh 8 d=1\n")
+    assert found.words == ("data.seed=2", "trainer.nnodes=8", "c=no", "d=1")
+    assert found.places[0] == f"{inner}:2"
+    assert found.environment["SEED"] == "2"
+    two = f"{cd}export SEED=1\nbash scripts/inner.sh 1\nexec ./scripts/inner.sh 2\n"
+    assert "run.sh:4  trainer.nnodes=1" in refusal(tmp_path, two)
+    assert read_run_script(Path(f"{tmp_path}/run.sh:5"), {}).words[1] == "trainer.nnodes=2"
+    # one of its own is the run
+    assert read(tmp_path, f"{cd}bash scripts/inner.sh\n{command('data.seed=3')}").words == ("data.seed=3",)
+    # those of the script are on the command line
+    assert [each.key for each in read(tmp_path, f'{cd}SEED=$1 bash scripts/inner.sh "$@"\n').missing] == ["data.seed"]
+
+
+def test_a_script_that_cannot_be_followed_is_named_with_what_to_do(tmp_path: Path) -> None:
+    message = refusal(tmp_path, "N=3\nbash nothing.sh a=$N\n")
+    assert "run.sh:2 runs the script nothing.sh, which is no file on this machine" in message
+    assert "quintet plan nothing.sh a=3" in message
+    (tmp_path / "inner.sh").write_text(f"select n in 1 2; do {command('a=1')}; done\n")
+    assert f"which cannot be followed ({tmp_path}/inner.sh:1: `select`" in refusal(
+        tmp_path, f"sh {tmp_path}/inner.sh\n"
+    )
+    (tmp_path / "inner.sh").write_text("echo hello\n")
+    assert "which runs no known trainer" in refusal(tmp_path, f"nohup bash {tmp_path}/inner.sh &\n")
+
+
+def test_files_that_read_each_other_end(tmp_path: Path) -> None:
+    for word in ("source", "bash"):
+        text = f'{word} "{tmp_path}/run.sh"\n' * 2
+        assert read(tmp_path, text + command("data.seed=1")).words == ("data.seed=1",)
+    (tmp_path / "long.sh").write_text("#" * (1 << 19))
+    (remark,) = read(tmp_path, command("a=1", f"source {tmp_path}/long.sh")).remarks
+    assert "long.sh cannot be read" in remark
+    assert read(tmp_path, command("a=1", f"source {'x' * 999}; . /dev/zero")).words == ("a=1",)
+
+
+def test_nothing_of_another_file_is_run(tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    (tmp_path / "inner.sh").write_text(f"touch {mark}\nX=$(touch {mark})\neval 'touch {mark}'\n")
+    run = f"source {tmp_path}/inner.sh; bash {tmp_path}/inner.sh; {tmp_path}/inner.sh; let 'x=$(touch {mark})'"
+    read(tmp_path, command("data.seed=1", f'{run}; eval "touch {mark}"; declare -i "y=$(touch {mark})"'))
+    assert not mark.exists()
+
+
+def test_what_eval_sets_is_unknown_if_its_words_are(tmp_path: Path) -> None:
+    text = command("data.seed=$N trainer.nnodes=$M", 'N=1\nM=1\neval "N=$(x)"\neval "$(conda shell.bash hook)"')
+    found = read(tmp_path, text)
+    assert [value.key for value in found.missing] == ["data.seed"]
+    assert found.words == ("trainer.nnodes=1",)
+    assert "run.sh:4: `eval $(conda shell.bash hook)` has a command that is not known" in found.remarks[0]
+    assert read(tmp_path, 'RUN="python -m verl.trainer.main_ppo data.seed=1"\neval $RUN a=1\n').words[1] == "a=1"
+    broken = 'N=1\neval "select n in 1 2; do python -m verl.trainer.main_ppo; done"\n'
+    assert "run.sh:2: `select` is not supported" in refusal(tmp_path, broken)
+
+
+@pytest.mark.parametrize("line", ["let 'N=2**3'", "((N <<= 2))", "let M=N=2", "declare -i N=1-2", "let 'M=1, N=(1-2)'"])
+def test_arithmetic_that_is_not_supported_leaves_no_earlier_value(line: str, tmp_path: Path) -> None:
+    message = refusal(tmp_path, command("data.seed=$N", f"N=1\n{line}"))
+    assert "is not integer arithmetic" in message

@@ -250,7 +250,9 @@ class BuiltInReader(WordReader):
             case ["-z" | "-n" as name, text]:
                 return (text == "") is (name == "-z")
             case [name, path] if name in FILE_TESTS:
-                return FILE_TESTS[name](path)
+                directory = self.variables.scalar("PWD") or "."
+                is_known = os.path.isabs(path) or not MARKER.search(directory)
+                return FILE_TESTS[name](os.path.join(directory, path)) if path and is_known else None if path else False
             case [left, "=" | "==" | "!=" as name, right]:
                 return (fnmatchcase(left, right) if glob else left == right) is (name != "!=")
             case [left, "=~", right] if SIMPLE_REGULAR_EXPRESSION.fullmatch(words[-1].source):

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 from quintet.config.dialects.scripts.built_ins import Status
@@ -41,9 +42,10 @@ READER_STATE = (
 """Attributes of a reader that another text does not change."""
 PROCESS_STATE = (
     *("functions", "local_values", "jump", "jump_line", "levels", "counts_arguments", "source_depth", "in_process"),
+    "possible_jumps",
 )
 """Attributes of a reader that a script in a process of its own does not change."""
-PROCESS_VARIABLES = ("values", "exported", "exports_all", "integers", "arguments")
+PROCESS_VARIABLES = ("values", "exported", "exports_all", "integers", "arguments", "choices")
 """Attributes of the variables that such a script does not change."""
 
 
@@ -146,10 +148,11 @@ class InnerScriptReader(LoopReader):
         """Follow the commands of another text in the same shell."""
         before, printed, redirected = dict(self.variables.values), len(self.output or ()), self.redirected
         with self.reading(text):
-            status = self.read_commands()
-            may_return = "return" in self.possible_jumps and self.source_depth > 0
+            status, jumps = self.read_commands(), self.possible_jumps
         if redirected and self.output is not None:
             del self.output[printed:]
+        may_return = "return" in jumps and text.path != self.variables.path
+        self.possible_jumps = self.possible_jumps | (jumps - {"return"} if may_return else jumps)
         if may_return:
             self.forget(self._changes(before), f"may be set by {text.path}", self.line)
         return None if may_return else status
@@ -159,10 +162,10 @@ class InnerScriptReader(LoopReader):
         name, *arguments = [text for word in words for text in word.arguments] or [""]
         found = self._script_text(name)
         if isinstance(found, str):
-            self.variables.add_unread(f"{self.variables.shown(name)}", found, self.line)
+            self.variables.add_unread(self.variables.shown(name) or "the file of `source`", found, self.line)
             return None
         outside = {"BASH_SOURCE": self.variables.values["BASH_SOURCE"]}
-        self.variables.values["BASH_SOURCE"] = (str(found.path),)
+        self.variables.values["BASH_SOURCE"] = (name,)
         self.source_depth += 1
         try:
             if not arguments:
@@ -176,13 +179,14 @@ class InnerScriptReader(LoopReader):
     def _followed(self, text: ScriptText, name: str) -> Status:
         """Follow a text; if it has a command that is not supported, what it sets is unknown."""
         before, exported, count = dict(self.variables.values), set(self.variables.exported), len(self.commands)
-        printed = len(self.output or ())
+        printed, choices = len(self.output or ()), self.variables.choices
         try:
             status = self._commands_of(text)
         except ConfigError as error:
-            if STARTS_PYTHON.search(text.text):
-                raise
-            self.variables.values, self.variables.exported = before, exported
+            if text.path == self.variables.path and STARTS_PYTHON.search(text.text):
+                raise  # of `eval`
+            self.variables.values, self.variables.exported, self.variables.choices = before, exported, choices
+            self.jump = ""
             del self.commands[count:]
             if self.output is not None:
                 del self.output[printed:]
@@ -190,7 +194,7 @@ class InnerScriptReader(LoopReader):
             self.forget_assigned(text.text, f"may be set by {name}, which cannot be followed ({reason})")
             self.variables.add_unread(name, f"cannot be followed ({reason})", self.line)
             return None
-        if self.jump == "return" and self.source_depth:
+        if self.jump == "return" and text.path != self.variables.path:
             self.jump, status = "", None
         return status
 
@@ -217,14 +221,16 @@ class InnerScriptReader(LoopReader):
     def _script_text(self, name: str) -> ScriptText | str:
         """Return the text of a file that a script names; otherwise why it cannot be read."""
         directory = self.variables.scalar("PWD") or "."
-        if MARKER.search(name) or (MARKER.search(directory) and not os.path.isabs(name)):
+        if MARKER.search(name):
             return "has a name that is not known"
+        if MARKER.search(directory) and not os.path.isabs(name):
+            return "is in a directory that is not known"
         path = Path(directory, name)
         relative = os.path.relpath(path)
         shown = path if os.path.isabs(name) or relative.startswith("..") else Path(relative)
         if self.depth >= MAX_DEPTH:
             return "is read too deeply inside other files"
-        if not path.is_file():
+        if not os.path.isfile(path):
             return "is no file on this machine"
         try:
             return self._as_text(read_text(path), 1, shown)
@@ -241,33 +247,38 @@ class InnerScriptReader(LoopReader):
             return
         found = self._script_text(inner[0])
         if isinstance(found, str):
+            self.variables.not_followed[self.variables.place(self.line)] = found
             return
-        count = len(self.commands)
+        count, reason = len(self.commands), ""
         passes_own = any(SCRIPT_ARGUMENTS.search(word.source) for word in words)
-        with self._process(found.path, words, prefixed):
+        with self._process(inner[0], words, prefixed):
             if inner[1] or not passes_own:
                 self.variables.arguments = ()
                 self.set_arguments(tuple(inner[1]))
             try:
                 self._commands_of(found)
-            except ConfigError:
+            except ConfigError as error:
                 del self.commands[count:]
+                reason = f"cannot be followed ({str(error).splitlines()[0]})"
+        if reason:
+            self.variables.not_followed[self.variables.place(self.line)] = reason
         if words[0].source == "exec":
             self.jump, self.jump_line = "exit", self.line
 
     @contextmanager
-    def _process(self, path: Path, words: Sequence[Word], prefixed: Iterable[str]) -> Iterator[None]:
+    def _process(self, name: str, words: Sequence[Word], prefixed: Iterable[str]) -> Iterator[None]:
         """Begin a process for a script, which gets the variables that are exported."""
         variables = self.variables
-        state = {name: getattr(self, name) for name in PROCESS_STATE}
-        outside = {name: getattr(variables, name) for name in PROCESS_VARIABLES}
+        state = {each: getattr(self, each) for each in PROCESS_STATE}
+        outside = {each: getattr(variables, each) for each in PROCESS_VARIABLES}
         values = variables.values
-        in_env = dict(word.text.split("=", 1) for word in words if words[0].source == "env" and "=" in word.source)
+        env_words = takewhile(lambda word: "=" in word.text, words[1:] if words[0].source == "env" else ())
+        in_env = dict(word.text.split("=", 1) for word in env_words)
         variables.exported = variables.exported | {*prefixed, *in_env}
         passed = variables.exported | variables.inherited
-        variables.values = {name: value for name, value in values.items() if name in passed}
-        variables.values |= {name: (value,) for name, value in in_env.items()}
-        variables.values |= {"0": (str(path),), "BASH_SOURCE": (str(path),), "#": ("0",)}
+        variables.values = {each: value for each, value in values.items() if each in passed}
+        variables.values |= {each: (value,) for each, value in in_env.items()}
+        variables.values |= {"0": (name,), "BASH_SOURCE": (name,), "#": ("0",)}
         variables.values |= {"PWD": values["PWD"]} if "PWD" in values else {}
         variables.exports_all, variables.integers = False, set()
         if variables.arguments is not None:
@@ -276,7 +287,7 @@ class InnerScriptReader(LoopReader):
         try:
             yield
         finally:
-            for name, value in outside.items():
-                setattr(variables, name, value)
-            for name, value in state.items():
-                setattr(self, name, value)
+            for attribute, before in outside.items():
+                setattr(variables, attribute, before)
+            for attribute, before in state.items():
+                setattr(self, attribute, before)

@@ -99,6 +99,8 @@ class Variables:
         """Variables that `declare -i` names."""
         self.unread: dict[str, str] = {}
         """Why commands of other files, or of `eval`, are not known, by their place."""
+        self.not_followed: dict[str, str] = {}
+        """Why scripts in processes of their own are not followed, by the place where they start."""
         self.arguments: tuple[str, ...] | None = None
         """Arguments of the function that is followed; None outside functions."""
         self.choices: ItemChoices | None = None

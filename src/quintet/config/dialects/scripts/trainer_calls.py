@@ -158,9 +158,12 @@ def no_trainer_error(path: Path, script: ScriptCommands, variables: Variables) -
     for command in reversed(commands):
         if (inner := script_arguments([word.text for word in command.words])) is not None:
             called = " ".join([inner[0], *(variables.shown(argument) for argument in inner[1])])
-            message = f"{command.source} runs the script {inner[0]}, and no known trainer is found in it"
+            place = command.source.replace(f"{path}:", "line ")
+            reason = variables.not_followed.get(place, "runs no known trainer")
+            message = f"{command.source} runs the script {inner[0]}, which {reason}"
             return ConfigError(message, source=command.source, hint=f"give that script itself: quintet plan {called}")
-    return ConfigError(f"{path} runs no known trainer", source=str(path), hint=hint)
+    unread = "".join(f"; at {place}, {reason}" for place, reason in variables.unread.items())
+    return ConfigError(f"{path} runs no known trainer{unread}", source=str(path), hint=hint)
 
 
 def distinct_calls(commands: Iterable[ScriptCommand]) -> list[tuple[ScriptCommand, TrainerCall]]:
