@@ -691,3 +691,12 @@ def test_a_test_chooses_whether_there_is_a_word(tmp_path: Path) -> None:
     words = 'a=1 $([ "${ENGINE}" = "sglang" ] && echo "b=2") c=3'
     for engine, expected in (("sglang", ("a=1", "b=2", "c=3")), ("vllm", ("a=1", "c=3"))):
         assert read(tmp_path, command(words, f"ENGINE={engine}\n")).words == expected
+
+
+def test_a_variable_given_as_an_override_is_written_before_the_command(tmp_path: Path) -> None:
+    text = command("trainer.total_epochs=${EPOCHS}", before="EPOCHS=${EPOCHS:-3}")
+    message = refusal(tmp_path, text, overrides=("EPOCHS=5",))
+    assert "EPOCHS (command line) is no key, but an environment variable that the script reads" in message
+    assert "EPOCHS=5 quintet plan" in message
+    assert "trainer.total_epochs=5" in read(tmp_path, text, EPOCHS="5").words
+    assert "OTHER=5" in read(tmp_path, text).with_overrides(("OTHER=5",)), "reported as an unknown key"
