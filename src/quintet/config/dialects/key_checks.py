@@ -18,12 +18,12 @@ from quintet.config.schema import format_value
 
 
 class UnknownReason(StrEnum):
-    """Why a key is unknown, as the end of a sentence."""
+    """Why a key is unknown, as the end of a sentence with the name of the framework."""
 
     TYPO = "looks like a typo"
-    UNDOCUMENTED = "exists in that framework but is not documented in its reference"
+    UNDOCUMENTED = "exists in {framework} but is not documented in its reference"
     OTHER_RUNS = "is not read by runs of this kind"
-    NOWHERE = "does not exist in that framework"
+    NOWHERE = "does not exist in {framework}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,12 @@ class UnknownKey:
     key: str
     source: str
     reason: UnknownReason
+    framework: str
     suggestion: str | None = None
 
     def __str__(self) -> str:
         suggestion = f"; did you mean {self.suggestion}?" if self.suggestion else ""
-        return f"{self.key} ({self.source}) {self.reason}{suggestion}"
+        return f"{self.key} ({self.source}) {self.reason.format(framework=self.framework)}{suggestion}"
 
 
 def unknown_keys(values: ForeignValues, known: frozenset[str], of_other_runs: Collection[str] = ()) -> list[UnknownKey]:
@@ -49,6 +50,7 @@ def unknown_keys(values: ForeignValues, known: frozenset[str], of_other_runs: Co
     sections = {section for key in specs for section in sections_around(key)}
     free_sections = {key for key, spec in specs.items() if spec.value_type is SECTION}
     legal = [*specs, *sections, *keys_of_similar_sections(specs, dialect.shared_sections)]
+    waiting = {key for key, spec in specs.items() if spec.state == "pending"}
 
     def is_documented(key: str) -> bool:
         names = (key, dialect.documented(key))
@@ -62,15 +64,15 @@ def unknown_keys(values: ForeignValues, known: frozenset[str], of_other_runs: Co
 
     def describe(key: str) -> UnknownKey:
         if key in of_other_runs:
-            return UnknownKey(key, values.source(key), UnknownReason.OTHER_RUNS)
+            return UnknownKey(key, values.source(key), UnknownReason.OTHER_RUNS, dialect.name)
         if _is_known(key, known) and (_is_listed(key, known) or slip_of(key, legal) is None):
-            return UnknownKey(key, values.source(key), UnknownReason.UNDOCUMENTED)
+            return UnknownKey(key, values.source(key), UnknownReason.UNDOCUMENTED, dialect.name)
         argument = engine_argument(key, values)
         of_engine = () if argument is None else argument.closest_keys
-        candidates = (*of_engine, *_corrected_name_lists(key, dialect), *closest_keys(key, legal))
+        candidates = (*of_engine, *_corrected_name_lists(key, dialect), *closest_keys(key, legal, rare=waiting))
         suggestion = next((name for name in candidates if not key.startswith(f"{name}.")), None)
         reason = UnknownReason.TYPO if suggestion else UnknownReason.NOWHERE
-        return UnknownKey(key, values.source(key), reason, suggestion)
+        return UnknownKey(key, values.source(key), reason, dialect.name, suggestion)
 
     return [describe(key) for key in values.merged.leaves() if key not in RUN_KEYS and not is_documented(key)]
 

@@ -1,7 +1,7 @@
 """Suggestions for misspelt keys."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 from itertools import groupby
 
@@ -11,20 +11,23 @@ MAX_DISTANCE = 0.34
 """Largest share of differing characters between a key and a suggestion."""
 WRONG_SECTION_DISTANCE = 0.2
 """Distance of a key with the right last part in another section."""
+RARE_DISTANCE = 0.05
+"""Distance added to a key that few files set, unless it differs in no more than `SLIP` characters."""
+SLIP = 2
 SECTION_DISTANCE = 0.05
 """Distance of a key that only lacks a section, or has one too many."""
 
 
-def closest_keys(key: str, legal: Iterable[str], limit: int = 3) -> list[str]:
+def closest_keys(key: str, legal: Iterable[str], limit: int = 3, rare: Collection[str] = ()) -> list[str]:
     """Return the legal dotted keys closest to `key`, the closest first, of equally close ones the first of `legal`;
-    none if all are too far.
+    none if all are too far. Of similarly close ones, those of `rare` come last.
 
     The distance is the number of characters to insert, delete, substitute or transpose (optimal string alignment),
     regardless of case and separators: `trainBatchSize` matches `train_batch_size`. A key with the right last part in
     the wrong section is close, too, and one that lacks a section or repeats it is closer.
     """
     similar = (other for other in legal if other != key and _has_similar_name(key, other))
-    ranked = sorted(((_rank(key, other), other) for other in similar), key=lambda each: each[0])
+    ranked = sorted(((_rank(key, other, other in rare), other) for other in similar), key=lambda each: each[0])
     return [other for (distance, *_), other in ranked if distance <= MAX_DISTANCE][:limit]
 
 
@@ -47,14 +50,26 @@ def _has_other_digit(key: str, other: str) -> bool:
 
 
 def _has_similar_name(key: str, other: str) -> bool:
-    """Whether the last parts are similar, however long their sections are, or the keys differ in two characters."""
+    """Whether the last parts are similar, however long their sections are, or the keys differ in two characters, or the
+    last part only lacks words."""
     name, other_name = _normalized(key.rpartition(".")[2]), _normalized(other.rpartition(".")[2])
-    return OSA.distance(name, other_name) <= len(name) // 2 or OSA.distance(_normalized(key), _normalized(other)) <= 2
+    return (
+        _lacks_words(key, other)
+        or OSA.distance(name, other_name) <= len(name) // 2
+        or OSA.distance(_normalized(key), _normalized(other)) <= 2
+    )
 
 
-def _rank(key: str, other: str) -> tuple[float, float, int]:
+def _lacks_words(key: str, other: str) -> bool:
+    """Whether the last part of a key has at least two words, which that of the other has in the same order."""
+    words, rest = key.rpartition(".")[2].split("_"), iter(other.rpartition(".")[2].split("_"))
+    return len(words) > 1 and all(word in rest for word in words)
+
+
+def _rank(key: str, other: str, is_rare: bool) -> tuple[float, float, int]:
     full, other_full = _normalized(key), _normalized(other)
-    distance = OSA.distance(full, other_full) / max(len(full), len(other_full), 1)
+    changes = OSA.distance(full, other_full)
+    distance = changes / max(len(full), len(other_full), 1) + (RARE_DISTANCE if is_rare and changes > SLIP else 0.0)
     name, other_name = _normalized(key.rpartition(".")[2]), _normalized(other.rpartition(".")[2])
     name_distance = OSA.distance(name, other_name) / max(len(name), len(other_name), 1)
     misplaced = WRONG_SECTION_DISTANCE + OSA.normalized_distance(key, other) / 10 if name_distance == 0 else 1.0

@@ -45,6 +45,7 @@ def test_unknown_keys_are_all_listed_in_three_kinds(tmp_path: Path) -> None:
     assert "did you mean training.n_rollout?" in str(found[0])
     nobodys = unknown_keys(values(tmp_path), frozenset())[1]
     assert nobodys.reason is UnknownReason.NOWHERE
+    assert "does not exist in ragen" in str(nobodys)
 
 
 def test_a_type_is_checked_where_the_framework_doesnt(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_a_well_known_key_is_told_as_the_frameworks_own(tmp_path: Path, name: st
     found = {one.key: one for one in unknown_keys(values, dialect.known_keys())}
     assert found[key].reason is UnknownReason.UNDOCUMENTED
     assert found[key].suggestion is None
-    assert str(found[key]).endswith("exists in that framework but is not documented in its reference")
+    assert str(found[key]).endswith(f"exists in {name} but is not documented in its reference")
 
 
 def test_a_slip_stays_a_slip(tmp_path: Path) -> None:

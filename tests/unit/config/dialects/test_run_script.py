@@ -836,3 +836,12 @@ def test_what_eval_sets_is_unknown_if_its_words_are(tmp_path: Path) -> None:
 def test_arithmetic_that_is_not_supported_leaves_no_earlier_value(line: str, tmp_path: Path) -> None:
     message = refusal(tmp_path, command("data.seed=$N", f"N=1\n{line}"))
     assert "is not integer arithmetic" in message
+
+
+def test_a_variable_given_as_an_override_is_written_before_the_command(tmp_path: Path) -> None:
+    text = command("trainer.total_epochs=${EPOCHS}", before="EPOCHS=${EPOCHS:-3}")
+    message = refusal(tmp_path, text, overrides=("EPOCHS=5",))
+    assert "EPOCHS (command line) is no key, but an environment variable that the script reads" in message
+    assert "EPOCHS=5 quintet plan" in message
+    assert "trainer.total_epochs=5" in read(tmp_path, text, EPOCHS="5").words
+    assert "OTHER=5" in read(tmp_path, text).with_overrides(("OTHER=5",)), "reported as an unknown key"

@@ -61,6 +61,8 @@ CALL = re.compile(r"(?P<name>.+?):(?P<line>\d{1,9})(?::(?P<iteration>\d{1,9}))?"
 """`train_all.sh:12` or `sweep.sh:12:3`."""
 MAX_ENV_FILE = 4096
 """Bytes of the file of an environment, at most."""
+VARIABLE = re.compile(r"\$\{?([A-Z][A-Z0-9_]*)\b")
+"""An environment variable that a script reads, by convention in capitals."""
 YAML, SHELL = (".yaml", ".yml"), (".sh", ".bash")
 
 Override = tuple[str, str]
@@ -92,13 +94,21 @@ class RunScript:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the script exports, for `${oc.env:…}`."""
     remarks: tuple[str, ...] = ()
+    variables: frozenset[str] = frozenset()
+    """Names of the variables that the script reads."""
 
     def with_overrides(self, overrides: Sequence[str]) -> list[str]:
         """Return the script's overrides and then those of the command line.
 
         Raises:
-            ConfigError: the value of a key is unknown, and the command line does not set it.
+            ConfigError: the value of a key is unknown, and the command line does not set it; or an override sets a
+                variable of the script.
         """
+        for override in overrides:
+            if (name := key_of(override)) in self.variables:
+                message = f"{name} (command line) is no key, but an environment variable that the script reads"
+                hint = f"write it before the command: {override} quintet plan …"
+                raise ConfigError(message, key=name, value=override, source="command line", hint=hint)
         overridden = set(map(key_of, overrides))
         missing = [value for value in self.missing if value.key not in overridden]
         if missing:
@@ -124,7 +134,8 @@ def read_run_script(path: Path, environment: Mapping[str, str] | None = None) ->
         dialect = next(iter(detect(keys_as_tree(override for override, _ in overrides))), None)
         return RunScript(_env_config_beside(path) if dialect == "vagen" else None, *_columns(overrides), dialect)
     if path.suffix in SHELL or text.startswith("#!") or any(f"-m {module}" in text for module in TRAINERS):
-        return _read_script(path, text, os.environ if environment is None else environment, selected)
+        script = _read_script(path, text, os.environ if environment is None else environment, selected)
+        return replace(script, variables=frozenset(VARIABLE.findall(text)))
     return RunScript(path)
 
 
