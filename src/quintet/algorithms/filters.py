@@ -84,17 +84,17 @@ def _between(means: Tensor, minimum: float | None, maximum: float | None) -> Ten
 
 def _by_score(groups: Groups, scores: Tensor, config: FilterConfig) -> Tensor:
     """Return the members of the groups that are kept by their `scores`, [G], bool [R]."""
-    is_kept = groups.size > 0
-    num_groups = int(is_kept.sum())
+    is_selected = groups.size > 0
+    num_groups = int(is_selected.sum())
     if config.drop_zero:
-        is_kept = is_kept & (scores.abs() > NEGLIGIBLE)
+        is_selected = is_selected & (scores.abs() > NEGLIGIBLE)
     if config.keep_share < 1.0:
-        is_kept = _first(scores, is_kept, config, config.max_kept(num_groups))
+        is_selected = _first(scores, is_selected, config, config.max_selected(num_groups))
     if config.top_p < 1.0:
-        is_kept = _up_to_share(scores, is_kept, config)
-    if config.min_p is not None and bool(is_kept.any()):
-        is_kept = is_kept & _near_best(scores, scores[is_kept], config)
-    return is_kept[groups.member]
+        is_selected = _up_to_share(scores, is_selected, config)
+    if config.min_p is not None and bool(is_selected.any()):
+        is_selected = is_selected & _near_best(scores, scores[is_selected], config)
+    return is_selected[groups.member]
 
 
 def _order(scores: Tensor, config: FilterConfig) -> Tensor:
@@ -106,19 +106,19 @@ def _least(config: FilterConfig) -> bool:
     return config.keep_by.startswith("least_")
 
 
-def _first(scores: Tensor, is_kept: Tensor, config: FilterConfig, count: int) -> Tensor:
+def _first(scores: Tensor, is_selected: Tensor, config: FilterConfig, count: int) -> Tensor:
     """Return the first `count` of the groups in `is_kept`, bool [G]."""
-    remaining = is_kept.nonzero().squeeze(-1)
-    return _mask(is_kept, remaining[_order(scores[remaining], config)][:count])
+    remaining = is_selected.nonzero().squeeze(-1)
+    return _mask(is_selected, remaining[_order(scores[remaining], config)][:count])
 
 
-def _up_to_share(scores: Tensor, is_kept: Tensor, config: FilterConfig) -> Tensor:
+def _up_to_share(scores: Tensor, is_selected: Tensor, config: FilterConfig) -> Tensor:
     """Return the first of the groups in `is_kept` whose weights add up to `top_p` of their sum, bool [G].
 
     As in RAGEN, weights are scores or their softmax. Scores are added up while they are positive; if they do not reach
     `top_p` × sum - `top_p_tolerance`, or if this is not positive, no group is kept.
     """
-    remaining = is_kept.nonzero().squeeze(-1)
+    remaining = is_selected.nonzero().squeeze(-1)
     weights = scores[remaining]
     order = _order(weights, config)
     target = config.top_p * weights.sum() - config.top_p_tolerance
@@ -130,7 +130,7 @@ def _up_to_share(scores: Tensor, is_kept: Tensor, config: FilterConfig) -> Tenso
     needed = (before < target - NEGLIGIBLE) & (weights > 0)
     count = int(needed.long().cumprod(0).sum())
     reached = bool(weights[:count].sum() >= target - NEGLIGIBLE)
-    return _mask(is_kept, remaining[order[:count]] if reached else order[:0])
+    return _mask(is_selected, remaining[order[:count]] if reached else order[:0])
 
 
 def _near_best(scores: Tensor, compared: Tensor, config: FilterConfig) -> Tensor:

@@ -59,10 +59,10 @@ def prepared(composed: ComposedConfig) -> ComposedConfig:
         message = "this configuration has no section `generation`, so there is nothing to generate"
         hint = "generation.output_path=FILE.parquet; or quintet generate MODEL --data FILE --output FILE"
         raise ConfigError(message, key="generation", hint=hint)
-    return _with_own_directory(with_configured_model(composed, warn, "generate with"))
+    return _with_unused_directory(with_configured_model(composed, warn, "generate with"))
 
 
-def _with_own_directory(composed: ComposedConfig) -> ComposedConfig:
+def _with_unused_directory(composed: ComposedConfig) -> ComposedConfig:
     """Name a run without a name for its output, and rename one whose directory has a training run."""
     config, generation = composed.experiment, composed.experiment.generation
     if composed.source("name") == "default" and generation is not None:
@@ -85,7 +85,7 @@ def as_config(
         MachineError: there is no model.
     """
     if options.data is None:
-        for option in options.given():
+        for option in options.set_options():
             message = f"{option} is only valid with a model and --data; a configuration sets it by its keys"
             raise ConfigError(message, key=option, hint="quintet generate MODEL --data FILE --output FILE")
         return target, overrides

@@ -147,7 +147,7 @@ class GenerateOptions:
         int | None, typer.Option(help="Maximum tokens per response (default: the run's, else 512).", min=1)
     ] = None
 
-    def given(self) -> Iterator[str]:
+    def set_options(self) -> Iterator[str]:
         """Yield the options that were given, as spelled on the command line."""
         yield from (f"--{each.name.replace('_', '-')}" for each in fields(self) if getattr(self, each.name) is not None)
 

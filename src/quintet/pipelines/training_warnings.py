@@ -19,7 +19,7 @@ class TrainingWarnings:
     def __init__(self, config: Experiment) -> None:
         self._config = config
         self._steps_without_signal = 0
-        self._given: set[str] = set()
+        self._shown_kinds: set[str] = set()
 
     def check(self, trajectories: Sequence[Trajectory], metrics: Mapping[str, float]) -> Iterator[str]:
         """Yield new warnings about a step from its episodes and metrics."""
@@ -31,8 +31,8 @@ class TrainingWarnings:
             "update": self._skipped_update(metrics),
         }
         for kind, warning in problems.items():
-            if warning is not None and kind not in self._given:
-                self._given.add(kind)
+            if warning is not None and kind not in self._shown_kinds:
+                self._shown_kinds.add(kind)
                 yield f"warning: {warning}"
 
     def _unparsed_responses(self, trajectories: Sequence[Trajectory], metrics: Mapping[str, float]) -> str | None:

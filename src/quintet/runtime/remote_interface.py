@@ -156,7 +156,7 @@ class RobotWorker(Protocol):
         """See `Learner.weights`; adapters are merged."""
 
     def start_cloning(self, optimizer: OptimizerConfig) -> None:
-        """Create an optimizer for behaviour cloning. Until `end_cloning`, `save` and `load` are about it."""
+        """Create an optimizer for behavior cloning. Until `end_cloning`, `save` and `load` are about it."""
 
     def clone(
         self, inputs: Mapping[str, Tensor], actions: Tensor, mask: Tensor, rates: ChunkRates
@@ -165,7 +165,7 @@ class RobotWorker(Protocol):
         them."""
 
     def end_cloning(self) -> None:
-        """Free the optimizer for behaviour cloning."""
+        """Free the optimizer for behavior cloning."""
 
     def close(self) -> None:
         """End the simulators."""

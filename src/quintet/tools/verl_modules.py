@@ -86,8 +86,10 @@ MODULES: Mapping[str, Mapping[str, Any]] = {
 
 @contextmanager
 def verl_modules() -> Iterator[None]:
-    """Let imports of these names succeed meanwhile. If verl is installed, only its `function_tool` is replaced, so that
-    functions are declared here."""
+    """Put stand-ins for verl's tool modules into `sys.modules` within the context.
+
+    If verl is installed, replace only its `function_tool`, so that decorated functions are registered in Quintet.
+    """
     installed = importlib.util.find_spec("verl") is not None
     modules = {name: _module(name, values) for name, values in MODULES.items() if not installed or "function" in name}
     if not installed:

@@ -21,7 +21,7 @@ OUTCOME_COLORS = {"success": (74, 222, 128), "failed": (248, 113, 113), "termina
 
 @dataclass(frozen=True, slots=True)
 class RobotCaption:
-    """What is shown below the picture of a robot."""
+    """Caption below a frame of a robot's video: instruction, rewards and outcome."""
 
     instruction: str
     reward: float | None = None

@@ -34,7 +34,7 @@ class ChunkRates:
     trains_policy: bool = True
     """False while only the value head is trained."""
     trains_values: bool = True
-    """False for behaviour cloning."""
+    """False for behavior cloning."""
 
 
 class ChunkLearner(GradientLearner):
@@ -129,7 +129,7 @@ class ChunkLearner(GradientLearner):
         return metrics
 
     def clone(self, inputs: Mapping[str, Tensor], actions: Tensor, mask: Tensor, rates: ChunkRates) -> dict[str, float]:
-        """Make one optimizer step of behaviour cloning: raise the mean log-prob of demonstrated actions, [N, C, D], of
+        """Make one optimizer step of behavior cloning: raise the mean log-prob of demonstrated actions, [N, C, D], of
         the policy. `mask`, bool [N, C], selects the actions."""
         self._rates = replace(rates, trains_values=False)
         total = self._sum_over_ranks(mask.sum().double()) * actions.shape[-1]

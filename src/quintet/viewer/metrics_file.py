@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One metric of a run, at the steps that have a value."""
+    """Values of a metric of a run, with their steps and times."""
 
     steps: Sequence[float]
     seconds: Sequence[float]

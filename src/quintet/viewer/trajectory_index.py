@@ -23,7 +23,7 @@ _STEP = re.compile(r"step_(\d+)\.jsonl")
 
 
 class EpisodeSummary(NamedTuple):
-    """One stored episode."""
+    """Location of a stored episode, and the numbers by which it is filtered."""
 
     split: str
     step: int

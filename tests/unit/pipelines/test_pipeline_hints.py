@@ -25,7 +25,7 @@ from quintet.config.native.policy import LoraConfig
 from quintet.data.robot_demonstrations.expert import RecordedDataset
 from quintet.embodied_records import RobotEpisode
 from quintet.pipelines import drift_check, evaluate, generate, setup
-from quintet.pipelines.embodied.cloning import CloningBatches
+from quintet.pipelines.embodied.behavior_cloning import CloningBatches
 from quintet.pipelines.embodied.rollout import collect_rollout
 from quintet.pipelines.experience import collate_rollout
 from quintet.pipelines.export import export

@@ -129,7 +129,7 @@ class FilterConfig(Section):
     """Groups of each of these rollouts, of which the step takes the first ones with a signal; null generates those of a
     step, and then as many as are missing."""
 
-    def max_kept(self, groups: int) -> int:
+    def max_selected(self, groups: int) -> int:
         """Return the maximum number of `groups` that are kept, by `keep_share`."""
         return math.ceil(self.keep_share * groups - ROUNDING)
 

@@ -228,7 +228,7 @@ class RolloutConfig(Section):
     max_concurrent: PositiveInt = 256
     """Maximum concurrent requests of the engine."""
     recompute_logprobs: bool = False
-    """Use log-probs of the learner, not of the engine, as those of the behaviour policy. `placement.logprobs` may give
+    """Use log-probs of the learner, not of the engine, as those of the behavior policy. `placement.logprobs` may give
     their computation devices of its own."""
     async_ratio: NonNegative = 0.0
     """Episodes in flight beyond those of a step, as a ratio of the episodes of a step: they continue during policy

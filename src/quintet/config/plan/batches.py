@@ -35,15 +35,15 @@ def max_mini_batches(config: Experiment) -> int:
     training, groups = config.training, config.training.groups_per_step
     if config.env.is_simulator:
         return training.mini_batches
-    size, episodes = groups * training.samples_per_group // training.mini_batches, max_kept_episodes(config)
+    size, episodes = groups * training.samples_per_group // training.mini_batches, max_selected_episodes(config)
     if training.mini_batch_sequences is not None:
         return -(-episodes * max_sequences_per_episode(config) // training.mini_batch_sequences)
     return -(-episodes // size)
 
 
-def max_kept_episodes(config: Experiment) -> int:
+def max_selected_episodes(config: Experiment) -> int:
     """Return the maximum number of episodes of a step that `algorithm.filter` keeps."""
-    return config.algorithm.filter.max_kept(config.training.groups_per_step) * config.training.samples_per_group
+    return config.algorithm.filter.max_selected(config.training.groups_per_step) * config.training.samples_per_group
 
 
 @dataclass(frozen=True, slots=True)

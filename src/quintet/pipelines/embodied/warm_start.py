@@ -1,4 +1,4 @@
-"""Warm start of action policies: behaviour cloning from demonstrations."""
+"""Warm start of action policies: behavior cloning from demonstrations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quintet.config.native.training import WarmStartConfig
 from quintet.embodied_records import RolloutRequest
-from quintet.pipelines.embodied.cloning import CloningBatches, clone_demonstrations, load_demonstrations
+from quintet.pipelines.embodied.behavior_cloning import CloningBatches, clone_demonstrations, load_demonstrations
 from quintet.pipelines.embodied.components import RobotComponents
 from quintet.pipelines.run import Run, interrupted, is_due
 from quintet.runtime.embodied.simulator_config import simulator_of

@@ -43,4 +43,4 @@ class ActionPolicy(Protocol):
         """Return denormalized actions of the robot, float32 [B, C, `robot_action_dim`]."""
 
     def from_robot_actions(self, actions: np.ndarray) -> torch.Tensor:
-        """Return the nearest actions of the policy, [B, C, D], for behaviour cloning."""
+        """Return the nearest actions of the policy, [B, C, D], for behavior cloning."""

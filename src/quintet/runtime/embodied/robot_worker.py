@@ -55,7 +55,7 @@ class LocalRobotWorker:
         self._objective = ChunkObjective(config)
         self._runner = RolloutRunner(config, is_recorded=ranks.rank == 0)
         self._cloner: ChunkLearner | None = None
-        """The policy under the optimizer of behaviour cloning."""
+        """The policy under the optimizer of behavior cloning."""
         self._memory = HostBuffers()
         self._hf: HfDirectory | None = None
         self._shard_writer: AsyncShardWriter | None = None
@@ -173,7 +173,7 @@ class LocalRobotWorker:
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         return self.learner.weights()
 
-    # ---- behaviour cloning
+    # ---- behavior cloning
 
     def start_cloning(self, optimizer: OptimizerConfig) -> None:
         self._cloner = self.learner.with_optimizer(optimizer)

@@ -21,7 +21,7 @@ from quintet.training.megatron.core_package import emulate_cuda
 from quintet.training.megatron.optimizer_state import MegatronOptimizerState, clip_grad_norm, optimizer_parts
 from quintet.training.megatron.options import ddp_config, optimizer_config
 from quintet.training.megatron.pipeline_runner import MegatronModel
-from quintet.training.megatron.process_groups import with_own_groups
+from quintet.training.megatron.process_groups import with_process_groups
 from quintet.training.megatron.weight_export import WeightGatherer, global_parameters, local_shard
 from quintet.training.packing import MicroBatch, MicroBatchBudget, iter_micro_batches
 from quintet.training.policy_update import PolicyUpdate, ValueUpdate
@@ -74,7 +74,7 @@ class _GradientLearner:
         model.last_updated_by = self
         self._gatherer = WeightGatherer(model.chunks, self.ranks)
 
-    @with_own_groups
+    @with_process_groups
     def _copy_master_weights(self) -> None:
         """Copy the float32 weights of another optimizer that has updated the same model since."""
         other, self._model.last_updated_by = self._model.last_updated_by, self
@@ -88,7 +88,7 @@ class _GradientLearner:
         self._copy_master_weights()
         return self._gatherer.gather(self._model.shape, self._optimizer_state.full_tensor)
 
-    @with_own_groups
+    @with_process_groups
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Load this rank's shards from full tensors under Hugging Face names.
 
@@ -98,7 +98,7 @@ class _GradientLearner:
         for name, parameter in global_parameters(self._model.chunks):
             self._optimizer_state.load_weights(parameter, local_shard(name, weights, self._model.shape))
 
-    @with_own_groups
+    @with_process_groups
     def optimizer_state_dict(self) -> dict[str, Tensor]:
         """Return the optimizer's full tensors under Hugging Face names, as other backends do; all ranks call it."""
         state: dict[str, Tensor] = {}
@@ -116,7 +116,7 @@ class _GradientLearner:
             else torch.zeros_like(parameter)
         )
 
-    @with_own_groups
+    @with_process_groups
     def load_optimizer_state_dict(self, state: dict[str, Tensor]) -> None:
         """Load the result of `optimizer_state_dict` of any backend."""
         if not state:
@@ -149,7 +149,7 @@ class _GradientLearner:
                 part.grad_scaler._growth_tracker = int(state["growth_tracker"])
                 part.grad_scaler._hysteresis_tracker = int(state["hysteresis_tracker"])
 
-    @with_own_groups
+    @with_process_groups
     def _update(
         self,
         learning_rate: float,

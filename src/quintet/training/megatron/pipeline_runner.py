@@ -21,7 +21,7 @@ from quintet.training.megatron.conversion import ModelDims
 from quintet.training.megatron.core_package import compute_device, emulate_cuda
 from quintet.training.megatron.model import PackedGPT, build_chunks
 from quintet.training.megatron.options import transformer_config
-from quintet.training.megatron.process_groups import MegatronRanks, with_own_groups
+from quintet.training.megatron.process_groups import MegatronRanks, with_process_groups
 from quintet.training.megatron.weight_export import load_hf_weights, load_weight_stream
 from quintet.training.packing import MicroBatch
 
@@ -77,17 +77,17 @@ class MegatronModel:
         self.last_updated_by: Any = None
         """The learner that made the last optimizer step."""
 
-    @with_own_groups
+    @with_process_groups
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Load this rank's shards from full tensors under Hugging Face names; see `load_hf_weights`."""
         load_hf_weights(self.chunks, weights, self.shape)
 
-    @with_own_groups
+    @with_process_groups
     def load_weight_stream(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Load this rank's shards from the weights of another learner; see `load_weight_stream`."""
         load_weight_stream(self.chunks, weights, self.shape)
 
-    @with_own_groups
+    @with_process_groups
     def run(
         self, micro_batches: Sequence[MicroBatch], loss: LossFn[T], *, backward: bool = True
     ) -> list[tuple[MicroBatch, T]]:

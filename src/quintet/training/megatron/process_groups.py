@@ -53,7 +53,7 @@ class MegatronRanks:
     """Megatron's process groups."""
 
     def active(self) -> AbstractContextManager[None]:
-        """Let Megatron use these groups within the context; without one it has none."""
+        """Return a context in which Megatron's global parallel state is these process groups."""
         return _active(self.groups)
 
     def iterate(self, items: Iterator[T]) -> Iterator[T]:
@@ -78,8 +78,8 @@ class HasRanks(Protocol):
 S = TypeVar("S", bound=HasRanks)
 
 
-def with_own_groups(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
-    """Let a method of a model or learner run with the groups of its `ranks`."""
+def with_process_groups(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Decorate a method of a model or learner to run while the process groups of its `ranks` are active."""
 
     @wraps(method)
     def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -30,7 +30,7 @@ def create_store(host: str, timeout_seconds: float) -> TCPStore:
 
 @dataclass(frozen=True, slots=True)
 class GroupAddress:
-    """Where the members of a broadcast group meet."""
+    """Address, size and backend by which processes join a broadcast group."""
 
     host: str
     port: int

@@ -297,8 +297,8 @@ def _instruction(env: CustomEnv) -> str | None:
         return None
     lines = [text]
     if kind in MOVES:
-        words = env.option("grid_vocab") if kind == "sokoban" else None
-        legend = words or (dict(zip(SOKOBAN_SYMBOLS, SYMBOL_NAMES, strict=True)) if kind == "sokoban" else {})
+        symbol_names = env.option("grid_vocab") if kind == "sokoban" else None
+        legend = symbol_names or (dict(zip(SOKOBAN_SYMBOLS, SYMBOL_NAMES, strict=True)) if kind == "sokoban" else {})
         is_text, form = env.option("render_mode") != "rgb_array", env.option("observation_format")
         if is_text and form == "coord":
             lines.append("Coordinates: (row, column), from (0, 0) at the top left")

@@ -32,7 +32,7 @@ def filters_by_ratio(values: ForeignValues, *, newer: bool) -> bool:
     return not newer or (values.is_set(RATIO) and not values.is_set(AMOUNT))
 
 
-def kept_groups(values: ForeignValues, *, newer: bool) -> int:
+def num_selected_groups(values: ForeignValues, *, newer: bool) -> int:
     """Return the maximum number of groups of a step that the filter keeps."""
     groups, amount = int(values[GROUPS]), values[AMOUNT]
     if filters_by_ratio(values, newer=newer):
@@ -47,7 +47,7 @@ def filter_to_native(values: ForeignValues, native: NativeBuilder, *, newer: boo
     """Set the filter of groups."""
     by_ratio = filters_by_ratio(values, newer=newer)
     origins = (RATIO, GROUPS) if by_ratio else (STRATEGY, AMOUNT, GROUPS)
-    native.set(f"{_NATIVE}.keep_share", kept_groups(values, newer=newer) / values[GROUPS], *origins)
+    native.set(f"{_NATIVE}.keep_share", num_selected_groups(values, newer=newer) / values[GROUPS], *origins)
     score = SCORES.get(values[METRIC], "deviation")
     named = {"largest": score, "smallest": f"least_{score}"}
     native.set(f"{_NATIVE}.keep_by", (ORDERS | named)[values[ORDER]], ORDER, METRIC)
@@ -70,14 +70,14 @@ def filter_problems(values: ForeignValues, mini_batch: str, *, newer: bool) -> I
     """Yield a problem if the share of 2025 keeps nothing, or less than `mini_batch`, the key of the mini-batch size."""
     if not filters_by_ratio(values, newer=newer):
         return
-    kept = kept_groups(values, newer=newer)
-    if kept < 1:
+    num_selected = num_selected_groups(values, newer=newer)
+    if num_selected < 1:
         least = round(1 / values[GROUPS] + 5e-5, 4)
         yield values.problem(
             RATIO, f"keeps none of the groups of {values.describe(GROUPS)}", f"at least: {RATIO}={least}"
         )
-    elif kept * values[SAMPLES] < values[MINI_BATCH]:
-        trained_episodes = kept * values[SAMPLES]
+    elif num_selected * values[SAMPLES] < values[MINI_BATCH]:
+        trained_episodes = num_selected * values[SAMPLES]
         problem = f"{values.describe(RATIO)} keeps {trained_episodes} episodes of a step, fewer than a mini-batch"
         yield values.problem(mini_batch, problem, f"at most: {mini_batch}={trained_episodes}, or {RATIO}=1")
 

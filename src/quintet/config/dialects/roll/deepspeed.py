@@ -68,11 +68,11 @@ def _loss_scale_to_native(worker: Worker, native: NativeBuilder, target: str) ->
         worker.option("fp16.loss_scale_window"),
     )
     native.set(f"{target}.sharding.grad_scaler", True, worker.option("fp16.enabled"))
-    native.set(f"{target}.sharding.grad_scaler_start", 2.0 ** _given(values, power, 16), power)
-    native.set(f"{target}.sharding.grad_scaler_growth_steps", _given(values, window, 1000), window)
+    native.set(f"{target}.sharding.grad_scaler_start", 2.0 ** _integer_or_default(values, power, 16), power)
+    native.set(f"{target}.sharding.grad_scaler_growth_steps", _integer_or_default(values, window, 1000), window)
 
 
-def _given(values: ForeignValues, key: str, default: int) -> int:
+def _integer_or_default(values: ForeignValues, key: str, default: int) -> int:
     """Return the value of a key, or DeepSpeed's default if the section that a file refers to lacks it."""
     value = values[key]
     return default if value is None else int(value)

@@ -160,18 +160,18 @@ class InnerScriptReader(LoopReader):
     def _source(self, words: Sequence[Word]) -> Status:
         """Follow the commands of a file in the same shell."""
         name, *arguments = [text for word in words for text in word.arguments] or [""]
-        found = self._script_text(name)
-        if isinstance(found, str):
-            self.variables.add_unread(self.variables.shown(name) or "the file of `source`", found, self.line)
+        script_text = self._script_text(name)
+        if isinstance(script_text, str):
+            self.variables.add_unread(self.variables.shown(name) or "the file of `source`", script_text, self.line)
             return None
         outside = {"BASH_SOURCE": self.variables.values["BASH_SOURCE"]}
         self.variables.values["BASH_SOURCE"] = (name,)
         self.source_depth += 1
         try:
             if not arguments:
-                return self._followed(found, name)
+                return self._followed(script_text, name)
             with self.arguments(tuple(arguments)):
-                return self._followed(found, name)
+                return self._followed(script_text, name)
         finally:
             self.source_depth -= 1
             self.restore(outside)
@@ -245,9 +245,9 @@ class InnerScriptReader(LoopReader):
         inner = script_arguments([text for word in words for text in word.fields])
         if inner is None or any(word.count_is_unknown for word in words):
             return
-        found = self._script_text(inner[0])
-        if isinstance(found, str):
-            self.variables.not_followed[self.variables.place(self.line)] = found
+        script_text = self._script_text(inner[0])
+        if isinstance(script_text, str):
+            self.variables.not_followed[self.variables.place(self.line)] = script_text
             return
         count, reason = len(self.commands), ""
         passes_own = any(SCRIPT_ARGUMENTS.search(word.source) for word in words)
@@ -256,7 +256,7 @@ class InnerScriptReader(LoopReader):
                 self.variables.arguments = ()
                 self.set_arguments(tuple(inner[1]))
             try:
-                self._commands_of(found)
+                self._commands_of(script_text)
             except ConfigError as error:
                 del self.commands[count:]
                 reason = f"cannot be followed ({str(error).splitlines()[0]})"

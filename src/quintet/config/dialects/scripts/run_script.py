@@ -151,10 +151,10 @@ def _over_base(path: Path) -> RunScript | None:
 
 def _evaluation(path: Path) -> RunScript | None:
     """Return the content of a file of VAGEN's evaluations; None for any other file."""
-    found = read_evaluation(path) if path.is_file() else None
-    if found is None:
+    evaluation = read_evaluation(path) if path.is_file() else None
+    if evaluation is None:
         return None
-    tree, sources = found
+    tree, sources = evaluation
     return RunScript(None, *_columns(as_overrides(tree, lambda key: sources.get(key, str(path)))), "vagen")
 
 
@@ -198,12 +198,12 @@ def _read_script(path: Path, text: str, environment: Mapping[str, str], selected
     command, call = chosen[0]
     before = script.commands[: script.commands.index(command)]
     arguments = _TrainerArguments(call.path or path, variables, call)
-    found = arguments.run_script(_yaml_path_option(before), comment_lines, _written_sections(before, call))
+    run_script = arguments.run_script(_yaml_path_option(before), comment_lines, _written_sections(before, call))
     remarks = [
         f"{re.sub('^line ', f'{path}:', place)}: {reason}; the variables that it sets are not known"
         for place, reason in variables.unread.items()
     ]
-    return replace(found, remarks=(*remarks, *found.remarks))
+    return replace(run_script, remarks=(*remarks, *run_script.remarks))
 
 
 def _yaml_path_option(commands: Sequence[ScriptCommand]) -> Argument | None:
@@ -298,13 +298,13 @@ class _TrainerArguments:
         """Return the overrides of an evaluation over those of its file."""
         name = self._option_text(self.options["file"])
         existing = next((file for file in (Path(name), self.path.parent / name) if file.is_file()), None)
-        if existing is None or (found := _evaluation(existing)) is None:
+        if existing is None or (script := _evaluation(existing)) is None:
             hint = "name a file with envs, run and backends"
             raise script_error(self._source(self.options["file"]), f"{name} is no file of an evaluation", hint, name)
         words, places = _columns(self.overrides)
         exports = self.call.exports
         return RunScript(
-            None, (*found.words, *words), (*found.places, *places), self.call.dialect, tuple(self.missing), exports
+            None, (*script.words, *words), (*script.places, *places), self.call.dialect, tuple(self.missing), exports
         )
 
     def _env_file(self, name: str) -> Path:

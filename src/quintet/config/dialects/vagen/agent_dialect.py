@@ -46,8 +46,8 @@ def class_of(tree: Mapping[str, Any], entry: str) -> str | None:
     registry = dict(next(spec.default for spec in load_keys("vagen", AGENT_KEYS) if spec.key == "env_registry"))
     own = tree.get("env_registry")
     registry |= own if isinstance(own, Mapping) else {}
-    found = registry.get(get_value(tree, f"{entry}.name", "FrozenLake"))
-    return None if found is None else str(found)
+    env_type = registry.get(get_value(tree, f"{entry}.name", "FrozenLake"))
+    return None if env_type is None else str(env_type)
 
 
 def narrow_to_agents(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:

@@ -273,8 +273,8 @@ def _shared_to_native(values: ForeignValues, envs: list[EnvEntry], native: Nativ
         "response_length_per_turn": [entry.max_response for entry in everywhere],
         **{key: [env[key] for env in known] for key in SHARED},
     }
-    for option, found in limits.items():
-        if len({str(value) for value in found}) > 1:
+    for option, differing in limits.items():
+        if len({str(value) for value in differing}) > 1:
             native.require(first.key(option), Capability.ENV_SETTINGS)
     native.set("rollout.max_turns", max(limits["max_turns"]), *(entry.key("max_turns") for entry in everywhere))
     native.set("rollout.max_response_tokens", max(limits["response_length_per_turn"]), *_response_keys(everywhere))
@@ -294,9 +294,9 @@ def _response_keys(everywhere: list[EnvEntry]) -> tuple[str, ...]:
 
 def _rollout_option(envs: list[EnvEntry], option: str, target: str, native: NativeBuilder) -> None:
     """Set a key of `rollout` for the run if all environments have the same value, otherwise for each of them."""
-    found = {str(env[option]) for env in envs}
+    values = {str(env[option]) for env in envs}
     native.set(f"rollout.{target}", envs[0][option], *(env.key(option) for env in envs))
-    if len(found) > 1:
+    if len(values) > 1:
         names = {entry.section: name for name, members in distinct_envs(envs[0].values).items() for entry in members}
         for env in envs:
             native.set(f"envs.{names[env.section]}.{target}", env[option], env.key(option))

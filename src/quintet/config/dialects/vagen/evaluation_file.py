@@ -12,7 +12,7 @@ from quintet.config.dotted import flatten, get_value
 from quintet.config.yaml_reader import read_file, read_text
 from quintet.errors import ConfigError
 
-KEYS, OWN_FILE = "vagen_evaluation", "eval_default"
+KEYS, DEFAULTS_FILE = "vagen_evaluation", "eval_default"
 MAX_FILES = 10
 MARKS = ("default_max_turns", "live_summary", "backends")
 """Words of which a file of an evaluation has one."""
@@ -35,8 +35,10 @@ def read_evaluation(path: Path) -> tuple[dict[str, Any], dict[str, str]] | None:
     beneath = [path]
     for file in beneath:
         names = read_file(file, {}).get("defaults")
-        own = [name for name in names or () if isinstance(name, str) and name != "_self_"]
-        others = [file.parent / f"{name.removesuffix('.yaml')}.yaml" for name in own if PurePath(name).stem != OWN_FILE]
+        names = [name for name in names or () if isinstance(name, str) and name != "_self_"]
+        others = [
+            file.parent / f"{name.removesuffix('.yaml')}.yaml" for name in names if PurePath(name).stem != DEFAULTS_FILE
+        ]
         beneath += [other for other in others if other not in beneath][: MAX_FILES - len(beneath)]
     flat: dict[str, Any] = {}
     for file in reversed(beneath):

@@ -18,7 +18,7 @@ from quintet.config.native.experiment import Experiment
 
 STEPS = f"{ACTOR}.optim.total_training_steps"
 DTYPE, MODE = f"{ROLLOUT}.dtype", f"{ROLLOUT}.mode"
-OWN_FILE = re.compile(r"(^|/)trainer/config/rollout/rollout\.yaml:\d+$")
+DEFAULTS_FILE = re.compile(r"(^|/)trainer/config/rollout/rollout\.yaml:\d+$")
 """verl's file of all keys of the engine: its values are defaults, no wish of the user."""
 PARTIAL, STALENESS = "async_training.partial_rollout", "async_training.staleness_threshold"
 OPTIMIZERS = {"actor": f"{ACTOR}.optim", "critic": "critic.optim"}
@@ -61,7 +61,7 @@ def _generation_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     arguments_to_native(values, native)
     native.set("rollout.partial", values[PARTIAL] and values[STALENESS] > 0, PARTIAL, STALENESS)
     frees = f"{ROLLOUT}.free_cache_engine"
-    if values[STALENESS] and (not values.is_set(frees) or OWN_FILE.search(values.source(frees))):
+    if values[STALENESS] and (not values.is_set(frees) or DEFAULTS_FILE.search(values.source(frees))):
         native.set("rollout.engine_options.sleep_between_steps", False, STALENESS)
 
 

@@ -23,7 +23,7 @@ DIRECT_OVERRIDES = tuple(
 PREFIX_CACHING, GRAPH_SIZES = f"{ROLLOUT}.enable_prefix_caching", f"{ROLLOUT}.cudagraph_capture_sizes"
 OPTIONS = "rollout.engine_options"
 TIMEOUT, WORKERS = "actor_rollout_ref.nccl_timeout", "data.dataloader_num_workers"
-KEPT, ROLLOUTS = "trainer.max_actor_ckpt_to_keep", "trainer.rollout_data_dir"
+MAX_CHECKPOINTS, ROLLOUTS = "trainer.max_actor_ckpt_to_keep", "trainer.rollout_data_dir"
 
 
 def release_to_native(values: ForeignValues, native: NativeBuilder) -> None:
@@ -34,8 +34,8 @@ def release_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     _groups_to_native(values, native)
     if values.is_set(TIMEOUT):
         native.set("placement.call_timeout_seconds", float(values[TIMEOUT]), TIMEOUT)
-    if values[KEPT] is not None:
-        native.set("checkpoint.keep", values[KEPT], KEPT)
+    if values[MAX_CHECKPOINTS] is not None:
+        native.set("checkpoint.keep", values[MAX_CHECKPOINTS], MAX_CHECKPOINTS)
     if values[ROLLOUTS] is not None:
         native.set("tracking.trajectories_every_steps", 1, ROLLOUTS)
 

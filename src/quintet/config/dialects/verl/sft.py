@@ -15,7 +15,7 @@ DYNAMIC, TOKENS = "data.use_dynamic_bsz", "data.max_token_len_per_gpu"
 SHARDS = "engine.use_distributed_optimizer"
 REPLICATE = "engine.dp_replicate_size"
 STRATEGY = "model.strategy"
-DECAY, KEPT = "optim.lr_decay_style", "trainer.max_ckpt_to_keep"
+DECAY, MAX_CHECKPOINTS = "optim.lr_decay_style", "trainer.max_ckpt_to_keep"
 RULES = (
     Derived("external_libs", ("model.external_lib",), as_list, lambda modules: (modules[0] if modules else None,)),
     Derived(
@@ -91,8 +91,8 @@ def _engine_to_native(values: ForeignValues, native: NativeBuilder) -> None:
         native.set("sft.optimizer.schedule", values[DECAY].lower().replace("-", "_"), DECAY)
     if values.is_set(SHARDS):
         native.set("actor.megatron.use_distributed_optimizer", values[SHARDS], SHARDS)
-    if values[KEPT] is not None:
-        native.set("checkpoint.keep", values[KEPT], KEPT)
+    if values[MAX_CHECKPOINTS] is not None:
+        native.set("checkpoint.keep", values[MAX_CHECKPOINTS], MAX_CHECKPOINTS)
 
 
 def _automodel_to_native(values: ForeignValues, native: NativeBuilder) -> None:
@@ -108,8 +108,8 @@ def _automodel_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.set("sft.optimizer.warmup_start", first * values["optim.lr"], start, "optim.lr")
     last = 0.01 if values[final] is None else values[final]
     native.set("sft.optimizer.min_learning_rate_ratio", last, final)
-    if values[KEPT] is not None:
-        native.set("checkpoint.keep", values[KEPT], KEPT)
+    if values[MAX_CHECKPOINTS] is not None:
+        native.set("checkpoint.keep", values[MAX_CHECKPOINTS], MAX_CHECKPOINTS)
 
 
 def automodel_problems(values: ForeignValues) -> Iterator[ConfigProblem]:

@@ -19,7 +19,7 @@ STRATEGY, STEPS = f"{ACTOR}.strategy", f"{ACTOR}.optim.total_training_steps"
 LEARNERS = {"actor": ACTOR, "reference": REF, "critic": "critic"}
 SPLITS = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
 SHARD, REPLICATE = "data_parallel_shard_size", "data_parallel_replicate_size"
-OWN_FILE = re.compile(r"(^|/)trainer/config/(engine/torchtitan|_generated_\w+)\.yaml:\d+$")
+DEFAULTS_FILE = re.compile(r"(^|/)trainer/config/(engine/torchtitan|_generated_\w+)\.yaml:\d+$")
 """verl's files of all keys of an engine: their values are defaults, no wish of the user."""
 
 
@@ -101,7 +101,7 @@ def _torchtitan_to_native(values: ForeignValues, native: NativeBuilder, learner:
 
 
 def _is_wish(values: ForeignValues, key: str) -> bool:
-    return values.is_set(key) and not OWN_FILE.search(values.source(key))
+    return values.is_set(key) and not DEFAULTS_FILE.search(values.source(key))
 
 
 def _torchtitan_problems(values: ForeignValues) -> Iterator[ConfigProblem]:

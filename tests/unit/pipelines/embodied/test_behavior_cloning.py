@@ -17,7 +17,7 @@ from quintet.config.native.training import WarmStartConfig
 from quintet.data.robot_demonstrations.expert import RecordedDataset
 from quintet.embodied_records import ActionSample, ActionSampling, ActionStatistics, RobotObservation
 from quintet.errors import ConfigError
-from quintet.pipelines.embodied.cloning import CloningBatches, clone_demonstrations, load_demonstrations
+from quintet.pipelines.embodied.behavior_cloning import CloningBatches, clone_demonstrations, load_demonstrations
 
 CHUNK, DIM, BINS = 3, 2, 16
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, warmup_steps=5)
