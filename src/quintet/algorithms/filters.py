@@ -22,11 +22,14 @@ def has_signal(rewards: Tensor, group: Tensor, threshold: float = 0.0, counted: 
     """Return whether the rewards in each trajectory's group have an unbiased standard deviation above `threshold`, bool
     [R].
 
-    Equal rewards have no signal, whatever the rounding error of their deviation. A group of one has a signal because
-    `grpo` does not subtract a mean from it.
+    Equal rewards have no signal, whatever the rounding error of their deviation, and those that differ have one with
+    threshold 0, however small they are. Rewards that are NaN have a signal, so that they stay visible. A group of one
+    has a signal because `grpo` does not subtract a mean from it.
     """
     groups = Groups.from_ids(group, counted)
-    differs = groups.differ(rewards) & (groups.deviation(rewards) > threshold)
+    differs = groups.differ(rewards)
+    if threshold:
+        differs &= ~(groups.deviation(rewards) <= threshold)
     return (differs | groups.alone) & groups.counted
 
 
@@ -156,7 +159,7 @@ def _scores(groups: Groups, rewards: Tensor, lengths: Tensor | None, config: Fil
         return groups.total(rewards)
     if kind == "mean":
         return groups.total(rewards) / groups.size.clamp(min=1)
-    distance = rewards - groups.mean(rewards)
+    distance = groups.centered(rewards)
     if kind == "lead":
         lowest = torch.full(groups.size.shape, -torch.inf, dtype=rewards.dtype)
         return lowest.scatter_reduce(0, groups.member[groups.counted], distance[groups.counted], "amax")

@@ -105,7 +105,7 @@ def rloo(batch: Batch, config: RlooConfig) -> tuple[Tensor, Tensor]:
     """
     groups, scores = _groups(batch), trajectory_rewards(batch)
     size = groups.size[groups.member].to(scores.dtype)
-    advantage = (scores - groups.mean(scores)) * size / (size - 1).clamp(min=1)
+    advantage = groups.centered(scores) * size / (size - 1).clamp(min=1)
     return _to_tokens(batch, torch.where(groups.alone, scores, advantage), whitened=config.whiten)
 
 
@@ -116,9 +116,10 @@ def opo(batch: Batch, config: OpoConfig) -> tuple[Tensor, Tensor]:
     minimum-variance baseline if every token's gradient has the same norm. A group of one keeps its reward.
     """
     groups, scores = _groups(batch), trajectory_rewards(batch)
-    length = num_response_tokens(batch).to(scores.dtype)
+    length = num_response_tokens(batch).double()
     baseline = (groups.total(length * scores) / groups.total(length).clamp(min=1))[groups.member]
-    return _to_tokens(batch, scores - baseline.masked_fill(groups.alone, 0.0), whitened=config.whiten)
+    advantage = torch.where(groups.differ(scores), (scores - baseline).to(scores.dtype), 0.0)
+    return _to_tokens(batch, torch.where(groups.alone, scores, advantage), whitened=config.whiten)
 
 
 def gpg(batch: Batch, config: GpgConfig) -> tuple[Tensor, Tensor]:

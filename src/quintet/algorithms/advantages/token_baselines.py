@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from quintet.algorithms.advantages.groups import Groups, has_response, num_response_tokens
-from quintet.algorithms.advantages.returns import discounted_returns
-from quintet.algorithms.tokens import TokenRows, whiten
+from quintet.algorithms.tokens import TokenRows, discounted_returns, whiten
 from quintet.config.native.advantages import TokenBaselineSection
 from quintet.records import Batch
 
