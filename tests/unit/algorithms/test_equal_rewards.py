@@ -17,7 +17,9 @@ from quintet.algorithms.advantages.custom import estimate
 from quintet.algorithms.advantages.groups import trajectory_rewards
 from quintet.algorithms.advantages.reward_sums import RewardSums
 from quintet.algorithms.filters import has_signal
+from quintet.algorithms.shaping import shape_rewards
 from quintet.config.native.advantages import ADVANTAGE_UNION
+from quintet.config.native.algorithm import ShapingConfig
 from quintet.records import Batch, sum_rewards
 from quintet.rollout.collate import reward_at_end
 
@@ -191,3 +193,93 @@ def test_the_sum_of_rewards_does_not_depend_on_their_order() -> None:
     assert sum_rewards([1e-9, 1.0, -1.0]) == 1e-9
     assert math.isnan(sum_rewards([math.inf, -math.inf]))
     assert sum_rewards([]) == 0.0
+
+
+SHUFFLED = [[-0.1, -0.1, 1.0, -0.1], [1.0, -0.1, -0.1, -0.1], [-0.1, 1.0, -0.1, -0.1], [0.3, 0.4], [0.7]]
+"""Episodes with a total of 0.7."""
+
+
+@pytest.mark.parametrize("shaping", [{"center": "group"}, {"center": "batch", "divide": "batch"}])
+@pytest.mark.parametrize("name", ["raw", "agentic_reinforce"])
+def test_centered_equal_rewards_are_exactly_0(name: str, shaping: dict[str, Any]) -> None:
+    batch = shape_rewards(packed(SHUFFLED, torch.float32), ShapingConfig(**shaping), 100)
+    advantages, _ = estimate(batch, ADVANTAGE_UNION.config_class(name)())
+    assert not bool(advantages.any())
+
+
+def test_a_group_of_equal_rewards_beside_others_is_exactly_0_after_shaping() -> None:
+    """Divided by the deviation of the batch, 4, noise in the totals of the first group would stay."""
+    batch = packed([*SHUFFLED, [1.0, 3.0], [-5.0]], torch.float32, [0] * len(SHUFFLED) + [1, 1])
+    batch = shape_rewards(batch, ShapingConfig(center="group", divide="batch", clip=0.5), 100)
+    totals = trajectory_rewards(batch)
+    assert not bool(totals[: len(SHUFFLED)].any())
+    assert totals[-1] < 0 < totals[-2]
+
+
+def test_an_episode_as_good_as_the_greedy_one_is_exactly_0_in_remax() -> None:
+    """On its first turn, whose return is the total."""
+    batch = packed(SHUFFLED, torch.float32)
+    for reward, expected in ((sum_rewards([1.0, -0.1, -0.1, -0.1]), 0), (0.7001, -1)):
+        compared = replace(batch, baseline=torch.full((len(SHUFFLED),), reward))
+        advantages, _ = estimate(compared, ADVANTAGE_UNION.config_class("remax")())
+        assert set(advantages[batch.loss_mask & (batch.turn == 0)].sign().tolist()) == {expected}
+
+
+def test_turns_with_equal_rewards_or_returns_are_exactly_0() -> None:
+    """Rewards of several tokens of a turn, and returns of turns in the same state, in another order or partition."""
+    tokens = [[0.1, 0.2], [0.2, 0.1], [0.3, 0.0], [0.15, 0.15]]
+    batch = packed([[0.0]] * 4, torch.float32)
+    size = len(batch.tokens)
+    turn = replace(
+        batch,
+        tokens=torch.zeros(2 * size, dtype=torch.long),
+        positions=torch.arange(2).repeat(size),
+        lengths=torch.full((4,), 4),
+        loss_mask=torch.tensor([False, True, True, True]).repeat(4),
+        turn=torch.zeros(2 * size, dtype=torch.long),
+        turn_end=torch.tensor([False, False, False, True]).repeat(4),
+        logprobs=torch.zeros(2 * size),
+        observation_group=torch.zeros(2 * size, dtype=torch.long),
+        rewards=torch.tensor([[0.0, 0.0, *rewards] for rewards in tokens]).flatten(),
+    )
+    for name, options in (
+        ("grpo_dynamic", {"level": "turn"}),
+        ("gigpo", {}),
+        ("gigpo", {"compare": "turns"}),
+        ("step_reinforce", {"center": "group", "divide": "group"}),
+        ("step_reinforce", {"center": "batch", "divide": "batch"}),
+    ):
+        advantages, _ = estimate(turn, ADVANTAGE_UNION.config_class(name)(**options))
+        assert not bool(advantages.any()), (name, options)
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.95])
+def test_returns_of_turns_in_the_same_state_are_compared_up_to_rounding(gamma: float) -> None:
+    """γ G is the same for the two episodes, whose second turns saw the same and have rewards in another order."""
+    episodes = [[0.5, 0.1, 0.2, 0.3], [0.5, 0.3, 0.2, 0.1]] if gamma == 1.0 else [[0.5, 0.1], [0.5, 0.1]]
+    batch = packed(episodes, torch.float32)
+    batch = replace(batch, observation_group=torch.where(batch.turn == 1, 1, batch.observation_group))
+    advantages, _ = estimate(batch, ADVANTAGE_UNION.config_class("gigpo")(turn_gamma=gamma))
+    assert not bool(advantages[batch.turn <= 1].any())
+
+
+def test_whitened_equal_values_are_exactly_0() -> None:
+    """The rounding error of their mean would be divided by 1e-4."""
+    batch = packed([[0.1]] * 7, torch.float32)
+    for name in ("reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"):
+        config = ADVANTAGE_UNION.config_class(name)(whiten=True)
+        advantages, _ = estimate(replace(batch, values=torch.zeros_like(batch.rewards)), config)
+        assert not bool(advantages.any()), name
+
+
+def test_tied_best_responses_have_no_lead_whatever_their_rounding() -> None:
+    episodes = [[0.0], [-0.1, -0.1, 1.0, -0.1], [1.0, -0.1, -0.1, -0.1]]
+    assert not bool(estimated("grpo_passk", packed(episodes, torch.float32)).any())
+
+
+def test_gpg_does_not_count_a_total_that_rounding_moved_away_from_0() -> None:
+    """Two of three episodes are rewarded, one of them with 0.1 + 0.2 - 0.3."""
+    batch = packed([[0.1, 0.2, -0.3], [1.0]], torch.float32)
+    advantages = estimated("gpg", batch)[batch.loss_mask]
+    assert advantages[0] == -1.0
+    assert advantages[-1] == 1.0
