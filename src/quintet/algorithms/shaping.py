@@ -36,7 +36,7 @@ def shape_rewards(batch: Batch, config: ShapingConfig, max_response_tokens: int)
         batch = _shifted(
             batch, -config.length_penalty * _excess(batch, config.length_budget or max(max_response_tokens // 2, 1))
         )
-    totals = shaped = trajectory_rewards(batch)
+    totals = shaped = trajectory_rewards(batch, across_groups="batch" in (config.center, config.divide))
     if config.center != "none":
         groups = _groups(batch, config.center)
         shaped = torch.where(groups.alone, totals, groups.centered(totals))

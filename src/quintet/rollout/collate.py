@@ -71,13 +71,14 @@ def _is_image(tokens: Tensor) -> Tensor:
     return marks
 
 
-def reward_at_end(batch: Batch) -> Batch:
-    """Return the batch with the sum of each episode's rewards on its last response token."""
+def reward_at_end(batch: Batch, *, across_groups: bool = False) -> Batch:
+    """Return the batch with the sum of each episode's rewards on its last response token; see `trajectory_rewards`."""
     trained = batch.loss_mask.nonzero().squeeze(-1)
     owner = batch.token_trajectory[trained]
     first = torch.zeros_like(batch.group)
     last = first.scatter_reduce(0, owner, trained, "amax", include_self=False)
-    return replace(batch, rewards=torch.zeros_like(batch.rewards).index_copy(0, last, trajectory_rewards(batch)))
+    totals = trajectory_rewards(batch, across_groups=across_groups)
+    return replace(batch, rewards=torch.zeros_like(batch.rewards).index_copy(0, last, totals))
 
 
 def collate(trajectories: Iterable[Trajectory]) -> Batch:

@@ -101,6 +101,7 @@ def equal_totals(draw: st.DrawFn) -> list[list[float]]:
 def test_equal_rewards_give_exactly_0(episodes: list[list[float]], dtype: torch.dtype) -> None:
     batch = packed(episodes, dtype)
     at_end = reward_at_end(batch)
+    assert torch.equal(reward_at_end(batch, across_groups=True).rewards, at_end.rewards)
     assert not bool(has_signal(trajectory_rewards(batch), batch.group).any())
     assert not bool(has_signal(trajectory_rewards(at_end), batch.group).any())
     for name in COMPARING:
@@ -175,6 +176,18 @@ def test_rewards_that_are_not_finite_stay_visible(name: str, value: float) -> No
 def test_float32_rewards_in_a_float64_batch_are_compared_as_float32() -> None:
     batch = packed([[0.1, 0.2], [0.3]], torch.float32)
     assert not bool(estimated("grpo", replace(batch, rewards=batch.rewards.double())).any())
+
+
+def test_float64_rewards_are_compared_as_float64() -> None:
+    """1e-10 is less than the rounding error of float32."""
+    batch = packed([[0.1, 0.2], [0.3 + 1e-10], [0.15, 0.15]], torch.float64)
+    assert has_signal(trajectory_rewards(batch), batch.group).all()
+
+
+def test_the_error_of_many_additions_is_no_difference() -> None:
+    """A thousand times 0.1 is 99.9999999999986 in float64."""
+    batch = packed([[0.1] * 1000, [100.0]], torch.float64)
+    assert not bool(estimated("grpo", batch).any())
 
 
 def test_a_group_in_windows_has_the_advantages_of_whole_episodes(make_batch: Callable[..., Batch]) -> None:
@@ -283,3 +296,21 @@ def test_gpg_does_not_count_a_total_that_rounding_moved_away_from_0() -> None:
     advantages = estimated("gpg", batch)[batch.loss_mask]
     assert advantages[0] == -1.0
     assert advantages[-1] == 1.0
+
+
+def test_rewards_that_are_equal_across_groups_are_compared_up_to_rounding() -> None:
+    """`brpo` compares all episodes of a batch; the totals of the first group differ in their last bits from those of
+    the second one."""
+    batch = packed([[0.3, 0.6], [0.6, 0.3], [0.9], [0.9]], torch.float32, [0, 0, 1, 1])
+    assert len(trajectory_rewards(batch).unique()) == 2
+    for episodes in (batch, reward_at_end(batch, across_groups=True)):
+        assert not bool(estimated("brpo", episodes).any())
+        shaped = shape_rewards(episodes, ShapingConfig(center="batch"), 100)
+        assert not bool(estimate(shaped, ADVANTAGE_UNION.config_class("raw")())[0].any())
+
+
+def test_the_totals_of_a_group_do_not_depend_on_other_groups() -> None:
+    """A group that is trained before others are complete has the same advantages, bit by bit."""
+    batch = packed([[0.3, 0.6], [0.2, 0.3], [0.9], [0.5]], torch.float32, [0, 0, 1, 1])
+    alone = packed([[0.3, 0.6], [0.2, 0.3]], torch.float32)
+    assert torch.equal(trajectory_rewards(batch)[:2], trajectory_rewards(alone))

@@ -89,11 +89,14 @@ class Groups:
         return centered / (self.deviation(values).masked_fill(self.alone, 1.0) + 1e-6)
 
 
-def trajectory_rewards(batch: Batch) -> Tensor:
-    """Return the total reward of each trajectory, [R], summed in float64. Totals of a group, and then of the batch,
-    that are equal up to rounding have the same bits, see `RewardSums`."""
-    sums = RewardSums.from_rewards(batch.rewards, batch.token_trajectory, len(batch.group))
-    return sums.equalized(batch.group).equalized(torch.zeros_like(batch.group)).total.to(batch.rewards.dtype)
+def trajectory_rewards(batch: Batch, *, across_groups: bool = False) -> Tensor:
+    """Return the total reward of each trajectory, [R], summed in float64. Totals of a group that are equal up to
+    rounding have the same bits, see `RewardSums`; with `across_groups` also those of different groups, so that they
+    depend on the other groups of the batch."""
+    sums = RewardSums.from_rewards(batch.rewards, batch.token_trajectory, len(batch.group)).equalized(batch.group)
+    if across_groups:
+        sums = sums.equalized(torch.zeros_like(batch.group))
+    return sums.total.to(batch.rewards.dtype)
 
 
 def num_response_tokens(batch: Batch) -> Tensor:

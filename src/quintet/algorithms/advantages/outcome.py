@@ -74,7 +74,8 @@ def _weighted_by_length(batch: Batch, advantage: Tensor, config: GrpoConfig | Ra
 
 def _group_relative(batch: Batch, group: Tensor, config: BrpoConfig | ArpoConfig) -> tuple[Tensor, Tensor]:
     groups = Groups.from_ids(group, has_response(batch))
-    advantage = groups.normalized(trajectory_rewards(batch), by_deviation=config.normalize_by_std)
+    rewards = trajectory_rewards(batch, across_groups=True)
+    advantage = groups.normalized(rewards, by_deviation=config.normalize_by_std)
     return _to_tokens(batch, advantage, whitened=config.whiten)
 
 
