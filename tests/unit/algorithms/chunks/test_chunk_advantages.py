@@ -238,3 +238,10 @@ def test_robots_with_the_same_rewards_in_another_order_have_advantages_of_exactl
         if not whiten:
             assert result.advantages is not None
             assert not bool(result.advantages[:, :3].any())
+
+
+def test_whitened_equal_returns_are_exactly_0() -> None:
+    batch = rollout([[[0.1]] * 7], [[[True]] * 7], list(range(7)))
+    batch = replace(batch, rewards=batch.rewards.float())
+    advantages = advantages_of(batch, advantage={"name": "raw", "whiten": True}, drop_groups_without_signal=False)
+    assert not bool(advantages.any())
