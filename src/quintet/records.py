@@ -5,9 +5,12 @@ All are frozen. Docstrings of tensors have shape and unit: `N` packed tokens, `B
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from decimal import Context, Decimal
 from enum import StrEnum
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal
 
 from quintet.relations import Relation
@@ -308,6 +311,24 @@ class Turn:
     """Scores of `rollout.state_reward`, whose weighted sum `reward` includes."""
 
 
+EXACT = Context(prec=700)
+"""Digits of the sum of any floats."""
+
+
+def sum_rewards(rewards: Iterable[float]) -> float:
+    """Return the sum of rewards as the decimal numbers that they print as, rounded once: 0.1 and 0.2 are 0.3, and the
+    order does not matter.
+
+    A sum of at most half of the spacing of floats at its terms, Σ ulp(r) / 2, is 0.
+    """
+    terms = [float(reward) for reward in rewards]
+    total = sum(terms, 0.0)
+    if len(terms) < 2 or not math.isfinite(total):
+        return total
+    total = float(reduce(EXACT.add, (Decimal(repr(term)) for term in terms)))
+    return total if abs(total) > sum(map(math.ulp, terms)) / 2 else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Trajectory:
     """Record of one episode. Trajectories of the same `group` have the same start state."""
@@ -333,7 +354,7 @@ class Trajectory:
     @property
     def reward(self) -> float:
         """Sum over turns."""
-        return sum(turn.reward for turn in self.turns)
+        return sum_rewards(turn.reward for turn in self.turns)
 
     @property
     def response_tokens(self) -> int:

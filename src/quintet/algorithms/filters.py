@@ -12,21 +12,26 @@ import torch
 from torch import Tensor
 
 from quintet.algorithms.advantages.groups import Groups
+from quintet.algorithms.advantages.reward_sums import RewardSums
 from quintet.config.native.algorithm import AlgorithmConfig, FilterConfig
 
+FLOAT32_ROUNDOFF = 2.0**-24
 NEGLIGIBLE = 1e-10
-"""Scores up to this count as 0, and scores that differ by less as equal, as in RAGEN."""
+"""Scores that differ by up to this share of them are equal: they are rounded in float64. RAGEN's 1e-10 is absolute."""
 
 
 def has_signal(rewards: Tensor, group: Tensor, threshold: float = 0.0, counted: Tensor | None = None) -> Tensor:
     """Return whether the rewards in each trajectory's group have an unbiased standard deviation above `threshold`, bool
     [R].
 
-    Equal rewards have no signal, whatever the rounding error of their deviation. A group of one has a signal because
-    `grpo` does not subtract a mean from it.
+    Equal rewards have no signal, whatever the rounding error of their deviation, and those that differ have one with
+    threshold 0, however small they are. Rewards that are NaN have a signal, so that they stay visible. A group of one
+    has a signal because `grpo` does not subtract a mean from it.
     """
     groups = Groups.from_ids(group, counted)
-    differs = groups.differ(rewards) & (groups.deviation(rewards) > threshold)
+    differs = groups.differ(rewards)
+    if threshold:
+        differs &= ~(groups.deviation(rewards) <= threshold)
     return (differs | groups.alone) & groups.counted
 
 
@@ -49,7 +54,7 @@ def select_groups(
     groups. If none is left, all trajectories that count are selected with `keep_all_if_empty`.
     """
     groups = Groups.from_ids(group, counted)
-    selected = groups.counted & _between(groups.mean(rewards), config.min_mean, config.max_mean)
+    selected = groups.counted & _between(groups, rewards.double(), config.min_mean, config.max_mean)
     if signal_threshold is not None:
         selected = selected & has_signal(rewards, group, signal_threshold, counted)
     if (config.keep_share, config.top_p, config.min_p, config.drop_zero) != (1.0, 1.0, None, False):
@@ -73,12 +78,15 @@ def drops_groups_without_signal(config: AlgorithmConfig) -> bool:
     return config.drop_groups_without_signal and is_relative and not has_penalty
 
 
-def _between(means: Tensor, minimum: float | None, maximum: float | None) -> Tensor:
+def _between(groups: Groups, rewards: Tensor, minimum: float | None, maximum: float | None) -> Tensor:
+    """Return the members of groups whose mean reward is within the bounds up to the rounding of float32, bool [R]: the
+    mean of 0.1, 0.1 and 0.4 is 0.2."""
+    means, rounding = groups.mean(rewards), FLOAT32_ROUNDOFF * groups.mean(rewards.abs())
     inside = torch.ones_like(means, dtype=torch.bool)
     if minimum is not None:
-        inside &= means >= minimum
+        inside &= means >= minimum - rounding
     if maximum is not None:
-        inside &= means <= maximum
+        inside &= means <= maximum + rounding
     return inside
 
 
@@ -87,7 +95,7 @@ def _by_score(groups: Groups, scores: Tensor, config: FilterConfig) -> Tensor:
     is_selected = groups.size > 0
     num_groups = int(is_selected.sum())
     if config.drop_zero:
-        is_selected = is_selected & (scores.abs() > NEGLIGIBLE)
+        is_selected = is_selected & (scores != 0)
     if config.keep_share < 1.0:
         is_selected = _first(scores, is_selected, config, config.max_selected(num_groups))
     if config.top_p < 1.0:
@@ -98,8 +106,13 @@ def _by_score(groups: Groups, scores: Tensor, config: FilterConfig) -> Tensor:
 
 
 def _order(scores: Tensor, config: FilterConfig) -> Tensor:
-    """Return the indices of the scores, the first group by `keep_by` first."""
-    return scores.argsort(descending=not _least(config), stable=True)
+    """Return the indices of the scores, the first group by `keep_by` first, and of those with equal scores the first
+    in the batch."""
+    values, order = scores.sort(stable=True)
+    starts = torch.ones_like(order)
+    starts[1:] = ~(values[1:] - values[:-1] <= NEGLIGIBLE * values[1:].abs().maximum(values[:-1].abs()))
+    rank = torch.empty_like(order).index_copy(0, order, starts.cumsum(0))
+    return rank.argsort(descending=not _least(config), stable=True)
 
 
 def _least(config: FilterConfig) -> bool:
@@ -127,9 +140,10 @@ def _up_to_share(scores: Tensor, is_selected: Tensor, config: FilterConfig) -> T
     weights = weights[order]
     before = weights.cumsum(0) - weights
     # sums are rounded: 0.3 + 0.3 is not more than two thirds of 0.9
-    needed = (before < target - NEGLIGIBLE) & (weights > 0)
+    target = target - NEGLIGIBLE * weights.abs().sum()
+    needed = (before < target) & (weights > 0)
     count = int(needed.long().cumprod(0).sum())
-    reached = bool(weights[:count].sum() >= target - NEGLIGIBLE)
+    reached = bool(weights[:count].sum() >= target)
     return _mask(is_selected, remaining[order[:count]] if reached else order[:0])
 
 
@@ -137,8 +151,10 @@ def _near_best(scores: Tensor, compared: Tensor, config: FilterConfig) -> Tensor
     """Return whether scores are at least `min_p` × the largest one, or at most the smallest one / `min_p`, bool [G]."""
     assert config.min_p is not None  # noqa: S101 - for mypy
     if _least(config):
-        return scores <= compared.min() / config.min_p + NEGLIGIBLE
-    return scores >= compared.max() * config.min_p - NEGLIGIBLE
+        limit = compared.min() / config.min_p
+        return scores <= limit + NEGLIGIBLE * limit.abs()
+    limit = compared.max() * config.min_p
+    return scores >= limit - NEGLIGIBLE * limit.abs()
 
 
 def _mask(like: Tensor, indices: Tensor) -> Tensor:
@@ -152,11 +168,11 @@ def _scores(groups: Groups, rewards: Tensor, lengths: Tensor | None, config: Fil
         if lengths is None:
             raise ValueError("a filter by length needs the lengths of responses")
         return groups.total(lengths.to(rewards.dtype)) / groups.size.clamp(min=1)
-    if kind == "total":
-        return groups.total(rewards)
-    if kind == "mean":
-        return groups.total(rewards) / groups.size.clamp(min=1)
-    distance = rewards - groups.mean(rewards)
+    if kind in ("total", "mean"):
+        members = groups.counted.nonzero().squeeze(-1)
+        totals = RewardSums.from_rewards(rewards[members], groups.member[members], len(groups.size)).total
+        return totals if kind == "total" else totals / groups.size.clamp(min=1)
+    distance = groups.centered(rewards)
     if kind == "lead":
         lowest = torch.full(groups.size.shape, -torch.inf, dtype=rewards.dtype)
         return lowest.scatter_reduce(0, groups.member[groups.counted], distance[groups.counted], "amax")

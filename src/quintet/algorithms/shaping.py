@@ -36,12 +36,14 @@ def shape_rewards(batch: Batch, config: ShapingConfig, max_response_tokens: int)
         batch = _shifted(
             batch, -config.length_penalty * _excess(batch, config.length_budget or max(max_response_tokens // 2, 1))
         )
-    totals = trajectory_rewards(batch)
+    totals = shaped = trajectory_rewards(batch, across_groups="batch" in (config.center, config.divide))
     if config.center != "none":
         groups = _groups(batch, config.center)
-        batch = _shifted(batch, -groups.mean(totals).masked_fill(groups.alone, 0.0))
+        shaped = torch.where(groups.alone, totals, groups.centered(totals))
+        batch = _with_totals(batch, shaped)
     if config.divide != "none":
-        batch = _scaled(batch, _inverse_deviation(_groups(batch, config.divide), totals))
+        factor = _inverse_deviation(_groups(batch, config.divide), totals)
+        batch = _with_totals(_scaled(batch, factor), shaped * factor)
     if config.clip is not None:
         totals = trajectory_rewards(batch)
         negative = config.clip if config.clip_negative is None else config.clip_negative
@@ -63,15 +65,22 @@ def _groups(batch: Batch, over: str) -> Groups:
 
 def _inverse_deviation(groups: Groups, totals: Tensor) -> Tensor:
     """Return the factor that gives the totals a standard deviation of 1, [R]."""
-    deviation = groups.deviation(totals)
-    differs = deviation > EPSILON * (1.0 + groups.mean(totals).abs())
-    return torch.where(differs, 1.0 / (deviation + EPSILON), 1.0)
+    return torch.where(groups.differ(totals), 1.0 / (groups.deviation(totals) + EPSILON), 1.0)
 
 
 def _shifted(batch: Batch, change: Tensor) -> Batch:
     """Add `change` [R] at the last response token of each trajectory."""
     last = last_tokens(batch.loss_mask, batch.token_trajectory)
     return replace(batch, rewards=batch.rewards + change[batch.token_trajectory] * last)
+
+
+def _with_totals(batch: Batch, totals: Tensor) -> Batch:
+    """Change the reward of the last response token of each trajectory so that the total is `totals` [R], up to half of
+    the spacing at that reward: a total of 0 stays recognisable, see `RewardSums`."""
+    exact = totals.double().new_zeros(len(totals)).index_add(0, batch.token_trajectory, batch.rewards.double())
+    last = last_tokens(batch.loss_mask, batch.token_trajectory)
+    change = (totals.double() - exact)[batch.token_trajectory] * last
+    return replace(batch, rewards=(batch.rewards.double() + change).to(batch.rewards.dtype))
 
 
 def _scaled(batch: Batch, factor: Tensor) -> Batch:

@@ -48,6 +48,16 @@ class TokenRows:
         return packed
 
 
+def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
+    """Return G_t = r_t + gamma G_{t+1} over the columns of left-aligned rows, [R, T]."""
+    returns = torch.zeros_like(rewards)
+    carry = rewards.new_zeros(len(rewards))
+    for t in range(rewards.shape[1] - 1, -1, -1):
+        carry = rewards[:, t] + gamma * carry
+        returns[:, t] = carry
+    return returns
+
+
 def last_tokens(mask: Tensor, trajectory: Tensor) -> Tensor:
     """Return the last token of each trajectory within the mask, bool [N]; `trajectory` int64 [N], ascending."""
     token_index = mask.nonzero().squeeze(-1)
@@ -68,12 +78,14 @@ def whiten(values: Tensor, mask: Tensor, over: Tensor | None = None) -> Tensor:
     """Normalize to mean 0 and unbiased standard deviation 1 within the mask; 0 outside.
 
     As verl's `masked_whiten`: (x - mean) * rsqrt(var + 1e-8). Mean and variance are over `over`, bool [N], by default
-    the mask. With fewer than two tokens values are unchanged, where verl raises.
+    the mask. With fewer than two tokens values are unchanged, where verl raises. Equal values give exactly 0, not the
+    rounding error of their mean times 1e4.
     """
     over = mask if over is None else over
     count = over.sum()
     if count < 2:
         return values * mask
-    mean = masked_mean(values, over)
+    selected = values[over]
+    mean = selected[0] if bool((selected == selected[0]).all()) else masked_mean(values, over)
     variance = ((values - mean).square() * over).sum() / (count - 1)
     return (values - mean) * torch.rsqrt(variance + 1e-8) * mask

@@ -17,7 +17,7 @@ from quintet.config.native.package_envs import GymnasiumConfig
 from quintet.envs.env import IMAGE, TEXT
 from quintet.envs.frozenlake_solver import Table, slippery_policy
 from quintet.errors import ConfigError, nearest
-from quintet.records import Observation, Step
+from quintet.records import Observation, Step, sum_rewards
 
 MAX_NUMBERS: Final = 64
 """Largest array of an observation that is written as text."""
@@ -81,7 +81,7 @@ class GymnasiumEnv:
         if isinstance(value, str) and not self._env.action_space.contains(value):
             return Step(self._observation(), 0.0, False, False, {"success": False, "valid_format": False})
         self._state, reward, terminated, truncated, info = self._env.step(value)
-        self._return += float(reward)
+        self._return = sum_rewards((self._return, float(reward)))
         scalars = {name: value for name, value in info.items() if isinstance(value, bool | int | float | str)}
         success = {"success": self._is_success(info)}
         return Step(self._observation(), float(reward), bool(terminated), bool(truncated), scalars | success)

@@ -47,7 +47,9 @@ def collate_rollout(rollout: Rollout, config: Experiment) -> Batch:
         batch = replace(batch, baseline=torch.tensor(baseline, dtype=batch.rewards.dtype))
     if config.domains:
         batch = replace(batch, domain=torch.tensor([config.domains.index(episode.env) for episode in completed]))
-    return batch if config.algorithm.turn_rewards else reward_at_end(batch)
+    if config.algorithm.turn_rewards:
+        return batch
+    return reward_at_end(batch, across_groups=not config.algorithm.advantage.compares_within_group)
 
 
 def completed_episodes(rollout: Rollout) -> list[Trajectory]:

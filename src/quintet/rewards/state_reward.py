@@ -15,7 +15,7 @@ from typing import Literal, get_args
 
 from quintet.config.native.relations import RelationScoring
 from quintet.config.native.state_reward import SECTIONS, StateRewardConfig
-from quintet.records import Failure, StateScore, Trajectory, Turn
+from quintet.records import Failure, StateScore, Trajectory, Turn, sum_rewards
 from quintet.relations import Relation
 from quintet.rewards.chat_endpoint import ChatEndpoint, EndpointError, shortened, with_retries
 from quintet.rewards.relation_score import relation_score
@@ -213,15 +213,15 @@ def _with_scores(
 ) -> Trajectory:
     turns = list(trajectory.turns)
     for index, scores in enumerate(by_turn):
-        added = weighted_score(scores, config)
-        turns[index] = replace(turns[index], reward=turns[index].reward + added, state_scores=tuple(scores))
+        reward = sum_rewards((turns[index].reward, weighted_score(scores, config)))
+        turns[index] = replace(turns[index], reward=reward, state_scores=tuple(scores))
     return replace(trajectory, turns=tuple(turns))
 
 
 def weighted_score(scores: Sequence[StateScore], config: StateRewardConfig) -> float:
     """Return the state reward of a turn."""
     weights = {"grounding": config.grounding_weight, "worldmodeling": config.worldmodeling_weight}
-    return sum(weights[score.kind] * score.score for score in scores)
+    return sum_rewards(weights[score.kind] * score.score for score in scores)
 
 
 def penalize_repeated(trajectories: Sequence[Trajectory], config: StateRewardConfig) -> list[Trajectory]:
@@ -240,10 +240,10 @@ def penalize_repeated(trajectories: Sequence[Trajectory], config: StateRewardCon
 
     def changed(turn: Turn) -> Turn:
         scores = tuple(map(penalized, turn.state_scores))
-        difference = weighted_score(scores, config) - weighted_score(turn.state_scores, config)
-        return (
-            turn if scores == turn.state_scores else replace(turn, reward=turn.reward + difference, state_scores=scores)
-        )
+        if scores == turn.state_scores:
+            return turn
+        terms = (turn.reward, weighted_score(scores, config), -weighted_score(turn.state_scores, config))
+        return replace(turn, reward=sum_rewards(terms), state_scores=scores)
 
     return [replace(trajectory, turns=tuple(map(changed, trajectory.turns))) for trajectory in trajectories]
 

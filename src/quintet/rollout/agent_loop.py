@@ -17,7 +17,17 @@ from quintet.config.native.rollout import RolloutConfig
 from quintet.envs.env import Env
 from quintet.envs.start_states import env_index
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeStarted, LocalVectorEnv, VectorEnv
-from quintet.records import Failure, FinishReason, Generation, ImageInput, Observation, Outcome, Step, Trajectory
+from quintet.records import (
+    Failure,
+    FinishReason,
+    Generation,
+    ImageInput,
+    Observation,
+    Outcome,
+    Step,
+    Trajectory,
+    sum_rewards,
+)
 from quintet.rewards.state_reward import StateRewards
 from quintet.rollout.chat.chat_format import ChatFormat, Dialogue, PromptChange
 from quintet.rollout.chat.response_parser import ParsedResponse, ResponseFormat
@@ -360,14 +370,14 @@ def _turn_result(config: RolloutConfig, steps: Sequence[Step], *, valid: bool) -
     binary = config.binary_reward
     is_rewarded = bool(steps) if config.format_reward_for == "executed" else valid
     format_reward = config.format_reward if is_rewarded else config.format_penalty
-    reward, outcome = (0.0 if binary else format_reward), None
+    rewards, outcome = [0.0 if binary else format_reward], None
     for step in steps:
         success = bool(step.info.get("success"))
         ended = step.terminated or step.truncated
-        reward += float(success and ended) if binary else step.reward
+        rewards.append(float(success and ended) if binary else step.reward)
         if ended:
             outcome = _outcome(success, terminated=step.terminated)
-    return reward, outcome
+    return sum_rewards(rewards), outcome
 
 
 def _outcome(success: bool, *, terminated: bool) -> Outcome:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
+from quintet.algorithms.advantages.reward_sums import RewardSums
 from quintet.algorithms.filters import has_signal
 from quintet.config.native.experiment import Experiment
 from quintet.envs.start_states import StartStates
@@ -194,12 +195,14 @@ class AsyncRollout:
 
 
 def groups_with_signal(episodes: Iterable[Trajectory], threshold: float) -> list[int]:
-    """Return the numbers of the groups whose rewards differ; see `has_signal`."""
+    """Return the numbers of the groups whose rewards, in the precision of a batch, differ; see `has_signal`."""
     completed = [episode for episode in episodes if episode.outcome not in INCOMPLETE_OUTCOMES and episode.turns]
     if not completed:
         return []
-    rewards = torch.tensor([episode.reward for episode in completed])
+    turn_rewards = torch.tensor([turn.reward for episode in completed for turn in episode.turns])
+    owner = torch.arange(len(completed)).repeat_interleave(torch.tensor([len(episode.turns) for episode in completed]))
     group = torch.tensor([episode.group for episode in completed])
+    rewards = RewardSums.from_rewards(turn_rewards, owner, len(completed)).equalized(group).total.to(turn_rewards.dtype)
     numbers: torch.Tensor = torch.unique(group[has_signal(rewards, group, threshold)])
     return [int(number) for number in numbers]
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quintet.algorithms.advantages.groups import trajectory_rewards
 from quintet.policies.vision.image_tokens import mrope_positions
 from quintet.records import Batch, ImageInput, Trajectory
 
@@ -70,14 +71,14 @@ def _is_image(tokens: Tensor) -> Tensor:
     return marks
 
 
-def reward_at_end(batch: Batch) -> Batch:
-    """Return the batch with the sum of each episode's rewards on its last response token."""
+def reward_at_end(batch: Batch, *, across_groups: bool = False) -> Batch:
+    """Return the batch with the sum of each episode's rewards on its last response token; see `trajectory_rewards`."""
     trained = batch.loss_mask.nonzero().squeeze(-1)
     owner = batch.token_trajectory[trained]
-    size = len(batch.group)
-    last = torch.zeros(size, dtype=torch.long).scatter_reduce(0, owner, trained, "amax", include_self=False)
-    total = batch.rewards.new_zeros(size).index_add(0, batch.token_trajectory, batch.rewards)
-    return replace(batch, rewards=torch.zeros_like(batch.rewards).index_copy(0, last, total))
+    first = torch.zeros_like(batch.group)
+    last = first.scatter_reduce(0, owner, trained, "amax", include_self=False)
+    totals = trajectory_rewards(batch, across_groups=across_groups)
+    return replace(batch, rewards=torch.zeros_like(batch.rewards).index_copy(0, last, totals))
 
 
 def collate(trajectories: Iterable[Trajectory]) -> Batch:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.rollout import RolloutConfig
-from quintet.records import Failure, FinishReason, Generation, Outcome, Response, RewardResult
+from quintet.records import Failure, FinishReason, Generation, Outcome, Response, RewardResult, sum_rewards
 from quintet.rollout.chat.reply_messages import ReplyMessages
 from quintet.rollout.engines.engine import RequestEngine
 from quintet.rollout.episode import Episode
@@ -127,7 +127,7 @@ class MultiTurnLoop(SingleTurnLoop):
         if reply.failure is not None:
             self._end(number, Outcome.FAILED, reply.failure)
             return
-        reward = source.reward_weight * sum(reply.rewards)
+        reward = source.reward_weight * sum_rewards(reply.rewards)
         continuation.rewards[source.reward_key].extend(reply.rewards)
         continuation = replace(continuation, num_replies=continuation.num_replies + 1)
         new_tokens = source.messages.encode(generation.tokens, reply.texts)
@@ -162,7 +162,7 @@ class MultiTurnLoop(SingleTurnLoop):
 
     def _handle_reward(self, result: RewardResult) -> None:
         last_reward = self._continuations.pop(result.id).last_reward
-        super()._handle_reward(replace(result, score=result.score + last_reward))
+        super()._handle_reward(replace(result, score=sum_rewards((result.score, last_reward))))
 
     def _end(self, number: int, outcome: Outcome, failure: Failure | None = None) -> None:
         self._drop(number)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quintet.records import FinishReason, ImageInput, Turn
+from quintet.records import FinishReason, ImageInput, Turn, sum_rewards
 
 FORMER_KEYS = {"stop": "finish_reason", "switches": "version_changes"}
 """Keys of exchanges that earlier versions wrote, and their names now."""
@@ -180,7 +180,7 @@ class Session:
             if not self._exchanges:
                 raise ValueError("a session without an exchange cannot be rewarded")
             last = self._exchanges[-1]
-            self._exchanges[-1] = replace(last, reward=last.reward + value)
+            self._exchanges[-1] = replace(last, reward=sum_rewards((last.reward, value)))
 
     def prompt(
         self,

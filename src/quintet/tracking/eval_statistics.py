@@ -266,9 +266,14 @@ def _accuracy(prompts: list[list[Sample]], answers: int, confidence: float) -> E
     )
 
 
+def _reaches(score: float, threshold: float) -> bool:
+    """Return whether a score is at least the threshold, up to rounding: 0.7 + 0.2 + 0.1 is 0.9999999999999999."""
+    return score >= threshold or math.isclose(score, threshold)
+
+
 def _pass_at_k(prompts: list[list[Sample]], k: int, confidence: float, pass_threshold: float) -> Estimate | None:
     eligible = [group for group in prompts if len(group) >= k]
-    values = [pass_at_k(len(group), sum(s.accuracy >= pass_threshold for s in group), k) for group in eligible]
+    values = [pass_at_k(len(group), sum(_reaches(s.accuracy, pass_threshold) for s in group), k) for group in eligible]
     return estimate(values, sum(map(len, eligible)), confidence) if values else None
 
 
@@ -346,7 +351,7 @@ def _prompt_metrics(votes: Votes, *, has_votes: bool, passes: bool) -> dict[str,
         for name, spread in spreads.items():
             metrics |= {f"{name}@{n}/mean": spread.mean, f"{name}@{n}/std": spread.std}
         if passes:
-            metrics[f"pass@{n}"] = pass_at_k(size, sum(score >= 1.0 for score in scores), n)
+            metrics[f"pass@{n}"] = pass_at_k(size, sum(_reaches(score, 1.0) for score in scores), n)
     return metrics
 
 

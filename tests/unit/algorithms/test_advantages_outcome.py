@@ -236,3 +236,16 @@ def test_groups_weigh_as_much_as_their_rewards_differ(make_batch: MakeBatch) -> 
     torch.testing.assert_close(
         grpo(batch, config)[0].double(), torch.tensor([-0.5, 0.5, -2, 2]).double(), atol=2e-6, rtol=0
     )
+
+
+def test_whitening_a_single_token_changes_nothing(make_batch: MakeBatch) -> None:
+    """It has no standard deviation; verl raises an error."""
+    batch = make_batch([[0, 1]], [[0.0, 3.0]])
+    advantages, _ = estimate(batch, ReinforceConfig(name="reinforce", whiten=True))
+    close(advantages, [0, 3])
+
+
+def test_opo_with_a_rejected_group_is_finite(make_batch: MakeBatch) -> None:
+    """The lengths of the group are 0, where verl divides by 0; the other group is compared as ever."""
+    batch = make_batch([[0], [0], [1], [1]], [[1.0], [2.0], [3.0], [5.0]], ends=[[1]] * 4, group=[0, 0, 1, 1])
+    close(estimate(batch, baseline("opo"))[0], [0, 0, -1, 1])

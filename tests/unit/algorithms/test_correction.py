@@ -104,3 +104,14 @@ def test_a_batch_without_response_tokens_has_no_gap(batch: Batch) -> None:
     silent = replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
     actual, keep, metrics = rollout_correction(silent, CorrectionConfig(reject=(RejectionConfig(upper=1.1),)))
     assert (actual.tolist(), bool(keep.all()), metrics) == ([0.0] * 6, True, {})
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_weights_that_are_all_0_are_no_error(batch: Batch, level: str, normalize: bool) -> None:
+    """All ratios are outside of the bounds; verl raises an error."""
+    options = {"level": level, "lower": 100.0, "upper": 200.0, "normalize": normalize}
+    actual, keep, metrics = rollout_correction(batch, CorrectionConfig.model_validate(options))
+    assert actual.tolist() == [0.0] * 6
+    assert bool(keep.all())
+    assert all(math.isfinite(value) for value in metrics.values())

@@ -210,3 +210,50 @@ def test_whole_groups_are_filtered_and_one_always_remains(episodes: list[tuple[i
     assert torch.equal(keep, torch.isin(group, names))
     total = len(torch.unique(group))
     assert share * total - 1e-6 <= len(names) < share * total + 1
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e-3, 1e12])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"keep_share": 0.5},
+        {"drop_zero": True},
+        {"top_p": 2 / 3},
+        {"top_p": 0.9, "keep_by": "mean"},
+        {"min_p": 0.5},
+        {"min_p": 0.5, "keep_by": "least_mean", "drop_zero": True},
+        {"drop_zero": True, "keep_by": "variance"},
+    ],
+)
+def test_the_unit_of_rewards_changes_no_selection(options: dict[str, Any], scale: float) -> None:
+    config = FilterConfig(**options)
+    expected = select_groups(REWARDS, GROUP, config)
+    assert select_groups(REWARDS * scale, GROUP, config).tolist() == expected.tolist()
+    assert has_signal(REWARDS * scale, GROUP).tolist() == has_signal(REWARDS, GROUP).tolist()
+
+
+def test_of_groups_with_the_same_deviation_the_first_is_kept() -> None:
+    """Their deviations differ in the last bit."""
+    rewards, group = torch.tensor([0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0]), torch.arange(9) // 3
+    for order in (torch.arange(9), torch.tensor([3, 4, 5, 0, 1, 2, 6, 7, 8])):
+        for by in ("deviation", "variance", "least_deviation"):
+            keep = select_groups(rewards[order], group, FilterConfig(keep_share=0.3, keep_by=by))  # type: ignore[arg-type]
+            assert keep.tolist() == [True] * 3 + [False] * 6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_mean_at_a_bound_is_inside_whatever_its_rounding(dtype: torch.dtype) -> None:
+    rewards = torch.tensor([0.1, 0.1, 0.4, 0.2, 0.2, 0.2, 0.2, 0.2, 0.3], dtype=dtype)
+    config = FilterConfig(min_mean=0.2, max_mean=0.2)
+    assert select_groups(rewards, torch.arange(9) // 3, config).tolist() == [True] * 6 + [False] * 3
+
+
+def test_totals_that_cancel_are_zero() -> None:
+    rewards, group = torch.tensor([0.1, 0.2, -0.3, 0.1, 0.2, -0.2]), torch.arange(6) // 3
+    config = FilterConfig(keep_by="total", drop_zero=True)
+    assert select_groups(rewards, group, config).tolist() == [False] * 3 + [True] * 3
+
+
+def test_a_group_with_a_reward_that_is_no_number_is_not_dropped() -> None:
+    rewards = torch.tensor([float("nan"), 1.0, 1.0, 1.0])
+    assert has_signal(rewards, torch.tensor([0, 0, 1, 1]), 0.5).tolist() == [True, True, False, False]

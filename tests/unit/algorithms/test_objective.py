@@ -62,6 +62,12 @@ def test_correction_weights_multiply_only_the_loss(batch: Batch) -> None:
     assert metrics["actor/entropy"] == pytest.approx(2.5)
 
 
+def test_the_divergence_that_kl_cov_reports_is_signed_as_with_all_losses(batch: Batch) -> None:
+    """verl reports the mean of absolute log-ratios, for this loss alone."""
+    metrics = [loss_and_metrics(batch, loss={"name": name})[1] for name in ("kl_cov", "ppo")]
+    assert metrics[0]["actor/ppo_kl"] == pytest.approx(metrics[1]["actor/ppo_kl"])
+
+
 def test_gmpo_counts_every_reply_alike_and_leaves_entropy_to_the_aggregation(batch: Batch) -> None:
     _, metrics = loss_and_metrics(batch, loss={"name": "gmpo", "clip_high": 9.0, "clip_low": 9.0})
     geometric = 2.0 ** (1 / 3)

@@ -103,3 +103,10 @@ def test_dropped_episodes_do_not_affect_shaping(make_batch: MakeBatch) -> None:
     batch = singles(make_batch, [1.0, 4.0, 100.0], [0, 0, 0])
     rest = select_trajectories(batch, torch.tensor([True, True, False]))
     close(shape_rewards(rest, ShapingConfig(center="batch"), 10).rewards, [-1.5, 1.5])
+
+
+def test_small_rewards_that_differ_are_divided(make_batch: Callable[..., Batch]) -> None:
+    """By their deviation √2 · 1e-7 plus 1e-6."""
+    batch = make_batch([[1], [1]], [[1e-7], [3e-7]], group=[0, 0])
+    totals = trajectory_rewards(shape_rewards(batch, ShapingConfig(divide="group"), 10))
+    assert totals.tolist() == pytest.approx([1e-7 / (2**0.5 * 1e-7 + 1e-6), 3e-7 / (2**0.5 * 1e-7 + 1e-6)])

@@ -10,8 +10,10 @@ import torch
 from quintet.algorithms.kl import KlControl
 from quintet.config.compose import load_experiment
 from quintet.config.native.algorithm import KlConfig
-from quintet.pipelines.experience import add_advantages
-from quintet.records import Batch
+from quintet.pipelines.experience import add_advantages, collate_rollout
+from quintet.pipelines.rollout_step import Rollout
+from quintet.records import Batch, FinishReason, Outcome, Trajectory, Turn
+from quintet.rollout.async_rollout import groups_with_signal
 
 
 def batch(rewards: list[float], groups: list[int]) -> Batch:
@@ -210,3 +212,81 @@ def test_responses_of_the_maximum_length_count_in_their_group_but_not_in_the_los
     learnt, metrics = add_advantages(batch([0.0, 1.0], [0, 0]), longer)
     assert learnt.loss_mask.sum() == 2
     assert metrics["training/truncated_episodes"] == 0.0
+
+
+def episode(group: int, sample: int, rewards: list[float]) -> Trajectory:
+    """An episode whose turns have these rewards; every second turn starts a new sequence, as after a sliding window."""
+    turns = [
+        Turn(
+            observation="",
+            prompt=(1,),
+            continues=number % 2 == 1,
+            tokens=(2, 3),
+            logprobs=(-0.5, -0.5),
+            weight_version=0,
+            text="",
+            actions=(),
+            valid_format=True,
+            reward=reward,
+            finish_reason=FinishReason.STOP,
+        )
+        for number, reward in enumerate(rewards)
+    ]
+    return Trajectory("sokoban", 0, group, sample, tuple(turns), Outcome.TRUNCATED)
+
+
+SAME_TOTALS = [[-0.1] * 3 + [1.0], [1.0] + [-0.1] * 3, [0.3, 0.4], [0.7], [-0.1, 0.9, -0.1]]
+OTHER_TOTALS = [[-0.1] * 3, [-0.1] * 2]
+
+
+@pytest.mark.parametrize("turn_rewards", [True, False])
+@pytest.mark.parametrize(
+    "advantage", ["{name: grpo}", "{name: rloo}", "{name: opo}", "{name: gpg}", "{name: grpo_passk}"]
+)
+def test_groups_with_the_same_rewards_in_another_order_teach_nothing(advantage: str, turn_rewards: bool) -> None:
+    """Not sampled as a group with signal, not counted as one, and with advantages of exactly 0."""
+    episodes = [episode(0, sample, rewards) for sample, rewards in enumerate(SAME_TOTALS)]
+    episodes += [episode(1, sample, rewards) for sample, rewards in enumerate(OTHER_TOTALS)]
+    assert groups_with_signal(episodes, 0.0) == [1]
+    overrides = [f"algorithm.advantage={advantage}", f"algorithm.turn_rewards={turn_rewards}"]
+    for drop in ("true", "false"):
+        config = load_experiment(None, [*overrides, f"algorithm.drop_groups_without_signal={drop}"]).experiment
+        learnt, metrics = add_advantages(collate_rollout(Rollout(episodes, {}), config), config)
+        assert metrics["training/groups_with_signal"] == 0.5
+        assert learnt.advantages is not None
+        assert set(learnt.trajectory.tolist()) == ({5, 6} if drop == "true" else set(range(7)))
+        assert not bool(learnt.advantages[learnt.token_trajectory < len(SAME_TOTALS)].any())
+        assert bool(learnt.advantages[learnt.token_trajectory >= len(SAME_TOTALS)].any())
+
+
+def test_optimal_token_baselines_keep_their_positions_if_first_tokens_are_rejected() -> None:
+    """The second episode's first token is rejected: its second token is compared with second tokens.
+
+    W is 0.5 per token. Position 1: returns 1 and 3, W 0.5 · 2 and 0.5, so the baseline is (1 · 1 + 3 · 0.5) / 1.5.
+    """
+    base = batch([1.0, 3.0], [0, 0])
+    mask = torch.tensor([False, True, True]).repeat(2)
+    kept = torch.tensor([True, True, True, True, False, True])
+    rejected = replace(
+        base,
+        tokens=torch.arange(6),
+        positions=torch.arange(3).repeat(2),
+        lengths=torch.full((2,), 3),
+        loss_mask=mask,
+        turn=torch.zeros(6, dtype=torch.long),
+        turn_end=torch.tensor([False, False, True]).repeat(2),
+        logprobs=torch.full((6,), 0.5).log(),
+        rewards=torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0, 3.0]),
+        sum_squared_probs=torch.full((6,), 0.5),
+        trained_mask=kept,
+    )
+    overrides = [
+        "algorithm.advantage={name: optimal_token_baseline, zero_tail: false}",
+        REJECTING,
+        "algorithm.correction.reject_before_advantages=true",
+    ]
+    learnt, _ = add_advantages(rejected, load_experiment(None, overrides).experiment)
+    assert learnt.advantages is not None
+    baseline = (1 * 1 + 3 * 0.5) / 1.5
+    expected = torch.tensor([0.0, 0.0, 1 - baseline, 0.0, 0.0, 3 - baseline])
+    torch.testing.assert_close(learnt.advantages, expected, atol=1e-6, rtol=0)

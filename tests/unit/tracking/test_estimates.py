@@ -213,6 +213,14 @@ def test_scores_from_pass_threshold_on_count_as_correct() -> None:
     assert estimates(graded, [1], pass_threshold=0.5).passed[1].mean == 0.5
 
 
+def test_a_score_that_rounding_moved_below_the_threshold_counts() -> None:
+    score = 0.7 + 0.2 + 0.1
+    assert score < 1.0
+    assert estimates([sample("a", score)], [1]).passed[1].mean == 1.0
+    metrics = validation_metrics([sample("a", score, acc=score)] * 2)
+    assert [value for name, value in metrics.items() if "pass@2" in name] == [1.0]
+
+
 def test_validation_metrics_have_verls_names() -> None:
     metrics = validation_metrics(
         [sample(prompt, float(right), str(right), acc=float(right)) for prompt in "ab" for right in (1, 0, 0)]

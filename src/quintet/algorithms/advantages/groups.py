@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quintet.algorithms.advantages.reward_sums import RewardSums
 from quintet.records import Batch
 
 
@@ -44,12 +45,20 @@ class Groups:
         return empty.index_add(0, self.member[self.counted], values[self.counted])
 
     def mean(self, values: Tensor) -> Tensor:
-        """Return the mean of each member's group, [R]."""
-        return (self.total(values) / self.size.clamp(min=1))[self.member]
+        """Return the mean of each member's group, [R]; of equal values exactly their value."""
+        return torch.where(self.differ(values), self._mean(values).to(values.dtype), self._highest(values)[self.member])
+
+    def centered(self, values: Tensor) -> Tensor:
+        """Return x - mean, [R], with the mean in float64: beside 1e6, 0.1 and 0.2 are on both sides of their mean.
+        Exactly 0 for equal values, not the rounding error of their mean."""
+        return torch.where(self.differ(values), (values.double() - self._mean(values)).to(values.dtype), 0.0)
+
+    def _mean(self, values: Tensor) -> Tensor:
+        return (self.total(values.double()) / self.size.clamp(min=1))[self.member]
 
     def deviation(self, values: Tensor) -> Tensor:
         """Return the unbiased standard deviation of each member's group, [R]; 0 with fewer than two members."""
-        squares = self.total((values - self.mean(values)).square())
+        squares = self.total(self.centered(values).square())
         return (squares / (self.size - 1).clamp(min=1)).sqrt()[self.member]
 
     def relative_deviation(self, values: Tensor) -> Tensor:
@@ -59,28 +68,35 @@ class Groups:
 
     def differ(self, values: Tensor) -> Tensor:
         """Return whether the values of each member's group differ, bool [R]; exact, unlike a standard deviation.
+        `RewardSums.equalized` makes sums of rewards comparable.
 
-        A NaN differs from all values, so that it stays visible in the statistics."""
-        counted, member = values[self.counted], self.member[self.counted]
-        start = values.new_full((len(self.size),), torch.inf)
-        lowest = start.scatter_reduce(0, member, counted, "amin")
-        highest = (-start).scatter_reduce(0, member, counted, "amax")
-        return ((highest != lowest) & (self.size > 0))[self.member]
+        NaN and infinite values differ from all values, so that they stay visible in the statistics."""
+        return ((self._highest(values) + self._highest(-values)) != 0)[self.member]
+
+    def _highest(self, values: Tensor) -> Tensor:
+        """Return the highest value of each group, [G]; 0 for a group without counted members."""
+        start = values.new_zeros(len(self.size))
+        member = self.member[self.counted]
+        return start.scatter_reduce(0, member, values[self.counted], "amax", include_self=False)
 
     def normalized(self, values: Tensor, *, by_deviation: bool) -> Tensor:
         """Return (x - mean) / (std + 1e-6) or x - mean, [R]. The only member of a group keeps its value, as in verl.
 
-        Equal values give 0, not the rounding error of their mean over 1e-6."""
-        centered = values - self.mean(values).masked_fill(self.alone, 0.0)
-        centered = torch.where(self.differ(values) | self.alone, centered, 0.0)
+        Equal values give exactly 0."""
+        centered = torch.where(self.alone, values, self.centered(values))
         if not by_deviation:
             return centered
         return centered / (self.deviation(values).masked_fill(self.alone, 1.0) + 1e-6)
 
 
-def trajectory_rewards(batch: Batch) -> Tensor:
-    """Return the total reward of each trajectory, [R]."""
-    return batch.rewards.new_zeros(len(batch.group)).index_add(0, batch.token_trajectory, batch.rewards)
+def trajectory_rewards(batch: Batch, *, across_groups: bool = False) -> Tensor:
+    """Return the total reward of each trajectory, [R], summed in float64. Totals of a group that are equal up to
+    rounding have the same bits, see `RewardSums`; with `across_groups` also those of different groups, so that they
+    depend on the other groups of the batch."""
+    sums = RewardSums.from_rewards(batch.rewards, batch.token_trajectory, len(batch.group)).equalized(batch.group)
+    if across_groups:
+        sums = sums.equalized(torch.zeros_like(batch.group))
+    return sums.total.to(batch.rewards.dtype)
 
 
 def num_response_tokens(batch: Batch) -> Tensor:

@@ -74,7 +74,8 @@ def _weighted_by_length(batch: Batch, advantage: Tensor, config: GrpoConfig | Ra
 
 def _group_relative(batch: Batch, group: Tensor, config: BrpoConfig | ArpoConfig) -> tuple[Tensor, Tensor]:
     groups = Groups.from_ids(group, has_response(batch))
-    advantage = groups.normalized(trajectory_rewards(batch), by_deviation=config.normalize_by_std)
+    rewards = trajectory_rewards(batch, across_groups=True)
+    advantage = groups.normalized(rewards, by_deviation=config.normalize_by_std)
     return _to_tokens(batch, advantage, whitened=config.whiten)
 
 
@@ -105,7 +106,7 @@ def rloo(batch: Batch, config: RlooConfig) -> tuple[Tensor, Tensor]:
     """
     groups, scores = _groups(batch), trajectory_rewards(batch)
     size = groups.size[groups.member].to(scores.dtype)
-    advantage = (scores - groups.mean(scores)) * size / (size - 1).clamp(min=1)
+    advantage = groups.centered(scores) * size / (size - 1).clamp(min=1)
     return _to_tokens(batch, torch.where(groups.alone, scores, advantage), whitened=config.whiten)
 
 
@@ -116,9 +117,10 @@ def opo(batch: Batch, config: OpoConfig) -> tuple[Tensor, Tensor]:
     minimum-variance baseline if every token's gradient has the same norm. A group of one keeps its reward.
     """
     groups, scores = _groups(batch), trajectory_rewards(batch)
-    length = num_response_tokens(batch).to(scores.dtype)
+    length = num_response_tokens(batch).double()
     baseline = (groups.total(length * scores) / groups.total(length).clamp(min=1))[groups.member]
-    return _to_tokens(batch, scores - baseline.masked_fill(groups.alone, 0.0), whitened=config.whiten)
+    advantage = torch.where(groups.differ(scores), (scores - baseline).to(scores.dtype), 0.0)
+    return _to_tokens(batch, torch.where(groups.alone, scores, advantage), whitened=config.whiten)
 
 
 def gpg(batch: Batch, config: GpgConfig) -> tuple[Tensor, Tensor]:

@@ -5,19 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quintet.algorithms.tokens import TokenRows, whiten
+from quintet.algorithms.advantages.reward_sums import RewardSums
+from quintet.algorithms.tokens import TokenRows, discounted_returns, whiten
 from quintet.config.native.advantages import ReinforceConfig, ReinforcePlusPlusConfig, RemaxConfig
 from quintet.records import Batch
-
-
-def discounted_returns(rewards: Tensor, gamma: float) -> Tensor:
-    """Return G_t = r_t + gamma G_{t+1} over the columns of left-aligned rows, [R, T]."""
-    returns = torch.zeros_like(rewards)
-    carry = rewards.new_zeros(len(rewards))
-    for t in range(rewards.shape[1] - 1, -1, -1):
-        carry = rewards[:, t] + gamma * carry
-        returns[:, t] = carry
-    return returns
 
 
 def reinforce(batch: Batch, config: ReinforceConfig | ReinforcePlusPlusConfig) -> tuple[Tensor, Tensor]:
@@ -46,4 +37,15 @@ def remax(batch: Batch, config: RemaxConfig) -> tuple[Tensor, Tensor]:
     rows = TokenRows.from_mask(batch.loss_mask, batch.token_trajectory)
     returns = rows.scatter(discounted_returns(rows.gather(batch.rewards), 1.0), len(batch.tokens))
     advantages = (returns - batch.baseline.to(returns.dtype)[batch.token_trajectory]) * batch.loss_mask
+    advantages = torch.where(_equals_baseline(batch, rows), 0.0, advantages)
     return (whiten(advantages, batch.loss_mask) if config.whiten else advantages), returns
+
+
+def _equals_baseline(batch: Batch, rows: TokenRows) -> Tensor:
+    """Return the tokens whose undiscounted return equals the baseline up to rounding, bool [N]."""
+    assert batch.baseline is not None  # noqa: S101 - for mypy
+    size, trajectories = len(batch.tokens), len(batch.group)
+    token = torch.arange(size)
+    returns = RewardSums.from_rewards(batch.rewards * batch.loss_mask, token, size).discounted(rows, 1.0)
+    baseline = RewardSums.from_rewards(batch.baseline, torch.arange(trajectories), trajectories)
+    return returns.equals(baseline.at(batch.token_trajectory))

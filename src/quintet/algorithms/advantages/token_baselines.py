@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from quintet.algorithms.advantages.groups import Groups, has_response, num_response_tokens
-from quintet.algorithms.advantages.returns import discounted_returns
-from quintet.algorithms.tokens import TokenRows, whiten
+from quintet.algorithms.tokens import TokenRows, discounted_returns, whiten
 from quintet.config.native.advantages import TokenBaselineSection
 from quintet.records import Batch
 
@@ -20,11 +19,12 @@ def optimal_token_baseline(batch: Batch, config: TokenBaselineSection) -> tuple[
     G_t = Σ_{t' ≥ t} r_t', w_t = (1 - 2 π_t + Σ π²) ρ_t², W_t = Σ_{t' ≤ t} w_t',
     A_t = G_t - Σ_j G_t W_t / (Σ_j W_t + 1e-8), summed over the group's trajectories with a response token at
     position t. w is the squared norm of the score at the logits; ρ is `batch.correction`, if set. Li et al. 2026
-    (arXiv:2602.07078), as in verl; the returns are G. The only trajectory of a group has no baseline.
+    (arXiv:2602.07078), as in verl; the returns are G. The only trajectory of a group has no baseline; a trajectory
+    whose tokens are all rejected counts as another one in `optimal_token_baseline` alone.
 
     Positions are counted from the first response token: `tir_optimal_token_baseline` counts response tokens, so that
-    turns align; `optimal_token_baseline` counts observations, too. With `zero_tail`, the longest trajectory of a group
-    has no baseline from the position on that is the length of the second longest.
+    turns align; `optimal_token_baseline` counts observations and rejected tokens, too. With `zero_tail`, the longest
+    trajectory of a group has no baseline from the position on that is the length of the second longest.
 
     Raises:
         ValueError: the batch has no `sum_squared_probs`.
@@ -39,7 +39,9 @@ def optimal_token_baseline(batch: Batch, config: TokenBaselineSection) -> tuple[
     response_mask = rows.gather(batch.loss_mask)
     returns = discounted_returns(rows.gather(batch.rewards) * response_mask, 1.0)
     energy = (rows.gather(_squared_scores(batch)) * response_mask).cumsum(-1) * response_mask
-    baseline = _baseline(batch, returns, energy, zero_tail=config.zero_tail)
+    length = num_response_tokens(batch)
+    groups = Groups.from_ids(batch.group, length > 0 if config.counts_response_tokens_only else has_response(batch))
+    baseline = _baseline(groups, length, returns, energy, zero_tail=config.zero_tail)
     size = len(batch.tokens)
     advantages = rows.scatter((returns - baseline) * response_mask, size)
     if config.whiten:
@@ -56,15 +58,16 @@ def _squared_scores(batch: Batch) -> Tensor:
 
 
 def _from_first_response(batch: Batch) -> Tensor:
-    """Return all tokens of a trajectory from its first response token on, bool [N]."""
-    response_mask = batch.loss_mask.long()
-    before = num_response_tokens(batch).cumsum(0) - num_response_tokens(batch)
-    return response_mask.cumsum(0) > before[batch.token_trajectory]
+    """Return all tokens of a trajectory from its first response token on, bool [N], also if that one is rejected."""
+    responses = batch.loss_mask if batch.trained_mask is None else batch.loss_mask | ~batch.trained_mask
+    counts = torch.bincount(batch.token_trajectory[responses], minlength=len(batch.group))
+    before = counts.cumsum(0) - counts
+    return responses.long().cumsum(0) > before[batch.token_trajectory]
 
 
-def _baseline(batch: Batch, returns: Tensor, energy: Tensor, *, zero_tail: bool) -> Tensor:
-    """Return the baseline of each trajectory and position, [R, T]; `energy` is 0 outside response tokens."""
-    groups, length = Groups.from_ids(batch.group, has_response(batch)), num_response_tokens(batch)
+def _baseline(groups: Groups, length: Tensor, returns: Tensor, energy: Tensor, *, zero_tail: bool) -> Tensor:
+    """Return the baseline of each trajectory and position, [R, T]; `energy` is 0 outside response tokens, of which
+    there are `length`, int64 [R]."""
     empty = returns.new_zeros(len(groups.size), returns.shape[1])
     numerator = empty.index_add(0, groups.member, returns * energy)
     denominator = empty.index_add(0, groups.member, energy)

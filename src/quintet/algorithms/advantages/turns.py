@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quintet.algorithms.advantages.groups import Groups, has_response, trajectory_rewards
-from quintet.algorithms.advantages.returns import discounted_returns
+from quintet.algorithms.advantages.reward_sums import RewardSums
 from quintet.algorithms.tokens import TokenRows, whiten
 from quintet.config.native.advantages import (
     AgenticReinforceConfig,
@@ -27,8 +27,10 @@ class _Turns:
     """int64 [response tokens], index of each token's turn."""
     trajectory: Tensor
     """int64 [turns], ascending."""
-    reward: Tensor
-    """[turns], sum over the turn's response tokens."""
+    rewards: RewardSums
+    """Sums over the response tokens of each turn."""
+    dtype: torch.dtype
+    """Of the rewards of the batch."""
     first: Tensor
     """int64 [turns], packed index of its first response token."""
 
@@ -38,9 +40,13 @@ class _Turns:
         owner = batch.token_trajectory[response_index]
         pairs = torch.stack([owner, batch.turn[response_index]], dim=1)
         turns, index = torch.unique(pairs, dim=0, return_inverse=True)
-        reward = batch.rewards.new_zeros(len(turns)).index_add(0, index, batch.rewards[response_index])
+        rewards = RewardSums.from_rewards(batch.rewards[response_index], index, len(turns))
         first = torch.full((len(turns),), len(batch.tokens)).scatter_reduce(0, index, response_index, "amin")
-        return cls(index, turns[:, 0], reward, first)
+        return cls(index, turns[:, 0], rewards, batch.rewards.dtype, first)
+
+    def compared(self, sums: RewardSums, group: Tensor) -> Tensor:
+        """Return sums of each turn, [turns], with the same bits if they are equal up to rounding within a `group`."""
+        return sums.equalized(group).total.to(self.dtype)
 
     def to_tokens(self, batch: Batch, values: Tensor) -> Tensor:
         """Assign the value of each turn, [turns], to its response tokens, [N]."""
@@ -62,8 +68,9 @@ def grpo_dynamic(batch: Batch, config: GrpoDynamicConfig) -> tuple[Tensor, Tenso
         advantage = groups.normalized(scores, by_deviation=config.normalize_by_std)
         return _finish(batch, advantage[batch.token_trajectory] * batch.loss_mask, whitened=config.whiten)
     turns = _Turns.from_batch(batch)
-    groups = Groups.from_ids(batch.group[turns.trajectory])
-    advantage = groups.normalized(turns.reward, by_deviation=config.normalize_by_std)
+    group = batch.group[turns.trajectory]
+    rewards = turns.compared(turns.rewards, group)
+    advantage = Groups.from_ids(group).normalized(rewards, by_deviation=config.normalize_by_std)
     return _finish(batch, turns.to_tokens(batch, advantage), whitened=config.whiten)
 
 
@@ -83,17 +90,22 @@ def gigpo(batch: Batch, config: GigpoConfig) -> tuple[Tensor, Tensor]:
         raise ValueError("gigpo needs a batch with `observation_group`")
     turns = _Turns.from_batch(batch)
     returns = _turn_returns(turns, config.turn_gamma)
-    same = Groups.from_ids(batch.observation_group[turns.first])
-    by_turn = same.normalized(returns, by_deviation=config.normalize_by_std).masked_fill(same.alone, 0.0)
+    by_turn = _relative_returns(turns, returns, batch.observation_group[turns.first], config)
     if config.compare == "turns":
-        groups = Groups.from_ids(batch.group[turns.trajectory])
-        in_group = groups.normalized(returns, by_deviation=config.normalize_by_std).masked_fill(groups.alone, 0.0)
+        in_group = _relative_returns(turns, returns, batch.group[turns.trajectory], config)
     else:
         groups = Groups.from_ids(batch.group, has_response(batch))
         by_episode = groups.normalized(trajectory_rewards(batch), by_deviation=config.normalize_by_std)
         in_group = by_episode[turns.trajectory]
     advantage = config.episode_weight * in_group + config.turn_weight * by_turn
     return _finish(batch, turns.to_tokens(batch, advantage), whitened=config.whiten)
+
+
+def _relative_returns(turns: _Turns, returns: RewardSums, group: Tensor, config: GigpoConfig) -> Tensor:
+    """Return the returns of turns relative to their `group`, int64 [turns]; 0 for the only turn of one."""
+    groups = Groups.from_ids(group)
+    relative = groups.normalized(turns.compared(returns, group), by_deviation=config.normalize_by_std)
+    return relative.masked_fill(groups.alone, 0.0)
 
 
 def step_reinforce(batch: Batch, config: StepReinforceConfig) -> tuple[Tensor, Tensor]:
@@ -106,13 +118,15 @@ def step_reinforce(batch: Batch, config: StepReinforceConfig) -> tuple[Tensor, T
     turns = _Turns.from_batch(batch)
     returns = _turn_returns(turns, config.turn_gamma)
     scopes = {"group": batch.group[turns.trajectory], "batch": torch.zeros_like(turns.trajectory)}
-    advantage = returns
+    advantage = returns.total.to(turns.dtype)
     if config.center != "none":
-        advantage = advantage - Groups.from_ids(scopes[config.center]).mean(returns)
+        scope = scopes[config.center]
+        compared = turns.compared(returns, scope)
+        advantage = Groups.from_ids(scope).centered(compared)
     if config.divide != "none":
         groups = Groups.from_ids(scopes[config.divide])
-        deviation = groups.deviation(returns)
-        is_flat = groups.alone | (deviation <= 1e-6) | ~groups.differ(returns)
+        deviation = groups.deviation(turns.compared(returns, scopes[config.divide]))
+        is_flat = groups.alone | (deviation <= 1e-6)
         advantage = torch.where(is_flat, 0.0, advantage / (deviation + 1e-6))
     return _finish(batch, turns.to_tokens(batch, advantage), whitened=config.whiten)
 
@@ -131,10 +145,10 @@ def agentic_reinforce(batch: Batch, config: AgenticReinforceConfig) -> tuple[Ten
     return _finish(batch, turns.to_tokens(batch, advantage), whitened=config.whiten)
 
 
-def _turn_returns(turns: _Turns, gamma: float) -> Tensor:
-    """Return G_k = r_k + gamma G_{k+1} of each turn, [turns]."""
+def _turn_returns(turns: _Turns, gamma: float) -> RewardSums:
+    """Return G_k = r_k + gamma G_{k+1} of each turn."""
     rows = TokenRows.from_mask(torch.ones_like(turns.trajectory, dtype=torch.bool), turns.trajectory)
-    return rows.scatter(discounted_returns(rows.gather(turns.reward), gamma), len(turns.reward))
+    return turns.rewards.discounted(rows, gamma)
 
 
 def _finish(batch: Batch, advantages: Tensor, *, whitened: bool) -> tuple[Tensor, Tensor]:

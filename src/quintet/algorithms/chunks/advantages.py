@@ -72,7 +72,8 @@ def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
     selected = advantages[mask]
     if len(selected) < 2:
         return advantages * mask
-    return (advantages - selected.mean()) / (selected.std() + 1e-5) * mask
+    mean = selected[0] if bool((selected == selected[0]).all()) else selected.mean()
+    return (advantages - mean) / (selected.std() + 1e-5) * mask
 
 
 def gae(steps: RobotSteps, config: GaeConfig) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from quintet.algorithms.advantages.groups import Groups
-from quintet.algorithms.chunks.levels import level_flags, level_rewards, to_steps
+from quintet.algorithms.advantages.reward_sums import RewardSums
+from quintet.algorithms.chunks.levels import from_steps, level_flags, level_rewards, to_steps
 from quintet.config.native.algorithm import AlgorithmConfig
 from quintet.embodied_records import ChunkBatch
 
@@ -34,6 +35,9 @@ class RobotSteps:
     """[S + 1, B], before each step and after the last one."""
     bootstrap: Tensor | None
     """[S, B], value of the last observation of an episode at its last step, where it is added to the reward."""
+    episode_returns: Tensor
+    """[E], sum of the rewards of each episode's actions; those of a group that are equal up to rounding have the same
+    bits, see `RewardSums`."""
 
     @classmethod
     def from_batch(cls, batch: ChunkBatch, config: AlgorithmConfig) -> RobotSteps:
@@ -47,8 +51,11 @@ class RobotSteps:
         group[episode] = batch.group.repeat_interleave(len(dones) // len(batch.group), 0)
         is_first = names % (len(dones) + 1) == 0
         is_complete = is_first | _any_of_episode(dones, episode, len(names))
+        rewards = batch.rewards * batch.loss_mask
+        of_actions = from_steps(episode, dones.shape[0] // len(rewards)).expand_as(rewards)
+        returns = RewardSums.from_rewards(rewards.flatten(), of_actions.flatten(), len(names)).equalized(group)
         return cls(
-            rewards=to_steps(level_rewards(batch.rewards * batch.loss_mask, level)),
+            rewards=to_steps(level_rewards(rewards, level)),
             dones=dones,
             mask=mask,
             episode=episode,
@@ -56,13 +63,8 @@ class RobotSteps:
             compared=_any_of_episode(mask, episode, len(names)) & is_complete,
             values=_values(batch),
             bootstrap=_bootstrap(batch, config),
+            episode_returns=returns.total.to(batch.rewards.dtype),
         )
-
-    @property
-    def episode_returns(self) -> Tensor:
-        """Sum of the rewards of each episode, [E]."""
-        empty = self.rewards.new_zeros(len(self.group))
-        return empty.index_add(0, self.episode.flatten(), self.rewards.flatten())
 
     @property
     def groups(self) -> Groups:

@@ -30,7 +30,7 @@ from quintet.envs.factory import env_factory
 from quintet.envs.service.payload import Format, encode_payload, image_message, value_from_message
 from quintet.envs.simulators.robot_worker import RobotWorker, simulator_config
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, EpisodeStarted, LocalVectorEnv
-from quintet.records import Failure
+from quintet.records import Failure, sum_rewards
 from quintet.runtime.env_service.vagen_episode import VagenEpisode
 from quintet.sandbox.seccomp import limit_resources
 
@@ -123,7 +123,7 @@ class _Episode:
         self._envs.step(0, decoded)
         event = self._poll()
         if isinstance(event, ActionsExecuted):
-            self.reward += sum(step.reward for step in event.steps)
+            self.reward = sum_rewards((self.reward, *(step.reward for step in event.steps)))
         return event
 
     def _poll(self) -> EnvEvent:

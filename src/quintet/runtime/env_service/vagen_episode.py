@@ -10,7 +10,7 @@ from quintet.envs.env import IMAGE, Env
 from quintet.envs.service.png import encode_png
 from quintet.envs.validation import relations_message
 from quintet.envs.vector_env import close_env, execute_actions
-from quintet.records import Observation
+from quintet.records import Observation, sum_rewards
 from quintet.rewards.state_reward import descriptions, score_by_rules
 from quintet.rollout.chat.response_parser import ResponseFormat
 from quintet.rollout.chat.thought_sections import format_instruction
@@ -69,7 +69,7 @@ class VagenEpisode:
         is_valid = is_valid and all(step.info.get("valid_format", True) for step in steps)
         done = bool(steps) and (steps[-1].terminated or steps[-1].truncated)
         success = done and bool(steps[-1].info.get("success"))
-        reward = sum(step.reward for step in steps) + self._format_rewards[is_valid]
+        rewards = [*(step.reward for step in steps), self._format_rewards[is_valid]]
         executed = self._separator.join(parsed.actions[: len(steps)])
         head = f"After your answer, the executed actions are: {executed or 'none'}.\nThe observation is:"
         before, self._last = self._last, steps[-1].observation if steps else self._last
@@ -84,7 +84,7 @@ class VagenEpisode:
             "actions": list(parsed.actions),
             "format_correct": is_valid,
         }
-        return [self._observation(head), reward + sum(state_rewards.values()), done, info]
+        return [self._observation(head), sum_rewards((*rewards, *state_rewards.values())), done, info]
 
     def _state_rewards(self, sections: Mapping[str, str], before: Observation) -> dict[str, float]:
         """Return the weighted scores of descriptions of the states before and after the last response."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -219,3 +220,28 @@ def test_gae_without_values_is_an_error() -> None:
     batch = rollout([[[1.0]]], [[[True]]], [0])
     with pytest.raises(ValueError, match="value head"):
         add_chunk_advantages(batch, experiment(advantage={"name": "gae"}))
+
+
+@pytest.mark.parametrize("level", ["chunk", "action"])
+@pytest.mark.parametrize("name", ["grpo", "reinforce_plus_plus_baseline"])
+def test_robots_with_the_same_rewards_in_another_order_have_advantages_of_exactly_0(name: str, level: str) -> None:
+    """Also if the rewards of a chunk are added up first, and an equal total has other rewards."""
+    rewards = [[[-0.1, 1.0], [-0.1, -0.1], [0.3, 0.0], [0.0, 1.0]], [[-0.1, -0.1], [1.0, -0.1], [0.4, 0.0], [0.0, 0.0]]]
+    dones = [[[False, False]] * 4, [[False, True]] * 4]
+    batch = rollout(rewards, dones, [0, 0, 0, 1])
+    for whiten in (False, True):
+        advantage = {"name": name, "whiten": whiten}
+        result, metrics = add_chunk_advantages(
+            replace(batch, rewards=batch.rewards.float()), experiment(advantage=advantage, reward_level=level)
+        )
+        assert metrics["training/groups_with_signal"] == 0.5
+        if not whiten:
+            assert result.advantages is not None
+            assert not bool(result.advantages[:, :3].any())
+
+
+def test_whitened_equal_returns_are_exactly_0() -> None:
+    batch = rollout([[[0.1]] * 7], [[[True]] * 7], list(range(7)))
+    batch = replace(batch, rewards=batch.rewards.float())
+    advantages = advantages_of(batch, advantage={"name": "raw", "whiten": True}, drop_groups_without_signal=False)
+    assert not bool(advantages.any())

@@ -35,7 +35,7 @@ STEERED = {"algorithm.kl_ctrl.type": "adaptive"}
 Row = tuple[str, Any, Any, str, Any]
 
 REACHED: list[Row] = [
-    ("algorithm.adv_estimator", "masked_gae", "multi_turn_grpo", "algorithm.advantage.name", "gae"),
+    ("algorithm.adv_estimator", "bi_level_gae", "multi_turn_grpo", "algorithm.advantage.name", "bi_level_gae"),
     ("algorithm.high_level_gamma", 0.95, 2, "algorithm.advantage.turn_gamma", 0.95),
     ("algorithm.kl_ctrl.kl_coef", 0.01, -1, "algorithm.kl.coefficient", 0.01),
     ("data.train_files", "data/lake/train.parquet", 1, "env.name", "frozenlake"),
@@ -183,6 +183,7 @@ WITH: dict[str, dict[str, Any]] = {
     f"{ENV}.grounding_reward_weight": {**DESCRIBED, f"{ENV}.use_state_reward": True},
     f"{ENV}.worldmodeling_reward_weight": {**DESCRIBED, f"{ENV}.use_state_reward": True},
     "algorithm.token_reward_type": {"algorithm.adv_estimator": "turn_update_bi_level_gae"},
+    "algorithm.high_level_gamma": {"algorithm.adv_estimator": "bi_level_gae"},
     "algorithm.traj_advantage_weight": {"algorithm.adv_estimator": "turn_update_grpo"},
     "algorithm.turn_advantage_weight": {"algorithm.adv_estimator": "turn_update_grpo"},
     "algorithm.use_std_normalization": {"algorithm.adv_estimator": "turn_update_grpo"},
@@ -571,7 +572,7 @@ VERLS: list[tuple[str, Any, str, Any]] = [
     (f"{ACTOR}.use_dynamic_bsz", True, "actor.budget.tokens", 16384),
     (f"{ACTOR}.optim.lr_warmup_steps", 5, "actor.optimizer.warmup_steps", 5),
     ("algorithm.gamma", 0.99, "algorithm.advantage.gamma", 0.99),
-    ("algorithm.lam", 0.95, "algorithm.advantage.turn_lam", 0.95),
+    ("algorithm.lam", 0.95, "algorithm.advantage.lam", 0.95),
     (f"{ROLLOUT}.val_kwargs.do_sample", True, "validation.sampling.do_sample", True),
     ("critic.optim.lr_warmup_steps", 3, "critic.optimizer.warmup_steps", 3),
     ("critic.model.enable_activation_offload", True, "critic.memory.offload_activations", True),
