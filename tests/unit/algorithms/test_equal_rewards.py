@@ -314,3 +314,18 @@ def test_the_totals_of_a_group_do_not_depend_on_other_groups() -> None:
     batch = packed([[0.3, 0.6], [0.2, 0.3], [0.9], [0.5]], torch.float32, [0, 0, 1, 1])
     alone = packed([[0.3, 0.6], [0.2, 0.3]], torch.float32)
     assert torch.equal(trajectory_rewards(batch)[:2], trajectory_rewards(alone))
+
+
+@pytest.mark.parametrize("name", ["optimal_token_baseline", "tir_optimal_token_baseline"])
+@pytest.mark.parametrize("whiten", [False, True])
+@pytest.mark.parametrize("logprob", [-1.0, 0.0])
+def test_equal_returns_at_a_position_have_no_advantage(name: str, whiten: bool, logprob: float) -> None:
+    def advantages(batch: Batch) -> torch.Tensor:
+        return estimate(batch, ADVANTAGE_UNION.config_class(name)(whiten=whiten))[0]
+
+    batch = packed([[0.7]] * 3 + [[1e-3]] * 2, torch.float32, group=[0, 0, 0, 1, 1])
+    logprobs = torch.full_like(batch.logprobs, logprob)
+    batch = replace(batch, logprobs=logprobs, sum_squared_probs=logprobs.exp())
+    assert not bool(advantages(batch).any())
+    batch.rewards[-1] = 2e-3
+    assert bool(advantages(batch).any())

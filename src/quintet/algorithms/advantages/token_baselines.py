@@ -18,8 +18,9 @@ def optimal_token_baseline(batch: Batch, config: TokenBaselineSection) -> tuple[
 
     G_t = Σ_{t' ≥ t} r_t', w_t = (1 - 2 π_t + Σ π²) ρ_t², W_t = Σ_{t' ≤ t} w_t',
     A_t = G_t - Σ_j G_t W_t / (Σ_j W_t + 1e-8), summed over the group's trajectories with a response token at
-    position t. w is the squared norm of the score at the logits; ρ is `batch.correction`, if set. Li et al. 2026
-    (arXiv:2602.07078), as in verl; the returns are G. The only trajectory of a group has no baseline; a trajectory
+    position t. If all of them have the same return there, A_t is 0, not the 1e-8 that verl leaves. w is the squared norm
+    of the score at the logits; ρ is `batch.correction`, if set. Li et al. 2026 (arXiv:2602.07078), as in verl; the returns
+    are G. The only trajectory of a group has no baseline; a trajectory
     whose tokens are all rejected counts as another one in `optimal_token_baseline` alone.
 
     Positions are counted from the first response token: `tir_optimal_token_baseline` counts response tokens, so that
@@ -41,7 +42,7 @@ def optimal_token_baseline(batch: Batch, config: TokenBaselineSection) -> tuple[
     energy = (rows.gather(_squared_scores(batch)) * response_mask).cumsum(-1) * response_mask
     length = num_response_tokens(batch)
     groups = Groups.from_ids(batch.group, length > 0 if config.counts_response_tokens_only else has_response(batch))
-    baseline = _baseline(groups, length, returns, energy, zero_tail=config.zero_tail)
+    baseline = _baseline(groups, length, returns, energy, response_mask, zero_tail=config.zero_tail)
     size = len(batch.tokens)
     advantages = rows.scatter((returns - baseline) * response_mask, size)
     if config.whiten:
@@ -65,17 +66,30 @@ def _from_first_response(batch: Batch) -> Tensor:
     return responses.long().cumsum(0) > before[batch.token_trajectory]
 
 
-def _baseline(groups: Groups, length: Tensor, returns: Tensor, energy: Tensor, *, zero_tail: bool) -> Tensor:
+def _baseline(
+    groups: Groups, length: Tensor, returns: Tensor, energy: Tensor, response_mask: Tensor, *, zero_tail: bool
+) -> Tensor:
     """Return the baseline of each trajectory and position, [R, T]; `energy` is 0 outside response tokens, of which
     there are `length`, int64 [R]."""
     empty = returns.new_zeros(len(groups.size), returns.shape[1])
     numerator = empty.index_add(0, groups.member, returns * energy)
     denominator = empty.index_add(0, groups.member, energy)
     baseline = (numerator / (denominator + EPSILON))[groups.member]
+    baseline = torch.where(_differ(groups, returns, response_mask.bool()), baseline, returns)
     baseline = baseline.masked_fill(groups.alone[:, None], 0.0)
     if not zero_tail:
         return baseline
     return baseline.masked_fill(_beyond_all_others(groups, length, returns.shape[1]), 0.0)
+
+
+def _differ(groups: Groups, returns: Tensor, is_response: Tensor) -> Tensor:
+    """Return whether the returns [R, T] of a group's trajectories with a response token differ at each position, bool
+    [R, T]; NaN differs from every return, so that it stays visible."""
+    group = groups.member[:, None].expand_as(returns)
+    lowest = returns.new_full((len(groups.size), returns.shape[1]), torch.inf)
+    highest = (-lowest).scatter_reduce(0, group, returns.masked_fill(~is_response, -torch.inf), "amax")
+    lowest = lowest.scatter_reduce(0, group, returns.masked_fill(~is_response, torch.inf), "amin")
+    return (highest != lowest)[groups.member] | ~is_response
 
 
 def _beyond_all_others(groups: Groups, length: Tensor, width: int) -> Tensor:
