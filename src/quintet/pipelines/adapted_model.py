@@ -123,6 +123,7 @@ def merge_adapted_model(adapted: Any) -> PreTrainedModel:
     Raises:
         MachineError: adapters of this kind cannot be merged.
     """
+    was_tied = adapted.get_base_model().config.tie_word_embeddings
     for module in list(_adapters_of_tied_weights(adapted)):
         module.weight = nn.Parameter(module.weight.clone(), requires_grad=False)
     try:
@@ -130,7 +131,8 @@ def merge_adapted_model(adapted: Any) -> PreTrainedModel:
     except (AttributeError, ValueError, TypeError, NotImplementedError) as error:
         kind = type(adapted.peft_config[adapted.active_adapter]).__name__.removesuffix("Config")
         raise MachineError(f"adapters of this kind ({kind}) cannot be merged: {error}") from error
-    _record_tie(model)
+    if was_tied:
+        _record_tie(model)
     return model
 
 
@@ -153,7 +155,7 @@ def _adapters_of_tied_weights(adapted: nn.Module) -> Iterator[Any]:
 def _record_tie(model: PreTrainedModel) -> None:
     """Tie embedding and head again if they are equal, and make the configuration say whether they are tied."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if not model.config.tie_word_embeddings or embedding is None or head is None:
+    if embedding is None or head is None:
         return
     is_tied = torch.equal(embedding.weight, head.weight)
     if is_tied:

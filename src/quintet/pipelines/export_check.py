@@ -33,6 +33,14 @@ MAX_DIFFERENCE = 1e-3
 """Tolerance of logits relative to the largest one: float32 sums in another order, through all layers."""
 
 
+LAST_BITS = 4
+"""Units in the last place by which products of adapters may differ."""
+
+
+class UnequalLogitsError(MachineError):
+    """Two models that should be the same have other logits."""
+
+
 class CannotLoadError(Exception):
     """transformers cannot load a model."""
 
@@ -42,7 +50,7 @@ class ModelProbe:
     """What a model computes."""
 
     logits: Tensor
-    """float32 [sequences, tokens, vocabulary]."""
+    """float64 [sequences, tokens, vocabulary]."""
     checksums: Mapping[str, int]
     """Checksum of each parameter."""
 
@@ -95,9 +103,12 @@ def probe_arguments(config: PreTrainedConfig, directory: Path) -> dict[str, Tens
 
 @torch.inference_mode()
 def compute_logits(model: nn.Module, arguments: Mapping[str, Tensor]) -> Tensor:
-    """Return float32 logits [sequences, tokens, vocabulary] of transformers' own forward pass."""
-    logits: Tensor = model(**arguments, use_cache=False).logits
-    return logits.float()
+    """Return float64 logits [sequences, tokens, vocabulary] of transformers' own forward pass, which computes in the
+    dtype of the model."""
+    dtype = next(model.parameters()).dtype
+    cast = {name: value.to(dtype) if value.is_floating_point() else value for name, value in arguments.items()}
+    logits: Tensor = model(**cast, use_cache=False).logits
+    return logits.double()
 
 
 @torch.no_grad()
@@ -119,13 +130,28 @@ def require_equal_logits(actual: Tensor, expected: Tensor, message: str) -> None
     """Compare the logits of two models that differ by the order of float32 sums at most.
 
     Raises:
-        MachineError: they differ; `message` names both.
+        UnequalLogitsError: they differ; `message` names both.
     """
     if actual.shape != expected.shape:
-        raise MachineError(f"{message}: shape {list(actual.shape)}, not {list(expected.shape)}")
+        raise UnequalLogitsError(f"{message}: shape {list(actual.shape)}, not {list(expected.shape)}")
     difference, largest = logit_difference(actual, expected), float(expected.abs().max())
     if not difference <= MAX_DIFFERENCE * max(1.0, largest):
-        raise MachineError(f"{message}: by up to {difference:.2g}, with logits of up to {largest:.2g}")
+        raise UnequalLogitsError(f"{message}: by up to {difference:.2g}, with logits of up to {largest:.2g}")
+
+
+@torch.no_grad()
+def has_close_weights(model: nn.Module, other: nn.Module, dtype: torch.dtype) -> bool:
+    """Return whether two models have the same weights except for the last bits of `dtype`, relative to the largest
+    value of each weight."""
+    weights, tolerance = dict(other.named_parameters()), LAST_BITS * torch.finfo(dtype).eps
+
+    def is_close(name: str, weight: Tensor) -> bool:
+        if weight.shape != weights[name].shape:
+            return False
+        return float((weight - weights[name]).abs().max()) <= tolerance * float(weight.abs().max())
+
+    named = dict(model.named_parameters())
+    return weights.keys() == named.keys() and all(is_close(*item) for item in named.items())
 
 
 def logit_difference(actual: Tensor, expected: Tensor) -> float:

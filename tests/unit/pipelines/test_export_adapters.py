@@ -14,11 +14,18 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from saved_checkpoints import save_checkpoint
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from vision_models import save_qwen2_5_vl
 
+from quintet.config.compose import load_experiment
+from quintet.config.native.policy import LoraConfig as NativeLoraConfig
 from quintet.errors import MachineError
 from quintet.pipelines.export import export
+from quintet.policies.lora import add_lora, iter_merged_weights, save_adapters
+from quintet.policies.model_loading import load_model
+from quintet.training.checkpoint.checkpoint import _manifest
 from quintet.training.checkpoint.hf_directory import HfDirectory
 
 TOKENS = torch.arange(64).view(2, 32) * 7 % 60
@@ -236,3 +243,75 @@ def test_a_model_whose_weights_were_written_wrongly_is_never_given_away(
     with pytest.raises(MachineError, match="the exported model has other"):
         export(str(source), tmp_path / "out", dtype)
     assert not list(tmp_path.glob("*out*"))
+
+
+@pytest.fixture
+def checkpoint(base: Callable[..., Path], tmp_path: Path) -> tuple[Path, torch.Tensor]:
+    """A checkpoint of a run with adapters and an override of the model's configuration, and the policy's logits."""
+    directory, overrides = base(tied=True), {"rms_norm_eps": 0.5}
+    model = load_model(directory, overrides=overrides)
+    add_lora(model, NativeLoraConfig(rank=2, alpha=6.0))
+    torch.manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    experiment = load_experiment(None, [f"policy.path={directory}", "policy.preset=null"]).experiment
+    policy = experiment.policy.model_copy(update={"overrides": overrides})
+    state = {"experiment": experiment.model_copy(update={"policy": policy}).model_dump(mode="json"), "seconds": 1.0}
+
+    def write(staging: Path) -> None:
+        save_adapters(model, staging / "lora_adapter", directory)
+        HfDirectory.from_model(model).write(staging, "hf", dict(iter_merged_weights(model)))
+        AutoTokenizer.from_pretrained(directory).save_pretrained(staging / "hf")
+
+    written = save_checkpoint(tmp_path / "run/checkpoints", 4, state, write, keep=9)
+    model.set_attn_implementation("eager")
+    return written, logits(model)
+
+
+@pytest.mark.parametrize("part", [".", "hf", "lora_adapter"])
+def test_overrides_of_the_configuration_are_exported(
+    checkpoint: tuple[Path, torch.Tensor], tmp_path: Path, part: str
+) -> None:
+    directory, expected = checkpoint
+    export(str(directory / part), tmp_path / "out")
+    assert_close(exported_logits(tmp_path / "out"), expected)
+    assert json.loads((tmp_path / "out/config.json").read_text())["rms_norm_eps"] == 0.5
+
+
+def test_a_checkpoint_whose_weights_are_not_those_of_its_adapters_is_not_exported(
+    checkpoint: tuple[Path, torch.Tensor], tmp_path: Path
+) -> None:
+    directory, _ = checkpoint
+    path = directory / "lora_adapter/adapter_model.safetensors"
+    save_file({name: tensor * 1.5 for name, tensor in load_file(path).items()}, path)
+    (directory / "manifest.json").unlink()
+    (directory / "manifest.json").write_text(json.dumps(_manifest(directory)))
+    with pytest.raises(MachineError, match=r"hf is not .*base with the adapters at"):
+        export(str(directory), tmp_path / "out")
+    assert not list(tmp_path.glob("*out*"))
+
+
+def test_a_model_larger_than_the_memory_is_compared_file_by_file(
+    base: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quintet.pipelines.export.memory_bytes", lambda: 1000)
+    source = base(tied=True)
+    assert "GiB of memory" in export(str(source), tmp_path / "out", "bfloat16").check.reason
+    monkeypatch.setattr("quintet.pipelines.export.cast_tensor", lambda tensor, dtype: tensor)
+    with pytest.raises(MachineError, match="do not match those at"):
+        export(str(source), tmp_path / "other", "bfloat16")
+
+
+@pytest.mark.parametrize("targets", [["lm_head"], ["embed_tokens"], "all-linear"], ids=str)
+def test_a_vision_language_model_is_exported_with_its_processor(tmp_path: Path, targets: Any) -> None:
+    base = save_qwen2_5_vl(tmp_path / "base")
+    model = AutoModelForImageTextToText.from_pretrained(base)
+    options = {"r": 2, "task_type": "CAUSAL_LM", "init_lora_weights": False, "target_modules": targets}
+    get_peft_model(model, LoraConfig(**options)).save_pretrained(tmp_path / "adapters")
+    assert export(str(tmp_path / "adapters"), tmp_path / "out").check.rounding is not None
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    is_tied = targets == "all-linear"
+    assert config["tie_word_embeddings"] is config["text_config"]["tie_word_embeddings"] is is_tied
+    assert (tmp_path / "out/preprocessor_config.json").read_bytes() == (base / "preprocessor_config.json").read_bytes()
+    export(str(tmp_path / "out"), tmp_path / "narrow", "bfloat16")
