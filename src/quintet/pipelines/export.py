@@ -6,22 +6,18 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from quintet import __version__
 from quintet.config.compose import load_experiment
-from quintet.config.deprecation import upgrade_keys
-from quintet.config.native.experiment import Experiment
 from quintet.errors import MachineError
 from quintet.hardware import memory_bytes
 from quintet.pipelines.adapted_model import adapter_base, available_base, load_adapted_model, merge_adapted_model
@@ -40,12 +36,11 @@ from quintet.pipelines.export_check import (
     require_equal_logits,
     round_weights,
 )
+from quintet.pipelines.model_card import CARD, checkpoint_card, plain_card
 from quintet.pipelines.model_lookup import find_model
 from quintet.pipelines.sft.final_weights import write_directory
-from quintet.pipelines.summary import config_summary
 from quintet.policies.lora import ADAPTER_DIRECTORY, CONFIG_FILE
 from quintet.runtime.learner_checkpoint import HF
-from quintet.tracking.loggers import read_metrics
 from quintet.tracking.run_directory import RunDirectory
 from quintet.training.checkpoint.checkpoint import (
     CHECKPOINT_PREFIX,
@@ -63,7 +58,6 @@ if TYPE_CHECKING:
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Dtypes that weights can be cast to."""
-CARD = "README.md"
 INDEX = "model.safetensors.index.json"
 FLOAT32_BYTES = 4
 PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
@@ -137,7 +131,10 @@ def export(
     def write(directory: Path) -> ExportCheck:
         _convert(model, directory, target_dtype)
         if checkpoint is not None:
-            (directory / CARD).write_text(_card(checkpoint, dtype, target.resolve()))
+            (directory / CARD).write_text(checkpoint_card(checkpoint, dtype, target.name))
+        elif not (directory / CARD).exists():
+            text = f"A copy of `{model.resolve().name}`, in {dtype or 'its own dtype'}."
+            (directory / CARD).write_text(plain_card(target.name, text))
         return _check_converted(model, directory, target_dtype, policy)
 
     return _write(model, target, checkpoint.step if checkpoint else None, write)
@@ -228,13 +225,32 @@ def _convert(source: Path, target: Path, dtype: torch.dtype | None) -> None:
         else:
             shutil.copy2(path, target / path.name)
     if dtype is not None:
-        _change(target / "config.json", {"dtype": str(dtype).removeprefix("torch.")})
+        name = str(dtype).removeprefix("torch.")
+        (target / "config.json").write_text(
+            json.dumps(_with_dtype(_read(target / "config.json"), name), indent=2) + "\n"
+        )
     if (target / INDEX).is_file():
         _change(target / INDEX, {"metadata": {"total_size": size}})
 
 
+def _read(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
 def _change(path: Path, values: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}, indent=2) + "\n")
+    path.write_text(json.dumps({**_read(path), **values}, indent=2) + "\n")
+
+
+def _with_dtype(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a model's configuration with another dtype, also in the configurations of its parts that have one."""
+    parts = {
+        key: _with_dtype(part, name)
+        for key, part in config.items()
+        if isinstance(part, dict) and {"dtype", "torch_dtype"} & part.keys()
+    }
+    old = {"torch_dtype": name} if "torch_dtype" in config else {}
+    return {**config, **parts, "dtype": name, **old}
 
 
 def _merge(adapters: Path, target: Path, dtype: torch.dtype | None, policy: _PolicySource) -> ExportCheck:
@@ -260,7 +276,8 @@ def _merge(adapters: Path, target: Path, dtype: torch.dtype | None, policy: _Pol
     AutoTokenizer.from_pretrained(
         tokenizer_source, local_files_only=True, trust_remote_code=policy.trusted
     ).save_pretrained(target)
-    (target / CARD).write_text(_head({}) + f"\n# {adapters.resolve().parent.name}\n\nAdapters merged into `{base}`.\n")
+    name = adapters.resolve().parent.name
+    (target / CARD).write_text(plain_card(name, f"Adapters merged into `{base.resolve().name}`."))
     del merged
     check_directory(target, check.expected, check.arguments, trust_remote_code=policy.trusted)
     return ExportCheck(check.rounding)
@@ -333,7 +350,7 @@ def _check_converted(source: Path, target: Path, dtype: torch.dtype | None, poli
         del merged
     if dtype is not None:
         round_weights(model, dtype)
-    expected = ModelProbe.of(model, arguments)
+    expected = ModelProbe.of(model, arguments, logits if dtype is None else None)
     del model
     check_directory(target, expected, arguments, trust_remote_code=policy.trusted)
     return ExportCheck(logit_difference(expected.logits, logits))
@@ -342,77 +359,3 @@ def _check_converted(source: Path, target: Path, dtype: torch.dtype | None, poli
 def _stored_dtype(directory: Path) -> torch.dtype:
     stored = json.loads((directory / "config.json").read_text())
     return DTYPES.get(str(stored.get("dtype") or stored.get("torch_dtype")), torch.float32)
-
-
-def _head(more: Mapping[str, Any]) -> str:
-    """Return the card's YAML front matter; `more` replaces what is true of most models."""
-    values = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["quintet"], **more}
-    return f"---\n{yaml.safe_dump(values, sort_keys=False)}---\n"
-
-
-def _card(checkpoint: Checkpoint, dtype: str | None, target: Path) -> str:
-    """Return the model card: origin, results, usage from the directory `target`, and configuration."""
-    experiment = checkpoint.state["experiment"]
-    config = Experiment.model_validate(upgrade_keys(experiment), strict=False)
-    run = RunDirectory(checkpoint.directory.resolve().parent.parent)
-    way = "supervised fine-tuning" if config.sft else "reinforcement learning"
-    seconds = float(checkpoint.state["seconds"])
-    task = {"pipeline_tag": "robotics"} if config.env.is_simulator else {}
-    lines = [
-        _head(task | ({"base_model": config.policy.path} if config.policy.path else {})),
-        f"# {config.name}, step {checkpoint.step}",
-        "",
-        f"Trained by {way} with Quintet {__version__}: {checkpoint.step} of {config.training.steps} steps, "
-        f"{seconds / 60:.1f} minutes. Weights are in {dtype or 'the training dtype'}.",
-        "",
-        *_table(("", ""), list(config_summary(config).items())),
-        *_results(run, checkpoint.step),
-        "## Usage",
-        "",
-        *(_ROBOT_USAGE if config.env.is_simulator else _text_usage(target)),
-        "",
-        "## Configuration",
-        "",
-        "```yaml",
-        yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True), sort_keys=False).rstrip(),
-        "```",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-_ROBOT_USAGE = ("Set `policy.path` of a run on the simulator to this directory.",)
-
-
-def _text_usage(target: Path) -> tuple[str, ...]:
-    return (
-        "```python",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        "",
-        f"path = {str(target)!r}",
-        "model = AutoModelForCausalLM.from_pretrained(path)",
-        "tokenizer = AutoTokenizer.from_pretrained(path)",
-        "```",
-    )
-
-
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    ruled = [head, tuple("---" for _ in head), *rows]
-    return [*(f"| {' | '.join(row)} |" for row in ruled), ""]
-
-
-def _results(run: RunDirectory, step: int) -> list[str]:
-    """Return the card's table of the first and last validation up to that step."""
-    lines = [line for line in read_metrics(run.metrics) if line["step"] <= step] if run.metrics.is_file() else []
-    history: dict[str, list[tuple[int, float]]] = {}
-    for line in lines:
-        for name, value in line.items():
-            if name.startswith("val/") and value is not None:
-                history.setdefault(name, []).append((int(line["step"]), float(value)))
-    if not history:
-        return []
-    rows = [
-        (name.removeprefix("val/"), *(f"{value:.4g} (step {at})" for at, value in (values[0], values[-1])))
-        for name, values in sorted(history.items())
-    ]
-    return ["## Results", "", *_table(("held out", "first", "last"), rows)]

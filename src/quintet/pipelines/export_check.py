@@ -27,7 +27,7 @@ from quintet.policies.vision.image_processing import ImageProcessor
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-PROBE_SHAPE = (2, 24)
+PROBE_SHAPE = (2, 16)
 """Sequences and tokens of the probe."""
 MAX_DIFFERENCE = 1e-3
 """Tolerance of logits relative to the largest one: float32 sums in another order, through all layers."""
@@ -55,10 +55,10 @@ class ModelProbe:
     """Checksum of each parameter."""
 
     @classmethod
-    def of(cls, model: nn.Module, arguments: Mapping[str, Tensor]) -> ModelProbe:
-        """Return the logits for `arguments`, and the checksums of all parameters."""
+    def of(cls, model: nn.Module, arguments: Mapping[str, Tensor], logits: Tensor | None = None) -> ModelProbe:
+        """Return the logits for `arguments`, unless they are given, and the checksums of all parameters."""
         sums = {name: zlib.crc32(_bytes(parameter)) for name, parameter in model.named_parameters()}
-        return cls(compute_logits(model, arguments), sums)
+        return cls(compute_logits(model, arguments) if logits is None else logits, sums)
 
 
 def load_plain_model(
