@@ -68,7 +68,7 @@ def load_adapted_model(
         model = load_plain_model(base, config=config, trust_remote_code=trust_remote_code)
         _resize_vocabulary(model, adapters)
         adapted = PeftModel.from_pretrained(model, adapters)
-    except (CannotLoadError, ValueError, RuntimeError, TypeError) as error:
+    except (CannotLoadError, ValueError, RuntimeError, TypeError, IndexError) as error:
         raise MachineError(f"cannot load the adapters at {adapters} on {base}: {error}") from error
     _require_all_used(adapted, adapters)
     return adapted.eval()

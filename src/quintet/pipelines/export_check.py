@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from quintet.errors import MachineError
 from quintet.loading_lock import LOADING_LOCK
+from quintet.policies.model_loading import require_own_head
 from quintet.policies.vision.image_encoder import is_vision_language
 from quintet.policies.vision.image_probe import image_probe
 from quintet.policies.vision.image_processing import ImageProcessor
@@ -67,7 +68,8 @@ def load_plain_model(
     """Load a model in float32 as users of transformers do; `config` replaces that of the directory.
 
     Raises:
-        CannotLoadError: transformers cannot load it, or weights are missing.
+        CannotLoadError: transformers cannot load it.
+        MachineError: weights are missing, or the head is another than its configuration says.
     """
     import transformers
 
@@ -84,8 +86,7 @@ def load_plain_model(
             )
     except (OSError, ValueError, KeyError, AttributeError, ImportError, RuntimeError) as error:
         raise CannotLoadError(f"{type(error).__name__}: {error}") from error
-    if missing := sorted(loading["missing_keys"]):
-        raise CannotLoadError(f"its files have no {', '.join(missing[:3])}")
+    require_own_head(model, loading["missing_keys"], directory)
     plain: PreTrainedModel = model.eval()
     return plain
 
@@ -171,11 +172,6 @@ def check_directory(
         model = load_plain_model(directory, trust_remote_code=trust_remote_code)
     except CannotLoadError as error:
         raise MachineError(f"transformers cannot load the exported model: {error}") from error
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if model.config.tie_word_embeddings and head is not None and head.weight is not embedding.weight:
-        # transformers notices that, other programs would use the embedding as head
-        message = "config.json has tie_word_embeddings=true, but the weights of embedding and head differ"
-        raise MachineError(f"the exported model would be ambiguous: {message}")
     actual = ModelProbe.of(model, arguments)
     message = "the exported model has other logits than the trained policy"
     require_equal_logits(actual.logits, expected.logits, message)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from saved_checkpoints import save_checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
@@ -225,7 +225,7 @@ def test_a_directory_that_says_it_is_tied_is_never_written(
         return result
 
     monkeypatch.setattr(HfDirectory, "write", write_tied)
-    with pytest.raises(MachineError, match="tie_word_embeddings=true, but"):
+    with pytest.raises(MachineError, match="tie_word_embeddings is true, but"):
         export(str(tmp_path / "adapters"), tmp_path / "out")
     assert not list(tmp_path.glob("*out*"))
 
@@ -315,3 +315,42 @@ def test_a_vision_language_model_is_exported_with_its_processor(tmp_path: Path, 
     assert config["tie_word_embeddings"] is config["text_config"]["tie_word_embeddings"] is is_tied
     assert (tmp_path / "out/preprocessor_config.json").read_bytes() == (base / "preprocessor_config.json").read_bytes()
     export(str(tmp_path / "out"), tmp_path / "narrow", "bfloat16")
+
+
+@pytest.mark.parametrize("kind", ["untied", "headless"])
+def test_a_source_that_programs_read_differently_is_not_exported(
+    base: Callable[..., Path], tmp_path: Path, kind: str
+) -> None:
+    """Its head is ignored by programs that follow the configuration, or random, because the files have none."""
+    source = base(tied=True)
+    weights = load_file(source / "model.safetensors")
+    config = json.loads((source / "config.json").read_text())
+    if kind == "untied":
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"] * 2
+    else:
+        (source / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(MachineError, match=r"tie_word_embeddings is true, but|incomplete: its files have no lm_head"):
+        export(str(source), tmp_path / "out")
+    assert not list(tmp_path.glob("*out*"))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3), r"PromptTuning\) cannot be merged"),
+        (LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], alora_invocation_tokens=[3]), "cannot be merged"),
+        (LoraConfig(task_type="SEQ_CLS", target_modules=["q_proj"]), "task_type SEQ_CLS"),
+    ],
+    ids=["prompt-tuning", "alora", "classifier"],
+)
+def test_adapters_that_cannot_be_merged_are_refused(
+    base: Callable[..., Path], tmp_path: Path, config: Any, message: str
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(base(tied=True))
+    directory = tmp_path / "adapters"
+    adapted = PeftModel(model, config) if config.task_type == "SEQ_CLS" else get_peft_model(model, config)
+    adapted.save_pretrained(directory)
+    with pytest.raises(MachineError, match=message):
+        export(str(directory), tmp_path / "out")
+    assert not list(tmp_path.glob("*out*"))
