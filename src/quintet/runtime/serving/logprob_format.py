@@ -42,7 +42,7 @@ class LogprobFormat:
                 {names[token]: logprob for token, logprob in ((sampled, logprob), *best)}
                 for (sampled, logprob, best), names in zip(alternatives, named, strict=True)
             ]
-            if top_logprobs
+            if getattr(self.body, "logprobs", 0)
             else None,
             "text_offset": [offsets.add(token) for token in tokens],
         }
