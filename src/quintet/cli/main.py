@@ -222,11 +222,13 @@ def export(
     source: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Checkpoint, run, model or adapter directory.")],
     target: Annotated[str, typer.Argument(metavar="TARGET", help="Output directory.")],
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16 (default: unchanged).")] = None,
+    *,
+    trust_remote_code: Annotated[bool, typer.Option(help="Allow code from the model directory.")] = False,
 ) -> None:
-    """Export a trained model for transformers: adapters merged, dtype converted, with a model card."""
+    """Export a trained model for transformers: adapters merged, dtype converted, with a model card, and checked."""
     from quintet.cli.export import run
 
-    run(source, target, dtype)
+    run(source, target, dtype, trust_remote_code=trust_remote_code)
 
 
 @app.command()

@@ -6,27 +6,41 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import yaml
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from quintet import __version__
-from quintet.config.deprecation import upgrade_keys
-from quintet.config.native.experiment import Experiment
+from quintet.config.compose import load_experiment
 from quintet.errors import MachineError
+from quintet.hardware import memory_bytes
+from quintet.pipelines.adapted_model import adapter_base, available_base, load_adapted_model, merge_adapted_model
+from quintet.pipelines.export_check import (
+    CannotLoadError,
+    ModelProbe,
+    UnequalLogitsError,
+    cast_tensor,
+    check_directory,
+    check_tensors,
+    compute_logits,
+    has_close_weights,
+    load_plain_model,
+    logit_difference,
+    probe_arguments,
+    require_equal_logits,
+    round_weights,
+)
+from quintet.pipelines.model_card import CARD, checkpoint_card, plain_card
 from quintet.pipelines.model_lookup import find_model
 from quintet.pipelines.sft.final_weights import write_directory
-from quintet.pipelines.summary import config_summary
-from quintet.policies.lora import read_base_model_path
-from quintet.tracking.loggers import read_metrics
+from quintet.policies.lora import ADAPTER_DIRECTORY, CONFIG_FILE
+from quintet.runtime.learner_checkpoint import HF
 from quintet.tracking.run_directory import RunDirectory
 from quintet.training.checkpoint.checkpoint import (
     CHECKPOINT_PREFIX,
@@ -39,11 +53,15 @@ from quintet.training.checkpoint.checkpoint import (
 from quintet.training.checkpoint.hf_directory import HfDirectory
 from quintet.training.checkpoint.safetensors_files import stored_sizes, write_tensors
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 """Dtypes that weights can be cast to."""
-CARD = "README.md"
 INDEX = "model.safetensors.index.json"
-ADAPTER = "adapter_config.json"
+FLOAT32_BYTES = 4
+PROCESSOR_FILES = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
+"""Files of vision-language models about their images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +75,38 @@ class ExportResult:
     parameters: int
     size: int
     """Size of the weights in bytes."""
+    check: ExportCheck
+
+
+@dataclass(frozen=True, slots=True)
+class ExportCheck:
+    """How the written directory was compared with the trained policy."""
+
+    rounding: float | None
+    """Largest change of a logit by rounding the weights to their dtype in the files; None if logits were not
+    compared."""
+    reason: str = ""
+    """Why only the tensors in the files were compared."""
 
 
 def export(
-    source: str, target: Path, dtype: str | None = None, *, warn: Callable[[str], None] = warnings.warn
+    source: str,
+    target: Path,
+    dtype: str | None = None,
+    *,
+    trust_remote_code: bool = False,
+    warn: Callable[[str], None] = warnings.warn,
 ) -> ExportResult:
     """Write the model of a checkpoint, run, model directory or adapter directory in the format of `transformers`: full
-    weights, cast to `dtype` if given, and a model card. The target appears only when it is complete.
+    weights, cast to `dtype` if given, and a model card. The target appears only when it is complete, and when
+    transformers has loaded it and computed the logits of the trained policy.
 
-    Of a run the last good checkpoint is exported; `warn` gets a message for each newer one.
+    Of a run the last good checkpoint is exported; `warn` gets a message for each newer one. Code in model directories
+    runs with `trust_remote_code`, or if the run trusted it.
 
     Raises:
-        MachineError: there is no such model, the checkpoint is damaged, or the target exists or cannot be
-            written.
+        MachineError: there is no such model, the checkpoint is damaged, the target exists or cannot be written, or the
+            written model is not the trained policy.
     """
     if target.exists():
         raise MachineError(f"{target} already exists", "choose another directory, or remove it")
@@ -80,30 +117,71 @@ def export(
     target_dtype = DTYPES[dtype] if dtype else None
     source_path = Path(source).expanduser()
     enclosing = _enclosing_checkpoint(source_path)
-    if (source_path / ADAPTER).is_file():
-        with _translate_read_errors(source_path):
-            write_directory(target, lambda directory: _merge(source_path, directory, target_dtype))
-        return _export_result(source_path, target, None)
+    if (source_path / CONFIG_FILE).is_file():
+        policy = _PolicySource.of(source_path, enclosing, trust_remote_code=trust_remote_code)
+        return _write(source_path, target, None, lambda directory: _merge(source_path, directory, target_dtype, policy))
     model = find_model(source, warn).policy
     if not any(model.glob("*.safetensors")):
         raise MachineError(
             f"{model} has no weights in safetensors", "save it again with save_pretrained(safe_serialization=True)"
         )
     checkpoint = enclosing if model == source_path else read_checkpoint(model.parent)
+    policy = _PolicySource.of(model, checkpoint, trust_remote_code=trust_remote_code)
 
-    def write(directory: Path) -> None:
+    def write(directory: Path) -> ExportCheck:
         _convert(model, directory, target_dtype)
         if checkpoint is not None:
-            (directory / CARD).write_text(_card(checkpoint, dtype, target.resolve()))
+            (directory / CARD).write_text(checkpoint_card(checkpoint, dtype, target.name))
+        elif not (directory / CARD).exists():
+            text = f"A copy of `{model.resolve().name}`, in {dtype or 'its own dtype'}."
+            (directory / CARD).write_text(plain_card(target.name, text))
+        return _check_converted(model, directory, target_dtype, policy)
 
-    with _translate_read_errors(model):
-        write_directory(target, write)
-    return _export_result(model, target, checkpoint.step if checkpoint else None)
+    return _write(model, target, checkpoint.step if checkpoint else None, write)
 
 
-def _export_result(source: Path, target: Path, step: int | None) -> ExportResult:
-    sizes = [stored_sizes(file) for file in target.glob("*.safetensors")]
-    return ExportResult(source, target, step, sum(count for count, _ in sizes), sum(size for _, size in sizes))
+def _write(source: Path, target: Path, step: int | None, write: Callable[[Path], ExportCheck]) -> ExportResult:
+    checks: list[ExportCheck] = []
+    with _translate_read_errors(source):
+        write_directory(target, lambda directory: checks.append(write(directory)))
+    size = sum(stored_sizes(file)[1] for file in target.glob("*.safetensors"))
+    return ExportResult(source, target, step, _num_parameters(target), size, checks[0])
+
+
+def _num_parameters(directory: Path) -> int:
+    return sum(stored_sizes(file)[0] for file in directory.glob("*.safetensors"))
+
+
+@dataclass(frozen=True, slots=True)
+class _PolicySource:
+    """How the run that trained a policy loaded its model."""
+
+    overrides: Mapping[str, Any]
+    """`policy.overrides`."""
+    trusted: bool
+    """Whether code in model directories may run."""
+
+    @classmethod
+    def of(cls, directory: Path, checkpoint: Checkpoint | None, *, trust_remote_code: bool) -> _PolicySource:
+        """Read the configuration of the checkpoint, or of the run directory that contains `directory`."""
+        run = RunDirectory(directory.resolve().parent)
+        if checkpoint is not None:
+            state = checkpoint.state["experiment"]
+        else:
+            state = (
+                load_experiment(str(run.config), []).experiment.model_dump(mode="json") if run.config.is_file() else {}
+            )
+        policy = state.get("policy", {})
+        return cls(policy.get("overrides") or {}, trust_remote_code or bool(policy.get("trust_remote_code")))
+
+    def config(self, base: Path) -> PreTrainedConfig:
+        """Return the configuration of the model at `base` with the overrides."""
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(base, trust_remote_code=self.trusted, local_files_only=True)
+        for name, value in self.overrides.items():
+            setattr(config, name, value)
+        return config
 
 
 def _enclosing_checkpoint(path: Path) -> Checkpoint | None:
@@ -133,17 +211,13 @@ def _translate_read_errors(path: Path) -> Iterator[None]:
         raise MachineError(f"cannot read the weights at {path}: {error}", "use another copy") from error
 
 
-def _converted(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
-
-
 def _convert(source: Path, target: Path, dtype: torch.dtype | None) -> None:
     """Copy a model's directory, one file with weights after the other."""
     size = 0
     # hidden files are not part of the model; one may be the staging directory being written
     for path in sorted(path for path in source.iterdir() if not path.name.startswith(".")):
         if path.suffix == ".safetensors":
-            tensors = {name: _converted(tensor, dtype) for name, tensor in load_file(path).items()}
+            tensors = {name: cast_tensor(tensor, dtype) for name, tensor in load_file(path).items()}
             size += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
             write_tensors(target / path.name, tensors)
         elif path.is_dir():
@@ -151,110 +225,137 @@ def _convert(source: Path, target: Path, dtype: torch.dtype | None) -> None:
         else:
             shutil.copy2(path, target / path.name)
     if dtype is not None:
-        _change(target / "config.json", {"dtype": str(dtype).removeprefix("torch.")})
+        name = str(dtype).removeprefix("torch.")
+        (target / "config.json").write_text(
+            json.dumps(_with_dtype(_read(target / "config.json"), name), indent=2) + "\n"
+        )
     if (target / INDEX).is_file():
         _change(target / INDEX, {"metadata": {"total_size": size}})
 
 
+def _read(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
 def _change(path: Path, values: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}, indent=2) + "\n")
+    path.write_text(json.dumps({**_read(path), **values}, indent=2) + "\n")
 
 
-def _merge(adapters: Path, target: Path, dtype: torch.dtype | None) -> None:
-    """Write the adapters' base model with the adapters merged, by default in the base model's dtype.
+def _with_dtype(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a model's configuration with another dtype, also in the configurations of its parts that have one."""
+    parts = {
+        key: _with_dtype(part, name)
+        for key, part in config.items()
+        if isinstance(part, dict) and {"dtype", "torch_dtype"} & part.keys()
+    }
+    old = {"torch_dtype": name} if "torch_dtype" in config else {}
+    return {**config, **parts, "dtype": name, **old}
+
+
+def _merge(adapters: Path, target: Path, dtype: torch.dtype | None, policy: _PolicySource) -> ExportCheck:
+    """Write the adapters' base model with the adapters merged, by default in the base model's dtype, and check it.
 
     Raises:
-        MachineError: the base model is missing.
+        MachineError: the base model is missing, or the written model is not the policy.
     """
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
-    base = read_base_model_path(adapters)
-    if base is None or not (base / "config.json").is_file() or not (adapters / "adapter_model.safetensors").is_file():
-        hint = f"put it there, or set base_model_name_or_path in {adapters / ADAPTER}"
-        raise MachineError(f"the base model {base} of the adapters at {adapters} is missing", hint)
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, local_files_only=True)
-    merged = PeftModel.from_pretrained(model, adapters).merge_and_unload()
-    stored = json.loads((base / "config.json").read_text())
-    merged.to(dtype or DTYPES.get(str(stored.get("dtype") or stored.get("torch_dtype")), torch.float32))
+    base = adapter_base(adapters)
+    stored = dtype or _stored_dtype(base)
+    merged, check = _merged_policy(adapters, base, stored, policy)
+    merged.to(stored)
     # keep the first name of tied weights
     named = reversed(merged.state_dict(keep_vars=True).items())
     unique = {id(tensor): (name, tensor.detach()) for name, tensor in named}
     HfDirectory.from_model(merged).write(target.parent, target.name, dict(unique.values()))
+    for name in PROCESSOR_FILES:
+        if (base / name).is_file() and not (target / name).exists():
+            shutil.copy2(base / name, target / name)
     tokenizer_source = adapters if (adapters / "tokenizer_config.json").is_file() else base
-    AutoTokenizer.from_pretrained(tokenizer_source, local_files_only=True).save_pretrained(target)
-    (target / CARD).write_text(_head({}) + f"\n# {adapters.resolve().parent.name}\n\nAdapters merged into `{base}`.\n")
+    AutoTokenizer.from_pretrained(
+        tokenizer_source, local_files_only=True, trust_remote_code=policy.trusted
+    ).save_pretrained(target)
+    name = adapters.resolve().parent.name
+    (target / CARD).write_text(plain_card(name, f"Adapters merged into `{base.resolve().name}`."))
+    del merged
+    check_directory(target, check.expected, check.arguments, trust_remote_code=policy.trusted)
+    return ExportCheck(check.rounding)
 
 
-def _head(more: Mapping[str, Any]) -> str:
-    """Return the card's YAML front matter; `more` replaces what is true of most models."""
-    values = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["quintet"], **more}
-    return f"---\n{yaml.safe_dump(values, sort_keys=False)}---\n"
+class _Expected(NamedTuple):
+    """What the written model must compute for the arguments, and the change of a logit by rounding."""
+
+    expected: ModelProbe
+    arguments: Mapping[str, Tensor]
+    rounding: float
 
 
-def _card(checkpoint: Checkpoint, dtype: str | None, target: Path) -> str:
-    """Return the model card: origin, results, usage from the directory `target`, and configuration."""
-    experiment = checkpoint.state["experiment"]
-    config = Experiment.model_validate(upgrade_keys(experiment), strict=False)
-    run = RunDirectory(checkpoint.directory.resolve().parent.parent)
-    way = "supervised fine-tuning" if config.sft else "reinforcement learning"
-    seconds = float(checkpoint.state["seconds"])
-    task = {"pipeline_tag": "robotics"} if config.env.is_simulator else {}
-    lines = [
-        _head(task | ({"base_model": config.policy.path} if config.policy.path else {})),
-        f"# {config.name}, step {checkpoint.step}",
-        "",
-        f"Trained by {way} with Quintet {__version__}: {checkpoint.step} of {config.training.steps} steps, "
-        f"{seconds / 60:.1f} minutes. Weights are in {dtype or 'the training dtype'}.",
-        "",
-        *_table(("", ""), list(config_summary(config).items())),
-        *_results(run, checkpoint.step),
-        "## Usage",
-        "",
-        *(_ROBOT_USAGE if config.env.is_simulator else _text_usage(target)),
-        "",
-        "## Configuration",
-        "",
-        "```yaml",
-        yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True), sort_keys=False).rstrip(),
-        "```",
-        "",
-    ]
-    return "\n".join(lines)
+def _merged_policy(
+    adapters: Path, base: Path, stored: torch.dtype, policy: _PolicySource
+) -> tuple[PreTrainedModel, _Expected]:
+    """Return the policy with its adapters merged and its weights rounded to `stored`, in float32."""
+    message = "merging the adapters changes the logits"
+    try:
+        merged, arguments, logits = _merge_and_compare(adapters, base, policy, message)
+    except UnequalLogitsError:
+        # large adapters magnify the rounding of float32
+        merged, arguments, logits = _merge_and_compare(adapters, base, policy, message, torch.float64)
+    round_weights(merged, stored)
+    expected = ModelProbe.of(merged, arguments)
+    return merged, _Expected(expected, arguments, logit_difference(expected.logits, logits))
 
 
-_ROBOT_USAGE = ("Set `policy.path` of a run on the simulator to this directory.",)
+def _merge_and_compare(
+    adapters: Path, base: Path, policy: _PolicySource, message: str, dtype: torch.dtype = torch.float32
+) -> tuple[PreTrainedModel, Mapping[str, Tensor], Tensor]:
+    """Return the model with merged adapters, the inputs of the probe, and the logits before the merge, which are those
+    after it, computed in `dtype`.
+
+    Raises:
+        UnequalLogitsError: the merge changes the logits; the text is `message`.
+    """
+    adapted = load_adapted_model(adapters, base, config=policy.config(base), trust_remote_code=policy.trusted).to(dtype)
+    arguments = probe_arguments(adapted.config, base)
+    logits = compute_logits(adapted, arguments)
+    merged = merge_adapted_model(adapted)
+    require_equal_logits(compute_logits(merged, arguments), logits, message)
+    return merged.float(), arguments, logits
 
 
-def _text_usage(target: Path) -> tuple[str, ...]:
-    return (
-        "```python",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        "",
-        f"path = {str(target)!r}",
-        "model = AutoModelForCausalLM.from_pretrained(path)",
-        "tokenizer = AutoTokenizer.from_pretrained(path)",
-        "```",
-    )
+def _check_converted(source: Path, target: Path, dtype: torch.dtype | None, policy: _PolicySource) -> ExportCheck:
+    """Compare a converted copy with its source, and the model of a checkpoint with its adapters, if their base model is
+    there.
+
+    Raises:
+        MachineError: they differ.
+    """
+    needed, memory = 2 * FLOAT32_BYTES * _num_parameters(source), memory_bytes()
+    if needed > memory:
+        check_tensors(source, target, dtype)
+        return ExportCheck(None, f"that takes {needed / 2**30:.0f} GiB of memory, and there are {memory / 2**30:.0f}")
+    try:
+        model = load_plain_model(source, trust_remote_code=policy.trusted)
+    except CannotLoadError as error:
+        check_tensors(source, target, dtype)
+        return ExportCheck(None, f"transformers cannot load {source}: {error}")
+    arguments = probe_arguments(model.config, source)
+    logits = compute_logits(model, arguments)
+    adapters = source.resolve().parent / ADAPTER_DIRECTORY
+    if source.resolve().name == HF and (base := available_base(adapters)) is not None:
+        merged, trained = _merged_policy(adapters, base, _stored_dtype(source), policy)
+        message = f"{source} is not {base} with the adapters at {adapters}: the logits differ"
+        if not has_close_weights(model, merged, _stored_dtype(source)):
+            require_equal_logits(logits, trained.expected.logits, message)
+        del merged
+    if dtype is not None:
+        round_weights(model, dtype)
+    expected = ModelProbe.of(model, arguments, logits if dtype is None else None)
+    del model
+    check_directory(target, expected, arguments, trust_remote_code=policy.trusted)
+    return ExportCheck(logit_difference(expected.logits, logits))
 
 
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    ruled = [head, tuple("---" for _ in head), *rows]
-    return [*(f"| {' | '.join(row)} |" for row in ruled), ""]
-
-
-def _results(run: RunDirectory, step: int) -> list[str]:
-    """Return the card's table of the first and last validation up to that step."""
-    lines = [line for line in read_metrics(run.metrics) if line["step"] <= step] if run.metrics.is_file() else []
-    history: dict[str, list[tuple[int, float]]] = {}
-    for line in lines:
-        for name, value in line.items():
-            if name.startswith("val/") and value is not None:
-                history.setdefault(name, []).append((int(line["step"]), float(value)))
-    if not history:
-        return []
-    rows = [
-        (name.removeprefix("val/"), *(f"{value:.4g} (step {at})" for at, value in (values[0], values[-1])))
-        for name, values in sorted(history.items())
-    ]
-    return ["## Results", "", *_table(("held out", "first", "last"), rows)]
+def _stored_dtype(directory: Path) -> torch.dtype:
+    stored = json.loads((directory / "config.json").read_text())
+    return DTYPES.get(str(stored.get("dtype") or stored.get("torch_dtype")), torch.float32)

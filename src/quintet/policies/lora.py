@@ -43,6 +43,16 @@ PARAMETER_ROLES = {
     f"lora_embedding_B.{ADAPTER_NAME}": "lora_b",
 }
 """Role of an adapted layer's parameters by their names within the layer."""
+UNSUPPORTED_OPTIONS: Mapping[str, tuple[object, ...]] = {
+    **dict.fromkeys(("use_dora", "lora_bias", "alora_invocation_tokens", "modules_to_save", "layer_replication"), ()),
+    **dict.fromkeys(("trainable_token_indices", "target_parameters", "use_bdlora", "velora_config"), ()),
+    "bias": ("none",),
+    # the others change the base weights
+    "init_lora_weights": (True, "gaussian", "eva", "orthogonal"),
+}
+"""Options of peft without an equivalent here, and their values that are supported besides none."""
+EXPERT_LAYERS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
+"""Names of layers that peft takes for those of experts and their router."""
 PEFT_PREFIX = "base_model.model."
 """Prefix of all names in peft's files."""
 
@@ -60,6 +70,10 @@ def add_lora(model: PreTrainedModel, config: LoraConfig, *, seed: int = 0, key: 
     from peft import inject_adapter_in_model
 
     peft_config = _build_peft_config(config, key)
+    if _adapts_experts(peft_config, model):
+        if config.path is not None or ALL_LINEAR not in config.target_modules:
+            raise _stacked_experts(config, key)
+        peft_config.target_modules = _linear_layers_without_experts(model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -95,6 +109,34 @@ def _target_modules(names: tuple[str, ...]) -> str | list[str]:
     return names[0] if is_pattern(names) else list(names)
 
 
+def _adapts_experts(peft_config: Any, model: PreTrainedModel) -> bool:
+    """Return whether peft would adapt the experts of a layer, which are one stacked tensor, or their router."""
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    converted = copy.deepcopy(peft_config)
+    try:
+        convert_peft_config_for_transformers(converted, model, None)
+    except ValueError:
+        # some of the layers that are stacked together
+        return True
+    return bool(converted.target_parameters)
+
+
+def _linear_layers_without_experts(model: PreTrainedModel) -> list[str]:
+    """Return the names of all linear layers but the head and those that peft takes for experts."""
+    head = model.get_output_embeddings()
+    layers = (name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head)
+    return sorted({name.rpartition(".")[2] for name in layers} - EXPERT_LAYERS)
+
+
+def _stacked_experts(config: LoraConfig, key: str) -> ConfigError:
+    name = "path" if config.path is not None else "target_modules"
+    value = config.path if config.path is not None else ", ".join(config.target_modules)
+    return ConfigError(
+        f"{key}.{name} = {value}: adapters of experts and routers are not supported", key=f"{key}.{name}", value=value
+    )
+
+
 def _read_peft_config(config: LoraConfig, key: str) -> Any:
     from peft import LoraConfig as PeftLoraConfig
     from peft import PeftConfig
@@ -116,9 +158,11 @@ def _read_peft_config(config: LoraConfig, key: str) -> Any:
                 value=getattr(config, field),
                 hint=f"set {key}.{field}={stored:g}",
             )
-    for option in ("use_dora", "lora_bias", "alora_invocation_tokens"):
-        if getattr(peft_config, option, None):
-            raise ConfigError(f"{key}.path = {directory}: adapters with {option} are not supported", key=f"{key}.path")
+    for option in UNSUPPORTED_OPTIONS:
+        value = getattr(peft_config, option, None)
+        if value and value not in UNSUPPORTED_OPTIONS[option]:
+            message = f"adapters with {option} = {value} are not supported; `quintet export` merges them"
+            raise ConfigError(f"{key}.path = {directory}: {message}", key=f"{key}.path")
     peft_config.init_lora_weights, peft_config.inference_mode = True, False
     return peft_config
 
@@ -137,13 +181,17 @@ def _no_matching_layers(model: PreTrainedModel, config: LoraConfig, key: str) ->
 def _check_tied_embeddings(model: PreTrainedModel, config: LoraConfig, key: str) -> None:
     """Raise if a tied embedding or head is adapted: merging would untie them."""
     tied_modules = (model.get_input_embeddings(), model.get_output_embeddings())
-    if model.config.tie_word_embeddings and any(module in tied_modules for _, module in _iter_lora_layers(model)):
-        raise ConfigError(
-            f"{key}.target_modules = {', '.join(config.target_modules)}: {TIED_EMBEDDINGS}",
-            key=f"{key}.target_modules",
-            value=config.target_modules,
-            hint=targets_without_head_hint(f"{key}.target_modules", config.target_modules),
-        )
+    if not model.config.tie_word_embeddings or not any(each in tied_modules for _, each in _iter_lora_layers(model)):
+        return
+    if config.path is not None:
+        message = f"{TIED_EMBEDDINGS}, and the adapters change one: `quintet export` merges them into the model"
+        raise ConfigError(f"{key}.path = {config.path}: {message}", key=f"{key}.path", value=config.path)
+    raise ConfigError(
+        f"{key}.target_modules = {', '.join(config.target_modules)}: {TIED_EMBEDDINGS}",
+        key=f"{key}.target_modules",
+        value=config.target_modules,
+        hint=targets_without_head_hint(f"{key}.target_modules", config.target_modules),
+    )
 
 
 def has_lora(model: nn.Module) -> bool:

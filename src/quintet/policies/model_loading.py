@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,10 +54,11 @@ def load_model(
         has_vision = is_vision_language(config)
         auto: Any = AutoModelForImageTextToText if has_vision else AutoModelForCausalLM
         with LOADING_LOCK:
-            model: PreTrainedModel = auto.from_pretrained(
+            model, loading = auto.from_pretrained(
                 directory,
                 config=config,
                 dtype=torch.float32,
+                output_loading_info=True,
                 attn_implementation=register_attention(),
                 trust_remote_code=trust_remote_code,
                 local_files_only=True,
@@ -65,11 +66,30 @@ def load_model(
     except (OSError, ValueError, SafetensorError) as error:
         hint = "use a Hugging Face model directory, as save_pretrained writes it"
         raise MachineError(f"cannot load a model from {directory}: {error}", hint) from error
+    require_own_head(model, loading["missing_keys"], directory)
     model.eval()
     if has_vision:
         prepare_vision_language_model(model, directory)
     _verify_against_transformers(model, directory)
-    return model
+    loaded: PreTrainedModel = model
+    return loaded
+
+
+def require_own_head(model: PreTrainedModel, missing: Collection[str], directory: str | Path) -> None:
+    """Raise if weights are `missing`, which transformers would replace by random ones, or if the head is another than
+    the configuration says, so that other programs would use another one.
+
+    Raises:
+        MachineError: one of these.
+    """
+    if missing:
+        names = ", ".join(sorted(missing)[:3])
+        raise MachineError(f"the model at {directory} is incomplete: its files have no {names}")
+    head = model.get_output_embeddings()
+    is_tied = head is not None and getattr(model.config, "tie_word_embeddings", False)
+    if is_tied and head.weight is not model.get_input_embeddings().weight:
+        message = "tie_word_embeddings is true, but its files have a head that differs from the embedding"
+        raise MachineError(f"the model at {directory} is ambiguous: {message}; set it to false in config.json")
 
 
 def prepare_vision_language_model(model: PreTrainedModel, directory: str | Path) -> None:

@@ -28,7 +28,8 @@ from quintet.training.checkpoint.hf_directory import HfDirectory
 def run(tmp_path: Path, policy_directory: Path) -> Path:
     """A run of five steps with two checkpoints."""
     root = tmp_path / "runs/lake"
-    experiment = load_experiment(None, ["name=lake", "training.steps=5", f"output_dir={tmp_path}/runs"]).experiment
+    overrides = ["name=lake", "training.steps=5", f"output_dir={tmp_path}/runs", f"policy.path={policy_directory}"]
+    experiment = load_experiment(None, [*overrides, "policy.preset=null"]).experiment
     state = {"experiment": experiment.model_dump(mode="json"), "seconds": 90.0, "contents": ["model"]}
 
     def write(directory: Path) -> None:
@@ -74,13 +75,36 @@ def test_the_card_says_where_the_model_comes_from_and_how_well_it_does(run: Path
     assert "| frozenlake/success_rate | 0 (step 0) | 0.3 (step 3) |" in body, "what came after the step isn't its own"
     assert "float16" in body
     usage = body.split("```python\n")[1].split("```")[0]
-    assert f"path = {str(tmp_path / 'out')!r}" in usage
+    assert "path = 'out'" in usage
+    assert str(tmp_path) not in card, "paths of this machine mean nothing to others"
     names = subprocess.run(
-        [sys.executable, "-c", usage + "print(type(model).__name__)"], capture_output=True, text=True
+        [sys.executable, "-c", usage + "print(type(model).__name__)"], capture_output=True, text=True, cwd=tmp_path
     )
     assert names.stdout.strip() == "Qwen2ForCausalLM", names.stderr
     parsed = yaml.safe_load(body.split("```yaml\n")[1].split("```")[0])
-    assert (parsed["name"], parsed["training"]) == ("lake", {"steps": 5})
+    assert (parsed["name"], parsed["training"], parsed["output_dir"]) == ("lake", {"steps": 5}, "runs")
+
+
+def test_the_card_of_fine_tuning_has_no_settings_of_reinforcement_learning(
+    tmp_path: Path, policy_directory: Path
+) -> None:
+    overrides = [f"sft={{path: {policy_directory}, epochs: 3, batch: 8}}", "data.train_files=[/data/chats.jsonl]"]
+    experiment = load_experiment(None, overrides).experiment.model_dump(mode="json")
+
+    def write(directory: Path) -> None:
+        shutil.copytree(policy_directory, directory / "hf")
+
+    state = {"experiment": experiment, "seconds": 60.0, "contents": ["model"], "reached": {}}
+    root = tmp_path / "runs/tuned/checkpoints"
+    save_checkpoint(root, 7, state, write, keep=1)
+    export(str(root.parent), tmp_path / "out")
+    card = (tmp_path / "out/README.md").read_text()
+    assert "supervised fine-tuning" in card
+    assert "7 updates, 1.0 minutes" in card
+    assert "| epochs | 3 |" in card
+    assert f"| model | {policy_directory.name} |" in card
+    for other in ("advantage", "episodes a step", " of 100 steps", "/data/", str(policy_directory)):
+        assert other not in card, other
 
 
 def test_a_damaged_checkpoint_isnt_given_away(run: Path, tmp_path: Path) -> None:
@@ -136,7 +160,7 @@ def test_weights_that_cant_be_read_are_a_users_fault_and_leave_nothing(policy_di
 def test_a_model_can_be_written_into_its_own_directory(policy_directory: Path, tmp_path: Path) -> None:
     shutil.copytree(policy_directory, tmp_path / "model")
     export(str(tmp_path / "model"), tmp_path / "model/narrow", "bfloat16")
-    names = {path.name for path in policy_directory.iterdir()}
+    names = {path.name for path in policy_directory.iterdir()} | {"README.md"}
     assert {path.name for path in (tmp_path / "model/narrow").iterdir()} == names
 
 

@@ -14,6 +14,7 @@ import pytest
 from hint_cases import HintCase, case, name_of, sites_without_case
 from rich.console import Console
 from robot_datasets import episode as robot_episode
+from safetensors.torch import load_file, save_file
 from saved_checkpoints import save_checkpoint
 from test_generate import Scripted, responded
 
@@ -144,6 +145,15 @@ def saved(is_safe: bool) -> None:
     export("other", Path("from_other"))
 
 
+def converted(dtype: str) -> None:
+    """Export a model with a weight that float16 cannot hold."""
+    weights = load_file("model/model.safetensors")
+    weights["model.norm.weight"] = weights["model.norm.weight"] * 1e6
+    shutil.copytree("model", "large", dirs_exist_ok=True)
+    save_file(weights, "large/model.safetensors", metadata={"format": "pt"})
+    export("large", Path("from_large"), dtype)
+
+
 def merged(base: str) -> None:
     """Export adapters whose base model is there."""
     settings = json.loads(Path("adapters/adapter_config.json").read_text())
@@ -213,6 +223,7 @@ CASES = [
     case(exported, ("model", "replies.jsonl/new"), "choose another directory", ("model", "new")),
     case(exported, ("truncated", "new2"), "use another copy", ("model", "new2")),
     case(saved, False, "save it again with save_pretrained(safe_serialization=True)", True),
+    case(converted, "float16", "export with --dtype bfloat16", "bfloat16"),
     case(merged, "gone", "put it there, or set base_model_name_or_path in adapters/adapter_config.json", "model"),
     case(
         found,

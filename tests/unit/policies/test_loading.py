@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from quintet.config.compose import load_experiment
-from quintet.errors import ConfigError
+from quintet.errors import ConfigError, MachineError
 from quintet.policies import tiny_models
 from quintet.policies.model_loading import load_model, load_tokenizer
 from quintet.runtime.components import build_components
@@ -29,6 +31,19 @@ def test_models_loaded_in_several_threads_keep_their_tied_heads(policy_directory
         models = list(threads.map(load_model, [policy_directory] * 9))
     assert all(model.lm_head.weight is model.get_input_embeddings().weight for model in models)
     assert load_model(policy_directory).lm_head.weight.equal(models[0].lm_head.weight)
+
+
+def test_a_head_is_never_random(policy_directory: Path, tmp_path: Path) -> None:
+    """transformers only warns if the files have no head, and other programs tie one that the configuration ties."""
+    with pytest.raises(MachineError, match=r"incomplete: its files have no lm_head\.weight"):
+        load_model(policy_directory, overrides={"tie_word_embeddings": False})
+    shutil.copytree(policy_directory, tmp_path / "model")
+    weights = load_file(tmp_path / "model/model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"] * 2
+    save_file(weights, tmp_path / "model/model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(MachineError, match="have a head that differs from the embedding"):
+        load_model(tmp_path / "model")
+    assert not load_model(tmp_path / "model", overrides={"tie_word_embeddings": False}).config.tie_word_embeddings
 
 
 def test_another_tokenizer_is_taken_if_the_model_knows_its_tokens(policy_directory: Path, tmp_path: Path) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig as PeftLoraConfig
+from peft import get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -169,3 +172,79 @@ def test_adapters_that_dont_fit_are_refused(policy_directory: Path, tmp_path: Pa
     (tmp_path / "a/adapter_model.safetensors").write_bytes(b"torn")
     with pytest.raises(MachineError, match="cannot read adapters"):
         load_adapters(model, tmp_path / "a")
+
+
+def peft_adapters(base: Path, directory: Path, **options: Any) -> torch.nn.Module:
+    """Random adapters written by peft, and the model with them."""
+    options = {"init_lora_weights": False, "r": 2, "lora_alpha": 8, **options}
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), PeftLoraConfig(task_type="CAUSAL_LM", **options))
+    model.save_pretrained(directory)
+    return model
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_dora": True},
+        {"lora_bias": True},
+        {"bias": "all"},
+        {"modules_to_save": ["norm"]},
+        {"trainable_token_indices": [3]},
+        {"init_lora_weights": "pissa"},
+        {"init_lora_weights": "olora"},
+        {"target_modules": ["q_proj", "lm_head"]},
+        {"target_modules": ["embed_tokens"]},
+    ],
+    ids=str,
+)
+def test_adapters_that_would_train_another_model_are_refused(
+    policy_directory: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    peft_adapters(policy_directory, tmp_path / "a", **{"target_modules": ["q_proj"], **options})
+    config = SMALL.model_copy(update={"path": str(tmp_path / "a")})
+    with pytest.raises(ConfigError, match=r"policy\.lora\.path = .*quintet export"):
+        add_lora(load_model(policy_directory), config)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"use_rslora": True},
+        {"rank_pattern": {"q_proj": 4}, "alpha_pattern": {"v_proj": 3}},
+        {"exclude_modules": ["q_proj"]},
+    ],
+    ids=str,
+)
+def test_adapters_of_peft_are_merged_with_their_own_scales(
+    policy_directory: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    theirs = peft_adapters(policy_directory, tmp_path / "a", target_modules="all-linear", **options)
+    model = load_model(policy_directory)
+    add_lora(model, SMALL.model_copy(update={"path": str(tmp_path / "a")}))
+    merged = theirs.merge_and_unload().state_dict()
+    for name, tensor in iter_merged_weights(model):
+        torch.testing.assert_close(tensor, merged[name], atol=1e-5, rtol=1e-5)
+
+
+def test_all_linear_layers_of_a_mixture_are_those_outside_its_experts(mixture_directory: Path, tmp_path: Path) -> None:
+    """peft adapts the stacked experts, too, which nothing here can merge."""
+    model = adapted(mixture_directory)
+    names = {name.rpartition(".lora_")[0] for name, _ in model.named_parameters() if ".lora_" in name}
+    assert {name.rpartition(".")[2] for name in names} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    result = logprobs(model)
+    save_adapters(model, tmp_path / "a", mixture_directory)
+    again = load_model(mixture_directory)
+    add_lora(again, SMALL.model_copy(update={"path": str(tmp_path / "a")}))
+    assert torch.equal(logprobs(again), result)
+    merge_adapters(model)
+    torch.testing.assert_close(logprobs(model), result, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("targets", [("gate_proj", "up_proj"), ("q_proj", "down_proj"), ("gate",), ("gate_proj",)])
+def test_adapters_of_experts_are_refused(mixture_directory: Path, tmp_path: Path, targets: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="adapters of experts and routers are not supported"):
+        add_lora(load_model(mixture_directory), LoraConfig(rank=2, target_modules=targets))
+    if targets != ("gate_proj",):
+        peft_adapters(mixture_directory, tmp_path / "a", target_modules=list(targets))
+        with pytest.raises(ConfigError, match="not supported"):
+            add_lora(load_model(mixture_directory), SMALL.model_copy(update={"path": str(tmp_path / "a")}))

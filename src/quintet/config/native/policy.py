@@ -24,7 +24,7 @@ class LoraConfig(Section):
     alpha: PositiveFloat = 16.0
     """Adapters are scaled by alpha / rank."""
     target_modules: Texts = ("all-linear",)
-    """Names of the adapted layers; `all-linear` adapts every linear layer but the head."""
+    """Names of the adapted layers; `all-linear` adapts every linear layer but head, experts and routers."""
     path: str | None = None
     """Directory of initial adapters; null initializes new ones."""
 

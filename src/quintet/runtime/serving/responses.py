@@ -8,9 +8,10 @@ from typing import Any
 from quintet.records import FinishReason
 from quintet.rollout.chat.tool_calls import ToolCall, ToolCallParser
 from quintet.rollout.engines.async_engine import AsyncEngine, PartialResponse
+from quintet.runtime.serving.logprob_format import LOWEST_LOGPROB, LogprobFormat, TextOffsets
 from quintet.runtime.serving.request_handler import CompletionChoice, PendingCompletion, RequestHandler
-from quintet.runtime.serving.request_schema import ChatBody, CompletionBody, OpenAiBody
-from quintet.runtime.serving.tokenization import REPLACEMENT_CHARACTER, ChatTokenizer, StreamingText
+from quintet.runtime.serving.request_schema import ChatBody, OpenAiBody
+from quintet.runtime.serving.tokenization import ChatTokenizer, StreamingText
 
 FINISH_REASONS = {
     FinishReason.STOP: "stop",
@@ -53,7 +54,7 @@ def generate_body(choice: CompletionChoice) -> dict[str, Any]:
     generation = choice.generation
     return {
         "token_ids": generation.tokens,
-        "logprobs": generation.logprobs,
+        "logprobs": [max(logprob, LOWEST_LOGPROB) for logprob in generation.logprobs],
         "finish_reason": generation.finish_reason.value,
         "stopped_by": choice.answer.stopped_by,
         "weight_version": generation.weight_version,
@@ -98,7 +99,7 @@ class _ChoiceFormat:
         self._tokenizer = tokenizer
         self._body = body
         self.is_chat = isinstance(body, ChatBody)
-        self._has_logprobs = body.logprobs is not None if isinstance(body, CompletionBody) else _chat_logprobs(body)
+        self._logprobs = LogprobFormat(tokenizer, body)
 
     def full(self, index: int, choice: CompletionChoice) -> dict[str, Any]:
         """Return a completion that is not streamed."""
@@ -108,7 +109,8 @@ class _ChoiceFormat:
             text, calls = _joined(parser.update(text), parser.finish())
         response: dict[str, Any] = {"index": index}
         response |= {"message": _message(text, calls)} if self.is_chat else {"text": text}
-        response["logprobs"] = self._logprobs((generation.tokens, generation.logprobs, generation.top_logprobs))
+        output = (generation.tokens, generation.logprobs, generation.top_logprobs)
+        response["logprobs"] = self._logprobs.format(output, self.text_offsets())
         response |= self._end(choice, has_calls=bool(calls))
         if self._body.return_token_ids:
             response |= {"token_ids": generation.tokens, "weight_version": generation.weight_version}
@@ -122,12 +124,23 @@ class _ChoiceFormat:
             return None
         return ToolCallParser(forced=bool(body.forced_tools))
 
-    def chunk(self, index: int, text: str, part: PartialResponse, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    def text_offsets(self) -> TextOffsets:
+        """Return the positions of the tokens of one completion."""
+        return TextOffsets(self._tokenizer, skip_special_tokens=self._body.skip_special_tokens)
+
+    def chunk(
+        self,
+        index: int,
+        text: str,
+        part: PartialResponse,
+        calls: Sequence[dict[str, Any]],
+        offsets: TextOffsets,
+    ) -> dict[str, Any]:
         """Return the next part of a streamed completion."""
         response: dict[str, Any] = {"index": index}
         delta = {} if calls and not text else {"content": text}
         response |= {"delta": delta | ({"tool_calls": calls} if calls else {})} if self.is_chat else {"text": text}
-        response |= {"logprobs": self._logprobs(part), "finish_reason": None}
+        response |= {"logprobs": self._logprobs.format(part, offsets), "finish_reason": None}
         if self._body.return_token_ids:
             response["token_ids"] = list(part[0])
         return response
@@ -142,36 +155,6 @@ class _ChoiceFormat:
         finished = "tool_calls" if has_calls and reason is FinishReason.STOP else FINISH_REASONS[reason]
         return {"finish_reason": finished, "stop_reason": choice.answer.stopped_by}
 
-    def _logprobs(self, response: PartialResponse) -> dict[str, Any] | None:
-        if not self._has_logprobs:
-            return None
-        tokens, logprobs, top_logprobs = response
-        sampled = [self._score(token, logprob) for token, logprob in zip(tokens, logprobs, strict=True)]
-        best = [[self._score(*entry) for entry in entries] for entries in top_logprobs or [()] * len(tokens)]
-        if self.is_chat:
-            content = [score | {"top_logprobs": likeliest} for score, likeliest in zip(sampled, best, strict=True)]
-            return {"content": content, "refusal": None}
-        # OpenAI's completions always list the sampled token, too
-        named = [
-            {score["token"]: score["logprob"] for score in reversed([*likeliest, score])}
-            for score, likeliest in zip(sampled, best, strict=True)
-        ]
-        return {
-            "tokens": [score["token"] for score in sampled],
-            "token_logprobs": list(logprobs),
-            "top_logprobs": named if top_logprobs else None,
-            "text_offset": None,
-        }
-
-    def _score(self, token: int, logprob: float) -> dict[str, Any]:
-        """Return a token with its log-prob, and with its bytes unless it is a part of a character."""
-        text = self._token_text(token)
-        has_bytes = REPLACEMENT_CHARACTER not in text and not self._body.return_tokens_as_token_ids
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if has_bytes else None}
-
-    def _token_text(self, token: int) -> str:
-        return f"token_id:{token}" if self._body.return_tokens_as_token_ids else self._tokenizer.token_text(token)
-
 
 def _message(text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
     if not calls:
@@ -181,10 +164,6 @@ def _message(text: str, calls: Sequence[ToolCall]) -> dict[str, Any]:
 
 def _joined(*parts: tuple[str, list[ToolCall]]) -> tuple[str, list[ToolCall]]:
     return "".join(text for text, _ in parts), [call for _, calls in parts for call in calls]
-
-
-def _chat_logprobs(body: OpenAiBody) -> bool:
-    return isinstance(body, ChatBody) and body.logprobs
 
 
 class _EventStream:
@@ -200,6 +179,7 @@ class _EventStream:
         skip = body.skip_special_tokens
         self._texts = [StreamingText(handler.tokenizer, body.stops, skip_special_tokens=skip) for _ in range(count)]
         self._parsers = [self._form.tool_call_parser() for _ in range(count)]
+        self._offsets = [self._form.text_offsets() for _ in range(count)]
         self._num_sent, self._num_calls = [0] * count, [0] * count
         self._choices: list[CompletionChoice | None] = [None] * count
 
@@ -258,7 +238,7 @@ class _EventStream:
         tokens, logprobs, top_logprobs = response
         part = (tokens[start:end], logprobs[start:end], top_logprobs[start:end])
         numbered = [{"index": number} | call.to_json() for number, call in enumerate(calls, first)]
-        return self._form.chunk(index, text, part, numbered)
+        return self._form.chunk(index, text, part, numbered, self._offsets[index])
 
     def _event(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return self._head | {"choices": choices}

@@ -13,6 +13,7 @@ from quintet.rollout.chat.image_prompts import ImagePrompts
 from quintet.rollout.chat.tool_calls import FORCED_START, overlap, renders_tool_calls
 from quintet.runtime.serving.body_parts import Message
 from quintet.runtime.serving.request_schema import ChatBody, RequestError
+from quintet.runtime.serving.token_bytes import TokenBytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -56,6 +57,7 @@ class ChatTokenizer:
         # the first call switches truncation and padding off; later calls only read, so that threads need no lock
         tokenizer.encode("")
         self.stop_token_ids = tuple(stop_token_ids)
+        self.token_bytes = TokenBytes(tokenizer)
         self.max_token_length = max(map(len, tokenizer.get_vocab()))
         """Characters of the longest token: a text of n characters has at least n / max_token_length tokens."""
 
