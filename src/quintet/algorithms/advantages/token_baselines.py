@@ -18,10 +18,10 @@ def optimal_token_baseline(batch: Batch, config: TokenBaselineSection) -> tuple[
 
     G_t = Σ_{t' ≥ t} r_t', w_t = (1 - 2 π_t + Σ π²) ρ_t², W_t = Σ_{t' ≤ t} w_t',
     A_t = G_t - Σ_j G_t W_t / (Σ_j W_t + 1e-8), summed over the group's trajectories with a response token at
-    position t. If all of them have the same return there, A_t is 0, not the 1e-8 that verl leaves. w is the squared norm
-    of the score at the logits; ρ is `batch.correction`, if set. Li et al. 2026 (arXiv:2602.07078), as in verl; the returns
-    are G. The only trajectory of a group has no baseline; a trajectory
-    whose tokens are all rejected counts as another one in `optimal_token_baseline` alone.
+    position t. If all of them have the same return there, A_t is 0, where verl leaves 1e-8 G_t / Σ_j W_t. w is the
+    squared norm of the score at the logits; ρ is `batch.correction`, if set. Li et al. 2026 (arXiv:2602.07078), as in
+    verl; the returns are G. The only trajectory of a group has no baseline; a trajectory whose tokens are all rejected
+    counts as another one in `optimal_token_baseline` alone.
 
     Positions are counted from the first response token: `tir_optimal_token_baseline` counts response tokens, so that
     turns align; `optimal_token_baseline` counts observations and rejected tokens, too. With `zero_tail`, the longest
