@@ -141,7 +141,8 @@ class PromptRow:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """Response of the policy to be scored. `tokens` is its length; the caller chooses `id`."""
+    """Response of the policy to be scored. `tokens` is the number of sampled tokens, without replies between turns; the
+    caller chooses `id`."""
 
     id: int
     prompt_row: PromptRow

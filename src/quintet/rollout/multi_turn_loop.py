@@ -154,7 +154,8 @@ class MultiTurnLoop(SingleTurnLoop):
         num_turns = len(running.turns) + 1 + continuation.num_replies + 1
         extra = {**running.prompt_row.extra, **continuation.rewards, "num_turns": num_turns}
         self._drop(number)
-        self._scorer.submit(Response(number, replace(running.prompt_row, extra=extra), text, len(tokens)))
+        sampled = sum(len(turn.tokens) for turn in running.turns) + len(generation.tokens)
+        self._scorer.submit(Response(number, replace(running.prompt_row, extra=extra), text, sampled))
 
     def _num_tokens(self, running: RunningPrompt, sequence: Sequence[int]) -> int:
         """Return the number of tokens of a sequence behind the first prompt."""

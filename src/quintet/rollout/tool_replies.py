@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 from quintet.config.native.tool_calls import ToolCallsConfig
 from quintet.rollout.chat.reply_messages import ReplyMessages
-from quintet.rollout.chat.tool_calls import ToolCallParser
+from quintet.rollout.chat.tool_calls import split_tool_calls
 from quintet.rollout.replies import Reply
 from quintet.rollout.single_turn_loop import RunningPrompt
 from quintet.tools.executor import ToolExecutor
@@ -34,9 +33,8 @@ class ToolReplies:
 
     def submit(self, number: int, running: RunningPrompt, messages: Sequence[Mapping[str, Any]]) -> bool:
         """Begin the calls of a response, if it has some."""
-        parser = ToolCallParser()
-        parsed = [*parser.update(running.text)[1], *parser.finish()[1]]
-        calls = list(islice(parsed, self._config.max_parallel_calls))
+        _, parsed = split_tool_calls(running.text, in_thought=self.messages.opens_thought(running.prompt))
+        calls = parsed[: self._config.max_parallel_calls]
         selection = running.prompt_row.tool_selection
         requests = [
             call_message(call.name, call.arguments, _tool_episode(running, call.name), selection) for call in calls

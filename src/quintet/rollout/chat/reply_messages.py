@@ -12,7 +12,7 @@ from quintet.errors import ConfigError
 from quintet.rollout.chat.chat_format import special_and_added_tokens
 from quintet.rollout.chat.template_analysis import RESPONSE, USER, turn_markers, whitespace_rule
 from quintet.rollout.chat.tokens import MessageFrame, TextEncoder
-from quintet.rollout.chat.tool_calls import renders_tool_calls
+from quintet.rollout.chat.tool_calls import opens_thought, renders_tool_calls
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -63,6 +63,10 @@ class ReplyMessages:
         tokens = closed.encode(*texts)
         # a response that ends with the end token has its first token already
         return tokens[1:] if response and response[-1] == tokens[0] else unclosed.encode(*texts)
+
+    def opens_thought(self, prompt: Sequence[int]) -> bool:
+        """Return whether a prompt ends with an opened thought."""
+        return opens_thought(prompt, self._tokenizer.decode)
 
     def _build_frames(self, num_replies: int) -> tuple[MessageFrame, MessageFrame]:
         """Return the literals around replies, from the end token on and from the end of the response on."""

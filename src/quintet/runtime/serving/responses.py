@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from typing import Any
 
 from quintet.records import FinishReason
-from quintet.rollout.chat.tool_calls import ToolCall, ToolCallParser
+from quintet.rollout.chat.tool_calls import ToolCall, ToolCallParser, opens_thought, split_tool_calls
 from quintet.rollout.engines.async_engine import AsyncEngine, PartialResponse
 from quintet.runtime.serving.request_handler import CompletionChoice, PendingCompletion, RequestHandler
 from quintet.runtime.serving.request_schema import ChatBody, CompletionBody, OpenAiBody
@@ -104,8 +104,8 @@ class _ChoiceFormat:
         """Return a completion that is not streamed."""
         generation = choice.generation
         text, calls = choice.answer.returned_text, list[ToolCall]()
-        if (parser := self.tool_call_parser()) is not None:
-            text, calls = _joined(parser.update(text), parser.finish())
+        if (options := self._call_options(choice.prompt.tokens)) is not None:
+            text, calls = split_tool_calls(text, **options)
         response: dict[str, Any] = {"index": index}
         response |= {"message": _message(text, calls)} if self.is_chat else {"text": text}
         response["logprobs"] = self._logprobs((generation.tokens, generation.logprobs, generation.top_logprobs))
@@ -115,12 +115,17 @@ class _ChoiceFormat:
             response |= {} if self.is_chat else {"prompt_token_ids": choice.prompt.tokens}
         return response
 
-    def tool_call_parser(self) -> ToolCallParser | None:
+    def tool_call_parser(self, prompt: Sequence[int]) -> ToolCallParser | None:
         """Return a parser for one completion; None if tool calls are not parsed."""
+        options = self._call_options(prompt)
+        return None if options is None else ToolCallParser(**options)
+
+    def _call_options(self, prompt: Sequence[int]) -> dict[str, bool] | None:
+        """Return the options of `ToolCallParser`; None if tool calls are not parsed."""
         body = self._body
         if not isinstance(body, ChatBody) or not body.parses_tool_calls:
             return None
-        return ToolCallParser(forced=bool(body.forced_tools))
+        return {"forced": bool(body.forced_tools), "in_thought": opens_thought(prompt, self._tokenizer.decode)}
 
     def chunk(self, index: int, text: str, part: PartialResponse, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return the next part of a streamed completion."""
@@ -199,7 +204,7 @@ class _EventStream:
         count = len(job.pending.requests)
         skip = body.skip_special_tokens
         self._texts = [StreamingText(handler.tokenizer, body.stops, skip_special_tokens=skip) for _ in range(count)]
-        self._parsers = [self._form.tool_call_parser() for _ in range(count)]
+        self._parsers = [self._form.tool_call_parser(job.prompt_of(index).tokens) for index in range(count)]
         self._num_sent, self._num_calls = [0] * count, [0] * count
         self._choices: list[CompletionChoice | None] = [None] * count
 

@@ -85,7 +85,7 @@ COMPUTED: list[tuple[str, Any, str, Any, dict[str, Any]]] = [
     (f"{TURNS}.max_user_turns", 5, "rollout.max_turns", 6, CALLS),
     (f"{TURNS}.max_parallel_calls", 3, "rollout.tool_calls.max_parallel_calls", 3, CALLS),
     (f"{TURNS}.max_tool_response_length", 99, "rollout.tool_calls.max_result_chars", 99, CALLS),
-    (f"{TURNS}.tool_response_truncate_side", "left", "rollout.tool_calls.kept_part", "start", CALLS),
+    (f"{TURNS}.tool_response_truncate_side", "left", "rollout.tool_calls.kept_part", "end", CALLS),
     ("model_engine", "megatron", "actor.backend", "megatron", {}),
     (f"{ACTOR}.tis_imp_ratio_cap", 5, "algorithm.correction.upper", 5.0, {}),
 ]  # fmt: skip
