@@ -133,6 +133,7 @@ class MultiTurnLoop(SingleTurnLoop):
         new_tokens = source.messages.encode(generation.tokens, reply.texts)
         prompt = continuation.prompt + generation.tokens + new_tokens
         left = self._config.max_response_tokens - self._num_tokens(running, prompt)
+        running.replies_exceed_limit = left < 1 and not reply.ended
         if reply.ended or left < 1:
             num_replies = continuation.num_replies - (not reply.ended)
             self._continuations[number] = replace(continuation, last_reward=reward, num_replies=num_replies)

@@ -221,10 +221,20 @@ def test_results_without_room_behind_them_end_the_episode_and_still_reward_it(pl
     assert len(engine.seen) == len(trajectory.turns) == 1
     assert trajectory.reward == -0.05
     assert judge.seen[0].tokens == length
+    assert (trajectory.outcome, trajectory.truncated) == (Outcome.TRUNCATED, True)
+    # a right answer is marked, too
+    trajectory, *_ = play(f"{SUM}23", max_response_tokens=len(tokenizer.encode(f"{SUM}23")) + 5)
+    assert (trajectory.outcome, trajectory.truncated) == (Outcome.SUCCESS, True)
 
 
 def test_a_truncated_response_and_a_malformed_call_call_nothing(play: Any) -> None:
-    assert len(play(SUM + " and so on", max_response_tokens=60)[0].turns) == 1
+    cut = play(SUM + " and so on", max_response_tokens=60)[0]
+    assert (len(cut.turns), cut.truncated) == (1, True)
+    # the second response is cut, although it is shorter than the limit
+    second = play(SUM, "x " * 200, max_response_tokens=120)[0]
+    assert (len(second.turns), second.outcome, second.truncated) == (2, Outcome.TRUNCATED, True)
+    assert len(second.turns[1].tokens) < 120
+    assert not play(SUM, "it is 23")[0].truncated
     assert len(play("<tool_call>\n{'name': calculator}\n</tool_call>")[0].turns) == 1
 
 
