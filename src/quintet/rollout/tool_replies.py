@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quintet.config.native.tool_calls import ToolCallsConfig
+from quintet.rollout.chat.chat_format import without_surrogates
 from quintet.rollout.chat.reply_messages import ReplyMessages
 from quintet.rollout.chat.tool_calls import split_tool_calls
 from quintet.rollout.replies import Reply
@@ -59,7 +60,8 @@ class ToolReplies:
 
     def _reply(self, results: Sequence[ToolResult]) -> Reply:
         rewards = tuple(result.reward for result in results if result.reward is not None)
-        return Reply(tuple(truncate_result(result.text, self._config) for result in results), rewards)
+        texts = (truncate_result(without_surrogates(result.text), self._config) for result in results)
+        return Reply(tuple(texts), rewards)
 
 
 def truncate_result(text: str, config: ToolCallsConfig) -> str:
