@@ -93,20 +93,23 @@ class ReplyMessages:
         messages = [{"role": "user", "content": USER}, {"role": "assistant", "content": RESPONSE}]
         messages += [{"role": self.role, "content": reply} for reply in replies]
         try:
-            text = render_chat_template(
-                self._tokenizer,
-                messages,
-                self._template,
-                add_generation_prompt=True,
-                variables={"tools": self._schemas} if self._schemas else {},
-            )
+            text = self._render_messages(messages)
         except TemplateRenderingError as error:
             raise self._unsupported(f"rejects messages of {self.role}s: {error}") from error
         return f"{text}{self._template.response_prefix}"
 
+    def _render_messages(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        return render_chat_template(
+            self._tokenizer,
+            messages,
+            self._template,
+            add_generation_prompt=True,
+            variables={"tools": self._schemas} if self._schemas else {},
+        )
+
     def _check_template(self) -> None:
         text = self._template.text or self._tokenizer.get_chat_template(tools=[])
-        if self.role == "tool" and not renders_tool_calls(text):
+        if self.role == "tool" and not renders_tool_calls(text, self._render_messages):
             raise self._unsupported("does not show tools, or asks for calls in another format")
 
     def _unsupported(self, problem: str) -> ConfigError:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from quintet.data.chat_template_renderer import TemplateLimitError, TemplateRenderingError
 from quintet.rollout.chat.chat_format import without_surrogates
 from quintet.rollout.chat.template_analysis import THINK
 
@@ -33,10 +34,28 @@ def opens_thought(prompt: Sequence[int], decode: Callable[[Sequence[int]], str])
     return decode(end).rstrip().endswith(THINK[0])
 
 
-def renders_tool_calls(template: str) -> bool:
-    """Return whether a chat template shows tools, and asks for calls in this format."""
-    # Qwen3-Coder writes XML between the same tags
-    return "tools" in template and CALL_START in template and "<function=" not in template
+def renders_tool_calls(template: str, render: Callable[[Sequence[Mapping[str, Any]]], str]) -> bool:
+    """Return whether a chat template shows tools, and asks for calls in this format.
+
+    Others write calls between the same tags, too (XML in Qwen3-Coder, Qwen3.5 and GLM). So `render`, which renders
+    messages with the tools of a run or `PROBE_TOOL`, has to write a call that is found again, if it writes calls.
+    """
+    if "tools" not in template or CALL_START not in template:
+        return False
+    # templates expect arguments as objects, or as JSON
+    for arguments in (_PROBE.arguments, json.loads(_PROBE.arguments)):
+        function = {"name": _PROBE.name, "arguments": arguments}
+        reply = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+        try:
+            text = render([{"role": "user", "content": _PROBE.id}, reply]).rpartition(_PROBE.id)[2]
+        except (TemplateRenderingError, TemplateLimitError):
+            continue
+        calls = split_tool_calls(text)[1]
+        if [(call.name, call.arguments) for call in calls] == [(_PROBE.name, _PROBE.arguments)]:
+            return True
+        if _PROBE.name not in text:
+            return "<function=" not in template and "<arg_key>" not in template
+    return False
 
 
 def call_schema(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -228,6 +247,13 @@ def _tool_call(value: Any) -> ToolCall | None:
     except ValueError:
         return None
     return ToolCall(without_surrogates(value["name"]), without_surrogates(encoded))
+
+
+PROBE_TOOL: Final = {
+    "type": "function",
+    "function": {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}},
+}
+_PROBE: Final = ToolCall("probe_call", '{"probe_argument": "a"}', "probe_question")
 
 
 def _refuse(constant: str) -> Any:

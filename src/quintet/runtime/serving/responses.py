@@ -98,6 +98,8 @@ class _ChoiceFormat:
         self._tokenizer = tokenizer
         self._body = body
         self.is_chat = isinstance(body, ChatBody)
+        self.max_calls = 1 if isinstance(body, ChatBody) and not body.parallel_tool_calls else None
+        """Maximum calls of a completion, of which further ones are dropped, as in vLLM; None sets no limit."""
         self._has_logprobs = body.logprobs is not None if isinstance(body, CompletionBody) else _chat_logprobs(body)
 
     def full(self, index: int, choice: CompletionChoice) -> dict[str, Any]:
@@ -106,6 +108,7 @@ class _ChoiceFormat:
         text, calls = choice.answer.returned_text, list[ToolCall]()
         if (options := self._call_options(choice.prompt.tokens)) is not None:
             text, calls = split_tool_calls(text, **options)
+            calls = calls[: self.max_calls]
         response: dict[str, Any] = {"index": index}
         response |= {"message": _message(text, calls)} if self.is_chat else {"text": text}
         response["logprobs"] = self._logprobs((generation.tokens, generation.logprobs, generation.top_logprobs))
@@ -245,7 +248,9 @@ class _EventStream:
         parser = self._parsers[index]
         if parser is None:
             return text, []
-        return _joined(parser.update(text), parser.finish()) if is_last else parser.update(text)
+        text, calls = _joined(parser.update(text), parser.finish()) if is_last else parser.update(text)
+        limit = self._form.max_calls
+        return text, calls if limit is None else calls[: limit - min(limit, self._num_calls[index])]
 
     def last(self) -> Iterator[dict[str, Any]]:
         """Yield the events after the last part, and record the completions in the session."""
