@@ -45,7 +45,8 @@ class Outcome(StrEnum):
     TERMINATED = "terminated"
     """The env ended without success (the agent fell into a hole)."""
     TRUNCATED = "truncated"
-    """The step limit of the env was reached."""
+    """The step limit of the env was reached; with prompts, a limit of tokens cut the last response, or replies to it
+    left no room for another one."""
     MAX_TURNS = "max_turns"
     """`max_turns` was reached."""
     MAX_ACTIONS = "max_actions"

@@ -27,6 +27,7 @@ class ToolReplies:
         self._config = config
         self._tools = ToolExecutor(config)
         self._reported_calls = (0, 0)
+        self._num_malformed = 0
 
     @property
     def pending(self) -> bool:
@@ -34,8 +35,9 @@ class ToolReplies:
 
     def submit(self, number: int, running: RunningPrompt, messages: Sequence[Mapping[str, Any]]) -> bool:
         """Begin the calls of a response, if it has some."""
-        _, parsed = split_tool_calls(running.text, in_thought=self.messages.opens_thought(running.prompt))
-        calls = parsed[: self._config.max_parallel_calls]
+        response = split_tool_calls(running.text, in_thought=self.messages.opens_thought(running.prompt))
+        self._num_malformed += response.num_malformed
+        calls = response.calls[: self._config.max_parallel_calls]
         selection = running.prompt_row.tool_selection
         requests = [
             call_message(call.name, call.arguments, _tool_episode(running, call.name), selection) for call in calls
@@ -53,7 +55,9 @@ class ToolReplies:
     def pop_metrics(self) -> dict[str, float]:
         calls = (self._tools.num_calls, self._tools.num_failed)
         (total, failed), (old_total, old_failed), self._reported_calls = calls, self._reported_calls, calls
-        return {"tool/calls": total - old_total, "tool/failed_calls": failed - old_failed}
+        malformed, self._num_malformed = self._num_malformed, 0
+        counts = {"calls": total - old_total, "failed_calls": failed - old_failed, "malformed_calls": malformed}
+        return {f"tool/{name}": float(count) for name, count in counts.items()}
 
     def close(self) -> None:
         self._tools.close()

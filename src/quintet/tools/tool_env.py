@@ -18,7 +18,7 @@ from quintet.tools.registry import load_tool
 from quintet.tools.tool import Tool, ToolEpisode, ToolResult, result_text
 
 ERROR = "Error when executing tool: "
-"""Begins the result of a failed call, as in verl."""
+"""Begins the result of a failed call, as in verl until 0.7."""
 
 
 class RequestEnv:

@@ -16,6 +16,7 @@ from quintet.config.dialects.dialect import key_files
 from quintet.config.native.interactions import InteractionsConfig
 from quintet.config.native.rollout import RolloutConfig
 from quintet.config.native.tool_calls import ToolCallsConfig
+from quintet.data.chat_templates import TEMPLATES
 from quintet.data.prompt_format import PromptFormat
 from quintet.errors import ConfigError, MachineError
 from quintet.policies.model_loading import load_tokenizer
@@ -38,7 +39,9 @@ from quintet.rollout.sampling_params import SamplingParams
 from quintet.rollout.tool_replies import ToolReplies, truncate_result
 from quintet.rollout.user_replies import UserReplies
 from quintet.tools.executor import ToolExecutor
+from quintet.tools.interaction import UserReply
 from quintet.tools.registry import tool_schemas
+from quintet.tools.tool import ToolResult
 from quintet.tools.user_executor import UserExecutor
 
 GREEDY = SamplingParams(0.0, 0, 1.0, 0)
@@ -151,10 +154,10 @@ def play(tokenizer: Any, executor: ToolExecutor, users: UserExecutor, monkeypatc
     executor.num_calls = 0
 
     def run(
-        *texts: str, tools: ToolCallsConfig = TOOLS, **config: Any
+        *texts: str, tools: ToolCallsConfig = TOOLS, template: str = "hermes", **config: Any
     ) -> tuple[Trajectory, Script, Judge, MultiTurnLoop]:
         engine, judge = Script(tokenizer, *texts), Judge()
-        sources: list[Any] = [ToolReplies(tools, ReplyMessages(tokenizer, "hermes", tool_schemas(tools)))]
+        sources: list[Any] = [ToolReplies(tools, ReplyMessages(tokenizer, template, tool_schemas(tools)))]
         if config.get("interactions"):
             sources.append(UserReplies(config["interactions"], ReplyMessages(tokenizer, "hermes", role="user")))
         rollout = RolloutConfig(max_turns=config.pop("max_turns", 4), max_response_tokens=600, tool_calls=tools)
@@ -235,7 +238,10 @@ def test_a_truncated_response_and_a_malformed_call_call_nothing(play: Any) -> No
     assert (len(second.turns), second.outcome, second.truncated) == (2, Outcome.TRUNCATED, True)
     assert len(second.turns[1].tokens) < 120
     assert not play(SUM, "it is 23")[0].truncated
-    assert len(play("<tool_call>\n{'name': calculator}\n</tool_call>")[0].turns) == 1
+    malformed, *_, loop = play("<tool_call>\n{'name': calculator}\n</tool_call>")
+    assert (len(malformed.turns), malformed.truncated, loop.pop_metrics()["tool/malformed_calls"]) == (1, False, 1)
+    malformed, *_, loop = play(f"<think>{{</think><tool_call>{{</tool_call>{SUM}", "it is 23")
+    assert (len(malformed.turns), loop.pop_metrics()["tool/malformed_calls"]) == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -262,6 +268,13 @@ def test_a_call_in_a_thought_that_the_template_opened_does_not_run(
     monkeypatch.setattr(Questions, "prompt", lambda *_: prompt)
     trajectory, *_ = play(f"I could {SUM}", "it is 23")
     assert len(trajectory.turns) == num_turns
+    # the same in later turns
+    opening = TEMPLATES["hermes"].text.replace(
+        "<|im_start|>assistant\n{% endif %}", f"<|im_start|>assistant\n{header}{{% endif %}}"
+    )
+    trajectory, *_ = play(f"</think>{SUM}", f"I could {SUM}", "it is 23", template=opening)
+    assert tokenizer.decode(trajectory.turns[1].prompt).endswith(f"assistant\n{header}")
+    assert len(trajectory.turns) == num_turns + 1
 
 
 def test_a_row_for_one_response_calls_nothing(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,6 +378,17 @@ def truncated_by_verl(text: str, limit: int, side: str) -> str:
 def test_long_results_are_truncated_at_the_side_that_verl_means(text: str, limit: int, side: str) -> None:
     config = TOOLS.model_copy(update={"max_result_chars": limit, "kept_part": SIDES[side]})
     assert truncate_result(text, config) == truncated_by_verl(text, limit, side)
+
+
+def test_a_reply_that_is_no_valid_unicode_reaches_the_policy(
+    play: Any, executor: ToolExecutor, users: UserExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poll, poll_users = executor.poll, users.poll
+    results, replies = [ToolResult("23\ud800")], UserReply("again\ud800")
+    monkeypatch.setattr(executor, "poll", lambda **options: [(number, results) for number, _ in poll(**options)])
+    monkeypatch.setattr(users, "poll", lambda **options: [(number, replies) for number, _ in poll_users(**options)])
+    trajectory, *_ = play(SUM, "it is 23", "23", interactions=USERS, max_turns=3)
+    assert [turn.observation for turn in trajectory.turns[1:]] == ["23?", "again?"]
 
 
 def test_a_result_that_spells_control_tokens_cannot_end_the_message(tokenizer: Any) -> None:

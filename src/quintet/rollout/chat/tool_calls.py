@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from quintet.data.chat_template_renderer import TemplateLimitError, TemplateRenderingError
 from quintet.rollout.chat.chat_format import without_surrogates
@@ -50,7 +50,7 @@ def renders_tool_calls(template: str, render: Callable[[Sequence[Mapping[str, An
             text = render([{"role": "user", "content": _PROBE.id}, reply]).rpartition(_PROBE.id)[2]
         except (TemplateRenderingError, TemplateLimitError):
             continue
-        calls = split_tool_calls(text)[1]
+        calls = split_tool_calls(text).calls
         if [(call.name, call.arguments) for call in calls] == [(_PROBE.name, _PROBE.arguments)]:
             return True
         if _PROBE.name not in text:
@@ -108,6 +108,8 @@ class ToolCallParser:
         self._buffer = FORCED_START if forced else ""
         self.closes_unopened_thought = False
         """Whether a thought was closed that was not opened: the text before it was a thought."""
+        self.num_malformed = 0
+        """Malformed calls outside of thoughts."""
 
     def update(self, text: str) -> tuple[str, list[ToolCall]]:
         """Append a text; return the new content and calls. Whitespace before a call, and what may become one, are held
@@ -137,23 +139,33 @@ class ToolCallParser:
             calls += part.calls
             position, self._in_thought = part.end, part.opens_thought
             self.closes_unopened_thought |= part.closes_unopened_thought
+            self.num_malformed += part.malformed
         self._buffer = self._buffer[position:]
         return content, calls
 
 
-def split_tool_calls(text: str, *, forced: bool = False, in_thought: bool = False) -> tuple[str, list[ToolCall]]:
+class SplitResponse(NamedTuple):
+    """Content and tool calls of a response."""
+
+    content: str
+    calls: list[ToolCall]
+    num_malformed: int
+    """Malformed calls outside of thoughts, which are content."""
+
+
+def split_tool_calls(text: str, *, in_thought: bool = False) -> SplitResponse:
     """Split a whole response into content and tool calls, see `ToolCallParser`. Without an opening tag, the text before
     a closing one is a thought, too.
 
-    >>> content, (call,) = split_tool_calls('I look. <tool_call>{"name": "f", "arguments": {"x": "<a>"}}</tool_call>')
+    >>> content, (call,), _ = split_tool_calls('I look. <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>')
     >>> content, call.name, call.arguments
-    ('I look.', 'f', '{"x": "<a>"}')
+    ('I look.', 'f', '{"x": 1}')
     """
-    parser = ToolCallParser(forced=forced, in_thought=in_thought)
+    parser = ToolCallParser(in_thought=in_thought)
     (content, calls), (rest, others) = parser.update(text), parser.finish()
-    if parser.closes_unopened_thought and not (forced or in_thought):
+    if parser.closes_unopened_thought and not in_thought:
         return split_tool_calls(text, in_thought=True)
-    return content + rest, [*calls, *others]
+    return SplitResponse(content + rest, [*calls, *others], parser.num_malformed)
 
 
 def split_after_calls(text: str) -> list[str]:
@@ -171,6 +183,7 @@ class _Part:
     end: int
     calls: Sequence[ToolCall] = ()
     """Empty for tags of thoughts and malformed calls."""
+    malformed: bool = False
     opens_thought: bool = False
     closes_unopened_thought: bool = False
 
@@ -184,7 +197,8 @@ def _iter_parts(text: str, *, in_thought: bool, is_last: bool) -> Iterator[_Part
             call = _read_calls(text, tag.end(), is_last=is_last)
             if call is None:
                 return
-            part = _Part(tag.start(), *call)
+            end, calls = call
+            part = _Part(tag.start(), end, calls, malformed=not calls and end > tag.end())
         elif tag[0] != CALL_START:
             opens = tag[0] == THINK[0]
             part = _Part(*tag.span(), opens_thought=opens, closes_unopened_thought=not (opens or in_thought))
@@ -205,10 +219,9 @@ def _read_calls(text: str, start: int, *, is_last: bool) -> tuple[int, list[Tool
         try:
             value, position = _DECODER.raw_decode(text, position)
         except json.JSONDecodeError as error:
-            if not error.msg.startswith("Unterminated string"):
-                return _malformed(text, error.pos, is_last=is_last)
-            # closing tags in a string do not end a call
-            return _malformed(text, start, is_last=True) if is_last else None
+            # the tag in a string does not end a call, and JSON may only be incomplete before another one
+            is_open = error.msg.startswith("Unterminated string") or text.find(CALL_END, error.pos) < 0
+            return None if is_open and not is_last else _malformed(text, position, is_last=True)
         except (ValueError, RecursionError):
             return _malformed(text, position, is_last=is_last)
         calls += filter(None, map(_tool_call, value if isinstance(value, list) else [value]))
@@ -228,7 +241,9 @@ def _malformed(text: str, start: int, *, is_last: bool) -> tuple[int, list[ToolC
 
 
 def _behind_spaces(text: str, start: int) -> int:
-    return len(text) - len(text[start:].lstrip())
+    while start < len(text) and text[start].isspace():
+        start += 1
+    return start
 
 
 def _tool_call(value: Any) -> ToolCall | None:
@@ -244,7 +259,7 @@ def _tool_call(value: Any) -> ToolCall | None:
             arguments = _DECODER.decode(arguments)
     try:
         encoded = json.dumps({} if arguments is None else arguments, ensure_ascii=False, allow_nan=False)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return ToolCall(without_surrogates(value["name"]), without_surrogates(encoded))
 
@@ -256,8 +271,4 @@ PROBE_TOOL: Final = {
 _PROBE: Final = ToolCall("probe_call", '{"probe_argument": "a"}', "probe_question")
 
 
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is not JSON")
-
-
-_DECODER: Final = json.JSONDecoder(parse_constant=_refuse)
+_DECODER: Final = json.JSONDecoder()

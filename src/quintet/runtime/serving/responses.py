@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from typing import Any
 
 from quintet.records import FinishReason
-from quintet.rollout.chat.tool_calls import ToolCall, ToolCallParser, opens_thought, split_tool_calls
+from quintet.rollout.chat.tool_calls import ToolCall, ToolCallParser, opens_thought
 from quintet.rollout.engines.async_engine import AsyncEngine, PartialResponse
 from quintet.runtime.serving.request_handler import CompletionChoice, PendingCompletion, RequestHandler
 from quintet.runtime.serving.request_schema import ChatBody, CompletionBody, OpenAiBody
@@ -107,7 +107,8 @@ class _ChoiceFormat:
         generation = choice.generation
         text, calls = choice.answer.returned_text, list[ToolCall]()
         if (options := self._call_options(choice.prompt.tokens)) is not None:
-            text, calls = split_tool_calls(text, **options)
+            parser = ToolCallParser(**options)
+            text, calls = _joined(parser.update(text), parser.finish())
             calls = calls[: self.max_calls]
         response: dict[str, Any] = {"index": index}
         response |= {"message": _message(text, calls)} if self.is_chat else {"text": text}

@@ -268,6 +268,10 @@ def test_tools_of_verl_keep_its_turns_rewards_and_file(tmp_path: Path) -> None:
     # verl only passes rewards of tools on to the reward function, and its tools have time limits of their own
     assert (rollout.tool_calls.reward_weight, rollout.tool_calls.timeout_seconds) == (0.0, 300.0)
     assert not {"rollout.tool_calls.file", "rollout.max_turns"} & set(translated(found, "verl").lost)
+    # verl changed the meaning of the side
+    for side, said in (("left", 1), ("right", 1), ("middle", 0)):
+        sided = converted(tmp_path, "verl", changed(PPO, {**CALLS, f"{TURNS}.tool_response_truncate_side": side}))
+        assert sum("until 0.7 it kept the" in remark for remark in sided.composed.remarks) == said
     # without a limit of turns, each has at least one token
     unlimited = converted(tmp_path, "verl", changed(PPO, {**CALLS, "data.max_response_length": 300}))
     assert natively(unlimited, "rollout.max_turns") == 300

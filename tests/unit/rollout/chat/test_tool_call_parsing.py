@@ -21,7 +21,7 @@ def tag(inner: str) -> str:
 
 
 def calls(text: str, **options: bool) -> list[tuple[str, str]]:
-    return [(call.name, call.arguments) for call in split_tool_calls(text, **options)[1]]
+    return [(call.name, call.arguments) for call in split_tool_calls(text, **options).calls]
 
 
 def streamed(text: str, step: int, **options: bool) -> tuple[str, list[tuple[str, str]]]:
@@ -64,6 +64,9 @@ def streamed(text: str, step: int, **options: bool) -> tuple[str, list[tuple[str
         ('{"name": "f", "arguments": {"x": 1}', []),
         ('{"name": "f", "arguments": {"x": 1}} and so on', []),
         ('{"name": "f, "arguments": {"x": 1}}', []),
+        ('{"name": "f}', []),
+        ('{"name": "f", "arguments": {"x": "</tool_call>"} and so on}', []),
+        ('{"name": "f", "arguments": {"x": "</tool_call>"}}{', []),
         ('{"name": 3, "arguments": {}}', []),
         ('{"arguments": {"x": 1}}', []),
         ('"f"', []),
@@ -75,8 +78,9 @@ def test_what_is_inside_the_tags_decides_what_is_called(inner: str, expected: li
     assert calls(tag(inner)) == expected
     # a call behind it is not lost, and text around calls stays
     text = f"First.\n{tag(inner)}\nThen: {CALL} done"
-    content, found = split_tool_calls(text)
+    content, found, num_malformed = split_tool_calls(text)
     assert [(call.name, call.arguments) for call in found] == [*expected, F]
+    assert num_malformed == (0 if expected or inner.lstrip()[0] not in "{[" else 1)
     assert content == ("First.\nThen: done" if expected else f"First.\n{tag(inner)}\nThen: done")
     for step in (1, 7):
         if len(text) < 1000:
