@@ -66,9 +66,10 @@ class _DemonstratedResponses:
     def _respond(self, request: Request) -> Generation:
         parts = self._responses[request.id]
         text = parts.pop(0) if parts else ""
-        tokens = self._tokenizer.encode(text, add_special_tokens=False)[: request.max_tokens - 1]
-        tokens = (*tokens, self._tokenizer.eos_token_id)
-        return Generation(request.id, tokens, (0.0,) * len(tokens), FinishReason.STOP, 0)
+        whole = (*self._tokenizer.encode(text, add_special_tokens=False), self._tokenizer.eos_token_id)
+        tokens = whole[: request.max_tokens]
+        reason = FinishReason.STOP if tokens == whole else FinishReason.LENGTH
+        return Generation(request.id, tokens, (0.0,) * len(tokens), reason, 0)
 
 
 class _NoScorer:

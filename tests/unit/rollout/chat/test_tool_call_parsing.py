@@ -93,6 +93,8 @@ def test_what_is_inside_the_tags_decides_what_is_called(inner: str, expected: li
         (f"<think>I could {CALL}</think>no", []),
         (f"<think>I could {CALL}</think>{CALL}", [F]),
         (f"<think>I could {CALL} or not", []),
+        (f"<think>I could {CALL} or {CALL}", []),
+        (f"<think>I could {CALL} or {CALL}</think>no", []),
         (f"<think>I use <tool_call> tags</think>{CALL}", [F]),
         (f"<think>a</think>{CALL}<think>b {CALL}</think>", [F]),
         # the template has opened the thought, and the response closes it
