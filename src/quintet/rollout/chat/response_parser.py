@@ -128,13 +128,17 @@ class ResponseFormat:
 
     def _match(self, text: str) -> tuple[re.Match[str] | None, bool]:
         """Match of thoughts and answer, None if there is none that counts, and whether the format is followed."""
-        plain = (text if self._special is None else self._special.sub("", text)).strip()
-        match = full_match = self._pattern.fullmatch(plain)
+        match = full_match = self._pattern.fullmatch(self._plain(text))
         is_strict = self._form == "strict" or (self._form == "whole" and self._thoughts is None)
         if full_match is None and not is_strict:
             # an answer in a thought is not one, where thoughts are no part of the pattern
-            match = self._pattern.search(plain if self._has_thought else _CLOSED_THOUGHTS.sub("", plain))
+            outside = text if self._has_thought else _CLOSED_THOUGHTS.sub("", text)
+            match = self._pattern.search(self._plain(outside))
         return match, bool(full_match or (match and self._form not in ("whole", "strict")))
+
+    def _plain(self, text: str) -> str:
+        """Return a text without special tokens."""
+        return (text if self._special is None else self._special.sub("", text)).strip()
 
     def _action(self, text: str) -> str | None:
         """The env's name of an action, or the word itself if the action has placeholders; None if unknown."""

@@ -157,6 +157,13 @@ def test_a_strict_format_also_holds_for_thoughts_with_sections() -> None:
     assert reads(thoughts="grounding", response_format="strict").parse(text.removeprefix("So: ")).valid
 
 
+def test_thoughts_are_known_by_tags_that_are_special_tokens() -> None:
+    special = ("<think>", "</think>", "<pad>")
+    options = {"response_format": "answer", "strip_special_tokens": True}
+    form = ResponseFormat.from_config(RolloutConfig.model_validate(options), MOVES, special)
+    assert form.parse("<think><answer>Left</answer></think><answer>U<pad>p</answer>").actions == ("Up",)
+
+
 def test_an_answer_in_a_thought_is_not_one_where_no_thoughts_are_demanded() -> None:
     parsed = reads(response_format="anywhere", think=False).parse(
         "<think><answer>Left</answer></think><answer>Up</answer>"
