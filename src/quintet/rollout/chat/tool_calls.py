@@ -269,6 +269,4 @@ PROBE_TOOL: Final = {
     "function": {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}},
 }
 _PROBE: Final = ToolCall("probe_call", '{"probe_argument": "a"}', "probe_question")
-
-
 _DECODER: Final = json.JSONDecoder()
