@@ -103,6 +103,8 @@ def test_what_is_inside_the_tags_decides_what_is_called(inner: str, expected: li
         # tags in arguments are text
         (tag('{"name": "f", "arguments": {"x": "<think>"}}') + CALL, [("f", '{"x": "<think>"}'), F]),
         (CALL + tag('{"name": "f", "arguments": {"x": "</think>"}}'), [F, ("f", '{"x": "</think>"}')]),
+        # an open string does not hide the next call
+        (f'<tool_call>{{"name": "f}}</tool_call>{CALL}', [F]),
         # tags that are only mentioned
         (f"I use <tool_call> and </tool_call>: {CALL}", [F]),
         (f"```json\n{CALL}\n```", [F]),
