@@ -34,6 +34,11 @@ class FinishReason(StrEnum):
     FAILED = "failed"
     """The engine failed; see `Generation.failure`."""
 
+    @property
+    def truncated(self) -> bool:
+        """Whether a limit of tokens cut the response."""
+        return self in (FinishReason.LENGTH, FinishReason.CONTEXT)
+
 
 class Outcome(StrEnum):
     """Reason for the end of a trajectory; counted under `trajectory/outcome/<value>`."""
@@ -43,7 +48,8 @@ class Outcome(StrEnum):
     TERMINATED = "terminated"
     """The env ended without success (the agent fell into a hole)."""
     TRUNCATED = "truncated"
-    """The step limit of the env was reached."""
+    """The step limit of the env was reached; with prompts, a limit of tokens cut the last response, or replies to it
+    left no room for another one."""
     MAX_TURNS = "max_turns"
     """`max_turns` was reached."""
     MAX_ACTIONS = "max_actions"
@@ -144,7 +150,8 @@ class PromptRow:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """Response of the policy to be scored. `tokens` is its length; the caller chooses `id`."""
+    """Response of the policy to be scored. `tokens` is the number of sampled tokens, without replies between turns; the
+    caller chooses `id`."""
 
     id: int
     prompt_row: PromptRow
@@ -346,6 +353,15 @@ class Trajectory:
     """Answer that a verifier extracted from the response."""
     env_type: str | None = None
     """Type of the env, if `env` is a user-defined name."""
+    replies_exceed_limit: bool = False
+    """The replies to the last response, such as results of tools, left no room for another response."""
+
+    @property
+    def truncated(self) -> bool:
+        """Whether a limit of tokens cut a response or ended the episode. Limits of turns, actions and env steps do not
+        count: they are part of the task."""
+        cut = any(turn.finish_reason.truncated for turn in self.turns)
+        return cut or self.replies_exceed_limit or self.outcome in (Outcome.MAX_TOKENS, Outcome.CONTEXT)
 
     @property
     def success(self) -> bool:
@@ -409,6 +425,11 @@ class Batch:
     """float32 [R], reward of a greedy episode from the same start state."""
     reward_components: Mapping[str, torch.Tensor] | None = None
     """Components of the rewards by name, each float32 [R]."""
+    response_tokens: torch.Tensor | None = None
+    """int64 [R], sampled tokens of each trajectory; unlike the loss mask, never with observations or results of
+    tools."""
+    truncated: torch.Tensor | None = None
+    """bool [R], see `Trajectory.truncated`."""
     values: torch.Tensor | None = None
     """float32 [N], value estimate of the critic before each token."""
     advantages: torch.Tensor | None = None

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from contextlib import closing
-from typing import Any, Final
+from typing import Any
 
 from quintet.config.composed import with_value
 from quintet.config.native.experiment import Experiment
 from quintet.data.prompt_dataset import PromptDataset
 from quintet.records import FinishReason, Generation, Request, Response, RewardResult, Trajectory
-from quintet.rollout.chat.tool_calls import CALL_END
+from quintet.rollout.chat.tool_calls import split_after_calls
 from quintet.rollout.episode import Episode
 from quintet.rollout.multi_turn_loop import build_prompt_loop
 from quintet.rollout.sampling_params import greedy_sampling
-
-END_OF_TURN: Final = re.compile(f"(?<={CALL_END})")
-"""A demonstrated response has one turn per call, and the last one behind them."""
 
 
 def demonstrate_tool_calls(
     config: Experiment, prompts: PromptDataset, num_rows: int, tokenizer: Any
 ) -> list[Trajectory]:
     """Return the demonstrated responses of up to `num_rows` training rows as episodes, with the results of their calls
-    as in rollouts. Simulated users do not reply to them."""
+    as in rollouts: one turn per call, and the last one behind them. Simulated users do not reply to them."""
     rows = [index for index in prompts.warm_start_rows(num_rows) if prompts[index].response]
-    parts = [END_OF_TURN.split(str(prompts[index].response)) for index in rows]
+    parts = [split_after_calls(str(prompts[index].response)) for index in rows]
     loop = build_prompt_loop(
         _DemonstratedResponses(tokenizer, parts),
         tokenizer,
@@ -70,9 +66,10 @@ class _DemonstratedResponses:
     def _respond(self, request: Request) -> Generation:
         parts = self._responses[request.id]
         text = parts.pop(0) if parts else ""
-        tokens = self._tokenizer.encode(text, add_special_tokens=False)[: request.max_tokens - 1]
-        tokens = (*tokens, self._tokenizer.eos_token_id)
-        return Generation(request.id, tokens, (0.0,) * len(tokens), FinishReason.STOP, 0)
+        whole = (*self._tokenizer.encode(text, add_special_tokens=False), self._tokenizer.eos_token_id)
+        tokens = whole[: request.max_tokens]
+        reason = FinishReason.STOP if tokens == whole else FinishReason.LENGTH
+        return Generation(request.id, tokens, (0.0,) * len(tokens), reason, 0)
 
 
 class _NoScorer:

@@ -179,9 +179,11 @@ def response_batch(prompts: PromptDataset, num_rows: int, tokenizer: Any, config
 def _as_response(
     prompts: PromptDataset, index: int, row: PromptRow, tokenizer: Any, rollout: RolloutConfig
 ) -> Trajectory:
-    tokens = tokenizer.encode(row.response, add_special_tokens=False)[: rollout.max_response_tokens - 1]
-    turn = _expert_turn(prompts.prompt(index), (*tokens, tokenizer.eos_token_id), str(row.response))
-    turn = replace(turn, image_inputs=prompts.images(index))
+    whole = (*tokenizer.encode(row.response, add_special_tokens=False), tokenizer.eos_token_id)
+    tokens = whole[: rollout.max_response_tokens]
+    reason = FinishReason.STOP if tokens == whole else FinishReason.LENGTH
+    turn = _expert_turn(prompts.prompt(index), tokens, str(row.response))
+    turn = replace(turn, image_inputs=prompts.images(index), finish_reason=reason)
     return Trajectory("demonstration", index, index, 0, (turn,), Outcome.SUCCESS)
 
 

@@ -112,6 +112,8 @@ def collate(trajectories: Iterable[Trajectory]) -> Batch:
         rewards=torch.tensor(columns.rewards, dtype=torch.float32),
         observation_group=torch.tensor(columns.observation_group),
         reward_components=_reward_parts(completed),
+        response_tokens=torch.tensor([trajectory.response_tokens for trajectory in completed]),
+        truncated=torch.tensor([trajectory.truncated for trajectory in completed]),
     )
     return with_images(batch, images.values()) if images else batch
 

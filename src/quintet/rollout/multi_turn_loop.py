@@ -133,6 +133,7 @@ class MultiTurnLoop(SingleTurnLoop):
         new_tokens = source.messages.encode(generation.tokens, reply.texts)
         prompt = continuation.prompt + generation.tokens + new_tokens
         left = self._config.max_response_tokens - self._num_tokens(running, prompt)
+        running.replies_exceed_limit = left < 1 and not reply.ended
         if reply.ended or left < 1:
             num_replies = continuation.num_replies - (not reply.ended)
             self._continuations[number] = replace(continuation, last_reward=reward, num_replies=num_replies)
@@ -154,7 +155,8 @@ class MultiTurnLoop(SingleTurnLoop):
         num_turns = len(running.turns) + 1 + continuation.num_replies + 1
         extra = {**running.prompt_row.extra, **continuation.rewards, "num_turns": num_turns}
         self._drop(number)
-        self._scorer.submit(Response(number, replace(running.prompt_row, extra=extra), text, len(tokens)))
+        sampled = sum(len(turn.tokens) for turn in running.turns) + len(generation.tokens)
+        self._scorer.submit(Response(number, replace(running.prompt_row, extra=extra), text, sampled))
 
     def _num_tokens(self, running: RunningPrompt, sequence: Sequence[int]) -> int:
         """Return the number of tokens of a sequence behind the first prompt."""

@@ -59,6 +59,8 @@ class RunningPrompt:
     """Earlier turns, whose responses had replies."""
     results: str = ""
     """The reply to the response before."""
+    replies_exceed_limit: bool = False
+    """See `Trajectory.replies_exceed_limit`."""
 
     def finish(self, outcome: Outcome, result: RewardResult) -> Trajectory:
         """The record of the episode; without a response it has no turn."""
@@ -72,6 +74,7 @@ class RunningPrompt:
             failure=result.failure,
             reward_components=result.reward_components,
             extracted_answer=result.extracted_answer,
+            replies_exceed_limit=self.replies_exceed_limit,
         )
 
     def turn(self, generation: Generation, result: RewardResult) -> Turn:
@@ -264,6 +267,7 @@ class SingleTurnLoop:
         self._failures.record(result.failure)
         generation = running.generation
         ended = generation is not None and generation.finish_reason is FinishReason.STOP
+        ended = ended and not running.replies_exceed_limit
         correct = result.failure is None and result.reward_components.get("acc", result.score) >= 1.0
         outcome = Outcome.SUCCESS if correct else Outcome.TERMINATED if ended else Outcome.TRUNCATED
         self._finished.append((result.id, running.finish(outcome, result)))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 from quintet.config.native.tool_calls import ToolCallsConfig
+from quintet.rollout.chat.chat_format import without_surrogates
 from quintet.rollout.chat.reply_messages import ReplyMessages
-from quintet.rollout.chat.tool_calls import ToolCallParser
+from quintet.rollout.chat.tool_calls import split_tool_calls
 from quintet.rollout.replies import Reply
 from quintet.rollout.single_turn_loop import RunningPrompt
 from quintet.tools.executor import ToolExecutor
@@ -27,6 +27,7 @@ class ToolReplies:
         self._config = config
         self._tools = ToolExecutor(config)
         self._reported_calls = (0, 0)
+        self._num_malformed = 0
 
     @property
     def pending(self) -> bool:
@@ -34,9 +35,9 @@ class ToolReplies:
 
     def submit(self, number: int, running: RunningPrompt, messages: Sequence[Mapping[str, Any]]) -> bool:
         """Begin the calls of a response, if it has some."""
-        parser = ToolCallParser()
-        parsed = [*parser.update(running.text)[1], *parser.finish()[1]]
-        calls = list(islice(parsed, self._config.max_parallel_calls))
+        response = split_tool_calls(running.text, in_thought=self.messages.opens_thought(running.prompt))
+        self._num_malformed += response.num_malformed
+        calls = response.calls[: self._config.max_parallel_calls]
         selection = running.prompt_row.tool_selection
         requests = [
             call_message(call.name, call.arguments, _tool_episode(running, call.name), selection) for call in calls
@@ -54,14 +55,17 @@ class ToolReplies:
     def pop_metrics(self) -> dict[str, float]:
         calls = (self._tools.num_calls, self._tools.num_failed)
         (total, failed), (old_total, old_failed), self._reported_calls = calls, self._reported_calls, calls
-        return {"tool/calls": total - old_total, "tool/failed_calls": failed - old_failed}
+        malformed, self._num_malformed = self._num_malformed, 0
+        counts = {"calls": total - old_total, "failed_calls": failed - old_failed, "malformed_calls": malformed}
+        return {f"tool/{name}": float(count) for name, count in counts.items()}
 
     def close(self) -> None:
         self._tools.close()
 
     def _reply(self, results: Sequence[ToolResult]) -> Reply:
         rewards = tuple(result.reward for result in results if result.reward is not None)
-        return Reply(tuple(truncate_result(result.text, self._config) for result in results), rewards)
+        texts = (truncate_result(without_surrogates(result.text), self._config) for result in results)
+        return Reply(tuple(texts), rewards)
 
 
 def truncate_result(text: str, config: ToolCallsConfig) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from quintet.config.interaction_files import run_users
 from quintet.config.native.interactions import InteractionsConfig
 from quintet.records import Failure
+from quintet.rollout.chat.chat_format import without_surrogates
 from quintet.rollout.chat.reply_messages import ReplyMessages
 from quintet.rollout.replies import Reply
 from quintet.rollout.single_turn_loop import RunningPrompt
@@ -67,4 +68,4 @@ class UserReplies:
             return Reply(failure=reply)
         self._num_replies += 1
         self._num_ended += reply.ended
-        return Reply((reply.text,), () if reply.reward is None else (reply.reward,), reply.ended)
+        return Reply((without_surrogates(reply.text),), () if reply.reward is None else (reply.reward,), reply.ended)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from quintet.rewards.chat_endpoint import EndpointError, JsonEndpoint
-from quintet.tools.tool import ToolEpisode
+from quintet.tools.tool import ToolEpisode, result_text
 
 ATTEMPTS: Final = 3
 """Attempts while the gateway of the service times out, with pauses of 1 and 2 seconds, as verl has them."""
@@ -27,6 +27,8 @@ class CodeService:
         "properties": {"code": {"type": "string", "description": "the program; it prints its results"}},
         "required": ["code"],
     }
+
+    checks_arguments: ClassVar[bool] = True
 
     def __init__(self, url: str, timeout_seconds: float = 30, language: str = "python", memory_mb: int = 1024) -> None:
         """`url` is the service's URL; a call may set `timeout` and `language`."""
@@ -52,7 +54,9 @@ class CodeService:
             run = self._run(body, 2 * float(timeout) + REPLY_SECONDS).get("run_result") or {}
         except (EndpointError, ValueError, TypeError, AttributeError):
             return NO_OUTPUT
-        return f"{run['stdout']}{run['stderr']}" if run.get("status") == "Finished" else NO_OUTPUT
+        if run.get("status") != "Finished":
+            return NO_OUTPUT
+        return f"{result_text(run.get('stdout'))}{result_text(run.get('stderr'))}"
 
     def close(self) -> None:
         """See `Tool.close`."""

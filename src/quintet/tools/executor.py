@@ -14,7 +14,7 @@ from quintet.config.native.tool_calls import ToolCallsConfig
 from quintet.envs.subprocess_env import SubprocessVectorEnv
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeStarted
 from quintet.records import Step
-from quintet.tools.registry import run_tool_configs
+from quintet.tools.registry import run_tool_configs, tool_schemas
 from quintet.tools.tool import ToolResult
 from quintet.tools.tool_env import ERROR
 
@@ -41,6 +41,9 @@ class ToolExecutor:
     def __init__(self, config: ToolCallsConfig) -> None:
         configs = run_tool_configs(config)
         tools = {name: tool.model_dump(mode="json") for name, tool in configs.items()}
+        for schema in tool_schemas(config):
+            # schemas of functions are slow to infer
+            tools[schema["function"]["name"]]["parameters"] = schema["function"]["parameters"]
         self._max_concurrent = {name: tool.max_concurrent for name, tool in configs.items()}
         self._num_running: Counter[str] = Counter()
         self._waiting: deque[int] = deque()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, TypeVar
 
 from quintet.errors import ConfigError
-from quintet.tools.tool import ToolEpisode, ToolResult
+from quintet.tools.tool import ToolEpisode, ToolResult, result_text
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -60,8 +59,8 @@ class FunctionTool:
 
 
 def returned_result(returned: Any) -> ToolResult:
-    """Return the result of a call as verl reads it: text, a mapping as JSON, an object with `text`, or one of these in
-    a tuple with a reward and metrics. Without a reward it is 0.
+    """Return the result of a call as verl reads it: text, a mapping, an object with `text`, or one of these in a tuple
+    with a reward and metrics. Without a reward it is 0. Values that are not text are written by `result_text`.
 
     Raises:
         TypeError: the tuple has another length.
@@ -78,11 +77,9 @@ def returned_result(returned: Any) -> ToolResult:
 
 
 def _text(returned: Any) -> str:
-    if isinstance(returned, Mapping):
-        return json.dumps(returned, ensure_ascii=False)
     if getattr(returned, "image", None) or getattr(returned, "video", None):
         raise ValueError("images and videos in results of tools are not supported yet")
-    return str(getattr(returned, "text", returned) or "")
+    return result_text(getattr(returned, "text", returned))
 
 
 def function_tool_class(function: Callable[..., Any]) -> type[FunctionTool]:

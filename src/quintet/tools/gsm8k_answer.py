@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from quintet.rewards.verifiers.gsm8k import verify_flexible
-from quintet.tools.tool import ToolEpisode, ToolResult
+from quintet.tools.tool import ToolEpisode, ToolResult, result_text
 
 WRONG_REWARD = -0.05
 """Reward of a call with a wrong answer."""
@@ -22,6 +22,8 @@ class Gsm8kAnswer:
         "required": ["answer"],
     }
 
+    checks_arguments: ClassVar[bool] = True
+
     def __init__(self) -> None:
         self.ground_truth: Any = None
 
@@ -31,7 +33,7 @@ class Gsm8kAnswer:
 
     def execute(self, arguments: Mapping[str, Any]) -> ToolResult:
         """Return the correctness in the words of verl's tool."""
-        answer = str(arguments.get("answer", ""))
+        answer = result_text(arguments.get("answer"))
         score = self.score(answer)
         return ToolResult(f"Current parsed {answer=} reward={score}", 0.0 if score > 0 else WRONG_REWARD)
 

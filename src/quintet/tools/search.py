@@ -25,6 +25,8 @@ class Search:
         "required": ["query_list"],
     }
 
+    checks_arguments: ClassVar[bool] = True
+
     def __init__(self, url: str, topk: int = 3, timeout_seconds: float = 30.0) -> None:
         """`url` is the service's URL, `topk` the number of passages for a query, `timeout_seconds` the time limit of a
         request."""

@@ -20,6 +20,7 @@ from quintet.records import Observation, Step
 from quintet.rewards.chat_endpoint import JsonEndpoint
 from quintet.rewards.score import accepted_answers
 from quintet.rewards.verifiers.text_match import words
+from quintet.tools.tool import result_text
 
 MAX_PASSAGE: Final = 800
 """Characters of a passage, after which it is cut."""
@@ -106,7 +107,7 @@ def passages_text(passages: Sequence[Mapping[str, Any]]) -> str:
     """Return the passages of a reply as text, as RAGEN shows them."""
     parts = []
     for number, passage in enumerate(passages, 1):
-        content = str(passage.get("content", ""))
+        content = result_text(passage.get("content"))
         shown = f"{content[:MAX_PASSAGE]}..." if len(content) > MAX_PASSAGE else content
         name, score = passage.get("id", f"doc_{number}"), float(passage.get("score", 0.0))
         parts.append(f"[Document {number}] (ID: {name}, Score: {score:.3f})\n{shown}")

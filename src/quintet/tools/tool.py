@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -20,10 +21,31 @@ class ToolEpisode:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """Result of a call: the text that the policy reads, and optionally a reward."""
+    """Result of a call: the text that the policy reads, see `result_text`, and optionally a reward."""
 
     text: str
     reward: float | None = None
+
+
+def result_text(value: Any) -> str:
+    """Return a value as the policy reads it: text as it is, nothing for None, and other values as JSON.
+
+    >>> result_text({"city": "Zürich", "found": True})
+    '{"city": "Zürich", "found": true}'
+
+    Raises:
+        TypeError: JSON cannot represent the value.
+    """
+    if isinstance(value, str):
+        return value
+    return "" if value is None else json.dumps(value, ensure_ascii=False, default=_as_list)
+
+
+def _as_list(value: Any) -> Any:
+    """Return arrays and numbers of numpy and torch as those of Python."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"the result is of type {type(value).__name__}, neither text nor JSON")
 
 
 class Tool(Protocol):
@@ -37,8 +59,10 @@ class Tool(Protocol):
     def create(self, episode: ToolEpisode) -> None:
         """Prepare for the calls of an episode, before the first one."""
 
-    def execute(self, arguments: Mapping[str, Any]) -> str | ToolResult:
-        """Execute a call. The message of an exception becomes the result."""
+    def execute(self, arguments: Mapping[str, Any]) -> Any:
+        """Execute a call and return a `ToolResult`, or a value for `result_text`. The message of an exception becomes
+        the result. `arguments` conform to `parameters`, unless the class has `checks_arguments = True`: then they are
+        any object."""
 
     def close(self) -> None:
         """Release resources at the end of the episode."""

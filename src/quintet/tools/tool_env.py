@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,12 @@ import numpy as np
 from quintet.config.native.tool_calls import ToolConfig
 from quintet.envs.env import TEXT
 from quintet.records import Observation, Step
+from quintet.tools.argument_check import check_call_arguments
 from quintet.tools.registry import load_tool
-from quintet.tools.tool import Tool, ToolEpisode, ToolResult
+from quintet.tools.tool import Tool, ToolEpisode, ToolResult, result_text
 
 ERROR = "Error when executing tool: "
-"""Begins the result of a failed call, as in verl."""
+"""Begins the result of a failed call, as in verl until 0.7."""
 
 
 class RequestEnv:
@@ -42,6 +43,7 @@ class ToolEnv(RequestEnv):
     def __init__(self, tools: Mapping[str, Mapping[str, Any]]) -> None:
         """`tools` has the configuration of each tool by the name of its function."""
         configs = {name: ToolConfig.model_validate(config) for name, config in tools.items()}
+        self._configs = configs
         self._builders = {name: load_tool(name, config) for name, config in configs.items()}
         self._tools: dict[str, Tool] = {}
 
@@ -68,8 +70,22 @@ class ToolEnv(RequestEnv):
             tool = self._builders[name]()
             tool.create(ToolEpisode(**call["episode"]))
             self._tools[name] = tool
-        result = self._tools[name].execute(json.loads(call["arguments"]))
-        return result if isinstance(result, ToolResult) else ToolResult(str(result))
+        result = self._tools[name].execute(self._arguments(name, call["arguments"]))
+        result = result if isinstance(result, ToolResult) else ToolResult(result)
+        return replace(result, text=result_text(result.text))
+
+    def _arguments(self, name: str, encoded: str) -> Mapping[str, Any]:
+        """Return the arguments of a call.
+
+        Raises:
+            ValueError: they are no object, or one that the schema of the tool does not allow.
+        """
+        tool, parameters = self._tools[name], self._configs[name].parameters
+        if getattr(tool, "checks_arguments", False):
+            parameters = {}
+        elif parameters is None:
+            parameters = getattr(tool, "parameters", {})
+        return check_call_arguments(json.loads(encoded), parameters)
 
 
 def call_message(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quintet.tools.interaction import UserReply
-from quintet.tools.tool import ToolEpisode
+from quintet.tools.tool import ToolEpisode, result_text
 
 INSTANCE = "episode"
 """Instance id; each episode has an object of its own."""
@@ -30,7 +30,7 @@ class VerlInteraction:
         """Return the reply of `generate_response`: whether the conversation ends, the text, and the reward."""
         response = self._interaction.generate_response(INSTANCE, list(messages), **self._arguments)
         ended, text, reward, _ = self._loop.run_until_complete(response)
-        return UserReply(str(text), None if reward is None else float(reward), bool(ended))
+        return UserReply(result_text(text), None if reward is None else float(reward), bool(ended))
 
     def close(self) -> None:
         """End the event loop. verl's loop does not call `finalize_interaction` either."""

@@ -16,6 +16,8 @@ class VerlTool:
     """Calls the coroutines of an object of verl's interface, all in one event loop. As under verl, each call has an
     instance of its own."""
 
+    checks_arguments = True
+
     def __init__(self, tool_class: Any, config: Mapping[str, Any], tool_schema: Mapping[str, Any]) -> None:
         with verl_modules():
             schema = import_module("verl.tools.schemas").OpenAIFunctionToolSchema.model_validate(tool_schema)

@@ -43,7 +43,7 @@ def summarize_episodes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         **_spread("num_turns", [len(trajectory.turns) for trajectory in trajectories]),
         **_spread("response_length", [len(turn.tokens) for turn in turns]),
         **_spread("prompt_length", [n for trajectory in trajectories for n in _prompt_lengths(trajectory)]),
-        "response_length/clip_ratio": _share(turn.finish_reason is FinishReason.LENGTH for turn in turns),
+        "response_length/clip_ratio": _share(turn.finish_reason.truncated for turn in turns),
         "response/valid_format": _share(turn.valid_format for turn in turns),
         "response/empty": _share(_is_empty(turn) for turn in turns),
         "trajectory/success_rate": _share(trajectory.success for trajectory in trajectories),

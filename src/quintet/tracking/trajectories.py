@@ -116,6 +116,7 @@ def _trajectory(
         "sample": item.sample,
         "outcome": item.outcome.value,
         "success": item.success,
+        **({"truncated": True} if item.truncated else {}),
         "reward": item.reward,
         "failure": None if item.failure is None else asdict(item.failure),
         **(

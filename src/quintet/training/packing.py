@@ -20,7 +20,18 @@ from quintet.policies.vision.image_tokens import decode_image_tokens
 from quintet.records import Batch
 
 UNPACKED_FIELDS = frozenset(
-    {"lengths", "trajectory", "group", "domain", "baseline", "image_keys", "image_grids", "image_patches"}
+    {
+        "lengths",
+        "trajectory",
+        "group",
+        "domain",
+        "baseline",
+        "response_tokens",
+        "truncated",
+        "image_keys",
+        "image_grids",
+        "image_patches",
+    }
 )
 """Fields of a batch that have no entry per token."""
 

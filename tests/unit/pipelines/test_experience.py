@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from quintet.algorithms.advantages.groups import trajectory_rewards
 from quintet.algorithms.kl import KlControl
+from quintet.algorithms.shaping import shape_rewards
 from quintet.config.compose import load_experiment
-from quintet.config.native.algorithm import KlConfig
+from quintet.config.native.algorithm import KlConfig, ShapingConfig
 from quintet.pipelines.experience import add_advantages, collate_rollout
 from quintet.pipelines.rollout_step import Rollout
 from quintet.records import Batch, FinishReason, Outcome, Trajectory, Turn
 from quintet.rollout.async_rollout import groups_with_signal
+from quintet.rollout.collate import collate, train_on_observations
+from quintet.runtime.remote_call import _from_json, _to_json
+from quintet.training.packing import select_trajectories
 
 
 def batch(rewards: list[float], groups: list[int]) -> Batch:
@@ -202,19 +208,78 @@ def test_advantages_are_whitened_within_each_domain() -> None:
     assert not torch.allclose(together.advantages[together.loss_mask], expected, atol=0.1)
 
 
-def test_responses_of_the_maximum_length_count_in_their_group_but_not_in_the_loss() -> None:
-    overrides = ["rollout.max_response_tokens=1", "algorithm.mask_truncated=true", "algorithm.advantage={name: grpo}"]
+def episode(outcome: Outcome, *reasons: FinishReason, continues: bool = True, **fields: Any) -> Trajectory:
+    """An episode with a response of two tokens per reason, behind three tokens of an observation."""
+    turns = tuple(
+        Turn("", (1, 2, 3), continues and number > 0, (4, 5), (0.0, 0.0), 0, "", (), True, 1.0, reason)
+        for number, reason in enumerate(reasons)
+    )
+    return Trajectory("e", 0, 0, 0, turns, outcome, **fields)
+
+
+STOP, LENGTH, FULL = FinishReason.STOP, FinishReason.LENGTH, FinishReason.CONTEXT
+CUT_EPISODES = [
+    episode(Outcome.TRUNCATED, LENGTH),
+    episode(Outcome.SUCCESS, LENGTH),
+    episode(Outcome.TERMINATED, LENGTH, STOP),
+    episode(Outcome.TERMINATED, STOP, FULL, continues=False),
+    episode(Outcome.MAX_TOKENS, STOP),
+    episode(Outcome.CONTEXT, STOP, STOP),
+    episode(Outcome.SUCCESS, STOP, replies_exceed_limit=True),
+]
+WHOLE_EPISODES = [
+    episode(Outcome.TERMINATED, STOP),
+    episode(Outcome.TRUNCATED, STOP, STOP),
+    episode(Outcome.MAX_TURNS, STOP, STOP, continues=False),
+    episode(Outcome.MAX_ACTIONS, STOP),
+]
+
+
+@pytest.mark.parametrize("domains", [False, True])
+def test_episodes_that_a_limit_of_tokens_cut_count_in_their_group_but_not_in_the_loss(*, domains: bool) -> None:
+    # a response of the maximum length that ends with an end token is not cut off
+    overrides = ["rollout.max_response_tokens=2", "algorithm.mask_truncated=true", "algorithm.advantage={name: grpo}"]
     config = load_experiment(None, overrides).experiment
-    learnt, metrics = add_advantages(batch([0.0, 1.0], [0, 0]), config)
-    assert not learnt.loss_mask.any()
-    assert metrics["training/truncated_episodes"] == 1.0
-    longer = load_experiment(None, [*overrides, "rollout.max_response_tokens=2"]).experiment
-    learnt, metrics = add_advantages(batch([0.0, 1.0], [0, 0]), longer)
-    assert learnt.loss_mask.sum() == 2
-    assert metrics["training/truncated_episodes"] == 0.0
+    episodes = [*CUT_EPISODES, *WHOLE_EPISODES]
+    made = collate(replace(each, group=group) for group, each in enumerate(episodes))
+    made = replace(made, group=torch.zeros_like(made.group))
+    made = replace(made, domain=torch.arange(len(episodes)) % 2) if domains else made
+    learnt, metrics = add_advantages(made, config)
+    whole = set(range(len(CUT_EPISODES), len(episodes)))
+    assert set(learnt.token_trajectory[learnt.loss_mask].tolist()) == whole
+    assert int(learnt.loss_mask.sum()) == sum(each.response_tokens for each in WHOLE_EPISODES)
+    assert metrics["training/truncated_episodes"] == pytest.approx(len(CUT_EPISODES) / len(episodes))
+    everything, metrics = add_advantages(made, load_experiment(None, [*overrides[:1], *overrides[2:]]).experiment)
+    assert torch.equal(everything.loss_mask, made.loss_mask)
+    assert metrics["training/truncated_episodes"] == pytest.approx(len(CUT_EPISODES) / len(episodes))
+    if not domains:
+        # the rewards of cut episodes count in the group
+        assert torch.equal(learnt.advantages[learnt.loss_mask], everything.advantages[learnt.loss_mask])
 
 
-def episode(group: int, sample: int, rewards: list[float]) -> Trajectory:
+def test_cut_episodes_stay_marked_in_parts_of_a_batch_and_on_their_way_to_workers() -> None:
+    made = collate([*CUT_EPISODES[:4], *WHOLE_EPISODES])
+    part = select_trajectories(made, torch.tensor([False, True] * 4))
+    tensors: list[torch.Tensor] = []
+    sent = _from_json(_to_json(part, tensors), tensors)
+    present = torch.unique(sent.token_trajectory)
+    assert sent.truncated[present].tolist() == [True, True, False, False]
+    assert sent.response_tokens[present].tolist() == [2, 4, 4, 2]
+
+
+@pytest.mark.parametrize("observations", [False, True])
+def test_penalties_and_filters_by_length_count_sampled_tokens_only(*, observations: bool) -> None:
+    """Six sampled tokens of three turns, with two observations between them, and eight of four turns."""
+    three, four = episode(Outcome.TERMINATED, *[STOP] * 3), episode(Outcome.TERMINATED, *[STOP] * 4, continues=False)
+    made = collate([three, replace(four, group=1)])
+    made = train_on_observations(made) if observations else made
+    shaped = shape_rewards(made, ShapingConfig(length_penalty=1.0, length_budget=2), 100)
+    assert trajectory_rewards(replace(made, rewards=made.rewards - shaped.rewards)).tolist() == [2.0, 3.0]
+    longest = load_experiment(None, ["algorithm.filter={keep_by: length, keep_share: 0.5}"]).experiment
+    assert set(add_advantages(made, longest)[0].token_trajectory.tolist()) == {1}
+
+
+def rewarded_episode(group: int, sample: int, rewards: list[float]) -> Trajectory:
     """An episode whose turns have these rewards; every second turn starts a new sequence, as after a sliding window."""
     turns = [
         Turn(
@@ -245,8 +310,8 @@ OTHER_TOTALS = [[-0.1] * 3, [-0.1] * 2]
 )
 def test_groups_with_the_same_rewards_in_another_order_teach_nothing(advantage: str, turn_rewards: bool) -> None:
     """Not sampled as a group with signal, not counted as one, and with advantages of exactly 0."""
-    episodes = [episode(0, sample, rewards) for sample, rewards in enumerate(SAME_TOTALS)]
-    episodes += [episode(1, sample, rewards) for sample, rewards in enumerate(OTHER_TOTALS)]
+    episodes = [rewarded_episode(0, sample, rewards) for sample, rewards in enumerate(SAME_TOTALS)]
+    episodes += [rewarded_episode(1, sample, rewards) for sample, rewards in enumerate(OTHER_TOTALS)]
     assert groups_with_signal(episodes, 0.0) == [1]
     overrides = [f"algorithm.advantage={advantage}", f"algorithm.turn_rewards={turn_rewards}"]
     for drop in ("true", "false"):

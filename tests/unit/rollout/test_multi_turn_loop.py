@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from quintet.config.dialects.dialect import key_files
 from quintet.config.native.interactions import InteractionsConfig
 from quintet.config.native.rollout import RolloutConfig
 from quintet.config.native.tool_calls import ToolCallsConfig
+from quintet.data.chat_templates import TEMPLATES
 from quintet.data.prompt_format import PromptFormat
 from quintet.errors import ConfigError, MachineError
 from quintet.policies.model_loading import load_tokenizer
@@ -35,7 +39,9 @@ from quintet.rollout.sampling_params import SamplingParams
 from quintet.rollout.tool_replies import ToolReplies, truncate_result
 from quintet.rollout.user_replies import UserReplies
 from quintet.tools.executor import ToolExecutor
+from quintet.tools.interaction import UserReply
 from quintet.tools.registry import tool_schemas
+from quintet.tools.tool import ToolResult
 from quintet.tools.user_executor import UserExecutor
 
 GREEDY = SamplingParams(0.0, 0, 1.0, 0)
@@ -148,10 +154,10 @@ def play(tokenizer: Any, executor: ToolExecutor, users: UserExecutor, monkeypatc
     executor.num_calls = 0
 
     def run(
-        *texts: str, tools: ToolCallsConfig = TOOLS, **config: Any
+        *texts: str, tools: ToolCallsConfig = TOOLS, template: str = "hermes", **config: Any
     ) -> tuple[Trajectory, Script, Judge, MultiTurnLoop]:
         engine, judge = Script(tokenizer, *texts), Judge()
-        sources: list[Any] = [ToolReplies(tools, ReplyMessages(tokenizer, "hermes", tool_schemas(tools)))]
+        sources: list[Any] = [ToolReplies(tools, ReplyMessages(tokenizer, template, tool_schemas(tools)))]
         if config.get("interactions"):
             sources.append(UserReplies(config["interactions"], ReplyMessages(tokenizer, "hermes", role="user")))
         rollout = RolloutConfig(max_turns=config.pop("max_turns", 4), max_response_tokens=600, tool_calls=tools)
@@ -200,7 +206,8 @@ def test_results_follow_the_sampled_tokens_and_are_not_trained_on(play: Any, tok
     (scored,) = judge.seen
     assert scored.text.startswith("let me see <tool_call>")
     assert "<tool_response>\n23\n</tool_response>" in scored.text
-    assert scored.tokens == len(engine.seen[2].prompt) - 2 + len(last.tokens)
+    # penalties on long responses count sampled tokens, not results
+    assert scored.tokens == len(first.tokens) + len(second.tokens) + len(last.tokens)
     assert scored.prompt_row.extra == {"a": 1, "tool_rewards": [-0.05], "num_turns": 6}
 
 
@@ -217,11 +224,57 @@ def test_results_without_room_behind_them_end_the_episode_and_still_reward_it(pl
     assert len(engine.seen) == len(trajectory.turns) == 1
     assert trajectory.reward == -0.05
     assert judge.seen[0].tokens == length
+    assert (trajectory.outcome, trajectory.truncated) == (Outcome.TRUNCATED, True)
+    # a right answer is marked, too
+    trajectory, *_ = play(f"{SUM}23", max_response_tokens=len(tokenizer.encode(f"{SUM}23")) + 5)
+    assert (trajectory.outcome, trajectory.truncated) == (Outcome.SUCCESS, True)
 
 
 def test_a_truncated_response_and_a_malformed_call_call_nothing(play: Any) -> None:
-    assert len(play(SUM + " and so on", max_response_tokens=60)[0].turns) == 1
-    assert len(play("<tool_call>\n{'name': calculator}\n</tool_call>")[0].turns) == 1
+    cut = play(SUM + " and so on", max_response_tokens=60)[0]
+    assert (len(cut.turns), cut.truncated) == (1, True)
+    # the second response is cut, although it is shorter than the limit
+    second = play(SUM, "x " * 200, max_response_tokens=120)[0]
+    assert (len(second.turns), second.outcome, second.truncated) == (2, Outcome.TRUNCATED, True)
+    assert len(second.turns[1].tokens) < 120
+    assert not play(SUM, "it is 23")[0].truncated
+    malformed, *_, loop = play("<tool_call>\n{'name': calculator}\n</tool_call>")
+    assert (len(malformed.turns), malformed.truncated, loop.pop_metrics()["tool/malformed_calls"]) == (1, False, 1)
+    malformed, *_, loop = play(f"<think>{{</think><tool_call>{{</tool_call>{SUM}", "it is 23")
+    assert (len(malformed.turns), loop.pop_metrics()["tool/malformed_calls"]) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("response", "results"),
+    [
+        (SUM.replace('"arguments"', '"parameters"'), ["23"]),
+        (f"<think>{ANSWER}</think>{SUM}", ["23"]),
+        (f"<think>I could {SUM}</think>23", []),
+        (f"<think>I could {SUM}", []),
+    ],
+)
+def test_only_calls_outside_of_thoughts_run_and_with_their_arguments(
+    play: Any, response: str, results: list[str]
+) -> None:
+    trajectory, *_ = play(response, "it is 23")
+    assert [turn.observation for turn in trajectory.turns[1:]] == results
+
+
+@pytest.mark.parametrize(("header", "num_turns"), [("<think>\n", 1), ("<think>\n\n</think>\n\n", 2)])
+def test_a_call_in_a_thought_that_the_template_opened_does_not_run(
+    play: Any, tokenizer: Any, header: str, num_turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = tuple(tokenizer.encode(f"20+3?<|im_end|>assistant\n{header}"))
+    monkeypatch.setattr(Questions, "prompt", lambda *_: prompt)
+    trajectory, *_ = play(f"I could {SUM}", "it is 23")
+    assert len(trajectory.turns) == num_turns
+    # the same in later turns
+    opening = TEMPLATES["hermes"].text.replace(
+        "<|im_start|>assistant\n{% endif %}", f"<|im_start|>assistant\n{header}{{% endif %}}"
+    )
+    trajectory, *_ = play(f"</think>{SUM}", f"I could {SUM}", "it is 23", template=opening)
+    assert tokenizer.decode(trajectory.turns[1].prompt).endswith(f"assistant\n{header}")
+    assert len(trajectory.turns) == num_turns + 1
 
 
 def test_a_row_for_one_response_calls_nothing(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,6 +354,41 @@ def test_long_results_keep_the_configured_part(part: str, kept: str) -> None:
     config = TOOLS.model_copy(update={"max_result_chars": 4, "kept_part": part})
     assert truncate_result("abcdefghij", config) == kept
     assert truncate_result("abcd", config) == "abcd"
+
+
+SIDES = next(
+    spec.native_values
+    for spec in key_files("verl", ["verl_rollout"])[0].load()
+    if spec.key.endswith("multi_turn.tool_response_truncate_side")
+)
+
+
+def truncated_by_verl(text: str, limit: int, side: str) -> str:
+    """What verl 0.9.1 makes of a long result (`ToolAgentLoop._call_tool`), in characters."""
+    if len(text) <= limit:
+        return text
+    if side == "left":
+        return "(truncated)..." + text[-limit:]
+    if side == "right":
+        return text[:limit] + "...(truncated)"
+    return text[: limit // 2] + "...(truncated)..." + text[-(limit // 2) :]
+
+
+@given(st.text(max_size=12), st.integers(2, 12), st.sampled_from(["left", "middle", "right"]))
+def test_long_results_are_truncated_at_the_side_that_verl_means(text: str, limit: int, side: str) -> None:
+    config = TOOLS.model_copy(update={"max_result_chars": limit, "kept_part": SIDES[side]})
+    assert truncate_result(text, config) == truncated_by_verl(text, limit, side)
+
+
+def test_a_reply_that_is_no_valid_unicode_reaches_the_policy(
+    play: Any, executor: ToolExecutor, users: UserExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poll, poll_users = executor.poll, users.poll
+    results, replies = [ToolResult("23\ud800")], UserReply("again\ud800")
+    monkeypatch.setattr(executor, "poll", lambda **options: [(number, results) for number, _ in poll(**options)])
+    monkeypatch.setattr(users, "poll", lambda **options: [(number, replies) for number, _ in poll_users(**options)])
+    trajectory, *_ = play(SUM, "it is 23", "23", interactions=USERS, max_turns=3)
+    assert [turn.observation for turn in trajectory.turns[1:]] == ["23?", "again?"]
 
 
 def test_a_result_that_spells_control_tokens_cannot_end_the_message(tokenizer: Any) -> None:

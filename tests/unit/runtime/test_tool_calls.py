@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 import serving_clients
 from serving_clients import Client, hf_engine, served
 
+from quintet.data.chat_template_renderer import render_chat_template
+from quintet.data.chat_templates import TEMPLATES, ChatTemplate
 from quintet.policies.model_loading import load_tokenizer
-from quintet.rollout.chat.tool_calls import ToolCallParser, call_schema, renders_tool_calls
+from quintet.rollout.chat.tool_calls import PROBE_TOOL, ToolCallParser, call_schema, renders_tool_calls
 
 CHAT = "/v1/chat/completions"
 TEMPLATE = (
@@ -74,6 +77,29 @@ def test_forced_calls_follow_the_schema(client: Client, choice: Any) -> None:
     assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.parametrize(("start", "parallel", "expected"), [("", True, 2), ("", False, 1), ("<think>\n", True, 0)])
+def test_returned_calls_are_those_outside_of_thoughts_with_all_their_arguments(
+    client: Client, monkeypatch: pytest.MonkeyPatch, start: str, expected: int, *, parallel: bool
+) -> None:
+    call = '<tool_call>{"name": "move", "parameters": {"way": "</tool_call>"}}</tool_call>'
+    text = f"I look. {call}{call}"
+    prompt = TEMPLATE.replace("assistant: {%", f"assistant: {start}{{%")
+    monkeypatch.setattr(client.handler.tokenizer._tokenizer, "chat_template", prompt)
+    body = {
+        "messages": MESSAGES,
+        "tools": [MOVE],
+        "parallel_tool_calls": parallel,
+        "structured_outputs": {"choice": [text]},
+        "max_tokens": 300,
+    }
+    (whole,) = client.ask(CHAT, body)["choices"]
+    functions = [{"name": "move", "arguments": '{"way": "</tool_call>"}'}] * expected
+    assert [each["function"] for each in whole["message"].get("tool_calls", ())] == functions
+    assert whole["message"]["content"] == ("I look." if functions else text)
+    deltas = [event["choices"][0]["delta"] for event in client.stream(CHAT, body)]
+    assert [each["function"] for delta in deltas for each in delta.get("tool_calls", ())] == functions
+
+
 def test_the_template_sees_tools_calls_and_their_results(client: Client, policy_directory: Path) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "move", "arguments": '{"way": "left"}'}}
     messages = [
@@ -117,7 +143,29 @@ def test_definitions_of_tools_move_to_the_root_of_the_schema() -> None:
         call_schema([tool("f", "string"), tool("g", "integer")])
 
 
-def test_templates_with_calls_in_another_format_are_detected() -> None:
-    assert renders_tool_calls(TEMPLATE)
-    assert not renders_tool_calls("{{ tools }}<tool_call>\n<function=f>")
-    assert not renders_tool_calls("{{ tools }}[TOOL_CALLS]")
+def test_templates_with_calls_in_another_format_are_detected(policy_directory: Path) -> None:
+    tokenizer = load_tokenizer(policy_directory)
+    glm = (
+        "{{ tools }}{% for message in messages %}{{ message.content }}{% for call in message.tool_calls %}<tool_call>"
+        "{{ call.function.name }}{% for key, value in call.function.arguments.items() %}<arg_key>{{ key }}</arg_key>"
+        "<arg_value>{{ value }}</arg_value>{% endfor %}</tool_call>{% endfor %}{% endfor %}"
+    )
+    fenced = glm.replace("<arg_key>", "```json").replace("</arg_value>", "```")
+    qwen3_5 = glm.replace("<tool_call>{{ call.function.name }}", "<tool_call><function={{ call.function.name }}>")
+    in_strings = TEMPLATE.replace("call.function.arguments | tojson", "call.function.arguments | tojson | tojson")
+    for template, is_read in [
+        (TEMPLATE, True),
+        (TEMPLATES["hermes"].text, True),
+        (in_strings, True),
+        (glm, False),
+        (fenced, False),
+        (qwen3_5, False),
+        # no calls in the history
+        ("{{ tools }}<tool_call>{% for message in messages %}{{ message.content }}{% endfor %}", True),
+        ("{{ tools }}<tool_call>\n<function=f>", False),
+        ("{{ tools }}<tool_call><arg_key>", False),
+        ("{{ tools }}[TOOL_CALLS]", False),
+    ]:
+        render = partial(render_chat_template, tokenizer, template=ChatTemplate(text=template))
+        render = partial(render, add_generation_prompt=False, variables={"tools": [PROBE_TOOL]})
+        assert renders_tool_calls(template or "", render) is is_read, template

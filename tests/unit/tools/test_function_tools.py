@@ -143,6 +143,8 @@ def test_functions_return_what_verl_reads() -> None:
     assert returned_result(("x", None)) == ToolResult("x", 0.0)
     assert returned_result(("x", 0.5, {})) == ToolResult("x", 0.5)
     assert returned_result(7) == ToolResult("7", 0.0)
+    assert returned_result(0) == ToolResult("0", 0.0)
+    assert returned_result(([1, None], 1)) == ToolResult("[1, null]", 1.0)
     with pytest.raises(TypeError, match="returned 4 values"):
         returned_result((1, 2, 3, 4))
 

@@ -188,7 +188,8 @@ def test_the_tool_of_the_page_works_as_the_page_says(tmp_path: Path) -> None:
     env = ToolEnv({"clock": {"tool": f"{tmp_path}/clock.py:Clock", "arguments": {"zone": "CET"}}})
     step = env.step(call("clock", ToolEpisode(None, {"hour": 9}), city="Rome"))
     assert (step.observation.text, step.reward) == ("9:00 CET", 0.1)
-    assert env.step(call("clock")).observation.text == "Error when executing tool: name a city"
+    assert env.step(call("clock", city="")).observation.text == "Error when executing tool: name a city"
+    assert env.step(call("clock")).observation.text == "Error when executing tool: the argument 'city' is missing"
     env.close()
 
 

@@ -185,9 +185,10 @@ def test_durations_are_rounded() -> None:
 
 def test_trajectories_round_trip_through_a_file(tmp_path: Path) -> None:
     path = tmp_path / "validation/step_000001.jsonl"
-    write_trajectories(path, 1, "validation", [episode(3), episode(4, outcome=Outcome.TERMINATED)])
+    write_trajectories(path, 1, "validation", [episode(3), episode(4, outcome=Outcome.MAX_TOKENS)])
     first, second = read_trajectories(path)
-    assert (first["seed"], first["outcome"], second["outcome"]) == (3, "success", "terminated")
+    assert ("truncated" in first, second["truncated"]) == (False, True)
+    assert (first["seed"], first["outcome"], second["outcome"]) == (3, "success", "max_tokens")
     assert first["turns"][0]["text"] == "<answer> Right </answer>"
 
 
@@ -216,14 +217,18 @@ def test_trajectory_files_of_earlier_versions_are_read(tmp_path: Path) -> None:
 
 def test_episode_summaries_match_hand_computed_values() -> None:
     episodes = [
-        episode(0, turn(reward=0.0, tokens=(1, 2, 3, 4)), turn(prompt=(9,), continues=True)),
+        episode(
+            0,
+            turn(reward=0.0, tokens=(1, 2, 3, 4)),
+            turn(prompt=(9,), continues=True, finish_reason=FinishReason.CONTEXT),
+        ),
         episode(1, turn(reward=-0.1, valid_format=False, finish_reason=FinishReason.LENGTH), outcome=Outcome.MAX_TURNS),
     ]
     metrics = summarize_episodes(episodes)
     assert metrics["critic/score/mean"] == pytest.approx(0.45)
     assert metrics["num_turns/mean"] == 1.5
     assert metrics["prompt_length/max"] == 3 + 4 + 1
-    assert metrics["response_length/clip_ratio"] == pytest.approx(1 / 3)
+    assert metrics["response_length/clip_ratio"] == pytest.approx(2 / 3)
     assert metrics["response/valid_format"] == pytest.approx(2 / 3)
     assert metrics["trajectory/outcome/success"] == 0.5
     assert sum(v for k, v in metrics.items() if k.startswith("trajectory/outcome/")) == 1.0

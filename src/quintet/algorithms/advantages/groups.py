@@ -104,14 +104,6 @@ def num_response_tokens(batch: Batch) -> Tensor:
     return torch.bincount(batch.token_trajectory[batch.loss_mask], minlength=len(batch.group))
 
 
-def is_truncated(batch: Batch, max_response_tokens: int) -> Tensor:
-    """Return which trajectories have a response of `max_response_tokens` in one of their turns, bool [R]."""
-    response_turn = batch.token_trajectory * (int(batch.turn.max()) + 1) + batch.turn
-    turns, lengths = torch.unique(response_turn[batch.loss_mask], return_counts=True)
-    truncated = turns[lengths >= max_response_tokens] // (int(batch.turn.max()) + 1)
-    return torch.isin(torch.arange(len(batch.group)), truncated)
-
-
 def has_response(batch: Batch) -> Tensor:
     """Return which trajectories have response tokens, bool [R]; a part of a batch keeps the indices of the whole.
 

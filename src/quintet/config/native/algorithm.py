@@ -224,8 +224,9 @@ class AlgorithmConfig(Section):
     """Skip tokens of observations in the recursions of `gae`, `bi_level_gae`, `turn_wise_gae`, `reinforce` and
     `reinforce_plus_plus`; otherwise they run over all tokens."""
     mask_truncated: bool = False
-    """Leave responses of `rollout.max_response_tokens` out of the loss and of whitening. Their rewards still count in
-    their group."""
+    """Leave episodes that a limit of tokens has cut out of the loss and of whitening: with a response that was cut
+    off, or that ended because no room was left for another one. Limits of turns, actions and env steps do not count.
+    Their rewards still count in their group."""
     zero_advantages: bool = False
     """Replace all advantages by 0, so that only entropy bonus and KL divergence train the policy. A critic still
     learns."""

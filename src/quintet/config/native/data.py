@@ -251,7 +251,8 @@ class JudgeConfig(ChatRequestConfig):
 
 
 class OverlongConfig(Section):
-    """DAPO's soft penalty for long responses."""
+    """DAPO's soft penalty for long responses. Their length is the number of sampled tokens of all turns, without
+    replies of tools and users."""
 
     buffer: PositiveInt
     """Tokens before `rollout.max_response_tokens` over which the penalty grows from 0 to `penalty`."""

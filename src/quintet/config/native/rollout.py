@@ -163,7 +163,7 @@ class RolloutConfig(Section):
     response_format: Literal["whole", "strict", "anywhere", "answer"] = "whole"
     """Required form of a response. `whole`: thoughts and answer only. `strict`: the same with `thoughts`, too, which
     otherwise count wherever they are. `anywhere`: the first place with thoughts followed by an answer counts. `answer`:
-    the first answer counts."""
+    the first answer counts. An answer in a closed thought never does."""
     ignore_case: bool = True
     """Ignore the case of action names."""
     numbered_actions: bool = False

@@ -202,7 +202,7 @@ class Dialogue:
         self._chat = chat
         self._max_start = max_start
         self._max_observation = max_observation
-        self._system = _without_surrogates(system)
+        self._system = without_surrogates(system)
         self._window = window
         self._first_shown = 0
         self._observations: list[str] = []
@@ -250,7 +250,7 @@ class Dialogue:
         """
         self._changes = []
         self._images.append(self._process(images))
-        self._observations.append(self._truncate(self._with_markers(_without_surrogates(text))))
+        self._observations.append(self._truncate(self._with_markers(without_surrogates(text))))
         if self._responses and not self._is_closed(self._responses[-1]):
             self._changes.append(PromptChange.RESPONSE_CLOSED)
         self._first_shown = oldest = self._oldest
@@ -319,6 +319,6 @@ class Dialogue:
         return truncated
 
 
-def _without_surrogates(text: str) -> str:
+def without_surrogates(text: str) -> str:
     """Replace lone surrogates, which cannot be encoded as UTF-8."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()

@@ -12,7 +12,7 @@ from quintet.errors import ConfigError
 from quintet.rollout.chat.chat_format import special_and_added_tokens
 from quintet.rollout.chat.template_analysis import RESPONSE, USER, turn_markers, whitespace_rule
 from quintet.rollout.chat.tokens import MessageFrame, TextEncoder
-from quintet.rollout.chat.tool_calls import renders_tool_calls
+from quintet.rollout.chat.tool_calls import opens_thought, renders_tool_calls
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -64,6 +64,10 @@ class ReplyMessages:
         # a response that ends with the end token has its first token already
         return tokens[1:] if response and response[-1] == tokens[0] else unclosed.encode(*texts)
 
+    def opens_thought(self, prompt: Sequence[int]) -> bool:
+        """Return whether a prompt ends with an opened thought."""
+        return opens_thought(prompt, self._tokenizer.decode)
+
     def _build_frames(self, num_replies: int) -> tuple[MessageFrame, MessageFrame]:
         """Return the literals around replies, from the end token on and from the end of the response on."""
         first, *others = self._literals(num_replies)
@@ -89,20 +93,23 @@ class ReplyMessages:
         messages = [{"role": "user", "content": USER}, {"role": "assistant", "content": RESPONSE}]
         messages += [{"role": self.role, "content": reply} for reply in replies]
         try:
-            text = render_chat_template(
-                self._tokenizer,
-                messages,
-                self._template,
-                add_generation_prompt=True,
-                variables={"tools": self._schemas} if self._schemas else {},
-            )
+            text = self._render_messages(messages)
         except TemplateRenderingError as error:
             raise self._unsupported(f"rejects messages of {self.role}s: {error}") from error
         return f"{text}{self._template.response_prefix}"
 
+    def _render_messages(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        return render_chat_template(
+            self._tokenizer,
+            messages,
+            self._template,
+            add_generation_prompt=True,
+            variables={"tools": self._schemas} if self._schemas else {},
+        )
+
     def _check_template(self) -> None:
         text = self._template.text or self._tokenizer.get_chat_template(tools=[])
-        if self.role == "tool" and not renders_tool_calls(text):
+        if self.role == "tool" and not renders_tool_calls(text, self._render_messages):
             raise self._unsupported("does not show tools, or asks for calls in another format")
 
     def _unsupported(self, problem: str) -> ConfigError:

@@ -14,6 +14,8 @@ from quintet.rollout.chat.thought_sections import format_response, response_patt
 Form = Literal["whole", "anywhere", "answer", "strict"]
 _ANSWER = r"<answer>(?P<answer>(?:(?!</?answer>).)*)</answer>"
 _THOUGHT = r"<think>(?:(?!</?think>).)*</think>\s*"
+_CLOSED_THOUGHTS = re.compile(r"\A(?:(?!<think>).)*?</think>|<think>.*?</think>", re.DOTALL)
+"""Thoughts with a closing tag; the prompt may have the opening tag of the first one."""
 _PLACEHOLDERS = {NUMBER: r"[+-]?\d{1,9}(?:\.\d{1,9})?", TEXT: r".+"}
 _ELEMENT = re.compile(rf"(<\w+){re.escape(TEXT)}(</\w+>)")
 _NUMBERED = re.compile(r"(\d{1,3})\s*(?:\((.*)\))?")
@@ -62,7 +64,8 @@ class ResponseFormat:
         self._numbers = numbers
         self._skip = skip_unknown
         self._thoughts = thoughts if think else None
-        thought = _THOUGHT if think and form != "answer" else ""
+        self._has_thought = think and form != "answer"
+        thought = _THOUGHT if self._has_thought else ""
         pattern = f"{thought}{_ANSWER}" if self._thoughts is None else response_pattern(self._thoughts, _ANSWER)
         self._pattern = re.compile(pattern, re.DOTALL)
         longest_first = sorted(filter(None, special), key=len, reverse=True)
@@ -89,7 +92,8 @@ class ResponseFormat:
         skipped, or ends the list of actions. Actions beyond the limit are dropped."""
         match, follows_format = self._match(text)
         if self._element is not None:
-            return self._parse_elements(text if match is None else match["answer"], follows_format)
+            answer = _CLOSED_THOUGHTS.sub("", text) if match is None else match["answer"]
+            return self._parse_elements(answer, follows_format)
         if match is None:
             return ParsedResponse((), valid=False)
         sections = {name: content.strip() for name, content in match.groupdict().items()}
@@ -124,12 +128,17 @@ class ResponseFormat:
 
     def _match(self, text: str) -> tuple[re.Match[str] | None, bool]:
         """Match of thoughts and answer, None if there is none that counts, and whether the format is followed."""
-        plain = (text if self._special is None else self._special.sub("", text)).strip()
-        match = full_match = self._pattern.fullmatch(plain)
+        match = full_match = self._pattern.fullmatch(self._plain(text))
         is_strict = self._form == "strict" or (self._form == "whole" and self._thoughts is None)
         if full_match is None and not is_strict:
-            match = self._pattern.search(plain)
+            # an answer in a thought is not one, where thoughts are no part of the pattern
+            outside = text if self._has_thought else _CLOSED_THOUGHTS.sub("", text)
+            match = self._pattern.search(self._plain(outside))
         return match, bool(full_match or (match and self._form not in ("whole", "strict")))
+
+    def _plain(self, text: str) -> str:
+        """Return a text without special tokens."""
+        return (text if self._special is None else self._special.sub("", text)).strip()
 
     def _action(self, text: str) -> str | None:
         """The env's name of an action, or the word itself if the action has placeholders; None if unknown."""

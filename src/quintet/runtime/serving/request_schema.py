@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from quintet.errors import nearest
 from quintet.records import StructuredOutput
-from quintet.rollout.chat.tool_calls import CALL_END, call_schema
+from quintet.rollout.chat.tool_calls import call_schema
 from quintet.runtime.serving.body_parts import (
     Function,
     Message,
@@ -167,7 +167,7 @@ class ChatBody(OpenAiBody):
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
     """Whether calls are parsed from completions, or forced by a structured output."""
     parallel_tool_calls: bool = True
-    """Whether a completion may have several calls."""
+    """Whether all calls of a completion are returned, or only the first."""
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
@@ -204,12 +204,6 @@ class ChatBody(OpenAiBody):
         if isinstance(self.tool_choice, NamedTool):
             return [function for function in functions if function.name == self.tool_choice.function.name]
         return functions if self.tool_choice == "required" else []
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """`stop` as a list, and the end of the first call if there may be only one."""
-        is_single = self.parses_tool_calls and not self.parallel_tool_calls and not self.forced_tools
-        return (*super().stops, CALL_END) if is_single else super().stops
 
     @property
     def structured_output(self) -> StructuredOutput | None:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from typing import Any
 
 from quintet.records import FinishReason
-from quintet.rollout.chat.tool_calls import ToolCall, ToolCallParser
+from quintet.rollout.chat.tool_calls import ToolCall, ToolCallParser, opens_thought
 from quintet.rollout.engines.async_engine import AsyncEngine, PartialResponse
 from quintet.runtime.serving.logprob_format import LOWEST_LOGPROB, LogprobFormat, TextOffsets
 from quintet.runtime.serving.request_handler import CompletionChoice, PendingCompletion, RequestHandler
@@ -100,13 +100,17 @@ class _ChoiceFormat:
         self._body = body
         self.is_chat = isinstance(body, ChatBody)
         self._logprobs = LogprobFormat(tokenizer, body)
+        self.max_calls = 1 if isinstance(body, ChatBody) and not body.parallel_tool_calls else None
+        """Maximum calls of a completion, of which further ones are dropped, as in vLLM; None sets no limit."""
 
     def full(self, index: int, choice: CompletionChoice) -> dict[str, Any]:
         """Return a completion that is not streamed."""
         generation = choice.generation
         text, calls = choice.answer.returned_text, list[ToolCall]()
-        if (parser := self.tool_call_parser()) is not None:
+        if (options := self._call_options(choice.prompt.tokens)) is not None:
+            parser = ToolCallParser(**options)
             text, calls = _joined(parser.update(text), parser.finish())
+            calls = calls[: self.max_calls]
         response: dict[str, Any] = {"index": index}
         response |= {"message": _message(text, calls)} if self.is_chat else {"text": text}
         output = (generation.tokens, generation.logprobs, generation.top_logprobs)
@@ -117,12 +121,17 @@ class _ChoiceFormat:
             response |= {} if self.is_chat else {"prompt_token_ids": choice.prompt.tokens}
         return response
 
-    def tool_call_parser(self) -> ToolCallParser | None:
+    def tool_call_parser(self, prompt: Sequence[int]) -> ToolCallParser | None:
         """Return a parser for one completion; None if tool calls are not parsed."""
+        options = self._call_options(prompt)
+        return None if options is None else ToolCallParser(**options)
+
+    def _call_options(self, prompt: Sequence[int]) -> dict[str, bool] | None:
+        """Return the options of `ToolCallParser`; None if tool calls are not parsed."""
         body = self._body
         if not isinstance(body, ChatBody) or not body.parses_tool_calls:
             return None
-        return ToolCallParser(forced=bool(body.forced_tools))
+        return {"forced": bool(body.forced_tools), "in_thought": opens_thought(prompt, self._tokenizer.decode)}
 
     def text_offsets(self) -> TextOffsets:
         """Return the positions of the tokens of one completion."""
@@ -178,7 +187,7 @@ class _EventStream:
         count = len(job.pending.requests)
         skip = body.skip_special_tokens
         self._texts = [StreamingText(handler.tokenizer, body.stops, skip_special_tokens=skip) for _ in range(count)]
-        self._parsers = [self._form.tool_call_parser() for _ in range(count)]
+        self._parsers = [self._form.tool_call_parser(job.prompt_of(index).tokens) for index in range(count)]
         self._offsets = [self._form.text_offsets() for _ in range(count)]
         self._num_sent, self._num_calls = [0] * count, [0] * count
         self._choices: list[CompletionChoice | None] = [None] * count
@@ -220,7 +229,9 @@ class _EventStream:
         parser = self._parsers[index]
         if parser is None:
             return text, []
-        return _joined(parser.update(text), parser.finish()) if is_last else parser.update(text)
+        text, calls = _joined(parser.update(text), parser.finish()) if is_last else parser.update(text)
+        limit = self._form.max_calls
+        return text, calls if limit is None else calls[: limit - min(limit, self._num_calls[index])]
 
     def last(self) -> Iterator[dict[str, Any]]:
         """Yield the events after the last part, and record the completions in the session."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from quintet.data.chat_template_renderer import TemplateLimitError, TemplateRenderingError, render_chat_template
 from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.chat.image_prompts import ImagePrompts
-from quintet.rollout.chat.tool_calls import FORCED_START, overlap, renders_tool_calls
+from quintet.rollout.chat.tool_calls import FORCED_START, PROBE_TOOL, overlap, renders_tool_calls
 from quintet.runtime.serving.body_parts import Message
 from quintet.runtime.serving.request_schema import ChatBody, RequestError
 from quintet.runtime.serving.token_bytes import TokenBytes
@@ -112,7 +113,7 @@ class ChatTokenizer:
         self._check_variables(body.chat_template_kwargs)
         if body.tools and "tools" not in template:
             raise RequestError("tools: the chat template does not support tools", param="tools")
-        if body.parses_tool_calls and not renders_tool_calls(template):
+        if body.parses_tool_calls and not self._reads_tool_calls:
             message = 'calls in the format of this chat template are not parsed: with "none" they remain text'
             raise RequestError(f"tool_choice: {message}", param="tool_choice")
         tools = [tool.model_dump(exclude_none=True) for tool in body.tools]
@@ -131,6 +132,12 @@ class ChatTokenizer:
         if not all(marker in text for marker in markers):
             raise RequestError("messages: the chat template does not show all images", param="messages")
         return text + FORCED_START if body.forced_tools else text
+
+    @cached_property
+    def _reads_tool_calls(self) -> bool:
+        """Whether calls in the format of the chat template are parsed."""
+        render, variables = partial(render_chat_template, self._tokenizer), {"tools": [PROBE_TOOL]}
+        return renders_tool_calls(self.template, partial(render, add_generation_prompt=False, variables=variables))
 
     def _check_variables(self, names: Mapping[str, Any]) -> None:
         for name in names:

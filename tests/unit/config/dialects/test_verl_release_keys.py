@@ -85,7 +85,7 @@ COMPUTED: list[tuple[str, Any, str, Any, dict[str, Any]]] = [
     (f"{TURNS}.max_user_turns", 5, "rollout.max_turns", 6, CALLS),
     (f"{TURNS}.max_parallel_calls", 3, "rollout.tool_calls.max_parallel_calls", 3, CALLS),
     (f"{TURNS}.max_tool_response_length", 99, "rollout.tool_calls.max_result_chars", 99, CALLS),
-    (f"{TURNS}.tool_response_truncate_side", "left", "rollout.tool_calls.kept_part", "start", CALLS),
+    (f"{TURNS}.tool_response_truncate_side", "left", "rollout.tool_calls.kept_part", "end", CALLS),
     ("model_engine", "megatron", "actor.backend", "megatron", {}),
     (f"{ACTOR}.tis_imp_ratio_cap", 5, "algorithm.correction.upper", 5.0, {}),
 ]  # fmt: skip
@@ -268,6 +268,10 @@ def test_tools_of_verl_keep_its_turns_rewards_and_file(tmp_path: Path) -> None:
     # verl only passes rewards of tools on to the reward function, and its tools have time limits of their own
     assert (rollout.tool_calls.reward_weight, rollout.tool_calls.timeout_seconds) == (0.0, 300.0)
     assert not {"rollout.tool_calls.file", "rollout.max_turns"} & set(translated(found, "verl").lost)
+    # verl changed the meaning of the side
+    for side, said in (("left", 1), ("right", 1), ("middle", 0)):
+        sided = converted(tmp_path, "verl", changed(PPO, {**CALLS, f"{TURNS}.tool_response_truncate_side": side}))
+        assert sum("until 0.7 it kept the" in remark for remark in sided.composed.remarks) == said
     # without a limit of turns, each has at least one token
     unlimited = converted(tmp_path, "verl", changed(PPO, {**CALLS, "data.max_response_length": 300}))
     assert natively(unlimited, "rollout.max_turns") == 300

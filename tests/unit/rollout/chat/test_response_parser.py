@@ -59,6 +59,7 @@ DRAWING = '<svg viewBox="0 0 1 1"><g/></svg>'
         (f"<think>a</think><answer> ```{DRAWING}``` </answer>", (DRAWING,), True),
         (f"<think>a</think><answer>{DRAWING}~~{DRAWING}</answer>", (DRAWING,), True),
         (f"Here it is: {DRAWING}, or {DRAWING}", (DRAWING,), False),
+        (f"<think><svg>a</svg></think>Here it is: {DRAWING}", (DRAWING,), False),
         ("<think>a</think><answer>none</answer>", ("",), False),
         ("<think>a</think><answer><svg viewBox", ("",), False),
         ("", ("",), False),
@@ -98,6 +99,16 @@ def reads(**options: object) -> ResponseFormat:
         ("anywhere", "so <answer>Up</answer>", ()),
         ("answer", "a</think> so <answer>Up</answer> and <answer>Down</answer>", ("Up",)),
         ("answer", "Up", ()),
+        ("answer", "<think>or <answer>Left</answer>?</think> <answer>Up</answer>", ("Up",)),
+        ("answer", "or <answer>Left</answer>?</think> <answer>Up</answer>", ("Up",)),
+        ("answer", "<think>a</think><think><answer>Left</answer></think><answer>Up</answer>", ("Up",)),
+        ("answer", "<think>only <answer>Left</answer></think> no", ()),
+        # without its end, a thought ends with the answer
+        ("answer", "<think>so <answer>Up</answer>", ("Up",)),
+        ("answer", "<answer>Up</answer> or <think><answer>Left</answer></think>", ("Up",)),
+        ("anywhere", "<think>or <answer>Left</answer>?</think><answer>Up</answer>", ("Up",)),
+        ("anywhere", "<think>Left || Left</think> <answer>Up || Down</answer>", ("Up",)),
+        ("whole", "<think>or <answer>Left</answer>?</think><answer>Up</answer>", ("Up",)),
     ],
 )
 def test_response_forms(form: str, text: str, actions: tuple[str, ...]) -> None:
@@ -144,6 +155,20 @@ def test_a_strict_format_also_holds_for_thoughts_with_sections() -> None:
     assert (parsed.actions, parsed.valid) == (("Up",), False)
     assert reads(thoughts="grounding", response_format="strict").parse(text) == ParsedResponse((), valid=False)
     assert reads(thoughts="grounding", response_format="strict").parse(text.removeprefix("So: ")).valid
+
+
+def test_thoughts_are_known_by_tags_that_are_special_tokens() -> None:
+    special = ("<think>", "</think>", "<pad>")
+    options = {"response_format": "answer", "strip_special_tokens": True}
+    form = ResponseFormat.from_config(RolloutConfig.model_validate(options), MOVES, special)
+    assert form.parse("<think><answer>Left</answer></think><answer>U<pad>p</answer>").actions == ("Up",)
+
+
+def test_an_answer_in_a_thought_is_not_one_where_no_thoughts_are_demanded() -> None:
+    parsed = reads(response_format="anywhere", think=False).parse(
+        "<think><answer>Left</answer></think><answer>Up</answer>"
+    )
+    assert parsed.actions == ("Up",)
 
 
 def test_letter_case_can_matter() -> None:

@@ -41,6 +41,7 @@ TOOLS, TOOL_FILE, ASSISTANT_TURNS, USER_TURNS = (
     f"{ROLLOUT}.multi_turn.{key}" for key in ("enable", "tool_config_path", "max_assistant_turns", "max_user_turns")
 )
 TOOL_FUNCTIONS, USER_FILE = (f"{ROLLOUT}.multi_turn.{key}" for key in ("function_tool_path", "interaction_config_path"))
+TRUNCATE_SIDE = f"{ROLLOUT}.multi_turn.tool_response_truncate_side"
 AGENT_LOOP = f"{ROLLOUT}.agent.default_agent_loop"
 LOOPS = ("single_turn_agent", "tool_agent")
 ROLLOUT_MODE = f"{ROLLOUT}.mode"
@@ -163,6 +164,12 @@ def tools_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     limits = [values[f"{ROLLOUT}.response_length"], assistant, None if user is None else user + 1]
     turns = min(limit for limit in limits if limit is not None)
     native.set("rollout.max_turns", turns, ASSISTANT_TURNS, USER_TURNS)
+    if values.is_set(TRUNCATE_SIDE) and values[TRUNCATE_SIDE] != "middle":
+        kept, before = ("end", "beginning") if values[TRUNCATE_SIDE] == "left" else ("beginning", "end")
+        native.remarks.append(
+            f"{values.describe(TRUNCATE_SIDE)} keeps the {kept} of a long result, as in verl since 0.8; until 0.7 it "
+            f"kept the {before}"
+        )
 
 
 def _file_field(key: str) -> str:
