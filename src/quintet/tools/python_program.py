@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from quintet.rewards.verifiers import code
+from quintet.rewards.verifiers.code_extraction import extract_program
 from quintet.tools.tool import ToolEpisode
 
 
@@ -29,7 +30,7 @@ class PythonProgram:
             ConfinementError: programs cannot be confined on this machine.
         """
         code.check_confinement()
-        program = code.extract_program(str(arguments.get("code", "")))
+        program = extract_program(str(arguments.get("code", "")))
         result = code.run(program, "", code.TEST_SECONDS, with_errors=True)
         ending = f"\nno end after {code.TEST_SECONDS:g} s: the program was stopped" if result.status is None else ""
         return f"{result.output.strip()}{ending}".strip()

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-import re
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from typing import IO, Any, Final
 
 from quintet.rewards import time_budget
 from quintet.rewards.score import WRONG, Score
+from quintet.rewards.verifiers.code_extraction import extract_program
 from quintet.rewards.verifiers.code_tests import Case, parse_tests
 from quintet.sandbox import seccomp
 
@@ -30,7 +30,6 @@ RESERVED_SHARE: Final = 0.15
 """Share of the response's time budget in which no test runs, so that the verification itself ends in time."""
 CONFINEMENT_FAILED: Final = 97
 """Exit status of `quintet.sandbox.seccomp`."""
-FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 PYTHON = (sys.executable, "-I", "-B")
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
@@ -44,7 +43,7 @@ class Run:
 
 
 def verify(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
-    """Score the share of tests that the last code block passes; without a block the whole text is the program.
+    """Score the share of tests that the last program of the text passes, see `extract_program`.
 
     A program that hangs, dies or exceeds its limits fails the test; the verification itself does not fail.
 
@@ -57,12 +56,6 @@ def verify(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
     passed = sum(run_tests(cases, program))
     score = passed / len(cases) if program.strip() else WRONG
     return Score(score, reward_components={"tests": float(len(cases)), "passed": float(passed)})
-
-
-def extract_program(text: str) -> str:
-    """Return the last fenced code block, closed or truncated, or else the whole text."""
-    blocks: list[str] = FENCE.findall(text)
-    return blocks[-1] if blocks else text
 
 
 def run_tests(cases: Sequence[Case], program: str, seconds: float = TEST_SECONDS) -> Iterator[bool]:

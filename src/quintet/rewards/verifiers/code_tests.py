@@ -1,4 +1,4 @@
-"""Tests of a data row in the formats of common datasets, and the comparison of program output."""
+"""Tests of a data row in the formats of common datasets."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any, Protocol
 
-from quintet.rewards.answer_extraction import parse_number
+from quintet.rewards.verifiers.code_comparison import parse_json, same_output, same_result
 
 ASSERTS = ("asserts", "assert_case", "test_list", "assert_code")
 
@@ -40,26 +39,7 @@ class InputOutput:
         return solution
 
     def accepts(self, output: str) -> bool:
-        lines, expected = _lines(output), _lines(self.expected)
-        return lines == expected or (len(lines) == len(expected) and all(map(_same_words, lines, expected)))
-
-
-def _lines(text: str) -> list[str]:
-    """Split into lines without surrounding whitespace and trailing empty lines."""
-    return [line.strip() for line in text.strip().splitlines()]
-
-
-def _same_words(line: str, expected: str) -> bool:
-    """Compare word by word, decimal numbers within a relative difference of 1e-6."""
-    a, b = line.split(), expected.split()
-    return len(a) == len(b) and all(x == y or _is_close(x, y) for x, y in zip(a, b, strict=True))
-
-
-def _is_close(word: str, expected: str) -> bool:
-    if "." not in word + expected:
-        return False
-    a, b = parse_number(word), parse_number(expected)
-    return a is not None and b is not None and abs(a - b) * 1_000_000 <= max(abs(b), Fraction(1))
+        return same_output(output, self.expected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +66,10 @@ class Call:
     def accepts(self, output: str) -> bool:
         _, token, result = output.rpartition(self.token)
         try:
-            value = json.loads(result)
-        except ValueError:
+            value = parse_json(result)
+        except (ValueError, RecursionError):
             return False
-        return bool(token) and bool(value == self.expected or [value] == self.expected)
+        return bool(token) and same_result(value, self.expected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +108,7 @@ def parse_tests(ground_truth: Any, extra: Mapping[str, Any]) -> list[Case]:
 def _parse_json(ground_truth: Any) -> Any:
     if isinstance(ground_truth, str) and ground_truth.lstrip()[:1] in ("{", "["):
         try:
-            return json.loads(ground_truth)
+            return parse_json(ground_truth)
         except ValueError:
             return ground_truth
     return ground_truth
@@ -166,7 +146,7 @@ def _case(stdin: Any, stdout: Any, name: str | None) -> Case:
 def _arguments(value: Any) -> list[Any]:
     """Parse arguments: a list, or text with JSON on each line."""
     if isinstance(value, str):
-        return [json.loads(line) for line in value.splitlines() if line.strip()]
+        return [parse_json(line) for line in value.splitlines() if line.strip()]
     return list(value)
 
 
@@ -174,7 +154,7 @@ def _value(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return parse_json(value)
     except ValueError:
         return value
 
