@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import json
-import secrets
+import builtins
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from quintet.rewards.verifiers.code_comparison import parse_json, same_output, same_result
+from quintet.sandbox.program_runner import NoResultError, ProgramRunner
 
 ASSERTS = ("asserts", "assert_case", "test_list", "assert_code")
 
@@ -18,14 +18,11 @@ class Case(Protocol):
     """Test of a program."""
 
     @property
-    def stdin(self) -> str:
-        """Standard input of the program."""
+    def names(self) -> Sequence[str]:
+        """Functions or classes that the program must define."""
 
-    def program(self, solution: str) -> str:
-        """Return the program to run for a solution."""
-
-    def accepts(self, output: str) -> bool:
-        """Return whether the output is correct."""
+    def passes(self, runner: ProgramRunner, program: str, seconds: float) -> bool:
+        """Return whether a program passes the test in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +31,14 @@ class InputOutput:
 
     stdin: str
     expected: str
+    names: Sequence[str] = ()
 
-    def program(self, solution: str) -> str:
-        return solution
+    def passes(self, runner: ProgramRunner, program: str, seconds: float) -> bool:
+        run = runner.run_script(program, self.stdin, seconds)
+        return run.status == 0 and self.accepts(run.output)
 
     def accepts(self, output: str) -> bool:
+        """Return whether the output is correct."""
         return same_output(output, self.expected)
 
 
@@ -49,43 +49,33 @@ class Call:
     name: str
     arguments: Sequence[Any]
     expected: Any
-    stdin: str = ""
-    token: str = field(default_factory=lambda: secrets.token_hex(8))
 
-    def program(self, solution: str) -> str:
-        call = json.dumps([self.name, list(self.arguments)])
-        lines = [
-            "import json as _json",
-            f"_name, _arguments = _json.loads({call!r})",
-            "_owner = Solution() if 'Solution' in globals() else None",
-            "_function = getattr(_owner, _name) if hasattr(_owner, _name) else globals()[_name]",
-            f"print({self.token!r} + _json.dumps(_function(*_arguments)))",
-        ]
-        return "\n".join([solution, *lines, ""])
+    @property
+    def names(self) -> Sequence[str]:
+        return [self.name]
 
-    def accepts(self, output: str) -> bool:
-        _, token, result = output.rpartition(self.token)
+    def passes(self, runner: ProgramRunner, program: str, seconds: float) -> bool:
         try:
-            value = parse_json(result)
-        except (ValueError, RecursionError):
+            return self.accepts(runner.call(program, self.name, self.arguments, seconds))
+        except NoResultError:
             return False
-        return bool(token) and same_result(value, self.expected)
+
+    def accepts(self, result: Any) -> bool:
+        """Return whether the result is correct."""
+        return same_result(result, self.expected)
 
 
 @dataclass(frozen=True, slots=True)
 class Assertion:
-    """Statements after the program that raise if it is wrong."""
+    """Statements that use the program's names and raise if it is wrong."""
 
     statements: str
-    stdin: str = ""
-    token: str = field(default_factory=lambda: secrets.token_hex(8))
+    names: Sequence[str] = ()
+    preamble: str = ""
+    """Imports of the program and the statements."""
 
-    def program(self, solution: str) -> str:
-        # a program that exits early does not reach the last line
-        return "\n".join([solution, self.statements, f"print({self.token!r})", ""])
-
-    def accepts(self, output: str) -> bool:
-        return output.rstrip().endswith(self.token)
+    def passes(self, runner: ProgramRunner, program: str, seconds: float) -> bool:
+        return runner.run_tests(program, self.statements, seconds, preamble=self.preamble, subjects=self.names)
 
 
 def parse_tests(ground_truth: Any, extra: Mapping[str, Any]) -> list[Case]:
@@ -173,7 +163,21 @@ def _assertions(text: str, extra: Mapping[str, Any]) -> Iterator[Case]:
     before = [ast.unparse(node) for node in statements if not isinstance(node, ast.Assert)]
     assertions = [ast.unparse(node) for node in statements if isinstance(node, ast.Assert)]
     has_check = any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in statements)
-    if has_check and not assertions and extra.get("entry_point"):
-        assertions = [f"check({extra['entry_point']})"]
+    entry_point = extra.get("entry_point")
+    if has_check and not assertions and entry_point:
+        assertions = [f"check({entry_point})"]
+    names = [str(entry_point)] if entry_point else _called_names(statements)
     for assertion in assertions or ["pass"] * bool(before):
-        yield Assertion("\n".join([*before, assertion]))
+        yield Assertion("\n".join([*before, assertion]), names)
+
+
+def _called_names(statements: Sequence[ast.stmt]) -> list[str]:
+    """Return the names that assertions call and that neither the statements define nor Python has."""
+    nodes = [node for statement in statements for node in ast.walk(statement)]
+    called = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    imported = {
+        alias.asname or alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assigned = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return sorted(name for name in called - defined - imported - assigned if not hasattr(builtins, name))
