@@ -306,6 +306,7 @@ class TestNamespace(dict[str, Any]):
         names = {str(name) for name in peer.request("names")}
         used = _used_names(statements)
         self._subjects = {*subjects, *_subjects(used, names, self._common)}
+        sys.modules["solution"] = _solution_module(peer, names)
         # the bodies of classes look names up without `__missing__`
         for name in used & (names | self._common.keys()):
             value = self[name] if not hasattr(builtins, name) or name in self._subjects else getattr(builtins, name)
@@ -319,6 +320,19 @@ class TestNamespace(dict[str, Any]):
             if hasattr(builtins, name):
                 raise KeyError(name)
         return self._peer.request("value", name)
+
+
+def _solution_module(peer: Peer, names: set[str]) -> ModuleType:
+    """Return the program as a module, from which tests may import its names."""
+
+    def attribute(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"the program has no {name}")
+        return peer.request("value", name)
+
+    module = ModuleType("solution")
+    module.__dict__.update(__getattr__=attribute, __all__=sorted(names))
+    return module
 
 
 def _used_names(statements: str) -> set[str]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintet.rewards.verifiers.code_comparison import parse_json, same_output, same_result, same_value
+from quintet.rewards.verifiers.code_comparison import parse_literal, same_output, same_result, same_value
 
 
 @pytest.mark.parametrize(
@@ -88,5 +88,8 @@ def test_a_float_equals_itself_however_it_is_written(value: float) -> None:
     assert same_value(value, float(f"{value:.17g}"))
 
 
-def test_long_integers_are_parsed() -> None:
-    assert parse_json("[" + "7" * 5000 + "]")[0] % 10 == 7
+def test_literals_are_json_or_python() -> None:
+    assert parse_literal("(1, True)") == (1, True)
+    with pytest.raises(ValueError, match="neither JSON nor"):
+        parse_literal("f(2)")
+    assert parse_literal("[" + "7" * 5000 + "]")[0] % 10 == 7

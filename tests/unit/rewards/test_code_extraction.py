@@ -56,6 +56,8 @@ def test_every_spelling_of_the_language_is_python(fence: str, info: str) -> None
         f"Here it is: {FENCED}\nDone.",
         f"```python  \n{PROGRAM}`````   \n",
         f"<think>```python\nprint(0)\n```</think>{FENCED}",
+        f"[THINK]```python\nprint(0)\n```[/THINK]{FENCED}",
+        f"<think>{FENCED}</think>{FENCED}\n<think>Done?</think>{FENCED}",
         f"```python\nprint(0)\n```\n</think>\n\n{PROGRAM}",
         PROGRAM,
     ],
@@ -80,7 +82,9 @@ def test_the_program_that_defines_the_tested_function_comes_before_its_usage() -
     assert extract_program(text, ["g"]) == "print(f(2))\n"
 
 
-@pytest.mark.parametrize("text", [f"<think>{FENCED}</think> Nothing.", "```cpp\nint main() {}\n```", "```\n", ""])
+@pytest.mark.parametrize(
+    "text", [f"<think>{FENCED}</think> Nothing.", f"<think>\n{FENCED}", "```cpp\nint main() {}\n```", "```\n", ""]
+)
 def test_there_may_be_no_program(text: str) -> None:
     assert extract_program(text).strip() in ("", "Nothing.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
@@ -130,13 +131,20 @@ def same_result(result: Any, expected: Any) -> bool:
     return same_value(result, expected) or (len(wrapped) == 1 and same_value(result, wrapped[0]))
 
 
-def parse_json(text: str) -> Any:
-    """Parse JSON with integers of any length.
+def parse_literal(text: str) -> Any:
+    """Parse JSON with integers of any length, or a Python literal.
 
     Raises:
-        ValueError: the text is not JSON.
+        ValueError: the text is neither.
     """
-    return json.loads(text, parse_int=_parse_int)
+    try:
+        return json.loads(text, parse_int=_parse_int)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError) as error:
+        raise ValueError(f"{text!r:.80} is neither JSON nor a Python literal") from error
 
 
 def _parse_int(digits: str) -> int:

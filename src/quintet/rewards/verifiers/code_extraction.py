@@ -24,10 +24,15 @@ MAX_ENDS: Final = 8
 """Further ends that are tried for a block that does not end where CommonMark ends it."""
 MAX_BLOCKS: Final = 64
 """Only the last blocks of a response are considered."""
-THINKING_END: Final = "</think>"
+THOUGHT_TAGS: Final = (
+    *(("<think>", "</think>"), ("<thinking>", "</thinking>"), ("<seed:think>", "</seed:think>")),
+    *(("[THINK]", "[/THINK]"), ("<|begin_of_thought|>", "<|end_of_thought|>")),
+)
+THOUGHT_END = re.compile("|".join(re.escape(end) for _, end in THOUGHT_TAGS))
+THOUGHT_START: Final = tuple(start for start, _ in THOUGHT_TAGS)
 PYTHON_TAG = re.compile(r"[{.\s]*(?:i?python|cpython|pypy|py)(?:[-.]?\d[\d.]*)?(?![\w-])|\S*\.py\b", re.IGNORECASE)
 """Info strings of Python: `python3`, `Python 3`, `{.python}`, `py title=…`, `main.py`."""
-THINKING_BEFORE_FENCE = re.compile(r"(?<=</think>)[ \t]*(?=```|~~~)")
+THOUGHT_BEFORE_FENCE = re.compile(rf"({THOUGHT_END.pattern})[ \t]*(?=```|~~~)")
 OPENING = re.compile(r"(`{3,}|~{3,})[ \t]*([^`\n]*?)[ \t]*$")
 """Opening fence at the end of any line, also behind other text."""
 FENCE_LINE = re.compile(r"[ \t>]*(`{3,}|~{3,})")
@@ -53,11 +58,11 @@ def extract_program(text: str, names: Sequence[str] = ()) -> str:
     """Return the last complete Python program of a response, preferably one that defines all `names`.
 
     Blocks tagged as Python come first, then untagged ones. Without any block the text itself is the program. Text
-    before the last `</think>` does not count.
+    before the last `</think>` does not count, nor do thoughts without end.
     """
     parser = _Parser()
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    answer = answer_part(THINKING_BEFORE_FENCE.sub("\n", text), parser)
+    answer = answer_part(THOUGHT_BEFORE_FENCE.sub(r"\1\n", text), parser)
     if "```" not in answer and "~~~" not in answer:
         return answer
     if parser.rank(answer):
@@ -77,16 +82,15 @@ def _choose(programs: Sequence[str], names: Sequence[str], parser: _Parser) -> s
 
 
 def answer_part(text: str, parser: _Parser | None = None) -> str:
-    """Return the text after the last `</think>` that is not part of a program."""
+    """Return the text after the last end of thoughts that is not part of a program; nothing of thoughts without end."""
     parser = parser or _Parser()
-    end = text.rfind(THINKING_END)
-    if end < 0:
-        return text
-    programs = [block for block in fenced_blocks(text) if THINKING_END in block.content]
+    ends = list(THOUGHT_END.finditer(text))
+    programs = [block for block in (fenced_blocks(text) if ends else ()) if THOUGHT_END.search(block.content)]
     spans = [range(block.start, block.end) for block in programs if parser.rank(block.content)]
-    while end >= 0 and spans and any(text.count("\n", 0, end) in span for span in spans):
-        end = text.rfind(THINKING_END, 0, end)
-    return text[end + len(THINKING_END) :] if end >= 0 else text
+    for end in reversed(ends):
+        if not spans or not any(text.count("\n", 0, end.start()) in span for span in spans):
+            return text[end.end() :]
+    return "" if text.lstrip().startswith(THOUGHT_START) else text
 
 
 def python_blocks(text: str) -> list[str]:

@@ -9,7 +9,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from quintet.rewards.verifiers.code_comparison import INTEGER, parse_json
+from quintet.rewards.verifiers.code_comparison import INTEGER, parse_literal
+from quintet.rewards.verifiers.code_extraction import parse_python
 from quintet.rewards.verifiers.code_tests import Assertion, Call, Case, InputOutput
 
 TEXT_PREAMBLE = "import asyncio, json, re, time, traceback, uuid\nfrom typing import Any, Dict, List, Optional, Tuple\n"
@@ -91,19 +92,21 @@ def parse_test_cases(case_type: str, test_cases: Any, function: str | None) -> l
     tests = _parse(test_cases)
     name = "" if function in (None, "None") else str(function)
     kinds: Mapping[str, Callable[[], Iterator[Case]]] = {
+        "input": lambda: (_input_output(test, name) for test in tests),
         "assert": lambda: map(_assertion, tests),
         "pytest": lambda: map(_assertion, tests),
         "check_based": lambda: _checks(tests[0]),
     }
-    make = kinds.get(case_type, lambda: (_input_output(test, name) for test in tests))
+    if case_type not in kinds:
+        raise ValueError(f"case_type {case_type!r} is unknown; known: {', '.join(kinds)}, text")
     try:
-        return list(make())
+        return list(kinds[case_type]())
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"test_cases of case_type {case_type!r} lack an entry: {error!r}") from error
 
 
 def _parse(test_cases: Any) -> list[Any]:
-    tests = parse_json(test_cases) if isinstance(test_cases, str) else test_cases
+    tests = parse_literal(test_cases) if isinstance(test_cases, str) else test_cases
     if not isinstance(tests, list | tuple) or not tests:
         raise ValueError("the row has no tests: test_cases must be a list, or its JSON")
     return list(tests)
@@ -117,7 +120,7 @@ def text_tests(test_cases: Any, response: str) -> list[Case]:
     """
     tests = _parse(test_cases)
     statements = [str(test["assert_code"] if isinstance(test, Mapping) else test) for test in tests]
-    return [Assertion(TEXT_PREAMBLE + code.replace("{response}", response)) for code in statements]
+    return [Assertion(TEXT_PREAMBLE + _checked(code.replace("{response}", response))) for code in statements]
 
 
 def text_literal(text: str) -> str | None:
@@ -140,14 +143,16 @@ def _input_output(test: Mapping[str, Any], name: str) -> Case:
     stdin, expected = test["stdin"], test["expected_stdout"]
     if not name:
         return Output(_joined(stdin), _joined(expected))
-    arguments = [parse_json(line) for line in stdin.split("\n") if line.strip()]
+    arguments = [parse_literal(line) for line in stdin.split("\n") if line.strip()]
     if arguments and (mapping := _number_keys(arguments[0])) is not None:
         # JSON has no keys that are numbers; such a mapping is the only argument
         arguments = [mapping]
-    return FunctionCall(name, arguments, _expected(parse_json(expected)))
+    return FunctionCall(name, arguments, _expected(parse_literal(expected)))
 
 
 def _joined(lines: Any) -> str:
+    if lines is None or isinstance(lines, Mapping):
+        raise TypeError(f"{lines!r:.80} is no text")
     return "\n".join(lines) if isinstance(lines, list | tuple) else str(lines)
 
 
@@ -169,12 +174,22 @@ def _assertion(test: Mapping[str, Any]) -> Case:
     """Run assertions after the program, and the test functions that they define."""
     code = test["assert_code"]
     names = re.findall(r"^[ \t]*def (test_[^(\n]*)", code, re.MULTILINE)
-    return Assertion("\n".join([code, *(f"{name}()" for name in names)]))
+    return Assertion(_checked("\n".join([code, *(f"{name}()" for name in names)])))
+
+
+def _checked(statements: str) -> str:
+    if parse_python(statements) is None:
+        raise ValueError(f"the tests of the row are not Python: {statements!r:.80}")
+    return statements
 
 
 def _checks(test: Mapping[str, Any]) -> Iterator[Case]:
     """Yield one test per line of the body of `check`: a `check` with only this line."""
     lines = [line for line in test["assert_code"].split("\n") if line]
     name = test.get("entry_point", "candidate")
-    for line in lines[1:] or [""]:
-        yield Assertion("\n".join([lines[0], line, f"check({name})"]), [name], test.get("import_prefix") or "")
+    preamble = test.get("import_prefix") or ""
+    parts = ["\n".join([lines[0], line, f"check({name})"]) for line in lines[1:] or [""]]
+    if any(parse_python(part) is None for part in parts):
+        # statements of several lines, with which ROLL rejects all programs
+        parts = [_checked("\n".join([*lines, f"check({name})"]))]
+    yield from (Assertion(part, [name], preamble) for part in parts)
