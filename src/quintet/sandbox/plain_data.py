@@ -20,6 +20,8 @@ from fractions import Fraction
 from typing import Any, Final
 
 MAX_JSON_INT: Final = 2**63
+MAX_INT_CHARS, MAX_FRACTION_BITS, MAX_DECIMAL_CHARS, MAX_FIELDS = 1_000_000, 100_000, 10_000, 256
+"""Limits of single values, with which decoding and comparing them takes little time."""
 DECIMAL: Final = re.compile(r"[+-]?[0-9]+(?:\.[0-9]+)?(?:E[+-]?[0-9]{1,4})?|[+-]?Infinity|NaN")
 DTYPE: Final = re.compile(r"[<>|=]?[biufcUS][0-9]{1,4}")
 BUILTIN_TYPES: Final = {value: name for name, value in vars(builtins).items() if isinstance(value, type)}
@@ -205,11 +207,26 @@ def _same_contents(a: list[Any], b: list[Any]) -> bool:
 
 
 def _named_tuple(decode: Callable[[Any], Any], name: str, fields: list[str], items: list[Any]) -> Any:
+    if len(fields) > MAX_FIELDS:
+        raise ValueError("a tuple has too many fields")
     return collections.namedtuple(name, fields)(*map(decode, items))
 
 
+def _integer(_: Any, text: str) -> int:
+    if len(text) > MAX_INT_CHARS:
+        raise ValueError("an integer is too long")
+    return int(text, 16)
+
+
+def _fraction(decode: Callable[[Any], Any], a: Any, b: Any) -> Fraction:
+    numerator, denominator = decode(a), decode(b)
+    if max(numerator.bit_length(), denominator.bit_length()) > MAX_FRACTION_BITS:
+        raise ValueError("a fraction is too long")
+    return Fraction(numerator, denominator)
+
+
 def _decimal(_: Any, text: str) -> Decimal:
-    if not DECIMAL.fullmatch(text):
+    if len(text) > MAX_DECIMAL_CHARS or not DECIMAL.fullmatch(text):
         raise ValueError("not a number of moderate size")
     return Decimal(text)
 
@@ -256,13 +273,13 @@ _ENCODERS: Final[Mapping[type, Callable[[Encode, Any], Any]]] = {
     type(...): lambda _, __: ["..."],
 }
 _DECODERS: Final[Mapping[str, Callable[..., Any]]] = {
-    "i": lambda _, text: int(text, 16),
+    "i": _integer,
     "t": lambda decode, items: tuple(map(decode, items)),
     "fs": lambda decode, items: frozenset(map(decode, items)),
     "b64": lambda _, text: base64.b64decode(text),
     "c": lambda _, real, imag: complex(float(real), float(imag)),
     "dec": _decimal,
-    "fr": lambda decode, a, b: Fraction(decode(a), decode(b)),
+    "fr": _fraction,
     "range": lambda decode, *bounds: range(*map(decode, bounds)),
     "slice": lambda decode, *bounds: slice(*map(decode, bounds)),
     "dt": lambda _, text: datetime.datetime.fromisoformat(text),

@@ -60,6 +60,8 @@ class ProgramRunner:
         self._count = 0
         self._statuses: dict[int, int] = {}
         self._lock = threading.Lock()
+        self.is_lost = False
+        """The fork server has died."""
 
     def close(self) -> None:
         """End all processes."""
@@ -97,12 +99,18 @@ class ProgramRunner:
     ) -> bool:
         """Return whether statements that use a program's names raise no exception.
 
-        They run in another process than the program. `preamble` runs in both before. `subjects` are names that are
-        the program's even if they are those of builtins.
+        They run in another process than the program, which may be empty if they use no names of it. `preamble` runs in
+        both before. `subjects` are names that are the program's even if they are those of builtins.
         """
         deadline = time.monotonic() + seconds
         program = {"role": "program", "source": source, "preamble": preamble}
-        tests = {"role": "tests", "statements": statements, "preamble": preamble, "subjects": [*subjects]}
+        tests: dict[str, Any] = {
+            "role": "tests",
+            "statements": statements,
+            "preamble": preamble,
+            "subjects": [*subjects],
+        }
+        tests["has_program"] = bool(source.strip())
         ours, theirs = socket.socketpair()
         with self._lock, ours, theirs, ExitStack() as stack:
             process = stack.enter_context(_Process(self, tests, [ours.fileno()], seconds))
@@ -117,7 +125,11 @@ class ProgramRunner:
         """Fork a process; return its number and the connection to it."""
         self._count += 1
         setup = {"cpu_seconds": math.ceil(seconds) + 1, "memory": MEMORY_BYTES}
-        return self._count, self._server.fork(self._count, setup)
+        try:
+            return self._count, self._server.fork(self._count, setup)
+        except OSError:
+            self.is_lost = True
+            raise
 
     def kill(self, number: int) -> int:
         """Kill a process unless it has ended, and return its exit status."""
@@ -134,8 +146,15 @@ class ProgramRunner:
             if left <= 0:
                 return None
             if select.select([self._server.connection], [], [], min(left, 3600.0))[0]:
-                self._statuses.update((each["died"], each["status"]) for each in self._server.exits())
+                self._receive_exits()
         return self._statuses[number]
+
+    def _receive_exits(self) -> None:
+        try:
+            self._statuses.update((each["died"], each["status"]) for each in self._server.exits())
+        except OSError:
+            self.is_lost = True
+            raise
 
 
 class _Process:
@@ -205,7 +224,8 @@ def program_runner() -> ProgramRunner:
     Raises:
         ConfinementError: programs cannot be confined on this machine.
     """
-    if os.getpid() not in _runners:
+    runner = _runners.get(os.getpid())
+    if runner is None or runner.is_lost:
         _runners[os.getpid()] = ProgramRunner()
     check_confinement()
     return _runners[os.getpid()]

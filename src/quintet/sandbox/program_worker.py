@@ -16,6 +16,7 @@ import ast
 import asyncio
 import atexit
 import builtins
+import importlib
 import io
 import json
 import linecache
@@ -26,7 +27,9 @@ import socket
 import sys
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import ModuleType
 from typing import Any, Final, NoReturn
 
@@ -78,6 +81,12 @@ COMPARISONS: Final = frozenset(
     }
 )
 """Common names by which tests compare results: a program that defines them as well does not decide."""
+COMPARING_BUILTINS: Final = frozenset(
+    {"abs", "round", "len", "sorted", "all", "any", "isinstance", "type", "list", "set", "tuple", "dict", "str", "int"}
+    | {"float", "bool", "range", "zip", "map", "enumerate", "repr", "print", "True", "False", "None"}
+)
+MODULES: Final = {"np": "numpy", "numpy": "numpy", "pd": "pandas", "pandas": "pandas", "pytest": "pytest"}
+"""Modules beside those of Python that tests may use without importing them."""
 RECURSION_LIMIT: Final = 600_000
 
 _prelude: dict[str, Any] = {}
@@ -91,7 +100,8 @@ def preload() -> None:
     if (ruleset := landlock.read_ruleset(landlock.python_paths())) is not None:
         _rulesets.append(ruleset)
     _execute(PRELUDE, _prelude)
-    _prelude.pop("__builtins__", None)
+    for name in [name for name in _prelude if name.startswith("__")]:
+        del _prelude[name]
 
 
 def work(connection: socket.socket, setup: Mapping[str, Any]) -> None:
@@ -173,16 +183,40 @@ def _execute(source: str, namespace: dict[str, Any], file: str = FILE) -> None:
     exec(compile(source, file, "exec", dont_inherit=True), namespace)  # noqa: S102 - what confined processes are for
 
 
-def _load(source: str, name: str, preamble: str = "") -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run a program as module `name`; return its names, and those that it had before."""
+def _load(source: str, name: str, preamble: str = "") -> _Definitions:
+    """Run a program as module `name`, and return the names that it defines.
+
+    The names that every program has are builtins, so that they are no definitions of the program.
+    """
+    _execute(NODES, nodes := {"__name__": name})
+    common = {key: value for key, value in {**_prelude, **nodes}.items() if not hasattr(builtins, key)}
+    vars(builtins).update(common)
     module = sys.modules[name] = ModuleType(name)
     namespace = module.__dict__
-    namespace.update({key: value for key, value in _prelude.items() if key not in namespace})
     _execute(preamble, namespace)
     before = dict(namespace)
-    _execute(NODES, namespace)
     _execute(source, namespace)
-    return namespace, before
+    return _Definitions(namespace, before)
+
+
+class _Definitions(dict[str, Any]):
+    """Names of a module that are not there before a program runs; they may change."""
+
+    def __init__(self, namespace: dict[str, Any], before: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._namespace, self._before = namespace, before
+
+    def __contains__(self, name: object) -> bool:
+        value = self._namespace.get(name, self)  # type: ignore[call-overload]
+        return value is not self and self._before.get(name, self) is not value  # type: ignore[call-overload]
+
+    def __missing__(self, name: str) -> Any:
+        if name in self:
+            return self._namespace[name]
+        raise NameError(f"name {name!r} is not defined")
+
+    def names(self) -> list[str]:
+        return [name for name in self._namespace if name in self]
 
 
 def _run_script(source: str) -> int:
@@ -231,15 +265,14 @@ def _run_call(connection: socket.socket, message: Mapping[str, Any]) -> None:
     """Call a function, or a method of `Solution`, and send its result as a line of JSON."""
     codec = Codec(_refuse, _refuse, lambda _: False)
     arguments = codec.decode(message["arguments"])
-    namespace, _ = _load(message["source"], "solution")
-    result = _call(namespace, message["name"], arguments)
+    result = _call(_load(message["source"], "solution"), message["name"], arguments)
     connection.sendall(json.dumps(codec.encode(result)).encode() + b"\n")
 
 
-def _call(namespace: Mapping[str, Any], name: str, arguments: Sequence[Any]) -> Any:
-    owner = namespace["Solution"]() if "Solution" in namespace else None
+def _call(definitions: Mapping[str, Any], name: str, arguments: Sequence[Any]) -> Any:
+    owner = definitions["Solution"]() if "Solution" in definitions else None
     if not hasattr(owner, name):
-        return namespace[name](*arguments)
+        return definitions[name](*arguments)
     try:
         return getattr(owner, name)(*arguments)
     except TypeError:
@@ -254,23 +287,19 @@ def _refuse(value: Any) -> NoReturn:
 def _serve_program(channel: socket.socket, message: Mapping[str, Any]) -> None:
     """Run a program and let the tests use its names."""
     output = sys.stdout = io.StringIO()
-    namespace, before = _load(message["source"], "solution", message["preamble"])
+    definitions = _load(message["source"], "solution", message["preamble"])
     output.truncate(output.seek(0))
 
-    def own_names() -> list[str]:
-        return [name for name, value in namespace.items() if name not in before or before[name] is not value]
-
     def value_of(name: str) -> Any:
-        if name not in namespace:
-            raise NameError(f"name {name!r} is not defined")
-        return namespace[name]
+        is_node = name in ("ListNode", "TreeNode") and name not in definitions
+        return getattr(builtins, name) if is_node else definitions[name]
 
     def printed() -> str:
         text = output.getvalue()
         output.truncate(output.seek(0))
         return text
 
-    peer = Peer(channel, operations={"names": own_names, "value": value_of, "await": asyncio.run})
+    peer = Peer(channel, operations={"names": definitions.names, "value": value_of, "await": asyncio.run})
     peer.printed = printed
     peer.serve()
 
@@ -284,7 +313,9 @@ def _run_tests(connection: socket.socket, channel: socket.socket, message: Mappi
 
 def _passes(peer: Peer, message: Mapping[str, Any]) -> bool:
     try:
-        namespace = TestNamespace(peer, message["statements"], message["preamble"], message["subjects"])
+        namespace = TestNamespace(
+            peer, message["statements"], message["preamble"], message["subjects"], message["has_program"]
+        )
         _execute(message["statements"], namespace, "tests.py")
     except BaseException:  # noqa: BLE001 - a test that raises has failed
         return False
@@ -294,31 +325,35 @@ def _passes(peer: Peer, message: Mapping[str, Any]) -> bool:
 class TestNamespace(dict[str, Any]):
     """Names of the tests: their own, those of the program, those that all programs have, and builtins.
 
-    A program may replace a builtin, a module or one of `COMPARISONS` only if it is what the tests are about: a name in
-    `subjects`, or, if the tests use no other names of the program, any.
+    What the program defines does not replace modules, builtins or `COMPARISONS`, unless the tests are about it.
     """
 
-    def __init__(self, peer: Peer, statements: str, preamble: str, subjects: Sequence[str]) -> None:
+    def __init__(self, peer: Peer, statements: str, preamble: str, subjects: Sequence[str], has_program: bool) -> None:
         super().__init__(__name__="tests", __builtins__=builtins)
         self._peer = peer
-        self._common = dict(_prelude)
+        self._common = {**_prelude, "__name__": "tests"}
         _execute(preamble, self._common)
         names = {str(name) for name in peer.request("names")}
-        used = _used_names(statements)
-        self._subjects = {*subjects, *_subjects(used, names, self._common)}
+        used, self._modules = _used_names(statements)
+        self._subjects = {*subjects, *_subjects(used - self._modules, names, self._common)} if has_program else set()
         sys.modules["solution"] = _solution_module(peer, names)
         # the bodies of classes look names up without `__missing__`
         for name in used & (names | self._common.keys()):
-            value = self[name] if not hasattr(builtins, name) or name in self._subjects else getattr(builtins, name)
-            if name not in names or isinstance(value, RemoteObject | type):
-                self[name] = value
+            if name in self._subjects or not hasattr(builtins, name):
+                with suppress(NameError):
+                    value = self[name]
+                    if name not in names or isinstance(value, RemoteObject | type):
+                        self[name] = value
 
     def __missing__(self, name: str) -> Any:
-        if name not in self._subjects:
-            if name in self._common:
-                return self._common[name]
-            if hasattr(builtins, name):
-                raise KeyError(name)
+        if name in self._subjects:
+            return self._peer.request("value", name)
+        if name in self._common:
+            return self._common[name]
+        if hasattr(builtins, name):
+            raise KeyError(name)
+        if name in self._modules:
+            return importlib.import_module(MODULES.get(name, name))
         return self._peer.request("value", name)
 
 
@@ -335,15 +370,35 @@ def _solution_module(peer: Peer, names: set[str]) -> ModuleType:
     return module
 
 
-def _used_names(statements: str) -> set[str]:
-    """Return the names that statements read and nowhere assign."""
-    nodes = [node for node in ast.walk(ast.parse(statements)) if isinstance(node, ast.Name)]
-    assigned = {node.id for node in nodes if not isinstance(node.ctx, ast.Load)}
-    return {node.id for node in nodes if isinstance(node.ctx, ast.Load)} - assigned
+def _used_names(statements: str) -> tuple[set[str], set[str]]:
+    """Return the names that statements read and nowhere define, and those of them that are only used as modules."""
+    nodes = list(ast.walk(ast.parse(statements)))
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    defined = {node.id for node in names if not isinstance(node.ctx, ast.Load)}
+    defined |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    defined |= {(node.asname or node.name).partition(".")[0] for node in nodes if isinstance(node, ast.alias)}
+    defined |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    used = Counter(node.id for node in names if isinstance(node.ctx, ast.Load) and node.id not in defined)
+    bases = Counter(
+        node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    )
+    modules = {name for name in used if name in MODULES or name in sys.stdlib_module_names}
+    return set(used), {name for name in modules if bases[name] == used[name]}
 
 
 def _subjects(used: set[str], own_names: set[str], common: Mapping[str, Any]) -> set[str]:
-    """Return the names that every program has, and that tests take from this program."""
-    names = {name for name in used & own_names if not isinstance(common.get(name), ModuleType)}
-    subjects = {name for name in names if not hasattr(builtins, name) and name not in COMPARISONS}
-    return subjects or names
+    """Return the common names and builtins that tests take from the program.
+
+    If the tests use other names, these are common names that the program defines, beside `COMPARISONS`. Otherwise the
+    tests are about common names or builtins, whether the program defines them or not.
+    """
+    functions = {name for name in used if not isinstance(common.get(name), ModuleType)}
+    others = {name for name in functions if name not in common and not hasattr(builtins, name)}
+    for names in (
+        {name for name in functions - COMPARISONS if not hasattr(builtins, name)},
+        {name for name in functions if not hasattr(builtins, name)},
+        functions - COMPARING_BUILTINS,
+    ):
+        if names:
+            return names & own_names if others else names
+    return set()

@@ -70,6 +70,13 @@ def test_the_same_tests_pass_with_a_program_that_solves_them() -> None:
     assert judge(program, {"inputs": [[2]], "outputs": [4], "fn_name": "f"}) == 1.0
 
 
+def test_names_that_every_program_has_are_no_solution() -> None:
+    assert judge("x = 0", {"inputs": [[4, 6]], "outputs": [2], "fn_name": "gcd"}) == 0.0
+    assert judge("from math import gcd", {"inputs": [[4, 6]], "outputs": [2], "fn_name": "gcd"}) == 1.0
+    assert judge("x = 0", "def check(f):\n    assert f(4, 6) == 2", {"entry_point": "gcd"}) == 0.0
+    assert judge("from math import gcd", "def check(f):\n    assert f(4, 6) == 2", {"entry_point": "gcd"}) == 1.0
+
+
 @pytest.mark.parametrize(
     ("program", "tests"),
     [
@@ -83,6 +90,15 @@ def test_the_same_tests_pass_with_a_program_that_solves_them() -> None:
         (LIAR + "def f(n): return Liar()", "assert isinstance(f(2), int) and f(2) > 3"),
         (LIAR + "class Solution(Liar):\n    def f(self, n): return self", "assert 4 in Solution().f(2)"),
         (LIAR + "class Solution(Liar):\n    def f(self, n): return self", "assert Solution().f(2) == 4"),
+        ("def f(n): raise StopIteration", "assert all(map(lambda case: f(case[0]) == case[1], [(2, 4)]))"),
+        ("def f(n): raise StopIteration", "assert all(a == b for a, b in zip(map(f, [2]), [4]))"),
+        ("class np:\n    allclose = lambda *a: True\ndef f(n): return 0", "assert np.allclose(f(2), 4)"),
+        ("class math:\n    isclose = lambda *a: True\ndef f(n): return 0", "assert math.isclose(f(2), 4)"),
+        ("isclose = lambda *a: True\ndef f(n): return 0", "assert isclose(f(2), 4)"),
+        ("x = 0", "assert gcd(4, 6) == 2"),
+        ("x = 0", "assert sum([1, 2]) == 3"),
+        ("x = 0", "import numpy as np\nassert np.allclose(mean([1.0]), 1)"),
+        ("def abs(x): return 0", "assert abs(sum([1.0]) - 2) < 1e-6"),
         ("def f(n, key): key.__globals__['passed'] = 1", "assert f(2, lambda x: x) == 4"),
         (
             "def f(n, items):\n    frame = items.gi_frame\n    return frame.f_globals['expected']",

@@ -22,6 +22,8 @@ INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 DECIMAL: Final = re.compile(
     r"[+-]?(?:(0|[1-9][0-9]{0,400})?\.([0-9]{0,400})|(0|[1-9][0-9]{0,400}))(?:[eE]([+-]?[0-9]{1,3}))?"
 )
+MAX_KEY: Final = 10**300
+"""Larger numbers are no keys of JSON: their text may be too long."""
 MAX_INT_DIGITS: Final = 4000
 """Longer integers exceed the limit of `int`, which `Decimal` does not have."""
 
@@ -122,7 +124,7 @@ def _json_key(key: Any) -> Any:
     """Return the text that JSON has for a key."""
     if key is None or isinstance(key, bool):
         return {None: "null", True: "true", False: "false"}[key]
-    return str(key) if isinstance(key, int | float) else key
+    return str(key) if isinstance(key, int | float) and abs(key) < MAX_KEY else key
 
 
 def same_result(result: Any, expected: Any) -> bool:

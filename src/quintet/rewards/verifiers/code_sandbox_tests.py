@@ -192,4 +192,4 @@ def _checks(test: Mapping[str, Any]) -> Iterator[Case]:
     if any(parse_python(part) is None for part in parts):
         # statements of several lines, with which ROLL rejects all programs
         parts = [_checked("\n".join([*lines, f"check({name})"]))]
-    yield from (Assertion(part, [name], preamble) for part in parts)
+    yield from (Assertion(part, [name], preamble, name) for part in parts)

@@ -72,9 +72,12 @@ class Assertion:
     names: Sequence[str] = ()
     preamble: str = ""
     """Imports of the program and the statements."""
+    entry_point: str | None = None
+    """Name that is the program's even if Python has it, too."""
 
     def passes(self, runner: ProgramRunner, program: str, seconds: float) -> bool:
-        return runner.run_tests(program, self.statements, seconds, preamble=self.preamble, subjects=self.names)
+        subjects = [self.entry_point] if self.entry_point else []
+        return runner.run_tests(program, self.statements, seconds, preamble=self.preamble, subjects=subjects)
 
 
 def assertion_cases(text: str, row: Mapping[str, Any]) -> Iterator[Assertion]:
@@ -85,8 +88,9 @@ def assertion_cases(text: str, row: Mapping[str, Any]) -> Iterator[Assertion]:
     """
     imports = row.get("test_imports") or ()
     preamble = "\n".join([str(row.get("test_setup_code") or ""), *map(str, imports)])
-    statements, names = assertion_tests(text, row.get("entry_point"))
-    yield from (Assertion(each, names, preamble) for each in statements)
+    entry_point = row.get("entry_point")
+    statements, names = assertion_tests(text, entry_point)
+    yield from (Assertion(each, names, preamble, entry_point) for each in statements)
 
 
 def parse_tests(ground_truth: Any, extra: Mapping[str, Any]) -> list[Case]:
