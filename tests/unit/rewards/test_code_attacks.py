@@ -115,5 +115,6 @@ def test_names_that_every_program_has_are_no_solution() -> None:
         ),
     ],
 )  # fmt: skip
-def test_objects_decide_nothing(program: str, tests: str) -> None:
+def test_objects_decide_nothing(program: str, tests: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code.run_tests, "__defaults__", (1.0,))
     assert judge(program, [tests]) == 0.0
