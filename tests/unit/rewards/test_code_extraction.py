@@ -44,6 +44,7 @@ def test_every_spelling_of_the_language_is_python(fence: str, info: str) -> None
         f"```python\ndef f(n): return 0\n```\nBetter:\n{FENCED}",
         f"```python\ndef f(n:\nWait.\n{FENCED}",
         f"```python\n{PROGRAM}",
+        f"~~~python\n{PROGRAM}",
         FENCED.replace("\n", "\r\n"),
         indented(FENCED, "   "),
         f"1. Program:\n\n{indented(FENCED, '   ')}",

@@ -35,6 +35,7 @@ PYTHON_TAG = re.compile(r"[{.\s]*(?:i?python|cpython|pypy|py)(?:[-.]?\d[\d.]*)?(
 THOUGHT_BEFORE_FENCE = re.compile(rf"({THOUGHT_END.pattern})[ \t]*(?=```|~~~)")
 OPENING = re.compile(r"(`{3,}|~{3,})[ \t]*([^`\n]*?)[ \t]*$")
 """Opening fence at the end of any line, also behind other text."""
+TILDES = re.compile(r"^[ \t>]*~~~", re.MULTILINE)
 FENCE_LINE = re.compile(r"[ \t>]*(`{3,}|~{3,})")
 
 
@@ -65,7 +66,8 @@ def extract_program(text: str, names: Sequence[str] = ()) -> str:
     answer = answer_part(THOUGHT_BEFORE_FENCE.sub(r"\1\n", text), parser)
     if "```" not in answer and "~~~" not in answer:
         return answer
-    if parser.rank(answer):
+    # an opening fence of tildes is an expression of Python
+    if TILDES.search(answer) is None and parser.rank(answer):
         return answer
     for find in (_tagged, _untagged, _inline):
         if programs := find(answer, parser):
