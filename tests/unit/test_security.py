@@ -11,6 +11,8 @@ import pytest
 SRC = Path(__file__).parents[2] / "src" / "quintet"
 BANNED_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 BANNED_CALLS = {"eval", "exec", "compile", "__import__"}
+CONFINED = SRC / "sandbox" / "program_worker.py"
+"""Runs programs of models, after confining its process."""
 UNSAFE_LOADERS = {"yaml.full_load", "yaml.unsafe_load", "torch.hub.load", "torch.jit.load"}
 UNSAFE_NAMES = UNSAFE_LOADERS | {"torch.load", "yaml.load", "os.system", "numpy.load", "torch.hub"}
 
@@ -65,7 +67,7 @@ def handler_faults(node: ast.ExceptHandler) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", sorted(SRC.rglob("*.py")), ids=lambda p: str(p.relative_to(SRC)))
 def test_nothing_executes_what_it_is_given(path: Path) -> None:
-    assert list(faults(path.read_text())) == []
+    assert list(faults(path.read_text())) == (["exec", "compile"] if path == CONFINED else [])
 
 
 @pytest.mark.parametrize("path", sorted(SRC.rglob("*.py")), ids=lambda p: str(p.relative_to(SRC)))

@@ -17,13 +17,14 @@ from quintet.sandbox.json_lines import LineBuffer, decode, encode
 SHUTDOWN_SECONDS = 2.0
 """Time the fork server has to end its processes."""
 MAX_MESSAGE_CHARS = 2000
+THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 class ForkServer:
     """Process that forks and kills worker processes; see `quintet.sandbox.forkserver`."""
 
-    def __init__(self, worker: str) -> None:
-        """`worker` is the `module:function` that each new process calls."""
+    def __init__(self, worker: str, environment: Mapping[str, str] | None = None) -> None:
+        """`worker` is the `module:function` that each new process calls; `environment` replaces that of the run."""
         self.connection, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - our own module
@@ -32,7 +33,7 @@ class ForkServer:
                 stdout=2,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
-                env={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**THREADS, **(os.environ if environment is None else environment), "PYTHONUNBUFFERED": "1"},
             )
         self._lines = LineBuffer()
         self._loaded: set[str] = set()

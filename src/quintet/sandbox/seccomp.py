@@ -2,10 +2,6 @@
 
 Linux only (x86-64, AArch64), without privileges: a seccomp filter, no capabilities, no new privileges. Still allowed:
 reading every file that the user can read, threads, and memory and time within the resource limits.
-
-    python -I -S -B seccomp.py CPU_SECONDS MEMORY_BYTES COMMAND…
-
-runs a command in this way; the file only needs the standard library.
 """
 
 from __future__ import annotations
@@ -36,21 +32,26 @@ LAST_KNOWN_SYSCALL = 451
 """Later system calls (and those of other interfaces, with higher numbers) return ENOSYS, as in an old kernel."""
 CLONE_THREAD = 0x10000
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-TIOCSTI = 0x5412
+NOT_STREAM = 0xE
+"""Bits of the types of sockets other than SOCK_STREAM."""
+REFUSED_IOCTLS = (0x5412, 0x5452, 0x8901, 0x8902)
+"""TIOCSTI, and those by which a descriptor sends signals: FIOASYNC, FIOSETOWN, SIOCSPGRP."""
+REFUSED_FCNTLS = (5, 6, 7, 8, 10, 15, 37, 38, 1024, 1026)
+"""Locks, leases and notifications, and those by which a descriptor sends signals: F_SETOWN, F_SETSIG, F_SETOWN_EX."""
 
 # audit architecture and system call numbers by machine (asm/unistd_64.h, asm-generic/unistd.h)
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 ARGUMENT_CHECKED = {
     "x86_64": {"open": 2, "openat": 257, "clone": 56, "kill": 62, "tgkill": 234, "prctl": 157, "prlimit64": 302}
-    | {"ioctl": 16, "execve": 59, "execveat": 322, "clone3": 435, "openat2": 437},
+    | {"ioctl": 16, "fcntl": 72, "socketpair": 53, "execve": 59, "execveat": 322, "clone3": 435, "openat2": 437},
     "aarch64": {"openat": 56, "clone": 220, "kill": 129, "tgkill": 131, "prctl": 167, "prlimit64": 261}
-    | {"ioctl": 29, "execve": 221, "execveat": 281, "clone3": 435, "openat2": 437},
+    | {"ioctl": 29, "fcntl": 25, "socketpair": 199, "execve": 221, "execveat": 281, "clone3": 435, "openat2": 437},
 }
 NEWER = (424, 425, 428, 429, 430, 432, 434, 438, 440, 442, 447)
 """pidfd_*, io_uring_setup, the new mount calls, process_madvise, memfd_secret; same numbers on all machines."""
 REFUSED = {
     "x86_64": (
-        *(41, 53),  # socket, socketpair
+        *(41, 42, 49, 50),  # socket, connect, bind, listen
         *(57, 58, 101, 112, 109),  # fork, vfork, ptrace, setsid, setpgid
         *(200, 129, 297, 310, 311, 312),  # tkill, rt_(tg)sigqueueinfo, process_vm_*, kcmp
         *(76, 82, 83, 84, 85, 86, 87, 88, 90, 91, 92, 93, 94),  # truncate, rename, mkdir … lchown
@@ -59,14 +60,16 @@ REFUSED = {
         *(29, 64, 68, 240, 319),  # System V and POSIX queues, memfd_create
         *(105, 106, 113, 114, 116, 117, 119, 122, 123, 126, 135),  # set*id, capset, personality
         *(154, 155, 159, 160, 161, 163, 164, 165, 166, 167, 168, 169, 170, 171, 172, 173),  # limits, mounts, machine
+        *(73, 141, 142, 144, 203, 251, 256, 314),  # flock; priorities and scheduling, also of other processes
         *(175, 176, 179, 227, 246, 248, 249, 250, 272, 279, 298, 303, 304, 305, 308, 313, 320, 321, 323),
     ),
     "aarch64": (
-        *(198, 199, 117, 157, 154, 130, 138, 240, 270, 271, 272),
+        *(198, 203, 200, 201, 117, 157, 154, 130, 138, 240, 270, 271, 272),
         *(45, 33, 34, 35, 36, 37, 38, 276, 52, 53, 54, 55, 88, 5, 6, 7, 14, 15, 16),
         *(194, 190, 186, 180, 279),
         *(146, 144, 145, 143, 159, 147, 149, 151, 152, 91, 92),
         *(41, 171, 164, 51, 89, 170, 40, 39, 224, 225, 142, 161, 162),
+        *(32, 140, 118, 119, 122, 30, 274),
         *(105, 106, 60, 112, 104, 217, 218, 219, 97, 239, 241, 264, 265, 266, 268, 273, 294, 280, 282),
     ),
 }
@@ -83,8 +86,9 @@ def is_confined() -> bool:
     return _confined
 
 
-def confine(*, execute: bool = False, read_files: bool = True) -> None:
-    """Confine this process irrevocably. With `execute`, it can still execute another program, which is confined, too.
+def confine(*, read_files: bool = True) -> None:
+    """Confine this process irrevocably.
+
     Without `read_files`, it can no longer open any file: everything that it needs must have been imported.
 
     Raises:
@@ -95,7 +99,7 @@ def confine(*, execute: bool = False, read_files: bool = True) -> None:
     if sys.platform != "linux" or machine not in ARCHITECTURES:
         raise ConfinementError(f"processes can be confined on Linux (x86-64, AArch64), not on {sys.platform} {machine}")
     _drop_capabilities()
-    steps = _program(machine, os.getpid(), execute, read_files)
+    steps = _program(machine, os.getpid(), read_files)
     program = b"".join(struct.pack("HBBI", *step) for step in steps)
     instructions = ctypes.create_string_buffer(program, len(program))
     table = struct.pack("HP", len(program) // 8, ctypes.addressof(instructions))
@@ -105,7 +109,7 @@ def confine(*, execute: bool = False, read_files: bool = True) -> None:
     _confined = True
 
 
-def _program(machine: str, process_id: int, execute: bool, read_files: bool) -> Iterator[Instruction]:
+def _program(machine: str, process_id: int, read_files: bool) -> Iterator[Instruction]:
     """Yield the instructions of the filter: refuse listed calls, check the arguments of some, allow the rest."""
     call_numbers = ARGUMENT_CHECKED[machine]
     yield from [(LOAD, 0, 0, 4), (EQUAL, 1, 0, ARCHITECTURES[machine]), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
@@ -113,7 +117,7 @@ def _program(machine: str, process_id: int, execute: bool, read_files: bool) -> 
     # the flags of these two are in memory, which a filter cannot read; the C library falls back to the older calls
     for name in ("clone3", "openat2"):
         yield from [(EQUAL, 0, 1, call_numbers[name]), _refusal(errno.ENOSYS)]
-    for number in (*REFUSED[machine], *NEWER, *(() if execute else (call_numbers["execve"], call_numbers["execveat"]))):
+    for number in (*REFUSED[machine], *NEWER, call_numbers["execve"], call_numbers["execveat"]):
         yield from [(EQUAL, 0, 1, number), _refusal()]
     for name in () if read_files else {"open", "openat"} & call_numbers.keys():
         yield from [(EQUAL, 0, 1, call_numbers[name]), _refusal(errno.EACCES)]
@@ -124,7 +128,11 @@ def _program(machine: str, process_id: int, execute: bool, read_files: bool) -> 
     yield from _where(call_numbers["kill"], 0, (EQUAL, 1, 0, process_id))
     yield from _where(call_numbers["tgkill"], 0, (EQUAL, 1, 0, process_id))
     yield from _where(call_numbers["prctl"], 0, (EQUAL, 0, 1, PDEATHSIG))
-    yield from _where(call_numbers["ioctl"], 1, (EQUAL, 0, 1, TIOCSTI))
+    # pairs of stream sockets, as asyncio has them, cannot be connected elsewhere
+    yield from _where(call_numbers["socketpair"], 1, (ANY_BIT, 0, 1, NOT_STREAM))
+    for call, requests in (("ioctl", REFUSED_IOCTLS), ("fcntl", REFUSED_FCNTLS)):
+        for request in requests:
+            yield from _where(call_numbers[call], 1, (EQUAL, 0, 1, request))
     # prlimit64 changes a limit if the third argument, an address, is not null; check both halves
     yield from _where(call_numbers["prlimit64"], 2, (EQUAL, 1, 0, 0))
     yield from _where(call_numbers["prlimit64"], 2, (EQUAL, 1, 0, 0), high=True)
@@ -196,20 +204,3 @@ def _libc() -> ctypes.CDLL:
 def _prctl(option: int, *arguments: int) -> int:
     padded = [ctypes.c_ulong(value) for value in (*arguments, 0, 0, 0, 0)[:4]]
     return int(_libc().prctl(option, *padded))
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Run a command confined and with resource limits; exit with status 97 if that is impossible."""
-    cpu, memory, *command = arguments
-    die_with_parent()
-    limit_resources(int(memory), int(cpu))
-    try:
-        confine(execute=True)
-    except ConfinementError as error:
-        sys.stderr.write(f"{error}\n")
-        raise SystemExit(97) from None
-    os.execv(command[0], command)  # noqa: S606 - no shell; the command is the code verifier's own
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

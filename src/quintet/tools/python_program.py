@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
-from quintet.rewards.verifiers import code
+from quintet.rewards.verifiers.code_extraction import extract_program
+from quintet.sandbox.program_runner import program_runner
 from quintet.tools.tool import ToolEpisode
+
+SECONDS: Final = 4.0
+"""Wall-clock time limit of a program."""
 
 
 class PythonProgram:
@@ -28,10 +32,9 @@ class PythonProgram:
         Raises:
             ConfinementError: programs cannot be confined on this machine.
         """
-        code.check_confinement()
-        program = code.extract_program(str(arguments.get("code", "")))
-        result = code.run(program, "", code.TEST_SECONDS, with_errors=True)
-        ending = f"\nno end after {code.TEST_SECONDS:g} s: the program was stopped" if result.status is None else ""
+        program = extract_program(str(arguments.get("code", "")))
+        result = program_runner().run_script(program, "", SECONDS, with_errors=True)
+        ending = f"\nno end after {SECONDS:g} s: the program was stopped" if result.status is None else ""
         return f"{result.output.strip()}{ending}".strip()
 
     def close(self) -> None:

@@ -3,49 +3,26 @@
 from __future__ import annotations
 
 import ast
-import json
 import math
 import re
-import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from quintet.rewards.verifiers.code_tests import Assertion, Case
+from quintet.rewards.verifiers.code_comparison import INTEGER, parse_literal
+from quintet.rewards.verifiers.code_extraction import parse_python
+from quintet.rewards.verifiers.code_tests import Assertion, Call, Case, InputOutput
 
-STAR_IMPORTS = (
-    *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"),
-    *("itertools", "functools", "operator", "io", "sys", "json", "builtins", "typing"),
-)
-PREAMBLE = "\n".join(
-    [
-        *(f"from {name} import *" for name in STAR_IMPORTS),
-        *(f"import {name}" for name in STAR_IMPORTS[:-2]),
-        "from typing import List, Dict, Any, Optional, Tuple",
-        "from math import inf",
-        "sys.setrecursionlimit(600_000)",
-        "",
-    ]
-)
-"""Names that every program has, in the order in which they hide each other."""
-AS_MODULE = "__name__ = 'solution'\n"
-"""Keeps `if __name__ == '__main__'` from running."""
 TEXT_PREAMBLE = "import asyncio, json, re, time, traceback, uuid\nfrom typing import Any, Dict, List, Optional, Tuple\n"
 INSIDE_QUOTES = re.compile(r"(?:[^'\\]|\\.|'(?!''))*", re.DOTALL)
 RELATIVE_TOLERANCE, ABSOLUTE_TOLERANCE = 1e-5, 1e-8
 """Tolerances of lines that are single numbers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(InputOutput):
     """Program that reads `stdin` and writes `expected`."""
 
-    stdin: str
-    expected: str
-
-    def program(self, solution: str) -> str:
-        return PREAMBLE + solution
+    __slots__ = ()
 
     def accepts(self, output: str) -> bool:
         """Compare the stripped text, with and without spaces around lines and empty lines, or lines as numbers."""
@@ -61,59 +38,35 @@ class Output:
 
 
 def _same_numbers(lines: Sequence[str], expected: Sequence[str]) -> bool:
-    """Compare lines that are one number each within a tolerance, unless all are digits."""
-    if all(a.isdigit() and b.isdigit() for a, b in zip(lines, expected, strict=False)):
-        return False
+    """Compare lines that are one number each within a tolerance, integers exactly.
+
+    ROLL applies the tolerance to integers, too, unless all lines are digits.
+    """
+    return len(lines) == len(expected) and all(map(_same_number, lines, expected))
+
+
+def _same_number(line: str, expected: str) -> bool:
+    if INTEGER.fullmatch(line.strip()) and INTEGER.fullmatch(expected):
+        return int(line) == int(expected)
     try:
-        pairs = [(float(a), float(b)) for a, b in zip(lines, expected, strict=True)]
+        a, b = float(line), float(expected)
     except ValueError:
         return False
-    return all(a == b or (math.isfinite(b) and abs(a - b) <= _tolerance(b)) for a, b in pairs)
+    return a == b or (math.isfinite(b) and abs(a - b) <= _tolerance(b))
 
 
 def _tolerance(expected: float) -> float:
     return ABSOLUTE_TOLERANCE + RELATIVE_TOLERANCE * abs(expected)
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionCall:
+class FunctionCall(Call):
     """Function, or method of `Solution`, that returns `expected` for `arguments`."""
 
-    name: str
-    arguments: Sequence[Any]
-    expected: Any
-    stdin: str = ""
-    token: str = field(default_factory=lambda: secrets.token_hex(8))
+    __slots__ = ()
 
-    def program(self, solution: str) -> str:
-        owner = "Solution()" if "class Solution" in solution else "None"
-        lines = [
-            "import json as _json",
-            f"_arguments = _json.loads({json.dumps(list(self.arguments))!r})",
-            *(["_arguments = [{int(key): value for key, value in _arguments[0].items()}]"] * self._has_number_keys()),
-            f"_owner = {owner}",
-            f"_function = globals()[{self.name!r}] if _owner is None else getattr(_owner, {self.name!r})",
-            "try:",
-            "    _result = _function(*_arguments)",
-            "except TypeError:",
-            f"    _result = getattr(type(_owner), {self.name!r})(*_arguments)",
-            "_json.dumps(_result)",
-            f"print({self.token!r} + repr(_result))",
-        ]
-        return "\n".join([PREAMBLE + AS_MODULE + solution, *lines, ""])
-
-    def _has_number_keys(self) -> bool:
-        """Return whether the first argument has numbers as keys, which JSON writes as text; it is then the only one."""
-        return bool(self.arguments) and _number_keys(self.arguments[0]) is not None
-
-    def accepts(self, output: str) -> bool:
+    def accepts(self, result: Any) -> bool:
         """Compare the result with the expected value, or with its only element; a tuple counts as a list."""
-        _, token, text = output.rpartition(self.token)
-        try:
-            result = ast.literal_eval(text.strip()) if token else None
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            return False
-        return bool(token) and _equal_results(result, self.expected)
+        return _equal_results(result, self.expected)
 
 
 def _equal_results(result: Any, expected: Any) -> bool:
@@ -139,19 +92,21 @@ def parse_test_cases(case_type: str, test_cases: Any, function: str | None) -> l
     tests = _parse(test_cases)
     name = "" if function in (None, "None") else str(function)
     kinds: Mapping[str, Callable[[], Iterator[Case]]] = {
+        "input": lambda: (_input_output(test, name) for test in tests),
         "assert": lambda: map(_assertion, tests),
         "pytest": lambda: map(_assertion, tests),
         "check_based": lambda: _checks(tests[0]),
     }
-    make = kinds.get(case_type, lambda: (_input_output(test, name) for test in tests))
+    if case_type not in kinds:
+        raise ValueError(f"case_type {case_type!r} is unknown; known: {', '.join(kinds)}, text")
     try:
-        return list(make())
+        return list(kinds[case_type]())
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"test_cases of case_type {case_type!r} lack an entry: {error!r}") from error
 
 
 def _parse(test_cases: Any) -> list[Any]:
-    tests = json.loads(test_cases) if isinstance(test_cases, str) else test_cases
+    tests = parse_literal(test_cases) if isinstance(test_cases, str) else test_cases
     if not isinstance(tests, list | tuple) or not tests:
         raise ValueError("the row has no tests: test_cases must be a list, or its JSON")
     return list(tests)
@@ -165,7 +120,7 @@ def text_tests(test_cases: Any, response: str) -> list[Case]:
     """
     tests = _parse(test_cases)
     statements = [str(test["assert_code"] if isinstance(test, Mapping) else test) for test in tests]
-    return [Assertion(TEXT_PREAMBLE + code.replace("{response}", response)) for code in statements]
+    return [Assertion(TEXT_PREAMBLE + _checked(code.replace("{response}", response))) for code in statements]
 
 
 def text_literal(text: str) -> str | None:
@@ -188,11 +143,16 @@ def _input_output(test: Mapping[str, Any], name: str) -> Case:
     stdin, expected = test["stdin"], test["expected_stdout"]
     if not name:
         return Output(_joined(stdin), _joined(expected))
-    arguments = [json.loads(line) for line in stdin.split("\n") if line.strip()]
-    return FunctionCall(name, arguments, _expected(json.loads(expected)))
+    arguments = [parse_literal(line) for line in stdin.split("\n") if line.strip()]
+    if arguments and (mapping := _number_keys(arguments[0])) is not None:
+        # JSON has no keys that are numbers; such a mapping is the only argument
+        arguments = [mapping]
+    return FunctionCall(name, arguments, _expected(parse_literal(expected)))
 
 
 def _joined(lines: Any) -> str:
+    if lines is None or isinstance(lines, Mapping):
+        raise TypeError(f"{lines!r:.80} is no text")
     return "\n".join(lines) if isinstance(lines, list | tuple) else str(lines)
 
 
@@ -214,22 +174,22 @@ def _assertion(test: Mapping[str, Any]) -> Case:
     """Run assertions after the program, and the test functions that they define."""
     code = test["assert_code"]
     names = re.findall(r"^[ \t]*def (test_[^(\n]*)", code, re.MULTILINE)
-    return _Asserted("\n".join([code, *(f"{name}()" for name in names)]), preamble=PREAMBLE + AS_MODULE)
+    return Assertion(_checked("\n".join([code, *(f"{name}()" for name in names)])))
+
+
+def _checked(statements: str) -> str:
+    if parse_python(statements) is None:
+        raise ValueError(f"the tests of the row are not Python: {statements!r:.80}")
+    return statements
 
 
 def _checks(test: Mapping[str, Any]) -> Iterator[Case]:
     """Yield one test per line of the body of `check`: a `check` with only this line."""
     lines = [line for line in test["assert_code"].split("\n") if line]
-    call = f"check({test.get('entry_point', 'candidate')})"
-    for line in lines[1:] or [""]:
-        yield _Asserted("\n".join([lines[0], line, call]), preamble=test.get("import_prefix", "") + PREAMBLE)
-
-
-@dataclass(frozen=True, slots=True)
-class _Asserted(Assertion):
-    """Assertions after a program that has the usual names."""
-
-    preamble: str = PREAMBLE
-
-    def program(self, solution: str) -> str:
-        return Assertion.program(self, self.preamble + solution)
+    name = test.get("entry_point", "candidate")
+    preamble = test.get("import_prefix") or ""
+    parts = ["\n".join([lines[0], line, f"check({name})"]) for line in lines[1:] or [""]]
+    if any(parse_python(part) is None for part in parts):
+        # statements of several lines, with which ROLL rejects all programs
+        parts = [_checked("\n".join([*lines, f"check({name})"]))]
+    yield from (Assertion(part, [name], preamble, name) for part in parts)

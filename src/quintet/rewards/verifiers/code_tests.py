@@ -1,16 +1,14 @@
-"""Tests of a data row in the formats of common datasets, and the comparison of program output."""
+"""Tests of a data row in the formats of common datasets."""
 
 from __future__ import annotations
 
-import ast
-import json
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from fractions import Fraction
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from quintet.rewards.answer_extraction import parse_number
+from quintet.rewards.verifiers.code_assertions import assertion_tests
+from quintet.rewards.verifiers.code_comparison import parse_literal, same_output, same_result
+from quintet.sandbox.program_runner import NoResultError, ProgramRunner
 
 ASSERTS = ("asserts", "assert_case", "test_list", "assert_code")
 
@@ -19,14 +17,11 @@ class Case(Protocol):
     """Test of a program."""
 
     @property
-    def stdin(self) -> str:
-        """Standard input of the program."""
+    def names(self) -> Sequence[str]:
+        """Functions or classes that the program must define."""
 
-    def program(self, solution: str) -> str:
-        """Return the program to run for a solution."""
-
-    def accepts(self, output: str) -> bool:
-        """Return whether the output is correct."""
+    def passes(self, runner: ProgramRunner, program: str, seconds: float) -> bool:
+        """Return whether a program passes the test in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,31 +30,15 @@ class InputOutput:
 
     stdin: str
     expected: str
+    names: Sequence[str] = ()
 
-    def program(self, solution: str) -> str:
-        return solution
+    def passes(self, runner: ProgramRunner, program: str, seconds: float) -> bool:
+        run = runner.run_script(program, self.stdin, seconds)
+        return run.status == 0 and self.accepts(run.output)
 
     def accepts(self, output: str) -> bool:
-        lines, expected = _lines(output), _lines(self.expected)
-        return lines == expected or (len(lines) == len(expected) and all(map(_same_words, lines, expected)))
-
-
-def _lines(text: str) -> list[str]:
-    """Split into lines without surrounding whitespace and trailing empty lines."""
-    return [line.strip() for line in text.strip().splitlines()]
-
-
-def _same_words(line: str, expected: str) -> bool:
-    """Compare word by word, decimal numbers within a relative difference of 1e-6."""
-    a, b = line.split(), expected.split()
-    return len(a) == len(b) and all(x == y or _is_close(x, y) for x, y in zip(a, b, strict=True))
-
-
-def _is_close(word: str, expected: str) -> bool:
-    if "." not in word + expected:
-        return False
-    a, b = parse_number(word), parse_number(expected)
-    return a is not None and b is not None and abs(a - b) * 1_000_000 <= max(abs(b), Fraction(1))
+        """Return whether the output is correct."""
+        return same_output(output, self.expected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,43 +48,49 @@ class Call:
     name: str
     arguments: Sequence[Any]
     expected: Any
-    stdin: str = ""
-    token: str = field(default_factory=lambda: secrets.token_hex(8))
 
-    def program(self, solution: str) -> str:
-        call = json.dumps([self.name, list(self.arguments)])
-        lines = [
-            "import json as _json",
-            f"_name, _arguments = _json.loads({call!r})",
-            "_owner = Solution() if 'Solution' in globals() else None",
-            "_function = getattr(_owner, _name) if hasattr(_owner, _name) else globals()[_name]",
-            f"print({self.token!r} + _json.dumps(_function(*_arguments)))",
-        ]
-        return "\n".join([solution, *lines, ""])
+    @property
+    def names(self) -> Sequence[str]:
+        return [self.name]
 
-    def accepts(self, output: str) -> bool:
-        _, token, result = output.rpartition(self.token)
+    def passes(self, runner: ProgramRunner, program: str, seconds: float) -> bool:
         try:
-            value = json.loads(result)
-        except ValueError:
+            return self.accepts(runner.call(program, self.name, self.arguments, seconds))
+        except NoResultError:
             return False
-        return bool(token) and bool(value == self.expected or [value] == self.expected)
+
+    def accepts(self, result: Any) -> bool:
+        """Return whether the result is correct."""
+        return same_result(result, self.expected)
 
 
 @dataclass(frozen=True, slots=True)
 class Assertion:
-    """Statements after the program that raise if it is wrong."""
+    """Statements that use the program's names and raise if it is wrong."""
 
     statements: str
-    stdin: str = ""
-    token: str = field(default_factory=lambda: secrets.token_hex(8))
+    names: Sequence[str] = ()
+    preamble: str = ""
+    """Imports of the program and the statements."""
+    entry_point: str | None = None
+    """Name that is the program's even if Python has it, too."""
 
-    def program(self, solution: str) -> str:
-        # a program that exits early does not reach the last line
-        return "\n".join([solution, self.statements, f"print({self.token!r})", ""])
+    def passes(self, runner: ProgramRunner, program: str, seconds: float) -> bool:
+        subjects = [self.entry_point] if self.entry_point else []
+        return runner.run_tests(program, self.statements, seconds, preamble=self.preamble, subjects=subjects)
 
-    def accepts(self, output: str) -> bool:
-        return output.rstrip().endswith(self.token)
+
+def assertion_cases(text: str, row: Mapping[str, Any]) -> Iterator[Assertion]:
+    """Yield the tests of a text; the row may name `entry_point`, `test_setup_code` and `test_imports`.
+
+    Raises:
+        ValueError: the text has no tests.
+    """
+    imports = row.get("test_imports") or ()
+    preamble = "\n".join([str(row.get("test_setup_code") or ""), *map(str, imports)])
+    entry_point = row.get("entry_point")
+    statements, names = assertion_tests(text, entry_point)
+    yield from (Assertion(each, names, preamble, entry_point) for each in statements)
 
 
 def parse_tests(ground_truth: Any, extra: Mapping[str, Any]) -> list[Case]:
@@ -113,87 +98,85 @@ def parse_tests(ground_truth: Any, extra: Mapping[str, Any]) -> list[Case]:
 
     `ground_truth` (a mapping, a list, or JSON of either) has `inputs` and `outputs`, with `fn_name` for a function
     call; or is a list of `{"input": …, "output": …}`; or of assertions, directly or under `asserts`, `assert_case` or
-    `test_list`; or is text with assertions, like HumanEval's `check` with its `entry_point` in the ground truth or
-    `extra`.
+    `test_list`; or is text with assertions, functions `test_…`, classes of `unittest`, or HumanEval's `check` with its
+    `entry_point` in the ground truth or `extra`.
 
     Raises:
         ValueError: the ground truth has another form.
     """
-    cases = list(_cases(_parse_json(ground_truth), extra))
+    cases = list(_cases(_parse_literal(ground_truth), extra))
     if not cases:
         raise ValueError("the row has no tests: inputs and outputs, or assertions")
     return cases
 
 
-def _parse_json(ground_truth: Any) -> Any:
-    if isinstance(ground_truth, str) and ground_truth.lstrip()[:1] in ("{", "["):
-        try:
-            return json.loads(ground_truth)
-        except ValueError:
-            return ground_truth
-    return ground_truth
+def _parse_literal(ground_truth: Any) -> Any:
+    """Parse text with JSON, or the Python literal, of a list or mapping."""
+    is_literal = isinstance(ground_truth, str) and ground_truth.lstrip()[:1] in ("{", "[")
+    return parse_literal(ground_truth) if is_literal else ground_truth
 
 
 def _cases(tests: Any, extra: Mapping[str, Any]) -> Iterator[Case]:
     if isinstance(tests, str):
-        yield from _assertions(tests, extra)
+        yield from assertion_cases(tests, extra)
     elif isinstance(tests, list | tuple):
         for test in tests:
             yield from _cases(test, extra)
-    elif isinstance(tests, dict):
+    elif isinstance(tests, Mapping):
         yield from _of_mapping(tests, {**extra, **tests})
+    elif tests is not None:
+        raise ValueError(f"{tests!r:.80} is no test of a program: write a mapping or assertions")
 
 
 def _of_mapping(tests: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[Case]:
     name = row.get("fn_name") or row.get("func_name")
     if "inputs" in tests and "outputs" in tests:
-        for stdin, stdout in zip(tests["inputs"], tests["outputs"], strict=True):
+        inputs, outputs = (_list(tests[key], key) for key in ("inputs", "outputs"))
+        if len(inputs) != len(outputs):
+            raise ValueError(f"the tests have {len(inputs)} inputs, but {len(outputs)} outputs")
+        for stdin, stdout in zip(inputs, outputs, strict=True):
             yield _case(stdin, stdout, name)
     elif "input" in tests and "output" in tests:
         yield _case(tests["input"], tests["output"], name)
     else:
         for key in (*ASSERTS, "test"):
             if tests.get(key):
-                yield from _cases(_parse_json(tests[key]), row)
+                yield from _cases(_parse_literal(tests[key]), row)
 
 
-def _case(stdin: Any, stdout: Any, name: str | None) -> Case:
+def _list(value: Any, key: str) -> Sequence[Any]:
+    value = _parse_literal(value)
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{key} of the tests is no list, but {value!r:.80}")
+    return value
+
+
+def _case(stdin: Any, stdout: Any, name: Any) -> Case:
     if name:
-        return Call(name, _arguments(stdin), _value(stdout))
+        return Call(str(name), _arguments(stdin), _value(stdout))
     return InputOutput(_text(stdin), _text(stdout))
 
 
 def _arguments(value: Any) -> list[Any]:
-    """Parse arguments: a list, or text with JSON on each line."""
+    """Parse arguments: a list, or text with JSON or a Python literal on each line."""
     if isinstance(value, str):
-        return [json.loads(line) for line in value.splitlines() if line.strip()]
+        return [parse_literal(line) for line in value.splitlines() if line.strip()]
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"the arguments {value!r:.80} of a call are no list")
     return list(value)
 
 
 def _value(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
     try:
-        return json.loads(value)
+        return parse_literal(value) if isinstance(value, str) else value
     except ValueError:
         return value
 
 
 def _text(value: Any) -> str:
     """Return input or output as one text; some datasets have a list of lines."""
-    return "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def _assertions(text: str, extra: Mapping[str, Any]) -> Iterator[Case]:
-    """Yield a test per top-level assertion, after all other statements; or `check(f)` if `check` is defined."""
-    try:
-        statements = ast.parse(text).body
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise ValueError(f"the tests of the row are not Python: {error}") from error
-    before = [ast.unparse(node) for node in statements if not isinstance(node, ast.Assert)]
-    assertions = [ast.unparse(node) for node in statements if isinstance(node, ast.Assert)]
-    has_check = any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in statements)
-    if has_check and not assertions and extra.get("entry_point"):
-        assertions = [f"check({extra['entry_point']})"]
-    for assertion in assertions or ["pass"] * bool(before):
-        yield Assertion("\n".join([*before, assertion]))
+    if isinstance(value, list | tuple):
+        return "\n".join(map(_text, value))
+    if not isinstance(value, str | int | float):
+        raise ValueError(f"input or output {value!r:.80} of a test is no text")
+    return str(value)
