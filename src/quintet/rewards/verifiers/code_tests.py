@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Protocol
 
-from quintet.rewards.answer_extraction import parse_number
+from quintet.rewards.numbers import parse_number
 
 ASSERTS = ("asserts", "assert_case", "test_list", "assert_code")
 

@@ -11,14 +11,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from quintet.rewards.answer_extraction import (
-    extract_boxed,
-    extract_stated,
-    find_numbers,
-    parse_number,
-    strip_formatting,
-)
+from quintet.rewards.answer_extraction import extract_boxed, extract_stated, strip_formatting
 from quintet.rewards.format_check import has_format
+from quintet.rewards.number_mentions import read_last
+from quintet.rewards.numbers import number_text, parse_number, parse_quantity, same_number
 from quintet.rewards.score import WRONG, Score, accepted_answers, binary_score
 
 MAX_SEARCHED_CHARS = 2000
@@ -48,7 +44,8 @@ def verify_anywhere(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> S
     answer = extract_boxed(text)
     if answer is None:
         end = _end_of(text)
-        extracted = extract_stated(end) or next(reversed(find_numbers(end)), None)
+        last = read_last(end)
+        extracted = extract_stated(end) or (None if last is None else number_text(last.value, ""))
         return binary_score(_contains_correct(end, ground_truth), _canonical(extracted))
     return _compare(answer, ground_truth)
 
@@ -84,9 +81,9 @@ def equal_value(answer: str, ground_truth: str) -> bool:
     stripped, correct = strip_formatting(answer), strip_formatting(ground_truth)
     if stripped == correct:
         return True
-    a, b = parse_number(stripped), parse_number(correct)
+    a, b = parse_quantity(answer), parse_quantity(ground_truth)
     if a is not None and b is not None:
-        return a == b
+        return same_number(a, b)
     return _verify(f"\\boxed{{{answer}}}", ground_truth)
 
 
@@ -123,12 +120,8 @@ def _canonical(answer: str | None) -> str | None:
     """Return the form in which an answer is counted in a majority vote: numbers by value, others as written."""
     if answer is None:
         return None
-    value = parse_number(strip_formatting(answer))
-    return (
-        strip_formatting(answer)
-        if value is None or max(value.denominator, abs(value.numerator)) > 10**30
-        else str(value)
-    )
+    value = parse_number(answer)
+    return strip_formatting(answer) if value is None else number_text(value, strip_formatting(answer))
 
 
 def preload() -> None:

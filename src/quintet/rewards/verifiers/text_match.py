@@ -7,7 +7,8 @@ import string
 from collections.abc import Mapping
 from typing import Any
 
-from quintet.rewards.answer_extraction import extract_answer, extract_tagged, parse_number, strip_formatting
+from quintet.rewards.answer_extraction import extract_answer, extract_tagged
+from quintet.rewards.numbers import parse_quantity, same_number
 from quintet.rewards.score import WRONG, Score, accepted_answers, binary_score
 from quintet.rewards.verifiers import choice
 
@@ -54,7 +55,7 @@ def verify_visual(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Sco
 def _agree(answer: str, ground_truth: str) -> bool:
     if choice.parse_letter(ground_truth):
         return choice.find_letter(answer) == choice.parse_letter(ground_truth)
-    value, correct = parse_number(strip_formatting(answer)), parse_number(strip_formatting(ground_truth))
+    value, correct = parse_quantity(answer), parse_quantity(ground_truth)
     if value is not None and correct is not None:
-        return value == correct
+        return same_number(value, correct)
     return same_words(answer, ground_truth)
