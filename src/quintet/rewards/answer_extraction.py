@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 
-BOX = re.compile(r"\\(?:boxed|fbox)(?:\s*(?P<brace>\{)|\s+(?=[^\s{$])|(?=[0-9]))")
+BOX = re.compile(r"\\(?:boxed|fbox)(?:\s*(?P<brace>\{)|\s+(?=[^\s{$])|(?=[\\0-9]))")
 UNBRACED = re.compile(r"(?:\{[^{}]*\}|[^\s${}])+")
 """What `\\boxed` without braces contains."""
 STATED = re.compile(r"answer\s*(?:is|=|:)\s*:?", re.IGNORECASE)
 WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("{", "}"))
+NEEDLESS_SPACE = re.compile(r"\s+(?![0-9])|(?<![0-9])\s+")
+"""Space that is not between digits, where it separates: `1 1/2` is not `11/2`."""
 SPACING = re.compile(r"\\[,;:! ]|~|\\(?:left|right|displaystyle)\b")
 
 
@@ -88,9 +90,9 @@ def strip_formatting(text: str) -> str:
     >>> strip_formatting(r"$\\left( 1,\\, 2 \\right).$")
     '(1,2)'
     """
-    text = SPACING.sub("", text.strip()).strip().rstrip(".").strip()
+    text = SPACING.sub(" ", text.strip()).strip().rstrip(".").strip()
     for opening, closing in WRAPPERS:
         inner = text[len(opening) : len(text) - len(closing)]
         if f"{opening}{inner}{closing}" == text and opening not in inner and closing not in inner:
             text = inner.strip().rstrip(".")
-    return "".join(text.replace(r"\$", "").replace(r"\%", "%").split())
+    return NEEDLESS_SPACE.sub("", text.replace(r"\$", "").replace(r"\%", "%"))

@@ -200,7 +200,7 @@ def read_number(text: str, start: int) -> tuple[Fraction, int] | None:
     return _mixed(text, *literal) or _divided(text, *literal)
 
 
-def read_decimal(text: str, start: int) -> tuple[Fraction, int] | None:
+def read_decimal(text: str, start: int, *, power_of_ten: bool = True) -> tuple[Fraction, int] | None:
     """Return the unsigned decimal number that begins at `start`, with its exponent, and the position behind it."""
     match = LITERAL.match(text, start)
     if match is None or match.end() - start > MAX_CHARS:
@@ -209,7 +209,7 @@ def read_decimal(text: str, start: int) -> tuple[Fraction, int] | None:
         return None
     value, end = _decimal_value(match), match.end()
     scientific = SCIENTIFIC.match(text, end)
-    if scientific is None:
+    if scientific is None or not (power_of_ten or scientific["e"]):
         return value, end
     digits = next(group for group in scientific.groups() if group is not None)
     if len(digits) > len(str(MAX_EXPONENT)) + 1 or abs(int(digits)) > MAX_EXPONENT:
