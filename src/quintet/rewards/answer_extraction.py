@@ -26,7 +26,7 @@ def extract_boxed(text: str, *, braces_only: bool = False) -> str | None:
             if not braces_only and content is not None:
                 return content[0].rstrip(".,;")
             continue
-        end = _closing_brace(text, box.end())
+        end = closing_brace(text, box.end())
         if end is not None:
             return text[box.end() : end].strip()
         # a box before an open box can only close before it
@@ -34,8 +34,8 @@ def extract_boxed(text: str, *, braces_only: bool = False) -> str | None:
     return None
 
 
-def _closing_brace(text: str, start: int) -> int | None:
-    """Return the position of the brace that closes the one opened before `start`."""
+def closing_brace(text: str, start: int) -> int | None:
+    """Return the position of the brace that closes the one opened before `start`, None if it is not closed."""
     depth, position = 1, start
     while position < len(text):
         if text[position] == "\\":

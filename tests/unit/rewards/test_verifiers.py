@@ -181,8 +181,11 @@ def test_countdown_works_with_exact_fractions() -> None:
 
 def test_countdown_finds_the_numbers_in_the_row() -> None:
     assert countdown.verify("3 * 4", 12, {"numbers": [3, 4]}).score == 1.0
+    assert countdown.verify("3 * 4 = 12.0", "12.0", {"numbers": ["3", 4.0]}).score == 1.0
     with pytest.raises(ValueError, match="lacks target or numbers"):
         countdown.verify("3 * 4", 12, {})
+    with pytest.raises(ValueError, match="not a number"):
+        countdown.verify("3 * 4", "a dozen", {"numbers": [3, 4]})
 
 
 @pytest.mark.parametrize("text", ["(" * 200 + "1" + ")" * 200, "1+" * 150 + "1", "9" * 13, "1 2", "+", "1 /", "()"])

@@ -173,7 +173,7 @@ def _equal_groups(a: Node, b: Node) -> bool:
     if kinds & REAL_SETS and kinds <= REAL_SETS | {"set"} and not kinds <= BRACKETS:
         return _equal_real_sets(a, b, kinds)
     if kinds == {"list", "()"} or ELLIPSIS in (*items_a, *items_b):
-        return kinds <= {"list", "()"} and _equal_in_order(items_a, items_b)
+        return kinds in ({"list"}, {"list", "()"}, {"list", "set"}) and _equal_in_order(items_a, items_b)
     if kinds == {"list"}:
         return _is_permutation(items_a, items_b) or _same_relations(a, b)
     if kinds <= {"list", "set", "scalar"}:

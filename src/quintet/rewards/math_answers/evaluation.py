@@ -14,6 +14,7 @@ MAX_EXACT_BITS: Final = 20_000
 MAX_MAGNITUDE: Final = 100_000
 """Larger values, as binary exponents, are not computed."""
 MAX_FACTORIAL: Final = 2000
+MAX_GAMMA: Final = 100
 MAX_ROOT: Final = 64
 LOG_2: Final = math.log10(2)
 
@@ -202,10 +203,16 @@ def _natural(value: Any, limit: int = MAX_FACTORIAL) -> int:
 
 
 def _factorial(evaluator: Evaluator, x: Any) -> Any:
+    """Return x!, for fractions that stand for a variable Γ(x + 1)."""
+    if isinstance(x, Fraction) and x.denominator != 1 and abs(x) < MAX_GAMMA:
+        return evaluator.mp.factorial(evaluator.number(x))
     return Fraction(math.factorial(_natural(x)))
 
 
 def _binomial(evaluator: Evaluator, n: Any, k: Any) -> Any:
+    """Return a binomial coefficient; `n` and `k` may be fractions that stand for variables."""
+    if any(isinstance(x, Fraction) and x.denominator != 1 and abs(x) < MAX_GAMMA for x in (n, k)):
+        return evaluator.mp.binomial(evaluator.number(n), evaluator.number(k))
     return Fraction(math.comb(_natural(n), _natural(k)))
 
 

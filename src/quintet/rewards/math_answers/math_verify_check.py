@@ -9,15 +9,31 @@ answers never terminate; then the process is killed, see `quintet.rewards.verifi
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from itertools import product
 from typing import Any, Final
 
+from quintet.rewards.units import parse_unit
+
+UNIT: Final = re.compile(r"\\(?:text|mathrm|mbox|textrm|operatorname)\s*\{([^{}]*)\}((?:\^\{?[0-9]\}?)?)[\s\\.,;}]*$")
 DIGITS: Final = 60
 EXACT_DIGITS: Final = 40
 """Digits to which exact numbers must agree."""
 DECIMAL_DIGITS: Final = 12
 """Digits to which numbers must agree of which one has a decimal point; sympy reads 15."""
+
+
+def equal_answers(answer: str, ground_truth: str) -> bool:
+    """Return whether math-verify finds two answers equal; it ignores units, which must not differ."""
+    units = {unit for unit in (_unit(answer), _unit(ground_truth)) if unit}
+    return len(units) < 2 and matches(f"\\boxed{{{answer}}}", ground_truth)
+
+
+def _unit(answer: str) -> str | None:
+    """Return the unit in a text command at the end of an answer."""
+    match = UNIT.search(answer)
+    return None if match is None else parse_unit(f"{match[1]}{match[2]}")
 
 
 def matches(text: str, ground_truth: str) -> bool:
@@ -46,7 +62,21 @@ def _parse_truth(ground_truth: str) -> list[Any]:
 def _same_reading(truth: Any, answer: Any) -> bool:
     from math_verify import verify
 
-    return bool(verify(truth, answer, timeout_seconds=None)) and _numbers_agree(truth, answer)
+    return (
+        not _is_unsolved(truth, answer)
+        and bool(verify(truth, answer, timeout_seconds=None))
+        and _numbers_agree(truth, answer)
+    )
+
+
+def _is_unsolved(truth: Any, answer: Any) -> bool:
+    """Return whether the answer is an equation such as `x^2 = 5`, of which math-verify takes the right side."""
+    from latex2sympy2_extended import is_expr_of_only_symbols
+    from sympy import Eq
+
+    if not isinstance(answer, Eq) or isinstance(truth, Eq):
+        return False
+    return bool(answer.lhs.free_symbols) and not is_expr_of_only_symbols(answer.lhs)
 
 
 def _numbers_agree(truth: Any, answer: Any) -> bool:

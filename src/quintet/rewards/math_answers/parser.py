@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Final
@@ -39,6 +40,8 @@ FACTORS: Final = STARTS - {"|", "begin", "∅", "ℝ", "[", "\\{"}
 END: Final = Token("end of text", 0, 0)
 INVERSE: Final = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot"}
 ALIASES: Final = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log"}
+DATE: Final = re.compile(r"[0-9]{4}([-/])[0-9]{1,2}\1[0-9]{1,2}|[0-9]{1,2}([-/])[0-9]{1,2}\2[0-9]{4}")
+REAL_NUMBERS: Final = ("all real numbers", "all reals", "real numbers", "the real numbers")
 FIXED: Final[Mapping[str, Node]] = {
     "…": ELLIPSIS,
     "∅": Group("set", ()),
@@ -53,6 +56,8 @@ def parse(text: str) -> Node:
         NotParsed: the text is outside of the grammar.
     """
     text = clean(text)
+    if DATE.fullmatch(text):
+        return Word(text)
     parser = _Parser(text, tokenize(text))
     node = parser.answer()
     if parser.peek() is not END:
@@ -121,11 +126,12 @@ class _Parser:
             terms.append(self._measured(self._sets()))
         return Relation(tuple(terms), tuple(signs)) if signs else terms[0]
 
-    def _words(self) -> Word:
+    def _words(self) -> Node:
         words = []
         while (token := self._take("text", "sym")) is not None:
             words.append(token.text)
-        return Word(" ".join(" ".join(words).lower().split()).strip(" .()"))
+        text = " ".join(" ".join(words).lower().split()).strip(" .()")
+        return FIXED["ℝ"] if text in REAL_NUMBERS else Word(text)
 
     def _measured(self, node: Node) -> Node:
         """Parse the unit behind a scalar."""
@@ -202,7 +208,7 @@ class _Parser:
         """Multiply by the next factor; `1 1/2` and `1\\frac{1}{2}` are mixed numbers."""
         whole = node.args[0] if isinstance(node, Call) and node.name == "neg" else node
         is_whole = isinstance(whole, Num) and whole.value.denominator == 1 and not whole.digits
-        if token.kind == "number":
+        if token.kind == "number" and self._tokens[self._position - 1].kind != "!":
             if not (is_whole and token.is_spaced and self.peek(1).kind == "/" and self.peek(2).kind == "number"):
                 raise NotParsed("two numbers")
             top, _, below = self._power(), self._expect("/"), self._power()
@@ -345,6 +351,7 @@ class _Parser:
             items: tuple[Node, ...] = ()
             closing = "\\}"
         else:
+            self._set_builder(opening)
             items = self._items()
             token = self._take("\\}") if opening == "\\{" else self._take(")", "]", "[")
             if token is None:
@@ -352,13 +359,19 @@ class _Parser:
             closing = token.kind
         self._depth -= 1
         if opening == "\\{":
-            return Group("set", items)
+            is_condition = len(items) == 1 and isinstance(items[0], Relation)
+            return items[0] if is_condition else Group("set", items)
         kind = {"]": "(", "[": "["}.get(opening, opening) + {"[": ")"}.get(closing, closing)
         if len(items) == 1:
             if kind not in ("()", "[]") or opening == "]":
                 raise NotParsed("an interval of one end")
             return items[0]
         return Group(kind, items)
+
+    def _set_builder(self, opening: str) -> None:
+        """Skip `x |` and `x :` of the set of all x with a condition."""
+        if opening == "\\{" and self.peek().kind == "sym" and self.peek(1).kind in ("|", ":"):
+            self._position += 2
 
     def _enclosed(self, closing: str, function: str) -> Node:
         node = self.sum()

@@ -11,6 +11,7 @@ from typing import Final
 
 import yaml
 
+from quintet.rewards.answer_extraction import closing_brace
 from quintet.rewards.math_answers.nodes import NotParsed, Num
 from quintet.rewards.numbers import LITERAL, SIGNS, SUPERSCRIPT, SUPERSCRIPTS, read_decimal
 from quintet.rewards.units import parse_unit
@@ -47,6 +48,8 @@ NAME: Final = re.compile("|".join([*sorted(NAMES, key=len, reverse=True), "[A-Za
 NAMED_ARGUMENT: Final = re.compile(f"(?:{'|'.join(sorted(FUNCTIONS, key=len, reverse=True))}|pi)[a-z]?$")
 UNGROUPED: Final = re.compile(r"[0-9]*(?:\.[0-9]*)?")
 SEPARATED: Final = re.compile(r"(?<=[0-9])(?:\{,\}|\\,|,\\!)(?=[0-9]{3}(?![0-9]))")
+SPACE_AROUND: Final = re.compile(r"^(?:\s|\\[,;:! ]|~)+|(?:\s|\\[,;:! ]|~)+$|(?<!\\)\\$")
+BRACKETED: Final = re.compile(r"\{[^{}]*\}|\([^()]*\)|[(\[][^()\[\]]*[)\]]")
 WORD_PRODUCT: Final = 3
 """Unknown words of more letters are text, and no products of variables."""
 PLAIN_WORDS: Final = frozenset({"and", "or", *VOCABULARY["words"]})
@@ -72,18 +75,27 @@ def clean(text: str) -> str:
     """
     if len(text) > MAX_CHARS:
         raise NotParsed("too long")
-    text = text.strip()
     if not text.isascii():
         text = text.translate(SIGNS)
         text = SUPERSCRIPT.sub(lambda match: f"^{{{match[0].translate(SUPERSCRIPTS)}}}", text)
     for delimiter in (r"\(", r"\)", r"\[", r"\]", "**", "`") if "\\" in text or "*" in text or "`" in text else ():
-        if delimiter != "**" or text.startswith("**"):
+        if delimiter != "**" or text.strip().startswith("**"):
             text = text.replace(delimiter, "")
     text = text.replace(r"\$", "¤")
     if text.count("$") % 2 == 0:
         text = text.replace("$", "")
-    text = SEPARATED.sub("", text.replace("$", "¤")).strip()
-    return text if text.endswith("..") else text.removesuffix(".").rstrip()
+    text = _bare(SEPARATED.sub("", text.replace("$", "¤")))
+    return text if text.endswith("..") else _bare(text.removesuffix("."))
+
+
+def _bare(text: str) -> str:
+    """Return a text without space around it and without braces that enclose it as a whole; `{1, 2}` is a set."""
+    text = SPACE_AROUND.sub("", text)
+    while text.startswith("{") and closing_brace(text, 1) == len(text) - 1:
+        text = SPACE_AROUND.sub("", text[1:-1])
+        if "," in BRACKETED.sub("", text):
+            return f"\\{{{text}\\}}"
+    return text
 
 
 def tokenize(text: str) -> list[Token]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -41,7 +41,7 @@ DAPO_SEARCHED_CHARS = 300
 
 def verify_anywhere(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
     r"""Compare the last `\boxed{}`, or else the answer stated or in mathematics at the end of the text."""
-    answer = extract_boxed(text)
+    answer, truths = extract_boxed(text), true_answers(ground_truth)
     if answer is not None:
         return _compare(answer, ground_truth)
     end = _end_of(text)
@@ -50,7 +50,7 @@ def verify_anywhere(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> S
         return _compare(stated, ground_truth)
     last = read_last(end)
     extracted = stated or (None if last is None else number_text(last.value, ""))
-    return binary_score(_contains_correct(end, ground_truth), _canonical(extracted))
+    return binary_score(_contains_correct(end, truths), _canonical(extracted))
 
 
 def verify_boxed(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
@@ -72,30 +72,44 @@ def verify_geometry3k(text: str, ground_truth: Any, extra: Mapping[str, Any]) ->
 
 
 def _compare(answer: str | None, ground_truth: Any) -> Score:
+    truths = true_answers(ground_truth)
     if not answer or len(answer) > MAX_ANSWER_CHARS:
         return Score(WRONG)
-    correct = any(equal_value(answer, accepted) for accepted in accepted_answers(ground_truth))
-    return binary_score(correct, _canonical(answer))
+    return binary_score(any(equal_value(answer, truth) for truth in truths), _canonical(answer))
+
+
+def true_answers(ground_truth: Any) -> list[str]:
+    r"""Return the accepted answers, the content of `\boxed{}` of those that have one.
+
+    Raises:
+        ValueError: one is empty or too long to be compared.
+    """
+    truths = [extract_boxed(accepted) or accepted for accepted in accepted_answers(ground_truth)]
+    for truth in truths:
+        if not strip_formatting(truth).strip("$"):
+            raise ValueError("the row has no ground truth: it is empty")
+        if len(truth) > MAX_ANSWER_CHARS:
+            limit = f"has {len(truth)} characters, of at most {MAX_ANSWER_CHARS}"
+            raise ValueError(f"the ground truth {limit}: {truth[:80]!r}; give the answer only, or box it")
+    return truths
 
 
 def equal_value(answer: str, ground_truth: str) -> bool:
     """Return whether two answers have the same value."""
-    ground_truth = extract_boxed(ground_truth) or ground_truth
     if strip_formatting(answer) == strip_formatting(ground_truth):
         return True
     a, b = parse_quantity(answer), parse_quantity(ground_truth)
     if a is not None and b is not None and not (a.unit or b.unit):
         return same_number(a, b)
     result = compare(answer, ground_truth)
-    return math_verify_check.matches(f"\\boxed{{{answer}}}", ground_truth) if result is None else result
+    return math_verify_check.equal_answers(answer, ground_truth) if result is None else result
 
 
-def _contains_correct(text: str, ground_truth: Any) -> bool:
+def _contains_correct(text: str, truths: Sequence[str]) -> bool:
     """Return whether math-verify finds a correct answer in a text without a box."""
     if not any(sign.isdigit() for sign in text) and "$" not in text and "\\" not in text:
         answer = strip_formatting(extract_stated(text) or text)
-        return any(answer == strip_formatting(accepted) for accepted in accepted_answers(ground_truth))
-    truths = [extract_boxed(accepted) or accepted for accepted in accepted_answers(ground_truth)]
+        return any(answer == strip_formatting(truth) for truth in truths)
     return any(math_verify_check.matches(text, truth) for truth in truths)
 
 

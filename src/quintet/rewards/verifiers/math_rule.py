@@ -8,7 +8,7 @@ from typing import Any
 
 from quintet.rewards.math_answers.comparison import compare
 from quintet.rewards.math_answers.math_verify_check import parsed, same
-from quintet.rewards.score import WRONG, Score, accepted_answers, binary_score
+from quintet.rewards.score import WRONG, Score, binary_score
 from quintet.rewards.verifiers import math
 from quintet.rewards.verifiers.options import MathRuleOptions
 from quintet.rewards.verifiers.roll_text import remove_special_tokens
@@ -20,13 +20,18 @@ REMOVED = ("<|endoftext|>", "<pad>")
 
 
 def verify(text: str, ground_truth: Any, extra: Mapping[str, Any], options: MathRuleOptions) -> Score:
-    """Score 1 for the value of the ground truth in the last box of the answer, or else anywhere in the answer."""
+    """Score 1 for the value of the ground truth in the last box of the answer, or else anywhere in the answer.
+
+    Raises:
+        ValueError: a ground truth is empty or too long.
+    """
+    truths = math.true_answers(ground_truth)
     answer = answer_part(remove_special_tokens(text, REMOVED), options.thinking_started)
     boxed = last_boxed(answer)
     readings = parsed(answer if boxed is None else f"${boxed}$", fallback_mode="no_fallback")
     if not readings:
         return Score(WRONG)
-    correct = any(_is_equal(accepted, boxed, readings[0]) for accepted in accepted_answers(ground_truth))
+    correct = any(_is_equal(truth, boxed, readings[0]) for truth in truths)
     return binary_score(correct, str(readings[0]) if boxed is None else boxed.strip())
 
 
