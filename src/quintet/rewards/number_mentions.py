@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from quintet.rewards.numbers import APPROXIMATELY, Quantity, normalize, parse_quantity, read_quantity
-from quintet.rewards.units import parse_unit
+from quintet.rewards.units import DEGREES, parse_unit
 
 MAX_SEARCHED_CHARS: Final = 2000
 """Characters at the end of a text in which the last number is searched."""
-REMARK: Final = re.compile(r"(?<!\\)\((?=[^()]*[A-Za-z]{2})[^()\\]*\)")
+REMARK: Final = re.compile(r"(?<!\\)\((?=[^()]*(?:[A-Za-z]{2}|[A-Za-z]\.[A-Za-z]\.))[^()\\]*\)")
+BOXED: Final = re.compile(r"\\(?:boxed|fbox)\s*\{([^{}]*)\}")
 PRECISION: Final = re.compile(
     r"\b(?:(?:rounded|correct|accurate|given|expressed|up)\s+)*to\s+"
     r"(?:the\s+nearest\s+[\w.-]+(?:\s+of\s+an?\s+\w+)?"
@@ -24,7 +25,7 @@ START: Final = re.compile(r"[0-9]|\.[0-9]|\\[dtc]?frac")
 GLUED: Final = re.compile(r"(?:[A-Za-z_^\\]|[A-Za-z]-|\^\{?[-+]?|_\{)$")
 """What makes digits behind it a part of a name, an exponent or an index."""
 OPERATOR_BEFORE: Final = re.compile(
-    r"(?:[*/×÷^±]|[A-Za-z0-9]\(|\}\s*\{|\\[a-zA-Z]+\s*\{?|(?:^|[^A-Za-z])[A-Za-z]\s*[-+]|[0-9)}\]]\s*[-+])\s*$"
+    r"(?:[*/×÷^±≤≥]|\s[<>]=?|(?<![A-Za-z/])[A-Za-z0-9][<>]|\b(?:minus|negative)|[A-Za-z0-9]\(|\}\s*\{|\\[a-zA-Z]+\s*\{?|(?:^|[^A-Za-z])[A-Za-z]\s*[-+]|[0-9)}\]]\s*[-+])\s*$"
 )
 """What makes a number behind it a part of an expression; `- 5` is an item of a list of lines."""
 PREFIX_BEFORE: Final = re.compile(
@@ -37,10 +38,12 @@ JOIN: Final = re.compile(
 COMMA_JOIN: Final = re.compile(r"\s*,\s*[-+]?[$€£¥₹]?(?=[0-9]|\.[0-9]|\\[dtc]?frac)")
 LETTERS: Final = re.compile(r"[A-Za-z]+")
 WORD_BEHIND: Final = re.compile(r"\s+(?!in\b)([A-Za-z]+(?:\^\{?[23]\}?|[23]\b)?)")
-SUM_BETWEEN: Final = re.compile(r"\b(?:and|or|plus|minus|times|to)\b|[-+*/<>]")
+SUM_BETWEEN: Final = re.compile(r"(?:\b(?:and|or|plus|minus|times|to)\b|[-+*/<>])\s*$")
 ORDINALS: Final = frozenset({"st", "nd", "rd", "th"})
-NO_NUMBER_BEHIND: Final = re.compile(r"\\[a-zA-Z]|[\^_(]|[0-9.]*[0-9]")
+NO_NUMBER_BEHIND: Final = re.compile(r"\\[a-zA-Z]|[\^_(]|[0-9.]*[0-9]|\s*(?:[≤≥]|[<>]=?\s*[A-Za-z0-9]\b)")
 LEADING: Final = re.compile(r"[\s*$`(\[{]*")
+TRAILING_REMARK: Final = re.compile(r"\s\((?=[^()]*[a-z]{4})[^()\\]*\)\.?$")
+"""A remark behind an answer that may have other parentheses."""
 APPROXIMATION: Final = re.compile(r"≈|\\approx\b|\\simeq\b|≃")
 FACTORIAL: Final = re.compile(r"[^\sA-Za-z]*!")
 EMPHASIS: Final = re.compile(r"(?<![\w)*])(\*{1,3}|_{1,2}|`)(?=\S)([^*_`\n]+?)(?<=\S)\1(?![\w(*])")
@@ -113,6 +116,7 @@ def _with_unit(text: str, mention: Mention) -> tuple[int, int, Quantity | None]:
 
 def _joined(text: str, start: int, end: int, quantity: Quantity | None, is_list: bool) -> Mention:
     """Return a mention with the numbers that belong to the same range, list or expression."""
+    is_list = is_list or text[max(start - 1, 0) : start] in ("(", "[")
     while (join := JOIN.match(text, end) or (COMMA_JOIN.match(text, end) if is_list else None)) is not None:
         part = read_quantity(text, join.end())
         end = part[1] if part is not None else _end_of_digits(text, join.end())
@@ -122,7 +126,16 @@ def _joined(text: str, start: int, end: int, quantity: Quantity | None, is_list:
 
 def _without_remarks(text: str) -> str:
     """Return a normalized text without emphasis, bracketed remarks, and how precise a number is."""
-    return PRECISION.sub("", REMARK.sub("", EMPHASIS.sub(r"\2", normalize(text))))
+    return PRECISION.sub("", REMARK.sub("", EMPHASIS.sub(r"\2", BOXED.sub(r" \1 ", _with_signs(normalize(text))))))
+
+
+def without_trailing_remark(answer: str) -> str:
+    """Return an answer without a bracketed remark at its end, and without how precise it is."""
+    return PRECISION.sub("", TRAILING_REMARK.sub("", answer)).strip()
+
+
+def _with_signs(text: str) -> str:
+    return DEGREES.sub("° ", text).replace(r"\approx", "≈") if "\\" in text else text
 
 
 def read_answer(answer: str) -> Quantity | None:
@@ -144,7 +157,7 @@ def read_answer(answer: str) -> Quantity | None:
     before = LEADING.sub("", APPROXIMATELY.sub("", LEADING.sub("", text[: mentions[0].start], count=1)))
     if before:
         return mentions[-1].quantity
-    is_sum = len(mentions) > 1 and SUM_BETWEEN.search(text, mentions[0].end, mentions[1].start)
+    is_sum = len(mentions) > 1 and SUM_BETWEEN.search(text[mentions[0].end : mentions[1].start])
     return None if is_sum else mentions[0].quantity
 
 

@@ -26,7 +26,7 @@ PART: Final = re.compile(
     r"(?P<word>[A-Za-zΩ°€£¥₹$¢]+\.?)\s*(?:\^\s*\{?\s*(?P<power>[-+]?[0-9])\s*\}?|(?P<digit>[23])(?![0-9]))?"
     r"|(?P<divided>/)|[*·\s()]|\\cdot\b"
 )
-DEGREES: Final = re.compile(r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\degree\b|°")
+DEGREES: Final = re.compile(r"\^\s*(?:\{\s*\\(?:circ|degree)\s*\}|\\(?:circ|degree)\b)|\\degree\b|°")
 POWERS: Final = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3, "cu": 3}
 BEHIND: Final = ("squared", "cubed")
 

@@ -203,6 +203,9 @@ def test_gsm8k_compares_values(text: str, truth: object, score: float) -> None:
         ("8,12", "812", 0.0),
         ("10-20", "-20", 0.0),
         ("2+3", "3", 0.0),
+        (r"so $\boxed{42}$", "42", 1.0),
+        (r"so $\boxed{42^\circ}$", "42", 1.0),
+        (r"so $\boxed{42", "42", 0.0),
     ],
 )
 def test_flexible_gsm8k_compares_values(text: str, truth: object, score: float) -> None:

@@ -12,7 +12,7 @@ from quintet.rewards.answer_extraction import extract_boxed, extract_stated, str
 from quintet.rewards.format_check import has_format
 from quintet.rewards.math_answers import math_verify_check
 from quintet.rewards.math_answers.comparison import compare, is_parsed, parsed_value
-from quintet.rewards.number_mentions import read_last
+from quintet.rewards.number_mentions import read_answer, read_last, without_trailing_remark
 from quintet.rewards.numbers import number_text, parse_quantity, same_number
 from quintet.rewards.score import WRONG, Score, accepted_answers, binary_score
 
@@ -46,10 +46,14 @@ def verify_anywhere(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> S
         return _compare(answer, ground_truth)
     end = _end_of(text)
     stated = extract_stated(end) or _last_formula(end)
+    stated = None if stated is None else without_trailing_remark(stated)
     if stated is not None and is_parsed(stated):
         return _compare(stated, ground_truth)
-    last = read_last(end)
-    extracted = stated or (None if last is None else number_text(last.value, ""))
+    number = read_last(end) if stated is None else read_answer(stated)
+    extracted = stated if number is None else number_text(number.value, end)
+    quantities = [quantity for truth in truths if (quantity := parse_quantity(truth)) is not None]
+    if number is not None and len(quantities) == len(truths):
+        return binary_score(any(same_number(number, quantity) for quantity in quantities), extracted)
     return binary_score(_contains_correct(end, truths), _canonical(extracted))
 
 
