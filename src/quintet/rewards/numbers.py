@@ -136,6 +136,8 @@ def parse_quantity(text: str) -> Quantity | None:
     """
     if len(text) > MAX_CHARS:
         return None
+    if text.isdecimal() and text.isascii():
+        return Quantity(Fraction(int(text)))
     text = unwrap(normalize(text))
     text = text[approximately.end() :] if (approximately := APPROXIMATELY.match(text)) else text
     read = read_quantity(text, 0)

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from quintet.rewards.answer_extraction import extract_boxed, extract_stated, strip_formatting
@@ -54,7 +55,7 @@ def verify_anywhere(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> S
     quantities = [quantity for truth in truths if (quantity := parse_quantity(truth)) is not None]
     if number is not None and len(quantities) == len(truths):
         return binary_score(any(same_number(number, quantity) for quantity in quantities), extracted)
-    return binary_score(_contains_correct(end, truths), _canonical(extracted))
+    return binary_score(_contains_correct(end, truths), canonical_answer(extracted))
 
 
 def verify_boxed(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
@@ -79,7 +80,7 @@ def _compare(answer: str | None, ground_truth: Any) -> Score:
     truths = true_answers(ground_truth)
     if not answer or len(answer) > MAX_ANSWER_CHARS:
         return Score(WRONG)
-    return binary_score(any(equal_value(answer, truth) for truth in truths), _canonical(answer))
+    return binary_score(any(equal_value(answer, truth) for truth in truths), canonical_answer(answer))
 
 
 def true_answers(ground_truth: Any) -> list[str]:
@@ -88,14 +89,18 @@ def true_answers(ground_truth: Any) -> list[str]:
     Raises:
         ValueError: one is empty or too long to be compared.
     """
-    truths = [extract_boxed(accepted) or accepted for accepted in accepted_answers(ground_truth)]
-    for truth in truths:
-        if not strip_formatting(truth).strip("$"):
-            raise ValueError("the row has no ground truth: it is empty")
-        if len(truth) > MAX_ANSWER_CHARS:
-            limit = f"has {len(truth)} characters, of at most {MAX_ANSWER_CHARS}"
-            raise ValueError(f"the ground truth {limit}: {truth[:80]!r}; give the answer only, or box it")
-    return truths
+    return [_true_answer(accepted) for accepted in accepted_answers(ground_truth)]
+
+
+@lru_cache(maxsize=1024)
+def _true_answer(accepted: str) -> str:
+    truth = extract_boxed(accepted) or accepted
+    if not strip_formatting(truth).strip("$"):
+        raise ValueError("the row has no ground truth: it is empty")
+    if len(truth) > MAX_ANSWER_CHARS:
+        limit = f"has {len(truth)} characters, of at most {MAX_ANSWER_CHARS}"
+        raise ValueError(f"the ground truth {limit}: {truth[:80]!r}; give the answer only, or box it")
+    return truth
 
 
 def equal_value(answer: str, ground_truth: str) -> bool:
@@ -132,7 +137,7 @@ def _last_formula(text: str) -> str | None:
     return next(group for group in formulas[-1].groups() if group is not None)
 
 
-def _canonical(answer: str | None) -> str | None:
+def canonical_answer(answer: str | None) -> str | None:
     """Return the form in which an answer is counted in a majority vote: numbers by value, others as written."""
     if answer is None:
         return None

@@ -32,7 +32,7 @@ def verify(text: str, ground_truth: Any, extra: Mapping[str, Any], options: Math
     if not readings:
         return Score(WRONG)
     correct = any(_is_equal(truth, boxed, readings[0]) for truth in truths)
-    return binary_score(correct, str(readings[0]) if boxed is None else boxed.strip())
+    return binary_score(correct, math.canonical_answer(str(readings[0]) if boxed is None else boxed))
 
 
 def answer_part(text: str, thinking_started: bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from quintet.rewards.answer_extraction import extract_answer
@@ -32,8 +33,9 @@ def verify(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
     return binary_score(correct, number_text(quantity.value, answer))
 
 
+@lru_cache(maxsize=1024)
 def parse_truth(ground_truth: str) -> Quantity:
-    """Parse a ground truth.
+    """Parse a ground truth, once for all responses of a group.
 
     Raises:
         ValueError: it is not a number.

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quintet.rewards.math_answers.comparison import compare, is_parsed, parsed_value
-from quintet.rewards.verifiers import math, math_rule
+from quintet.rewards.verifiers import gsm8k, math, math_rule, numeric, text_match
 from quintet.rewards.verifiers.options import MathRuleOptions
 
 EQUAL = [
@@ -253,6 +253,14 @@ def test_equal_values_are_one_class_of_majority_votes() -> None:
     for texts in (("1024", "2^{10}", "1,024", "x = 1024"), ("1.5", "1 1/2", r"\frac{3}{2}", r"1\frac12")):
         assert len({math.verify_boxed(f"\\boxed{{{text}}}", "1", {}).extracted_answer for text in texts}) == 1
     assert len({math.verify_boxed(f"\\boxed{{{text}}}", "1", {}).extracted_answer for text in ("11/2", "1 1/2")}) == 2
+
+
+def test_votes_of_other_verifiers_are_by_value_too() -> None:
+    for text in ("0.5", "1/2", ".50"):
+        rolls = math_rule.verify(f"a</think>\\boxed{{{text}}}", "0.5", {}, MathRuleOptions())
+        others = (text_match.verify_visual(f"<answer>{text}</answer>", "0.5", {}), numeric.verify(text, "0.5", {}))
+        flexible = gsm8k.verify_flexible(f"so {text}", "0.5", {})
+        assert {score.extracted_answer for score in (rolls, flexible, *others)} == {"1/2"}
 
 
 RATIONALS = st.fractions(min_value=-(10**6), max_value=10**6, max_denominator=10**4)
