@@ -1,10 +1,10 @@
 """Pairs of answers of which it is known whether they are equal, for `benchmarks/verifier_agreement.py`.
 
-Each category draws a value and writes it in forms that models and data sets use: as in MATH and its solutions, in plain
-text, and as calculators print it. An equal pair is the same value in two forms. An unequal pair is a value and a near miss
-of it: another sign, a neighbour, the reciprocal, an open end for a closed one, a missing element, another base. Equality is
-a property of the values that were drawn, never the verdict of a verifier. By convention, `50\\%` is 50 and 0.5, and an answer
-with a unit equals the number without it.
+Each category draws a value and writes it in forms that models and data sets use: as in MATH and its solutions, in
+plain text, and as calculators print it. An equal pair is the same value in two forms. An unequal pair is a value and a
+near miss of it: another sign, a neighbour, the reciprocal, an open end for a closed one, a missing element, another
+base. Equality is a property of the values that were drawn, never the verdict of a verifier. By convention, `50\\%` is
+50 and 0.5, and an answer with a unit equals the number without it.
 """
 
 from __future__ import annotations
@@ -616,7 +616,7 @@ def rational_expressions(draw: random.Random) -> Drawn:
 def named_values(draw: random.Random) -> Drawn:
     n, name = draw.randint(-50, 50), draw.choice("xyznkma")
     forms = [str(n), f"{name}={n}", f"{name} = {n}", f"${name} = {n}$"]
-    return forms, [f"{name}={n + 1}", f"{name} = {-n - 1}" if n != -n - 1 else "1", f"{name}^2={n}", f"{n}{name}"]
+    return forms, [f"{name}={n + 1}", f"{name} = {-n - 1}" if n != -n - 1 else "1", f"{name}^2={n}", f"{n or 7}{name}"]
 
 
 @category

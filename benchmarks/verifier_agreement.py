@@ -1,11 +1,13 @@
 """Measure how often verifiers of mathematics are wrong, on pairs of answers with known truth.
 
-    python benchmarks/verifier_agreement.py [--pairs 20280] [--seed 0] [--verl CHECKOUT] [--out FILE] [--show]
+    python benchmarks/verifier_agreement.py [--pairs 20280] [--seed 0] [--processes 1]
+        [--verl CHECKOUT] [--out FILE] [--show]
 
-Each pair is an answer in a box and a ground truth (`benchmarks/answer_pairs.py`). False positives are different answers that
-are accepted, false negatives equal ones that are refused. Compared are Quintet's `math`, math-verify's `parse` and `verify`
-with their defaults and, given a checkout of verl, its `math_reward`, `math_dapo` and `prime_math`, which needs the package
-pylatexenc. The checkout's scoring functions are executed. verl's `math_dapo` gets `Answer: …` instead of a box.
+Each pair is an answer in a box and a ground truth (`benchmarks/answer_pairs.py`). False positives are different answers
+that are accepted, false negatives equal ones that are refused. Compared are Quintet's `math`, math-verify's `parse` and
+`verify` with their defaults and, given a checkout of verl, its `math_reward`, `math_dapo` and `prime_math`, which needs
+the package pylatexenc, and antlr4 4.11 for its LaTeX parser. The scoring functions of the checkout are executed.
+verl's `math_dapo` gets `Answer: …` instead of a box.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import types
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from importlib.metadata import version
+from multiprocessing import get_context
 from pathlib import Path
 
 from answer_pairs import CATEGORIES, Pair, pairs
@@ -34,6 +37,8 @@ from quintet.rewards.verifiers import math
 Verifier = Callable[[str, str], bool]
 SCORED_AT_ONCE = 500
 """Pairs of which each time is one measurement; the median of their rates is reported."""
+_verify: Verifier
+"""What the processes score with."""
 
 
 def quintet_math(answer: str, truth: str) -> bool:
@@ -49,7 +54,7 @@ def math_verify(answer: str, truth: str) -> bool:
 
 
 def verl_verifiers(checkout: Path) -> Iterator[tuple[str, Verifier]]:
-    """Yield verl's scoring functions. Its package is not imported as a whole, because that needs all of its requirements."""
+    """Yield verl's scoring functions, without importing the whole package, which needs all of its requirements."""
     for name in ("verl", "verl.utils", "verl.utils.reward_score"):
         module = types.ModuleType(name)
         module.__path__ = [str(checkout.joinpath(*name.split(".")))]
@@ -70,25 +75,25 @@ def boxed(answer: str) -> str:
     return f"So it is $\\boxed{{{answer}}}$."
 
 
-def measured(verify: Verifier, drawn: list[Pair], show: str | None) -> dict[str, object]:
-    """Return the errors of a verifier, and answers per second."""
+def measured(verify: Verifier, drawn: list[Pair], show: str | None, processes: int = 1) -> dict[str, object]:
+    """Return the errors of a verifier, and answers per second of one process."""
+    chunks = [drawn[start : start + SCORED_AT_ONCE] for start in range(0, len(drawn), SCORED_AT_ONCE)]
+    global _verify
+    _verify = verify
+    if processes == 1:
+        scored = [scored_chunk(chunk) for chunk in chunks]
+    else:
+        with get_context("fork").Pool(processes) as pool:
+            scored = pool.map(scored_chunk, chunks, chunksize=1)
+    verdicts = [verdict for chunk, _ in scored for verdict in chunk]
     errors = {name: {"pairs": 0, "false_positives": 0, "false_negatives": 0} for name in CATEGORIES}
-    rates, failures = [], 0
-    for start in range(0, len(drawn), SCORED_AT_ONCE):
-        started = time.perf_counter()
-        for pair in drawn[start : start + SCORED_AT_ONCE]:
-            try:
-                with contextlib.redirect_stdout(io.StringIO()):
-                    verdict = verify(pair.answer, pair.truth)
-            except Exception:  # noqa: BLE001 - an answer on which a verifier fails counts as refused
-                verdict, failures = False, failures + 1
-            counts = errors[pair.category]
-            counts["pairs"] += 1
-            counts["false_positives"] += verdict and not pair.equal
-            counts["false_negatives"] += pair.equal and not verdict
-            if show and verdict != pair.equal:
-                print(f"{show}: {'refused' if pair.equal else 'accepted'} {pair}", file=sys.stderr)
-        rates.append(len(drawn[start : start + SCORED_AT_ONCE]) / (time.perf_counter() - started))
+    for pair, verdict in zip(drawn, verdicts, strict=True):
+        counts = errors[pair.category]
+        counts["pairs"] += 1
+        counts["false_positives"] += verdict is True and not pair.equal
+        counts["false_negatives"] += pair.equal and verdict is not True
+        if show and (verdict is True) != pair.equal:
+            print(f"{show}: {'refused' if pair.equal else 'accepted'} {pair}", file=sys.stderr)
     equal = sum(pair.equal for pair in drawn)
     positives, negatives = (
         sum(counts[f"false_{kind}"] for counts in errors.values()) for kind in ("positives", "negatives")
@@ -98,10 +103,22 @@ def measured(verify: Verifier, drawn: list[Pair], show: str | None) -> dict[str,
         "false_negatives": negatives,
         "false_positive_rate": round(positives / (len(drawn) - equal), 5),
         "false_negative_rate": round(negatives / equal, 5),
-        "exceptions": failures,
-        "median_answers_per_second": round(statistics.median(rates)),
+        "exceptions": verdicts.count(None),
+        "median_answers_per_second": round(statistics.median(rate for _, rate in scored)),
         "categories": errors,
     }
+
+
+def scored_chunk(chunk: list[Pair]) -> tuple[list[bool | None], float]:
+    """Return the verdicts, None where the verifier raises, and answers per second of processor time."""
+    started, verdicts = time.process_time(), []
+    for pair in chunk:
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                verdicts.append(bool(_verify(pair.answer, pair.truth)))
+        except Exception:  # noqa: BLE001 - an answer on which a verifier fails counts as refused
+            verdicts.append(None)
+    return verdicts, len(chunk) / (time.process_time() - started)
 
 
 def processor() -> str:
@@ -124,6 +141,7 @@ def release(checkout: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--pairs", type=int, default=520 * len(CATEGORIES))
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--verl", type=Path, help="checkout of verl")
     parser.add_argument("--out", type=Path)
@@ -148,8 +166,10 @@ def main() -> None:
         "pairs": len(drawn),
         "equal": sum(pair.equal for pair in drawn),
         "seed": arguments.seed,
+        "processes": arguments.processes,
         "verifiers": {
-            name: measured(verify, drawn, name if arguments.show else None) for name, verify in verifiers.items()
+            name: measured(verify, drawn, name if arguments.show else None, arguments.processes)
+            for name, verify in verifiers.items()
         },
     }
     for name, verdict in result["verifiers"].items():

@@ -65,8 +65,8 @@ def parse(text: str) -> Node:
     return node
 
 
-class _Parser:
-    """One method per level of precedence."""
+class _Cursor:
+    """Position in a list of tokens, and limits of depth and operations."""
 
     def __init__(self, text: str, tokens: list[Token]) -> None:
         self._text = text
@@ -101,6 +101,10 @@ class _Parser:
         self._operations += 1
         if self._operations > MAX_OPERATIONS:
             raise NotParsed("too many operations")
+
+
+class _Parser(_Cursor):
+    """One method per level of precedence."""
 
     def answer(self) -> Node:
         items = self._items()

@@ -93,7 +93,7 @@ def _bare(text: str) -> str:
     text = SPACE_AROUND.sub("", text)
     while text.startswith("{") and closing_brace(text, 1) == len(text) - 1:
         text = SPACE_AROUND.sub("", text[1:-1])
-        if "," in BRACKETED.sub("", text):
+        if "," in BRACKETED.sub("", text) and not LITERAL.fullmatch(text.lstrip("-+ ")):
             return f"\\{{{text}\\}}"
     return text
 

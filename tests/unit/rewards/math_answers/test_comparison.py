@@ -94,6 +94,7 @@ DIFFERENT = [
     ("{0,1}", "(0,1)"),
     (r"\{1,\ldots\}", r"(1,\ldots)"),
     ("2024-01-05", "2018"),
+    (r"1,2,\ldots", r"[1,2,\ldots]"),
     ("x^2=4", "4"),
     (r"\{10^{-20}\}", r"\{0\}"),
     (r"[10^{-20},1]", "[0,1]"),
@@ -223,6 +224,9 @@ def test_rolls_verifier_has_no_absolute_tolerance_either(answer: str, truth: str
         (r"\sum_{k=1}^{3} k", "6", 1.0),
         (r"\sum_{k=1}^{3} 10^{-20}k", r"\sum_{k=1}^{3} 10^{-21}k", 0.0),
         (r"\int_0^1 2x dx", "1", 1.0),
+        (r"x^2+\sum_{k=1}^{2} k=4", "4", 0.0),
+        (r"\sum_{k=1}^{3} k\text{ cm}", r"6\text{ cm}", 1.0),
+        (r"\sum_{k=1}^{3} k\text{ cm}", r"6\text{ m}", 0.0),
     ],
 )
 def test_math_verify_decides_what_is_outside_of_the_grammar_without_its_tolerance(answer, truth, score) -> None:
