@@ -2,8 +2,9 @@
 
     python benchmarks/verifier_pool.py [--times 5] [--out FILE]
 
-Writes one JSON file: boxed integers per second, the same for answers that math-verify parses, and the time of a
-batch of 512 with ten answers that cannot be evaluated, beyond the timeout of one answer. Uses two processes.
+Writes one JSON file: boxed integers per second, the same for answers that are parsed, exactly or by
+math-verify, and the time of a batch of 512 with ten answers that cannot be evaluated, beyond the timeout of one answer.
+Uses two processes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ from quintet.records import PromptRow, Response, RewardResult
 from quintet.rewards.factory import RewardScorer, build_verifier_scorer
 
 SOURCE = "lighteval/MATH"
-ENDLESS = (r"9^{9^{9^{9}}}", r"\binom{1000000000}{500000000}", r"100000000!", r"\sum_{k=1}^{1000000000} \frac{1}{k^k}")
+ENDLESS = (
+    r"\sum_{k=1}^{1} 9^{9^{9^{9}}}",
+    r"\prod_{k=1}^{1} \binom{1000000000}{500000000}",
+    r"\prod_{k=1}^{1} 100000000!",
+    r"\sum_{k=1}^{1000000000} \frac{1}{k^k}",
+)
+"""Answers that math-verify never finishes; sums and products are outside of the exact comparison."""
 BATCH, PATHOLOGICAL, TIMEOUT = 512, 10, 3.0
 PROCESSES = 2
 
@@ -38,6 +45,11 @@ def integer(number: int) -> tuple[str, str]:
 def root(number: int) -> tuple[str, str]:
     """Return an answer that must be parsed, and its ground truth."""
     return f"1+\\sqrt{{{number + 2}}}", f"\\sqrt{{{number + 2}}}+1"
+
+
+def total(number: int) -> tuple[str, str]:
+    """Return an answer that only math-verify parses, and its ground truth."""
+    return f"\\sum_{{k=1}}^{{3}} {number + 2}k", f"{6 * (number + 2)}"
 
 
 def mixed(number: int) -> tuple[str, str]:
@@ -115,7 +127,8 @@ def main() -> None:
         },
         "processes": PROCESSES,
         "boxed_integers": measured("answers/s", rates(integer, 4096, times)),
-        "parsed_by_math_verify": measured("answers/s", rates(root, 256, times)),
+        "parsed": measured("answers/s", rates(root, 256, times)),
+        "parsed_by_math_verify": measured("answers/s", rates(total, 256, times)),
         "batch": {"answers": BATCH, "pathological": PATHOLOGICAL, "timeout_seconds": TIMEOUT},
         "beyond_timeout_integers": measured("s", beyond(integer, times)),
         "beyond_timeout_one_in_four_parsed": measured("s", beyond(mixed, times)),

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 
-BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
-EXACT = re.compile(r"([-+]?)(\d{1,300})?(?:\.(\d{0,300}))?(?:[eE]([-+]?\d{1,3}))?")
-THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+BOX = re.compile(r"\\(?:boxed|fbox)(?:\s*(?P<brace>\{)|\s+(?=[^\s{$])|(?=[\\0-9]))")
+UNBRACED = re.compile(r"(?:\{[^{}]*\}|[^\s${}])+")
+"""What `\\boxed` without braces contains."""
 STATED = re.compile(r"answer\s*(?:is|=|:)\s*:?", re.IGNORECASE)
-FRACTION = re.compile(r"([-+]?)\\[dt]?frac\{([^{}]{1,300})\}\{([^{}]{1,300})\}")
 WRAPPERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("{", "}"))
+NEEDLESS_SPACE = re.compile(r"\s+(?![0-9])|(?<![0-9])\s+")
+"""Space that is not between digits, where it separates: `1 1/2` is not `11/2`."""
 SPACING = re.compile(r"\\[,;:! ]|~|\\(?:left|right|displaystyle)\b")
 
 
-def extract_boxed(text: str) -> str | None:
-    r"""Return the content of the last closed `\boxed{…}`, or None.
+def extract_boxed(text: str, *, braces_only: bool = False) -> str | None:
+    r"""Return the content of the last closed `\boxed{…}`, or None; `\boxed 42` counts too, unless `braces_only`.
 
-    >>> extract_boxed(r"so \boxed{\frac{1}{2}}.")
-    '\\frac{1}{2}'
+    >>> extract_boxed(r"so \boxed{\frac{1}{2}}."), extract_boxed(r"so $\boxed 42$.")
+    ('\\frac{1}{2}', '42')
     """
     for box in reversed(list(BOX.finditer(text))):
-        end = _closing_brace(text, box.end())
+        if box["brace"] is None:
+            content = UNBRACED.match(text, box.end())
+            if not braces_only and content is not None:
+                return content[0].rstrip(".,;")
+            continue
+        end = closing_brace(text, box.end())
         if end is not None:
             return text[box.end() : end].strip()
         # a box before an open box can only close before it
@@ -30,8 +34,8 @@ def extract_boxed(text: str) -> str | None:
     return None
 
 
-def _closing_brace(text: str, start: int) -> int | None:
-    """Return the position of the brace that closes the one opened before `start`."""
+def closing_brace(text: str, start: int) -> int | None:
+    """Return the position of the brace that closes the one opened before `start`, None if it is not closed."""
     depth, position = 1, start
     while position < len(text):
         if text[position] == "\\":
@@ -86,43 +90,9 @@ def strip_formatting(text: str) -> str:
     >>> strip_formatting(r"$\\left( 1,\\, 2 \\right).$")
     '(1,2)'
     """
-    text = SPACING.sub("", text.strip()).strip().rstrip(".").strip()
+    text = SPACING.sub(" ", text.strip()).strip().rstrip(".").strip()
     for opening, closing in WRAPPERS:
         inner = text[len(opening) : len(text) - len(closing)]
         if f"{opening}{inner}{closing}" == text and opening not in inner and closing not in inner:
             text = inner.strip().rstrip(".")
-    return "".join(text.replace(r"\$", "").replace(r"\%", "%").split())
-
-
-def parse_number(text: str) -> Fraction | None:
-    r"""Parse a number (`-1,234.50`, `1e3`, `3/4`, `\frac{3}{4}`, `50%`) exactly; None if the text is anything else.
-
-    >>> parse_number("1,250.50"), parse_number("-3/4"), parse_number("1e400")
-    (Fraction(2501, 2), Fraction(-3, 4), None)
-    """
-    text = text.strip().replace("−", "-").removeprefix("$").strip()
-    if text.endswith("%"):
-        share = _decimal(text[:-1])
-        return None if share is None else share / 100
-    if (fraction := FRACTION.fullmatch(text)) is not None:
-        text = f"{fraction[1]}{fraction[2]}/{fraction[3]}"
-    above, slash, below = text.partition("/")
-    if not slash:
-        return _decimal(text)
-    top, bottom = _decimal(above), _decimal(below)
-    return None if top is None or not bottom else top / bottom
-
-
-def _decimal(text: str) -> Fraction | None:
-    text = text.strip()
-    if THOUSANDS.fullmatch(text):
-        text = text.replace(",", "")
-    match = EXACT.fullmatch(text)
-    if match is None or not (match[2] or match[3]) or abs(int(match[4] or 0)) > 300:
-        return None
-    return Fraction(f"{match[1]}{match[2] or 0}.{match[3] or 0}e{match[4] or 0}")
-
-
-def find_numbers(text: str) -> list[str]:
-    """Return all numbers of a text as written, without thousands separators."""
-    return [match.rstrip(",").replace(",", "") for match in NUMBER.findall(text)]
+    return NEEDLESS_SPACE.sub("", text.replace(r"\$", "").replace(r"\%", "%"))

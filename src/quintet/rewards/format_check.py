@@ -13,7 +13,7 @@ def has_format(name: str, text: str) -> bool:
         ValueError: there is no such format.
     """
     if name == "boxed":
-        return bool(extract_boxed(text))
+        return bool(extract_boxed(text, braces_only=True))
     if name == "answer_tag":
         return has_single_tag(text, "answer") and bool(extract_tagged(text))
     if name == "think_answer":

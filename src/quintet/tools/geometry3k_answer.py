@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from quintet.rewards.score import accepted_answers
-from quintet.rewards.verifiers.math import equal_value
+from quintet.rewards.verifiers.math import equal_value, true_answers
 from quintet.tools.gsm8k_answer import Gsm8kAnswer
 
 
@@ -11,4 +10,4 @@ class Geometry3kAnswer(Gsm8kAnswer):
     """Tells whether an answer, which may be an expression, has the value of the right one."""
 
     def score(self, answer: str) -> float:
-        return float(any(equal_value(answer, accepted) for accepted in accepted_answers(self.ground_truth)))
+        return float(any(equal_value(answer, truth) for truth in true_answers(self.ground_truth)))

@@ -12,18 +12,20 @@ from quintet.rewards.verifiers.math_rule import answer_part, last_boxed, verify
 from quintet.rewards.verifiers.options import MathRuleOptions
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "parity" / "golden" / "roll_rules.json").read_text())["math"]
+GRADABLE = [case for case in GOLDEN if case["truth"]]
+"""ROLL scores rows without a ground truth 0; here they are faults of the row."""
 
 
-@pytest.mark.parametrize("case", GOLDEN)
+@pytest.mark.parametrize("case", GRADABLE)
 def test_scores_are_those_of_roll(case: dict) -> None:
     options = MathRuleOptions(thinking_started=case["prompt"].rstrip("\n").endswith("<think>"))
     assert verify(case["text"], case["truth"], {}, options).score == case["score"]
 
 
 def test_our_own_verifier_differs_where_roll_finds_no_answer() -> None:
-    ours = [math.verify_anywhere(case["text"], case["truth"], {}).score for case in GOLDEN]
-    more = {case["text"] for case, score in zip(GOLDEN, ours, strict=True) if score > case["score"]}
-    less = [case["text"] for case, score in zip(GOLDEN, ours, strict=True) if score < case["score"]]
+    ours = [math.verify_anywhere(case["text"], case["truth"], {}).score for case in GRADABLE]
+    more = {case["text"] for case, score in zip(GRADABLE, ours, strict=True) if score > case["score"]}
+    less = [case["text"] for case, score in zip(GRADABLE, ours, strict=True) if score < case["score"]]
     assert {"4", r"The answer is \boxed{4}.", "We get \\boxed{4}.\n\nSo that was it."} < more
     assert (len(more), less) == (11, ["<think>hm</think>\n\n\\boxed\\{4}"])
 
@@ -65,5 +67,6 @@ def test_repetition_format_and_length_do_not_change_the_reward() -> None:
 
 def test_each_of_several_right_answers_counts_and_none_is_a_fault_of_the_row() -> None:
     assert verify(r"a</think>\boxed{4}", ["5", "4"], {}, MathRuleOptions()).score == 1.0
-    with pytest.raises(ValueError, match="no ground truth"):
-        verify(r"a</think>\boxed{4}", None, {}, MathRuleOptions())
+    for missing in (None, "", []):
+        with pytest.raises(ValueError, match="no ground truth"):
+            verify(r"a</think>\boxed{4}", missing, {}, MathRuleOptions())

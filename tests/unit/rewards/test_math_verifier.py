@@ -152,8 +152,13 @@ def test_a_truth_may_be_boxed_itself() -> None:
 
 
 def test_a_row_without_truth_is_a_fault_of_the_row() -> None:
-    with pytest.raises(ValueError, match="no ground truth"):
-        math.verify_boxed(r"\boxed{3}", None, {})
+    for verify in (math.verify_boxed, math.verify_anywhere, math.verify_answer_line):
+        for text in (r"\boxed{3}", "none", ""):
+            for missing in (None, "", " $ $ ", []):
+                with pytest.raises(ValueError, match="no ground truth"):
+                    verify(text, missing, {})
+            with pytest.raises(ValueError, match="has 2000 characters"):
+                verify(text, "1+" * 1000, {})
 
 
 def test_equal_numbers_are_one_class_of_majority_votes() -> None:

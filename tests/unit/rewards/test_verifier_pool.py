@@ -20,7 +20,11 @@ from quintet.records import PromptRow, Response, RewardResult
 from quintet.rewards.factory import build_verifier_scorer
 from quintet.rewards.reward_managers import PooledRewardScorer
 
-ENDLESS = [r"\boxed{9^{9^{9^{9}}}}", r"\boxed{\binom{1000000000}{500000000}}", r"\boxed{100000000!}"]
+ENDLESS = [
+    r"\boxed{\sum_{k=1}^{1} 9^{9^{9^{9}}}}",
+    r"\boxed{\sum_{k=1}^{1000000000} \frac{1}{k^k}}",
+    r"\boxed{\prod_{k=1}^{1} 100000000!}",
+]
 TIMEOUT = 2.0
 
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintet.rewards.answer_extraction import extract_stated, extract_tagged, find_numbers, parse_number
+from quintet.rewards.answer_extraction import extract_stated, extract_tagged
 from quintet.rewards.format_check import has_format
+from quintet.rewards.numbers import parse_number
 from quintet.rewards.verifiers import choice, countdown, gsm8k, numeric, text_match
 from quintet.rewards.verifiers.registry import VERIFIERS
 
@@ -29,7 +30,7 @@ from quintet.rewards.verifiers.registry import VERIFIERS
         ("#### 72" + " " * 294, "72", 0.0),  # the first one is not read
         ("#### 72" + " " * 300 + "#### 73", "73", 1.0),
         ("x" * 10000 + "#### 72", "72", 1.0),
-        ("#### 72.", "72", 0.0),  # compared as text, as verl does
+        ("#### 72.", "72", 1.0),  # by value; verl compares text
         ("####72", "72", 0.0),
         ("72", "72", 0.0),
         ("#### seventy", "72", 0.0),
@@ -180,8 +181,11 @@ def test_countdown_works_with_exact_fractions() -> None:
 
 def test_countdown_finds_the_numbers_in_the_row() -> None:
     assert countdown.verify("3 * 4", 12, {"numbers": [3, 4]}).score == 1.0
+    assert countdown.verify("3 * 4 = 12.0", "12.0", {"numbers": ["3", 4.0]}).score == 1.0
     with pytest.raises(ValueError, match="lacks target or numbers"):
         countdown.verify("3 * 4", 12, {})
+    with pytest.raises(ValueError, match="not a number"):
+        countdown.verify("3 * 4", "a dozen", {"numbers": [3, 4]})
 
 
 @pytest.mark.parametrize("text", ["(" * 200 + "1" + ")" * 200, "1+" * 150 + "1", "9" * 13, "1 2", "+", "1 /", "()"])
@@ -219,8 +223,6 @@ def test_fractions_are_read_as_they_are_written(value: Fraction) -> None:
 
 def test_reading() -> None:
     assert parse_number(r"\frac{3}{4}") == Fraction(3, 4)
-    assert parse_number("12,34") is None
-    assert find_numbers("from 1,234.5 to -3, or 7.") == ["1234.5", "-3", "7"]
     assert extract_tagged("<answer>1</answer><answer>2</answer> <answer>3") == "2"
     assert extract_stated("The answer is: 4.\nThe answer is **5**.") == "5"
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from quintet.expressions import ExpressionError, evaluate
 from quintet.rewards.answer_extraction import extract_answer
+from quintet.rewards.numbers import parse_number
 from quintet.rewards.score import WRONG, Score
 
 
@@ -20,7 +21,7 @@ def verify(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
     `ground_truth` has `target` and `numbers` (or `nums`), or is the target, with the numbers in `extra`.
 
     Raises:
-        ValueError: the row lacks target or numbers.
+        ValueError: the row lacks target or numbers, or one of them is not a number.
     """
     target, numbers = _task(ground_truth, extra)
     expression = _expression(extract_answer(text), target)
@@ -32,16 +33,27 @@ def verify(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
     return Score(float(uses_each_once and value == target), expression, {"numbers": float(uses_each_once)})
 
 
-def _task(ground_truth: Any, extra: Mapping[str, Any]) -> tuple[Fraction, list[int]]:
+def _task(ground_truth: Any, extra: Mapping[str, Any]) -> tuple[Fraction, list[Fraction]]:
     row = {**extra, **ground_truth} if isinstance(ground_truth, dict) else {**extra, "target": ground_truth}
     numbers = row.get("numbers", row.get("nums"))
     if row.get("target") is None or not isinstance(numbers, list | tuple):
         raise ValueError("the row lacks target or numbers")
-    return Fraction(str(row["target"])), [int(number) for number in numbers]
+    return _number(row["target"]), [_number(number) for number in numbers]
+
+
+def _number(value: Any) -> Fraction:
+    """
+    Raises:
+        ValueError: the value is not a number.
+    """
+    number = parse_number(str(value))
+    if number is None:
+        raise ValueError(f"the target or one of the numbers is not a number: {str(value)[:80]!r}")
+    return number
 
 
 def _expression(answer: str, target: Fraction) -> str:
     """Return the last line, without the result if it is an equation."""
     line = answer.strip().splitlines()[-1] if answer.strip() else ""
     left, equals, result = line.partition("=")
-    return left.strip() if equals and result.strip(" $.") == str(target) else line.strip()
+    return left.strip() if equals and parse_number(result) == target else line.strip()

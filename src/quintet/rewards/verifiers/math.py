@@ -1,24 +1,20 @@
-"""Math answers compared by value: plain numbers directly, everything else with `math-verify` (Hugging Face 2025).
-
-The timeouts of math-verify are disabled: they need the main thread and do not interrupt a long multiplication. Some
-answers never terminate (a tower of powers); then the process is killed, see `quintet.rewards.verifier_pool`.
-"""
+"""Math answers compared by value: exactly, or by `math-verify` what is outside of the grammar of answers."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from quintet.rewards.answer_extraction import (
-    extract_boxed,
-    extract_stated,
-    find_numbers,
-    parse_number,
-    strip_formatting,
-)
+from quintet.rewards.answer_extraction import extract_boxed, extract_stated, strip_formatting
 from quintet.rewards.format_check import has_format
+from quintet.rewards.math_answers import math_verify_check
+from quintet.rewards.math_answers.comparison import compare, is_parsed, parsed_value
+from quintet.rewards.number_mentions import read_answer, read_last, without_trailing_remark
+from quintet.rewards.numbers import number_text, parse_quantity, same_number
 from quintet.rewards.score import WRONG, Score, accepted_answers, binary_score
 
 MAX_SEARCHED_CHARS = 2000
@@ -39,18 +35,27 @@ EXAMPLES = (
     ("x=4", r"5\text{ cm}"),
 )
 """Pairs that make math-verify and sympy load and cache what they need."""
+FORMULA = re.compile(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 DAPO_SEARCHED_CHARS = 300
 """Characters at the end of a text that are searched for `Answer:`, as in DAPO."""
 
 
 def verify_anywhere(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
-    r"""Compare the last `\boxed{}`, or else what math-verify finds at the end of the text."""
-    answer = extract_boxed(text)
-    if answer is None:
-        end = _end_of(text)
-        extracted = extract_stated(end) or next(reversed(find_numbers(end)), None)
-        return binary_score(_contains_correct(end, ground_truth), _canonical(extracted))
-    return _compare(answer, ground_truth)
+    r"""Compare the last `\boxed{}`, or else the answer stated or in mathematics at the end of the text."""
+    answer, truths = extract_boxed(text), true_answers(ground_truth)
+    if answer is not None:
+        return _compare(answer, ground_truth)
+    end = _end_of(text)
+    stated = extract_stated(end) or _last_formula(end)
+    stated = None if stated is None else without_trailing_remark(stated)
+    if stated is not None and is_parsed(stated):
+        return _compare(stated, ground_truth)
+    number = read_last(end) if stated is None else read_answer(stated)
+    extracted = stated if number is None else number_text(number.value, end)
+    quantities = [quantity for truth in truths if (quantity := parse_quantity(truth)) is not None]
+    if number is not None and len(quantities) == len(truths):
+        return binary_score(any(same_number(number, quantity) for quantity in quantities), extracted)
+    return binary_score(_contains_correct(end, truths), canonical_answer(extracted))
 
 
 def verify_boxed(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
@@ -72,30 +77,49 @@ def verify_geometry3k(text: str, ground_truth: Any, extra: Mapping[str, Any]) ->
 
 
 def _compare(answer: str | None, ground_truth: Any) -> Score:
+    truths = true_answers(ground_truth)
     if not answer or len(answer) > MAX_ANSWER_CHARS:
         return Score(WRONG)
-    correct = any(equal_value(answer, accepted) for accepted in accepted_answers(ground_truth))
-    return binary_score(correct, _canonical(answer))
+    return binary_score(any(equal_value(answer, truth) for truth in truths), canonical_answer(answer))
+
+
+def true_answers(ground_truth: Any) -> list[str]:
+    r"""Return the accepted answers, the content of `\boxed{}` of those that have one.
+
+    Raises:
+        ValueError: one is empty or too long to be compared.
+    """
+    return [_true_answer(accepted) for accepted in accepted_answers(ground_truth)]
+
+
+@lru_cache(maxsize=1024)
+def _true_answer(accepted: str) -> str:
+    truth = extract_boxed(accepted) or accepted
+    if not strip_formatting(truth).strip("$"):
+        raise ValueError("the row has no ground truth: it is empty")
+    if len(truth) > MAX_ANSWER_CHARS:
+        limit = f"has {len(truth)} characters, of at most {MAX_ANSWER_CHARS}"
+        raise ValueError(f"the ground truth {limit}: {truth[:80]!r}; give the answer only, or box it")
+    return truth
 
 
 def equal_value(answer: str, ground_truth: str) -> bool:
     """Return whether two answers have the same value."""
-    ground_truth = extract_boxed(ground_truth) or ground_truth
-    stripped, correct = strip_formatting(answer), strip_formatting(ground_truth)
-    if stripped == correct:
+    if strip_formatting(answer) == strip_formatting(ground_truth):
         return True
-    a, b = parse_number(stripped), parse_number(correct)
-    if a is not None and b is not None:
-        return a == b
-    return _verify(f"\\boxed{{{answer}}}", ground_truth)
+    a, b = parse_quantity(answer), parse_quantity(ground_truth)
+    if a is not None and b is not None and not (a.unit or b.unit):
+        return same_number(a, b)
+    result = compare(answer, ground_truth)
+    return math_verify_check.equal_answers(answer, ground_truth) if result is None else result
 
 
-def _contains_correct(text: str, ground_truth: Any) -> bool:
+def _contains_correct(text: str, truths: Sequence[str]) -> bool:
     """Return whether math-verify finds a correct answer in a text without a box."""
     if not any(sign.isdigit() for sign in text) and "$" not in text and "\\" not in text:
         answer = strip_formatting(extract_stated(text) or text)
-        return any(answer == strip_formatting(accepted) for accepted in accepted_answers(ground_truth))
-    return any(_verify(text, extract_boxed(accepted) or accepted) for accepted in accepted_answers(ground_truth))
+        return any(answer == strip_formatting(truth) for truth in truths)
+    return any(math_verify_check.matches(text, truth) for truth in truths)
 
 
 def _end_of(text: str) -> str:
@@ -105,30 +129,22 @@ def _end_of(text: str) -> str:
     return text[-MAX_SEARCHED_CHARS:].partition(" ")[2]
 
 
-def _verify(text: str, ground_truth: str) -> bool:
-    from math_verify import parse, verify
-
-    return bool(verify(_parse_truth(ground_truth), parse(text, parsing_timeout=None), timeout_seconds=None))
-
-
-@lru_cache(maxsize=1024)
-def _parse_truth(ground_truth: str) -> Any:
-    """Parse the ground truth, once for all responses of a group."""
-    from math_verify import parse
-
-    return parse(f"\\boxed{{{ground_truth}}}", parsing_timeout=None) or parse(ground_truth, parsing_timeout=None)
+def _last_formula(text: str) -> str | None:
+    """Return the last mathematics between dollar signs if no number follows."""
+    formulas = list(FORMULA.finditer(text))
+    if not formulas or any(sign.isdigit() for sign in text[formulas[-1].end() :]):
+        return None
+    return next(group for group in formulas[-1].groups() if group is not None)
 
 
-def _canonical(answer: str | None) -> str | None:
+def canonical_answer(answer: str | None) -> str | None:
     """Return the form in which an answer is counted in a majority vote: numbers by value, others as written."""
     if answer is None:
         return None
-    value = parse_number(strip_formatting(answer))
-    return (
-        strip_formatting(answer)
-        if value is None or max(value.denominator, abs(value.numerator)) > 10**30
-        else str(value)
-    )
+    quantity = parse_quantity(answer)
+    value = parsed_value(answer) if quantity is None else quantity.value
+    written = strip_formatting(answer)
+    return number_text(value, written) if isinstance(value, Fraction) else written
 
 
 def preload() -> None:
@@ -136,4 +152,5 @@ def preload() -> None:
     # math-verify warns in each process that its timeouts are disabled
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     for answer, ground_truth in EXAMPLES:
-        equal_value(answer, ground_truth)
+        compare(answer, ground_truth)
+        math_verify_check.matches(f"\\boxed{{{answer}}}", ground_truth)

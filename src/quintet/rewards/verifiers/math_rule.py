@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from quintet.rewards.score import WRONG, Score, accepted_answers, binary_score
+from quintet.rewards.math_answers.comparison import compare
+from quintet.rewards.math_answers.math_verify_check import parsed, same
+from quintet.rewards.score import WRONG, Score, binary_score
 from quintet.rewards.verifiers import math
 from quintet.rewards.verifiers.options import MathRuleOptions
 from quintet.rewards.verifiers.roll_text import remove_special_tokens
@@ -18,14 +20,19 @@ REMOVED = ("<|endoftext|>", "<pad>")
 
 
 def verify(text: str, ground_truth: Any, extra: Mapping[str, Any], options: MathRuleOptions) -> Score:
-    """Score 1 for the value of the ground truth in the last box of the answer, or else anywhere in the answer."""
+    """Score 1 for the value of the ground truth in the last box of the answer, or else anywhere in the answer.
+
+    Raises:
+        ValueError: a ground truth is empty or too long.
+    """
+    truths = math.true_answers(ground_truth)
     answer = answer_part(remove_special_tokens(text, REMOVED), options.thinking_started)
     boxed = last_boxed(answer)
-    parsed = _parse(answer if boxed is None else f"${boxed}$", fallback_mode="no_fallback")
-    if not parsed:
+    readings = parsed(answer if boxed is None else f"${boxed}$", fallback_mode="no_fallback")
+    if not readings:
         return Score(WRONG)
-    correct = any(_is_equal(_parse_truth(accepted), parsed[0]) for accepted in accepted_answers(ground_truth))
-    return binary_score(correct, str(parsed[0]) if boxed is None else boxed.strip())
+    correct = any(_is_equal(truth, boxed, readings[0]) for truth in truths)
+    return binary_score(correct, math.canonical_answer(str(readings[0]) if boxed is None else boxed))
 
 
 def answer_part(text: str, thinking_started: bool) -> str:
@@ -59,22 +66,17 @@ def last_boxed(text: str) -> str | None:
     return None
 
 
-def _parse(text: str, **options: Any) -> list[Any]:
-    from math_verify import parse
-
-    return list(parse(text, parsing_timeout=None, **options))
-
-
 @lru_cache(maxsize=1024)
 def _parse_truth(ground_truth: str) -> list[Any]:
     """Parse the ground truth, once for all responses of a group."""
-    return _parse(f"${ground_truth}$")
+    return parsed(f"${ground_truth}$")
 
 
-def _is_equal(truth: list[Any], answer: Any) -> bool:
-    from math_verify import verify
-
-    return bool(truth) and bool(verify(truth[0], answer, timeout_seconds=None))
+def _is_equal(ground_truth: str, boxed: str | None, reading: Any) -> bool:
+    """Compare by math-verify as ROLL does, except that what differs by `math`'s exact comparison is wrong."""
+    if boxed is not None and compare(boxed, ground_truth) is False:
+        return False
+    return same(_parse_truth(ground_truth)[:1], [reading])
 
 
 def preload() -> None:

@@ -4,46 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
-from quintet.rewards.answer_extraction import extract_answer, find_numbers, parse_number, strip_formatting
+from quintet.rewards.answer_extraction import extract_answer
+from quintet.rewards.number_mentions import read_answer, read_last
+from quintet.rewards.numbers import Quantity, number_text, parse_number, parse_quantity
 from quintet.rewards.score import WRONG, Score, accepted_answers, binary_score
 
 
 def verify(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
-    """Compare the extracted answer if it is a number, or else its last number.
+    """Compare the number of the extracted answer, or else the last number of the text.
 
     `extra["absolute_tolerance"]` and `extra["relative_tolerance"]` (a share of the correct number) allow a difference;
-    without them, numbers must be equal.
+    without them, numbers must be equal. A percentage is compared as its number and as its value, and units must agree
+    if both have one.
 
     Raises:
         ValueError: the ground truth or a tolerance is not a number.
     """
-    value = _answer_value(extract_answer(text))
-    if value is None:
+    truths = [parse_truth(answer) for answer in accepted_answers(ground_truth)]
+    answer = extract_answer(text)
+    is_extracted = answer != text.strip()
+    quantity = read_answer(answer) if is_extracted else parse_quantity(text) or read_last(text)
+    if quantity is None:
         return Score(WRONG)
-    correct = any(_is_close(value, _true_value(answer), extra) for answer in accepted_answers(ground_truth))
-    return binary_score(correct, str(value))
+    correct = any(_is_close(quantity, truth, extra) for truth in truths)
+    return binary_score(correct, number_text(quantity.value, answer))
 
 
-def _answer_value(answer: str) -> Fraction | None:
-    for text in (strip_formatting(answer), *find_numbers(answer)[-1:]):
-        value = parse_number(text)
-        if value is not None:
-            return value
-    return None
+@lru_cache(maxsize=1024)
+def parse_truth(ground_truth: str) -> Quantity:
+    """Parse a ground truth, once for all responses of a group.
+
+    Raises:
+        ValueError: it is not a number.
+    """
+    quantity = parse_quantity(ground_truth)
+    if quantity is None:
+        raise ValueError(
+            f"the ground truth is not a number: {ground_truth[:80]!r}; write it as 12, -1,234.5, 3/4, 1e-3 or 50%"
+        )
+    return quantity
 
 
-def _true_value(ground_truth: str) -> Fraction:
-    value = parse_number(strip_formatting(ground_truth))
-    if value is None:
-        raise ValueError(f"the ground truth is not a number: {ground_truth[:80]!r}")
-    return value
-
-
-def _is_close(value: Fraction, correct: Fraction, extra: Mapping[str, Any]) -> bool:
+def _is_close(answer: Quantity, truth: Quantity, extra: Mapping[str, Any]) -> bool:
     absolute, relative = (_tolerance(extra.get(f"{kind}_tolerance", 0)) for kind in ("absolute", "relative"))
-    return abs(value - correct) <= max(absolute, relative * abs(correct))
+    return answer.has_unit_of(truth) and any(
+        abs(value - correct) <= max(absolute, relative * abs(correct)) for value, correct in answer.values(truth)
+    )
 
 
 def _tolerance(text: Any) -> Fraction:

@@ -7,7 +7,8 @@ import string
 from collections.abc import Mapping
 from typing import Any
 
-from quintet.rewards.answer_extraction import extract_answer, extract_tagged, parse_number, strip_formatting
+from quintet.rewards.answer_extraction import extract_answer, extract_tagged
+from quintet.rewards.numbers import number_text, parse_quantity, same_number
 from quintet.rewards.score import WRONG, Score, accepted_answers, binary_score
 from quintet.rewards.verifiers import choice
 
@@ -48,13 +49,15 @@ def words(text: str) -> list[str]:
 def verify_visual(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
     """Compare the letter, the number, or the words of the extracted answer, depending on the ground truth."""
     answer = extract_answer(text)
-    return binary_score(any(_agree(answer, correct) for correct in accepted_answers(ground_truth)), answer)
+    number = parse_quantity(answer)
+    predicted = answer if number is None else number_text(number.value, answer)
+    return binary_score(any(_agree(answer, correct) for correct in accepted_answers(ground_truth)), predicted)
 
 
 def _agree(answer: str, ground_truth: str) -> bool:
     if choice.parse_letter(ground_truth):
         return choice.find_letter(answer) == choice.parse_letter(ground_truth)
-    value, correct = parse_number(strip_formatting(answer)), parse_number(strip_formatting(ground_truth))
+    value, correct = parse_quantity(answer), parse_quantity(ground_truth)
     if value is not None and correct is not None:
-        return value == correct
+        return same_number(value, correct)
     return same_words(answer, ground_truth)
