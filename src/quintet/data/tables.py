@@ -19,6 +19,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from quintet.data.chat_messages import ColumnarRow
 from quintet.data.data_files import write_atomically
 from quintet.data.row_offsets import InvalidRowError, csv_offsets, json_offsets, line_offsets
 from quintet.errors import ConfigError, nearest
@@ -143,8 +144,7 @@ class _ArrowTable:
 
     def __getitem__(self, number: int) -> Row:
         index, offset = _locate(number, self._ends)
-        row: Row = self._batch(index).slice(offset, 1).to_pylist()[0]
-        return row
+        return ColumnarRow(self._batch(index).slice(offset, 1).to_pylist()[0])
 
 
 def _open_parquet(path: Path, key: str, cache: Path) -> Table:
