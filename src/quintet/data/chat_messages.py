@@ -131,6 +131,7 @@ class _Fields:
             raise self._error(f"{self.fields!r:.60} has no `role`", self.cell.message_form)
         text = self._text(content, has_images=has_images, is_result=role in RESULT_ROLES)
         message = {"role": "tool" if role == "function" else role, "content": text}
+        del fields["role"]
         calls = self._calls(fields.pop("tool_calls", []), fields.pop("function_call", None))
         weights = {name: fields.pop(name) for name in WEIGHT_KEYS if name in fields}
         for name in (*REASONING_KEYS, "name", "tool_call_id"):

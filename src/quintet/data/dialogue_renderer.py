@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 THINK_TAG: Final = re.compile(r"(</?think>)")
+MIN_CERTAIN_CHARS: Final = 12
+"""Characters of a content whose occurrence in the output of a template is no coincidence."""
 IDENTIFIERS: Final = ("name", "tool_call_id")
 """Keys of messages that templates may leave out."""
 STANDARD_KEYS: Final = frozenset({"role", "content", "tool_calls", *REASONING_KEYS, *IDENTIFIERS})
@@ -178,8 +180,9 @@ class DialogueRenderer:
         if tools and not (self._shows_tools and all(tool["function"]["name"] in text for tool in tools)):
             hint = f"use a template with tools, such as {KEY}=hermes, or remove the tools"
             raise ConfigError(f"{row_name}: the chat template does not show tools", key=KEY, source=row_name, hint=hint)
+        contents = "\ue000".join(message["content"] for message in messages)
         for index, message in enumerate(messages):
-            if index not in exempt and not _is_shown(message, text):
+            if index not in exempt and not _is_surely_shown(message, text, contents):
                 self._check_message(messages, index, row_name, variables)
 
     def _check_message(
@@ -223,12 +226,14 @@ def missing_parts(message: Message, parts: Sequence[MessagePart], text: str) -> 
     ]
 
 
-def _is_shown(message: Message, text: str) -> bool:
-    """Return whether a message without calls is in a text as it is, apart from thoughts."""
+def _is_surely_shown(message: Message, text: str, contents: str) -> bool:
+    """Return whether a message without calls is in a text as it is, apart from thoughts, and as often as in the
+    contents of all messages. Short texts may be parts of the template."""
     content = message["content"]
-    if message["role"] == ASSISTANT:
-        content = THINK_TAG.split(content)[-1]
-    return "tool_calls" not in message and content.strip() in text
+    content = (THINK_TAG.split(content)[-1] if message["role"] == ASSISTANT else content).strip()
+    if "tool_calls" in message or not content:
+        return "tool_calls" not in message
+    return len(content) >= MIN_CERTAIN_CHARS and text.count(content) >= contents.count(content)
 
 
 def _has_repr(messages: Sequence[Message], text: str) -> bool:
