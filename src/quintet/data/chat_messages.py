@@ -111,6 +111,11 @@ def is_trained(message: Message) -> bool:
     return bool(message.get(WEIGHT, True))
 
 
+def is_call_or_result(message: Message) -> bool:
+    """Return whether a message has calls, or is the result of one."""
+    return "tool_calls" in message or message["role"] in RESULT_ROLES
+
+
 @dataclass(frozen=True, slots=True)
 class _Fields:
     """The fields of one message of a cell."""

@@ -174,6 +174,7 @@ class ConversationFormat:
                 pieces, context = [*pieces, (end, True)], context[len(end) :]
             trained, is_closed = self._through_end_token(reply)
             pieces += [(context, False), (trained, True)]
+        self._renderer.check_tools(reply.dialogue, row_name, conversation.variables)
         self._renderer.check_shown(messages, reply.dialogue, row_name, conversation.variables, reply_indices)
         yield self._tokenize(pieces, is_closed=is_closed)
 

@@ -143,7 +143,7 @@ class DialogueRenderer:
         try:
             return self._render([(list(map(_with_json, messages)), end) for messages, end in dialogues], variables)
         except TemplateRenderingError as error:
-            message = f"{row_name}: the chat template cannot render the conversation: {error}"
+            message = f"{KEY}: the chat template cannot be applied to {row_name}: {error}"
             hint = f"use roles that the template supports, or another template, such as {KEY}=chatml"
             raise ConfigError(message, key=KEY, source=row_name, hint=hint) from error
 
@@ -162,6 +162,13 @@ class DialogueRenderer:
             return False
         return name in text or json.dumps(name)[1:-1] in text
 
+    def check_tools(self, text: str, row_name: str, variables: Mapping[str, Any]) -> None:
+        """Raise `ConfigError` if the text of a dialogue does not describe its tools."""
+        tools: Sequence[Tool] = variables.get("tools") or ()
+        if tools and not (self._shows_tools and all(tool["function"]["name"] in text for tool in tools)):
+            hint = f"use a template with tools, such as {KEY}=hermes, or remove the tools"
+            raise ConfigError(f"{row_name}: the chat template does not show tools", key=KEY, source=row_name, hint=hint)
+
     def check_shown(
         self,
         messages: Sequence[Message],
@@ -170,16 +177,12 @@ class DialogueRenderer:
         variables: Mapping[str, Any],
         exempt: Sequence[int] = (),
     ) -> None:
-        """Check that the text of a dialogue has its tools and, except for messages with the numbers `exempt`, all
-        contents and calls. Templates may leave out the thoughts of earlier replies.
+        """Check that the text of a dialogue has all contents and calls, except for messages with the numbers `exempt`.
+        Templates may leave out the thoughts of earlier replies.
 
         Raises:
             ConfigError: something is missing.
         """
-        tools: Sequence[Tool] = variables.get("tools") or ()
-        if tools and not (self._shows_tools and all(tool["function"]["name"] in text for tool in tools)):
-            hint = f"use a template with tools, such as {KEY}=hermes, or remove the tools"
-            raise ConfigError(f"{row_name}: the chat template does not show tools", key=KEY, source=row_name, hint=hint)
         contents = "\ue000".join(message["content"] for message in messages)
         for index, message in enumerate(messages):
             if index not in exempt and not _is_surely_shown(message, text, contents):
