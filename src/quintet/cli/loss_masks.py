@@ -54,7 +54,7 @@ def _tokenizer_and_images(rows: Any, config: DataConfig, model: str | None) -> t
 
     if model is not None:
         return load_tokenizer(model), ImagePrompts.from_directory(model, VisionConfig())
-    preset = get_preset(str(PolicyConfig().preset))
+    preset = get_preset(PolicyConfig.model_fields["preset"].default)
     texts = iter_texts(rows, config, VOCABULARY_ROWS)
     return train_tokenizer(preset.vocabulary, texts, digits=preset.digits), None
 

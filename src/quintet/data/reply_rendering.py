@@ -93,8 +93,8 @@ def _shared_prompt(prompt: str, unfinished: str, text: str, head: str) -> tuple[
     ends where both differ. Or the template writes earlier messages in another way as soon as the reply is there, such
     as thoughts before a call: then they stay as the policy saw them.
     """
-    generation = prompt[_fork(unfinished, prompt) :]
-    shared = min(_fork(prompt, text), _fork(prompt, head))
+    generation = prompt[shared_length(unfinished, prompt) :]
+    shared = min(shared_length(prompt, text), shared_length(prompt, head))
     if shared >= len(prompt) - len(generation):
         return prompt[:shared], shared
     at = head.rfind(generation) if generation else -1
@@ -112,7 +112,7 @@ def _with_omitted_thought(
         ConfigError: the generation prompt ends the thought.
     """
     content = reply["content"]
-    begun = prompt[_fork(prompt, head) :]
+    begun = prompt[shared_length(prompt, head) :]
     opens = begun.rstrip().endswith(THINK)
     if not opens and (prompt.rstrip().endswith(THINK_END) or begun.strip() or "tool_calls" in reply):
         raise renderer.refusal(row_name, number, "the chat template leaves out the thought in its `content`", THINKING)
@@ -124,13 +124,11 @@ def _with_omitted_thought(
         return RenderedReply(prompt, content, tail, True, text)
     answer = content[content.rfind(THINK_END) + len(THINK_END) :]
     thought = content[: len(content) - len(answer.lstrip())]
-    return RenderedReply(prompt, "", thought + text[min(_fork(prompt, text), len(head)) :], False, text)
+    return RenderedReply(prompt, "", thought + text[min(shared_length(prompt, text), len(head)) :], False, text)
 
 
-def _fork(a: str, b: str) -> int:
+def shared_length(a: str, b: str) -> int:
     """Return the length of the common prefix, which ends with no part of a tag or marker."""
-    fork = next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    inside = (
-        markup.start() for text in (a, b) for markup in MARKUP.finditer(text) if markup.start() < fork < markup.end()
-    )
-    return min(inside, default=fork)
+    length = next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    markup = (match for text in (a, b) for match in MARKUP.finditer(text))
+    return min((match.start() for match in markup if match.start() < length < match.end()), default=length)
