@@ -272,3 +272,10 @@ def test_what_a_template_leaves_out_is_refused() -> None:
     for template in ("qwen2_5", "chatml", "llama3"):
         with pytest.raises(ConfigError, match=r"message 1: its `tool_calls\[0\]"):
             ConversationFormat(published("qwen3"), template).encode(Conversation(tuple(LOOP)), "row 7")
+
+
+def test_kimis_thoughts_before_calls_are_trained() -> None:
+    first = reply("", reasoning_content="Look it up.", tool_calls=calls(WEATHER))
+    ((*_, (call, _), _, (answer, _)),) = spans("kimi_k2", [LOOP[0], first, *LOOP[2:]])
+    assert call.startswith("<think>Look it up.</think><|tool_calls_section_begin|>")
+    assert answer == "<think></think>It is sunny.<|im_end|>"
