@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from published_templates import NAMES, published
 
 from quintet.data.conversations import Conversation, ConversationFormat
@@ -279,3 +282,53 @@ def test_kimis_thoughts_before_calls_are_trained() -> None:
     ((*_, (call, _), _, (answer, _)),) = spans("kimi_k2", [LOOP[0], first, *LOOP[2:]])
     assert call.startswith("<think>Look it up.</think><|tool_calls_section_begin|>")
     assert answer == "<think></think>It is sunny.<|im_end|>"
+
+
+FILLER = st.text(st.sampled_from("ab \n<>{}'\"[]|é🙂/"), max_size=6)
+PREFIXED = ("qwen3", "qwen3_5", "granite", "llama3_1", "mistral_small", "phi3_5", "glm4")
+"""Templates whose sequences are the output of the template for the dialogue up to a reply."""
+
+
+@st.composite
+def dialogues(draw: st.DrawFn, name: str) -> list[dict[str, Any]]:
+    """Dialogues whose texts all have a number of their own."""
+    numbers = itertools.count(100)
+
+    def text() -> str:
+        return f"{draw(FILLER)}t{next(numbers)}{draw(FILLER)}"
+
+    messages = [{"role": "system", "content": text()}] if draw(st.booleans()) else []
+    for _ in range(draw(st.integers(1, 3))):
+        messages.append(user(text()))
+        thought = {"reasoning_content": text()} if THOUGHTS[name] == "both" and draw(st.booleans()) else {}
+        if CALLS[name] and draw(st.booleans()):
+            arguments = {"city": text(), "n": draw(st.sampled_from([1, 2.5, True, None, [1, "x"], {"y": None}]))}
+            messages += [reply(None, tool_calls=calls(arguments), **thought), result(text())]
+        messages.append(reply(text(), **thought))
+    return messages
+
+
+@pytest.mark.parametrize("name", PREFIXED)
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_sequences_of_any_dialogue_are_the_templates_output_and_replies_are_trained(
+    name: str, data: st.DataObject
+) -> None:
+    messages, tokenizer = data.draw(dialogues(name)), published(name)
+    ends = [index + 1 for index, message in enumerate(messages) if message["role"] == "assistant"]
+    rendered = [str(tokenizer.apply_chat_template(messages[:end], tokenize=False)) for end in ends]
+    texts, contexts, sequences = [], [], spans(name, messages)
+    for each in sequences:
+        whole = "".join(text for text, _ in each).removesuffix("<|endoftext|>")
+        assert any(text.startswith(whole) for text in rendered)
+        texts += [text for text, is_trained in each if is_trained]
+        contexts += [text for text, is_trained in each if not is_trained]
+    assert len(texts) == len(ends)
+    for end, text in zip(ends, texts, strict=True):
+        message = messages[end - 1]
+        own = re.findall(r"t\d{3}", json.dumps(message))
+        assert re.findall(r"t\d{3}", text) == sorted(own), "the thought before the content before the call"
+        others = [other for other in messages if other is not message]
+        assert not any(number in text for number in re.findall(r"t\d{3}", json.dumps(others)) if number not in own)
+    asked = re.findall(r"t\d{3}", json.dumps([message for message in messages if message["role"] != "assistant"]))
+    assert all(number in "".join(contexts) for number in asked)
