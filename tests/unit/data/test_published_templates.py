@@ -332,3 +332,17 @@ def test_sequences_of_any_dialogue_are_the_templates_output_and_replies_are_trai
         assert not any(number in text for number in re.findall(r"t\d{3}", json.dumps(others)) if number not in own)
     asked = re.findall(r"t\d{3}", json.dumps([message for message in messages if message["role"] != "assistant"]))
     assert all(number in "".join(contexts) for number in asked)
+
+
+def test_a_template_that_would_write_a_python_mapping_gets_json() -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for call in m.tool_calls or [] %}"
+        "{{ call.function.name ~ call.function.arguments }}{% endfor %}<|im_end|>\n{% endfor %}"
+        "{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
+    )
+    for arguments in (WEATHER, json.dumps(WEATHER), {"city": "it's", "days": None}):
+        talk = (user("Paris?"), reply(None, tool_calls=calls(arguments)))
+        tokenizer = published("qwen3")
+        (sequence,) = ConversationFormat(tokenizer, template).encode(Conversation(talk))
+        written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        assert tokenizer.decode(sequence.tokens).endswith(f"assistant\nweather{written}<|im_end|>")
