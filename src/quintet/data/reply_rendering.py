@@ -15,6 +15,9 @@ from quintet.data.dialogue_renderer import DialogueRenderer, missing_parts, with
 THINK, THINK_END = "<think>", "</think>"
 EMPTY_THOUGHT: Final = re.compile(r"<think>\s*</think>")
 THINKING: Final = f"write the thought into `reasoning_content`, or {KEY}=native_thinking"
+ANSWER: Final = re.compile(r"\S(?<!</think>)\s*$")
+"""A content that does not end with a thought."""
+END: Final = "\ue000E\ue000"
 MARKUP: Final = re.compile(r"<[^<>\s]*>|\[/?[A-Z_]+\]")
 """A tag or a marker of a template, which is a unit."""
 
@@ -46,9 +49,9 @@ def render_reply(
     *history, reply = messages
     number, content = len(history), reply["content"]
     probe, parts = with_placeholders(reply)
-    is_empty = not parts
-    if is_empty:
-        probe, parts = with_placeholders({**reply, "content": "-"})
+    if not parts or (not ANSWER.search(content) and "tool_calls" not in reply):
+        # a text after the thought, or in an empty reply, shows what the template writes after it
+        probe = {**probe, "content": f"{probe['content']}{END}"}
     dialogues: list[TemplateInput] = [(messages, False), ([*history, probe], False)]
     text, probed, *prompts = renderer.render(
         [*dialogues, (history, True)] if history else dialogues, row_name, variables
@@ -57,10 +60,12 @@ def render_reply(
     for part in missing:
         if not part.is_thought:
             raise renderer.not_found(row_name, number, part.key)
-    shown = [part for part in parts if part.placeholder in probed]
-    begin = min((probed.find(part.placeholder) for part in shown), default=len(probed))
-    end = max((probed.rfind(part.placeholder) + len(part.placeholder) for part in shown), default=len(probed))
-    head, tail = probed[:begin], probed[end:]
+    placeholders = [
+        placeholder for placeholder in (*(part.placeholder for part in parts), END) if placeholder in probed
+    ]
+    begin = min(map(probed.find, placeholders), default=len(probed))
+    end = max((probed.rfind(placeholder) + len(placeholder) for placeholder in placeholders), default=len(probed))
+    head, tail = probed[:begin], probed[end:].removeprefix(content[len(content.rstrip()) :])
     prompt = prompts[0] if prompts else head
     if missing:
         return _with_omitted_thought(renderer, reply, prompt, head, tail, text, row_name, number)
@@ -72,7 +77,7 @@ def render_reply(
     rendered = text[begin:]
     for part in parts:
         is_text = part.key == "content" or part.key in REASONING_KEYS
-        if begin < 0 or (is_text and not is_empty and part.text not in rendered):
+        if begin < 0 or (is_text and part.text not in rendered):
             raise renderer.not_found(row_name, number, part.key)
     has_thought, has_empty_one = any(part.is_thought for part in parts), EMPTY_THOUGHT.search(rendered)
     if has_thought and (has_empty_one or prompt.rstrip().endswith(THINK_END)) and not EMPTY_THOUGHT.search(content):
@@ -89,14 +94,17 @@ def _shared_prompt(prompt: str, unfinished: str, text: str, head: str) -> tuple[
     the reply in it, -1 if there is none. `unfinished` is the history without generation prompt, `head` the dialogue up
     to the first part of the reply.
 
-    The generation prompt may end in another way, such as with `<think>` where the reply has no thought: then the prompt
-    ends where both differ. Or the template writes earlier messages in another way as soon as the reply is there, such
-    as thoughts before a call: then they stay as the policy saw them.
+    The generation prompt may end in another way. If it opens a thought where the reply has none, or has an empty one
+    where the reply has another, the prompt ends where both differ; otherwise it stays as the policy saw it. Or the
+    template writes earlier messages in another way as soon as the reply is there, such as thoughts before a call: then
+    they stay as the policy saw them.
     """
     generation = prompt[shared_length(unfinished, prompt) :]
     shared = min(shared_length(prompt, text), shared_length(prompt, head))
     if shared >= len(prompt) - len(generation):
-        return prompt[:shared], shared
+        rest = prompt[shared:]
+        # of an empty thought, both tags are in the rest, or none
+        return (prompt[:shared] if rest.count(THINK) != rest.count(THINK_END) else prompt), shared
     at = head.rfind(generation) if generation else -1
     end = at + len(generation)
     return (prompt, end) if at >= 0 and text.startswith(head[:end]) else (prompt, -1)
