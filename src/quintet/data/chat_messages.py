@@ -79,12 +79,14 @@ def parse_json(text: str) -> object:
 
 
 def plain_value(value: object, *, columnar: bool) -> Any:
-    """Return a value whose arrays are lists; without the null fields of structs if it comes from an Arrow column."""
+    """Return a value whose arrays are lists; without the null fields of structs if it comes from an Arrow column, where
+    a struct that has no others is absent, too."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
         fields = ((name, plain_value(part, columnar=columnar)) for name, part in value.items())
-        return {name: part for name, part in fields if not (columnar and part is None)}
+        present = {name: part for name, part in fields if not (columnar and part is None)}
+        return present if present or not (columnar and value) else None
     if isinstance(value, list | tuple):
         return [plain_value(part, columnar=columnar) for part in value]
     return value

@@ -148,6 +148,11 @@ class DialogueRenderer:
             raise ConfigError(message, key=KEY, source=row_name, hint=hint) from error
 
     def _render(self, dialogues: Sequence[TemplateInput], variables: Mapping[str, Any] | None) -> list[str]:
+        variables = dict(variables or {})
+        thinking = variables.get("enable_thinking", self._template.thinking)
+        if thinking is not None and "enable_thinking" not in self._text:
+            # DeepSeek-V3.1's and Granite's name of the option
+            variables["thinking"] = thinking
         return render_chat_templates(self._tokenizer, dialogues, self._template, variables=variables)
 
     @cached_property

@@ -254,3 +254,16 @@ def test_tools_and_thinking_of_a_row_reach_the_template() -> None:
     ).variables == {"tools": [TOOL]}
     with pytest.raises(ConfigError, match=r"data\.thinking_key = enable_thinking: x\.jsonl, row 3 contains 'maybe'"):
         read(row | {"enable_thinking": "maybe"}, messages_key="messages")
+
+
+def test_structs_without_fields_are_absent() -> None:
+    """Writers may have structs of nulls for absent ones."""
+    call = {"function": {"name": "neg", "arguments": {"a": None, "b": {"c": None}}}, "id": None}
+    message = {"role": "assistant", "tool_calls": [call], "function_call": {"name": None, "arguments": None}}
+    (read_message,) = messages_of(message, columnar=True)
+    assert read_message["tool_calls"] == [{"type": "function", "function": {"name": "neg", "arguments": {}}}]
+    cell = Cell("data.tools_key", "tools", "x.parquet, row 3")
+    properties = {"a": {"type": "number"}, "b": {"type": None}}
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"properties": properties}}}
+    (read_tool,) = parse_tools([tool], cell, columnar=True)
+    assert read_tool["function"]["parameters"] == {"properties": {"a": {"type": "number"}}}

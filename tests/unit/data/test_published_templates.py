@@ -346,3 +346,20 @@ def test_a_template_that_would_write_a_python_mapping_gets_json() -> None:
         (sequence,) = ConversationFormat(tokenizer, template).encode(Conversation(talk))
         written = arguments if isinstance(arguments, str) else json.dumps(arguments)
         assert tokenizer.decode(sequence.tokens).endswith(f"assistant\nweather{written}<|im_end|>")
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+def test_the_option_of_thinking_has_the_name_that_the_template_reads(thinking: bool) -> None:
+    template = (
+        "{{ 'deep' if thinking is defined and thinking else 'quick' }}"
+        "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+        "{{ '<|im_start|>' if add_generation_prompt }}"
+    )
+    tokenizer, talk = published("qwen3"), (user("Up?"), reply("Up."))
+    conversation = Conversation(talk, variables={"enable_thinking": thinking})
+    (sequence,) = ConversationFormat(tokenizer, template).encode(conversation)
+    assert tokenizer.decode(sequence.tokens).startswith("deep" if thinking else "quick")
+    tokenizer.chat_template = template
+    name = "native_thinking" if thinking else "native_nonthinking"
+    (sequence,) = ConversationFormat(tokenizer, name).encode(Conversation(talk))
+    assert tokenizer.decode(sequence.tokens).startswith("deep" if thinking else "quick")
