@@ -114,9 +114,12 @@ def show(
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Number of rows.")] = 5,
     model: Annotated[str | None, typer.Option(help="Directory with a tokenizer that counts prompt tokens.")] = None,
+    masks: Annotated[
+        bool, typer.Option("--masks", help="Show the tokens of fine-tuning; trained ones are green, and in ⟦ ⟧.")
+    ] = False,
 ) -> None:
     """Show rows as a run reads them."""
-    _show(file, rows, key_value_pairs(options or []), model)
+    _show(file, rows, key_value_pairs(options or []), model, masks=masks)
 
 
 def _write_demonstrations(
@@ -166,7 +169,7 @@ def _count(path: Path) -> int:
     return int(pq.ParquetFile(path).metadata.num_rows)
 
 
-def _show(file: str, count: int, options: Mapping[str, Any], model: str | None) -> None:
+def _show(file: str, count: int, options: Mapping[str, Any], model: str | None, *, masks: bool = False) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -177,6 +180,13 @@ def _show(file: str, count: int, options: Mapping[str, Any], model: str | None) 
 
     config = parse_options(DataConfig, {**options, "train_files": [file]}, "data")
     file_rows, _ = open_rows(config.train_files, "FILE", config.cache_dir)
+    if masks:
+        from quintet.cli.loss_masks import iter_masks
+
+        with page() as out:
+            for line in iter_masks(file_rows, min(count, len(file_rows)), config, model):
+                out.print(line, soft_wrap=True)
+        return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for title in ("row", *(["tokens"] if model else ()), "source", "prompt", "truth", "response"):
         table.add_column(title, overflow="fold", justify="right" if title in {"row", "tokens"} else "left")

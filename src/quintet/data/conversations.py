@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,23 +22,23 @@ import numpy as np
 import torch
 
 from quintet.config.native.data import DataConfig
-from quintet.data.chat_template_renderer import TemplateInput, TemplateRenderingError, render_chat_templates
+from quintet.data.chat_messages import ASSISTANT, Cell, Message, is_trained, parse_messages
 from quintet.data.chat_templates import KEY, chat_template
+from quintet.data.dialogue_renderer import DialogueRenderer
 from quintet.data.prompt_format import Truncation, kept_positions
+from quintet.data.reply_rendering import RenderedReply, render_reply
 from quintet.data.row_images import PromptImages, RowImage, keeps_images, place_in_messages
-from quintet.data.row_reader import RowReader, lookup, message_text, parse_json
-from quintet.errors import ConfigError, nearest
+from quintet.data.row_reader import RowReader
+from quintet.errors import ConfigError
 from quintet.records import Batch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-Message = Mapping[str, Any]
 TextPiece = tuple[str, bool]
 """Text, and whether it is trained."""
 
-ASSISTANT = "assistant"
-PLACEHOLDER = "\ue000R\ue000"
+MESSAGES_KEY = "data.messages_key"
 SENTENCEPIECE_SPACE = "▁"
 """SentencePiece's space; tokenizers that prepend it to every text cannot encode pieces separately."""
 
@@ -53,6 +53,8 @@ class Conversation:
     answer: str = ""
     images: tuple[RowImage, ...] = ()
     """Images of the placeholders in the messages, in order."""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """Further variables of the chat template: `tools`, `enable_thinking`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,54 +84,19 @@ def parse_conversation(
     """
     reader = RowReader(config)
     images = reader.images(row, row_name, directory)
+    variables = reader.template_variables(row, row_name)
     if config.messages_key is not None:
-        messages = _with_system_prompt(_messages(row, config.messages_key, row_name), config.system_prompt)
-        if images:
-            messages = _with_text_contents(messages, config.messages_key, row_name)
-        return Conversation(reader.place_images(row, messages, row_name), images=images)
-    prompt_row = reader.read(row, number, row_name)
-    if prompt_row.response is None:
+        messages = reader.place_images(row, reader.conversation(row, row_name), row_name)
+        return Conversation(messages, images=images, variables=variables)
+    prompt, response = reader.prompt_and_reply(row, row_name)
+    if not response:
         message = f"{row_name} has no response to train on"
         hint = f"set data.response_key to its column; columns: {', '.join(row)}"
         raise ConfigError(message, key="data.response_key", value=config.response_key, source=row_name, hint=hint)
     if rendered:
-        return Conversation(prompt=str(prompt_row.messages[-1]["content"]), answer=prompt_row.response)
-    answer = {"role": ASSISTANT, "content": prompt_row.response}
-    return Conversation((*prompt_row.messages, answer), first_trained=len(prompt_row.messages), images=images)
-
-
-def _with_text_contents(messages: Sequence[Message], column: str, row_name: str) -> tuple[Message, ...]:
-    """Return messages whose contents are texts with placeholders of images."""
-    key = "data.messages_key"
-    return tuple(
-        {**message, "content": message_text(message.get("content"), key, column, row_name, has_images=True)}
-        for message in messages
-    )
-
-
-def _messages(row: Mapping[str, Any], column: str, row_name: str) -> tuple[Message, ...]:
-    """Return chat messages without null fields, which columnar files add to all messages."""
-    value = lookup(row, column)
-    value = parse_json(value) if isinstance(value, str) else value
-    value = value.tolist() if hasattr(value, "tolist") else value
-    if not isinstance(value, list | tuple) or not all(map(_is_message, value)):
-        key = "data.messages_key"
-        close = None if column in row else nearest(column, row)
-        content = "a message is a mapping with `role` and `content`"
-        hint = f"set {key}={close}" if close else content if column in row else f"columns: {', '.join(row)}"
-        message = f"{key} = {column}: {row_name} has no chat messages in this column"
-        raise ConfigError(message, key=key, value=column, source=row_name, hint=hint)
-    return tuple({name: part for name, part in message.items() if part is not None} for message in value)
-
-
-def _is_message(value: object) -> bool:
-    return isinstance(value, Mapping) and isinstance(value.get("role"), str)
-
-
-def _with_system_prompt(messages: tuple[Message, ...], system: str | None) -> tuple[Message, ...]:
-    if system is None or any(message["role"] == "system" for message in messages):
-        return messages
-    return ({"role": "system", "content": system}, *messages)
+        return Conversation(prompt=str(prompt[-1]["content"]), answer=response[0]["content"])
+    prompt = reader.place_images(row, prompt, row_name)
+    return Conversation((*prompt, *response), first_trained=len(prompt), images=images, variables=variables)
 
 
 class ConversationFormat:
@@ -146,6 +113,7 @@ class ConversationFormat:
         self._images = images
         self._tokenizer = tokenizer
         self._template = chat_template(template)
+        self._renderer = DialogueRenderer(tokenizer, self._template)
         added = tokenizer.added_tokens_decoder.values()
         special = {*tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
         self._special_tokens = special - {""}
@@ -182,62 +150,42 @@ class ConversationFormat:
         return place_in_messages(conversation.messages, measured, self._images)
 
     def _sequences(self, conversation: Conversation, row_name: str) -> Iterator[TokenSequence]:
-        messages = self._shown_messages(conversation)
+        shown = parse_messages(self._shown_messages(conversation), Cell(MESSAGES_KEY, "messages", row_name))
         reply_indices = [
-            i for i in range(conversation.first_trained, len(messages)) if messages[i]["role"] == ASSISTANT
+            i
+            for i in range(conversation.first_trained, len(shown))
+            if shown[i]["role"] == ASSISTANT and is_trained(shown[i])
         ]
         if not reply_indices:
             raise ConfigError(f"{row_name} has no reply to train on", key="data.train_files", hint="remove the row")
+        messages = self._renderer.messages(shown[: reply_indices[-1] + 1], row_name)
         pieces: list[TextPiece] = []
         is_closed = False
         for number in reply_indices:
-            prefix, reply, ends = self._render_reply(messages, number, row_name)
+            reply = render_reply(self._renderer, messages[: number + 1], row_name, conversation.variables)
             rendered = "".join(text for text, _ in pieces)
-            if pieces and not prefix.startswith(rendered):
+            if pieces and not reply.prompt.startswith(rendered):
                 yield self._tokenize(pieces, is_closed=is_closed)
                 pieces, rendered = [], ""
-            pieces += [(prefix[len(rendered) :], False), (reply, True)]
-            is_closed = ends
+            context = reply.prompt[len(rendered) :]
+            if pieces and not is_closed:
+                # such as GLM's <|user|> and <|observation|>
+                end = next(filter(context.startswith, self._special_tokens), "")
+                pieces, context = [*pieces, (end, True)], context[len(end) :]
+            trained, is_closed = self._through_end_token(reply)
+            pieces += [(context, False), (trained, True)]
+        self._renderer.check_tools(reply.dialogue, row_name, conversation.variables)
+        self._renderer.check_shown(messages, reply.dialogue, row_name, conversation.variables, reply_indices)
         yield self._tokenize(pieces, is_closed=is_closed)
 
-    def _render_reply(self, messages: Sequence[Message], number: int, row_name: str) -> tuple[str, str, bool]:
-        """Return the text before a reply, the reply with its end token, and whether the template added one."""
-        history, reply = messages[:number], messages[number]
-        content = reply.get("content")
-        placeholder = {**reply, "content": PLACEHOLDER}
-        conversations: list[TemplateInput] = [([*history, reply], False), ([*history, placeholder], False)]
-        with_reply, with_placeholder, *prompts = self._render(
-            [*conversations, (history, True)] if history else conversations, row_name
-        )
-        head, matched, tail = with_placeholder.partition(PLACEHOLDER)
-        header = prompts[0] if prompts else head
-        reply_text = with_reply.removeprefix(header)
-        if with_reply.startswith(header) and (not isinstance(content, str) or content.strip() in reply_text):
-            # tool calls after the content contain special tokens of their own
-            is_delimited = bool(matched) and reply_text.endswith(tail) and "tool_calls" not in reply
-            body = reply_text.removesuffix(tail) if is_delimited else ""
-            return header, *self._through_end_token(body, reply_text[len(body) :], first=is_delimited)
-        if not matched or not isinstance(content, str) or not header.startswith(head):
-            message = f"{row_name}: the content of message {number} is not found in the output of the chat template"
-            raise ConfigError(message, key=KEY, source=row_name, hint=f"use another template, such as {KEY}=chatml")
-        # the template omits thoughts, or the generation prompt begins them
-        return header, *self._through_end_token(content.removeprefix(header[len(head) :]), tail, first=True)
-
-    def _through_end_token(self, body: str, suffix: str, *, first: bool) -> tuple[str, bool]:
-        """Return body and suffix up to the first or last special token of the suffix, and whether there is one."""
+    def _through_end_token(self, reply: RenderedReply) -> tuple[str, bool]:
+        """Return the reply with its end token, the first or last special token after it, and whether there is one."""
+        suffix, first = reply.suffix, reply.is_delimited
         positions = ((suffix.find(token) if first else suffix.rfind(token), token) for token in self._special_tokens)
         ends = [position + len(token) for position, token in positions if position >= 0]
         if ends:
-            return body + suffix[: min(ends) if first else max(ends)], True
-        return (body or suffix).rstrip("\n"), False
-
-    def _render(self, conversations: Sequence[TemplateInput], row_name: str) -> list[str]:
-        try:
-            return render_chat_templates(self._tokenizer, conversations, self._template)
-        except TemplateRenderingError as error:
-            message = f"{row_name}: the chat template cannot render the conversation: {error}"
-            hint = f"use roles that the template supports, or another template, such as {KEY}=chatml"
-            raise ConfigError(message, key=KEY, source=row_name, hint=hint) from error
+            return reply.body + suffix[: min(ends) if first else max(ends)], True
+        return (reply.body or suffix).rstrip("\n"), False
 
     def _tokenize(self, pieces: Sequence[TextPiece], *, is_closed: bool) -> TokenSequence:
         """Tokenize the pieces, and add the end token unless the last reply is closed."""
@@ -252,10 +200,10 @@ class ConversationFormat:
         """Encode each piece separately, like the prompts and responses of an engine."""
         tokens: list[int] = []
         loss_mask: list[bool] = []
-        for text, is_trained in pieces:
+        for text, is_reply in pieces:
             for encoded, is_image in self._encode_parts(text):
                 tokens += encoded
-                loss_mask += [is_trained and not is_image] * len(encoded)
+                loss_mask += [is_reply and not is_image] * len(encoded)
         return tokens, loss_mask
 
     def _encode_parts(self, text: str) -> Iterator[tuple[Sequence[int], bool]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import glob
 import hashlib
+import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 from quintet.errors import ConfigError, MachineError, nearest
 
 LOCAL_SCHEME = "file://"
+DATASET_STATE = "state.json"
+"""File in a directory of `save_to_disk` that lists its Arrow files."""
 
 
 def cache_directory(configured: str | None) -> Path:
@@ -41,12 +44,25 @@ def _resolve(name: str, key: str, cache: Path) -> tuple[Path, ...]:
     if path.is_file():
         return (path,)
     if path.is_dir():
-        hint = f"name files in it, such as {path / '*.parquet'}"
+        if files := _saved_dataset(path):
+            return files
+        splits = [split.name for split in sorted(path.iterdir()) if (split / DATASET_STATE).is_file()]
+        hint = f"name files in it, such as {path / (splits[0] if splits else '*.parquet')}"
         raise ConfigError(f"{key}: {name} is a directory", key=key, value=name, hint=hint)
     matches = tuple(Path(file) for file in sorted(glob.glob(str(path), recursive=True)) if Path(file).is_file())
     if not matches:
         raise ConfigError(f"{key}: no such file: {path}", key=key, value=name, hint=_missing_file_hint(path))
     return matches
+
+
+def _saved_dataset(directory: Path) -> tuple[Path, ...]:
+    """Return the Arrow files of a directory that `save_to_disk` of Hugging Face's datasets has written; none of another
+    directory."""
+    try:
+        state = json.loads((directory / DATASET_STATE).read_bytes())
+        return tuple(directory / Path(file["filename"]).name for file in state["_data_files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
 
 
 def _missing_file_hint(path: Path) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
-from quintet.data.chat_template_renderer import TemplateRenderingError, render_chat_template
+from quintet.data.chat_messages import Cell, is_call_or_result, parse_messages
 from quintet.data.chat_templates import KEY, chat_template
+from quintet.data.dialogue_renderer import DialogueRenderer
 from quintet.data.row_images import Message, PromptImages, RowImage, keeps_images, place_in_messages
 from quintet.errors import ConfigError
 from quintet.records import PromptRow
@@ -72,6 +73,7 @@ class PromptFormat:
         """
         self._tokenizer = tokenizer
         self._template = chat_template(template)
+        self._renderer = DialogueRenderer(tokenizer, self._template)
         self._limit = max_tokens
         self._truncation: Truncation = truncation
         self._images = images
@@ -88,23 +90,16 @@ class PromptFormat:
         """Return the prompt as text, including the beginning of the response.
 
         Raises:
-            ConfigError: the template cannot be applied, or exceeds a limit.
+            ConfigError: the template cannot be applied, leaves out a call or its result, or exceeds a limit.
         """
         return self._render(prompt_row, prompt_row.messages)
 
     def _render(self, prompt_row: PromptRow, messages: Sequence[Message]) -> str:
-        try:
-            text = render_chat_template(
-                self._tokenizer,
-                messages,
-                self._template,
-                add_generation_prompt=True,
-                variables=self._variables(prompt_row),
-            )
-        except TemplateRenderingError as error:
-            message = f"{KEY}: the chat template cannot be applied to row {prompt_row.id}: {error}"
-            hint = f"use roles that the template supports, or another template, such as {KEY}=chatml"
-            raise ConfigError(message, key=KEY, hint=hint) from error
+        row_name, variables = f"row {prompt_row.id}", self._variables(prompt_row)
+        shown = self._renderer.messages(parse_messages(messages, Cell("data", "messages", row_name)), row_name)
+        (text,) = self._renderer.render([(shown, True)], row_name, variables)
+        others = [index for index, message in enumerate(shown) if not is_call_or_result(message)]
+        self._renderer.check_shown(shown, text, row_name, variables, exempt=others)
         return f"{text}{self._template.response_prefix}"
 
     def _variables(self, prompt_row: PromptRow) -> dict[str, Any]:

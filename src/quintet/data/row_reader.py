@@ -8,21 +8,33 @@ Supported are the rows of verl (`data_source`, `prompt` as chat messages, `rewar
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from quintet.config.capabilities import Capability
 from quintet.config.native.data import DataConfig
+from quintet.data.chat_messages import (
+    ASSISTANT,
+    REASONING_KEYS,
+    Cell,
+    ColumnarRow,
+    Message,
+    parse_json,
+    parse_messages,
+    parse_tools,
+)
 from quintet.data.row_images import KEY as IMAGE_KEY
 from quintet.data.row_images import RowImage, image_error, row_images, with_placeholders
 from quintet.envs.env import IMAGE
 from quintet.errors import ConfigError, nearest
 from quintet.records import PromptRow
 
-Message = Mapping[str, Any]
 TRUTH_COLUMNS = ("ground_truth", "answer", "solution", "solutions", "target", "label")
-RESPONSE_COLUMNS = ("response", "answer", "solution")
+RESPONSE_COLUMNS = ("response", "completion", "answer", "solution", "output")
+LEGACY_TOOLS_COLUMN = "functions"
+"""Column of tools in older files for OpenAI's fine-tuning."""
+CALLS_AND_THOUGHTS: Final = frozenset({"tool_calls", *REASONING_KEYS})
 DEFAULT_IMAGE_COLUMN: Final = "images"
 """verl's `data.image_key`, which is also set for files of text."""
 DEFAULT_TRUTH_COLUMN: str = DataConfig.model_fields["truth_key"].default
@@ -42,14 +54,15 @@ class RowReader:
         Raises:
             ConfigError: a column is missing, or has an unexpected type.
         """
-        messages, response = self._conversation(row, row_name)
+        messages, reply = self.prompt_and_reply(row, row_name)
+        response = reply[0]["content"] if len(reply) == 1 and not reply[0].keys() & CALLS_AND_THOUGHTS else None
         return PromptRow(
             id=number,
             data_source=(self.domain(row) or "") if self._config.domains else self._source(row),
             messages=self.place_images(row, messages, row_name),
             ground_truth=self._truth(row, row_name),
             extra=self._extra(row),
-            response=self._response(row, row_name) or response,
+            response=response,
             agent_loop=self._agent_loop(row, row_name),
         )
 
@@ -90,26 +103,93 @@ class RowReader:
             return None
         return cell if isinstance(cell, list | tuple) else [] if cell is None or cell == "" else [cell]
 
-    def _conversation(self, row: Mapping[str, Any], row_name: str) -> tuple[tuple[Message, ...], str | None]:
-        """Return the messages of the prompt, and the response if the conversation ends with one."""
+    def conversation(self, row: Mapping[str, Any], row_name: str) -> tuple[Message, ...]:
+        """Return all messages in the column `data.messages_key`, after the configured system message.
+
+        Raises:
+            ConfigError: the column has no messages.
+        """
+        cell = Cell("data.messages_key", str(self._config.messages_key), row_name)
+        value = lookup(row, cell.column)
+        parsed = parse_json(value) if isinstance(value, str) else value
+        if isinstance(parsed, str) or parsed is MISSING or parsed is None:
+            close = None if cell.column in row else nearest(cell.column, row)
+            content = "a message is a mapping with `role` and `content`"
+            known = content if cell.column in row else f"columns: {', '.join(row)}"
+            hint = f"set {cell.key}={close}" if close else known
+            raise cell.error("has no chat messages in this column", hint)
+        return self._with_system_prompt(self._parse(parsed, cell, row, columnar=parsed is value))
+
+    def prompt_and_reply(
+        self, row: Mapping[str, Any], row_name: str
+    ) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+        """Return the messages of the prompt, and those of the demonstrated reply, if there is one: the column of
+        responses, or the last message of the prompt if it is the assistant's.
+
+        Raises:
+            ConfigError: a column is missing, or has an unexpected type.
+        """
         config = self._config
         key = "prompt_key" if config.messages_key is None else "messages_key"
         column = config.prompt_key if config.messages_key is None else config.messages_key
-        value = _column(row, column, f"data.{key}", row_name)
+        cell = Cell(f"data.{key}", column, row_name)
+        value = parsed = _column(row, column, cell.key, row_name)
         if config.messages_key is not None and isinstance(value, str):
-            value = parse_json(value)
-        has_images = self._image_cells(row) is not None
-        messages = list(_messages(value, f"data.{key}", column, row_name, has_images=has_images))
-        response = None
-        if messages and messages[-1]["role"] == "assistant":
-            response = str(messages.pop()["content"])
+            parsed = parse_json(value)
+        if isinstance(parsed, str):
+            parsed = [{"role": "user", "content": f"{parsed}{_alpaca_input(row, column)}"}]
+        messages = self._parse(parsed, cell, row, columnar=parsed is value)
+        last = [messages.pop()] if messages and messages[-1]["role"] == ASSISTANT else []
         if not messages:
-            raise _invalid_column(
-                f"data.{key}", column, row_name, "contains no message to respond to", "remove that row"
-            )
-        if config.system_prompt is not None and all(message["role"] != "system" for message in messages):
-            messages.insert(0, {"role": "system", "content": config.system_prompt})
-        return tuple(messages), response
+            raise cell.error("contains no message to respond to", "remove that row")
+        return self._with_system_prompt(messages), tuple(self._reply(row, row_name) or last)
+
+    def template_variables(self, row: Mapping[str, Any], row_name: str) -> dict[str, Any]:
+        """Return the variables of the chat template in a row: `tools`, and `enable_thinking`.
+
+        Raises:
+            ConfigError: a column has an unexpected type.
+        """
+        variables: dict[str, Any] = {}
+        names = (self._config.tools_key, LEGACY_TOOLS_COLUMN) if self._config.tools_key else ()
+        column = next((name for name in names if name is not None and lookup(row, name) is not MISSING), None)
+        if column is not None:
+            cell = Cell("data.tools_key", column, row_name)
+            if tools := parse_tools(lookup(row, column), cell, columnar=isinstance(row, ColumnarRow)):
+                variables["tools"] = list(tools)
+        thinking = lookup(row, self._config.thinking_key) if self._config.thinking_key else MISSING
+        if thinking is not MISSING and thinking is not None:
+            if thinking not in (0, 1):
+                cell = Cell("data.thinking_key", str(self._config.thinking_key), row_name)
+                raise cell.error(f"contains {thinking!r:.40}", "valid: true, false or null")
+            variables["enable_thinking"] = bool(thinking)
+        return variables
+
+    def _parse(self, value: object, cell: Cell, row: Mapping[str, Any], *, columnar: bool) -> list[Message]:
+        has_images = self._image_cells(row) is not None
+        return parse_messages(value, cell, has_images=has_images, columnar=columnar and isinstance(row, ColumnarRow))
+
+    def _with_system_prompt(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        system = self._config.system_prompt
+        if system is None or any(message["role"] in ("system", "developer") for message in messages):
+            return tuple(messages)
+        return ({"role": "system", "content": system}, *messages)
+
+    def _reply(self, row: Mapping[str, Any], row_name: str) -> list[Message]:
+        """Return the messages in the column of responses: a text is a message of the assistant."""
+        column = self._config.response_key
+        if column is None:
+            column = next((name for name in RESPONSE_COLUMNS if _is_response(row.get(name))), None)
+        value = None if column is None else _column(row, column, "data.response_key", row_name)
+        if value is None or value == "":
+            return []
+        cell = Cell("data.response_key", str(column), row_name)
+        if isinstance(value, str) or (isinstance(value, int | float) and not isinstance(value, bool)):
+            # a number is the text that JSON has for it
+            return [{"role": ASSISTANT, "content": value if isinstance(value, str) else json.dumps(value)}]
+        if not _is_response(value):
+            raise cell.error(f"contains {type(value).__name__}", "a response is text, or a list of chat messages")
+        return self._parse(value, cell, row, columnar=True)
 
     def domain(self, row: Mapping[str, Any]) -> str | None:
         """Return the domain of a row, None if it belongs to none."""
@@ -157,12 +237,6 @@ class RowReader:
         keys = (*columns, config.source_key, config.truth_key, config.response_key)
         return {key.partition(".")[0] for key in keys if key is not None}
 
-    def _response(self, row: Mapping[str, Any], row_name: str) -> str | None:
-        if self._config.response_key is not None:
-            value = _column(row, self._config.response_key, "data.response_key", row_name)
-            return None if value is None else str(value)
-        return next((row[name] for name in RESPONSE_COLUMNS if isinstance(row.get(name), str)), None)
-
 
 def lookup(row: Mapping[str, Any], column: str) -> Any:
     """Return the value of a column or a dotted path, or `MISSING`."""
@@ -187,55 +261,19 @@ def _mapping(value: object) -> Mapping[str, Any] | None:
     return value if isinstance(value, Mapping) else None
 
 
-def parse_json(text: str) -> object:
-    """Return the value of a cell with JSON; the text itself if it is not JSON."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _messages(value: object, key: str, column: str, row_name: str, *, has_images: bool) -> Iterator[Message]:
+def _is_response(value: object) -> bool:
+    """Return whether a value is text or a list of messages."""
     if isinstance(value, str):
-        yield {"role": "user", "content": value}
-        return
-    if not isinstance(value, Sequence):
-        kind = type(value).__name__
-        raise _invalid_column(key, column, row_name, f"contains {kind}", "it must be text or a list of chat messages")
-    for message in value:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise _invalid_column(
-                key, column, row_name, f"contains {message!r:.60}", 'a message is {"role": "user", "content": "…"}'
-            )
-        # in Parquet, all messages have the same fields, null if they had none
-        fields = {name: part for name, part in message.items() if part is not None}
-        yield {**fields, "content": message_text(message.get("content"), key, column, row_name, has_images=has_images)}
+        return True
+    messages: Any = value.tolist() if hasattr(value, "tolist") else value
+    is_list = isinstance(messages, list | tuple) and len(messages) > 0
+    return is_list and all(isinstance(message, Mapping) for message in messages)
 
 
-def message_text(content: object, key: str, column: str, row_name: str, *, has_images: bool) -> str:
-    """Return the text of a content, which may be a list of typed parts. Images are placeholders, if the row
-    `has_images` in a column.
-
-    Raises:
-        ConfigError: a part is neither.
-    """
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, Sequence) else [content]
-    texts = [_part_text(part, has_images=has_images) for part in parts]
-    if not all(isinstance(text, str) for text in texts):
-        hint = 'remove images, or write them as {"type": "image"} and set data.image_key to the column that has them'
-        raise _invalid_column(key, column, row_name, "contains a message with more than text", hint)
-    return "".join(str(text) for text in texts)
-
-
-def _part_text(part: object, *, has_images: bool) -> object:
-    if not isinstance(part, Mapping):
-        return part
-    is_placeholder = has_images and part.get("type") == "image" and part.get("image") is None
-    return IMAGE if is_placeholder else part.get("text")
+def _alpaca_input(row: Mapping[str, Any], column: str) -> str:
+    """Return Alpaca's `input`, which continues an `instruction` on a line of its own; empty without one."""
+    text = row.get("input") if column == "instruction" else None
+    return f"\n{text}" if isinstance(text, str) and text.strip() else ""
 
 
 def _invalid_column(key: str, column: str, row_name: str, problem: str, hint: str) -> ConfigError:

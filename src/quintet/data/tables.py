@@ -1,4 +1,4 @@
-"""Random access to the rows of Parquet, JSON, JSON Lines and CSV files of any size.
+"""Random access to the rows of Parquet, Arrow, JSON, JSON Lines and CSV files of any size.
 
 Of text files, only the offset of each row is in memory, eight bytes per row. Single rows of Parquet files cannot be
 read; large files are converted once to an Arrow file in the cache, which is memory-mapped.
@@ -19,6 +19,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from quintet.data.chat_messages import ColumnarRow
 from quintet.data.data_files import write_atomically
 from quintet.data.row_offsets import InvalidRowError, csv_offsets, json_offsets, line_offsets
 from quintet.errors import ConfigError, nearest
@@ -143,8 +144,7 @@ class _ArrowTable:
 
     def __getitem__(self, number: int) -> Row:
         index, offset = _locate(number, self._ends)
-        row: Row = self._batch(index).slice(offset, 1).to_pylist()[0]
-        return row
+        return ColumnarRow(self._batch(index).slice(offset, 1).to_pylist()[0])
 
 
 def _open_parquet(path: Path, key: str, cache: Path) -> Table:
@@ -161,9 +161,28 @@ def _open_parquet(path: Path, key: str, cache: Path) -> Table:
             if not arrow_path.is_file():
                 write_atomically(arrow_path, partial(_write_arrow, file))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        message = f"{key}: {path} is not a readable Parquet file: {error}"
-        raise ConfigError(message, key=key, value=str(path), hint="write the file again") from error
+        raise _unreadable(path, key, "Parquet", error) from error
     return _open_memory_mapped(path, arrow_path)
+
+
+def _unreadable(path: Path, key: str, kind: str, error: Exception) -> ConfigError:
+    message = f"{key}: {path} is not a readable {kind} file: {error}"
+    return ConfigError(message, key=key, value=str(path), hint="write the file again")
+
+
+def _open_arrow(path: Path, key: str, _cache: Path) -> Table:
+    """Open a memory-mapped Arrow file in the streaming format, as Hugging Face's datasets write it, or in the other."""
+    import pyarrow as pa
+
+    try:
+        try:
+            table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
+        except pa.ArrowInvalid:
+            table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    except pa.ArrowInvalid as error:
+        raise _unreadable(path, key, "Arrow", error) from error
+    batches = table.to_batches()
+    return _ArrowTable(path, batches.__getitem__, [batch.num_rows for batch in batches])
 
 
 def _open_memory_mapped(path: Path, arrow_path: Path) -> _ArrowTable:
@@ -202,6 +221,7 @@ _OPEN_FUNCTIONS: Mapping[str, Callable[[Path, str, Path], Table]] = {
     ".json": _open_json,
     ".jsonl": _open_jsonl,
     ".csv": _open_csv,
+    ".arrow": _open_arrow,
 }
 FILE_SUFFIXES = tuple(_OPEN_FUNCTIONS)
 """Supported file suffixes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 from quintet.config.native.data import DataConfig, EvaluationConfig
@@ -34,7 +35,7 @@ class StoredResponses:
         Raises:
             ConfigError: a column is missing or has another type.
         """
-        row, location = dict(self._rows[index]), self._rows.describe_row(index)
+        row, location = copy(self._rows[index]), self._rows.describe_row(index)
         texts = self._texts(row.pop(self._column, None), row, location)
         if self._prompt is not None and row.get(self._prompt) is None:
             row[self._prompt] = ""

@@ -26,6 +26,7 @@ from quintet.records import PromptRow
 
 QUESTION = {"role": "user", "content": "1 + 1 = ?"}
 REPLY = {"role": "assistant", "content": "2"}
+CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]}
 TOOL = {"role": "tool", "content": "2"}
 Messages = Sequence[Mapping[str, Any]]
 
@@ -59,6 +60,12 @@ def replies(messages_and_template: tuple[Messages, str | None]) -> None:
     """Tokenize the replies of a conversation by a template; the tokenizer has none."""
     messages, template = messages_and_template
     ConversationFormat(tokenizer(None), template).encode(Conversation(tuple(messages)))
+
+
+def replies_with_tools(template: str) -> None:
+    tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
+    talk = Conversation((QUESTION, REPLY), variables={"tools": [tool]})
+    ConversationFormat(tokenizer(None), template).encode(talk)
 
 
 def replies_of_rows(rows: Sequence[Messages]) -> None:
@@ -123,6 +130,31 @@ CASES = [
         ([QUESTION, REPLY], "chatml"),
     ),
     case(replies, ([TOOL, REPLY], "users.jinja"), ROLES, ([QUESTION, REPLY], "users.jinja"), ([TOOL, REPLY], "chatml")),
+    case(
+        replies,
+        ([QUESTION, CALL], "chatml"),
+        "use a template with tools, such as data.template=hermes",
+        ([QUESTION, CALL], "hermes"),
+    ),
+    case(
+        replies,
+        ([QUESTION, {**REPLY, "reasoning_content": "Hm"}], "chatml"),
+        "write thoughts into the content, <think>…</think>",
+        ([QUESTION, {**REPLY, "content": "<think>Hm</think>2"}], "chatml"),
+    ),
+    case(
+        replies,
+        ([QUESTION, {"role": "asistant", "content": "2"}, REPLY], "chatml"),
+        "did you mean assistant? known roles: system, developer",
+        ([QUESTION, {"role": "assistant", "content": "2"}, REPLY], "chatml"),
+    ),
+    case(replies, ([QUESTION, {**REPLY, "mood": "calm"}], "chatml"), "remove the key", ([QUESTION, REPLY], "chatml")),
+    case(
+        replies_with_tools,
+        "chatml",
+        "use a template with tools, such as data.template=hermes, or remove the tools",
+        "hermes",
+    ),
     case(
         shortened_reply,
         (5, "error"),

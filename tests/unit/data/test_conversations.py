@@ -281,3 +281,26 @@ def test_batches_hold_sequences_end_to_end() -> None:
     assert batch.lengths.tolist() == [2, 3, 3]
     assert batch.trajectory.tolist() == [0, 0, 1]
     assert batch.tokens.dtype == torch.int64
+
+
+def test_blanks_at_the_end_of_a_reply_are_trained_where_no_token_ends_it() -> None:
+    talk = [{"role": "user", "content": "or"}, {"role": "assistant", "content": "Up \n"}, *TWO_TURNS[1:3]]
+    (pieces,) = learnt(UNMARKED, talk)
+    assert pieces[1] == (" Up ", True)
+
+
+@pytest.mark.parametrize("template", [None, UNMARKED, LLAMA])
+def test_a_reply_that_ends_with_its_thought_is_trained_to_the_end(template: str | None) -> None:
+    talk = [{"role": "user", "content": "or"}, {"role": "assistant", "content": "<think>\na\n</think>"}]
+    (pieces,) = learnt(template, [*talk, *TWO_TURNS[1:3]])
+    assert pieces[1][0].lstrip().startswith("<think>\na\n</think>")
+    assert pieces[-1][0].lstrip().startswith("Up")
+
+
+def test_an_empty_thought_of_the_prompt_stays_where_the_template_leaves_it_out_of_replies() -> None:
+    conversations = tokenizer()
+    form = ConversationFormat(conversations, "qwen3_nonthinking")
+    first, last = (parts(conversations, each) for each in form.encode(Conversation(TWO_TURNS)))
+    for (before, _), (reply, _) in (first, last):
+        assert before.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+        assert reply in ("Up<|im_end|>", "Down, then up<|im_end|>")

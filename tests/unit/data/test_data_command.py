@@ -6,8 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
+from published_templates import published
 
 from quintet.cli.data import app
+from quintet.cli.loss_masks import iter_masks
+from quintet.config.native.data import DataConfig
+from quintet.data.prompt_source import open_rows
 from quintet.errors import ConfigError
 from quintet.policies.tiny_models import train_tokenizer
 
@@ -82,3 +86,58 @@ def test_errors_of_the_data_command_name_the_cause(tmp_path: Path, arguments: li
         data(*(word.replace("OUT", str(out)).replace("ROWS", str(rows)) for word in arguments))
     assert message in str(caught.value)
     assert not out.exists()
+
+
+TALK = (
+    '{"messages": [{"role": "user", "content": "2 + 3 = ?"}, {"role": "assistant", "content": "5 🙂"},'
+    ' {"role": "user", "content": "And?"}, {"role": "assistant", "content": "6", "weight": 0},'
+    ' {"role": "user", "content": "Now?"}, {"role": "assistant", "content": "7 [x]"}]}\n'
+)
+
+
+def test_masks_of_fine_tuning_are_shown_without_colour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "talk.jsonl").write_text(TALK)
+    data("show", tmp_path / "talk.jsonl", "messages_key=messages", "--masks")
+    title, *lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"row 0: \d+ tokens, \d+ trained", title)
+    assert [line for line in lines if "⟦" in line or "6" in line] == [
+        "⟦5 🙂<|im_end|>⟧",
+        "6<|im_end|>",
+        "⟦7 [x]<|im_end|>⟧",
+    ]
+    assert lines[:2] == ["<|im_start|>user", "2 + 3 = ?<|im_end|>"]
+
+
+def test_masks_of_fine_tuning_are_shown_in_colour(tmp_path: Path) -> None:
+    (tmp_path / "talk.jsonl").write_text(TALK)
+    config = DataConfig(messages_key="messages")
+    rows, _ = open_rows([str(tmp_path / "talk.jsonl")], "FILE", None)
+    title, text = iter_masks(rows, 1, config, None)
+    green = "".join(text.plain[span.start : span.end] for span in text.spans if "green" in str(span.style))
+    assert green == "5 🙂<|im_end|>7 [x]<|im_end|>"
+    num_green = sum("green" in str(span.style) for span in text.spans)
+    assert len({str(span.style) for span in text.spans}) == 4, "neighbouring tokens differ"
+    trained = int(title.plain.split()[-2])
+    # the four bytes of the emoji are one piece
+    assert num_green <= trained <= num_green + 3
+
+
+def test_masks_of_prompts_with_responses_and_of_several_sequences(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(
+        '{"prompt": "2 + 3 = ?", "completion": [{"role": "assistant", "content": "5"}]}\n'
+    )
+    data("show", tmp_path / "rows.jsonl", "--masks")
+    assert "⟦5<|im_end|>⟧" in capsys.readouterr().out
+    published("qwen3").save_pretrained(tmp_path / "model")
+    (tmp_path / "talk.jsonl").write_text(TALK)
+    data("show", tmp_path / "talk.jsonl", "messages_key=messages", "--masks", "--model", tmp_path / "model")
+    out = capsys.readouterr().out
+    assert "row 0, sequence 1 of 2:" in out
+    assert out.count("⟦<think>\n\n</think>\n\n") == 2
+    (tmp_path / "calls.jsonl").write_text(
+        '{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": [{"name": "f"}]}]}\n'
+    )
+    with pytest.raises(ConfigError, match=r"calls\.jsonl, row 0: message 1: its `tool_calls\[0\]"):
+        data("show", tmp_path / "calls.jsonl", "messages_key=messages", "--masks")

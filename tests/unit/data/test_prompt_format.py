@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from published_templates import published
 
+from quintet.config.native.data import DataConfig
+from quintet.data.conversations import Conversation, ConversationFormat
 from quintet.data.prompt_format import PromptFormat, Truncation, truncate
+from quintet.data.row_reader import RowReader
 from quintet.errors import ConfigError
 from quintet.policies.tiny_models import train_tokenizer
 from quintet.records import PromptRow
@@ -167,3 +171,41 @@ def test_a_tokenizer_without_a_template_needs_one() -> None:
         PromptFormat(bare, max_tokens=8)
     assert "chatml" in str(caught.value)
     assert PromptFormat(bare, "chatml", max_tokens=8).text(ask(("user", "Hi"))).startswith("<|im_start|>user")
+
+
+CALL = {"id": "functions.add:0", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+CALLED = (
+    {"role": "user", "content": [{"type": "text", "text": "1 + "}, {"type": "text", "text": "1 = ?"}]},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "functions.add:0", "content": {"sum": 2}},
+    {"role": "user", "content": "And 2 + 2?"},
+)
+
+
+def prompt_text(name: str, messages: tuple[Any, ...]) -> str:
+    row = RowReader(DataConfig()).read({"prompt": list(messages)}, 0, "x.jsonl, row 0")
+    return PromptFormat(published(name), max_tokens=9).text(row)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5", "glm4", "gpt_oss", "kimi_k2", "deepseek_v3_1", "deepseek_r1"])
+def test_prompts_with_calls_are_those_of_fine_tuning(name: str) -> None:
+    """A call is the same whether its arguments are a mapping or text, and for every template."""
+    function = {"name": "add", "arguments": '{"a": 1}'}
+    as_text = (CALLED[0], {"role": "assistant", "tool_calls": [{**CALL, "function": function}]}, *CALLED[2:])
+    text = prompt_text(name, CALLED)
+    assert prompt_text(name, as_text) == text
+    assert "1 + 1 = ?" in text
+    assert "'a'" not in text
+    assert '{\\"a' not in text
+    conversation = Conversation((*as_text, {"role": "assistant", "content": "4"}), first_trained=4)
+    tokenizer = published(name)
+    (sequence,) = ConversationFormat(tokenizer).encode(conversation)
+    context = [token for token, is_trained in zip(sequence.tokens, sequence.loss_mask, strict=True) if not is_trained]
+    assert text.startswith(tokenizer.decode(context))
+
+
+def test_prompts_whose_calls_or_results_a_template_leaves_out_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"message 1: its `tool_calls\[0\]"):
+        prompt_text("phi3_5", CALLED)
+    with pytest.raises(ConfigError, match="message 2: its `content`"):
+        prompt_text("phi3_5", ({"role": "user", "content": "?"}, {"role": "assistant", "content": "x"}, *CALLED[2:]))

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quintet.data import row_offsets, tables
+from quintet.data.chat_messages import ColumnarRow
 from quintet.data.data_files import cache_directory, resolve_files
 from quintet.data.prompt_source import open_rows
 from quintet.errors import ConfigError, MachineError
@@ -28,6 +29,10 @@ ROWS = [{"question": "2 + 3 = ?\nSay it.", "answer": "5"}, {"question": 'say "é
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=7)
+    elif path.suffix == ".arrow":
+        table = pa.Table.from_pylist(rows)
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
     elif path.suffix == ".json":
         path.write_text(json.dumps(rows, indent=2, ensure_ascii=False), encoding="utf-8")
     elif path.suffix == ".jsonl":
@@ -270,3 +275,24 @@ def test_reading_text_loads_no_heavy_package(tmp_path: Path) -> None:
     )
     completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert completed.stdout.strip() == "[]"
+
+
+def test_a_directory_of_save_to_disk_has_the_rows_of_its_arrow_files(tmp_path: Path) -> None:
+    rows = [{"messages": [{"role": "user", "content": f"{number}"}]} for number in range(5)]
+    directory = tmp_path / "talks" / "train"
+    directory.mkdir(parents=True)
+    files = [f"data-0000{part}-of-00002.arrow" for part in range(2)]
+    for name, part in zip(files, (rows[:3], rows[3:]), strict=True):
+        table = pa.Table.from_pylist(part)
+        with pa.OSFile(str(directory / name), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table, max_chunksize=2)
+    (directory / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in files]}))
+    found, sizes = open_rows([str(directory)], "data.train_files", str(tmp_path))
+    assert [found[number] for number in range(len(found))] == rows
+    assert isinstance(found[0], ColumnarRow)
+    assert list(sizes) == [5]
+    with pytest.raises(ConfigError, match=r"is a directory\n  name files in it, such as .*talks/train"):
+        open_rows([str(directory.parent)], "data.train_files", str(tmp_path))
+    (directory / files[0]).write_bytes(b"no table")
+    with pytest.raises(ConfigError, match="is not a readable Arrow file"):
+        open_rows([str(directory)], "data.train_files", str(tmp_path))

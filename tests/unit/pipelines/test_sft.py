@@ -11,6 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from rich.console import Console
@@ -276,6 +278,39 @@ def test_a_process_that_reads_rows_changes_nothing(tune: Run, monkeypatch: pytes
     monkeypatch.setattr(sft_rows, "ROWS_PER_REQUEST", 3)
     together = tune("data.max_steps=1", "data.workers=4", name="together")
     assert equal(alone / "model", together / "model")
+
+
+def test_calls_and_tools_of_a_parquet_file_are_trained_and_a_template_without_them_is_refused(
+    tune: Run, tmp_path: Path, policy_directory: Path
+) -> None:
+    """Rows whose calls have other arguments share a column, which has nulls for those that a call lacks."""
+    rows = []
+    for number in range(24):
+        call = (
+            {"name": "add", "arguments": {"a": number}} if number % 2 else {"name": "neg", "arguments": {"b": number}}
+        )
+        parameters = {"type": "object", "properties": {name: {"type": "integer"} for name in call["arguments"]}}
+        tool = {"type": "function", "function": {"name": call["name"], "parameters": parameters}}
+        talk = [
+            {"role": "user", "content": "Up or down?"},
+            {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": call}]},
+            {"role": "tool", "content": f"{number}"},
+            {"role": "assistant", "content": "Up"},
+        ]
+        rows.append({"messages": talk, "tools": [tool]})
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "calls.parquet")
+    keys = (f"data.train_files=[{tmp_path}/calls.parquet]", "data.messages_key=messages", "sft.max_tokens=1024")
+    config = load_experiment(None, (*COMMON, *keys, "data.template=hermes", f"sft.path={policy_directory}")).experiment
+    assert config.data is not None
+    tokenizer = load_tokenizer(policy_directory)
+    split = open_split(config.data, tokenizer, "train")
+    batch = build_sft_dataset(config, tokenizer, split, split, NullProgress()).train.batch([0, 1])
+    whole, trained = tokenizer.decode(batch.tokens), tokenizer.decode(batch.tokens[batch.loss_mask])
+    assert "null" not in whole
+    assert '"properties": {"a": {"type": "integer"}}' in whole
+    assert '<tool_call>\n{"name": "neg", "arguments": {"b": 0}}\n</tool_call><|im_end|>Up<|im_end|>' in trained
+    with pytest.raises(ConfigError, match=r"calls\.parquet, row \d+: message 1: its `tool_calls\[0\]\.function\.name`"):
+        tune(*keys, "data.validation_files=[]", "data.tools_key=null")
 
 
 def test_rows_of_which_cutting_leaves_nothing_are_left_out(tune: Run, tmp_path: Path) -> None:

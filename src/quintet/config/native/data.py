@@ -53,7 +53,14 @@ class DataConfig(Section):
     """Column of a whole conversation, in place of `prompt_key`: messages, or their JSON. A final assistant message is a
     demonstration."""
     response_key: str | None = None
-    """Column of a demonstrated response; null looks for `response`, `answer` or `solution`."""
+    """Column of a demonstrated response, text or messages; null looks for `response`, `completion`, `answer`,
+    `solution` or `output`."""
+    tools_key: str | None = "tools"
+    """Column with the tools of a conversation in fine-tuning, which the chat template describes: a list of OpenAI's
+    tools, or its JSON. Rows may lack it. null reads none."""
+    thinking_key: str | None = "enable_thinking"
+    """Column that sets the chat template's option `enable_thinking` for a row in fine-tuning. Rows may lack it. null
+    reads none."""
     source_key: str = "data_source"
     """Column with the data source, which selects the verifier; rows without it use `reward.kind`."""
     truth_key: str = "reward_model"

@@ -58,6 +58,8 @@ class ChatFormat:
         """Tokens that end a response, the template's first."""
         self._first = MessageFrame(self._encoder, parts.first, first=True)
         self._closed = MessageFrame(self._encoder, (parts.end + parts.after_end, parts.header))
+        # a prompt that opens a thought has begun the response in another way than the template writes earlier ones
+        self._response = MessageFrame(self._encoder, ("" if parts.prompt_only else parts.history_only, ""))
         self._open = MessageFrame(self._encoder, (parts.before_end + parts.end + parts.after_end, parts.header))
 
     @classmethod
@@ -110,7 +112,7 @@ class ChatFormat:
         template would strip is kept."""
         prefix = self.response_prefix
         text = text.removeprefix(prefix) if text.startswith(prefix) else text.removeprefix(prefix.strip())
-        return (*self.encode(self.template_parts.history_only + text), self.end_token_id)
+        return (*self._response.encode(text), self.end_token_id)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Decode a response without its end token."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from quintet.data.chat_template_renderer import TemplateRenderingError, render_chat_template
 from quintet.data.chat_templates import chat_template
+from quintet.data.reply_rendering import shared_length
 from quintet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -350,9 +351,8 @@ def _end_token(between: str, control: Collection[str], eos: str | None) -> tuple
 
 def _around_response(history_header: str, header: str) -> tuple[str, str]:
     """Text only before earlier responses, and text only in the generation prompt."""
-    if history_header.startswith(header):
-        return history_header[len(header) :], ""
-    return "", header.removeprefix(history_header)
+    shared = shared_length(history_header, header)
+    return history_header[shared:], header[shared:]
 
 
 def _with_differences(parts: TemplateParts, render: Renderer, system: TemplateDifference | None) -> TemplateParts:

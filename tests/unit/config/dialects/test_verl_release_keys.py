@@ -551,6 +551,28 @@ def test_options_of_a_reward_model_that_is_off_do_not_wait(tmp_path: Path) -> No
     assert "reward_model.megatron" in keys
 
 
+@pytest.mark.proves("verl", "data.enable_thinking_default", "data.apply_chat_template_kwargs")
+@pytest.mark.parametrize(
+    ("changes", "template"),
+    [
+        ({"data.enable_thinking_default": False}, "native_nonthinking"),
+        ({"data.enable_thinking_default": True}, "native_thinking"),
+        ({"data.enable_thinking_default": "none"}, None),
+        ({"data.apply_chat_template_kwargs": {"enable_thinking": False}}, "native_nonthinking"),
+        (
+            {"data.enable_thinking_default": True, "data.apply_chat_template_kwargs": {"enable_thinking": False}},
+            "native_thinking",
+        ),
+    ],
+)
+def test_thinking_of_rows_without_their_own_reaches_the_template(
+    tmp_path: Path, changes: dict[str, Any], template: str | None
+) -> None:
+    run = converted(tmp_path, "verl", changed(SFT, changes))
+    assert (natively(run, "data.template"), run.unsupported) == (template, ())
+    assert translated(run, "verl").lost == {}
+
+
 @pytest.mark.proves("verl", f"{MODEL}.custom_chat_template", "data.apply_chat_template_kwargs")
 @pytest.mark.parametrize("base", [PPO, {**PPO, "data": {"output_path": "responses.parquet"}}], ids=["ppo", "server"])
 def test_a_chat_template_of_the_file_formats_prompts(tmp_path: Path, base: dict[str, Any]) -> None:

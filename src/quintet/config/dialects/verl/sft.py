@@ -7,7 +7,13 @@ from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, Na
 from quintet.config.dialects.conversion_rules import Derived, Same, lora_section
 from quintet.config.dialects.verl.batches import GPUS, num_gpus
 from quintet.config.dialects.verl.key_values import parse_betas
-from quintet.config.dialects.verl.run_settings import DATA_RULES, run_from_native, run_to_native
+from quintet.config.dialects.verl.run_settings import (
+    DATA_RULES,
+    TEMPLATE_OPTIONS,
+    THINKING_TEMPLATES,
+    run_from_native,
+    run_to_native,
+)
 from quintet.config.problems import ConfigProblem
 
 PARALLEL_SIZES = ("tensor", "pipeline", "context", "ulysses")
@@ -15,6 +21,7 @@ DYNAMIC, TOKENS = "data.use_dynamic_bsz", "data.max_token_len_per_gpu"
 SHARDS = "engine.use_distributed_optimizer"
 REPLICATE = "engine.dp_replicate_size"
 STRATEGY = "model.strategy"
+THINKING = "data.enable_thinking_default"
 DECAY, MAX_CHECKPOINTS = "optim.lr_decay_style", "trainer.max_ckpt_to_keep"
 RULES = (
     Derived("external_libs", ("model.external_lib",), as_list, lambda modules: (modules[0] if modules else None,)),
@@ -56,7 +63,16 @@ def sft_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.set("data.kind", "conversations")
     native.apply((*RULES, *DATA_RULES, *COLUMN_RULES))
     _engine_to_native(values, native)
+    _thinking_to_native(values, native)
     run_to_native(values, native)
+
+
+def _thinking_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set the template's option `enable_thinking` for rows without that column."""
+    default, option = values[THINKING], (values[TEMPLATE_OPTIONS] or {}).get("enable_thinking")
+    thinking = option if default in (None, "none") else bool(default)
+    if isinstance(thinking, bool):
+        native.set("data.template", THINKING_TEMPLATES[thinking], THINKING, TEMPLATE_OPTIONS)
 
 
 def _least_devices(values: ForeignValues, native: NativeBuilder) -> int:
@@ -129,4 +145,6 @@ def sft_from_native(foreign: ForeignBuilder) -> None:
     foreign.apply((*RULES, *DATA_RULES))
     if foreign.experiment.data:
         foreign.apply(COLUMN_RULES)
+        if foreign.experiment.data.template in THINKING_TEMPLATES.values():
+            foreign.set(THINKING, foreign.native_value("data.template") == THINKING_TEMPLATES[True])
     run_from_native(foreign)
