@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from quintet.rewards.format_check import has_format
-from quintet.rewards.llm_judge import parse_verdict
+from quintet.rewards.llm_judge import PARSERS
 from quintet.rewards.verifiers.registry import VERIFIERS
 
 PAGE = Path(__file__).parents[3] / "docs/rewards.md"
@@ -99,7 +99,7 @@ def score(example: Example) -> float | None:
     if kind == "format":
         return float(has_format(name, example.response))
     if kind == "judge":
-        return parse_verdict(example.response)
+        return PARSERS[name](example.response)
     entry = VERIFIERS.get(example.checked)
     options = {} if entry.config is None else {"options": entry.config.model_validate(example.options)}
     return float(entry.load()(example.response, example.truth, example.extra, **options).score)
