@@ -147,6 +147,17 @@ class Response:
     prompt_row: PromptRow
     text: str
     tokens: int
+    response_prefix: str | None = None
+    """Start of the response that is already in the prompt: `<think>` and a newline with chat templates that add them.
+    None if the prompt is unknown, as with stored responses."""
+
+    @property
+    def whole_text(self) -> str:
+        """The text with the thought that the prompt has opened; with an unknown prompt, one that is only closed."""
+        if self.response_prefix is not None:
+            return self.response_prefix + self.text
+        thought, closing, _ = self.text.partition("</think>")
+        return f"<think>{self.text}" if closing and "<think>" not in thought else self.text
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 THOUGHT_TAGS = (
     ("<think>", "</think>"),
     ("<thinking>", "</thinking>"),
@@ -10,6 +12,18 @@ THOUGHT_TAGS = (
     ("<|begin_of_thought|>", "<|end_of_thought|>"),
 )
 """Tags around thoughts, as models write them."""
+_OPENED = re.compile(rf"(?:{'|'.join(re.escape(opening) for opening, _ in THOUGHT_TAGS)})\s*\Z")
+
+
+def opened_thought(prompt: str) -> str:
+    r"""Return the tag that a prompt ends with, and the whitespace after it, if a chat template has opened the thought
+    of the response; otherwise an empty text.
+
+    >>> opened_thought("<|im_start|>assistant\n<think>\n"), opened_thought("<|im_start|>assistant\n")
+    ('<think>\n', '')
+    """
+    match = _OPENED.search(prompt)
+    return match[0] if match else ""
 
 
 def text_after_thoughts(text: str) -> str:

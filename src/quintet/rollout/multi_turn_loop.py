@@ -154,7 +154,9 @@ class MultiTurnLoop(SingleTurnLoop):
         num_turns = len(running.turns) + 1 + continuation.num_replies + 1
         extra = {**running.prompt_row.extra, **continuation.rewards, "num_turns": num_turns}
         self._drop(number)
-        self._scorer.submit(Response(number, replace(running.prompt_row, extra=extra), text, len(tokens)))
+        prefix = self._response_prefix(running.turns[0].prompt if running.turns else running.prompt)
+        prompt_row = replace(running.prompt_row, extra=extra)
+        self._scorer.submit(Response(number, prompt_row, text, len(tokens), prefix))
 
     def _num_tokens(self, running: RunningPrompt, sequence: Sequence[int]) -> int:
         """Return the number of tokens of a sequence behind the first prompt."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from quintet.rewards.answer_extraction import extract_boxed, extract_tagged
 from quintet.rewards.score import Score
+from quintet.rewards.thoughts import text_after_thoughts
 from quintet.sandbox.seccomp import is_confined
 
 
@@ -35,7 +36,8 @@ def verify(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
     name = extra.get("generator") or entry["metadata"].get("source_dataset")
     if not name:
         raise ValueError("the row does not name its generator")
-    answer = extract_tagged(text) or extract_boxed(text) or text.strip()
+    final = text_after_thoughts(text)
+    answer = extract_tagged(final) or extract_boxed(final) or final.strip()
     score = float(_score_function(str(name))(answer, entry))
     return Score(min(max(score, 0.0), 1.0) if math.isfinite(score) else score, answer)
 
