@@ -126,6 +126,8 @@ class PromptRow:
     """Demonstrated response, if the row has one."""
     agent_loop: str | None = None
     """How it is answered, `single_turn_agent` or `tool_agent`; None calls tools if there are any."""
+    location: str = field(default="", compare=False)
+    """File and row of the file, for messages."""
 
     @property
     def tool_selection(self) -> tuple[str, ...] | None:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from quintet.records import Failure, PromptRow, Response, RewardResult
 from quintet.rewards.data_sources import Route, route
 from quintet.rewards.dispatcher import VerifierResult
+from quintet.rewards.ground_truths import raise_data_error
 from quintet.rewards.reward_computation import RewardComputation
 from quintet.rewards.verifier_pool import VerifierPool
 from quintet.rewards.verifier_process import ProcessKind, VerifierJob
@@ -42,10 +43,18 @@ class RewardScorer(Protocol):
         """
 
     def ready(self) -> list[RewardResult]:
-        """Return the results since the last call, without waiting."""
+        """Return the results since the last call, without waiting.
+
+        Raises:
+            ConfigError: a verifier cannot compare with the ground truth of a row.
+        """
 
     def drain(self) -> list[RewardResult]:
-        """Wait for all responses and return the results that were not returned yet."""
+        """Wait for all responses and return the results that were not returned yet.
+
+        Raises:
+            ConfigError: a verifier cannot compare with the ground truth of a row.
+        """
 
     def close(self) -> None:
         """End all processes and threads."""
@@ -111,7 +120,10 @@ class PooledRewardScorer:
         return chosen.process_kind, message | {"options": chosen.options}
 
     def _reward(self, result: VerifierResult) -> RewardResult:
-        return self._terms.reward(self._pending.pop(result.key), result.failure or result.reply or _NO_REPLY)
+        response = self._pending.pop(result.key)
+        if result.failure is not None and (chosen := self._routes.get(response.prompt_row.data_source)) is not None:
+            raise_data_error(response.prompt_row, chosen, result.failure)
+        return self._terms.reward(response, result.failure or result.reply or _NO_REPLY)
 
 
 class BatchRewardScorer:

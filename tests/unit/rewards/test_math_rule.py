@@ -11,7 +11,9 @@ from quintet.rewards.verifiers import math
 from quintet.rewards.verifiers.math_rule import answer_part, last_boxed, verify
 from quintet.rewards.verifiers.options import MathRuleOptions
 
-GOLDEN = json.loads((Path(__file__).parents[2] / "parity" / "golden" / "roll_rules.json").read_text())["math"]
+CASES = json.loads((Path(__file__).parents[2] / "parity" / "golden" / "roll_rules.json").read_text())["math"]
+GOLDEN = [case for case in CASES if case["truth"]]
+"""ROLL's scores; with an empty ground truth they are 0, which is an error of the data here."""
 
 
 @pytest.mark.parametrize("case", GOLDEN)
