@@ -26,7 +26,7 @@ END_MARKS = (
     "<|end_of_text|>",
 )
 """End-of-sequence tokens as text, which `dapo` strips."""
-SAMPLED_TEXT_ONLY = frozenset({"math_rule", "code_sandbox", "crossthinkqa", "multiple_choice_boxed", "ifeval"})
+SAMPLED_TEXT_ONLY = frozenset({"math_rule", "code_sandbox", "crossthinkqa", "multiple_choice_boxed", "ifeval_roll"})
 """Verifiers that read a response without a thought that its prompt has opened, as ROLL's classes do."""
 FUNCTION_PROCESS = ProcessKind(confined=False)
 _NO_REPLY = Failure("reward", "RuntimeError", "a process returned nothing")

@@ -35,6 +35,7 @@ GOOD = {
     "geometry3k": "2",
     "countdown": {"target": 24, "numbers": [3, 8]},
     "ifeval": {"func_name": "validate_lowercase"},
+    "ifeval_roll": {"func_name": "verify_keyword_frequency", "word": "x", "N": 2.0},
     "code": CODE,
 }
 NOTHING = (None, "", "  ", [], {}, float("nan"), [None], {"target": None})

@@ -80,7 +80,7 @@ class Jobs(list[VerifierJob]):
 
 @pytest.mark.parametrize(
     ("options", "text"),
-    [({"kind": "exact"}, "<think>\nso"), ({"kind": "ifeval"}, "so"), ({"function": "mine.py:score"}, "so")],
+    [({"kind": "exact"}, "<think>\nso"), ({"kind": "ifeval_roll"}, "so"), ({"function": "mine.py:score"}, "so")],
 )
 def test_verifiers_see_a_thought_that_the_prompt_opens_but_functions_and_classes_of_roll_do_not(
     options: dict[str, str], text: str

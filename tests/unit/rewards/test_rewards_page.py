@@ -24,7 +24,6 @@ EXEMPT = {
 PENDING = (
     *("math", "math_boxed", "math_dapo", "geometry3k", "rstar2", "math_rule", "gsm8k", "gsm8k_flexible"),
     *("numeric", "countdown", "code"),
-    "ifeval",
 )
 """Verifiers whose tables are not written yet."""
 REFUSED = "error"
