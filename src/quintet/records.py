@@ -141,6 +141,16 @@ class PromptRow:
         return self.agent_loop != "single_turn_agent"
 
 
+def with_opened_thought(text: str) -> str:
+    """Return a text with the `<think>` before a thought that it only closes, since its prompt has opened it.
+
+    >>> with_opened_thought("2 and 2 </think> 4"), with_opened_thought("4")
+    ('<think>2 and 2 </think> 4', '4')
+    """
+    thought, closing, _ = text.partition("</think>")
+    return f"<think>{text}" if closing and "<think>" not in thought else text
+
+
 @dataclass(frozen=True, slots=True)
 class Response:
     """Response of the policy to be scored. `tokens` is its length; the caller chooses `id`."""
@@ -158,8 +168,7 @@ class Response:
         """The text with the thought that the prompt has opened; with an unknown prompt, one that is only closed."""
         if self.response_prefix is not None:
             return self.response_prefix + self.text
-        thought, closing, _ = self.text.partition("</think>")
-        return f"<think>{self.text}" if closing and "<think>" not in thought else self.text
+        return with_opened_thought(self.text)
 
 
 @dataclass(frozen=True, slots=True)
