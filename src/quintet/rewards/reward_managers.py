@@ -117,7 +117,10 @@ class PooledRewardScorer:
         if chosen.verifier not in SAMPLED_TEXT_ONLY:
             text = response.whole_text
         message = {"verifier": chosen.verifier, "text": text, "ground_truth": prompt_row.ground_truth, "extra": extra}
-        return chosen.process_kind, message | {"options": chosen.options}
+        options = dict(chosen.options)
+        if chosen.verifier == "math_rule" and response.response_prefix:
+            options["thinking_started"] = True
+        return chosen.process_kind, message | {"options": options}
 
     def _reward(self, result: VerifierResult) -> RewardResult:
         response = self._pending.pop(result.key)

@@ -94,6 +94,14 @@ def test_verifiers_see_a_thought_that_the_prompt_opens_but_functions_and_classes
     assert message.get("arguments", {}).get("solution_str", message.get("text")) == text
 
 
+def test_the_math_rule_of_roll_knows_whether_the_prompt_opens_a_thought() -> None:
+    jobs = Jobs()
+    scorer = PooledRewardScorer(jobs, RewardComputation(RewardConfig(kind="math_rule", function_arguments={}), 100))
+    for prefix in ("<think>\n", "", None):
+        scorer.submit(Response(0, PromptRow(0, "", (), "x"), "so", 1, prefix))
+    assert [job.message["options"] for job in jobs] == [{"thinking_started": True}, {}, {}]
+
+
 def test_length_counts_whatever_the_scale() -> None:
     config = RewardConfig(manager="dapo", overlong=OverlongConfig(buffer=20), scale=2.0)
     judged = RewardComputation(config, 100).reward(answer(tokens=90), {"score": 1.0, "extracted_answer": "3"})
