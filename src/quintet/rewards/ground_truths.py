@@ -78,10 +78,9 @@ def raise_data_error(row: PromptRow, chosen: Route, failure: Failure) -> None:
     Raises:
         ConfigError: the verifier cannot compare with it.
     """
-    if failure.error_type == GroundTruthError.__name__:
-        problem: str | None = f"the verifier {chosen.verifier!r} cannot compare with: {failure.message}"
-    else:
-        problem = ground_truth_problem(row, chosen)
+    problem = ground_truth_problem(row, chosen)
+    if problem is None and failure.error_type == GroundTruthError.__name__:
+        problem = f"the verifier {chosen.verifier!r} cannot compare with: {failure.message}"
     if problem is not None:
         raise _error([f"{_location(row)} has {_described(row, problem)}"])
 

@@ -13,10 +13,10 @@ import pytest
 from quintet.config.native.data import JudgeConfig, RewardConfig, VerifierConfig
 from quintet.config.native.experiment import Experiment
 from quintet.errors import ConfigError
-from quintet.records import PromptRow, Response
+from quintet.records import Failure, PromptRow, Response
 from quintet.rewards.data_sources import Route
 from quintet.rewards.factory import build_verifier_scorer
-from quintet.rewards.ground_truths import check_rows, ground_truth_problem
+from quintet.rewards.ground_truths import check_rows, ground_truth_problem, raise_data_error
 from quintet.rewards.verifier_process import ProcessKind
 from quintet.runtime.components import build_components
 
@@ -140,3 +140,11 @@ def test_a_row_that_shows_up_later_ends_the_run_with_its_name(verifier: str, gro
         with pytest.raises(ConfigError, match=r"rows.jsonl, row 4711 has the ground truth") as error:
             scorer.drain()
     assert error.value.exit_status == 2
+    assert ".py:" not in str(error.value)
+
+
+def test_a_ground_truth_that_only_a_worker_finds_unusable_ends_the_run() -> None:
+    told = Failure("reward", "GroundTruthError", "no value")
+    with pytest.raises(ConfigError, match=r"row 3 .* 'math' cannot compare with: no value"):
+        raise_data_error(row("x", 3), Route("math", ProcessKind()), told)
+    raise_data_error(row("x", 3), Route("math", ProcessKind()), Failure("reward", "Timeout", "10 s"))
