@@ -31,7 +31,7 @@ from quintet.rollout.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from quintet.rewards.reward_managers import RewardScorer
 
-MAX_PREFIX_TOKENS = 16
+MAX_PREFIX_TOKENS = 32
 """Tokens at the end of a prompt that may be the start of the response."""
 
 

@@ -20,31 +20,46 @@ MAX_MARKED: Final = 16
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\b")
 _TAG = re.compile("<answer>")
+_LEADING = re.compile(r"(?:[\s:\"'“‘«<>→•.]|[=–—-]\s)+")
 _NAMES = re.compile(
-    r"(?:(?:the|my|final|correct|right|best|answer|option|choice|letter|alternative|statement|is|be|clearly|therefore|thus)"
-    r"(?!\w)[\s:]*)+",
+    r"(?:(?:the|my|final|correct|right|best|answer|option|choice|letter|alternative|statement|is|be|ist|es|est|opción|therefore"
+    r"|thus|definitely|clearly|certainly|obviously|simply|surely|indeed|actually|probably|likely|most|either|still)"
+    r"(?!\w)[\s:\"'“‘]*)+",
     re.I,
 )
-_LABEL = re.compile(r"([(\[]?)\s*([A-Za-z])(?:\s*([)\]])|(?![\w'’]))")
+_LABEL = re.compile(r"([(\[]?)\s*([A-Za-z])(?:\s*([)\]])|(?!\w|['’]\w))")
 _AFTER_LABEL = re.compile(
-    r"\s*(?:$|[.:)\]](?:\W|$|[A-Z])|[,;!?\n—–]|\s-\s)|-\s|\s+[(\[]|\s+(?:because|since|as|is|for|due|which|would|was)\b"
+    r"[\"'”’»>]*\s*(?:$|\?+\s*$|\.(?:\W|$|[A-Z])|[:)\]](?:\W|$|[A-Z0-9])|[,;!。、\n—–]|→|[-=]>|\s-\s)|-\s|[\"”»>]|\s+[(\[]"
+    r"|\s+(?:because|since|as|for|due|which)\b"
 )
+_VERB = r"(?:is|was|are|were|has|had|would|could|can|cannot|may|might|seems?|looks?|does|must|should|becomes|equals)"
+_IS_WRONG = (
+    rf"\s+{_VERB}(?:n['’]t)?\s+(?:\w+\s+)?"
+    r"(?:not|wrong|incorrect|false|too|out|impossible|invalid|eliminated|excluded)\b"
+)
+_REFUTED = re.compile(
+    rf"[)\]]?(?:{_IS_WRONG}|\s+(?:is|was|does|can|could|would)n['’]t\b|\s+cannot\b|\s+can['’]t\b)", re.IGNORECASE
+)
+_AFTER_NOUN = re.compile(rf"\s+(?!(?:{_VERB}|in|on|of|to)\b)\w")
 _SEVERAL = re.compile(
     r"[\s.:]*(?:(?:,\s*)?\b(?:or|and|oder|und)\b|[/&+–-]|[,;](?!\s*[(\[]?\w[)\]]?\s+(?:is|was)\b))"
-    r"\s*(?:option|choice)?\s*(?![(\[]?\w[)\]]?\s+(?:is|was)\s+(?:not|wrong|incorrect|false|too)\b)"
+    rf"\s*(?:option|choice)?\s*(?![(\[]?\w[)\]]?{_IS_WRONG})"
     r"(?:[(\[]\s*([A-Za-z])\s*[)\]]|((?-i:[A-Z]))(?![\w'’]|\s+[a-z]{3,}\s+[a-z])|([a-z])(?=\W*$))",
     re.I,
 )
 _MENTION = re.compile(r"\b(?:option|choice)\s*[(\[]?([A-Za-z])(?![\w'’])|[(\[]([A-Za-z])[)\]]", re.I)
 _DENIED = re.compile(
-    r"(?:\b(?:not|never|neither|nor|than|instead of|except|unlike|without|eliminates?|excludes?|rejects?|rules? out)"
-    r"|n['’]t)(?:\s+(?:be|the|answer|option|choice))*\s*$",
+    r"(?:\b(?:not|never|neither|nor|than|instead of|except|but|unlike|without|eliminates?|excludes?|rejects?"
+    r"|rules? out)|n['’]t)(?:\s+(?:be|the|answer|option|choice))*[\s(\[]*$",
     re.I,
 )
 _STATEMENT = re.compile(
-    r"\b(?:answer|ans|solution|option|choice)\b(?:\s+(?:to|for|of)\s[^.\n:]{1,60}?)?(?:\s*\([^()\n]{1,30}\))?[\"'”’\])]*\s*"
-    r"(?:\bis\b|\b(?:would|should|must|has to|can only) be\b|[:=]|→|->|-\s|[—–]|\n)"
-    r"|答案(?:是|为|:)|\bI(?:['’]d|\s+would|\s+will)?\s+(?:choose|chose|pick|select|take|say|go\s+with)\b|\bgoing\s+with\b",
+    r"(?:\b(?:answer|solution|option|choice|letter|antwort|respuesta|réponse|resposta|risposta|ответ)\b"
+    r"(?:\s+(?:to|for|of)\s[^.\n:]{1,60}?)?(?:\s*\([^()\n]{2,30}\))?[\"'”’\])]*\s*"
+    r"(?:(?:\bis\b|\bist\b|\blautet\b|\bes\b|\best\b|\bè\b|\bé\b)|\b(?:would|should|must|has to|can only) be\b"
+    r"|[:=]|→|->|-\s|[—–]|\n)"
+    r"|\banswer\s*(?=[(\[][A-Za-z][)\]])|\bans\b\s*[.:=]|\b(?:correct|right)\s*:|答案\s*(?:是|为|:)|答えは|正解は|[选選]\s*(?=[A-Za-z(])"
+    r"|\bI(?:['’]d|\s+would|\s+will)?\s+(?:choose|chose|pick|select|take|say|go\s+with)\b|\bgoing\s+with\b)",
     re.I,
 )
 _HYPOTHESIS = re.compile(
@@ -57,7 +72,10 @@ _ASSERTED = re.compile(
     r"(?:only\s+)?(?:correct|right|best|true|answer)\b"
 )
 _CONCLUDED = re.compile(
-    r"(?:\b(?:is|be|pick|hence|thus|so|therefore)|it['’]s|=>|→)[,:]?\s+[(\[]?((?-i:[A-Z]))[)\]]?[.!]*$", re.I
+    r"(?:\b(?:is|be|pick|hence|thus|so|therefore)|it['’]s|=>|→)[,:]?\s+[(\[]?((?-i:[A-Z]))[)\]]?[.!。]*$", re.I
+)
+_WRONG_NAME = re.compile(
+    r"\b(?:wrong|incorrect|false)\s+(?:answer|option|choice|one)\s+(?:is|would be)\s*[(\[]*$", re.I
 )
 
 
@@ -104,11 +122,10 @@ class _Reader:
 
     def read(self, text: str) -> str | None:
         """Return the reading of a short answer, such as `B`, `(b)`, `B. Paris`, `option B`, or the text of a choice."""
-        answer = plain_text(text)
+        answer = _without_start(_LEADING, plain_text(text))
         if (letter := self.choices.letter_of(answer)) is not None:
             return letter
-        names = _NAMES.match(answer)
-        answer = answer[names.end() :].lstrip() if names else answer
+        answer = _without_start(_LEADING, _without_start(_NAMES, answer))
         if re.fullmatch(r"[A-Z]{2,10}", answer) and self.letters.issuperset(answer):
             return NO_CHOICE
         label = _LABEL.match(answer)
@@ -123,11 +140,11 @@ class _Reader:
         """Return whether a leading letter is a label rather than a word, such as an article, or a variable."""
         opening, sign, closing = label.groups()
         rest = answer[label.end() :]
-        if opening and not closing:
+        if (opening and not closing) or _REFUTED.match(rest):
             return False
         if closing or self._names_another(sign.upper(), rest) or _AFTER_LABEL.match(rest):
             return True
-        return sign.isupper() and sign not in "AI" and re.match(r"\s+\w", rest) is not None
+        return sign.isupper() and sign not in "AI" and _AFTER_NOUN.match(rest) is not None
 
     def _names_another(self, letter: str, rest: str) -> bool:
         match = _SEVERAL.match(rest)
@@ -139,30 +156,47 @@ class _Reader:
         named = {
             next(filter(None, match.groups())).upper()
             for match in _MENTION.finditer(text)
-            if not _DENIED.search(text[max(0, match.start() - 40) : match.start()])
+            if not (
+                _DENIED.search(text[max(0, match.start() - 40) : match.start()]) or _REFUTED.match(text, match.end())
+            )
         } & self.letters
         return None if not named else NO_CHOICE if len(named) > 1 else named.pop()
 
     def _read_whole(self, text: str) -> str | None:
         """Return the reading of the last line if it is a letter; of a text that begins with a letter, unless it lists
         the choices; or of the choice that it mentions or concludes with."""
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        lines = [line for line in (_without_start(_LEADING, line) for line in text.splitlines()) if line.strip()]
         if not lines:
             return None
         starts = [
             self.read(line) if (label := _LABEL.match(line)) and self._is_label(line, label) else None for line in lines
         ]
-        if starts[-1] is not None and len(lines[-1]) <= len("(A)."):
+        labels = "".join(filter(None, starts))
+        lists_choices = labels.startswith("AB")
+        is_all_list = lists_choices and DEFAULT_LETTERS.startswith(labels)
+        if starts[-1] is not None and len(lines[-1].strip()) <= len("(A).") and not is_all_list:
             return starts[-1]
-        lists_choices = list(filter(None, starts))[:2] == ["A", "B"]
         if not lists_choices and starts[0] is not None:
             return starts[0]
         if (letter := self.choices.letter_of(lines[-1])) is not None:
             return letter
-        concluded = _CONCLUDED.search(lines[-1])
-        if concluded and concluded[1].upper() in self.letters and not _DENIED.search(lines[-1][: concluded.start(1)]):
-            return concluded[1].upper()
+        if (letter := self._read_conclusion(lines[-1])) is not None:
+            return letter
         return self._read_mentions(lines[-1]) if lists_choices else self._read_mentions(text)
+
+    def _read_conclusion(self, line: str) -> str | None:
+        """Return the letter of a line such as `So it must be D.`"""
+        match = _CONCLUDED.search(line)
+        if match is None or match[1] not in self.letters:
+            return None
+        before = line[: match.start(1)]
+        is_denied = _DENIED.search(before) or _DENIED.search(line[: match.start()]) or _WRONG_NAME.search(before)
+        return None if is_denied else match[1]
+
+
+def _without_start(pattern: re.Pattern[str], text: str) -> str:
+    match = pattern.match(text)
+    return text[match.end() :].lstrip() if match else text
 
 
 def _marked_answers(text: str) -> Iterator[str]:

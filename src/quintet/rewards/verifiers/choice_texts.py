@@ -18,8 +18,8 @@ COLUMNS: Final = ("choices", "options")
 VALID: Final = "write a letter, such as B or (B), or with `choices` in extra_info a choice's text or its number from 0"
 
 _MARKUP = re.compile(
-    r"\\(?:boxed|fbox|text|textbf|textrm|textit|mathrm|mathbf|mathsf|operatorname|left|right|displaystyle)(?![a-z])"
-    r"|\\[()\[\],;:! ]|[$*`{}~]|__|</?\w{1,6}>"
+    r"\\(?:boxed|fbox|text|textbf|textrm|textit|mathrm|mathbf|mathsf|operatorname|left|right|displaystyle|rm|bf)(?![a-z])"
+    r"|\\[()\[\],;:! ]|[$*`{}~]|__|</?(?:b|i|u|em|strong|p|br|span|mark)\s*/?>|<\|\w{1,20}\|>|</s>|<pad>"
 )
 _TRUTH = re.compile(
     r"(?:(?:answer|option|choice)\W*)?[(\[]?\s*([A-Za-z])\s*(?:[)\].:,]+|$|\s-\s)\s*(.*)", re.DOTALL | re.I
