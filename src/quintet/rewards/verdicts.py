@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Final
 
 from quintet.rewards.thoughts import text_after_thoughts
@@ -18,8 +19,8 @@ Parser = Callable[[str], float | None]
 
 MAX_SCORE: Final = 10.0
 """Maximum of a score that names none."""
-MAX_JSON_STARTS: Final = 32
-"""Number of braces at which JSON may begin, counted from the end."""
+MAX_JSON_STARTS: Final = 256
+"""Number of braces at which JSON may begin."""
 JSON_NAMES: Final = (
     *(
         "verdict",
@@ -38,13 +39,16 @@ JSON_NAMES: Final = (
 """Entries of a JSON reply that have the verdict, the first one that is there."""
 MAXIMUM_NAMES: Final = ("max_score", "maximum", "max", "out_of", "scale")
 
+_MARKUP = re.compile(r"[*`\u200b]|__|\\(?=[\[\]])|<\|\w{1,20}\|>|</s>")
+_TAGS = re.compile(r"</?(?:answer|verdict|score|rating|judge?ment)>", re.IGNORECASE)
+_BOX = re.compile(r"\\boxed\{(?:\\text\{)?([^{}]*)\}{1,2}")
 _RIGHT = frozenset({"yes", "true", "correct"})
 _WORD = "(yes|no|true|false|correct|incorrect)"
 _LABEL = "(?:score|rating|verdict|grade|decision|judge?ment|conclusion|final)"
 _RANGE = r"(?:\s*\([^()\n]{1,30}\))?"
 _IS = r"\s*(?:is|of|[:=-])?\s*:?\s*"
 _LINE_START = r"^[#>\s-]*(?:(?:my|the|final|overall|total)\s+)*"
-_NUMBER = r"([-+]?\d+(?:[.,]\d+)?)"
+_NUMBER = r"([-+]?\d+(?:[.,]\d+)?)(?!\w|[.,]\d|\s*[-–]\s*\d)"
 _BRACKETS = re.compile(
     r"\[\[\s*([^\[\]]{1,20}?)\s*\]\](?:\s*(?:/|\bout of\b)\s*(?:\[\[\s*)?(\d+(?:[.,]\d+)?)(?:\s*\]\])?)?"
 )
@@ -53,15 +57,18 @@ _LABELED_NUMBER = rf"\b(?:score|rating|verdict|grade)\b{_RANGE}{_IS}\[?{_OUT_OF.
 _LABELED = re.compile(_LABELED_NUMBER, re.IGNORECASE)
 _LINE_LABELED = re.compile(f"{_LINE_START}{_LABELED_NUMBER}", re.IGNORECASE | re.MULTILINE)
 _LINE_LABEL = re.compile(rf"{_LINE_START}{_LABEL}\b{_RANGE}{_IS}(\S.*)$", re.IGNORECASE | re.MULTILINE)
+_STARTS_WITH_LABEL = re.compile(rf"{_LABEL}\s*[:=]\s*", re.IGNORECASE)
 _ENDS_WITH_LABEL = re.compile(rf"\b{_LABEL}\W*(?:is\W*)?$", re.IGNORECASE)
 _ONLY_ANSWER = re.compile(rf"(?:the\s+)?(?:final\s+)?answer\b{_IS}(\S.*)", re.IGNORECASE)
 """The only line of a reply: further lines may quote the answer that is judged."""
 _FIRST_WORD = re.compile(
-    rf"\W*{_WORD}(?:[\"'”’]?\s*(?:[.,;:!)\n—–]|-\s|\Z)|\s+(?=(?:the|it|this|that|they|these|because|since|as|both)\b))",
+    rf"\W*{_WORD}(?:[\"'”’\]]?\s*(?:[.,;:!()\n—–#]|-\s|\Z)|\s+(?=(?:the|it|this|that|they|these|because|since|as|both)\b))",
     re.IGNORECASE,
 )
-_LAST_WORD = re.compile(rf"(?:[.?!\n])[\s\"'(]*{_WORD}[\s.!)\"']*\Z", re.IGNORECASE)
-_AND_OTHER = re.compile(rf"\W*{_WORD}\W+(?:and|or|but|then|nor)?\W*{_WORD}\b", re.IGNORECASE)
+_LAST_WORD = re.compile(
+    rf"(?:[.?!\n]|\b(?:therefore|thus|hence|verdict|conclusion)\b[,:]?)[\s\"'(]*{_WORD}[\s.!)\"']*\Z", re.IGNORECASE
+)
+_AND_OTHER = re.compile(rf"\W*{_WORD}[\s,/&-]*(?:and|or|but|then|nor)?[^\S\n]*{_WORD}\b", re.IGNORECASE)
 
 
 def parse_score(reply: str) -> float | None:
@@ -102,8 +109,9 @@ def parse_yes_no(reply: str) -> float | None:
 
 
 def _final_text(reply: str) -> str:
-    """Return a reply without thoughts and emphasis."""
-    return re.sub(r"[*`]|__|\\(?=[\[\]])", "", text_after_thoughts(reply)).strip()
+    """Return a reply without thoughts, emphasis and end tokens, with the contents of tags and boxes on own lines."""
+    plain = _MARKUP.sub("", text_after_thoughts(reply))
+    return _BOX.sub(r"\n\1\n", _TAGS.sub("\n", plain)).strip()
 
 
 def _bracketed(text: str, parse: Parser) -> float | None:
@@ -133,14 +141,18 @@ def _json_verdict(text: str) -> tuple[Any, Any] | None:
 
 
 def _json_objects(text: str) -> Iterator[Mapping[str, Any]]:
-    decoder = json.JSONDecoder()
-    for match in reversed(list(re.finditer(r"\{", text))[-MAX_JSON_STARTS:]):
+    """Yield the JSON objects of a text that are in no other, the last one first."""
+    decoder, end = json.JSONDecoder(), 0
+    objects: list[Mapping[str, Any]] = []
+    for match in islice(re.finditer(r"\{", text), MAX_JSON_STARTS):
+        if match.start() < end:
+            continue
         try:
-            value, _ = decoder.raw_decode(text, match.start())
+            value, end = decoder.raw_decode(text, match.start())
         except (ValueError, RecursionError):
             continue
-        if isinstance(value, dict):
-            yield value
+        objects.append(value)
+    yield from reversed(objects)
 
 
 def _json_value(value: Any, maximum: Any) -> float | None:
@@ -160,8 +172,9 @@ def _labeled(text: str) -> float | None:
 
 
 def _value(text: str) -> float | None:
-    """Parse a number, a fraction, or yes or no."""
-    if number := _OUT_OF.fullmatch(text.strip().rstrip(".")):
+    """Parse a number, a fraction, or yes or no, also behind a label."""
+    text = _STARTS_WITH_LABEL.sub("", text.strip())
+    if number := _OUT_OF.fullmatch(text.rstrip(".")):
         return _number(number)
     return _yes_no(text)
 
