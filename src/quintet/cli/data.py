@@ -143,7 +143,7 @@ def check(
     reader = RowReader(config)
     prompt_rows = (reader.read(rows[number], number, rows.describe_row(number)) for number in range(len(rows)))
     count = check_rows(prompt_rows, RewardConfig(kind=verifier, function_arguments={}), math.inf)
-    print(f"{count:,} rows: verifiers can compare with their ground truths")
+    print(f"{count:,} of {len(rows):,} rows have a verifier, and a ground truth that it can compare with")
 
 
 def _write_demonstrations(

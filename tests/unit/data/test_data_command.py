@@ -41,7 +41,7 @@ def test_check_names_rows_whose_ground_truth_fits_no_verifier(
     path.write_text("question,key,other\n1?,B,B\n2?,Paris,C\n")
     options = ("prompt_key=question", "--verifier", "choice")
     data("check", path, *options, "truth_key=other")
-    assert "2 rows" in capsys.readouterr().out
+    assert "2 of 2 rows" in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"a.csv, row 1 has the ground truth 'Paris'"):
         data("check", path, *options, "truth_key=key")
 
