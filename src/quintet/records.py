@@ -135,6 +135,8 @@ class PromptRow:
     """Demonstrated response, if the row has one."""
     agent_loop: str | None = None
     """How it is answered, `single_turn_agent` or `tool_agent`; None calls tools if there are any."""
+    location: str = field(default="", compare=False)
+    """File and row of the file, for messages."""
 
     @property
     def tool_selection(self) -> tuple[str, ...] | None:
@@ -148,6 +150,16 @@ class PromptRow:
         return self.agent_loop != "single_turn_agent"
 
 
+def with_opened_thought(text: str) -> str:
+    """Return a text with the `<think>` before a thought that it only closes, since its prompt has opened it.
+
+    >>> with_opened_thought("2 and 2 </think> 4"), with_opened_thought("4")
+    ('<think>2 and 2 </think> 4', '4')
+    """
+    thought, closing, _ = text.partition("</think>")
+    return f"<think>{text}" if closing and "<think>" not in thought else text
+
+
 @dataclass(frozen=True, slots=True)
 class Response:
     """Response of the policy to be scored. `tokens` is the number of sampled tokens, without replies between turns; the
@@ -157,6 +169,16 @@ class Response:
     prompt_row: PromptRow
     text: str
     tokens: int
+    response_prefix: str | None = None
+    """Start of the response that is already in the prompt: `<think>` and a newline with chat templates that add them.
+    None if the prompt is unknown, as with stored responses."""
+
+    @property
+    def whole_text(self) -> str:
+        """The text with the thought that the prompt has opened; with an unknown prompt, one that is only closed."""
+        if self.response_prefix is not None:
+            return self.response_prefix + self.text
+        return with_opened_thought(self.text)
 
 
 @dataclass(frozen=True, slots=True)

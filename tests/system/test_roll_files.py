@@ -153,7 +153,11 @@ CHOICES = {
 
 def prompts(path: Path, tags: Sequence[str]) -> None:
     rows = [
-        {"tag": tag, "messages": [{"role": "user", "content": f"{n} + 1 ="}], "ground_truth": str(n + 1)}
+        {
+            "tag": tag,
+            "messages": [{"role": "user", "content": f"{n} + 1 ="}],
+            "ground_truth": "ABCD"[n] if tag == "aime" else str(n + 1),
+        }
         for n in range(4)
         for tag in tags
     ]
@@ -264,8 +268,10 @@ def test_an_rlvr_file_with_a_judge_that_the_run_serves_trains(quintet: Command, 
         "strategy_args": {"strategy_name": "hf_infer", "strategy_config": None},
         "device_mapping": "[0]",
     }
-    lines = trained(quintet, tmp_path, rlvr({"llm_judge": {**JUDGE, **served}}, {"llm_judge": 1.0}))
-    assert lines[1].get("train/failures", 0) == 0
+    # a judge with random weights gives no verdict
+    tree = rlvr({"llm_judge": {**JUDGE, **served}}, {"llm_judge": 1.0})
+    lines = trained(quintet, tmp_path, tree)
+    assert lines[1]["trajectory/failures/reward/NoVerdict"] == lines[1]["reward/failed"] > 0
     assert lines[1]["train/llm_judge/groups"] == 4
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -120,6 +121,32 @@ def show(
 ) -> None:
     """Show rows as a run reads them."""
     _show(file, rows, key_value_pairs(options or []), model, masks=masks)
+
+
+@app.command()
+def check(
+    file: Annotated[str, typer.Argument(help="Parquet, JSON, JSON Lines or CSV file, glob pattern or URL.")],
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Keys of the `data` section, e.g. truth_key=answer."),
+    ] = None,
+    verifier: Annotated[
+        str, typer.Option(help="Verifier of all rows; `rules` selects it by their data source.")
+    ] = "rules",
+) -> None:
+    """Check that verifiers can compare with the ground truths of all rows."""
+    from quintet.config.native.data import DataConfig, RewardConfig
+    from quintet.data.prompt_source import open_rows
+    from quintet.data.row_reader import RowReader
+    from quintet.data.tasks.task import parse_options
+    from quintet.rewards.ground_truths import check_rows
+
+    config = parse_options(DataConfig, {**key_value_pairs(options or []), "train_files": [file]}, "data")
+    rows, _ = open_rows(config.train_files, "FILE", config.cache_dir)
+    reader = RowReader(config)
+    prompt_rows = (reader.read(rows[number], number, rows.describe_row(number)) for number in range(len(rows)))
+    count = check_rows(prompt_rows, RewardConfig(kind=verifier, function_arguments={}), math.inf)
+    print(f"{count:,} of {len(rows):,} rows have a verifier, and a ground truth that it can compare with")
 
 
 def _write_demonstrations(

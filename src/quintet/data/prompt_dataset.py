@@ -81,20 +81,20 @@ class PromptDataset:
         row = number - len(self.train)
         return self._validation.images(row) if row >= 0 else self.train.images(number)
 
-    def sources(self) -> set[str]:
-        """Return the sources of the first rows of each split, to detect missing reward functions early.
+    def first_rows(self) -> list[PromptRow]:
+        """Return the first rows of each split that a run uses, to detect missing reward functions and unusable ground
+        truths early.
 
         Raises:
             ConfigError: a held-out row belongs to no domain.
         """
         self._validation.check_domains(MAX_CHECKED_ROWS)
-        checked_rows = (
+        rows = [
             prompt_rows[row]
             for prompt_rows in (self.train, self._validation)
             for row in range(min(MAX_CHECKED_ROWS, len(prompt_rows)))
-        )
-        sources = {prompt_row.data_source for prompt_row in checked_rows}
-        return sources - {""} if self.train.has_domains else sources
+        ]
+        return [row for row in rows if row.data_source or not self.train.has_domains]
 
     def take(self, count: int) -> list[int]:
         """Return the next training prompts, and start tokenizing those after them."""

@@ -64,6 +64,7 @@ class RowReader:
             extra=self._extra(row),
             response=response,
             agent_loop=self._agent_loop(row, row_name),
+            location=row_name,
         )
 
     def images(self, row: Mapping[str, Any], row_name: str, directory: Path) -> tuple[RowImage, ...]:

@@ -14,6 +14,8 @@ from quintet.envs.start_states import Split, layout_split, split_of
 from quintet.errors import ConfigError
 
 SUFFIXES: Final = (".parquet", ".jsonl", ".json")
+MAX_CHECKED_ROWS: Final = 1000
+"""Rows that are checked before a run."""
 Row = tuple[Any, ...]
 """Values of the columns in their order."""
 
@@ -32,12 +34,15 @@ def row_of(path: str, columns: tuple[str, ...], seed: int, max_rows: int | None 
 
 
 def check_file(path: str, columns: tuple[str, ...]) -> None:
-    """Check that a file can be read and has the columns.
+    """Check that a file can be read, has the columns, and has no empty cell in them in its first rows.
 
     Raises:
-        ConfigError: it cannot, or lacks one.
+        ConfigError: it cannot, lacks a column, or a cell is empty.
     """
-    next(_read(path, columns), None)
+    for number, row in enumerate(islice(_read(path, columns), MAX_CHECKED_ROWS)):
+        for column, value in zip(columns, row, strict=True):
+            if value is None or not str(value).strip():
+                raise _error(path, f"row {number} has no {column}: {value!r}")
 
 
 @lru_cache(maxsize=4)

@@ -42,6 +42,8 @@ class Questions:
         self._text, answer = map(str, row_of(config.path, (config.question_key, config.answer_key), seed))
         stated = STATED.search(answer)
         self._answer, self._reward = comparable(answer if stated is None else stated[1]), 1.0
+        if not self._answer:
+            raise ValueError(f"{config.path}: the question {self._text!r:.80} has no answer: {answer!r:.80}")
         return Observation(self._text)
 
     def step(self, action: str) -> Step:

@@ -19,6 +19,7 @@ from quintet.pipelines.stored_responses import StoredResponses
 from quintet.policies.model_loading import load_tokenizer
 from quintet.policies.reward_model import import_libraries
 from quintet.records import Response, RewardResult, Trajectory
+from quintet.rewards.ground_truths import check_rows
 from quintet.rollout.agent_loop import AgentLoop
 from quintet.rollout.chat.chat_format import ChatFormat
 from quintet.rollout.chat.image_prompts import ImagePrompts
@@ -325,6 +326,7 @@ def _endpoint_policy(endpoint: EndpointSettings) -> _Policy:
 
 def _prompt_evaluator(config: Experiment, policy: _Policy, sampling: SamplingParams) -> _Evaluator:
     """Return the evaluator of held-out prompts, with an engine for the longest of them."""
+    from quintet.data.prompt_dataset import MAX_CHECKED_ROWS
     from quintet.data.prompt_split import PromptSplit
 
     if config.data is None:
@@ -335,6 +337,7 @@ def _prompt_evaluator(config: Experiment, policy: _Policy, sampling: SamplingPar
         config.data, policy.tokenizer, limit, "validation", config.seed, policy.images, tools=tools, users=users
     )
     rows = range(len(prompts))
+    check_rows((prompts[row] for row in rows[:MAX_CHECKED_ROWS]), config.reward or RewardConfig(function_arguments={}))
     engine = policy.open(max(len(prompts.prompt(row)) for row in rows))
     scorer = build_reward_scorer(config, policy.directory)
     # failures are part of the results and do not end an evaluation

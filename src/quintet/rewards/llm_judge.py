@@ -15,6 +15,7 @@ from quintet.rewards.chat_endpoint import ChatEndpoint, EndpointError, shortened
 from quintet.rewards.judge_server import JudgeServer
 from quintet.rewards.request_threads import RequestThreads
 from quintet.rewards.reward_computation import RewardComputation
+from quintet.rewards.verdicts import parse_score, parse_yes_no
 
 PROMPT = """You judge an answer to a question.
 
@@ -45,16 +46,7 @@ Both may be a letter, a number, an expression, a text or a list of these, in any
 answer agrees with the reference in everything, and NO if it does not, or is incomplete or unclear. Reply with that \
 word only."""
 PROMPTS = {"score": PROMPT, "yes_no": YES_NO_PROMPT}
-
-_BRACKETS = re.compile(r"\[\[\s*([^\[\]]{1,20}?)\s*\]\]")
-_OUT_OF = r"(-?\d+(?:\.\d+)?)(?:\s*(?:/|\bout of\b)\s*(\d+(?:\.\d+)?))?"
-"""A number, optionally with its maximum."""
-_NUMBER = re.compile(_OUT_OF, re.IGNORECASE)
-_LABELED = re.compile(rf"\b(?:score|rating|verdict|grade)\b\s*(?:is|of|=|:)?\s*:?\s*{_OUT_OF}", re.IGNORECASE)
-_YES_NO = "(yes|no|true|false|correct|incorrect)"
-_FIRST_WORD = re.compile(rf"\W*{_YES_NO}\s*(?:[.,;:!\n]|\Z)", re.IGNORECASE)
-_LAST_WORD = re.compile(rf"[.:?!\n]\s*{_YES_NO}\W*\Z", re.IGNORECASE)
-_RIGHT = frozenset({"yes", "true", "correct"})
+PARSERS = {"score": parse_score, "yes_no": parse_yes_no}
 
 
 class LlmJudge:
@@ -140,9 +132,7 @@ class LlmJudge:
 
     def _value(self, endpoint: ChatEndpoint, prompt: str) -> float:
         reply = with_retries(lambda: self._reply(endpoint, prompt), self._config.retries, self._closed)
-        if self._config.verdict == "yes_no":
-            return float("yes" in reply.lower())
-        value = parse_verdict(reply)
+        value = PARSERS[self._config.verdict](reply)
         if value is None:
             shown = shortened(reply.encode(errors="replace"))
             raise EndpointError("NoVerdict", f"no verdict in the reply: {shown}", retryable=False)
@@ -154,7 +144,11 @@ class LlmJudge:
         fields = {"seed": zlib.crc32(prompt.encode(errors="replace"))} if self._servers else {}
         fields |= self._servers[0].request_fields if self._servers else {}
         reply = endpoint.complete({**self._body, **fields, "messages": [{"role": "user", "content": prompt}]})
-        text = reply.choice["message"]["content"]
+        message = reply.choice["message"]
+        text = message["content"]
+        if not text and (message.get("reasoning_content") or message.get("reasoning")):
+            problem = "the reply has only thoughts: raise max_tokens of the judge"
+            raise EndpointError("NoVerdict", problem, retryable=False)
         if not isinstance(text, str):
             raise EndpointError("BadReply", f"no text in the reply: {shortened(reply.body)}", retryable=True)
         return text
@@ -195,34 +189,3 @@ def _ground_truth_text(ground_truth: object) -> str:
     if ground_truth is None:
         return ""
     return ground_truth if isinstance(ground_truth, str) else json.dumps(ground_truth, ensure_ascii=False, default=str)
-
-
-def parse_verdict(reply: str) -> float | None:
-    """Return the verdict of a judge, 0 to 1; None if it is not unambiguous.
-
-    In this order: the last `[[7]]`, `[[7/10]]` or `[[yes]]`; the last `score: 7` or `score of 7/10`; a reply that is
-    only a number or such a fraction; yes or no as the first word, before punctuation, or as the last sentence. Numbers
-    without a maximum are out of 10. Text before `</think>` is ignored.
-
-    >>> parse_verdict("Nearly right. [[7]]"), parse_verdict("No, it isn't."), parse_verdict("That is not correct")
-    (0.7, 0.0, None)
-    """
-    text = reply.rpartition("</think>")[2].replace("**", "").strip()
-    if bracketed := _BRACKETS.findall(text):
-        return _parse_value(bracketed[-1])
-    if labeled := _LABELED.findall(text):
-        return _fraction(*labeled[-1])
-    return _parse_value(text)
-
-
-def _parse_value(text: str) -> float | None:
-    """Parse a number, a fraction, or yes or no."""
-    if number := _NUMBER.fullmatch(text.rstrip(".")):
-        return _fraction(number[1], number[2])
-    match = _FIRST_WORD.match(text) or _LAST_WORD.search(text)
-    return None if match is None else float(match[1].lower() in _RIGHT)
-
-
-def _fraction(value: str, maximum: str | None) -> float | None:
-    limit = float(maximum or 10)
-    return float(value) / limit if limit > 0 and 0 <= float(value) <= limit else None

@@ -66,7 +66,7 @@ class RewardComputation:
         """Return `format`, 1 if the response has the required format, and `overlong`, at most 0."""
         components = {}
         if self.config.format is not None:
-            components["format"] = float(has_format(self.config.format, response.text))
+            components["format"] = float(has_format(self.config.format, response.whole_text))
         if self.config.overlong is not None:
             components["overlong"] = overlong_penalty(response.tokens, self.max_response_tokens, self.config.overlong)
         return components

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from quintet.records import Failure, PromptRow, Response, RewardResult
 from quintet.rewards.data_sources import Route, route
 from quintet.rewards.dispatcher import VerifierResult
+from quintet.rewards.ground_truths import raise_data_error
 from quintet.rewards.reward_computation import RewardComputation
 from quintet.rewards.verifier_pool import VerifierPool
 from quintet.rewards.verifier_process import ProcessKind, VerifierJob
@@ -24,6 +26,8 @@ END_MARKS = (
     "<|end_of_text|>",
 )
 """End-of-sequence tokens as text, which `dapo` strips."""
+SAMPLED_TEXT_ONLY = frozenset({"math_rule", "code_sandbox", "crossthinkqa", "multiple_choice_boxed", "ifeval_roll"})
+"""Verifiers that read a response without a thought that its prompt has opened, as ROLL's classes do."""
 FUNCTION_PROCESS = ProcessKind(confined=False)
 _NO_REPLY = Failure("reward", "RuntimeError", "a process returned nothing")
 
@@ -39,10 +43,18 @@ class RewardScorer(Protocol):
         """
 
     def ready(self) -> list[RewardResult]:
-        """Return the results since the last call, without waiting."""
+        """Return the results since the last call, without waiting.
+
+        Raises:
+            ConfigError: a verifier cannot compare with the ground truth of a row.
+        """
 
     def drain(self) -> list[RewardResult]:
-        """Wait for all responses and return the results that were not returned yet."""
+        """Wait for all responses and return the results that were not returned yet.
+
+        Raises:
+            ConfigError: a verifier cannot compare with the ground truth of a row.
+        """
 
     def close(self) -> None:
         """End all processes and threads."""
@@ -78,8 +90,9 @@ class PooledRewardScorer:
         self._numbers = itertools.count()
 
     def submit(self, response: Response) -> None:
-        text = strip_end_marks(response.text) if self._strips else response.text
-        process_kind, message = self._message(text, response.prompt_row)
+        if self._strips:
+            response = replace(response, text=strip_end_marks(response.text))
+        process_kind, message = self._message(response)
         number = next(self._numbers)
         self._pending[number] = response
         self._pool.submit(VerifierJob(number, process_kind, message, self._config.timeout_seconds))
@@ -93,18 +106,27 @@ class PooledRewardScorer:
     def close(self) -> None:
         self._pool.close()
 
-    def _message(self, text: str, prompt_row: PromptRow) -> tuple[ProcessKind, Mapping[str, Any]]:
+    def _message(self, response: Response) -> tuple[ProcessKind, Mapping[str, Any]]:
+        text, prompt_row = response.text, response.prompt_row
         if self._config.function is not None:
             return FUNCTION_PROCESS, {"arguments": _function_arguments(prompt_row.data_source, text, prompt_row)}
         if prompt_row.data_source not in self._routes:
             self._routes[prompt_row.data_source] = route(prompt_row.data_source, self._config)
         chosen = self._routes[prompt_row.data_source]
         extra = {**prompt_row.extra, **chosen.extra}
+        if chosen.verifier not in SAMPLED_TEXT_ONLY:
+            text = response.whole_text
         message = {"verifier": chosen.verifier, "text": text, "ground_truth": prompt_row.ground_truth, "extra": extra}
-        return chosen.process_kind, message | {"options": chosen.options}
+        options = dict(chosen.options)
+        if chosen.verifier == "math_rule" and response.response_prefix:
+            options["thinking_started"] = True
+        return chosen.process_kind, message | {"options": options}
 
     def _reward(self, result: VerifierResult) -> RewardResult:
-        return self._terms.reward(self._pending.pop(result.key), result.failure or result.reply or _NO_REPLY)
+        response = self._pending.pop(result.key)
+        if result.failure is not None and (chosen := self._routes.get(response.prompt_row.data_source)) is not None:
+            raise_data_error(response.prompt_row, chosen, result.failure)
+        return self._terms.reward(response, result.failure or result.reply or _NO_REPLY)
 
 
 class BatchRewardScorer:

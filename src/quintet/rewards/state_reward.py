@@ -21,6 +21,7 @@ from quintet.rewards.chat_endpoint import ChatEndpoint, EndpointError, shortened
 from quintet.rewards.relation_score import relation_score
 from quintet.rewards.request_threads import RequestThreads
 from quintet.rewards.state_relations import extract_relations, relations_from_json
+from quintet.rewards.thoughts import text_after_thoughts
 
 DescriptionKind = Literal["grounding", "worldmodeling"]
 UNKNOWN_STATE = Failure("reward", "NoRelations", "the observation of the environment has no relations")
@@ -37,6 +38,8 @@ follow them.
 
 Text:
 {text}"""
+
+_BLOCK = re.compile(r"```\w*\n(.*?)```", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +111,9 @@ class StateJudge:
         template = self._config.prompt or PROMPT
         prompt = re.sub(r"\{(text|objects)\}", lambda match: values[match[1]], template)
         reply = self._endpoint.complete({**self._body, "messages": [{"role": "user", "content": prompt}]})
-        text = str(reply.choice["message"]["content"]).rpartition("</think>")[2]
-        relations = relations_from_json(text)
+        text = text_after_thoughts(reply.choice["message"]["content"] or "")
+        blocks = [*reversed(_BLOCK.findall(text)), text]
+        relations = next(filter(lambda found: found is not None, map(relations_from_json, blocks)), None)
         if relations is None:
             shown = shortened(text.encode(errors="replace"))
             raise EndpointError("NoRelations", f"no list of relations in the reply: {shown}", retryable=False)

@@ -16,6 +16,7 @@ from typing import Any
 from quintet.rewards import time_budget
 from quintet.rewards.custom_function import load_function, parse_result, parse_results
 from quintet.rewards.verifiers.registry import VERIFIERS
+from quintet.rewards.verifiers.truth_checks import CHECKED_BEFORE_SCORING, check_ground_truth
 from quintet.sandbox import seccomp
 from quintet.sandbox.json_lines import LineBuffer, decode, encode
 from quintet.sandbox.sandboxed_process import error_message
@@ -77,6 +78,8 @@ def _verify(message: Message) -> Message:
     options = (
         {} if entry.config is None else {"options": _options_from_json(entry.config, json.dumps(message["options"]))}
     )
+    if entry.name in CHECKED_BEFORE_SCORING:
+        check_ground_truth(entry.name, message["ground_truth"], message["extra"], message["options"])
     score = entry.load()(message["text"], message["ground_truth"], message["extra"], **options)
     if not math.isfinite(score.score):
         raise ValueError(f"{message['verifier']} returned {score.score}")

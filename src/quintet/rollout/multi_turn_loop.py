@@ -156,7 +156,9 @@ class MultiTurnLoop(SingleTurnLoop):
         extra = {**running.prompt_row.extra, **continuation.rewards, "num_turns": num_turns}
         self._drop(number)
         sampled = sum(len(turn.tokens) for turn in running.turns) + len(generation.tokens)
-        self._scorer.submit(Response(number, replace(running.prompt_row, extra=extra), text, sampled))
+        prefix = self._response_prefix(running.turns[0].prompt if running.turns else running.prompt)
+        prompt_row = replace(running.prompt_row, extra=extra)
+        self._scorer.submit(Response(number, prompt_row, text, sampled, prefix))
 
     def _num_tokens(self, running: RunningPrompt, sequence: Sequence[int]) -> int:
         """Return the number of tokens of a sequence behind the first prompt."""

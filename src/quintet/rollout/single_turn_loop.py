@@ -23,12 +23,16 @@ from quintet.records import (
     Trajectory,
     Turn,
 )
+from quintet.rewards.thoughts import opened_thought
 from quintet.rollout.engines.engine import RequestEngine
 from quintet.rollout.episode import EMPTY, LOST, UNEXPLAINED, Episode
 from quintet.rollout.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from quintet.rewards.reward_managers import RewardScorer
+
+MAX_PREFIX_TOKENS = 32
+"""Tokens at the end of a prompt that may be the start of the response."""
 
 
 class PromptSource(Protocol):
@@ -260,7 +264,14 @@ class SingleTurnLoop:
 
     def _handle_response(self, number: int, running: RunningPrompt, generation: Generation) -> None:
         """Submit a complete response for scoring."""
-        self._scorer.submit(Response(number, running.prompt_row, running.text, len(generation.tokens)))
+        prefix = self._response_prefix(running.prompt)
+        self._scorer.submit(Response(number, running.prompt_row, running.text, len(generation.tokens), prefix))
+
+    def _response_prefix(self, prompt: Sequence[int]) -> str:
+        """Return the start of a response that its prompt ends with."""
+        # images are negative
+        end = [token for token in prompt[-MAX_PREFIX_TOKENS:] if token >= 0]
+        return opened_thought(str(self._tokenizer.decode(end, skip_special_tokens=False)))
 
     def _handle_reward(self, result: RewardResult) -> None:
         running = self._running.pop(result.id)

@@ -17,6 +17,7 @@ from quintet.envs.mixed_env import build_run_envs
 from quintet.envs.start_states import StartStates
 from quintet.envs.vector_env import VectorEnv
 from quintet.records import Trajectory
+from quintet.rewards.ground_truths import check_rows
 from quintet.rollout.agent_loop import AgentLoop
 from quintet.rollout.async_rollout import AsyncRollout
 from quintet.rollout.background_rollout import BackgroundRollout, PausingEnvs
@@ -81,8 +82,11 @@ def build_components(
 
     Raises:
         MachineError: the directory contains no model.
-        ConfigError: the chat template does not support multi-turn episodes, or the engine is unknown.
+        ConfigError: the chat template does not support multi-turn episodes, the engine is unknown, or a verifier cannot
+            compare with the ground truths of the prompts.
     """
+    if prompts is not None:
+        check_rows(prompts.first_rows(), config.reward or RewardConfig(function_arguments={}))
     controller = controller or Controller.in_process()
     learners = controller.build_learners(config, policy)
     model = learners.actor.model
@@ -159,10 +163,9 @@ def _single_turn_loop(
     policy: Path,
     controller: Controller,
 ) -> SingleTurnLoop:
-    scorer = build_reward_scorer(
-        config, policy, prompts.sources(), learners.load_reward_model, controller.start_judge_servers
-    )
     reward = config.reward or RewardConfig(function_arguments={})
+    sources = {row.data_source for row in prompts.first_rows()}
+    scorer = build_reward_scorer(config, policy, sources, learners.load_reward_model, controller.start_judge_servers)
     return build_prompt_loop(
         engines,
         tokenizer,

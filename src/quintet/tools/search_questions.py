@@ -19,7 +19,7 @@ from quintet.errors import ConfigError
 from quintet.records import Observation, Step
 from quintet.rewards.chat_endpoint import JsonEndpoint
 from quintet.rewards.score import accepted_answers
-from quintet.rewards.verifiers.text_match import words
+from quintet.rewards.verifiers.text_match import same_words, words
 from quintet.tools.tool import result_text
 
 MAX_PASSAGE: Final = 800
@@ -123,9 +123,9 @@ def similarity(answer: str, right: str) -> float:
     >>> similarity("Seine in Paris", "Seine river")
     0.4
     """
-    answer_words, right_words = words(answer), words(right)
-    if answer_words == right_words:
+    if same_words(answer, right):
         return 1.0
+    answer_words, right_words = words(answer), words(right)
     if answer_words in CLOSED_ANSWERS or right_words in CLOSED_ANSWERS:
         return 0.0
     shared = sum((Counter(answer_words) & Counter(right_words)).values())

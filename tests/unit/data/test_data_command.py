@@ -38,6 +38,18 @@ def test_solved_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "<think>" not in out
 
 
+def test_check_names_rows_whose_ground_truth_fits_no_verifier(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("question,key,other\n1?,B,B\n2?,Paris,C\n")
+    options = ("prompt_key=question", "--verifier", "choice")
+    data("check", path, *options, "truth_key=other")
+    assert "2 of 2 rows" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"a.csv, row 1 has the ground truth 'Paris'"):
+        data("check", path, *options, "truth_key=key")
+
+
 def test_show_reads_as_a_run_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train_tokenizer(320, ["user"]).save_pretrained(tmp_path / "model")
     (tmp_path / "a.csv").write_text("q,a\n2 + 3 = ?,5\n")

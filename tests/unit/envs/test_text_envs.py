@@ -145,6 +145,8 @@ def test_the_reward_of_a_question_halves_with_each_wrong_answer(tmp_path: Path) 
         ("rows.csv", "query,response", "does not end in"),
         ("rows.jsonl", '{"query": "1 + 1?"}', "without the column response"),
         ("rows.json", "[{", "cannot read"),
+        ("rows.json", '[{"query": "1?", "response": "1"}, {"query": "2?", "response": null}]', "row 1 has no response"),
+        ("rows.jsonl", '{"query": "1?", "response": " "}', "row 0 has no response"),
     ],
 )
 def test_a_file_that_cannot_be_asked_from_is_named(
@@ -155,6 +157,14 @@ def test_a_file_that_cannot_be_asked_from_is_named(
         file.write_text(content)
     with pytest.raises(ConfigError, match=rf"env\.path = .*{problem}"):
         env_factory(QuestionsConfig(path=str(file)))
+
+
+def test_a_question_without_a_stated_answer_is_not_answered_by_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(json.dumps({"query": f"{n}?", "response": "The answer is:"}) for n in range(30)))
+    env = build_env(QuestionsConfig(path=str(file)))
+    with pytest.raises(ValueError, match=r"\?' has no answer"):
+        env.reset(TRAIN[0])
 
 
 def test_symbols_of_sokoban_are_those_of_the_configuration() -> None:

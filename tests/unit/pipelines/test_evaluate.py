@@ -200,7 +200,12 @@ def playing(policy: Path, *overrides: str, samples: int = 2) -> Evaluation:
 
 def test_a_model_is_evaluated_on_held_out_prompts(policy_directory: Path) -> None:
     written(Path("questions.jsonl"), ROWS)
-    overrides = ["env.name=prompts", "data.train_files=[questions.jsonl]", "data.validation_rows=2"]
+    overrides = [
+        "env.name=prompts",
+        "data.train_files=[questions.jsonl]",
+        "data.validation_rows=2",
+        "reward.kind=exact",
+    ]
     actual = playing(policy_directory, *overrides)
     assert actual.sources["a/b"].prompts == 2
     assert actual.answers == 4
@@ -210,6 +215,13 @@ def test_a_model_is_evaluated_on_held_out_prompts(policy_directory: Path) -> Non
     assert Judge.opened[0].closed
     again = playing(policy_directory, *overrides)
     assert lines(again) == records, "the same seed draws the same answers"
+
+
+def test_a_row_whose_ground_truth_fits_no_verifier_is_named_before_the_evaluation(policy_directory: Path) -> None:
+    written(Path("questions.jsonl"), ROWS)
+    with pytest.raises(ConfigError, match=r"questions.jsonl, row 0 has the ground truth '4'.*'choice'"):
+        playing(policy_directory, "env.name=prompts", "data.train_files=[questions.jsonl]", "reward.kind=choice")
+    assert not Judge.opened
 
 
 def test_a_model_is_evaluated_on_held_out_episodes(policy_directory: Path) -> None:

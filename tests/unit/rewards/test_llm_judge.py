@@ -15,7 +15,7 @@ from quintet.config.native.data import JudgeConfig, OverlongConfig, RewardConfig
 from quintet.config.native.experiment import Experiment
 from quintet.records import PromptRow, Response, RewardResult
 from quintet.rewards import chat_endpoint
-from quintet.rewards.llm_judge import LlmJudge, fill_prompt, parse_verdict
+from quintet.rewards.llm_judge import LlmJudge, fill_prompt
 from quintet.runtime.reward_scorer import build_reward_scorer
 
 
@@ -155,12 +155,28 @@ def test_the_number_of_concurrent_requests_is_limited() -> None:
     assert known.most_together == 3
 
 
-def test_a_judge_of_answers_reads_yes_as_roll_does() -> None:
-    """ROLL looks for the letters anywhere: `no yes` is right, and what has neither word is wrong."""
-    replies = {"a": "**YES**", "b": "No.", "c": "no, yes", "d": "Score: 10", "e": ""}
+def test_a_judge_of_answers_is_read_by_its_verdict() -> None:
+    replies = {
+        "a": "**YES**",
+        "b": "NO. It was published yesterday.",
+        "c": "<think>yes?</think>NO",
+        "d": "no, yes",
+        "e": "",
+    }
     with endpoint(lambda prompt: replies[prompt]) as known:
         verdicts = judged(known, list(replies), verdict="yes_no", prompt="{answer}")
-    assert [verdicts[i].reward_components["acc"] for i in range(5)] == [1.0, 0.0, 1.0, 0.0, 0.0]
+    assert [verdicts[i].reward_components["acc"] for i in range(5)] == [1.0, 0.0, 0.0, 0.0, 0.0]
+    failures = [verdicts[i].failure for i in range(5)]
+    assert [failure and failure.error_type for failure in failures] == [None, None, None, "NoVerdict", "NoVerdict"]
+
+
+def test_a_reply_that_ends_within_its_thoughts_says_so() -> None:
+    reply = b'{"choices": [{"message": {"content": null, "reasoning_content": "yes, it seems"}}]}'
+    with endpoint(lambda _: reply) as known:
+        verdict = judged(known, ["a"], verdict="yes_no")[0]
+    assert verdict.failure is not None
+    assert "only thoughts" in verdict.failure.message
+    assert len(known.seen) == 1
 
 
 def test_the_judge_of_answers_gets_question_answer_and_reference() -> None:
@@ -257,38 +273,6 @@ def test_questions_of_several_messages_and_truths_of_any_kind() -> None:
 def test_a_lone_surrogate_in_an_answer_is_sent() -> None:
     with endpoint(lambda _: "[[1]]") as known:
         assert judged(known, ["\ud800"])[0].failure is None
-
-
-@pytest.mark.parametrize(
-    ("reply", "value"),
-    [
-        ("[[7]]", 0.7),
-        ("First [[2]], but then [[ 9 ]]", 0.9),
-        ("[[4/5]]", 0.8),
-        ("[[yes]]", 1.0),
-        ("[[No]]", 0.0),
-        ("<think>[[2]] or 3/10?</think>\n[[10]]", 1.0),
-        ("The answer 3/4 is right. **Score: 9**", 0.9),
-        ("I give a score of 7 out of 10.", 0.7),
-        ("Rating: 8/10 because 1 + 1 = 2", 0.8),
-        ("7.5", 0.75),
-        ("3/4.", 0.75),
-        ("Yes, quite.", 1.0),
-        ("The proof fails in line 2.\nVerdict: no", 0.0),
-        ("Incorrect", 0.0),
-        ("That is not correct", None),
-        ("No mistakes anywhere", None),
-        ("[[12]]", None),
-        ("[[-1]]", None),
-        ("Score: 12", None),
-        ("[[good]]", None),
-        ("3 of 4 steps hold, so 5 points were lost", None),
-        ("1/0", None),
-        ("", None),
-    ],
-)
-def test_verdicts_are_read(reply: str, value: float | None) -> None:
-    assert parse_verdict(reply) == value
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "127.0.0.1:8000", "ftp://host/v1", "https://"])

@@ -8,7 +8,8 @@ from pydantic import ValidationError
 from quintet.config.native.data import OverlongConfig, RewardConfig
 from quintet.records import Failure, PromptRow, Response
 from quintet.rewards.reward_computation import RewardComputation, overlong_penalty
-from quintet.rewards.reward_managers import strip_end_marks
+from quintet.rewards.reward_managers import PooledRewardScorer, strip_end_marks
+from quintet.rewards.verifier_process import VerifierJob
 
 
 def answer(text: str = "", tokens: int = 1) -> Response:
@@ -48,6 +49,57 @@ def test_the_format_reward_does_not_depend_on_scale() -> None:
     judged = RewardComputation(config, 100).reward(answer(r"\boxed{3}"), {"score": 1.0})
     assert (judged.score, judged.reward_components) == (pytest.approx(2.1), {"acc": 1.0, "format": 1.0})
     assert reward(config, 1.0, "3") == 2.0
+
+
+@pytest.mark.parametrize(
+    ("text", "prefix", "has"),
+    [
+        ("so</think><answer>3</answer>", "<think>\n", 1.0),
+        ("so</think><answer>3</answer>", "", 0.0),
+        ("so</think><answer>3</answer>", None, 1.0),  # stored: the prompt is unknown
+        ("<think>so</think><answer>3</answer>", None, 1.0),
+        ("<think>so</think><answer>3</answer>", "", 1.0),
+        ("<think>so</think><answer>3</answer>", "<think>\n", 0.0),  # twice
+        ("<answer>3</answer>", "<think>\n", 0.0),
+        ("<answer>3</answer>", None, 0.0),
+        ("so <answer>3</answer>", "<think>\n", 0.0),
+    ],
+)
+def test_a_thought_that_the_prompt_opens_belongs_to_the_format(text: str, prefix: str | None, has: float) -> None:
+    response = Response(3, PromptRow(0, "", ()), text, 1, prefix)
+    config = RewardConfig(format="think_answer", format_reward=1.0)
+    result = RewardComputation(config, 100).reward(response, {"score": 0.0})
+    assert (result.reward_components["format"], result.score) == (has, has)
+
+
+class Jobs(list[VerifierJob]):
+    """A pool that keeps its jobs."""
+
+    submit = list.append
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [({"kind": "exact"}, "<think>\nso"), ({"kind": "ifeval_roll"}, "so"), ({"function": "mine.py:score"}, "so")],
+)
+def test_verifiers_see_a_thought_that_the_prompt_opens_but_functions_and_classes_of_roll_do_not(
+    options: dict[str, str], text: str
+) -> None:
+    jobs = Jobs()
+    config = RewardConfig(function_arguments={}, **options)
+    PooledRewardScorer(jobs, RewardComputation(config, 100)).submit(
+        Response(0, PromptRow(0, "", (), "x"), "so", 1, "<think>\n")
+    )
+    message = jobs[0].message
+    assert message.get("arguments", {}).get("solution_str", message.get("text")) == text
+
+
+def test_the_math_rule_of_roll_knows_whether_the_prompt_opens_a_thought() -> None:
+    jobs = Jobs()
+    scorer = PooledRewardScorer(jobs, RewardComputation(RewardConfig(kind="math_rule", function_arguments={}), 100))
+    for prefix in ("<think>\n", "", None):
+        scorer.submit(Response(0, PromptRow(0, "", (), "x"), "so", 1, prefix))
+    assert [job.message["options"] for job in jobs] == [{"thinking_started": True}, {}, {}]
 
 
 def test_length_counts_whatever_the_scale() -> None:

@@ -176,12 +176,13 @@ def as_reply(*relations: Relation) -> str:
     entries = [
         {"object_id": r.name, "vertical_relation": r.vertical, "horizontal_relation": r.horizontal} for r in relations
     ]
-    return f"<think>[1]</think>Here it is:\n```json\n{json.dumps(entries)}\n```"
+    return f"<think>[1]</think>Here it is [as asked]:\n```json\n{json.dumps(entries)}\n```"
 
 
 def test_a_judge_extracts_the_relations_and_failures_cost_only_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_endpoint, "FIRST_PAUSE", 0.01)
     replies = {"fine": as_reply(TARGET, BOX), "half": as_reply(TARGET), "odd": "I cannot say.", "down": (500, b"busy")}
+    replies["cut"] = f"<think>{as_reply(TARGET, BOX).partition('</think>')[2]}"
 
     with endpoint(lambda prompt: replies[prompt.rpartition("\n")[2]]) as known:
         rewards = StateRewards(judge_config(known))
@@ -191,9 +192,10 @@ def test_a_judge_extracts_the_relations_and_failures_cost_only_themselves(monkey
         while rewards.pending:
             ended |= dict(rewards.ready(wait=True))
         rewards.close()
-    assert [ended[number].reward for number in range(4)] == [0.5, 0.25, 0.0, 0.0]
-    failures = [ended[number].turns[0].state_scores[0].failure for number in range(4)]
-    assert [failure and failure.error_type for failure in failures] == [None, None, "NoRelations", "Http500"]
+    assert [ended[number].reward for number in range(5)] == [0.5, 0.25, 0.0, 0.0, 0.0]
+    failures = [ended[number].turns[0].state_scores[0].failure for number in range(5)]
+    kinds = [failure and failure.error_type for failure in failures]
+    assert kinds == [None, None, "NoRelations", "Http500", "NoRelations"]
     assert "target, box" in known.seen[0]["messages"][0]["content"]
 
 

@@ -83,6 +83,10 @@ def test_the_text_of_a_choice_is_accepted_if_known() -> None:
         ("<answer> New  York </answer>", "new york", 1.0),
         (r"\boxed{yes}", "Yes", 1.0),
         ("yes", ["no", "yes"], 1.0),
+        ("yes", '["no", "yes"]', 1.0),
+        ("yes", '{"target": ["no", "yes"]}', 1.0),
+        ("[1, 2]", "[1, 2]", 1.0),
+        ("{1}", "{1}", 1.0),
         ("The yes", "yes", 0.0),
         ("-5", "5", 0.0),
     ],
@@ -207,13 +211,13 @@ def test_no_response_raises_in_a_verifier(text: str) -> None:
     for judge in (
         gsm8k.verify_strict,
         gsm8k.verify_flexible,
-        choice.verify,
         text_match.verify_exact,
         text_match.verify_tagged,
         numeric.verify,
     ):
         assert 0.0 <= judge(text, "5", {}).score <= 1.0
     assert countdown.verify(text, ROW, {}).score in (0.0, 1.0)
+    assert choice.verify(text, "E", {}).score in (0.0, 1.0)
 
 
 @given(st.fractions(max_denominator=10**6))
@@ -235,6 +239,14 @@ def test_reading() -> None:
         ("think_answer", "<answer>b</answer><think>a</think>", False),
         ("think_answer", "<think>a</think><answer>b</answer> and more", False),
         ("think_answer", "<think>a</think><think>a</think><answer>b</answer>", False),
+        ("think_answer", "<think>write <answer></answer></think><answer>b</answer>", True),
+        ("think_answer", "<think>a</think><answer>b</answer><answer>c</answer>", False),
+        ("think_answer", "<think>a <answer>b</answer></think>", False),
+        ("think_answer", "<think>a<answer>b</answer>", False),
+        ("think_answer", "so <think>a</think><answer>b</answer>", False),
+        ("answer_tag", "<think>write <answer></answer></think><answer>b</answer>", True),
+        ("answer_tag", "<think><answer>b</answer></think>", False),
+        ("boxed", r"<think>\boxed{1}</think> so 1", False),
         ("answer_tag", "so <answer>b</answer>!", True),
         ("answer_tag", "</answer>b<answer>", False),
         ("answer_tag", "<answer>a</answer><answer>b</answer>", False),

@@ -338,7 +338,9 @@ def test_a_user_without_a_ground_truth_fails_the_episode_and_the_limit_of_failur
 ) -> None:
     row = replace(Questions()[0], ground_truth=None)
     monkeypatch.setattr(Questions, "__getitem__", lambda *_: row)
-    with pytest.raises(MachineError, match=r"could not reply in 1 of 1 episodes \(first: ValueError: .* ground truth"):
+    with pytest.raises(
+        MachineError, match=r"could not reply in 1 of 1 episodes \(first: GroundTruthError: .* ground truth"
+    ):
         play("#### 24", interactions=USERS)
 
 

@@ -156,6 +156,29 @@ def test_each_response_is_scored_with_its_own_question(policy_directory: Path) -
     assert batch.reward_components["acc"].tolist() == [1.0] * 6
 
 
+@pytest.mark.parametrize(
+    ("end", "prefix"),
+    [
+        ("<think>\n", "<think>\n"),
+        ("<think>", "<think>"),
+        ("<think>\n\n</think>\n\n", ""),
+        ("assistant\n", ""),
+        ("write <think> first", ""),
+    ],
+)
+def test_the_scorer_knows_the_thought_that_the_prompt_has_opened(policy_directory: Path, end: str, prefix: str) -> None:
+    scorer = SlowScorer()
+    asking = loop(policy_directory, scorer)
+    prompt = (*asking._tokenizer.encode(end, add_special_tokens=False),)
+    asking._prompts.prompt = lambda number: (-7, *prompt)  # an image is a negative number
+    submitted: list[Response] = []
+    scorer.submit = submitted.append
+    asking.start([Episode(2, 0, 0)], GREEDY)
+    asking._engine.step = lambda: [Generation(0, prompt[:1], (-0.5,), FinishReason.LENGTH, 1)]
+    asking._step()
+    assert [response.response_prefix for response in submitted] == [prefix]
+
+
 def test_samples_of_a_prompt_have_different_seeds(policy_directory: Path) -> None:
     asking = loop(policy_directory, SlowScorer())
     list(asking.collect_rollouts([Episode(4, 0, 0), Episode(4, 0, 1), Episode(6, 1, 0)], GREEDY))

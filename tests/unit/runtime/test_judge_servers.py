@@ -53,7 +53,9 @@ def test_a_served_judge_sleeps_between_rollouts_and_judges_in_each(policy_direct
                 judge.submit(Response(number, ROW, str(number), 1))
             results = {result.id: result for result in judge.drain()}
             assert set(results) == {0, 1, 2}
-            assert all(result.failure is None for result in results.values())
+            # a model with random weights gives no verdict, and all requests have replies
+            failures = [result.failure for result in results.values()]
+            assert all(failure is None or failure.error_type == "NoVerdict" for failure in failures)
     with pytest.raises(MachineError, match="does not answer"):
         server.control("wake_up")
 

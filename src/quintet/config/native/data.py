@@ -228,8 +228,9 @@ class JudgeConfig(ChatRequestConfig):
     """Prompt with `{question}` or `{last_message}`, the last message of the prompt, `{answer}` and `{truth}`; null asks
     for a verdict of the kind of `verdict`."""
     verdict: Literal["score", "yes_no"] = "score"
-    """Reading of the reply. `score`: it must contain `[[7]]`, out of 10, `[[4/5]]` or `[[yes]]`. `yes_no`: 1 if `yes`
-    occurs anywhere in it, in upper or lower case, and 0 otherwise, as in ROLL."""
+    """Reading of the reply, after its thoughts. `score`: `[[7]]`, out of 10, `[[4/5]]`, `[[yes]]`, `Score: 7`, or JSON.
+    `yes_no`: yes or no as its first word, its last line, behind a label such as `Verdict:`, or in JSON. A reply without
+    a verdict is a failure."""
     top_p: PositiveShare = 1.0
     """Nucleus sampling; 1 leaves it to the endpoint."""
     top_k: Count = 0

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quintet.rewards.score import Score, accepted_answers, binary_score
+from quintet.rewards.score import Score, binary_score
+from quintet.rewards.verifiers.choice_texts import Choices, true_letters
 from quintet.rewards.verifiers.options import CrossThinkQaOptions
 from quintet.rewards.verifiers.roll_text import remove_special_tokens, repetition_penalty, text_after_thinking
 
@@ -35,10 +36,14 @@ class Choice:
 
 def verify_crossthinkqa(text: str, ground_truth: Any, extra: Mapping[str, Any], options: CrossThinkQaOptions) -> Score:
     """Return the reward of ROLL's CrossThinkQA rule: the reward of the letter minus penalties of repetition and
-    length."""
+    length.
+
+    Raises:
+        GroundTruthError: the ground truth is not one letter.
+    """
     text = remove_special_tokens(text)
-    choice = read_choice(text_after_thinking(text))
-    correct = choice.letter == _true_letter(ground_truth)
+    true, choice = true_letters(ground_truth, Choices()), read_choice(text_after_thinking(text))
+    correct = choice.letter in true
     rule = RULES[options.reward_type][correct, choice.boxed]
     repetition = repetition_penalty(text, MAX_REPETITION_PENALTY)
     components = {"acc": float(rule > 0), "boxed": float(choice.boxed), "rule": rule, "repetition": repetition}
@@ -46,9 +51,14 @@ def verify_crossthinkqa(text: str, ground_truth: Any, extra: Mapping[str, Any], 
 
 
 def verify_boxed(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
-    """Score 1 for the right letter in a box."""
+    """Score 1 for the right letter in a box.
+
+    Raises:
+        GroundTruthError: the ground truth is not one letter.
+    """
+    true = true_letters(ground_truth, Choices())
     choice = read_choice(text_after_thinking(remove_special_tokens(text)))
-    correct = choice.boxed and choice.letter == _true_letter(ground_truth)
+    correct = choice.boxed and choice.letter in true
     return binary_score(correct, choice.letter)
 
 
@@ -63,17 +73,6 @@ def read_choice(text: str) -> Choice:
 
 def _first_capital(text: str) -> str | None:
     return next((sign for sign in text if sign.isupper()), None)
-
-
-def _true_letter(ground_truth: Any) -> str:
-    """
-    Raises:
-        ValueError: the ground truth is empty.
-    """
-    letter = accepted_answers(ground_truth)[0][:1]
-    if not letter:
-        raise ValueError("the row has no ground truth")
-    return letter
 
 
 def _length_reward(options: CrossThinkQaOptions) -> float:

@@ -1,48 +1,222 @@
-"""Multiple choice."""
+"""Multiple choice: the letter, or the text, of the choice that a response ends with."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final
 
-from quintet.rewards.answer_extraction import extract_answer
-from quintet.rewards.score import WRONG, Score, accepted_answers, binary_score
+from quintet.rewards.answer_extraction import extract_boxed, extract_tagged
+from quintet.rewards.score import WRONG, Score, binary_score
+from quintet.rewards.thoughts import text_after_thoughts
+from quintet.rewards.verifiers.choice_texts import DEFAULT_LETTERS, Choices, plain_text, true_letters
 
-ALONE = re.compile(r"[\s$*(\[{]*(?:\\(?:text|mathrm|textbf|mathbf)\s*\{)?[\s(]*([A-Za-z])[\s)\]}$*.:]*")
-LEADING = re.compile(r"[\s$*(\[]*(?:option|choice)?[\s$*(\[]*([A-Z])\s*(?:[).:\]]|$)", re.IGNORECASE)
-CHOSEN = re.compile(r"\b(?:option|choice)\s*\(?([A-Z])\b", re.IGNORECASE)
-BRACKETED = re.compile(r"\(([A-Z])\)")
+NO_CHOICE: Final = ""
+"""Reading of an answer that names several choices, or a letter that no choice has."""
+MAX_MARKED: Final = 16
+"""Number of boxes, and of answer tags, that are read."""
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\b")
+_TAG = re.compile("<answer>")
+_LEADING = re.compile(r"(?:[\s:\"'“‘«<>→•.]|[=–—-]\s)+")
+_NAMES = re.compile(
+    r"(?:(?:the|my|final|correct|right|best|answer|option|choice|letter|alternative|statement|is|be|ist|es|est|opción|therefore"
+    r"|thus|definitely|clearly|certainly|obviously|simply|surely|indeed|actually|probably|likely|most|either|still)"
+    r"(?!\w)[\s:\"'“‘]*)+",
+    re.I,
+)
+_LABEL = re.compile(r"([(\[]?)\s*([A-Za-z])(?:\s*([)\]])|(?!\w|['’]\w))")
+_AFTER_LABEL = re.compile(
+    r"[\"'”’»>]*\s*(?:$|\?+\s*$|\.(?:\W|$|[A-Z])|[:)\]](?:\W|$|[A-Z0-9])|[,;!。、\n—–]|→|[-=]>|\s-\s)|-\s|[\"”»>]|\s+[(\[]"
+    r"|\s+(?:because|since|as|for|due|which)\b"
+)
+_VERB = r"(?:is|was|are|were|has|had|would|could|can|cannot|may|might|seems?|looks?|does|must|should|becomes|equals)"
+_IS_WRONG = (
+    rf"\s+{_VERB}(?:n['’]t)?\s+(?:\w+\s+)?"
+    r"(?:not|wrong|incorrect|false|too|out|impossible|invalid|eliminated|excluded)\b"
+)
+_REFUTED = re.compile(
+    rf"[)\]]?(?:{_IS_WRONG}|\s+(?:is|was|does|can|could|would)n['’]t\b|\s+cannot\b|\s+can['’]t\b)", re.IGNORECASE
+)
+_AFTER_NOUN = re.compile(rf"\s+(?!(?:{_VERB}|in|on|of|to)\b)\w")
+_SEVERAL = re.compile(
+    r"[\s.:]*(?:(?:,\s*)?\b(?:or|and|oder|und)\b|[/&+–-]|[,;](?!\s*[(\[]?\w[)\]]?\s+(?:is|was)\b))"
+    rf"\s*(?:option|choice)?\s*(?![(\[]?\w[)\]]?{_IS_WRONG})"
+    r"(?:[(\[]\s*([A-Za-z])\s*[)\]]|((?-i:[A-Z]))(?![\w'’]|\s+[a-z]{3,}\s+[a-z])|([a-z])(?=\W*$))",
+    re.I,
+)
+_MENTION = re.compile(r"\b(?:option|choice)\s*[(\[]?([A-Za-z])(?![\w'’])|[(\[]([A-Za-z])[)\]]", re.I)
+_DENIED = re.compile(
+    r"(?:\b(?:not|never|neither|nor|than|instead of|except|but|unlike|without|eliminates?|excludes?|rejects?"
+    r"|rules? out)|n['’]t)(?:\s+(?:be|the|answer|option|choice))*[\s(\[]*$",
+    re.I,
+)
+_STATEMENT = re.compile(
+    r"(?:\b(?:answer|solution|option|choice|letter|antwort|respuesta|réponse|resposta|risposta|ответ)\b"
+    r"(?:\s+(?:to|for|of)\s[^.\n:]{1,60}?)?(?:\s*\([^()\n]{2,30}\))?[\"'”’\])]*\s*"
+    r"(?:(?:\bis\b|\bist\b|\blautet\b|\bes\b|\best\b|\bè\b|\bé\b)|\b(?:would|should|must|has to|can only) be\b"
+    r"|[:=]|→|->|-\s|[—–]|\n)"
+    r"|\banswer\s*(?=[(\[][A-Za-z][)\]])|\bans\b\s*[.:=]|\b(?:correct|right)\s*:|答案\s*(?:是|为|:)|答えは|正解は|[选選]\s*(?=[A-Za-z(])"
+    r"|\bI(?:['’]d|\s+would|\s+will)?\s+(?:choose|chose|pick|select|take|say|go\s+with)\b|\bgoing\s+with\b)",
+    re.I,
+)
+_HYPOTHESIS = re.compile(
+    r"(?:\b(?:if|whether|suppose|assuming|why|unless|wrong|incorrect|false|not)|n['’]t)\s+(?:that\s+)?"
+    r"(?:(?:the|an?|my)\s+)?(?:final\s+|correct\s+|right\s+|best\s+)?$",
+    re.I,
+)
+_ASSERTED = re.compile(
+    r"(?<![\w'’])[(\[]?([A-Z])[)\]]?\s+(?:is|would be|must be|should be)\s+(?:therefore\s+|thus\s+)?(?:the\s+)?"
+    r"(?:only\s+)?(?:correct|right|best|true|answer)\b"
+)
+_CONCLUDED = re.compile(
+    r"(?:\b(?:is|be|pick|hence|thus|so|therefore)|it['’]s|=>|→)[,:]?\s+[(\[]?((?-i:[A-Z]))[)\]]?[.!。]*$", re.I
+)
+_WRONG_NAME = re.compile(
+    r"\b(?:wrong|incorrect|false)\s+(?:answer|option|choice|one)\s+(?:is|would be)\s*[(\[]*$", re.I
+)
 
 
 def verify(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
-    """Compare the letter of the extracted answer; with `extra["choices"]`, the text of a choice counts, too."""
-    letter, choices = find_letter(extract_answer(text)), extra.get("choices")
-    if letter is None and isinstance(choices, Sequence) and not isinstance(choices, str):
-        letter = _letter_of_choice(extract_answer(text), choices)
-    if letter is None:
-        return Score(WRONG)
-    return binary_score(any(letter == parse_letter(answer) for answer in accepted_answers(ground_truth)), letter)
+    """Score 1 for the right letter, or for the text of its choice.
+
+    The first that names a choice decides: the last box, the last `<answer>`, the line after `####`, the last statement
+    such as "the answer is D", and the whole text after thoughts.
+
+    Raises:
+        GroundTruthError: the ground truth names no choice.
+    """
+    choices = Choices.of_row(extra)
+    correct = true_letters(ground_truth, choices)
+    letter = find_letter(text, choices, correct)
+    return binary_score(letter in correct, letter) if letter else Score(WRONG)
 
 
-def parse_letter(text: str) -> str | None:
-    r"""Return the letter of `b`, `(B)`, `B.` or `\text{B}`; None if there is further text."""
-    match = ALONE.fullmatch(text)
-    return match[1].upper() if match else None
+def find_letter(text: str, choices: Choices, known: set[str]) -> str | None:
+    """Return the letter that a response ends with; None if it names no choice, or several. Without `choices`, a letter
+    from A to J counts, and those `known`."""
+    letters = frozenset(choices.texts) or frozenset(DEFAULT_LETTERS) | known
+    reader = _Reader(choices, letters)
+    return next((letter for letter in reader.readings(text_after_thoughts(text)) if letter is not None), None) or None
 
 
-def find_letter(text: str) -> str | None:
-    """Return the letter that a short answer begins with or mentions: `B`, `(B) 12`, `option B`, `I take (B)`."""
-    if (only_letter := parse_letter(text)) is not None:
-        return only_letter
-    if (leading := LEADING.match(text)) is not None:
-        return leading[1].upper()
-    letters = CHOSEN.findall(text) or BRACKETED.findall(text)
-    return letters[-1].upper() if letters else None
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads letters; a reading is a letter, `NO_CHOICE`, or None if a text does not name a choice."""
+
+    choices: Choices
+    letters: frozenset[str]
+
+    def readings(self, text: str) -> Iterator[str | None]:
+        """Yield a reading of each place that an answer may have, the decisive one first."""
+        yield from map(self.read, _marked_answers(text))
+        plain = plain_text(text)
+        for match in reversed(list(_STATEMENT.finditer(plain))):
+            if not _HYPOTHESIS.search(plain[max(0, match.start() - 40) : match.start()]):
+                yield self.read(_line_at(plain, match.end()))
+        asserted = [letter for letter in _ASSERTED.findall(plain) if letter in self.letters]
+        yield asserted[-1] if asserted else None
+        yield self._read_whole(plain)
+
+    def read(self, text: str) -> str | None:
+        """Return the reading of a short answer, such as `B`, `(b)`, `B. Paris`, `option B`, or the text of a choice."""
+        answer = _without_start(_LEADING, plain_text(text))
+        if (letter := self.choices.letter_of(answer)) is not None:
+            return letter
+        answer = _without_start(_LEADING, _without_start(_NAMES, answer))
+        if re.fullmatch(r"[A-Z]{2,10}", answer) and self.letters.issuperset(answer):
+            return NO_CHOICE
+        label = _LABEL.match(answer)
+        if label is None or not self._is_label(answer, label):
+            return self._read_mentions(answer)
+        letter, rest = label[2].upper(), answer[label.end() :]
+        if letter not in self.letters:
+            return NO_CHOICE if label[2].isupper() and not rest.strip(" .)]") else None
+        return NO_CHOICE if self._names_another(letter, rest) else letter
+
+    def _is_label(self, answer: str, label: re.Match[str]) -> bool:
+        """Return whether a leading letter is a label rather than a word, such as an article, or a variable."""
+        opening, sign, closing = label.groups()
+        rest = answer[label.end() :]
+        if (opening and not closing) or _REFUTED.match(rest):
+            return False
+        if closing or self._names_another(sign.upper(), rest) or _AFTER_LABEL.match(rest):
+            return True
+        return sign.isupper() and sign not in "AI" and _AFTER_NOUN.match(rest) is not None
+
+    def _names_another(self, letter: str, rest: str) -> bool:
+        match = _SEVERAL.match(rest)
+        other = next(filter(None, match.groups())).upper() if match else letter
+        return other != letter and other in self.letters
+
+    def _read_mentions(self, text: str) -> str | None:
+        """Return the only choice that a text mentions as `(B)` or `option B` without denying it."""
+        named = {
+            next(filter(None, match.groups())).upper()
+            for match in _MENTION.finditer(text)
+            if not (
+                _DENIED.search(text[max(0, match.start() - 40) : match.start()]) or _REFUTED.match(text, match.end())
+            )
+        } & self.letters
+        return None if not named else NO_CHOICE if len(named) > 1 else named.pop()
+
+    def _read_whole(self, text: str) -> str | None:
+        """Return the reading of the last line if it is a letter; of a text that begins with a letter, unless it lists
+        the choices; or of the choice that it mentions or concludes with."""
+        lines = [line for line in (_without_start(_LEADING, line) for line in text.splitlines()) if line.strip()]
+        if not lines:
+            return None
+        starts = [
+            self.read(line) if (label := _LABEL.match(line)) and self._is_label(line, label) else None for line in lines
+        ]
+        labels = "".join(filter(None, starts))
+        lists_choices = labels.startswith("AB")
+        is_all_list = lists_choices and DEFAULT_LETTERS.startswith(labels)
+        if starts[-1] is not None and len(lines[-1].strip()) <= len("(A).") and not is_all_list:
+            return starts[-1]
+        if not lists_choices and starts[0] is not None:
+            return starts[0]
+        if (letter := self.choices.letter_of(lines[-1])) is not None:
+            return letter
+        if (letter := self._read_conclusion(lines[-1])) is not None:
+            return letter
+        return self._read_mentions(lines[-1]) if lists_choices else self._read_mentions(text)
+
+    def _read_conclusion(self, line: str) -> str | None:
+        """Return the letter of a line such as `So it must be D.`"""
+        match = _CONCLUDED.search(line)
+        if match is None or match[1] not in self.letters:
+            return None
+        before = line[: match.start(1)]
+        is_denied = _DENIED.search(before) or _DENIED.search(line[: match.start()]) or _WRONG_NAME.search(before)
+        return None if is_denied else match[1]
 
 
-def _letter_of_choice(answer: str, choices: Sequence[Any]) -> str | None:
-    """Return the letter of the choice whose text is the answer."""
-    normalized = " ".join(answer.split()).casefold()
-    matching = [index for index, choice in enumerate(choices) if " ".join(str(choice).split()).casefold() == normalized]
-    return chr(ord("A") + matching[0]) if len(matching) == 1 else None
+def _without_start(pattern: re.Pattern[str], text: str) -> str:
+    match = pattern.match(text)
+    return text[match.end() :].lstrip() if match else text
+
+
+def _marked_answers(text: str) -> Iterator[str]:
+    """Yield the contents of boxes and of `<answer>`, the last ones first, and the line after the last `####`."""
+    yield from islice(_last_first(text, extract_boxed, _BOX), MAX_MARKED)
+    yield from islice(_last_first(text, extract_tagged, _TAG), MAX_MARKED)
+    _, hashes, rest = text.rpartition("####")
+    if hashes:
+        yield _line_at(rest, 0)
+
+
+def _last_first(text: str, extract: Callable[[str], str | None], start: re.Pattern[str]) -> Iterator[str]:
+    """Yield the contents that `extract` finds, from the last to the first."""
+    for match in reversed(list(start.finditer(text))):
+        if (content := extract(text)) is None:
+            return
+        yield content
+        text = text[: match.start()]
+
+
+def _line_at(text: str, start: int) -> str:
+    """Return the rest of a line, or else the next line that is not empty."""
+    return text[start:].lstrip().partition("\n")[0]

@@ -7,6 +7,7 @@ import builtins
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from quintet.rewards.score import GroundTruthError
 from quintet.rewards.verifiers.code_extraction import parse_python
 
 UNITTEST: Final = """
@@ -25,15 +26,15 @@ def assertion_tests(text: str, entry_point: Any) -> tuple[list[str], list[str]]:
     `unittest`, a call of `check` with the entry point, or the whole text if it only calls something.
 
     Raises:
-        ValueError: the text is not Python, or has no tests.
+        GroundTruthError: the text is not Python, or has no tests.
     """
     module = parse_python(text)
     if module is None:
-        raise ValueError(f"the tests of the row are not Python: {text!r:.80}")
+        raise GroundTruthError(f"the tests of the row are not Python: {text!r:.80}")
     statements = [*_without_guards(module.body)]
     tests = [*_assertions(statements), *_functions(statements, entry_point)]
     if not tests and not _acts(statements):
-        raise ValueError(f"the row has no tests: {text!r:.80} asserts nothing")
+        raise GroundTruthError(f"the row has no tests: {text!r:.80} asserts nothing")
     whole = "\n".join(map(ast.unparse, statements))
     return tests or [whole], [str(entry_point)] if entry_point else _called_names(statements)
 
@@ -96,13 +97,13 @@ def _class_tests(node: ast.ClassDef) -> Iterator[str]:
 
 def _call(function: ast.FunctionDef, parameters: int = 0) -> str:
     if len(function.args.args) > parameters:
-        raise ValueError(f"{function.name} of the tests has parameters: fixtures are not available")
+        raise GroundTruthError(f"{function.name} of the tests has parameters: fixtures are not available")
     return f"{function.name}()"
 
 
 def _required(entry_point: Any) -> Any:
     if not entry_point:
-        raise ValueError("the tests define check, but the row has no entry_point")
+        raise GroundTruthError("the tests define check, but the row has no entry_point")
     return entry_point
 
 

@@ -11,6 +11,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Final
 
+from quintet.rewards.score import GroundTruthError
+
 RELATIVE_TOLERANCE: Final = Fraction(1, 10**6)
 ZERO_TOLERANCE: Final = Fraction(1, 10**12)
 """Largest number that counts as an expected 0.0: rounding errors of sums that cancel."""
@@ -137,7 +139,7 @@ def parse_literal(text: str) -> Any:
     """Parse JSON with integers of any length, or a Python literal.
 
     Raises:
-        ValueError: the text is neither.
+        GroundTruthError: the text is neither.
     """
     try:
         return json.loads(text, parse_int=_parse_int)
@@ -146,7 +148,7 @@ def parse_literal(text: str) -> Any:
     try:
         return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError) as error:
-        raise ValueError(f"{text!r:.80} is neither JSON nor a Python literal") from error
+        raise GroundTruthError(f"{text!r:.80} is neither JSON nor a Python literal") from error
 
 
 def _parse_int(digits: str) -> int:

@@ -15,6 +15,8 @@ from functools import cache, lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from quintet.rewards.thoughts import THOUGHT_TAGS
+
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
 
@@ -24,10 +26,6 @@ MAX_ENDS: Final = 8
 """Further ends that are tried for a block that does not end where CommonMark ends it."""
 MAX_BLOCKS: Final = 64
 """Only the last blocks of a response are considered."""
-THOUGHT_TAGS: Final = (
-    *(("<think>", "</think>"), ("<thinking>", "</thinking>"), ("<seed:think>", "</seed:think>")),
-    *(("[THINK]", "[/THINK]"), ("<|begin_of_thought|>", "<|end_of_thought|>")),
-)
 THOUGHT_END = re.compile("|".join(re.escape(end) for _, end in THOUGHT_TAGS))
 THOUGHT_START: Final = tuple(start for start, _ in THOUGHT_TAGS)
 PYTHON_TAG = re.compile(r"[{.\s]*(?:i?python|cpython|pypy|py)(?:[-.]?\d[\d.]*)?(?![\w-])|\S*\.py\b", re.IGNORECASE)

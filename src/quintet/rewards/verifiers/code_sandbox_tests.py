@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from quintet.rewards.score import GroundTruthError
 from quintet.rewards.verifiers.code_comparison import INTEGER, parse_literal
 from quintet.rewards.verifiers.code_extraction import parse_python
 from quintet.rewards.verifiers.code_tests import Assertion, Call, Case, InputOutput
@@ -87,7 +88,7 @@ def parse_test_cases(case_type: str, test_cases: Any, function: str | None) -> l
     """Return the tests of a row: input and output, or a call of `function`; assertions; or `check` of a candidate.
 
     Raises:
-        ValueError: there are none, or they lack an entry.
+        GroundTruthError: there are none, or they lack an entry.
     """
     tests = _parse(test_cases)
     name = "" if function in (None, "None") else str(function)
@@ -98,17 +99,17 @@ def parse_test_cases(case_type: str, test_cases: Any, function: str | None) -> l
         "check_based": lambda: _checks(tests[0]),
     }
     if case_type not in kinds:
-        raise ValueError(f"case_type {case_type!r} is unknown; known: {', '.join(kinds)}, text")
+        raise GroundTruthError(f"case_type {case_type!r} is unknown; known: {', '.join(kinds)}, text")
     try:
         return list(kinds[case_type]())
     except (LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"test_cases of case_type {case_type!r} lack an entry: {error!r}") from error
+        raise GroundTruthError(f"test_cases of case_type {case_type!r} lack an entry: {error!r}") from error
 
 
 def _parse(test_cases: Any) -> list[Any]:
     tests = parse_literal(test_cases) if isinstance(test_cases, str) else test_cases
     if not isinstance(tests, list | tuple) or not tests:
-        raise ValueError("the row has no tests: test_cases must be a list, or its JSON")
+        raise GroundTruthError("the row has no tests: test_cases must be a list, or its JSON")
     return list(tests)
 
 
@@ -116,7 +117,7 @@ def text_tests(test_cases: Any, response: str) -> list[Case]:
     """Return tests of assertions about the text itself, which stands for `{response}` in them.
 
     Raises:
-        ValueError: there are none.
+        GroundTruthError: there are none.
     """
     tests = _parse(test_cases)
     statements = [str(test["assert_code"] if isinstance(test, Mapping) else test) for test in tests]
@@ -179,7 +180,7 @@ def _assertion(test: Mapping[str, Any]) -> Case:
 
 def _checked(statements: str) -> str:
     if parse_python(statements) is None:
-        raise ValueError(f"the tests of the row are not Python: {statements!r:.80}")
+        raise GroundTruthError(f"the tests of the row are not Python: {statements!r:.80}")
     return statements
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from quintet.rewards.score import GroundTruthError
 from quintet.rewards.verifiers.code_assertions import assertion_tests
 from quintet.rewards.verifiers.code_comparison import parse_literal, same_output, same_result
 from quintet.sandbox.program_runner import NoResultError, ProgramRunner
@@ -84,7 +85,7 @@ def assertion_cases(text: str, row: Mapping[str, Any]) -> Iterator[Assertion]:
     """Yield the tests of a text; the row may name `entry_point`, `test_setup_code` and `test_imports`.
 
     Raises:
-        ValueError: the text has no tests.
+        GroundTruthError: the text has no tests.
     """
     imports = row.get("test_imports") or ()
     preamble = "\n".join([str(row.get("test_setup_code") or ""), *map(str, imports)])
@@ -102,11 +103,11 @@ def parse_tests(ground_truth: Any, extra: Mapping[str, Any]) -> list[Case]:
     `entry_point` in the ground truth or `extra`.
 
     Raises:
-        ValueError: the ground truth has another form.
+        GroundTruthError: the ground truth has another form.
     """
     cases = list(_cases(_parse_literal(ground_truth), extra))
     if not cases:
-        raise ValueError("the row has no tests: inputs and outputs, or assertions")
+        raise GroundTruthError("the row has no tests: inputs and outputs, or assertions")
     return cases
 
 
@@ -125,7 +126,7 @@ def _cases(tests: Any, extra: Mapping[str, Any]) -> Iterator[Case]:
     elif isinstance(tests, Mapping):
         yield from _of_mapping(tests, {**extra, **tests})
     elif tests is not None:
-        raise ValueError(f"{tests!r:.80} is no test of a program: write a mapping or assertions")
+        raise GroundTruthError(f"{tests!r:.80} is no test of a program: write a mapping or assertions")
 
 
 def _of_mapping(tests: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[Case]:
@@ -133,7 +134,7 @@ def _of_mapping(tests: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[Ca
     if "inputs" in tests and "outputs" in tests:
         inputs, outputs = (_list(tests[key], key) for key in ("inputs", "outputs"))
         if len(inputs) != len(outputs):
-            raise ValueError(f"the tests have {len(inputs)} inputs, but {len(outputs)} outputs")
+            raise GroundTruthError(f"the tests have {len(inputs)} inputs, but {len(outputs)} outputs")
         for stdin, stdout in zip(inputs, outputs, strict=True):
             yield _case(stdin, stdout, name)
     elif "input" in tests and "output" in tests:
@@ -147,7 +148,7 @@ def _of_mapping(tests: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[Ca
 def _list(value: Any, key: str) -> Sequence[Any]:
     value = _parse_literal(value)
     if not isinstance(value, list | tuple):
-        raise ValueError(f"{key} of the tests is no list, but {value!r:.80}")
+        raise GroundTruthError(f"{key} of the tests is no list, but {value!r:.80}")
     return value
 
 
@@ -162,7 +163,7 @@ def _arguments(value: Any) -> list[Any]:
     if isinstance(value, str):
         return [parse_literal(line) for line in value.splitlines() if line.strip()]
     if not isinstance(value, list | tuple):
-        raise ValueError(f"the arguments {value!r:.80} of a call are no list")
+        raise GroundTruthError(f"the arguments {value!r:.80} of a call are no list")
     return list(value)
 
 
@@ -178,5 +179,5 @@ def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "\n".join(map(_text, value))
     if not isinstance(value, str | int | float):
-        raise ValueError(f"input or output {value!r:.80} of a test is no text")
+        raise GroundTruthError(f"input or output {value!r:.80} of a test is no text")
     return str(value)

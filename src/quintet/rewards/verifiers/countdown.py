@@ -10,7 +10,8 @@ from typing import Any
 from quintet.expressions import ExpressionError, evaluate
 from quintet.rewards.answer_extraction import extract_answer
 from quintet.rewards.numbers import parse_number
-from quintet.rewards.score import WRONG, Score
+from quintet.rewards.score import WRONG, GroundTruthError, Score
+from quintet.rewards.thoughts import final_text
 
 
 def verify(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
@@ -21,10 +22,10 @@ def verify(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
     `ground_truth` has `target` and `numbers` (or `nums`), or is the target, with the numbers in `extra`.
 
     Raises:
-        ValueError: the row lacks target or numbers, or one of them is not a number.
+        GroundTruthError: the row lacks target or numbers, or one of them is not a number.
     """
     target, numbers = _task(ground_truth, extra)
-    expression = _expression(extract_answer(text), target)
+    expression = _expression(extract_answer(final_text(text)), target)
     try:
         value, used = evaluate(expression)
     except ExpressionError:
@@ -37,18 +38,18 @@ def _task(ground_truth: Any, extra: Mapping[str, Any]) -> tuple[Fraction, list[F
     row = {**extra, **ground_truth} if isinstance(ground_truth, dict) else {**extra, "target": ground_truth}
     numbers = row.get("numbers", row.get("nums"))
     if row.get("target") is None or not isinstance(numbers, list | tuple):
-        raise ValueError("the row lacks target or numbers")
+        raise GroundTruthError("the row lacks target or numbers")
     return _number(row["target"]), [_number(number) for number in numbers]
 
 
 def _number(value: Any) -> Fraction:
     """
     Raises:
-        ValueError: the value is not a number.
+        GroundTruthError: the value is not a number.
     """
     number = parse_number(str(value))
     if number is None:
-        raise ValueError(f"the target or one of the numbers is not a number: {str(value)[:80]!r}")
+        raise GroundTruthError(f"the target or one of the numbers is not a number: {str(value)[:80]!r}")
     return number
 
 

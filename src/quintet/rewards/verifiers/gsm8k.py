@@ -9,6 +9,7 @@ from typing import Any
 from quintet.rewards.number_mentions import find_quantities, read_last
 from quintet.rewards.numbers import Quantity, number_text, same_number
 from quintet.rewards.score import WRONG, Score, accepted_answers, binary_score
+from quintet.rewards.thoughts import final_text
 from quintet.rewards.verifiers.numeric import parse_truth
 
 MARKED = re.compile(r"#### ([^\n#]*[0-9][^\n#]*)")
@@ -22,9 +23,9 @@ def verify_strict(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Sco
     format.
 
     Raises:
-        ValueError: the ground truth is not a number.
+        GroundTruthError: the ground truth is not a number.
     """
-    marked = MARKED.findall(text[-READ_CHARACTERS:])
+    marked = MARKED.findall(final_text(text)[-READ_CHARACTERS:])
     return _compare(_leading_number(marked[-1]) if marked else None, ground_truth)
 
 
@@ -32,9 +33,9 @@ def verify_flexible(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> S
     """Compare the last number of the text.
 
     Raises:
-        ValueError: the ground truth is not a number.
+        GroundTruthError: the ground truth is not a number.
     """
-    return _compare(read_last(text), ground_truth)
+    return _compare(read_last(final_text(text)), ground_truth)
 
 
 def _leading_number(line: str) -> Quantity | None:

@@ -13,7 +13,8 @@ from functools import lru_cache
 from typing import Any
 
 from quintet.rewards.answer_extraction import extract_boxed, extract_tagged
-from quintet.rewards.score import Score
+from quintet.rewards.score import GroundTruthError, Score
+from quintet.rewards.thoughts import text_after_thoughts
 from quintet.sandbox.seccomp import is_confined
 
 
@@ -24,20 +25,33 @@ def verify(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
     with the rest in `extra`. The generator is `extra["generator"]` or the entry's `metadata["source_dataset"]`.
 
     Raises:
-        ValueError: the row does not name its generator.
+        GroundTruthError: the row has no answer, or does not name its generator.
         RuntimeError: this process is not confined.
     """
     if not is_confined():
         raise RuntimeError(
             "scoring functions of reasoning-gym may evaluate responses as code: they only run in confined processes"
         )
+    name, entry = read_entry(ground_truth, extra)
+    final = text_after_thoughts(text)
+    answer = extract_tagged(final) or extract_boxed(final) or final.strip()
+    score = float(_score_function(name)(answer, entry))
+    return Score(min(max(score, 0.0), 1.0) if math.isfinite(score) else score, answer)
+
+
+def read_entry(ground_truth: Any, extra: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the generator and the generated entry of a row.
+
+    Raises:
+        GroundTruthError: the row has no answer, or does not name its generator.
+    """
     entry = _entry(ground_truth, extra)
     name = extra.get("generator") or entry["metadata"].get("source_dataset")
     if not name:
-        raise ValueError("the row does not name its generator")
-    answer = extract_tagged(text) or extract_boxed(text) or text.strip()
-    score = float(_score_function(str(name))(answer, entry))
-    return Score(min(max(score, 0.0), 1.0) if math.isfinite(score) else score, answer)
+        raise GroundTruthError("the row does not name its generator", "set data_source to reasoning_gym/GENERATOR")
+    if entry["answer"] is None and not entry["metadata"]:
+        raise GroundTruthError("the row has neither an answer nor metadata")
+    return str(name), entry
 
 
 def _entry(ground_truth: Any, extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Constraints on the form of a response, with the names and arguments of IFEval rows in ROLL (Zhou et al. 2023).
+"""Constraints on the form of a response, as IFEval defines them (Zhou et al. 2023), with the names and arguments that
+rows for open-instruct and ROLL have.
 
-They decide as ROLL's functions do, also where these read oddly: `verify_keyword_frequency` counts all words, and
-`validate_choice` wants the response inside an option.
+Where the implementations of IFEval and open-instruct differ, these follow the wording of the instruction: words are
+whole words, empty parts do not count, and JSON may be fenced.
 """
 
 from __future__ import annotations
@@ -10,12 +11,17 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-SENTENCE_END = re.compile(r"(?<=[.?])(?<!\w\.\w[.?])(?<![A-Z][a-z]\.)\s")
+SENTENCE_END = re.compile(r"(?<=[.?!])(?<!\w\.\w[.?!])(?<![A-Z][a-z]\.)\s+")
+BULLET = re.compile(r"^[ \t]*(?:\*(?!\*)|-(?!-))(?![ \t]*(?:[*-][ \t]*)*$)", re.MULTILINE)
+"""Not a line of asterisks or hyphens, which is a divider, and not bold text."""
+HIGHLIGHT = re.compile(r"\*\*[^\n*]*[^\s*][^\n*]*\*\*|\*[^\n*]*[^\s*][^\n*]*\*")
+FENCED = re.compile(r"```(?:json)?\s*\n(.*?)\n?\s*```", re.IGNORECASE | re.DOTALL)
 PARAGRAPH_MARK = "* * *"
 ANSWER_MARK = "******"
 
 
-def _is_near(count: int, number: int, quantifier: str, tolerance: int) -> bool:
+def is_near(count: int, number: int, quantifier: str, tolerance: int) -> bool:
+    """Return whether a count is at least, at most or around a number."""
     if quantifier == "at least":
         return count >= number
     if quantifier == "at most":
@@ -23,151 +29,189 @@ def _is_near(count: int, number: int, quantifier: str, tolerance: int) -> bool:
     return quantifier == "around" and abs(count - number) <= tolerance
 
 
-def _has_keywords(text: str, keyword_list: Sequence[str]) -> bool:
+def _count_words(text: str, word: str) -> int:
+    """Count whole words or phrases, in upper or lower case."""
+    return len(re.findall(rf"(?<!\w){re.escape(word.strip())}(?!\w)", text, re.IGNORECASE))
+
+
+def has_keywords(text: str, keyword_list: Sequence[str]) -> bool:
+    """Require all keywords, also as parts of words, in upper or lower case."""
     return all(keyword.lower() in text.lower() for keyword in keyword_list)
 
 
-def _has_word_total(text: str, word: str, N: int) -> bool:  # noqa: N803 - named as in the rows
-    """Count all words, whatever `word` is, as ROLL does."""
-    return len(re.findall(r"\b\w+\b", text.lower())) == N
+def _has_word_count(text: str, word: str, N: int) -> bool:  # noqa: N803 - named as in the rows
+    return _count_words(text, word) == N
 
 
 def _lacks_words(text: str, forbidden_words: Sequence[str]) -> bool:
-    return not any(word.lower() in text.lower() for word in forbidden_words)
+    return not any(_count_words(text, word) for word in forbidden_words)
 
 
-def _has_letter_count(text: str, letter: str, N: int) -> bool:  # noqa: N803
+def has_letter_count(text: str, letter: str, N: int) -> bool:  # noqa: N803
+    """Count a letter in its case."""
     return len(letter) == 1 and text.count(letter) == N
 
 
-def _is_language(text: str, language: str) -> bool:
+def is_language(text: str, language: str) -> bool:
+    """Require the language that `langdetect` finds."""
     from langdetect import DetectorFactory, detect
 
     DetectorFactory.seed = 0  # its guesses on short texts are random otherwise
     return bool(detect(text) == language)
 
 
-def _has_marked_paragraphs(text: str, N: int) -> bool:  # noqa: N803
+def has_marked_paragraphs(text: str, N: int) -> bool:  # noqa: N803
     """Count the texts between `* * *`, none of which may be empty."""
     lines = "\n".join(line.strip() for line in text.splitlines()).strip()
     paragraphs = lines.split(PARAGRAPH_MARK)
     return len(paragraphs) == N and all(paragraph.strip() for paragraph in paragraphs)
 
 
-def _has_words(text: str, N: int, quantifier: str) -> bool:  # noqa: N803
+def has_words(text: str, N: int, quantifier: str) -> bool:  # noqa: N803
     """Count words; `around` allows a difference of a tenth, or one word."""
-    return _is_near(len(text.split()), N, quantifier, max(round(N * 0.1), 1))
+    return is_near(len(text.split()), N, quantifier, _tenth(N))
+
+
+def _tenth(number: int) -> int:
+    return max(round(number * 0.1), 1)
 
 
 def _has_sentences(text: str, N: int, quantifier: str) -> bool:  # noqa: N803
-    return _is_near(len(SENTENCE_END.split(text)), N, quantifier, 1)
+    return is_near(len(SENTENCE_END.split(text.strip())), N, quantifier, 1)
 
 
 def _has_paragraph_start(text: str, N: int, first_word: str, i: int) -> bool:  # noqa: N803
     """Require N paragraphs between empty lines, the i-th of which starts with a word."""
-    paragraphs = text.split("\n\n")
-    return len(paragraphs) == N and paragraphs[i - 1].strip().startswith(first_word)
+    paragraphs = re.split(r"\n\s*\n", text.strip())
+    return len(paragraphs) == N and _begins_with_word(paragraphs[i - 1], first_word)
 
 
-def _has_postscript(text: str, postscript_marker: str) -> bool:
+def _begins_with_word(text: str, word: str) -> bool:
+    return re.match(rf"\W*{re.escape(word.strip())}(?!\w)", text, re.IGNORECASE) is not None
+
+
+def has_postscript(text: str, postscript_marker: str) -> bool:
     """Require text after the first marker."""
     start = text.find(postscript_marker)
     return start >= 0 and len(text[start:].strip()) > len(postscript_marker)
 
 
-def _has_placeholders(text: str, N: int) -> bool:  # noqa: N803
+def has_placeholders(text: str, N: int) -> bool:  # noqa: N803
+    """Count texts in square brackets."""
     return len(re.findall(r"\[.*?\]", text)) >= N
 
 
 def _has_bullets(text: str, N: int) -> bool:  # noqa: N803
-    return sum(line.strip().startswith(("*", "-")) for line in text.split("\n")) == N
+    return len(BULLET.findall(text)) == N
 
 
 def _has_title(text: str) -> bool:
-    return re.search("<<.*?>>", text) is not None
+    return re.search(r"<<[^\n<>]*[^\s<>][^\n<>]*>>", text) is not None
 
 
-def _is_in_option(text: str, options: Sequence[str]) -> bool:
-    return any(text in option for option in options)
+def _has_option(text: str, options: Sequence[str]) -> bool:
+    return any(_count_words(text, option) or option.strip() == text.strip() for option in options)
 
 
 def _has_highlights(text: str, N: int) -> bool:  # noqa: N803
-    return len(re.findall(r"\*.*?\*", text)) >= N
+    return len(HIGHLIGHT.findall(text)) >= N
 
 
 def _has_sections(text: str, N: int, section_splitter: str) -> bool:  # noqa: N803
-    sections = text.split(section_splitter)
-    return len(sections) - (sections[0] == "") == N
+    """Count headings such as `Section 1`."""
+    return len(re.findall(rf"(?<!\w){re.escape(section_splitter.strip())}\s?\d+", text, re.IGNORECASE)) >= N
 
 
-def _is_json(text: str) -> bool:
+def is_json(text: str) -> bool:
+    """Require JSON and nothing else."""
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 
 
-def _starts_with_prompt(text: str, original_prompt: str) -> bool:
-    return text.startswith(original_prompt)
+def _is_fenced_json(text: str) -> bool:
+    fenced = FENCED.fullmatch(text.strip())
+    return is_json(text if fenced is None else fenced[1])
+
+
+def _repeats_prompt(text: str, original_prompt: str) -> bool:
+    return " ".join(text.split()).casefold().startswith(" ".join(original_prompt.split()).casefold())
 
 
 def _has_two_answers(text: str) -> bool:
     """Require two different answers around the only `******`."""
-    first, _, second = text.partition(ANSWER_MARK)
-    return text.count(ANSWER_MARK) == 1 and first.strip() != second.strip()
-
-
-def _is_uppercase(text: str) -> bool:
-    return text == text.upper()
-
-
-def _is_lowercase(text: str) -> bool:
-    return text == text.lower()
+    first, _, second = (part.strip() for part in text.partition(ANSWER_MARK))
+    return text.count(ANSWER_MARK) == 1 and bool(first and second) and first != second
 
 
 def _has_capital_words(text: str, N: int, quantifier: str) -> bool:  # noqa: N803
-    return _is_near(len(re.findall(r"\b[A-Z]+\b", text)), N, quantifier, 0)
+    return is_near(len(re.findall(r"\b[A-Z]+\b", text)), N, quantifier, _tenth(N))
 
 
 def _ends_with(text: str, end_phrase: str) -> bool:
-    return text.endswith(end_phrase)
+    return text.strip().strip('"').rstrip().casefold().endswith(end_phrase.strip().casefold())
 
 
 def _is_quoted(text: str) -> bool:
-    return text.startswith('"') and text.endswith('"')
+    quoted = text.strip()
+    return len(quoted) > 1 and quoted.startswith('"') and quoted.endswith('"')
 
 
-def _lacks_commas(text: str) -> bool:
+def lacks_commas(text: str) -> bool:
+    """Require a text without commas."""
     return "," not in text
 
 
 LANGUAGE = "validate_response_language"
 CONSTRAINTS: Mapping[str, Callable[..., bool]] = {
-    "verify_keywords": _has_keywords,
-    "verify_keyword_frequency": _has_word_total,
+    "verify_keywords": has_keywords,
+    "verify_keyword_frequency": _has_word_count,
     "validate_forbidden_words": _lacks_words,
-    "verify_letter_frequency": _has_letter_count,
-    LANGUAGE: _is_language,
-    "verify_paragraph_count": _has_marked_paragraphs,
-    "validate_word_constraint": _has_words,
+    "verify_letter_frequency": has_letter_count,
+    LANGUAGE: is_language,
+    "verify_paragraph_count": has_marked_paragraphs,
+    "validate_word_constraint": has_words,
     "verify_sentence_constraint": _has_sentences,
     "validate_paragraphs": _has_paragraph_start,
-    "verify_postscript": _has_postscript,
-    "validate_placeholders": _has_placeholders,
+    "verify_postscript": has_postscript,
+    "validate_placeholders": has_placeholders,
     "verify_bullet_points": _has_bullets,
     "validate_title": _has_title,
-    "validate_choice": _is_in_option,
+    "validate_choice": _has_option,
     "validate_highlighted_sections": _has_highlights,
     "validate_sections": _has_sections,
-    "validate_json_format": _is_json,
-    "validate_repeat_prompt": _starts_with_prompt,
+    "validate_json_format": _is_fenced_json,
+    "validate_repeat_prompt": _repeats_prompt,
     "validate_two_responses": _has_two_answers,
-    "validate_uppercase": _is_uppercase,
-    "validate_lowercase": _is_lowercase,
+    "validate_uppercase": str.isupper,
+    "validate_lowercase": str.islower,
     "validate_frequency_capital_words": _has_capital_words,
     "validate_end": _ends_with,
     "validate_quotation": _is_quoted,
-    "validate_no_commas": _lacks_commas,
+    "validate_no_commas": lacks_commas,
 }
 """Functions `(text, **arguments) -> bool` by the `func_name` of a row."""
+QUANTIFIERS = ("at least", "at most", "around")
+ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    "verify_keywords": ("keyword_list",),
+    "verify_keyword_frequency": ("word", "N"),
+    "validate_forbidden_words": ("forbidden_words",),
+    "verify_letter_frequency": ("letter", "N"),
+    LANGUAGE: ("language",),
+    **dict.fromkeys(("verify_paragraph_count", "validate_placeholders", "verify_bullet_points"), ("N",)),
+    "validate_highlighted_sections": ("N",),
+    **dict.fromkeys(("validate_word_constraint", "verify_sentence_constraint"), ("N", "quantifier")),
+    "validate_frequency_capital_words": ("N", "quantifier"),
+    "validate_paragraphs": ("N", "first_word", "i"),
+    "verify_postscript": ("postscript_marker",),
+    "validate_choice": ("options",),
+    "validate_sections": ("N", "section_splitter"),
+    "validate_repeat_prompt": ("original_prompt",),
+    "validate_end": ("end_phrase",),
+}
+"""Arguments of the constraints that have any."""
+LISTS = frozenset({"keyword_list", "forbidden_words", "options"})
+INTEGERS = frozenset({"N", "i"})
+"""Arguments that are lists of texts, and whole numbers; others are texts."""

@@ -15,7 +15,8 @@ from quintet.rewards.math_answers import math_verify_check
 from quintet.rewards.math_answers.comparison import compare, is_parsed, parsed_value
 from quintet.rewards.number_mentions import read_answer, read_last, without_trailing_remark
 from quintet.rewards.numbers import number_text, parse_quantity, same_number
-from quintet.rewards.score import WRONG, Score, accepted_answers, binary_score
+from quintet.rewards.score import WRONG, GroundTruthError, Score, accepted_answers, binary_score
+from quintet.rewards.thoughts import final_text
 
 MAX_SEARCHED_CHARS = 2000
 """Characters at the end of a text without a box that are searched for an answer."""
@@ -42,10 +43,11 @@ DAPO_SEARCHED_CHARS = 300
 
 def verify_anywhere(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
     r"""Compare the last `\boxed{}`, or else the answer stated or in mathematics at the end of the text."""
-    answer, truths = extract_boxed(text), true_answers(ground_truth)
+    final, truths = final_text(text), true_answers(ground_truth)
+    answer = extract_boxed(final)
     if answer is not None:
         return _compare(answer, ground_truth)
-    end = _end_of(text)
+    end = _end_of(final)
     stated = extract_stated(end) or _last_formula(end)
     stated = None if stated is None else without_trailing_remark(stated)
     if stated is not None and is_parsed(stated):
@@ -60,12 +62,12 @@ def verify_anywhere(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> S
 
 def verify_boxed(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
     r"""Compare the last `\boxed{}`; a text without one is wrong."""
-    return _compare(extract_boxed(text), ground_truth)
+    return _compare(extract_boxed(final_text(text)) or extract_boxed(text), ground_truth)
 
 
 def verify_answer_line(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
     """Compare the rest of the line after the last `Answer:` in the last 300 characters (Yu et al. 2025, DAPO)."""
-    answer = extract_stated(text[-DAPO_SEARCHED_CHARS:])
+    answer = extract_stated(final_text(text)[-DAPO_SEARCHED_CHARS:])
     return _compare((extract_boxed(answer) or answer) if answer else None, ground_truth)
 
 
@@ -87,7 +89,7 @@ def true_answers(ground_truth: Any) -> list[str]:
     r"""Return the accepted answers, the content of `\boxed{}` of those that have one.
 
     Raises:
-        ValueError: one is empty or too long to be compared.
+        GroundTruthError: one is empty or too long to be compared.
     """
     return [_true_answer(accepted) for accepted in accepted_answers(ground_truth)]
 
@@ -96,10 +98,10 @@ def true_answers(ground_truth: Any) -> list[str]:
 def _true_answer(accepted: str) -> str:
     truth = extract_boxed(accepted) or accepted
     if not strip_formatting(truth).strip("$"):
-        raise ValueError("the row has no ground truth: it is empty")
+        raise GroundTruthError("the row has no ground truth: it is empty")
     if len(truth) > MAX_ANSWER_CHARS:
         limit = f"has {len(truth)} characters, of at most {MAX_ANSWER_CHARS}"
-        raise ValueError(f"the ground truth {limit}: {truth[:80]!r}; give the answer only, or box it")
+        raise GroundTruthError(f"the ground truth {limit}: {truth[:80]!r}; give the answer only, or box it")
     return truth
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from quintet.rewards.answer_extraction import extract_answer
 from quintet.rewards.number_mentions import read_answer, read_last
 from quintet.rewards.numbers import Quantity, number_text, parse_number, parse_quantity
-from quintet.rewards.score import WRONG, Score, accepted_answers, binary_score
+from quintet.rewards.score import WRONG, GroundTruthError, Score, accepted_answers, binary_score
+from quintet.rewards.thoughts import final_text
 
 
 def verify(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
@@ -21,9 +22,11 @@ def verify(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
     if both have one.
 
     Raises:
-        ValueError: the ground truth or a tolerance is not a number.
+        GroundTruthError: the ground truth is not a number.
+        ValueError: a tolerance is not a number.
     """
     truths = [parse_truth(answer) for answer in accepted_answers(ground_truth)]
+    text = final_text(text)
     answer = extract_answer(text)
     is_extracted = answer != text.strip()
     quantity = read_answer(answer) if is_extracted else parse_quantity(text) or read_last(text)
@@ -38,11 +41,11 @@ def parse_truth(ground_truth: str) -> Quantity:
     """Parse a ground truth, once for all responses of a group.
 
     Raises:
-        ValueError: it is not a number.
+        GroundTruthError: it is not a number.
     """
     quantity = parse_quantity(ground_truth)
     if quantity is None:
-        raise ValueError(
+        raise GroundTruthError(
             f"the ground truth is not a number: {ground_truth[:80]!r}; write it as 12, -1,234.5, 3/4, 1e-3 or 50%"
         )
     return quantity

@@ -35,4 +35,4 @@ class MathRuleOptions(Section):
     """Options of `math_rule`."""
 
     thinking_started: bool = False
-    """The prompt ends with `<think>`, so that a response must not contain it."""
+    """The prompt ends with `<think>`, so that a response must not contain it. Set for prompts that do, as in ROLL."""

@@ -40,9 +40,10 @@ VERIFIERS.add(
     help="letter, format and repetition: ROLL's CrossThinkQARuleRewardWorker",
     config=CrossThinkQaOptions,
 )
+VERIFIERS.add("ifeval", f"{_HOME}.ifeval:verify", help="constraint on the form of the text, as IFEval defines it")
 VERIFIERS.add(
-    "ifeval",
-    f"{_HOME}.ifeval:verify",
+    "ifeval_roll",
+    f"{_HOME}.ifeval:verify_as_roll",
     help="constraint on the form of the text, and repetition: ROLL's GeneralRuleRewardWorker",
 )
 VERIFIERS.add("exact", f"{_HOME}.text_match:verify_exact", help="same text, ignoring case")

@@ -26,7 +26,16 @@ from quintet.envs.service.png import encode_png, png_data_url
 from quintet.errors import ConfigError
 from quintet.policies.vision.image_processing import ImageProcessor
 from quintet.policies.vision.image_tokens import KEY_BITS, decode_image_tokens
-from quintet.records import Failure, FinishReason, Generation, ImageInput, Request, StructuredOutput, Trajectory
+from quintet.records import (
+    Failure,
+    FinishReason,
+    Generation,
+    ImageInput,
+    Request,
+    StructuredOutput,
+    Trajectory,
+    with_opened_thought,
+)
 from quintet.rewards.chat_endpoint import ChatEndpoint, EndpointError, with_retries
 from quintet.rollout.chat.image_prompts import ImagePrompts
 
@@ -317,7 +326,7 @@ class EndpointEngine:
         if stop is None or not isinstance(content, str | None):
             message = f"finish_reason {choice.get('finish_reason')!r}, content {content!r:.80}"
             raise EndpointError("BadReply", message, retryable=False)
-        text = (content or "").translate({ord(MARKER_START): "\ufffd", ord(MARKER_END): "\ufffd"})
+        text = with_opened_thought(content or "").translate({ord(MARKER_START): "\ufffd", ord(MARKER_END): "\ufffd"})
         tokens = list(self._tokenizer.encode(text, add_special_tokens=False))
         tokens += [self._end] if stop is FinishReason.STOP else []
         return Generation(request.id, tuple(tokens), (0.0,) * len(tokens), stop, 0)

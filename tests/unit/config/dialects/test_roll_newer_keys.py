@@ -356,7 +356,7 @@ def test_a_reward_class_has_its_options(tmp_path: Path) -> None:
     ("name", "kind"),
     [
         ("math_rule_reward_worker.MathRuleRewardWorker", "math_rule"),
-        ("ifeval_rule_reward_worker.GeneralRuleRewardWorker", "ifeval"),
+        ("ifeval_rule_reward_worker.GeneralRuleRewardWorker", "ifeval_roll"),
         ("code_sandbox_reward_worker.CodeSandboxRewardWorker", "code_sandbox"),
         ("multiple_choice_boxed_rule_reward_worker.MultipleChoiceBoxedRuleRewardWorker", "multiple_choice_boxed"),
     ],

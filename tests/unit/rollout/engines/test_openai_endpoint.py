@@ -266,6 +266,8 @@ def one(known: StandIn, **changes: Any) -> Generation:
         ({"message": {"content": "x"}}, FinishReason.STOP, "x\uf8f1"),
         ({"message": {"content": None}, "finish_reason": "stop"}, FinishReason.STOP, "\uf8f1"),
         ({"message": {"content": "a\uf8f1b"}, "finish_reason": "stop"}, FinishReason.STOP, "a\ufffdb\uf8f1"),
+        # the endpoint's template has opened the thought in the prompt
+        ({"message": {"content": "x</think>y"}, "finish_reason": "stop"}, FinishReason.STOP, "<think>x</think>y\uf8f1"),
         ({"message": {"content": "x"}, "finish_reason": "content_filter"}, FinishReason.FAILED, ""),
         ({"message": {"content": ["x"]}, "finish_reason": "stop"}, FinishReason.FAILED, ""),
         ({"text": "x"}, FinishReason.FAILED, ""),

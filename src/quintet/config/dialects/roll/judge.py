@@ -69,6 +69,8 @@ def judge_to_native(values: ForeignValues, section: str, native: NativeBuilder, 
     native.set(f"{target}.verdict", "yes_no", f"{section}.worker_cls", prompt)
     native.set(f"{target}.timeout_seconds", API_SECONDS, kind)
     native.set(f"{target}.retries", API_RETRIES, kind)
+    # ROLL goes on whatever its judges reply
+    native.set("reward.max_failed_share", 1.0, kind)
     if values[kind] != "api":
         _server_to_native(values, _model_section(values, section), native, target, kind)
         return

@@ -21,7 +21,7 @@ VERIFIERS = {
     for name, verifier in {
         "math_rule_reward_worker.MathRuleRewardWorker": "math_rule",
         "crossthinkqa_rule_reward_worker.CrossThinkQARuleRewardWorker": "crossthinkqa",
-        "ifeval_rule_reward_worker.GeneralRuleRewardWorker": "ifeval",
+        "ifeval_rule_reward_worker.GeneralRuleRewardWorker": "ifeval_roll",
         "code_sandbox_reward_worker.CodeSandboxRewardWorker": "code_sandbox",
         "multiple_choice_boxed_rule_reward_worker.MultipleChoiceBoxedRuleRewardWorker": "multiple_choice_boxed",
     }.items()

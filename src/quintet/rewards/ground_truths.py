@@ -1,0 +1,99 @@
+"""Ground truths that no response can be compared with: errors of the data, found before a run or when a row is used."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from quintet.config.native.data import RewardConfig
+from quintet.errors import ConfigError
+from quintet.records import Failure, PromptRow
+from quintet.rewards.data_sources import BUILT_IN, Route, route
+from quintet.rewards.score import GroundTruthError
+from quintet.rewards.verifiers.registry import VERIFIERS
+from quintet.rewards.verifiers.truth_checks import check_ground_truth
+from quintet.sandbox.json_lines import decode, encode
+
+KEY: Final = "data.truth_key"
+CHECK_SECONDS: Final = 2.0
+"""Time limit of checking rows before a run; further rows are checked when they are used."""
+MAX_SHOWN: Final = 5
+"""Number of rows that an error names."""
+HINT: Final = (
+    f"correct or remove such rows, name another column in {KEY} (for stored responses evaluation.truth_key), or choose"
+    " another verifier in reward.kind; to list them: quintet data check FILE --verifier NAME"
+)
+
+
+def check_rows(rows: Iterable[PromptRow], config: RewardConfig, seconds: float = CHECK_SECONDS) -> int:
+    """Check the ground truths of rows that built-in verifiers score, for at most `seconds`; return the number of rows.
+
+    Raises:
+        ConfigError: rows have a ground truth that their verifier cannot compare with, or there is no verifier.
+    """
+    deadline, routes, problems, count = time.monotonic() + seconds, dict[str, Route](), list[str](), 0
+    for row in rows:
+        if not _has_verifier(row, config):
+            continue
+        if row.data_source not in routes:
+            routes[row.data_source] = route(row.data_source, config)
+        problem = ground_truth_problem(row, routes[row.data_source])
+        problems += [] if problem is None else [f"{_location(row)} has {_described(row, problem)}"]
+        count += 1
+        if time.monotonic() > deadline:
+            break
+    if problems:
+        raise _error(problems, f"; so {len(problems):,} of {count:,} rows" if len(problems) > 1 else "")
+    return count
+
+
+def _has_verifier(row: PromptRow, config: RewardConfig) -> bool:
+    chosen = config.verifiers.get(row.data_source)
+    is_judged = config.judge is not None or (chosen is not None and chosen.judge is not None)
+    is_named = bool(row.data_source) or config.kind != "rules"
+    return is_named and config.function is None and config.model is None and not is_judged
+
+
+def ground_truth_problem(row: PromptRow, chosen: Route) -> str | None:
+    """Return why a built-in verifier cannot compare with the ground truth of a row; None if it can."""
+    try:
+        _check(chosen, row)
+    except ValueError as error:
+        return f"the verifier {chosen.verifier!r} cannot compare with: {error}"
+    except (TypeError, KeyError, AttributeError, IndexError) as error:
+        return f"the verifier {chosen.verifier!r} cannot read: {type(error).__name__}: {error}"
+    return None
+
+
+def _check(chosen: Route, row: PromptRow) -> None:
+    """Let a verifier read a ground truth, which gets the same values as in its process."""
+    if str(VERIFIERS.get(chosen.verifier).target).startswith(BUILT_IN):
+        ground_truth, extra = decode(encode([row.ground_truth, {**row.extra, **chosen.extra}]))
+        check_ground_truth(chosen.verifier, ground_truth, extra, chosen.options)
+
+
+def raise_data_error(row: PromptRow, chosen: Route, failure: Failure) -> None:
+    """Raise an error if the failure of a verifier is due to the ground truth of its row.
+
+    Raises:
+        ConfigError: the verifier cannot compare with it.
+    """
+    problem = ground_truth_problem(row, chosen)
+    if problem is None and failure.error_type == GroundTruthError.__name__:
+        problem = f"the verifier {chosen.verifier!r} cannot compare with: {failure.message}"
+    if problem is not None:
+        raise _error([f"{_location(row)} has {_described(row, problem)}"])
+
+
+def _location(row: PromptRow) -> str:
+    return row.location or f"row {row.id}"
+
+
+def _described(row: PromptRow, problem: str) -> str:
+    return f"the ground truth {row.ground_truth!r:.80}, which {problem}"
+
+
+def _error(problems: list[str], count: str = "") -> ConfigError:
+    shown = "\n  ".join(problems[:MAX_SHOWN])
+    return ConfigError(f"{KEY}: {shown}{count}", key=KEY, source=problems[0].partition(" has ")[0], hint=HINT)

@@ -1,0 +1,138 @@
+"""Choices of a question by letter, and the letter of its ground truth."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from string import ascii_uppercase
+from typing import Any, Final
+
+from quintet.rewards.score import GroundTruthError, accepted_answers
+
+DEFAULT_LETTERS: Final = ascii_uppercase[:10]
+"""Letters that an answer may have if the choices are unknown: MMLU-Pro has ten."""
+COLUMNS: Final = ("choices", "options")
+VALID: Final = "write a letter, such as B or (B), or with `choices` in extra_info a choice's text or its number from 0"
+
+_MARKUP = re.compile(
+    r"\\(?:boxed|fbox|text|textbf|textrm|textit|mathrm|mathbf|mathsf|operatorname|left|right|displaystyle|rm|bf)(?![a-z])"
+    r"|\\[()\[\],;:! ]|[$*`{}~]|__|</?(?:b|i|u|em|strong|p|br|span|mark)\s*/?>|<\|\w{1,20}\|>|</s>|<pad>"
+)
+_TRUTH = re.compile(
+    r"(?:(?:answer|option|choice)\W*)?[(\[]?\s*([A-Za-z])\s*(?:[)\].:,]+|$|\s-\s)\s*(.*)", re.DOTALL | re.I
+)
+_LABEL = re.compile(r"\s*[(\[]?([A-Za-z])[)\].:]\s*(\S.*)", re.DOTALL)
+
+
+def plain_text(text: str) -> str:
+    r"""Return a text without the markup of Markdown, LaTeX and HTML that may surround a letter, in Unicode's
+    compatibility form.
+
+    >>> plain_text(r"**$\text{(Ｂ)}$**")
+    '(B)'
+    """
+    return _MARKUP.sub("", unicodedata.normalize("NFKC", text)).strip()
+
+
+def comparable(text: str) -> str:
+    """Return a choice's text without markup, case, spacing and final period."""
+    return " ".join(plain_text(text).split()).casefold().rstrip(".").rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Texts of the choices by letter; empty if the row does not name them."""
+
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_row(cls, extra: Mapping[str, Any]) -> Choices:
+        """Read `choices`, or else `options`: a list of texts, texts by letter, or lists of `text` and `label`.
+
+        Raises:
+            GroundTruthError: a label is not a letter.
+        """
+        value = next((extra[name] for name in COLUMNS if extra.get(name) is not None), None)
+        if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
+            try:
+                value = json.loads(value)
+            except ValueError:
+                return cls()
+        return cls(_texts(value))
+
+    def letter_of(self, answer: str) -> str | None:
+        """Return the letter of the only choice whose text is the answer."""
+        normalized = comparable(answer)
+        letters = [letter for letter, text in self.texts.items() if comparable(text) == normalized]
+        return letters[0] if normalized and len(letters) == 1 else None
+
+
+def _texts(value: Any) -> Mapping[str, str]:
+    if isinstance(value, Mapping) and isinstance(value.get("text"), Sequence) and not isinstance(value["text"], str):
+        labels = value.get("label") or ascii_uppercase
+        return {_letter(label): str(text) for label, text in zip(labels, value["text"], strict=False)}
+    if isinstance(value, Mapping):
+        return {_letter(label): str(text) for label, text in value.items() if text is not None}
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) > len(ascii_uppercase):
+        return {}
+    if value and all(isinstance(choice, Mapping) and "text" in choice for choice in value):
+        pairs = zip(ascii_uppercase, value, strict=False)
+        return {_letter(choice.get("label", letter)): str(choice["text"]) for letter, choice in pairs}
+    labeled = [_LABEL.fullmatch(str(choice)) for choice in value]
+    if all(match and match[1].upper() == letter for match, letter in zip(labeled, ascii_uppercase, strict=False)):
+        return {match[1].upper(): match[2] for match in labeled if match}
+    return dict(zip(ascii_uppercase, map(str, value), strict=False))
+
+
+def _letter(label: object) -> str:
+    letter = str(label).strip("() .").upper()
+    if len(letter) != 1 or letter not in ascii_uppercase:
+        raise GroundTruthError(
+            f"the choice {label!r:.40} has no letter as its label", "label choices by letters, from A"
+        )
+    return letter
+
+
+def true_letters(ground_truth: Any, choices: Choices) -> set[str]:
+    """Return the letters that are right.
+
+    Raises:
+        GroundTruthError: the ground truth names no choice, or not for certain.
+    """
+    return {_true_letter(answer, choices) for answer in accepted_answers(ground_truth)}
+
+
+def _true_letter(truth: str, choices: Choices) -> str:
+    text = plain_text(truth)
+    match = _TRUTH.fullmatch(text)
+    by_text = choices.letter_of(truth)
+    if match is None:
+        letter = by_text or _indexed_letter(text, choices)
+        if letter is None:
+            raise GroundTruthError(f"{truth!r:.80} is not the letter of a choice", VALID)
+        return letter
+    letter, rest = match[1].upper(), match[2]
+    if choices.texts and letter not in choices.texts:
+        if by_text is not None:
+            return by_text
+        raise GroundTruthError(f"{truth!r:.80} is none of the {len(choices.texts)} choices", VALID)
+    named = by_text or (choices.letter_of(rest) if rest else None)
+    if (named not in (None, letter)) or (rest and named is None and choices.texts) or _begins_with_letter(rest):
+        raise GroundTruthError(f"{truth!r:.80} may be several choices: its letter and its text disagree", VALID)
+    return letter
+
+
+def _begins_with_letter(rest: str) -> bool:
+    """Return whether the text after a letter is more letters, as in `A, C` or `B. or D`."""
+    return re.match(r"(?:(?:and|or)\b|[&/])|[(\[]?[A-Za-z][)\]]?(?:[\s,.&/]*$|\s*,)", rest) is not None
+
+
+def _indexed_letter(text: str, choices: Choices) -> str | None:
+    """Return the letter of a choice by its number from 0, as in MMLU."""
+    if re.fullmatch(r"\d{1,2}(?:\.0)?", text) is None:
+        return None
+    index = int(float(text))
+    return ascii_uppercase[index] if index < len(choices.texts) else None
