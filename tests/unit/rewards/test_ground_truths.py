@@ -80,7 +80,7 @@ def test_a_ground_truth_that_is_not_there_is_a_problem_for_each_verifier(verifie
         ("numeric", "5", {"absolute_tolerance": "much"}, "tolerance"),
         ("countdown", 24, {}, "lacks target or numbers"),
         ("countdown", {"target": "x", "numbers": [1]}, {}, "x"),
-        ("countdown", {"target": 1, "numbers": [[1]]}, {}, "cannot read"),
+        ("countdown", {"target": 1, "numbers": [[1]]}, {}, "cannot compare with"),
         ("ifeval", {"func_name": "validate_everything"}, {}, "validate_everything"),
         ("ifeval", "not json", {}, "ifeval"),
         ("code", "no tests", {}, "tests"),
