@@ -400,7 +400,7 @@ class InferenceDecoder:
 def _is_supported(body: nn.Module) -> bool:
     """Return whether this class computes everything that the body's forward pass does."""
     layers = getattr(body, "layers", None)
-    if not isinstance(layers, nn.ModuleList) or body.config.get_text_config().hidden_act != "silu":  # type: ignore[union-attr, operator]
+    if not isinstance(layers, nn.ModuleList) or _hidden_act(body) != "silu":
         return False
     if any(type(layer).__name__ not in SUPPORTED_LAYERS or has_sliding_window(layer) for layer in layers):
         return False
@@ -408,6 +408,10 @@ def _is_supported(body: nn.Module) -> bool:
         return False
     linear = [module for module in layers.modules() if hasattr(module, "in_features") or hasattr(module, "base_layer")]
     return all(type(module) is nn.Linear or has_adapters(module) for module in linear)
+
+
+def _hidden_act(body: nn.Module) -> str | None:
+    return getattr(body.config.get_text_config(), "hidden_act", None)  # type: ignore[union-attr, operator]
 
 
 def _is_modified(module: nn.Module) -> bool:
