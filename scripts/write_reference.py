@@ -52,8 +52,8 @@ embedded engine, with adapters and with recomputed activations:
 
 {tested}.
 
-{by_settings} are supported or refused depending on the settings below. Of vision-language models, `qwen2_vl`, `qwen2_5_vl`
-and `qwen3_vl` read [images](vision.md); others in the list are trained on text only.
+{by_settings} are supported or refused depending on the settings below. Of vision-language models, `qwen2_vl`,
+`qwen2_5_vl` and `qwen3_vl` read [images](vision.md); others in the list are trained on text only.
 
 Three limits remain. Attention in a sliding window uses torch's attention or flash-attn, not the compiled kernels.
 With `actor.parallel.context` above 1, sequences longer than the window are refused. `rope_type: longrope` and

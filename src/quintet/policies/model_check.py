@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from quintet.errors import MachineError, UserError
 from quintet.policies.attention import MODELS_HINT, AttentionLayout, PackedLayout, register_attention
 from quintet.policies.hidden_states import compute_hidden_states
+from quintet.policies.layer_kinds import num_distinct_layers
 from quintet.policies.masked_head import MASKED_LOGIT, MaskedHead
 from quintet.policies.vision.image_encoder import is_vision_language, text_decoder
 from quintet.policies.vision.image_probe import image_probe
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MAX_DIFFERENCE = 1e-3
-"""Largest allowed difference of logits, relative to the largest logit."""
+"""Largest allowed difference, relative to the largest value."""
 VOCABULARY = 64
 """Tokens of a miniature's vocabulary."""
-DEPTH_TOKENS = 8
+DEPTH_TOKENS = 4
 """Tokens that pass through all layers."""
 PREFIX, STEMS, PARENTS, BRANCHES = 9, (3, 6), (0, 0, 1), (7, 4, 9)
 """Lengths of the packed sequences, see `PackedLayout`."""
@@ -41,8 +42,6 @@ NOISE = 0.1
 """Standard deviation of what is added to a miniature's biases, norms and adapters. Those of new models are 0 or 1, by
 which an omitted one would not be noticed."""
 AMPLIFIED_LOGIT = 100.0
-LAYER_NUMBERS = ("idx", "index", "number", "id")
-"""Endings of the names of a module's attributes that number the layers."""
 
 
 def check_model(model: PreTrainedModel, directory: object) -> None:
@@ -59,9 +58,10 @@ def check_model(model: PreTrainedModel, directory: object) -> None:
     try:
         _check_depth(model, directory)
         _check_packed(model, directory)
-    except UserError:
+    except (UserError, MemoryError):
         raise
     except Exception as error:
+        # a model's code may raise anything on input that it was not made for
         raise unsupported_model(model, directory, f"{type(error).__name__}: {error}") from error
 
 
@@ -85,13 +85,22 @@ def _check_depth(model: PreTrainedModel, directory: object) -> None:
     position_ids, images, arguments = torch.arange(DEPTH_TOKENS), None, {"input_ids": tokens[None]}
     if is_vision_language(model.config):
         tokens, position_ids, images, arguments = image_probe(model, tokens)
-    layout = PackedLayout(torch.tensor([len(tokens)]))
+    layout = _CountingLayout(PackedLayout(torch.tensor([len(tokens)])))
     with torch.inference_mode():
         states = compute_hidden_states(model.model, tokens, position_ids, layout, images)
-        logits = model.lm_head(states[-1:])
+        _check_layers(model, directory, layout)
+        if images is not None:
+            # with the compiled kernels, too: the miniature reads no images
+            packed = PackedLayout(torch.tensor([len(tokens)]))
+            states = compute_hidden_states(model.model, tokens, position_ids, packed, images)
         with own_attention(model):
-            reference = model(**arguments, use_cache=False, logits_to_keep=1).logits[0, -1:]
-    compare_logits(model, directory, logits, reference)
+            reference = model.model(**arguments, use_cache=False).last_hidden_state[0]
+        if not bool(model.lm_head(reference[-1:]).isfinite().all()):
+            raise MachineError(
+                f"the weights at {directory} contain NaN or infinite values",
+                "use an earlier checkpoint, or another model",
+            )
+    _compare(model, directory, states, reference, "hidden states")
 
 
 def _check_packed(model: PreTrainedModel, directory: object) -> None:
@@ -99,12 +108,11 @@ def _check_packed(model: PreTrainedModel, directory: object) -> None:
     tokens, position_ids, layout = _packed_sequences()
     rows = list(_rows_of_sequences())
     with torch.inference_mode():
-        _check_layers(miniature, tokens, position_ids, layout)
         states = compute_hidden_states(miniature.model, tokens, position_ids, layout)
         _amplify_logits(miniature, states)
         logits = miniature.lm_head(states[torch.cat(rows)])
         reference = torch.cat(reference_logits(miniature, [tokens[indices] for indices in rows]))
-    compare_logits(model, directory, logits, reference, "of packed sequences ")
+    _compare(model, directory, logits, reference, "logits of packed sequences")
 
 
 def reference_logits(model: PreTrainedModel, sequences: Sequence[Tensor]) -> list[Tensor]:
@@ -123,24 +131,12 @@ def own_attention(model: PreTrainedModel) -> Iterator[None]:
         model.set_attn_implementation(register_attention())
 
 
-def compare_logits(
-    model: PreTrainedModel, directory: object, logits: Tensor, reference: Tensor, kind: str = ""
-) -> None:
-    """Raise if logits [n, vocabulary] differ from the reference; `kind` says for the message which they are.
-
-    Raises:
-        MachineError: they differ, or the reference is not finite.
-    """
-    if not bool(reference.isfinite().all()):
-        raise MachineError(
-            f"the weights at {directory} contain NaN or infinite values", "use an earlier checkpoint, or another model"
-        )
-    difference = float((logits - reference).abs().max())
+def _compare(model: PreTrainedModel, directory: object, values: Tensor, reference: Tensor, kind: str) -> None:
+    difference = float((values - reference).abs().max())
     largest = float(reference.masked_fill(reference == MASKED_LOGIT, 0.0).abs().max())
     if not difference <= MAX_DIFFERENCE * largest:
-        raise unsupported_model(
-            model, directory, f"logits {kind}differ by {difference:.2g} from those of transformers, up to {largest:.2g}"
-        )
+        message = f"{kind} up to {largest:.2g} differ by {difference:.2g} from those of transformers"
+        raise unsupported_model(model, directory, message)
 
 
 def _packed_sequences() -> tuple[Tensor, Tensor, PackedLayout]:
@@ -171,7 +167,8 @@ def _amplify_logits(miniature: PreTrainedModel, states: Tensor) -> None:
 
 
 class _CountingLayout:
-    """A layout that counts the attention passes of each layer."""
+    """A layout that counts the attention passes of each layer. Only the model's modules take it, not the compiled
+    kernels, which copy the weights of all layers."""
 
     def __init__(self, layout: AttentionLayout) -> None:
         self._layout = layout
@@ -185,14 +182,14 @@ class _CountingLayout:
         return self._layout.attend(layer, query, key, value, scale, window)
 
 
-def _check_layers(miniature: PreTrainedModel, tokens: Tensor, position_ids: Tensor, layout: PackedLayout) -> None:
+def _check_layers(model: PreTrainedModel, directory: object, counting: _CountingLayout) -> None:
     """Raise if a layer does not compute attention exactly once: it mixes tokens in another way."""
-    counting = _CountingLayout(layout)
-    compute_hidden_states(miniature.model, tokens, position_ids, counting)
-    for index, layer in enumerate(_body(miniature).layers):
+    for index, layer in enumerate(_body(model).layers):
         if counting.passes.get(index) != 1:
-            mixers = [type(part).__name__ for part in layer.children()]
-            raise MachineError(f"layer {index} ({', '.join(mixers)}) mixes tokens otherwise than by attention")
+            parts = ", ".join(type(part).__name__ for part in layer.children())
+            raise unsupported_model(
+                model, directory, f"layer {index} ({parts}) mixes tokens otherwise than by attention"
+            )
 
 
 def build_miniature(model: PreTrainedModel) -> PreTrainedModel:
@@ -251,27 +248,3 @@ def _shrink_modules(miniature: PreTrainedModel) -> None:
         if isinstance(module, MaskedHead):
             masked = module.masked_tokens
             module.masked_tokens = masked[masked < VOCABULARY]
-
-
-def num_distinct_layers(layers: nn.ModuleList) -> int:
-    """Return the number of first layers among which each kind of layer is at least once, at least two."""
-    first: dict[object, int] = {}
-    for index, layer in enumerate(layers):
-        first.setdefault(_kind_of_layer(layer), index)
-    return min(len(layers), max(2, max(first.values()) + 1))
-
-
-def _kind_of_layer(layer: nn.Module) -> tuple[object, ...]:
-    """Return what layers of the same kind share: classes, settings and shapes of their modules."""
-    return tuple(
-        (name, type(module).__name__, _settings(module), tuple(p.shape for p in module.parameters(recurse=False)))
-        for name, module in layer.named_modules()
-    )
-
-
-def _settings(module: nn.Module) -> tuple[object, ...]:
-    return tuple(
-        (name, value)
-        for name, value in sorted(vars(module).items())
-        if isinstance(value, bool | int | float | str) and not name.endswith(LAYER_NUMBERS)
-    )

@@ -35,11 +35,16 @@ the term would pull the policy away from the objective. verl omits it by default
 
 
 def load_model(
-    directory: str | Path, *, trust_remote_code: bool = False, overrides: Mapping[str, Any] | None = None
+    directory: str | Path,
+    *,
+    trust_remote_code: bool = False,
+    overrides: Mapping[str, Any] | None = None,
+    is_computed: bool = True,
 ) -> PreTrainedModel:
     """Load a language model or vision-language model in float32 whose attention follows a `AttentionLayout`.
 
-    `overrides` replace values of its `config.json`.
+    `overrides` replace values of its `config.json`. Unless it `is_computed` here, but by vLLM or SGLang, it is neither
+    checked nor refused for its architecture.
 
     Raises:
         MachineError: transformers cannot load the directory, or our forward pass differs from transformers'.
@@ -50,7 +55,7 @@ def load_model(
     _require_config_json(directory)
     try:
         config = _load_config(directory, overrides or {}, trust_remote_code=trust_remote_code)
-        if reason := unsupported_reason(config.to_dict()):
+        if is_computed and (reason := unsupported_reason(config.to_dict())):
             raise MachineError(f"cannot use the model at {directory}: {reason}", MODELS_HINT)
         has_vision = is_vision_language(config)
         auto: Any = AutoModelForImageTextToText if has_vision else AutoModelForCausalLM
@@ -63,20 +68,29 @@ def load_model(
                 trust_remote_code=trust_remote_code,
                 local_files_only=True,
             )
-    except UserError:
+    except (UserError, MemoryError):
         raise
     except (OSError, ValueError, SafetensorError) as error:
+        if "Unrecognized configuration class" in str(error):
+            # followed by the names of all classes that are recognized
+            raise MachineError(
+                f"cannot use the model at {directory}: transformers has no {auto.__name__} of model_type"
+                f" {config.model_type!r}",
+                MODELS_HINT,
+            ) from error
         hint = "use a Hugging Face model directory, as save_pretrained writes it"
         raise MachineError(f"cannot load a model from {directory}: {error}", hint) from error
     except Exception as error:
+        # the code of an architecture, or of the directory, may raise anything
         raise MachineError(
             f"cannot load the model at {directory}: {type(error).__name__}: {error}", MODELS_HINT
         ) from error
     model.eval()
     if has_vision:
         prepare_vision_language_model(model, directory)
-    check_model(model, directory)
-    limit_positions(model)
+    if is_computed:
+        check_model(model, directory)
+        limit_positions(model)
     return model
 
 

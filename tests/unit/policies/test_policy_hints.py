@@ -180,6 +180,7 @@ CASES = [
     ),
     case(loaded, "broken", "use an earlier checkpoint, or another model", "model"),
     case(loaded, "gemma", MODELS_HINT, "model"),
+    case(loaded, "llava", MODELS_HINT, "model"),
     case(without_word, ("gemma", {}), MODELS_HINT, ("model", {})),
     case(without_word, ("llama", {"forward": None}), MODELS_HINT, ("llama", {})),
     case(without_word, ("llama", {"from_pretrained": None}), MODELS_HINT, ("llama", {})),
@@ -235,6 +236,8 @@ def directories(tmp_path_factory: pytest.TempPathFactory, policy_directory: Path
     (root / "images").mkdir()
     settings = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
     (root / "images/preprocessor_config.json").write_text(json.dumps(settings))
+    (root / "llava").mkdir()
+    (root / "llava/config.json").write_text('{"model_type": "llava"}')
     (root / "empty").mkdir()
     (root / "empty/config.json").write_text("{}")
     AutoModelForCausalLM.from_config(AutoConfig.for_model("gemma2", **GEMMA)).save_pretrained(root / "gemma")

@@ -6,7 +6,7 @@ from quintet.config.composed import ComposedConfig, config_value
 from quintet.config.plan.model_shapes import UnreadableConfigError
 from quintet.config.plan.model_support import unsupported_reason
 from quintet.config.plan.models import config_file, read_config
-from quintet.config.problems import ConfigProblem
+from quintet.config.problems import ConfigProblem, raise_problems
 
 PATHS = ("policy.path", "sft.path", "critic.path", "reference.path")
 """Keys of the paths of causal language models."""
@@ -15,7 +15,8 @@ PATHS = ("policy.path", "sft.path", "critic.path", "reference.path")
 def model_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     """Yield the paths of models that are refused, if their `config.json` is there."""
     config = composed.experiment
-    if config.env.is_simulator:
+    is_only_sampled = config.generation is not None and config.rollout.engine != "hf"
+    if config.env.is_simulator or is_only_sampled:
         return
     for key in PATHS:
         path = config_value(config, key) if key != "sft.path" or config.sft else None
@@ -28,3 +29,12 @@ def model_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
         overrides = config.policy.overrides if key in ("policy.path", "sft.path") else {}
         if reason := unsupported_reason({**settings, **overrides}):
             yield composed.problem(key, f"{reason}; docs/models.md lists the supported model families")
+
+
+def check_models(composed: ComposedConfig) -> None:
+    """Check the architectures of the models before they are loaded.
+
+    Raises:
+        ConfigError: one message names every path of a model that is refused.
+    """
+    raise_problems(model_problems(composed))

@@ -13,7 +13,6 @@ from quintet.config.checks.distillation import distillation_problems
 from quintet.config.checks.engines import engine_problems, executor_problems
 from quintet.config.checks.env_hosts import env_host_problems
 from quintet.config.checks.judges import judge_problems
-from quintet.config.checks.models import model_problems
 from quintet.config.checks.overlap import overlap_problems, sharded_reward_problems
 from quintet.config.checks.processes import (
     COUNTS,
@@ -89,7 +88,6 @@ def unsupported_problems(composed: ComposedConfig, rank: RankInfo | None = None)
     yield from env_host_problems(composed)
     yield from process_problems(composed, rank)
     yield from weight_transfer_problems(composed)
-    yield from model_problems(composed)
     yield from vision_problems(composed)
     yield from svg_problems(composed)
     yield from tool_problems(composed)
