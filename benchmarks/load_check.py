@@ -30,7 +30,7 @@ from quintet.rollout.engines.hf.engine import HfEngine
 from quintet.rollout.engines.hf.engine_check import TAILS, check_engine
 
 RESULT = Path(__file__).parent / "results/load_check.json"
-RUNS = 5
+RUNS = 3
 SHAPE: dict[str, Any] = {
     "hidden_size": 896,
     "intermediate_size": 4864,

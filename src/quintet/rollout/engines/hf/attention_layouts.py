@@ -258,14 +258,15 @@ class DecodeLayout:
         slots, positions = self._slots, self._positions
         keys[slots, :, positions], values[slots, :, positions] = key, value
         # with kernels, rows are in any slots
-        keys, values = (x[:n] if self._kernels is None else x[slots] for x in (keys, values))
+        rows = slice(n) if self._kernels is None else slots
+        keys, values = keys[rows, :, : self._width], values[rows, :, : self._width]
         query = query * scale
         grouped_query = query.reshape(n * kv_heads, heads // kv_heads, dim)
         scores = [
             s.ungroup(s.group(query, kv_heads) @ s.contents(s.cache.keys[layer]).transpose(1, 2), kv_heads)
             for s in self._shared
         ]
-        scores.append((grouped_query @ keys[:, :, : self._width].flatten(0, 1).transpose(1, 2)).view(n, heads, -1))
+        scores.append((grouped_query @ keys.flatten(0, 1).transpose(1, 2)).view(n, heads, -1))
         logits = torch.cat(scores, -1).float()
         if self._padding_mask is not None:
             logits.masked_fill_(self._padding_mask, -torch.inf)
@@ -273,7 +274,7 @@ class DecodeLayout:
             logits.masked_fill_(self._window_mask(window), -torch.inf)
         *shared_weights, response_weights = torch.split(logits.softmax(-1).to(query.dtype), self._widths, -1)
         grouped_weights = response_weights.reshape(n * kv_heads, heads // kv_heads, -1)
-        out: Tensor = (grouped_weights @ values[:, :, : self._width].flatten(0, 1)).view(n, heads, dim)
+        out: Tensor = (grouped_weights @ values.flatten(0, 1)).view(n, heads, dim)
         for s, weights in zip(self._shared, shared_weights, strict=True):
             out = out + s.ungroup(s.group(weights, kv_heads) @ s.contents(s.cache.values[layer]), kv_heads)
         return out
