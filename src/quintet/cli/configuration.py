@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from quintet.cli.config_source import NATIVE, ConfigSource, read_config_source
 from quintet.cli.messages import warn
+from quintet.config.checks.models import model_problems
 from quintet.config.checks.processes import planned_rank
 from quintet.config.checks.unsupported import refuse_unsupported, unsupported_problems, with_torchrun_devices
 from quintet.config.compose import load_experiment
@@ -97,7 +98,8 @@ def inspect_config(config: str | None, overrides: list[str], dialect: str | None
         ConfigError: one message names every invalid key; or the dialect is unknown.
         MachineError: the file is missing or cannot be read.
     """
-    return _inspect(read_config_source(config, overrides, dialect), _parse_unknown_keys(unknown_keys))
+    inspected = _inspect(read_config_source(config, overrides, dialect), _parse_unknown_keys(unknown_keys))
+    return replace(inspected, unsupported=(*inspected.unsupported, *model_problems(inspected.composed)))
 
 
 def reread_config(config: str | None, overrides: list[str], dialect: str | None, unknown_keys: str) -> ComposedConfig:

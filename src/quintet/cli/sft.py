@@ -8,6 +8,7 @@ from quintet.cli.choices import check_choices
 from quintet.cli.configuration import load_config
 from quintet.cli.ranks import run_on_all_ranks
 from quintet.cli.transformers_setup import silence_transformers
+from quintet.config.checks.models import check_models
 from quintet.config.composed import ComposedConfig
 from quintet.config.plan.placement import check_placement
 from quintet.config.torchrun import current_rank
@@ -24,6 +25,7 @@ def run(config: str | None, overrides: list[str], dialect: str | None, unknown_k
 def run_composed(composed: ComposedConfig) -> int:
     """Check and fine-tune a composed configuration."""
     check_sft(composed)
+    check_models(composed)
     check_choices(composed)
     check_placement(composed)
     from quintet.tracking.run_directory import RunDirectory

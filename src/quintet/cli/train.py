@@ -6,6 +6,7 @@ from quintet.cli.choices import check_action_policy, check_choices
 from quintet.cli.configuration import load_config
 from quintet.cli.ranks import run_on_all_ranks
 from quintet.cli.transformers_setup import silence_transformers
+from quintet.config.checks.models import check_models
 from quintet.config.plan.images import check_images
 from quintet.config.plan.placement import check_placement
 from quintet.config.torchrun import current_rank
@@ -23,6 +24,7 @@ def run(config: str | None, overrides: list[str], dialect: str | None, unknown_k
         from quintet.cli import generate
 
         return generate.run_composed(composed)
+    check_models(composed)
     check_choices(composed)
     check_placement(composed)
     check_images(composed)

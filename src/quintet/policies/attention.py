@@ -8,8 +8,9 @@ KV cache in generation. The model itself builds no attention mask.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,15 @@ from quintet.policies.attention_backends import (
 from quintet.policies.flash_varlen import FlashVarlenInputs, supports_flash_varlen
 
 ATTENTION_IMPLEMENTATION = "quintet"
+MODELS_HINT = "docs/models.md lists the supported model families"
+UNSUPPORTED_OPTIONS = {
+    "softcap": "soft-capped scores",
+    "s_aux": "attention sinks",
+    "position_bias": "a position bias",
+    "indices": "an index of selected tokens (sparse attention)",
+    "block_indices": "an index of selected blocks (sparse attention)",
+}
+"""Arguments of attention functions in transformers that change the result, and what they ask for."""
 
 
 class AttentionLayout(Protocol):
@@ -34,8 +44,13 @@ class AttentionLayout(Protocol):
     def max_length(self) -> int:
         """Length of the longest sequence in tokens."""
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Return [N, heads, dim] for query [N, heads, dim] and key and value [N, kv_heads, dim]."""
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None
+    ) -> Tensor:
+        """Return [N, heads, dim] for query [N, heads, dim] and key and value [N, kv_heads, dim].
+
+        With a `window`, a token attends to the last `window` tokens of its sequence, itself included.
+        """
 
 
 class MovableAttentionLayout(AttentionLayout, Protocol):
@@ -52,19 +67,38 @@ def _attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float,
-    layout: AttentionLayout,
+    layout: AttentionLayout | None = None,
     sliding_window: int | None = None,
-    **_: object,
+    **options: object,
 ) -> tuple[Tensor, None]:
-    if sliding_window is not None and layout.max_length > sliding_window:
+    if attention_mask is not None or options.keys() & UNSUPPORTED_OPTIONS.keys():
+        _refuse_options(module, attention_mask, options)
+    if layout is None:
         raise MachineError(
-            f"the model has a sliding window of {sliding_window} tokens, but a sequence has {layout.max_length}",
-            f"limit rollout.max_prompt_tokens + rollout.max_response_tokens, and sft.max_tokens, to {sliding_window}",
+            f"{type(module).__name__} is not supported: its layers do not pass the arguments of a forward pass on to"
+            " attention",
+            MODELS_HINT,
         )
     layer: int = module.layer_idx  # type: ignore[assignment]
+    window = sliding_window if sliding_window is not None and layout.max_length > sliding_window else None
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    width = v.shape[-1]
+    if width < k.shape[-1]:
+        # latent attention: caches and kernels have one width for keys and values
+        v = F.pad(v, (0, k.shape[-1] - width))
     with use_attention_backend(attention_backend(module)):
-        return layout.attend(layer, q, k, v, scaling)[None], None
+        return layout.attend(layer, q, k, v, scaling, window)[None, ..., :width], None
+
+
+def _refuse_options(module: nn.Module, attention_mask: Tensor | None, options: Mapping[str, object]) -> None:
+    """Raise if a layer asks for attention of another kind."""
+    asked = [text for name, text in UNSUPPORTED_OPTIONS.items() if options.get(name) is not None]
+    if attention_mask is not None:
+        asked.append("an attention mask of the model's own")
+    if asked:
+        raise MachineError(
+            f"{type(module).__name__} is not supported: it computes attention with {' and '.join(asked)}", MODELS_HINT
+        )
 
 
 def register_attention() -> str:
@@ -129,6 +163,14 @@ class PackedStructure:
         )
 
 
+class _Masks(NamedTuple):
+    """Masks of the parts of a `PackedLayout`, None for causal attention."""
+
+    prefix: Tensor | None
+    stems: Tensor | None
+    branches: Tensor | None
+
+
 class PackedLayout:
     """Packed sequences in which shared beginnings are computed once.
 
@@ -153,6 +195,7 @@ class PackedLayout:
         self._flash_inputs: FlashVarlenInputs | None = None
         self._stem_mask = causal_mask(self._stems.width, prefix) if self._stems else None
         self._branch_mask = self._build_branch_mask(self._branches.width, prefix) if self._branches else None
+        self._window_masks: dict[int, _Masks] = {}
         self.max_length = self.structure.max_length
 
     def to(self, device: torch.device) -> Self:
@@ -164,29 +207,67 @@ class PackedLayout:
         moved._parents, moved._stem_mask, moved._branch_mask = (
             None if x is None else x.to(device) for x in (self._parents, self._stem_mask, self._branch_mask)
         )
+        moved._window_masks = {}
         return moved
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None
+    ) -> Tensor:
         """See `AttentionLayout.attend`.
 
         Uses flash-attn on a GPU if it is installed, else torch's attention on padded rows.
         """
         if supports_flash_varlen(query) and is_flash_allowed():
-            return self._flash_inputs_on(query.device).attend(query, key, value, scale)
+            return self._flash_inputs_on(query.device).attend(query, key, value, scale, window)
+        masks = self._masks(window)
         prefix_qkv, stems, branches = zip(*(torch.split(x, self._sizes) for x in (query, key, value)), strict=True)
         out: list[Tensor] = []
         context: list[tuple[Tensor, Tensor]] = []
         if self._prefix:
-            out.append(attend_padded_rows(self._prefix, prefix_qkv, context, None, scale))
+            out.append(attend_padded_rows(self._prefix, prefix_qkv, context, masks.prefix, scale))
             context.append((self._prefix.pad(prefix_qkv[1]), self._prefix.pad(prefix_qkv[2])))
         if self._stems:
-            out.append(attend_padded_rows(self._stems, stems, context, self._stem_mask, scale))
+            out.append(attend_padded_rows(self._stems, stems, context, masks.stems, scale))
             if self._parents is not None:
                 key, value = (self._stems.pad(x).index_select(0, self._parents) for x in stems[1:])
                 context.append((key, value))
         if self._branches:
-            out.append(attend_padded_rows(self._branches, branches, context, self._branch_mask, scale))
+            out.append(attend_padded_rows(self._branches, branches, context, masks.branches, scale))
         return torch.cat(out) if len(out) > 1 else out[0]
+
+    def _masks(self, window: int | None) -> _Masks:
+        """Return the masks for a window, built by the first layer and reused by the others."""
+        if window is None:
+            return _Masks(None, self._stem_mask, self._branch_mask)
+        if window not in self._window_masks:
+            self._window_masks[window] = self._build_window_masks(window)
+        return self._window_masks[window]
+
+    def _build_window_masks(self, window: int) -> _Masks:
+        """Return the masks of attention within a window. The keys of a row are at consecutive positions, except for the
+        padding of its stem."""
+        prefix, stems, branches = self.structure.prefix, self._stems, self._branches
+        prefix_mask = causal_mask(prefix, 0) & within_window(torch.arange(prefix), torch.arange(prefix), window)
+        stem_mask = branch_mask = None
+        if stems:
+            positions = torch.arange(prefix + stems.width)
+            stem_mask = causal_mask(stems.width, prefix) & within_window(positions[prefix:], positions, window)
+        if branches:
+            start, context = torch.full((1, 1), prefix), prefix
+            if self.structure.stems is not None and self.structure.parents is not None and stems:
+                start, context = prefix + self.structure.stems[self.structure.parents, None], prefix + stems.width
+            own = start + torch.arange(branches.width)
+            keys = torch.cat([torch.arange(context).expand(len(own), -1), own], 1)
+            mask = causal_mask(branches.width, context) if self._branch_mask is None else self._branch_mask.cpu()
+            branch_mask = mask & within_window(own, keys, window)[:, None]
+        device = self._window_device
+        masks = (x if x is None else x.to(device) for x in (prefix_mask, stem_mask, branch_mask))
+        return _Masks(*masks)
+
+    @property
+    def _window_device(self) -> torch.device:
+        rows = self._branches or self._stems or self._prefix
+        return rows.valid.device if rows else torch.device("cpu")
 
     def _flash_inputs_on(self, device: torch.device) -> FlashVarlenInputs:
         """Return flash-attn's inputs, built by the first layer and reused by the others."""
@@ -231,6 +312,11 @@ class PackedLayout:
 def causal_mask(width: int, num_context: int) -> Tensor:
     """Return a bool mask [width, num_context + width]: all context tokens, and causal among the `width` tokens."""
     return torch.ones(width, num_context + width, dtype=torch.bool).tril(num_context)
+
+
+def within_window(queries: Tensor, keys: Tensor, window: int) -> Tensor:
+    """Return bool [..., q, k]: whether keys at positions [..., k] are in the windows of queries at [..., q]."""
+    return queries[..., :, None] - keys[..., None, :] < window
 
 
 def attend_padded_rows(

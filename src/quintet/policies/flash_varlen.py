@@ -76,7 +76,7 @@ class FlashVarlenInputs:
             key_indices=None if self.key_indices is None else self.key_indices.to(device),
         )
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None) -> Tensor:
         """See `AttentionLayout.attend`."""
         function = load_flash_attn()
         if function is None:
@@ -93,6 +93,7 @@ class FlashVarlenInputs:
             max_seqlen_k=self.max_seqlen_k,
             softmax_scale=scale,
             causal=True,
+            **({} if window is None else {"window_size": (window - 1, 0)}),
         )
         return out
 

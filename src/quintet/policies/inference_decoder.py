@@ -8,7 +8,9 @@ with other layers use `compute_hidden_states`.
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 from quintet.kernels.decode import decode_kernels
 from quintet.policies.attention import AttentionLayout, PackedLayout
 from quintet.policies.hidden_states import compute_hidden_states
+from quintet.policies.layer_kinds import num_distinct_layers
 from quintet.policies.lora import adapter_parameters, has_adapters
 from quintet.policies.training_decoder import batched_positions, has_sliding_window
 from quintet.policies.vision.image_encoder import embed_with_images
@@ -383,14 +386,27 @@ class InferenceDecoder:
             return self._kernels.silu_mul(views.gate_up, views.gated)
         return torch.mul(F.silu(views.gate), views.up, out=views.gated)
 
+    @contextmanager
+    def _few_layers(self) -> Iterator[None]:
+        """Leave out all layers but the first ones of each kind inside the `with` block."""
+        body: Any = self._body
+        layers, views = body.layers, self._layers
+        count = num_distinct_layers(layers)
+        body.layers, self._layers = layers[:count], views[:count]
+        try:
+            yield
+        finally:
+            body.layers, self._layers = layers, views
+
     def _probe_difference(self) -> float:
-        """Return the largest difference from the modules' states for a few tokens, relative to the largest state."""
+        """Return the largest difference from the modules' states for a few tokens through the first layers, relative to
+        the largest state."""
         device = next(self._body.parameters()).device
         vocab_size = len(self._body.embed_tokens.weight)  # type: ignore[arg-type, union-attr]
         tokens = torch.arange(PROBE_TOKENS, device=device) * 7919 % vocab_size
         position_ids = torch.arange(PROBE_TOKENS, device=device)
         layout = PackedLayout(torch.tensor([PROBE_TOKENS]))
-        with torch.inference_mode():
+        with torch.inference_mode(), self._few_layers():
             reference = compute_hidden_states(self._body, tokens, position_ids, layout)
             return float(
                 (self(tokens, position_ids, layout) - reference).abs().max() / reference.abs().max().clamp(min=1e-6)
@@ -400,7 +416,7 @@ class InferenceDecoder:
 def _is_supported(body: nn.Module) -> bool:
     """Return whether this class computes everything that the body's forward pass does."""
     layers = getattr(body, "layers", None)
-    if not isinstance(layers, nn.ModuleList) or body.config.get_text_config().hidden_act != "silu":  # type: ignore[union-attr, operator]
+    if not isinstance(layers, nn.ModuleList) or _hidden_act(body) != "silu":
         return False
     if any(type(layer).__name__ not in SUPPORTED_LAYERS or has_sliding_window(layer) for layer in layers):
         return False
@@ -408,6 +424,10 @@ def _is_supported(body: nn.Module) -> bool:
         return False
     linear = [module for module in layers.modules() if hasattr(module, "in_features") or hasattr(module, "base_layer")]
     return all(type(module) is nn.Linear or has_adapters(module) for module in linear)
+
+
+def _hidden_act(body: nn.Module) -> str | None:
+    return getattr(body.config.get_text_config(), "hidden_act", None)  # type: ignore[union-attr, operator]
 
 
 def _is_modified(module: nn.Module) -> bool:

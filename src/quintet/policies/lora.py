@@ -70,6 +70,8 @@ def add_lora(model: PreTrainedModel, config: LoraConfig, *, seed: int = 0, key: 
     from peft import inject_adapter_in_model
 
     peft_config = _build_peft_config(config, key)
+    if peft_config.target_modules == ALL_LINEAR and (routers := _linear_routers(model)):
+        peft_config.exclude_modules = routers
     if _adapts_experts(peft_config, model):
         if config.path is not None or ALL_LINEAR not in config.target_modules:
             raise _stacked_experts(config, key)
@@ -101,6 +103,12 @@ def _build_peft_config(config: LoraConfig, key: str) -> Any:
         bias="none",
         task_type="CAUSAL_LM",
     )
+
+
+def _linear_routers(model: nn.Module) -> list[str]:
+    """Return the names of routers that are linear layers with other results than a product, which adapters expect."""
+    routers = ((name, type(part)) for name, part in model.named_modules() if isinstance(part, nn.Linear))
+    return [name for name, cls in routers if cls.__name__.endswith("Router") and cls.forward is not nn.Linear.forward]
 
 
 def _target_modules(names: tuple[str, ...]) -> str | list[str]:

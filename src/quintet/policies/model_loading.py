@@ -11,13 +11,14 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from quintet.errors import ConfigError, MachineError, nearest
+from quintet.config.plan.model_support import unsupported_reason
+from quintet.errors import ConfigError, MachineError, UserError, nearest
 from quintet.loading_lock import LOADING_LOCK
-from quintet.policies.attention import PackedLayout, register_attention
-from quintet.policies.hidden_states import compute_hidden_states
-from quintet.policies.masked_head import MASKED_LOGIT, MaskedHead
+from quintet.policies.attention import MODELS_HINT, register_attention
+from quintet.policies.masked_head import MaskedHead
+from quintet.policies.model_check import check_model
+from quintet.policies.rope_limits import limit_positions
 from quintet.policies.vision.image_encoder import is_vision_language, placeholder_tokens, prepare_vision_encoder
-from quintet.policies.vision.image_probe import image_probe
 from quintet.policies.vision.image_processing import ImageProcessor
 
 if TYPE_CHECKING:
@@ -31,16 +32,19 @@ ROUTER_LOSS_KEYS = ("router_aux_loss_coef", "output_router_logits")
 No learner adds this loss, whatever the model's `config.json` says: the experts of a policy are balanced already, and
 the term would pull the policy away from the objective. verl omits it by default, too.
 """
-PROBE_TOKENS = 24
-MAX_PROBE_DIFFERENCE = 1e-3
 
 
 def load_model(
-    directory: str | Path, *, trust_remote_code: bool = False, overrides: Mapping[str, Any] | None = None
+    directory: str | Path,
+    *,
+    trust_remote_code: bool = False,
+    overrides: Mapping[str, Any] | None = None,
+    is_computed: bool = True,
 ) -> PreTrainedModel:
     """Load a language model or vision-language model in float32 whose attention follows a `AttentionLayout`.
 
-    `overrides` replace values of its `config.json`.
+    `overrides` replace values of its `config.json`. Unless it `is_computed` here, but by vLLM or SGLang, it is neither
+    checked nor refused for its architecture.
 
     Raises:
         MachineError: transformers cannot load the directory, or our forward pass differs from transformers'.
@@ -51,6 +55,8 @@ def load_model(
     _require_config_json(directory)
     try:
         config = _load_config(directory, overrides or {}, trust_remote_code=trust_remote_code)
+        if is_computed and (reason := unsupported_reason(config.to_dict())):
+            raise MachineError(f"cannot use the model at {directory}: {reason}", MODELS_HINT)
         has_vision = is_vision_language(config)
         auto: Any = AutoModelForImageTextToText if has_vision else AutoModelForCausalLM
         with LOADING_LOCK:
@@ -63,14 +69,30 @@ def load_model(
                 trust_remote_code=trust_remote_code,
                 local_files_only=True,
             )
+    except (UserError, MemoryError):
+        raise
     except (OSError, ValueError, SafetensorError) as error:
+        if "Unrecognized configuration class" in str(error):
+            # followed by the names of all classes that are recognized
+            raise MachineError(
+                f"cannot use the model at {directory}: transformers has no {auto.__name__} of model_type"
+                f" {config.model_type!r}",
+                MODELS_HINT,
+            ) from error
         hint = "use a Hugging Face model directory, as save_pretrained writes it"
         raise MachineError(f"cannot load a model from {directory}: {error}", hint) from error
+    except Exception as error:
+        # the code of an architecture, or of the directory, may raise anything
+        raise MachineError(
+            f"cannot load the model at {directory}: {type(error).__name__}: {error}", MODELS_HINT
+        ) from error
     require_own_head(model, loading["missing_keys"], directory)
     model.eval()
     if has_vision:
         prepare_vision_language_model(model, directory)
-    _verify_against_transformers(model, directory)
+    if is_computed:
+        check_model(model, directory)
+        limit_positions(model)
     loaded: PreTrainedModel = model
     return loaded
 
@@ -101,39 +123,6 @@ def prepare_vision_language_model(model: PreTrainedModel, directory: str | Path)
     """
     prepare_vision_encoder(model, ImageProcessor.from_directory(directory))
     model.lm_head = MaskedHead(model.lm_head.weight, placeholder_tokens(model.config))
-
-
-def _verify_against_transformers(model: PreTrainedModel, directory: str | Path) -> None:
-    """Compare the logits of a few tokens, with an image if the model reads images, with transformers' own forward pass.
-
-    Models whose attention or head does more than ours (soft caps, sinks, scaled logits, other kinds of layers) would
-    otherwise be computed wrongly without an error.
-
-    Raises:
-        MachineError: the logits differ, or are not finite.
-    """
-    tokens = torch.arange(PROBE_TOKENS) * 7919 % model.config.get_text_config().vocab_size
-    position_ids, images, arguments = torch.arange(PROBE_TOKENS), None, {"input_ids": tokens[None]}
-    if is_vision_language(model.config):
-        tokens, position_ids, images, arguments = image_probe(model, tokens)
-    layout = PackedLayout(torch.tensor([len(tokens)]))
-    with torch.inference_mode():
-        logits = model.lm_head(compute_hidden_states(model.model, tokens, position_ids, layout, images))
-        model.set_attn_implementation("eager")
-        reference = model(**arguments, use_cache=False).logits[0]
-        model.set_attn_implementation(register_attention())
-    if not bool(reference.isfinite().all()):
-        raise MachineError(
-            f"the weights at {directory} contain NaN or infinite values", "use an earlier checkpoint, or another model"
-        )
-    difference = float((logits - reference).abs().max())
-    largest = float(reference.masked_fill(reference == MASKED_LOGIT, 0.0).abs().max())
-    if not difference <= MAX_PROBE_DIFFERENCE * max(1.0, largest):
-        raise MachineError(
-            f"{type(model).__name__} at {directory} is not supported: logits differ by {difference:.2g} from those of"
-            " transformers",
-            "use a model of another architecture, such as Llama, Mistral or Qwen",
-        )
 
 
 def _load_config(directory: str | Path, overrides: Mapping[str, Any], *, trust_remote_code: bool) -> PreTrainedConfig:

@@ -162,7 +162,9 @@ def load_engine_model(config: Experiment, policy: Path) -> PreTrainedModel:
         MachineError: the directory contains no model.
     """
     trusted, overrides = config.policy.trust_remote_code, config.policy.overrides
-    return move_to_engine_device(load_model(policy, trust_remote_code=trusted, overrides=overrides), config)
+    is_computed = config.rollout.engine == "hf"
+    model = load_model(policy, trust_remote_code=trusted, overrides=overrides, is_computed=is_computed)
+    return move_to_engine_device(model, config)
 
 
 def load_merged_model(config: Experiment, policy: Path) -> PreTrainedModel:
@@ -171,7 +173,12 @@ def load_merged_model(config: Experiment, policy: Path) -> PreTrainedModel:
     Raises:
         MachineError: the directory contains no model.
     """
-    model = load_model(policy, trust_remote_code=config.policy.trust_remote_code, overrides=config.policy.overrides)
+    model = load_model(
+        policy,
+        trust_remote_code=config.policy.trust_remote_code,
+        overrides=config.policy.overrides,
+        is_computed=config.rollout.engine == "hf",
+    )
     if config.policy.lora is not None and config.policy.lora.path is not None:
         add_lora(model, config.policy.lora)
         merge_adapters(model)

@@ -327,3 +327,29 @@ def test_plan_and_help_load_nothing_that_makes_them_slow(overrides: list[str], h
     )
     status, *modules = done.stderr.split()
     assert (status, heavy & set(modules)) == ("0", set())
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"model_type": "qwen3_5_text"}, "linear-attention layers (qwen3_5_text) are not supported yet"),
+        ({"layer_types": ["full_attention", "conv"]}, "short-convolution layers (qwen2) are not supported yet"),
+        ({"attn_logit_softcapping": 50.0}, "soft-capped attention scores (qwen2) are not supported yet"),
+    ],
+)
+@pytest.mark.parametrize("command_name", ["plan", "train"])
+def test_models_that_are_not_supported_are_named_before_they_are_loaded(
+    settings: dict[str, Any],
+    reason: str,
+    command_name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**MODEL, **settings}))
+    monkeypatch.setattr(sys, "argv", ["quintet", command_name, f"policy.path={tmp_path}"])
+    with pytest.raises(SystemExit) as end:
+        command.main()
+    printed = capsys.readouterr()
+    assert reason in " ".join((printed.out + printed.err).split())
+    assert end.value.code == (2 if command_name == "train" else 0)

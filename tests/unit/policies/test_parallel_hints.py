@@ -8,13 +8,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hint_cases import HintCase, case, name_of, sites_without_case
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from quintet.config.native.policy import LoraConfig
+from quintet.policies.attention import PackedLayout
 from quintet.policies.lora import add_lora
 from quintet.policies.model_loading import load_model
 from quintet.policies.parallel import pipeline_stages
+from quintet.policies.parallel.context_parallel import ContextParallelLayout
 from quintet.policies.parallel.expert_parallel import apply_expert_parallel
 from quintet.policies.parallel.tensor_parallel import check_tensor_parallel
 from quintet.policies.parallel.ulysses_parallel import check_ulysses
@@ -75,6 +78,16 @@ def ulysses(ranks: int) -> None:
     check_ulysses(12, 4, ranks)
 
 
+def windowed(setting: tuple[int, int]) -> None:
+    """Attention of three tokens with a window, and context parallelism over so many ranks."""
+    window, ranks = setting
+    layout, states = PackedLayout(torch.tensor([3])), torch.ones(3, 1, 2)
+    if ranks > 1:
+        layout = ContextParallelLayout(layout.structure, SimpleNamespace(rank=lambda: 0, size=lambda: 2))  # type: ignore[arg-type, assignment]
+    if ranks == 1 or window < 3:
+        layout.attend(0, states, states, states, 1.0, window if window < 3 else None)
+
+
 UNEVEN = {"intermediate_size": 54, "num_key_value_heads": 4}
 CASES = [
     case(expert_parallel, ("model", 2), "set actor.parallel.expert=1, or use a", ("mixture", 2)),
@@ -99,6 +112,7 @@ CASES = [
         ("q_proj", 2),
         ("lm_head", 1),
     ),
+    case(windowed, (2, 2), "set actor.parallel.context=1, or limit the length of sequences to 2", (2, 1), (3, 2)),
     case(ulysses, 5, "nearest valid value: actor.parallel.ulysses=4", 4),
 ]
 

@@ -15,16 +15,23 @@ import pytest
 import torch
 from hint_cases import HintCase, case, name_of, sites_without_case
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.policy import LoraConfig
-from quintet.policies import liger, reward_model
-from quintet.policies.attention import PackedLayout, _attention
+from quintet.policies import liger, model_loading, reward_model
+from quintet.policies.attention import MODELS_HINT, PackedLayout, _attention
 from quintet.policies.attention_backends import set_attention_backend
 from quintet.policies.lora import add_lora, load_adapters, save_adapters
 from quintet.policies.model_loading import enable_activation_checkpointing, load_model, load_tokenizer
 from quintet.policies.reward_model import RewardModel
+from quintet.policies.rope_limits import limit_positions
 from quintet.policies.routers import freeze_routers
 from quintet.policies.tiny_models import get_preset
 from quintet.policies.vision.image_processing import ImageProcessor
@@ -46,12 +53,31 @@ def overridden(overrides: Mapping[str, Any]) -> None:
     load_model("mixture", overrides=overrides)
 
 
-def attended(tokens: int) -> None:
-    """Attention with a sliding window of four tokens."""
+def attended(options: Mapping[str, Any]) -> None:
+    """Attention of a layer with options, and with a layout unless they say so."""
     module: Any = SimpleNamespace(layer_idx=0)
-    layout = PackedLayout(torch.tensor([tokens]))
-    states = torch.ones(1, 1, tokens, 2)
-    _attention(module, states, states, states, None, 1.0, layout, sliding_window=4)
+    states = torch.ones(1, 1, 3, 2)
+    layout = PackedLayout(torch.tensor([3]))
+    _attention(module, states, states, states, None, 1.0, **{"layout": layout, **options})
+
+
+def without_word(setting: tuple[str, Mapping[str, Any]]) -> None:
+    """Load a model whose configuration says nothing of what is not supported."""
+    directory, attributes = setting
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_loading, "unsupported_reason", lambda _: None)
+        for name, value in attributes.items():
+            patch.setattr(LlamaForCausalLM, name, value)
+        load_model(directory)
+
+
+def rotated(tokens: int) -> None:
+    """Rotary embeddings that change beyond four tokens."""
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    sizes = {"hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1, "intermediate_size": 8}
+    small = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=8, max_position_embeddings=4, rope_parameters=rope))
+    limit_positions(small)
+    small(input_ids=torch.ones(1, tokens, dtype=torch.long))
 
 
 def computed_by(backend: str | None) -> None:
@@ -123,7 +149,6 @@ def with_library(directory: str) -> None:
 
 
 DIRECTORY = "use a directory with config.json and weights"
-ARCHITECTURE = "use a model of another architecture, such as Llama, Mistral or Qwen"
 CLASSIFIER = "set reward.model.path to a sequence or token classifier"
 TARGETS = "policy.lora.target_modules"
 GEMMA: dict[str, Any] = {
@@ -154,13 +179,19 @@ CASES = [
         "images",
     ),
     case(loaded, "broken", "use an earlier checkpoint, or another model", "model"),
-    case(loaded, "gemma", ARCHITECTURE, "model"),
+    case(loaded, "gemma", MODELS_HINT, "model"),
+    case(loaded, "llava", MODELS_HINT, "model"),
+    case(without_word, ("gemma", {}), MODELS_HINT, ("model", {})),
+    case(without_word, ("llama", {"forward": None}), MODELS_HINT, ("llama", {})),
+    case(without_word, ("llama", {"from_pretrained": None}), MODELS_HINT, ("llama", {})),
     case(overridden, {"router_aux_loss_coef": 0.1}, "remove policy.overrides.router_aux_loss_coef", {}),
     case(overridden, {"hiden_act": "gelu"}, "did you mean policy.overrides.hidden_act?", {"hidden_act": "gelu"}),
     case(overridden, {"zzzzzz": 2}, "mixture/config.json has its settings", {"hidden_act": "gelu"}),
     case(get_preset, "grid-1n", "did you mean 'grid-1m'? valid presets: ", "grid-1m"),
     # layers
-    case(attended, 5, "limit rollout.max_prompt_tokens + rollout.max_response_tokens, and sft.max_tokens, to 4", 4),
+    case(attended, {"softcap": 30.0}, MODELS_HINT, {"softcap": None}),
+    case(attended, {"layout": None}, MODELS_HINT, {}),
+    case(rotated, 5, "limit rollout.max_prompt_tokens + rollout.max_response_tokens, and sft.max_tokens, to 4", 4),
     case(computed_by, "sdap", "policy.attention=sdpa, eager or, on a GPU, ", "sdpa", "eager", None),
     case(computed_by, "flash_attention_2", "policy.attention=sdpa, or policy.attention=null for the", "sdpa", None),
     case(with_liger, (True, False), "pip install liger-kernel, or set actor.memory.liger=false", (False, False)),
@@ -205,9 +236,12 @@ def directories(tmp_path_factory: pytest.TempPathFactory, policy_directory: Path
     (root / "images").mkdir()
     settings = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
     (root / "images/preprocessor_config.json").write_text(json.dumps(settings))
+    (root / "llava").mkdir()
+    (root / "llava/config.json").write_text('{"model_type": "llava"}')
     (root / "empty").mkdir()
     (root / "empty/config.json").write_text("{}")
     AutoModelForCausalLM.from_config(AutoConfig.for_model("gemma2", **GEMMA)).save_pretrained(root / "gemma")
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **GEMMA)).save_pretrained(root / "llama")
     broken = load_model(policy_directory)
     nn.init.constant_(broken.lm_head.weight, float("nan"))
     broken.save_pretrained(root / "broken")

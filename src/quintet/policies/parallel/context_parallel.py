@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn.attention.bias import causal_lower_right
 
+from quintet.errors import MachineError
 from quintet.policies.attention import PackedStructure
 from quintet.policies.parallel.collectives import all_gather
 
@@ -166,8 +167,20 @@ class ContextParallelLayout:
         moved._query_slices = [part.to(device) for part in self._query_slices]
         return moved
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """See `AttentionLayout.attend`; the output of padding tokens is 0."""
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None
+    ) -> Tensor:
+        """See `AttentionLayout.attend`; the output of padding tokens is 0.
+
+        Raises:
+            MachineError: a sequence is longer than the model's sliding window.
+        """
+        if window is not None:
+            raise MachineError(
+                f"the model has a sliding window of {window} tokens, but a sequence has up to {self.max_length}:"
+                " context parallelism does not support that",
+                f"set actor.parallel.context=1, or limit the length of sequences to {window}",
+            )
         gathered = all_gather(torch.cat([key, value], 1), self._group)
         keys, values = torch.split(gathered, key.shape[1], 1)
         parts = [_attend(part, query, keys, values, scale) for part in self._query_slices]

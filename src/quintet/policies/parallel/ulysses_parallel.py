@@ -44,11 +44,13 @@ class PaddedLayout:
     def to(self, device: torch.device) -> PaddedLayout:
         return PaddedLayout(self._inner.to(device), self._size)
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None
+    ) -> Tensor:
         """See `AttentionLayout.attend`; the output of padding tokens is 0."""
         padding = len(query) - self._size
         query, key, value = (x[: self._size] for x in (query, key, value))
-        return F.pad(self._inner.attend(layer, query, key, value, scale), (0, 0, 0, 0, 0, padding))
+        return F.pad(self._inner.attend(layer, query, key, value, scale, window), (0, 0, 0, 0, 0, padding))
 
 
 class UlyssesLayout:
@@ -66,7 +68,9 @@ class UlyssesLayout:
     def to(self, device: torch.device) -> UlyssesLayout:
         return UlyssesLayout(self._inner.to(device), self._group)
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None
+    ) -> Tensor:
         """See `AttentionLayout.attend`.
 
         Raises:
@@ -76,7 +80,7 @@ class UlyssesLayout:
         key, value = (_repeat_kv_heads(x, query.shape[1], num_ranks) for x in (key, value))
         chunks = [_split_heads(x, num_ranks) for x in (query, key, value)]
         query, key, value = _exchange_heads(chunks, self._group)
-        out = self._inner.attend(layer, query, key, value, scale)
+        out = self._inner.attend(layer, query, key, value, scale, window)
         back = all_to_all(out.view(num_ranks, -1, *out.shape[1:]), self._group)
         return back.transpose(0, 1).flatten(1, 2)
 

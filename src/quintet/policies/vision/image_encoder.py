@@ -62,7 +62,9 @@ class ImageLayout:
         self._images, self._windows = self._images.to(device), self._windows.to(device)
         return self
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None
+    ) -> Tensor:
         """See `AttentionLayout.attend`."""
         is_full = self._full_layers is None or layer in self._full_layers
         rows = self._images if is_full else self._windows

@@ -105,7 +105,13 @@ def _model(config: Experiment, policy: Path) -> PreTrainedModel:
     trusted, options = config.policy.trust_remote_code, config.rollout.engine_options
     if config.rollout.engine not in SELF_LOADING_ENGINES or options.load_format == "dummy":
         return move_to_engine_device(
-            load_model(policy, trust_remote_code=trusted, overrides=config.policy.overrides), config
+            load_model(
+                policy,
+                trust_remote_code=trusted,
+                overrides=config.policy.overrides,
+                is_computed=config.rollout.engine == "hf",
+            ),
+            config,
         )
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, GenerationConfig
 

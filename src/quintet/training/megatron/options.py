@@ -60,6 +60,13 @@ def model_family(hf_config: Any) -> ModelFamily:
     kind = hf_config.model_type
     if unknown := unsupported_architecture(kind, _dense_layers(hf_config) if kind == "qwen3_moe" else 0):
         raise ConfigError(unknown, key="policy.path", value=kind, hint=f"set actor.backend=fsdp2; {SUPPORTED_MODELS}")
+    if window := sliding_window(hf_config):
+        raise ConfigError(
+            f"policy.path: the Megatron learner has no sliding windows; this {kind} model has one of {window} tokens",
+            key="policy.path",
+            value=kind,
+            hint="set actor.backend=fsdp2",
+        )
     if kind == "qwen2":
         return ModelFamily(kind, qkv_bias=True)
     attention, mlp = bool(getattr(hf_config, "attention_bias", False)), bool(getattr(hf_config, "mlp_bias", False))
@@ -74,6 +81,12 @@ def model_family(hf_config: Any) -> ModelFamily:
         )
     num_experts = int(hf_config.num_experts) if kind == "qwen3_moe" else 0
     return ModelFamily(kind, qk_norm=kind.startswith("qwen3"), num_experts=num_experts)
+
+
+def sliding_window(hf_config: Any) -> int | None:
+    """Return the window of a model some of whose layers attend within one, else None."""
+    kinds = getattr(hf_config, "layer_types", None) or ()
+    return hf_config.sliding_window if "sliding_attention" in kinds else None
 
 
 def _dense_layers(hf_config: Any) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shutil
@@ -25,7 +26,8 @@ from quintet.policies.model_loading import load_model
 from quintet.records import Request
 from quintet.rollout.engines.engine import EngineError, EngineSetup
 from quintet.rollout.engines.hf import memory
-from quintet.rollout.engines.hf.engine import build_hf_engine
+from quintet.rollout.engines.hf.engine import HfEngine, build_hf_engine
+from quintet.rollout.engines.hf.engine_check import check_engine
 from quintet.rollout.engines.openai_endpoint import EndpointSettings
 from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.rollout.engines.sglang import engine as sglang_engine
@@ -52,6 +54,22 @@ def setup(dtype: torch.dtype = torch.float32, **options: Any) -> EngineSetup:
 
 def computed_in(dtype: torch.dtype) -> None:
     build_hf_engine(setup(dtype)).close()
+
+
+def compared(setting: tuple[str, str]) -> None:
+    """The check of an engine that computes another model, or whose model raises an error."""
+    engine, problem = setting
+
+    def build(network: Any, length: int) -> HfEngine:
+        if problem == "raises":
+            raise RuntimeError
+        if problem == "differs":
+            network = copy.deepcopy(network)
+            torch.nn.init.normal_(network.lm_head.weight)
+        return HfEngine(network, max_num_seqs=3, max_model_len=length)
+
+    if engine == "hf":
+        check_engine(load_model("model"), build)
 
 
 def within(share_and_tokens: tuple[float, int]) -> None:
@@ -230,6 +248,8 @@ LONG = {"repetition_penalty": 1.2, "temperature": 0.5}
 CASES = [
     # hf
     case(computed_in, torch.float16, f"set {OPTIONS}.dtype=float32, or bfloat16", torch.float32, torch.bfloat16),
+    case(compared, ("hf", "raises"), "set rollout.engine=vllm, or use another model", ("vllm", "raises"), ("hf", "")),
+    case(compared, ("hf", "differs"), "set rollout.engine=vllm, or use another model", ("vllm", "differs"), ("hf", "")),
     case(within, (0.5, 64), f"at least: {OPTIONS}.memory_share=1, or shorten rollout.max_prompt_tokens + ", (1.0, 64)),
     case(within, (1.0, 640), "shorten rollout.max_prompt_tokens + rollout.max_response_tokens", (1.0, 64)),
     # endpoints and restarts

@@ -127,6 +127,7 @@ def copied(weights: Mapping[str, Any]) -> None:
 
 
 MEGATRON = ["actor.backend=megatron"]
+WINDOW = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 OVERLAP = {"tp_comm_overlap_cfg": "overlap.yaml"}
 TARGET = "actor.megatron.conversion.target"
@@ -135,6 +136,7 @@ CASES = [
     # models
     case(on_megatron(lambda: rotary_frequencies(hf(rope_parameters=DYNAMIC))), MEGATRON, "set actor.backend=fsdp2"),
     case(on_megatron(lambda: options.model_family(hf("gpt2"))), MEGATRON, "set actor.backend=fsdp2; "),
+    case(on_megatron(lambda: options.model_family(hf("qwen2", **WINDOW))), MEGATRON, "set actor.backend=fsdp2"),
     case(on_megatron(lambda: options.model_family(hf(attention_bias=True))), MEGATRON, "set actor.backend=fsdp2"),
     case(described, {"parallel": {"context": 3}}, "their product must be one of 1, 2, 4", {"parallel": {"context": 2}}),
     case(described, {"activation": "gelu"}, "set actor.megatron.activation=swiglu", {"activation": "swiglu"}),

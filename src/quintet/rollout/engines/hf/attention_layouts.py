@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from quintet.policies.attention import AttentionLayout, PaddedRows, attend_padded_rows
+from quintet.policies.attention import AttentionLayout, PaddedRows, attend_padded_rows, within_window
 from quintet.rollout.engines.hf.kv_cache import BLOCK, KVCache
 
 MAX_KERNEL_TOKENS = 4096
@@ -49,10 +49,14 @@ class PrefillLayout:
         positions = torch.arange(len(rows), device=device) - (counts.cumsum(0) - counts - self._past)[rows]
         self._targets = (self._slots[rows], positions)
         self._kernels = cache.kernels() if self.max_length <= MAX_KERNEL_TOKENS else None
+        self._masks: dict[int | None, Tensor | None] = {}
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None
+    ) -> Tensor:
+        self._cache.check_shape(key)
         slots, positions = self._targets
-        if self._kernels:
+        if self._kernels and window is None:
             in_slot = self._cache.kernel_descriptor(layer, slots, self._num_visible)
             segments = [*self._prefix_descriptor(layer), *in_slot]
             return self._kernels.attention(query, key, value, scale, segments)
@@ -64,7 +68,7 @@ class PrefillLayout:
             before.append(tuple(x[layer][slot, None, :, :length] for x in (cache.keys, cache.values)))
         if self._max_past:
             before.append((keys[self._slots, :, : self._max_past], values[self._slots, :, : self._max_past]))
-        return attend_padded_rows(self._rows, (query, key, value), before, self._mask, scale)  # type: ignore[arg-type]
+        return attend_padded_rows(self._rows, (query, key, value), before, self._mask(window), scale)  # type: ignore[arg-type]
 
     @cached_property
     def _num_visible(self) -> Tensor:
@@ -80,12 +84,16 @@ class PrefillLayout:
     def _prefix_descriptor(self, layer: int) -> tuple[int, ...]:
         return self._prefix[0].kernel_descriptor(layer, *self._prefix_slots_and_lengths) if self._prefix else ()
 
-    @cached_property
-    def _mask(self) -> Tensor | None:
+    def _mask(self, window: int | None) -> Tensor | None:
         """bool [1 or b, 1, width, keys], True for keys to attend to; None if plainly causal."""
+        if window not in self._masks:
+            self._masks[window] = self._build_mask(window)
+        return self._masks[window]
+
+    def _build_mask(self, window: int | None) -> Tensor | None:
         past = self._past
         width, prefix = self._rows.width, 0 if self._prefix is None else self._prefix[2]
-        if not prefix and not self._max_past:
+        if not prefix and not self._max_past and window is None:
             return None
         device = past.device
         causal = torch.ones(width, width, dtype=torch.bool, device=device).tril()
@@ -95,7 +103,12 @@ class PrefillLayout:
             is_past[:, None].expand(-1, width, -1),
             causal.expand(len(past), -1, -1),
         ]
-        return torch.cat(parts, -1)[:, None]
+        mask = torch.cat(parts, -1)
+        if window is not None:
+            before, own = torch.arange(prefix + self._max_past, device=device), torch.arange(width, device=device)
+            own = prefix + past[:, None] + own
+            mask = mask & within_window(own, torch.cat([before.expand(len(past), -1), own], 1), window)
+        return mask[:, None]
 
 
 class SharedSegment:
@@ -192,6 +205,7 @@ class DecodeLayout:
         self._widths = [*(segment.width for segment in shared), self._width]
         self.max_length = sum(self._widths)
         self._kernels = responses.kernels()
+        self._window_masks: dict[int, Tensor] = {}
 
     @cached_property
     def _padding_mask(self) -> Tensor | None:
@@ -209,9 +223,12 @@ class DecodeLayout:
         unused = torch.arange(self._width, device=positions.device) > positions[:, None]
         return torch.cat([*parts, unused], -1)[:, None]
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        if self._kernels is None:
-            return self._attend(layer, query, key, value, scale)
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None
+    ) -> Tensor:
+        self._responses.check_shape(key)
+        if self._kernels is None or window is not None:
+            return self._attend(layer, query, key, value, scale, window)
         segments = [
             segment.cache.kernel_descriptor(layer, segment.slots, segment.num_visible) for segment in self._shared
         ]
@@ -219,26 +236,45 @@ class DecodeLayout:
         flat = [number for segment in segments for number in segment]
         return self._kernels.attention(query, key, value, scale, flat, self._shared[-1].order)
 
-    def _attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def _window_mask(self, window: int) -> Tensor:
+        """bool [n, 1, keys], True where a row's token is outside of its window."""
+        if window not in self._window_masks:
+            start, keys = torch.zeros_like(self._positions)[:, None], []
+            for segment in self._shared:
+                keys.append(start + torch.arange(segment.width, device=start.device))
+                start = start + segment.num_visible[:, None]
+            keys.append(start + torch.arange(self._width, device=start.device))
+            queries = start + self._positions[:, None]
+            self._window_masks[window] = ~within_window(queries, torch.cat(keys, 1), window)
+        return self._window_masks[window]
+
+    def _attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
+    ) -> Tensor:
         """Attention by matrix products over all rows of a segment."""
         n, heads, dim = query.shape
         kv_heads = key.shape[1]
         keys, values = self._responses.keys[layer], self._responses.values[layer]
         slots, positions = self._slots, self._positions
         keys[slots, :, positions], values[slots, :, positions] = key, value
+        # with kernels, rows are in any slots
+        rows = slice(n) if self._kernels is None else slots
+        keys, values = keys[rows, :, : self._width], values[rows, :, : self._width]
         query = query * scale
         grouped_query = query.reshape(n * kv_heads, heads // kv_heads, dim)
         scores = [
             s.ungroup(s.group(query, kv_heads) @ s.contents(s.cache.keys[layer]).transpose(1, 2), kv_heads)
             for s in self._shared
         ]
-        scores.append((grouped_query @ keys[:n, :, : self._width].flatten(0, 1).transpose(1, 2)).view(n, heads, -1))
+        scores.append((grouped_query @ keys.flatten(0, 1).transpose(1, 2)).view(n, heads, -1))
         logits = torch.cat(scores, -1).float()
         if self._padding_mask is not None:
             logits.masked_fill_(self._padding_mask, -torch.inf)
+        if window is not None:
+            logits.masked_fill_(self._window_mask(window), -torch.inf)
         *shared_weights, response_weights = torch.split(logits.softmax(-1).to(query.dtype), self._widths, -1)
         grouped_weights = response_weights.reshape(n * kv_heads, heads // kv_heads, -1)
-        out: Tensor = (grouped_weights @ values[:n, :, : self._width].flatten(0, 1)).view(n, heads, dim)
+        out: Tensor = (grouped_weights @ values.flatten(0, 1)).view(n, heads, dim)
         for s, weights in zip(self._shared, shared_weights, strict=True):
             out = out + s.ungroup(s.group(weights, kv_heads) @ s.contents(s.cache.values[layer]), kv_heads)
         return out
@@ -254,7 +290,9 @@ class ConcatenatedLayout:
         self._sizes = list(sizes)
         self.max_length = max(layout.max_length for layout in layouts)
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None
+    ) -> Tensor:
         parts = zip(*(torch.split(x, self._sizes) for x in (query, key, value)), strict=True)
         pairs = zip(self._layouts, parts, strict=True)
-        return torch.cat([layout.attend(layer, q, k, v, scale) for layout, (q, k, v) in pairs])
+        return torch.cat([layout.attend(layer, q, k, v, scale, window) for layout, (q, k, v) in pairs])

@@ -21,6 +21,7 @@ from quintet.records import Failure, FinishReason, Generation, Request
 from quintet.rollout.engines.async_engine import PartialResponse
 from quintet.rollout.engines.engine import EngineError, EngineSetup
 from quintet.rollout.engines.grammars import GrammarCompiler, TokenMatcher
+from quintet.rollout.engines.hf.engine_check import TAILS, check_engine
 from quintet.rollout.engines.hf.kv_cache import CacheShape
 from quintet.rollout.engines.hf.model_runner import ModelRunner
 from quintet.rollout.engines.hf.running_batch import ScheduledRequest
@@ -46,6 +47,7 @@ def build_hf_engine(setup: EngineSetup) -> HfEngine:
             key="rollout.engine_options.dtype",
             hint="set rollout.engine_options.dtype=float32, or bfloat16",
         )
+    check_engine(setup.model, lambda model, length: HfEngine(model, max_num_seqs=len(TAILS), max_model_len=length))
     shared, options = setup.is_learner_model and setup.dtype == setup.model.dtype, setup.options
     model = setup.model if shared else _inference_model(setup.model, setup.dtype, copied=setup.is_learner_model)
     engine = HfEngine(

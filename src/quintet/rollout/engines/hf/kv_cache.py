@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,13 @@ from quintet.rollout.engines.hf.huge_pages import zeros
 
 BLOCK = 32
 """Tokens by which the slots of a cache grow, at least."""
+
+
+def key_dim(config: Any) -> int:
+    """Return the width of a head's keys, and values up to it, from the configuration of a text model."""
+    if getattr(config, "kv_lora_rank", None):
+        return int(config.qk_nope_head_dim + config.qk_rope_head_dim)
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +37,7 @@ class CacheShape:
     def from_model(cls, model: torch.nn.Module) -> CacheShape:
         """Read the shape from a transformers decoder."""
         config = model.config.get_text_config()  # type: ignore[union-attr, operator]
-        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        dim = key_dim(config)
         weight = next(model.parameters())
         kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         return cls(config.num_hidden_layers, kv_heads, dim, weight.dtype, weight.device)
@@ -74,6 +82,14 @@ class KVCache:
         for own_tensors, other_tensors in ((self.keys, other.keys), (self.values, other.values)):
             for target_tensor, source_tensor in zip(own_tensors, other_tensors, strict=True):
                 target_tensor[target, :, offset : offset + count] = source_tensor[source, :, :count]
+
+    def check_shape(self, key: Tensor) -> None:
+        """Raise ValueError unless keys [n, kv_heads, dim] fit into the cache: kernels write without checks."""
+        if key.shape[1:] != (self._shape.kv_heads, self._shape.dim):
+            raise ValueError(
+                f"the model has {key.shape[1]} key heads of {key.shape[2]} numbers, but its configuration"
+                f" {self._shape.kv_heads} of {self._shape.dim}"
+            )
 
     def kernels(self) -> DecodeKernels | None:
         """Return the compiled kernels for this type and device, if there are any."""

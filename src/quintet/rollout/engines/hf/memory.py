@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from quintet.errors import ConfigError
+from quintet.rollout.engines.hf.kv_cache import key_dim
 
 if TYPE_CHECKING:
     import torch
@@ -60,5 +61,5 @@ def _total_memory(device: torch.device) -> int:
 def _kv_bytes(model: PreTrainedModel, max_model_len: int, dtype: torch.dtype) -> int:
     """Size of the keys and values of one request."""
     config = model.config.get_text_config()
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * config.num_hidden_layers * config.num_key_value_heads * dim * max_model_len * dtype.itemsize)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return int(2 * config.num_hidden_layers * heads * key_dim(config) * max_model_len * dtype.itemsize)

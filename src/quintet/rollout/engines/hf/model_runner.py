@@ -13,7 +13,7 @@ from torch import Tensor
 from quintet.policies.attention import AttentionLayout
 from quintet.policies.hidden_states import compute_hidden_states, image_hidden_states
 from quintet.policies.inference_decoder import InferenceDecoder
-from quintet.policies.vision.image_encoder import text_decoder
+from quintet.policies.vision.image_encoder import is_vision_language, text_decoder
 from quintet.policies.vision.image_tokens import mrope_positions
 from quintet.rollout.engines.hf.attention_layouts import ConcatenatedLayout
 from quintet.rollout.engines.hf.image_features import ImageFeatures
@@ -37,7 +37,7 @@ class ModelRunner:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._body = text_decoder(model.base_model)
-        self.images = ImageFeatures(model.base_model) if self._body is not model.base_model else None
+        self.images = ImageFeatures(model.base_model) if is_vision_language(model.config) else None
         """Images of prompts, for vision-language models."""
         self._decoder = InferenceDecoder.from_body(self._body)
         self._max_compiled_tokens: int | None = None
