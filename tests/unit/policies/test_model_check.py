@@ -106,10 +106,10 @@ def without_soft_cap(patch: pytest.MonkeyPatch) -> None:
     caps = AutoModelForCausalLM.from_pretrained
 
     def sharp(*arguments: Any, **options: Any) -> Any:
-        model = caps(*arguments, **options)
+        model, loading = caps(*arguments, **options)
         for name, weight in model.named_parameters():
             weight.data *= 40.0 if name.endswith(("q_proj.weight", "k_proj.weight")) else 1.0
-        return model
+        return model, loading
 
     patch.setattr(AutoModelForCausalLM, "from_pretrained", sharp)
 
