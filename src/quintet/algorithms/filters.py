@@ -16,8 +16,9 @@ from quintet.algorithms.advantages.reward_sums import RewardSums
 from quintet.config.native.algorithm import AlgorithmConfig, FilterConfig
 
 FLOAT32_ROUNDOFF = 2.0**-24
-NEGLIGIBLE = 1e-10
-"""Scores that differ by up to this share of them are equal: they are rounded in float64. RAGEN's 1e-10 is absolute."""
+NEGLIGIBLE = 4 * FLOAT32_ROUNDOFF
+"""Scores that differ by up to this share of them are equal: rewards are rounded to float32. RAGEN's 1e-10 is
+absolute."""
 
 
 def has_signal(rewards: Tensor, group: Tensor, threshold: float = 0.0, counted: Tensor | None = None) -> Tensor:
