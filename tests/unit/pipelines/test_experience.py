@@ -310,7 +310,8 @@ def test_equal_rewards_of_different_groups_and_greedy_episodes_teach_nothing(
     totals = [[-0.1] * 9 + [1.0], [0.1], [0.4, -0.3], [1.0] + [-0.1] * 9]
     episodes = [episode(group, 0, rewards) for group, rewards in enumerate(totals)]
     config = load_experiment(None, [*options, f"algorithm.turn_rewards={turn_rewards}"]).experiment
-    learnt, _ = add_advantages(collate_rollout(Rollout(episodes, {}, dict.fromkeys(range(4), 0.1)), config), config)
+    baseline = dict.fromkeys(range(4), 0.1) if config.algorithm.advantage.needs_greedy_baseline else None
+    learnt, _ = add_advantages(collate_rollout(Rollout(episodes, {}, baseline), config), config)
     assert learnt.advantages is not None
     compared = learnt.turn == 0 if turn_rewards and "remax" in options[0] else learnt.loss_mask
     assert not bool(learnt.advantages[compared].any())
