@@ -359,6 +359,22 @@ def test_equal_rewards_of_different_groups_stay_equal_if_a_group_has_several_sum
     assert not bool(estimated("brpo", batch).any())
 
 
+@pytest.mark.parametrize(
+    ("shaping", "episodes"),
+    [
+        ({"center": "group"}, [[-0.7, 3.1], [2.4]]),
+        ({"divide": "batch"}, [[0.2, 0.2, 2.1, 0.3], [3.7, -0.9]]),
+    ],
+)
+def test_shaped_equal_rewards_of_a_group_stay_equal(shaping: dict[str, Any], episodes: list[list[float]]) -> None:
+    """Centering and dividing round each reward again."""
+    batch = packed([*episodes, [1.0, 3.0], [-5.0]], torch.float32, [0, 0, 1, 1])
+    batch = shape_rewards(batch, ShapingConfig(**shaping), 100)
+    totals = trajectory_rewards(batch)
+    assert totals[0] == totals[1]
+    assert (totals[0] == 0.0) == ("center" in shaping)
+
+
 def test_clipped_equal_rewards_are_exactly_0() -> None:
     """Scaling rounds each reward again."""
     batch = packed([[-0.8, 0.5, 2.4], [2.1]], torch.float32)
