@@ -410,3 +410,9 @@ def test_the_largest_floats_are_no_rounding_error() -> None:
     assert trajectory_rewards(packed([[1.5e308, 1.5e308], [1.0]], torch.float64)).tolist() == [math.inf, 1.0]
     sums = packed([[1.5e308, -1.5e308, 1.0], [1.5e308, -1.5e308, 2.0]], torch.float64)
     assert has_signal(trajectory_rewards(sums), sums.group).all()
+
+
+def test_a_return_that_rounding_moved_away_from_0_is_0() -> None:
+    batch = packed([[0.1, 0.2, -0.3]], torch.float32)
+    advantages, _ = estimate(batch, ADVANTAGE_UNION.config_class("step_reinforce")(turn_gamma=1.0, center="none"))
+    assert not bool(advantages[batch.turn == 0].any())
