@@ -16,8 +16,9 @@ from quintet.algorithms.advantages.reward_sums import RewardSums
 from quintet.config.native.algorithm import AlgorithmConfig, FilterConfig
 
 FLOAT32_ROUNDOFF = 2.0**-24
-NEGLIGIBLE = 1e-10
-"""Scores that differ by up to this share of them are equal: they are rounded in float64. RAGEN's 1e-10 is absolute."""
+NEGLIGIBLE = 4 * FLOAT32_ROUNDOFF
+"""Scores that differ by up to this share of them are equal: rewards are rounded to float32. RAGEN's 1e-10 is
+absolute."""
 
 
 def has_signal(rewards: Tensor, group: Tensor, threshold: float = 0.0, counted: Tensor | None = None) -> Tensor:
@@ -120,13 +121,13 @@ def _least(config: FilterConfig) -> bool:
 
 
 def _first(scores: Tensor, is_selected: Tensor, config: FilterConfig, count: int) -> Tensor:
-    """Return the first `count` of the groups in `is_kept`, bool [G]."""
+    """Return the first `count` of the groups in `is_selected`, bool [G]."""
     remaining = is_selected.nonzero().squeeze(-1)
     return _mask(is_selected, remaining[_order(scores[remaining], config)][:count])
 
 
 def _up_to_share(scores: Tensor, is_selected: Tensor, config: FilterConfig) -> Tensor:
-    """Return the first of the groups in `is_kept` whose weights add up to `top_p` of their sum, bool [G].
+    """Return the first of the groups in `is_selected` whose weights add up to `top_p` of their sum, bool [G].
 
     As in RAGEN, weights are scores or their softmax. Scores are added up while they are positive; if they do not reach
     `top_p` × sum - `top_p_tolerance`, or if this is not positive, no group is kept.

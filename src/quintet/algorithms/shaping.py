@@ -48,7 +48,8 @@ def shape_rewards(batch: Batch, config: ShapingConfig, max_response_tokens: int)
         totals = trajectory_rewards(batch)
         negative = config.clip if config.clip_negative is None else config.clip_negative
         limit = torch.where(totals < 0, totals.new_tensor(negative), totals.new_tensor(config.clip))
-        batch = _scaled(batch, torch.where(totals.abs() > limit, limit / totals.abs(), 1.0))
+        factor = torch.where(totals.abs() > limit, limit / totals.abs(), 1.0)
+        batch = _with_totals(_scaled(batch, factor), totals * factor)
     return batch
 
 

@@ -79,13 +79,15 @@ def whiten(values: Tensor, mask: Tensor, over: Tensor | None = None) -> Tensor:
 
     As verl's `masked_whiten`: (x - mean) * rsqrt(var + 1e-8). Mean and variance are over `over`, bool [N], by default
     the mask. With fewer than two tokens values are unchanged, where verl raises. Equal values give exactly 0, not the
-    rounding error of their mean times 1e4.
+    rounding error of their mean times 1e4. Squares are in float64: in float32, those of 1e20 are infinite.
     """
     over = mask if over is None else over
     count = over.sum()
     if count < 2:
         return values * mask
     selected = values[over]
-    mean = selected[0] if bool((selected == selected[0]).all()) else masked_mean(values, over)
-    variance = ((values - mean).square() * over).sum() / (count - 1)
-    return (values - mean) * torch.rsqrt(variance + 1e-8) * mask
+    selected = selected.double()
+    mean = selected[0] if bool((selected == selected[0]).all()) else selected.mean()
+    centered = values.double() - mean
+    variance = centered[over].square().sum() / (count - 1)
+    return (centered * torch.rsqrt(variance + 1e-8)).to(values.dtype) * mask

@@ -19,6 +19,7 @@ from quintet.algorithms.filters import advantage_scale, drops_groups_without_sig
 from quintet.algorithms.kl import KlControl, penalize_rewards, token_divergence
 from quintet.algorithms.shaping import num_sampled_tokens, shape_rewards
 from quintet.algorithms.tokens import whiten
+from quintet.config.native.algorithm import AlgorithmConfig
 from quintet.config.native.experiment import Experiment
 from quintet.errors import MachineError
 from quintet.pipelines.rollout_step import Rollout
@@ -47,7 +48,13 @@ def collate_rollout(rollout: Rollout, config: Experiment) -> Batch:
         batch = replace(batch, domain=torch.tensor([config.domains.index(episode.env) for episode in completed]))
     if config.algorithm.turn_rewards:
         return batch
-    return reward_at_end(batch, across_groups=not config.algorithm.advantage.compares_within_group)
+    return reward_at_end(batch, across_groups=_compares_across_groups(config.algorithm))
+
+
+def _compares_across_groups(config: AlgorithmConfig) -> bool:
+    """Return whether rewards of different groups are compared with each other."""
+    advantage, shaping = config.advantage, config.shaping
+    return not advantage.compares_within_group or advantage.whiten or "batch" in (shaping.center, shaping.divide)
 
 
 def completed_episodes(rollout: Rollout) -> list[Trajectory]:

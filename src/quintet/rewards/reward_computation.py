@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quintet.config.native.data import OverlongConfig, RewardConfig
-from quintet.records import Failure, Response, RewardResult
+from quintet.records import Failure, Response, RewardResult, sum_rewards
 from quintet.rewards.format_check import has_format
 
 
@@ -74,4 +74,4 @@ class RewardComputation:
     def _total(self, base: float, components: Mapping[str, float]) -> float:
         format_reward = self.config.format_reward * components["format"] if self.config.format is not None else 0.0
         penalty = components["overlong"] if self.config.overlong is not None else 0.0
-        return base * self.config.scale + format_reward + penalty
+        return sum_rewards((base * self.config.scale, format_reward, penalty))

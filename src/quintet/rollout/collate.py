@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quintet.algorithms.advantages.groups import trajectory_rewards
+from quintet.algorithms.advantages.groups import trajectory_rewards, trajectory_sums
+from quintet.algorithms.advantages.reward_sums import RewardSums
 from quintet.policies.vision.image_tokens import mrope_positions
 from quintet.records import Batch, ImageInput, Trajectory
 
@@ -72,12 +73,17 @@ def _is_image(tokens: Tensor) -> Tensor:
 
 
 def reward_at_end(batch: Batch, *, across_groups: bool = False) -> Batch:
-    """Return the batch with the sum of each episode's rewards on its last response token; see `trajectory_rewards`."""
+    """Return the batch with the sum of each episode's rewards on its last response token; see `trajectory_rewards`.
+
+    A sum that equals the episode's `baseline` up to rounding becomes the baseline."""
     trained = batch.loss_mask.nonzero().squeeze(-1)
     owner = batch.token_trajectory[trained]
     first = torch.zeros_like(batch.group)
     last = first.scatter_reduce(0, owner, trained, "amax", include_self=False)
     totals = trajectory_rewards(batch, across_groups=across_groups)
+    if batch.baseline is not None:
+        baseline = RewardSums.from_rewards(batch.baseline, torch.arange(len(totals)), len(totals))
+        totals = torch.where(trajectory_sums(batch).equals(baseline), batch.baseline, totals)
     return replace(batch, rewards=torch.zeros_like(batch.rewards).index_copy(0, last, totals))
 
 

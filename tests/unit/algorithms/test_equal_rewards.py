@@ -329,3 +329,90 @@ def test_equal_returns_at_a_position_have_no_advantage(name: str, whiten: bool, 
     assert not bool(advantages(batch).any())
     batch.rewards[-1] = 2e-3
     assert bool(advantages(batch).any())
+
+
+@pytest.mark.parametrize("name", ["optimal_token_baseline", "tir_optimal_token_baseline"])
+def test_returns_at_a_position_are_compared_up_to_rounding(name: str) -> None:
+    """The first turns of all episodes have the return 0.7, those of another group 0.8."""
+    batch = packed([*SHUFFLED, [0.9, -0.1], [0.3, 0.5]], torch.float32, [0] * len(SHUFFLED) + [1, 1])
+    batch = replace(batch, sum_squared_probs=torch.full_like(batch.rewards, 0.4), logprobs=batch.logprobs - 1.0)
+    advantages, _ = estimate(batch, ADVANTAGE_UNION.config_class(name)())
+    assert not bool(advantages[batch.turn == 0].any())
+    assert bool(advantages[batch.turn == 1].any())
+
+
+@pytest.mark.parametrize(
+    "name", ["raw", "arpo", "grpo", "grpo_dynamic", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline", "gigpo"]
+)
+def test_whitening_compares_the_rewards_of_different_groups_up_to_rounding(name: str) -> None:
+    """The only episode of a group keeps its reward, and all have the same."""
+    batch = packed(SHUFFLED, torch.float32, list(range(len(SHUFFLED))))
+    options = {"turn_weight": 0.0} if name == "gigpo" else {}
+    advantages, _ = estimate(batch, ADVANTAGE_UNION.config_class(name)(whiten=True, **options))
+    assert not bool(advantages.any())
+
+
+def test_equal_rewards_of_different_groups_stay_equal_if_a_group_has_several_sums() -> None:
+    """0.4 - 0.3 is less than 0.1 in float32; a reward of 0.1 of its group is still equal to that of another group."""
+    batch = packed([[0.4, -0.3], [0.1], [0.1]], torch.float32, [0, 0, 1])
+    assert len(trajectory_rewards(batch, across_groups=True).unique()) == 1
+    assert not bool(estimated("brpo", batch).any())
+
+
+@pytest.mark.parametrize(
+    ("shaping", "episodes"),
+    [
+        ({"center": "group"}, [[-0.7, 3.1], [2.4]]),
+        ({"divide": "batch"}, [[0.2, 0.2, 2.1, 0.3], [3.7, -0.9]]),
+    ],
+)
+def test_shaped_equal_rewards_of_a_group_stay_equal(shaping: dict[str, Any], episodes: list[list[float]]) -> None:
+    """Centering and dividing round each reward again."""
+    batch = packed([*episodes, [1.0, 3.0], [-5.0]], torch.float32, [0, 0, 1, 1])
+    batch = shape_rewards(batch, ShapingConfig(**shaping), 100)
+    totals = trajectory_rewards(batch)
+    assert totals[0] == totals[1]
+    assert (totals[0] == 0.0) == ("center" in shaping)
+
+
+def test_clipped_equal_rewards_are_exactly_0() -> None:
+    """Scaling rounds each reward again."""
+    batch = packed([[-0.8, 0.5, 2.4], [2.1]], torch.float32)
+    assert not bool(estimated("grpo", shape_rewards(batch, ShapingConfig(clip=0.5), 100)).any())
+
+
+@pytest.mark.parametrize(
+    ("gamma", "later", "now", "dtype"), [(0.99, 0.3, 0.297, torch.float32), (0.9, 1.1, 0.99, torch.float64)]
+)
+def test_a_discounted_reward_equals_the_same_reward_now(
+    gamma: float, later: float, now: float, dtype: torch.dtype
+) -> None:
+    batch = packed([[0.0, later], [now, 0.0]], dtype)
+    advantages, _ = estimate(batch, ADVANTAGE_UNION.config_class("gigpo")(turn_gamma=gamma, episode_weight=0.0))
+    assert not bool(advantages[batch.turn == 0].any())
+    undiscounted = packed([[0.1], [0.1 + 1e-8]], torch.float32)
+    advantages, _ = estimate(undiscounted, ADVANTAGE_UNION.config_class("gigpo")(turn_gamma=gamma))
+    assert bool(advantages.any())
+
+
+@pytest.mark.parametrize("name", ["grpo", "gigpo", "reinforce_plus_plus_baseline"])
+def test_the_unit_of_rewards_changes_no_normalized_advantage(name: str) -> None:
+    """The squares of 1e30 are infinite in float32."""
+    totals = [0.0, 1.0, 1.0, 0.5]
+    expected = estimated(name, packed([[total * 1e9] for total in totals], torch.float32))
+    torch.testing.assert_close(estimated(name, packed([[total * 1e30] for total in totals], torch.float32)), expected)
+    assert bool(expected.any())
+
+
+def test_the_largest_floats_are_no_rounding_error() -> None:
+    largest = torch.finfo(torch.float32).max
+    assert trajectory_rewards(packed([[largest], [1.0]], torch.float32)).tolist() == [largest, 1.0]
+    assert trajectory_rewards(packed([[1.5e308, 1.5e308], [1.0]], torch.float64)).tolist() == [math.inf, 1.0]
+    sums = packed([[1.5e308, -1.5e308, 1.0], [1.5e308, -1.5e308, 2.0]], torch.float64)
+    assert has_signal(trajectory_rewards(sums), sums.group).all()
+
+
+def test_a_return_that_rounding_moved_away_from_0_is_0() -> None:
+    batch = packed([[0.1, 0.2, -0.3]], torch.float32)
+    advantages, _ = estimate(batch, ADVANTAGE_UNION.config_class("step_reinforce")(turn_gamma=1.0, center="none"))
+    assert not bool(advantages[batch.turn == 0].any())

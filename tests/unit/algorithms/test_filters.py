@@ -212,7 +212,7 @@ def test_whole_groups_are_filtered_and_one_always_remains(episodes: list[tuple[i
     assert share * total - 1e-6 <= len(names) < share * total + 1
 
 
-@pytest.mark.parametrize("scale", [1e-12, 1e-3, 1e12])
+@pytest.mark.parametrize("scale", [1e-12, 1e-3, 1e30])
 @pytest.mark.parametrize(
     "options",
     [
@@ -246,6 +246,8 @@ def test_a_mean_at_a_bound_is_inside_whatever_its_rounding(dtype: torch.dtype) -
     rewards = torch.tensor([0.1, 0.1, 0.4, 0.2, 0.2, 0.2, 0.2, 0.2, 0.3], dtype=dtype)
     config = FilterConfig(min_mean=0.2, max_mean=0.2)
     assert select_groups(rewards, torch.arange(9) // 3, config).tolist() == [True] * 6 + [False] * 3
+    below = torch.tensor([0.7, 0.7, 0.7], dtype=dtype)
+    assert select_groups(below, torch.zeros(3, dtype=torch.long), FilterConfig(min_mean=0.7)).all()
 
 
 def test_totals_that_cancel_are_zero() -> None:
@@ -257,3 +259,31 @@ def test_totals_that_cancel_are_zero() -> None:
 def test_a_group_with_a_reward_that_is_no_number_is_not_dropped() -> None:
     rewards = torch.tensor([float("nan"), 1.0, 1.0, 1.0])
     assert has_signal(rewards, torch.tensor([0, 0, 1, 1]), 0.5).tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("means", "options", "expected"),
+    [
+        ([0.3, 0.1, 0.09], {"min_p": 1 / 3}, [True, True, False]),
+        ([0.1, 0.3, 0.31], {"min_p": 1 / 3, "keep_by": "least_mean"}, [True, True, False]),
+        ([0.1] * 11, {"top_p": 9 / 11}, [True] * 9 + [False] * 2),
+    ],
+)
+def test_scores_at_a_bound_are_inside_whatever_their_rounding(
+    means: list[float], options: dict[str, Any], expected: list[bool]
+) -> None:
+    config = FilterConfig(**{"keep_by": "mean", **options})
+    assert select_groups(torch.tensor(means), torch.arange(len(means)), config).tolist() == expected
+
+
+def test_groups_whose_rewards_differ_by_a_constant_have_the_same_deviation() -> None:
+    """In float32, 0.2 - 0.1 and 0.3 - 0.2 differ."""
+    for rewards in ([0.1, 0.2, 0.2, 0.3], [0.2, 0.3, 0.1, 0.2]):
+        keep = select_groups(torch.tensor(rewards), torch.tensor([0, 0, 1, 1]), FilterConfig(keep_share=0.5))
+        assert keep.tolist() == [True, True, False, False]
+
+
+def test_a_group_whose_score_is_no_number_is_no_tie() -> None:
+    rewards = torch.tensor([0.0, 1.0, float("nan"), 1.0])
+    keep = select_groups(rewards, torch.tensor([0, 0, 1, 1]), FilterConfig(keep_share=0.5))
+    assert keep.tolist() == [False, False, True, True]

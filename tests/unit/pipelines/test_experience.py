@@ -355,3 +355,37 @@ def test_optimal_token_baselines_keep_their_positions_if_first_tokens_are_reject
     baseline = (1 * 1 + 3 * 0.5) / 1.5
     expected = torch.tensor([0.0, 0.0, 1 - baseline, 0.0, 0.0, 3 - baseline])
     torch.testing.assert_close(learnt.advantages, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("turn_rewards", [True, False])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["algorithm.advantage={name: remax}"],
+        ["algorithm.advantage={name: raw, whiten: true}"],
+        ["algorithm.advantage={name: brpo}"],
+        ["algorithm.advantage={name: raw}", "algorithm.shaping={center: batch}"],
+        ["algorithm.advantage={name: raw}", "algorithm.shaping={center: batch, divide: batch, clip: 0.5}"],
+    ],
+)
+def test_equal_rewards_of_different_groups_and_greedy_episodes_teach_nothing(
+    options: list[str], turn_rewards: bool
+) -> None:
+    """Ten turns whose total is 0.1: the sum of their float32 numbers is not that of 0.1."""
+    totals = [[-0.1] * 9 + [1.0], [0.1], [0.4, -0.3], [1.0] + [-0.1] * 9]
+    episodes = [episode(group, 0, rewards) for group, rewards in enumerate(totals)]
+    config = load_experiment(None, [*options, f"algorithm.turn_rewards={turn_rewards}"]).experiment
+    baseline = dict.fromkeys(range(4), 0.1) if config.algorithm.advantage.needs_greedy_baseline else None
+    learnt, _ = add_advantages(collate_rollout(Rollout(episodes, {}, baseline), config), config)
+    assert learnt.advantages is not None
+    compared = learnt.turn == 0 if turn_rewards and "remax" in options[0] else learnt.loss_mask
+    assert not bool(learnt.advantages[compared].any())
+
+
+def test_whitened_returns_of_different_groups_are_compared_up_to_rounding() -> None:
+    episodes = [episode(group, 0, rewards) for group, rewards in enumerate([[-0.1] * 9 + [1.0], [0.1], [0.4, -0.3]])]
+    overrides = ["algorithm.advantage={name: reinforce_plus_plus}", "algorithm.turn_rewards=false"]
+    config = load_experiment(None, overrides).experiment
+    learnt, _ = add_advantages(collate_rollout(Rollout(episodes, {}), config), config)
+    assert learnt.advantages is not None
+    assert not bool(learnt.advantages.any())

@@ -102,6 +102,14 @@ def test_the_math_rule_of_roll_knows_whether_the_prompt_opens_a_thought() -> Non
     assert [job.message["options"] for job in jobs] == [{"thinking_started": True}, {}, {}]
 
 
+def test_terms_that_cancel_are_no_reward() -> None:
+    """In floats, 0.1 + 0.2 - 0.3 is 5.6e-17."""
+    config = RewardConfig(
+        manager="dapo", format="boxed", format_reward=0.2, scale=0.1, overlong=OverlongConfig(buffer=20)
+    )
+    assert reward(config, 1.0, r"\boxed{3}", 86) == 0.0
+
+
 def test_length_counts_whatever_the_scale() -> None:
     config = RewardConfig(manager="dapo", overlong=OverlongConfig(buffer=20), scale=2.0)
     judged = RewardComputation(config, 100).reward(answer(tokens=90), {"score": 1.0, "extracted_answer": "3"})

@@ -21,7 +21,7 @@ from quintet.policies.model_loading import load_tokenizer
 from quintet.policies.tiny_models import train_tokenizer
 from quintet.records import FinishReason, Generation, Observation, Outcome, Request, Step, Trajectory
 from quintet.relations import Relation
-from quintet.rollout.agent_loop import AgentLoop
+from quintet.rollout.agent_loop import AgentLoop, _turn_result
 from quintet.rollout.chat.chat_format import ChatFormat, Dialogue
 from quintet.rollout.chat.image_prompts import ImagePrompts
 from quintet.rollout.collate import collate
@@ -132,6 +132,13 @@ def test_actions_behind_the_end_of_the_episode_are_not_executed(chat: ChatFormat
     (episode,), _ = play(chat, texts, max_actions_per_turn=4)
     assert episode.turns[0].actions == ("Right",) * 3
     assert episode.turns[0].reward == 1.0
+
+
+def test_the_rewards_of_a_turn_that_cancel_are_0() -> None:
+    """In floats, 0.1 + 0.2 - 0.3 is 5.6e-17."""
+    config = RolloutConfig.model_validate({"format_reward": 0.1})
+    steps = [Step(Observation(""), reward, False, False, {}) for reward in (0.2, -0.3)]
+    assert _turn_result(config, steps, valid=True) == (0.0, None)
 
 
 def test_unparsable_responses_get_the_format_penalty(chat: ChatFormat) -> None:

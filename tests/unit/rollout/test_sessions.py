@@ -150,6 +150,9 @@ def test_rewards_are_added_to_the_latest_exchange() -> None:
     made.reward(1.0)
     made.reward(-0.25)
     assert [known.reward for known in made.exchanges] == [0.0, 0.75]
+    for value in (-0.75, 0.1, 0.2, -0.3):
+        made.reward(value)
+    assert [known.reward for known in made.exchanges] == [0.0, 0.0]
 
 
 def test_a_session_round_trips_through_json() -> None:

@@ -217,6 +217,7 @@ def test_a_score_that_rounding_moved_below_the_threshold_counts() -> None:
     score = 0.7 + 0.2 + 0.1
     assert score < 1.0
     assert estimates([sample("a", score)], [1]).passed[1].mean == 1.0
+    assert estimates([sample("a", 0.9999)], [1]).passed[1].mean == 0.0
     metrics = validation_metrics([sample("a", score, acc=score)] * 2)
     assert [value for name, value in metrics.items() if "pass@2" in name] == [1.0]
 

@@ -57,9 +57,10 @@ class Groups:
         return (self.total(values.double()) / self.size.clamp(min=1))[self.member]
 
     def deviation(self, values: Tensor) -> Tensor:
-        """Return the unbiased standard deviation of each member's group, [R]; 0 with fewer than two members."""
-        squares = self.total(self.centered(values).square())
-        return (squares / (self.size - 1).clamp(min=1)).sqrt()[self.member]
+        """Return the unbiased standard deviation of each member's group, [R]; 0 with fewer than two members.
+        Squares are in float64: in float32, those of 1e20 are infinite."""
+        squares = self.total(self.centered(values.double()).square())
+        return (squares / (self.size - 1).clamp(min=1)).sqrt()[self.member].to(values.dtype)
 
     def relative_deviation(self, values: Tensor) -> Tensor:
         """Return std_g / (max_g std_g + 1e-6), [R], RAGEN's weight of a group; the only member of one has std 1."""
@@ -93,10 +94,15 @@ def trajectory_rewards(batch: Batch, *, across_groups: bool = False) -> Tensor:
     """Return the total reward of each trajectory, [R], summed in float64. Totals of a group that are equal up to
     rounding have the same bits, see `RewardSums`; with `across_groups` also those of different groups, so that they
     depend on the other groups of the batch."""
-    sums = RewardSums.from_rewards(batch.rewards, batch.token_trajectory, len(batch.group)).equalized(batch.group)
+    sums = trajectory_sums(batch)
     if across_groups:
         sums = sums.equalized(torch.zeros_like(batch.group))
-    return sums.total.to(batch.rewards.dtype)
+    return sums.equalized(batch.group).total.to(batch.rewards.dtype)
+
+
+def trajectory_sums(batch: Batch) -> RewardSums:
+    """Return the total reward of each trajectory, [R], before any comparison."""
+    return RewardSums.from_rewards(batch.rewards, batch.token_trajectory, len(batch.group))
 
 
 def num_response_tokens(batch: Batch) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from quintet.algorithms.advantages.groups import Groups, has_response, num_response_tokens, trajectory_rewards
 from quintet.algorithms.tokens import whiten
 from quintet.config.native.advantages import (
+    AdvantageSection,
     ArpoConfig,
     BrpoConfig,
     GdpoConfig,
@@ -38,6 +39,11 @@ def _groups(batch: Batch) -> Groups:
     return Groups.from_ids(batch.group, has_response(batch))
 
 
+def _rewards(batch: Batch, config: AdvantageSection) -> Tensor:
+    """Return the total reward of each trajectory, [R]. Whitening also compares those of different groups."""
+    return trajectory_rewards(batch, across_groups=config.whiten)
+
+
 def grpo(batch: Batch, config: GrpoConfig) -> tuple[Tensor, Tensor]:
     """Group-relative advantage, the same for every token of a trajectory.
 
@@ -45,7 +51,7 @@ def grpo(batch: Batch, config: GrpoConfig) -> tuple[Tensor, Tensor]:
     Dr. GRPO (Liu et al. 2025, arXiv:2503.20783). The standard deviation is unbiased; a group of one keeps its reward,
     as in verl. With `length_weight`, see `_weighted_by_length`; with `deviation_weight`, `Groups.relative_deviation`.
     """
-    groups, rewards = _groups(batch), trajectory_rewards(batch)
+    groups, rewards = _groups(batch), _rewards(batch, config)
     advantage = groups.normalized(rewards, by_deviation=config.normalize_by_std)
     if config.deviation_weight:
         advantage = advantage * groups.relative_deviation(rewards)
@@ -85,7 +91,7 @@ def grpo_passk(batch: Batch, config: PassKConfig) -> tuple[Tensor, Tensor]:
     A_best = (R_best - R_second) / (std_g + 1e-6), Tang et al. 2025 (arXiv:2503.19595), as in verl. A
     group of one gets 0, where verl raises, because episodes are dropped if their env fails.
     """
-    groups, scores = _groups(batch), trajectory_rewards(batch)
+    groups, scores = _groups(batch), _rewards(batch, config)
     counted = groups.counted.nonzero().squeeze(-1)
     ranked = counted[scores[counted].argsort(descending=True, stable=True)]
     ranked = ranked[groups.member[ranked].argsort(stable=True)]
@@ -104,7 +110,7 @@ def rloo(batch: Batch, config: RlooConfig) -> tuple[Tensor, Tensor]:
     A_i = R_i - mean_{j≠i} R_j = n / (n - 1) (R_i - mean_g), Ahmadian et al. 2024 (arXiv:2402.14740). A group of one
     keeps its reward, as in verl's `rloo`; its `rloo_vectorized` gives it 0.
     """
-    groups, scores = _groups(batch), trajectory_rewards(batch)
+    groups, scores = _groups(batch), _rewards(batch, config)
     size = groups.size[groups.member].to(scores.dtype)
     advantage = groups.centered(scores) * size / (size - 1).clamp(min=1)
     return _to_tokens(batch, torch.where(groups.alone, scores, advantage), whitened=config.whiten)
@@ -116,7 +122,7 @@ def opo(batch: Batch, config: OpoConfig) -> tuple[Tensor, Tensor]:
     A_i = R_i - Σ_j l_j R_j / Σ_j l_j with l the numbers of response tokens, Hao et al. 2025 (arXiv:2505.23585): the
     minimum-variance baseline if every token's gradient has the same norm. A group of one keeps its reward.
     """
-    groups, scores = _groups(batch), trajectory_rewards(batch)
+    groups, scores = _groups(batch), _rewards(batch, config)
     length = num_response_tokens(batch).double()
     baseline = (groups.total(length * scores) / groups.total(length).clamp(min=1))[groups.member]
     advantage = torch.where(groups.differ(scores), (scores - baseline).to(scores.dtype), 0.0)
@@ -129,7 +135,7 @@ def gpg(batch: Batch, config: GpgConfig) -> tuple[Tensor, Tensor]:
     A_i = α (R_i - mean_g), α = trajectories / those with R ≠ 0, Chu et al. 2025 (arXiv:2504.02546), as in
     verl. A group of one gets α R.
     """
-    groups, scores = _groups(batch), trajectory_rewards(batch)
+    groups, scores = _groups(batch), _rewards(batch, config)
     rewarded = (scores[groups.counted] != 0).sum().clamp(min=1)
     scale = groups.counted.sum() / rewarded.to(scores.dtype)
     return _to_tokens(batch, scale * groups.normalized(scores, by_deviation=False), whitened=config.whiten)
@@ -138,7 +144,7 @@ def gpg(batch: Batch, config: GpgConfig) -> tuple[Tensor, Tensor]:
 def raw(batch: Batch, config: RawConfig) -> tuple[Tensor, Tensor]:
     """Unchanged reward: A_i = R_i, REINFORCE without a baseline (RLinf's `raw`). With `length_weight`, see
     `_weighted_by_length`."""
-    advantage = _weighted_by_length(batch, trajectory_rewards(batch), config)
+    advantage = _weighted_by_length(batch, _rewards(batch, config), config)
     return _to_tokens(batch, advantage, whitened=config.whiten)
 
 
@@ -148,7 +154,7 @@ def reinforce_plus_plus_baseline(batch: Batch, config: ReinforcePlusPlusBaseline
     x_i = R_i - mean_g, A = (x - mean) / std over response tokens, Hu et al. 2025 (arXiv:2501.03262). A group of one
     keeps its reward, as in verl.
     """
-    advantage = _groups(batch).normalized(trajectory_rewards(batch), by_deviation=False)
+    advantage = _groups(batch).normalized(_rewards(batch, config), by_deviation=False)
     return _to_tokens(batch, advantage, whitened=config.whiten)
 
 

@@ -55,13 +55,16 @@ class RewardSums:
     def discounted(self, rows: TokenRows, gamma: float) -> RewardSums:
         """Return G_k = r_k + gamma G_{k+1} along `rows` of sums r.
 
-        The multiplication and the addition of each step are off by at most 2⁻⁵³ Σ gamma^j |r_{k+j}| each.
+        The multiplication and the addition of each step are off by at most 2⁻⁵³ Σ gamma^j |r_{k+j}| each. Rewards of
+        later steps count twice in `num_terms` if they are multiplied: such a sum is rounded, even of a single reward.
         """
 
         def along_rows(values: Tensor, factor: float) -> Tensor:
             return rows.scatter(discounted_returns(rows.gather(values), factor), len(values))
 
-        size, num_terms = along_rows(self.size, abs(gamma)), along_rows(self.num_terms, 1)
+        size, num_terms = along_rows(self.size, abs(gamma)), along_rows(self.num_terms, float(gamma != 0))
+        if gamma not in (0.0, 1.0):
+            num_terms = 2 * num_terms - self.num_terms
         error = along_rows(self.error, abs(gamma)) + 2 * UNIT_ROUNDOFF * num_terms * size
         return RewardSums(_zero_within(along_rows(self.total, gamma), error), error, size, num_terms)
 
@@ -91,7 +94,7 @@ class RewardSums:
         """Return whether sums are equal up to rounding, bool [S]; NaN and infinite sums equal nothing."""
         are_single = (self.num_terms <= 1) & (other.num_terms <= 1)
         bound = torch.where(are_single, 0.0, self.error + other.error)
-        return (self.total - other.total).abs() <= bound
+        return ((self.total - other.total).abs() <= bound) & bound.isfinite()
 
 
 def _half_ulp(terms: Tensor, owner: Tensor, count: int) -> Tensor:
@@ -103,10 +106,13 @@ def _half_ulp(terms: Tensor, owner: Tensor, count: int) -> Tensor:
 
 
 def _spacing(values: Tensor) -> Tensor:
-    """Return the distance to the next larger number of the same dtype, float64 [K]."""
+    """Return the distance of positive numbers to the next larger one of the same dtype, float64 [K]; of the largest
+    one, to the next smaller one."""
+    largest = torch.finfo(values.dtype).max
+    values = values.clamp(max=torch.nextafter(values.new_tensor(largest), values.new_tensor(0.0)))
     return torch.nextafter(values, torch.full_like(values, torch.inf)).double() - values.double()
 
 
 def _zero_within(total: Tensor, error: Tensor) -> Tensor:
     """Return the sums, with 0 for those that rounding alone may have moved away from it."""
-    return torch.where(total.abs() <= error, 0.0, total)
+    return torch.where((total.abs() <= error) & error.isfinite(), 0.0, total)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from quintet.algorithms.advantages.groups import Groups, has_response, num_response_tokens
-from quintet.algorithms.tokens import TokenRows, discounted_returns, whiten
+from quintet.algorithms.advantages.reward_sums import RewardSums
+from quintet.algorithms.tokens import TokenRows, whiten
 from quintet.config.native.advantages import TokenBaselineSection
 from quintet.records import Batch
 
@@ -18,10 +19,10 @@ def optimal_token_baseline(batch: Batch, config: TokenBaselineSection) -> tuple[
 
     G_t = Σ_{t' ≥ t} r_t', w_t = (1 - 2 π_t + Σ π²) ρ_t², W_t = Σ_{t' ≤ t} w_t',
     A_t = G_t - Σ_j G_t W_t / (Σ_j W_t + 1e-8), summed over the group's trajectories with a response token at
-    position t. If all of them have the same return there, A_t is 0, where verl leaves 1e-8 G_t / Σ_j W_t. w is the
-    squared norm of the score at the logits; ρ is `batch.correction`, if set. Li et al. 2026 (arXiv:2602.07078), as in
-    verl; the returns are G. The only trajectory of a group has no baseline; a trajectory whose tokens are all rejected
-    counts as another one in `optimal_token_baseline` alone.
+    position t. If all of them have the same return there up to rounding, A_t is 0, where verl leaves
+    1e-8 G_t / Σ_j W_t. w is the squared norm of the score at the logits; ρ is `batch.correction`, if set. Li et al.
+    2026 (arXiv:2602.07078), as in verl; the returns are G. The only trajectory of a group has no baseline; a trajectory
+    whose tokens are all rejected counts as another one in `optimal_token_baseline` alone.
 
     Positions are counted from the first response token: `tir_optimal_token_baseline` counts response tokens, so that
     turns align; `optimal_token_baseline` counts observations and rejected tokens, too. With `zero_tail`, the longest
@@ -38,7 +39,7 @@ def optimal_token_baseline(batch: Batch, config: TokenBaselineSection) -> tuple[
         len(batch.group),
     )
     response_mask = rows.gather(batch.loss_mask)
-    returns = discounted_returns(rows.gather(batch.rewards) * response_mask, 1.0)
+    returns = _returns(batch, rows)
     energy = (rows.gather(_squared_scores(batch)) * response_mask).cumsum(-1) * response_mask
     length = num_response_tokens(batch)
     groups = Groups.from_ids(batch.group, length > 0 if config.counts_response_tokens_only else has_response(batch))
@@ -48,6 +49,17 @@ def optimal_token_baseline(batch: Batch, config: TokenBaselineSection) -> tuple[
     if config.whiten:
         advantages = whiten(advantages, batch.loss_mask)
     return advantages, rows.scatter(returns * response_mask, size)
+
+
+def _returns(batch: Batch, rows: TokenRows) -> Tensor:
+    """Return the undiscounted return of each token, [R, T]; returns at a position of a group that are equal up to
+    rounding have the same bits, see `RewardSums`."""
+    size, width = len(batch.tokens), rows.index.shape[1]
+    rewards = RewardSums.from_rewards(batch.rewards * batch.loss_mask, torch.arange(size), size)
+    group = Groups.from_ids(batch.group).member
+    position = rows.scatter(torch.arange(width).expand_as(rows.index), size)
+    compared = torch.where(batch.loss_mask, group[batch.token_trajectory] * width + position, -1)
+    return rows.gather(rewards.discounted(rows, 1.0).equalized(compared).total.to(batch.rewards.dtype))
 
 
 def _squared_scores(batch: Batch) -> Tensor:

@@ -64,7 +64,8 @@ def grpo_dynamic(batch: Batch, config: GrpoDynamicConfig) -> tuple[Tensor, Tenso
     `grpo`, where RLinf gets NaN.
     """
     if config.level == "trajectory":
-        groups, scores = Groups.from_ids(batch.group, has_response(batch)), trajectory_rewards(batch)
+        groups = Groups.from_ids(batch.group, has_response(batch))
+        scores = trajectory_rewards(batch, across_groups=config.whiten)
         advantage = groups.normalized(scores, by_deviation=config.normalize_by_std)
         return _finish(batch, advantage[batch.token_trajectory] * batch.loss_mask, whitened=config.whiten)
     turns = _Turns.from_batch(batch)
@@ -95,7 +96,8 @@ def gigpo(batch: Batch, config: GigpoConfig) -> tuple[Tensor, Tensor]:
         in_group = _relative_returns(turns, returns, batch.group[turns.trajectory], config)
     else:
         groups = Groups.from_ids(batch.group, has_response(batch))
-        by_episode = groups.normalized(trajectory_rewards(batch), by_deviation=config.normalize_by_std)
+        totals = trajectory_rewards(batch, across_groups=config.whiten)
+        by_episode = groups.normalized(totals, by_deviation=config.normalize_by_std)
         in_group = by_episode[turns.trajectory]
     advantage = config.episode_weight * in_group + config.turn_weight * by_turn
     return _finish(batch, turns.to_tokens(batch, advantage), whitened=config.whiten)
@@ -140,7 +142,7 @@ def agentic_reinforce(batch: Batch, config: AgenticReinforceConfig) -> tuple[Ten
     num_turns = torch.bincount(turns.trajectory, minlength=len(batch.group))
     ends = num_turns.cumsum(0)[turns.trajectory]
     following = ends - 1 - torch.arange(len(ends))
-    rewards = trajectory_rewards(batch)[turns.trajectory]
+    rewards = trajectory_rewards(batch, across_groups=config.whiten)[turns.trajectory]
     advantage = rewards * torch.pow(rewards.new_tensor(config.gamma), following)
     return _finish(batch, turns.to_tokens(batch, advantage), whitened=config.whiten)
 

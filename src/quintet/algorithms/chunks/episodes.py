@@ -53,7 +53,9 @@ class RobotSteps:
         is_complete = is_first | _any_of_episode(dones, episode, len(names))
         rewards = batch.rewards * batch.loss_mask
         of_actions = from_steps(episode, dones.shape[0] // len(rewards)).expand_as(rewards)
-        returns = RewardSums.from_rewards(rewards.flatten(), of_actions.flatten(), len(names)).equalized(group)
+        returns = RewardSums.from_rewards(rewards.flatten(), of_actions.flatten(), len(names))
+        if config.advantage.whiten:
+            returns = returns.equalized(torch.zeros_like(group))
         return cls(
             rewards=to_steps(level_rewards(rewards, level)),
             dones=dones,
@@ -63,7 +65,7 @@ class RobotSteps:
             compared=_any_of_episode(mask, episode, len(names)) & is_complete,
             values=_values(batch),
             bootstrap=_bootstrap(batch, config),
-            episode_returns=returns.total.to(batch.rewards.dtype),
+            episode_returns=returns.equalized(group).total.to(batch.rewards.dtype),
         )
 
     @property

@@ -245,3 +245,10 @@ def test_whitened_equal_returns_are_exactly_0() -> None:
     batch = replace(batch, rewards=batch.rewards.float())
     advantages = advantages_of(batch, advantage={"name": "raw", "whiten": True}, drop_groups_without_signal=False)
     assert not bool(advantages.any())
+
+
+def test_whitening_compares_the_returns_of_different_groups_up_to_rounding() -> None:
+    batch = rollout([[[0.4, -0.3]] * 3 + [[0.1, 0.0]] * 4], [[[False, True]] * 7], list(range(7)))
+    batch = replace(batch, rewards=batch.rewards.float())
+    advantages = advantages_of(batch, advantage={"name": "raw", "whiten": True}, drop_groups_without_signal=False)
+    assert not bool(advantages.any())

@@ -22,6 +22,8 @@ from quintet.envs.service.payload import encode_payload
 from quintet.envs.service.png import decode_png, encode_png
 from quintet.envs.vector_env import ActionsExecuted, EpisodeFailed
 from quintet.errors import ConfigError, MachineError
+from quintet.records import Observation, Step
+from quintet.runtime.env_service.env_worker import _Episode
 from quintet.runtime.env_service.served_envs import ServedEnvs
 from quintet.runtime.env_service.server import EnvServiceServer
 from quintet.runtime.env_service.sessions import SessionLimits
@@ -153,6 +155,31 @@ def test_msgpack_has_the_same_results_with_images_as_bytes(mixed: str) -> None:
         assert (decode_png(image) == np.full((8, 8, 3), 7, np.uint8)).all()
         assert started["observation"].pop("images")
         assert packed == started
+
+
+def test_the_rewards_of_an_episode_that_cancel_are_0() -> None:
+    """In floats, 0.1 + 0.2 - 0.3 is 5.6e-17."""
+
+    class Rewards:
+        actions = ("Go",)
+
+        def instruction(self) -> str:
+            return ""
+
+        def reset(self, seed: int) -> Observation:
+            self.rewards = iter((0.1, 0.2, -0.3))
+            return Observation("")
+
+        def step(self, action: str) -> Step:
+            return Step(Observation(""), next(self.rewards), False, False, {})
+
+        def close(self) -> None: ...
+
+    episode = _Episode(Rewards)
+    episode.start(0)
+    for actions in (["Go"], ["Go", "Go"]):
+        episode.step(actions)
+    assert episode.reward == 0.0
 
 
 def test_actions_may_be_arrays_and_images(mixed: str) -> None:

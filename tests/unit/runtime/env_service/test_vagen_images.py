@@ -72,6 +72,15 @@ def test_images_of_observations_arrive_as_they_are(episode: VagenEpisode) -> Non
     assert info["metrics"]["traj_metrics"] == {"success": True}
 
 
+def test_the_rewards_of_a_response_that_cancel_are_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In floats, 0.1 + 0.2 - 0.3 is 5.6e-17."""
+    rewards = iter((0.1, 0.2))
+    monkeypatch.setattr(Seen, "step", lambda *_: Step(Observation("again"), next(rewards), False, False, {}))
+    episode = VagenEpisode(Seen, RESPONSES | {"format_reward": -0.3})
+    episode.call("reset", [7])
+    assert received(episode.call("step", ["<answer>Look,Look</answer>"]))[1] == 0.0
+
+
 def test_a_response_without_actions_shows_the_last_observation_again(episode: VagenEpisode) -> None:
     first, _ = received(episode.call("reset", [7]))
     again, reward, done, _ = received(episode.call("step", ["I do not know"]))
