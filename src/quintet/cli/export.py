@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from quintet.cli.messages import warn
 from quintet.cli.transformers_setup import silence_transformers
 from quintet.errors import ConfigError
+from quintet.runtime.signals import stop_on_signals
 
 if TYPE_CHECKING:
     from quintet.pipelines.export import ExportCheck
@@ -29,11 +30,17 @@ def run(source: str, target: str, dtype: str | None, *, trust_remote_code: bool)
     silence_transformers()
     from quintet.pipelines.export import export
 
-    exported = export(source, Path(target), dtype, trust_remote_code=trust_remote_code, warn=warn)
+    with stop_on_signals(_interrupt):
+        exported = export(source, Path(target), dtype, trust_remote_code=trust_remote_code, warn=warn)
     step = "" if exported.step is None else f", step {exported.step}"
     print(f"{exported.source}{step} → {exported.target}")
     print(f"{exported.parameters:,} parameters, {exported.size / 2**20:,.1f} MiB, {dtype or 'dtype unchanged'}")
     print(_describe(exported.check))
+
+
+def _interrupt() -> NoReturn:
+    """End the export, which removes the incomplete directory, also at SIGTERM."""
+    raise KeyboardInterrupt
 
 
 def _describe(check: ExportCheck) -> str:

@@ -15,6 +15,7 @@ from torch import nn
 from quintet.errors import MachineError
 from quintet.pipelines.export_check import CannotLoadError, load_plain_model
 from quintet.policies.lora import CONFIG_FILE, PEFT_PREFIX, WEIGHTS_FILE, read_base_model_path
+from quintet.runtime.learner_checkpoint import HF
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -33,7 +34,12 @@ def adapter_base(adapters: Path) -> Path:
     """
     base = available_base(adapters)
     if base is None:
-        hint = f"put it there, or set base_model_name_or_path in {adapters / CONFIG_FILE}"
+        merged = adapters.resolve().parent / HF
+        elsewhere = f"export {merged}, which has them merged"
+        # the files of a checkpoint must not be changed
+        if not merged.is_dir():
+            elsewhere = f"set base_model_name_or_path in {adapters / CONFIG_FILE}"
+        hint = f"put it there, or {elsewhere}"
         raise MachineError(
             f"the base model {read_base_model_path(adapters)} of the adapters at {adapters} is missing", hint
         )

@@ -257,11 +257,15 @@ def _merge(adapters: Path, target: Path, dtype: torch.dtype | None, policy: _Pol
     """Write the adapters' base model with the adapters merged, by default in the base model's dtype, and check it.
 
     Raises:
-        MachineError: the base model is missing, or the written model is not the policy.
+        MachineError: the base model is missing or exceeds the memory, or the written model is not the policy.
     """
     from transformers import AutoTokenizer
 
     base = adapter_base(adapters)
+    if shortage := _memory_shortage(FLOAT32_BYTES * _num_parameters(base)):
+        hint = "export on a machine with more memory"
+        raise MachineError(f"cannot merge the adapters at {adapters} into {base}: {shortage}", hint)
+    _check_adapters_of_checkpoint(adapters, base, policy)
     stored = dtype or _stored_dtype(base)
     merged, check = _merged_policy(adapters, base, stored, policy)
     merged.to(stored)
@@ -330,10 +334,9 @@ def _check_converted(source: Path, target: Path, dtype: torch.dtype | None, poli
     Raises:
         MachineError: they differ.
     """
-    needed, memory = 2 * FLOAT32_BYTES * _num_parameters(source), memory_bytes()
-    if needed > memory:
+    if shortage := _memory_shortage(2 * FLOAT32_BYTES * _num_parameters(source)):
         check_tensors(source, target, dtype)
-        return ExportCheck(None, f"that takes {needed / 2**30:.0f} GiB of memory, and there are {memory / 2**30:.0f}")
+        return ExportCheck(None, shortage)
     try:
         model = load_plain_model(source, trust_remote_code=policy.trusted)
     except CannotLoadError as error:
@@ -343,17 +346,57 @@ def _check_converted(source: Path, target: Path, dtype: torch.dtype | None, poli
     logits = compute_logits(model, arguments)
     adapters = source.resolve().parent / ADAPTER_DIRECTORY
     if source.resolve().name == HF and (base := available_base(adapters)) is not None:
-        merged, trained = _merged_policy(adapters, base, _stored_dtype(source), policy)
-        message = f"{source} is not {base} with the adapters at {adapters}: the logits differ"
-        if not has_close_weights(model, merged, _stored_dtype(source)):
-            require_equal_logits(logits, trained.expected.logits, message)
-        del merged
+        _require_adapted_base(source, model, logits, adapters, base, policy)
     if dtype is not None:
         round_weights(model, dtype)
     expected = ModelProbe.of(model, arguments, logits if dtype is None else None)
     del model
     check_directory(target, expected, arguments, trust_remote_code=policy.trusted)
     return ExportCheck(logit_difference(expected.logits, logits))
+
+
+def _require_adapted_base(
+    merged_directory: Path, model: PreTrainedModel, logits: Tensor, adapters: Path, base: Path, policy: _PolicySource
+) -> None:
+    """Compare the `model` at `hf/` of a checkpoint and its `logits` with the base model and the checkpoint's adapters.
+
+    Raises:
+        UnequalLogitsError: they differ.
+    """
+    stored = _stored_dtype(merged_directory)
+    merged, trained = _merged_policy(adapters, base, stored, policy)
+    if has_close_weights(model, merged, stored):
+        return
+    message = f"{merged_directory} is not {base} with the adapters at {adapters}: the logits differ"
+    try:
+        require_equal_logits(logits, trained.expected.logits, message)
+    except UnequalLogitsError as error:
+        hint = f"if another model has replaced {base} since, restore it, or export a copy of {merged_directory}"
+        raise UnequalLogitsError(str(error), hint) from error
+
+
+def _check_adapters_of_checkpoint(adapters: Path, base: Path, policy: _PolicySource) -> None:
+    """Compare adapters of a checkpoint and their base model with `hf/` beside them, if both fit into memory.
+
+    Raises:
+        MachineError: they differ, or transformers cannot load `hf/`.
+    """
+    directory = adapters.resolve().parent / HF
+    if not (directory / "config.json").is_file() or _memory_shortage(2 * FLOAT32_BYTES * _num_parameters(directory)):
+        return
+    try:
+        model = load_plain_model(directory, trust_remote_code=policy.trusted)
+    except CannotLoadError as error:
+        raise MachineError(f"transformers cannot load {directory}: {error}") from error
+    logits = compute_logits(model, probe_arguments(model.config, directory))
+    _require_adapted_base(directory, model, logits, adapters, base, policy)
+
+
+def _memory_shortage(needed: int) -> str:
+    """Return why something that needs so many bytes does not fit into host memory; empty if it fits."""
+    memory = memory_bytes()
+    text = f"that takes {needed / 2**30:.0f} GiB of memory, and there are {memory / 2**30:.0f}"
+    return text if needed > memory else ""
 
 
 def _stored_dtype(directory: Path) -> torch.dtype:

@@ -10,6 +10,7 @@ from pathlib import Path
 from quintet.config.composed import ComposedConfig
 from quintet.config.native.experiment import Experiment
 from quintet.errors import ConfigError, MachineError
+from quintet.policies.lora import CONFIG_FILE
 from quintet.tracking.run_directory import RunDirectory
 from quintet.training.checkpoint.checkpoint import find_checkpoint, open_checkpoint
 
@@ -44,6 +45,9 @@ def find_model(location: str, warn: Callable[[str], None] = warnings.warn) -> St
         problems = "; ".join(f"{item.name}: {problem}" for item, problem in damaged.items()) or "there is none yet"
         hint = "use another run, or a directory with config.json and weights"
         raise MachineError(f"no complete checkpoint in {path / 'checkpoints'} ({problems})", hint)
+    if (path / CONFIG_FILE).is_file():
+        hint = f"merge them into their base model: quintet export {location} TARGET"
+        raise MachineError(f"{location} has adapters, not a model", hint)
     raise MachineError(
         f"no model at {location}",
         "use a directory with config.json and weights, a global_step_N directory, or a run directory",

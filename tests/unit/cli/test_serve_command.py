@@ -54,6 +54,13 @@ def test_what_is_no_model_is_told() -> None:
         run("nowhere", [], ServeOptions())
 
 
+def test_adapters_have_to_be_merged_before_they_are_served(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/adapter_config.json").write_text("{}")
+    with pytest.raises(MachineError, match=r"mine has adapters, not a model\n.*quintet export mine TARGET"):
+        run("mine", [], ServeOptions())
+
+
 def test_the_options_become_the_configuration(
     policy_directory: Path, started: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

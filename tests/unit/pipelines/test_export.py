@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,12 +17,14 @@ from safetensors.torch import load_file
 from saved_checkpoints import save_checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from quintet.cli.export import run as export_command
 from quintet.config.compose import load_experiment
 from quintet.config.native.policy import LoraConfig
 from quintet.errors import MachineError
 from quintet.pipelines.export import export
 from quintet.policies.lora import add_lora, iter_merged_weights, save_adapters
 from quintet.policies.model_loading import load_model, load_tokenizer
+from quintet.runtime.signals import stop_on_signals
 from quintet.training.checkpoint.hf_directory import HfDirectory
 
 
@@ -245,3 +249,14 @@ def test_the_command_says_what_it_wrote(run: Path, tmp_path: Path) -> None:
     refused = subprocess.run([*command, "--dtype", "int3"], capture_output=True, text=True, timeout=120, check=False)
     assert refused.returncode == 2
     assert "valid: float32, bfloat16, float16" in refused.stderr
+
+
+def test_an_export_that_is_terminated_leaves_nothing(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As job schedulers end a process."""
+    monkeypatch.setattr("quintet.pipelines.export._convert", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    # without the command's own handler, the signal would only be recorded
+    with stop_on_signals(), pytest.raises(KeyboardInterrupt):
+        export_command(str(run), str(tmp_path / "out"), None, trust_remote_code=False)
+    assert not list(tmp_path.glob("*out*"))

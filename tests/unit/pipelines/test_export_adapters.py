@@ -292,6 +292,41 @@ def test_a_checkpoint_whose_weights_are_not_those_of_its_adapters_is_not_exporte
     assert not list(tmp_path.glob("*out*"))
 
 
+@pytest.mark.parametrize("part", [".", "lora_adapter"])
+def test_adapters_are_not_merged_into_a_model_that_replaced_their_base_model(
+    checkpoint: tuple[Path, torch.Tensor], tmp_path: Path, part: str
+) -> None:
+    directory, _ = checkpoint
+    path = tmp_path / "base/model.safetensors"
+    save_file({name: tensor * 1.5 for name, tensor in load_file(path).items()}, path, metadata={"format": "pt"})
+    with pytest.raises(MachineError, match=r"(?s)hf is not .*base with the adapters at.*restore it, or export a copy"):
+        export(str(directory / part), tmp_path / "out")
+    assert not list(tmp_path.glob("*out*"))
+
+
+def test_a_missing_base_model_leaves_the_merged_model_of_the_checkpoint(
+    checkpoint: tuple[Path, torch.Tensor], tmp_path: Path
+) -> None:
+    """Its adapter_config.json must not be edited: the checkpoint would be damaged."""
+    directory, expected = checkpoint
+    (tmp_path / "base").rename(tmp_path / "elsewhere")
+    with pytest.raises(MachineError, match=r"put it there, or export .*global_step_4/hf, which has them merged"):
+        export(str(directory / "lora_adapter"), tmp_path / "out")
+    export(str(directory / "hf"), tmp_path / "out")
+    assert_close(exported_logits(tmp_path / "out"), expected)
+
+
+def test_adapters_of_a_model_larger_than_the_memory_are_refused_before_it_is_loaded(
+    base: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(base(tied=True), tmp_path / "adapters", **ADAPTERS["attention"])
+    monkeypatch.setattr("quintet.pipelines.export.memory_bytes", lambda: 1000)
+    monkeypatch.setattr("quintet.pipelines.adapted_model.load_plain_model", lambda *_, **__: pytest.fail("loaded"))
+    with pytest.raises(MachineError, match=r"cannot merge the adapters at .*adapters into .*base: that takes 0 GiB"):
+        export(str(tmp_path / "adapters"), tmp_path / "out")
+    assert not list(tmp_path.glob("*out*"))
+
+
 def test_a_model_larger_than_the_memory_is_compared_file_by_file(
     base: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
