@@ -13,6 +13,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from quintet.records import Batch
 
@@ -29,6 +30,11 @@ def pytest_configure() -> None:
     inherits that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     logging.Logger.manager.loggerDict = LoggerDict(logging.Logger.manager.loggerDict)
+    # a busy machine is no failure
+    settings.register_profile(
+        "any_speed", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    settings.load_profile("any_speed")
 
 
 TEXTS = [
