@@ -153,7 +153,7 @@ class SplitResponse(NamedTuple):
     """Malformed calls outside of thoughts, which are content."""
 
 
-def split_tool_calls(text: str, *, in_thought: bool = False) -> SplitResponse:
+def split_tool_calls(text: str, *, forced: bool = False, in_thought: bool = False) -> SplitResponse:
     """Split a whole response into content and tool calls, see `ToolCallParser`. Without an opening tag, the text before
     a closing one is a thought, too.
 
@@ -161,7 +161,7 @@ def split_tool_calls(text: str, *, in_thought: bool = False) -> SplitResponse:
     >>> content, call.name, call.arguments
     ('I look.', 'f', '{"x": 1}')
     """
-    parser = ToolCallParser(in_thought=in_thought)
+    parser = ToolCallParser(forced=forced, in_thought=in_thought)
     (content, calls), (rest, others) = parser.update(text), parser.finish()
     if parser.closes_unopened_thought and not in_thought:
         return split_tool_calls(text, in_thought=True)
