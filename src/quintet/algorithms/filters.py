@@ -20,19 +20,27 @@ NEGLIGIBLE = 1e-10
 """Scores that differ by up to this share of them are equal: they are rounded in float64. RAGEN's 1e-10 is absolute."""
 
 
-def has_signal(rewards: Tensor, group: Tensor, threshold: float = 0.0, counted: Tensor | None = None) -> Tensor:
+def has_signal(
+    rewards: Tensor,
+    group: Tensor,
+    threshold: float = 0.0,
+    counted: Tensor | None = None,
+    masked: Tensor | None = None,
+) -> Tensor:
     """Return whether the rewards in each trajectory's group have an unbiased standard deviation above `threshold`, bool
     [R].
 
     Equal rewards have no signal, whatever the rounding error of their deviation, and those that differ have one with
     threshold 0, however small they are. Rewards that are NaN have a signal, so that they stay visible. A group of one
-    has a signal because `grpo` does not subtract a mean from it.
+    has a signal because `grpo` does not subtract a mean from it. A group whose counted trajectories are all `masked`,
+    bool [R], has none: they are left out of the loss.
     """
     groups = Groups.from_ids(group, counted)
     differs = groups.differ(rewards)
     if threshold:
         differs &= ~(groups.deviation(rewards) <= threshold)
-    return (differs | groups.alone) & groups.counted
+    signal = (differs | groups.alone) & groups.counted
+    return signal if masked is None else signal & (groups.total((~masked).long()) > 0)[groups.member]
 
 
 def select_groups(
