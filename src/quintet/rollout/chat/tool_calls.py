@@ -198,7 +198,8 @@ def _iter_parts(text: str, *, in_thought: bool, is_last: bool) -> Iterator[_Part
             if call is None:
                 return
             end, calls = call
-            part = _Part(tag.start(), end, calls, malformed=not calls and end > tag.end())
+            malformed = not calls and (end > tag.end() or _is_closed(text, end))
+            part = _Part(tag.start(), end, calls, malformed=malformed)
         elif tag[0] != CALL_START:
             opens = tag[0] == THINK[0]
             part = _Part(*tag.span(), opens_thought=opens, closes_unopened_thought=not (opens or in_thought))
@@ -228,9 +229,15 @@ def _read_calls(text: str, start: int, *, is_last: bool) -> tuple[int, list[Tool
         position = _behind_spaces(text, position)
     if text.startswith(CALL_END, position):
         return position + len(CALL_END), calls
-    if position == len(text) and is_last:
+    if text.startswith(CALL_START, position) or (position == len(text) and is_last):
         return position, calls
     return _malformed(text, position, is_last=is_last)
+
+
+def _is_closed(text: str, start: int) -> bool:
+    """Return whether a closing tag follows before another opening tag."""
+    following = text.find(CALL_START, start)
+    return text.find(CALL_END, start, following if following >= 0 else len(text)) >= 0
 
 
 def _malformed(text: str, start: int, *, is_last: bool) -> tuple[int, list[ToolCall]] | None:
@@ -253,7 +260,7 @@ def _tool_call(value: Any) -> ToolCall | None:
     """
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
-    arguments = value["arguments"] if "arguments" in value else value.get("parameters")
+    arguments = value.get("parameters") if value.get("arguments") is None else value["arguments"]
     if isinstance(arguments, str):
         with suppress(ValueError, RecursionError):
             arguments = _DECODER.decode(arguments)
