@@ -21,19 +21,27 @@ NEGLIGIBLE = 4 * FLOAT32_ROUNDOFF
 absolute."""
 
 
-def has_signal(rewards: Tensor, group: Tensor, threshold: float = 0.0, counted: Tensor | None = None) -> Tensor:
+def has_signal(
+    rewards: Tensor,
+    group: Tensor,
+    threshold: float = 0.0,
+    counted: Tensor | None = None,
+    masked: Tensor | None = None,
+) -> Tensor:
     """Return whether the rewards in each trajectory's group have an unbiased standard deviation above `threshold`, bool
     [R].
 
     Equal rewards have no signal, whatever the rounding error of their deviation, and those that differ have one with
     threshold 0, however small they are. Rewards that are NaN have a signal, so that they stay visible. A group of one
-    has a signal because `grpo` does not subtract a mean from it.
+    has a signal because `grpo` does not subtract a mean from it. A group whose counted trajectories are all `masked`,
+    bool [R], has none: they are left out of the loss.
     """
     groups = Groups.from_ids(group, counted)
     differs = groups.differ(rewards)
     if threshold:
         differs &= ~(groups.deviation(rewards) <= threshold)
-    return (differs | groups.alone) & groups.counted
+    signal = (differs | groups.alone) & groups.counted
+    return signal if masked is None else signal & (groups.total((~masked).long()) > 0)[groups.member]
 
 
 def select_groups(

@@ -53,14 +53,9 @@ def shape_rewards(batch: Batch, config: ShapingConfig, max_response_tokens: int)
     return batch
 
 
-def num_sampled_tokens(batch: Batch) -> Tensor:
-    """Return the number of sampled tokens of each trajectory, int64 [R], also if observations are trained on."""
-    return num_response_tokens(batch) if batch.response_tokens is None else batch.response_tokens
-
-
 def _excess(batch: Batch, budget: int) -> Tensor:
     """Return the response tokens over budget relative to the budget, [R]."""
-    over = (num_sampled_tokens(batch) - budget).clamp(min=0)
+    over = (num_response_tokens(batch) - budget).clamp(min=0)
     return over.to(batch.rewards.dtype) / budget
 
 

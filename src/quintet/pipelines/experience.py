@@ -10,6 +10,7 @@ from quintet.algorithms.advantages.custom import estimate
 from quintet.algorithms.advantages.gae import turn_ends
 from quintet.algorithms.advantages.groups import (
     has_response,
+    num_response_tokens,
     trajectory_rewards,
 )
 from quintet.algorithms.aggregation import token_weights
@@ -17,7 +18,7 @@ from quintet.algorithms.correction import rollout_correction
 from quintet.algorithms.drift import max_gap, measure_drift
 from quintet.algorithms.filters import advantage_scale, drops_groups_without_signal, has_signal, select_groups
 from quintet.algorithms.kl import KlControl, penalize_rewards, token_divergence
-from quintet.algorithms.shaping import num_sampled_tokens, shape_rewards
+from quintet.algorithms.shaping import shape_rewards
 from quintet.algorithms.tokens import whiten
 from quintet.config.native.algorithm import AlgorithmConfig
 from quintet.config.native.experiment import Experiment
@@ -155,9 +156,10 @@ def add_advantages(batch: Batch, config: Experiment, kl: KlControl | None = None
     """
     algorithm = config.algorithm
     scores = trajectory_rewards(batch)
-    with_signal = has_signal(scores, batch.group, algorithm.signal_threshold)
+    masked = batch.truncated if algorithm.mask_truncated else None
+    with_signal = has_signal(scores, batch.group, algorithm.signal_threshold, masked=masked)
     metrics = {"training/groups_with_signal": _share_of_groups(batch, with_signal)}
-    accepted = select_groups(scores, batch.group, algorithm.filter, lengths=num_sampled_tokens(batch))
+    accepted = select_groups(scores, batch.group, algorithm.filter, lengths=num_response_tokens(batch))
     share = 1.0
     if not bool(accepted.all()):
         share = metrics["training/groups_kept"] = _share_of_groups(batch, accepted)
@@ -169,7 +171,7 @@ def add_advantages(batch: Batch, config: Experiment, kl: KlControl | None = None
         metrics |= penalty
     if batch.truncated is not None and has_episodes:
         metrics["training/truncated_episodes"] = float(batch.truncated[has_response(batch)].float().mean())
-        if algorithm.mask_truncated:
+        if masked is not None:
             batch = replace(batch, loss_mask=batch.loss_mask & ~batch.truncated[batch.token_trajectory])
     batch = map_domains(batch, lambda part: _advantages(part, config))
     batch = _scaled(batch, 0.0 if algorithm.zero_advantages else advantage_scale(share, algorithm.filter))

@@ -88,13 +88,13 @@ def collect_rollouts(components: Components, step: int) -> Rollout:
     num_visits: Counter[int] = Counter()
     episodes = _collect_groups(components, step, num_visits, first=0, count=config.groups_per_round)
     num_drawn, rounds = config.groups_per_round, 0
-    with_signal = groups_with_signal(episodes, config.algorithm.signal_threshold)
+    with_signal = groups_with_signal(episodes, config.algorithm)
     while len(with_signal) < num_groups and rounds < selection.refill_rounds:
         rounds += 1
         count = selection.groups_per_round or num_groups - len(with_signal)
         episodes += _collect_groups(components, step, num_visits, first=num_drawn, count=count)
         num_drawn += count
-        with_signal = groups_with_signal(episodes, config.algorithm.signal_threshold)
+        with_signal = groups_with_signal(episodes, config.algorithm)
     if num_drawn > num_groups:
         episodes = _select_groups(episodes, with_signal, num_groups)
     refill: dict[str, float] = {"training/groups_drawn": num_drawn, "training/refill_rounds": rounds}

@@ -16,6 +16,7 @@ import torch
 
 from quintet.algorithms.advantages.reward_sums import RewardSums
 from quintet.algorithms.filters import has_signal
+from quintet.config.native.algorithm import AlgorithmConfig
 from quintet.config.native.experiment import Experiment
 from quintet.envs.start_states import StartStates
 from quintet.records import INCOMPLETE_OUTCOMES, Outcome, Trajectory, Turn
@@ -64,7 +65,7 @@ class AsyncRollout:
         self._partial = config.rollout.partial
         self._max_staleness = math.inf if config.rollout.max_staleness is None else config.rollout.max_staleness
         self._max_dropped = config.algorithm.filter.refill_rounds * self._groups_per_step
-        self._signal_threshold = config.algorithm.signal_threshold
+        self._algorithm = config.algorithm
         self._groups: dict[int, Group] = {}
         self._pending_starts: list[int] = []
         self._num_visits: Counter[int] = Counter()
@@ -93,7 +94,7 @@ class AsyncRollout:
 
     def _is_dropped(self, group: Group, num_dropped: int) -> bool:
         """Return whether another group replaces this one, because its rewards do not differ."""
-        return num_dropped < self._max_dropped and not groups_with_signal(group.finished, self._signal_threshold)
+        return num_dropped < self._max_dropped and not groups_with_signal(group.finished, self._algorithm)
 
     def _episodes_of(self, groups: Sequence[Group]) -> list[Trajectory]:
         return [replace(episode, group=index) for index, group in enumerate(groups) for episode in group.finished]
@@ -194,7 +195,7 @@ class AsyncRollout:
         }
 
 
-def groups_with_signal(episodes: Iterable[Trajectory], threshold: float) -> list[int]:
+def groups_with_signal(episodes: Iterable[Trajectory], config: AlgorithmConfig) -> list[int]:
     """Return the numbers of the groups whose rewards, in the precision of a batch, differ; see `has_signal`."""
     completed = [episode for episode in episodes if episode.outcome not in INCOMPLETE_OUTCOMES and episode.turns]
     if not completed:
@@ -203,7 +204,8 @@ def groups_with_signal(episodes: Iterable[Trajectory], threshold: float) -> list
     owner = torch.arange(len(completed)).repeat_interleave(torch.tensor([len(episode.turns) for episode in completed]))
     group = torch.tensor([episode.group for episode in completed])
     rewards = RewardSums.from_rewards(turn_rewards, owner, len(completed)).equalized(group).total.to(turn_rewards.dtype)
-    numbers: torch.Tensor = torch.unique(group[has_signal(rewards, group, threshold)])
+    masked = torch.tensor([episode.truncated and config.mask_truncated for episode in completed])
+    numbers: torch.Tensor = torch.unique(group[has_signal(rewards, group, config.signal_threshold, masked=masked)])
     return [int(number) for number in numbers]
 
 

@@ -98,7 +98,7 @@ class RunningEpisode:
     def reached_limit(self) -> Outcome | None:
         """The limit of turns, actions or tokens of a response that the episode has reached, if any."""
         max_actions = self.rules.limits.max_actions
-        is_cut_off = bool(self.turns) and self.turns[-1].finish_reason is FinishReason.LENGTH
+        is_cut_off = bool(self.turns) and self.turns[-1].finish_reason.truncated
         if is_cut_off and self.rules.config.truncation_ends_episode:
             return Outcome.MAX_TOKENS
         if len(self.turns) >= self.rules.config.max_turns:

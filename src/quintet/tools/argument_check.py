@@ -28,17 +28,15 @@ def check_call_arguments(arguments: Any, schema: Mapping[str, Any]) -> Mapping[s
     """Return the arguments of a call if they are an object that the schema of its tool allows.
 
     Checked are `type`, `properties`, `required`, `additionalProperties`, `items`, `enum`, `const`, `anyOf` and `oneOf`,
-    and `nullable` as OpenAPI defines it; other keywords are not. Arguments that the schema does not name are errors,
-    unless it names none or has `additionalProperties`.
+    and `nullable` as OpenAPI defines it; other keywords are not. As in JSON Schema, arguments that the schema does not
+    name are allowed unless `additionalProperties` is false.
 
     Raises:
         ValueError: they are not; the message is for the policy.
     """
     if not isinstance(arguments, dict):
         raise ValueError(f"the arguments are {_shown(arguments)}, not an object")
-    named = schema.get("properties")
-    strict = {"additionalProperties": False} if named else {}
-    problem = next(_problems(arguments, {"type": "object", **strict, **schema}, ""), None)
+    problem = next(_problems(arguments, {"type": "object", **schema}, ""), None)
     if problem is not None:
         raise ValueError(problem)
     return arguments

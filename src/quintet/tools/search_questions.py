@@ -109,7 +109,7 @@ def passages_text(passages: Sequence[Mapping[str, Any]]) -> str:
     for number, passage in enumerate(passages, 1):
         content = result_text(passage.get("content"))
         shown = f"{content[:MAX_PASSAGE]}..." if len(content) > MAX_PASSAGE else content
-        name, score = passage.get("id", f"doc_{number}"), float(passage.get("score", 0.0))
+        name, score = passage.get("id", f"doc_{number}"), float(passage.get("score") or 0.0)
         parts.append(f"[Document {number}] (ID: {name}, Score: {score:.3f})\n{shown}")
     return "\n\n".join(parts)
 

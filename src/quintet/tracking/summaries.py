@@ -126,6 +126,7 @@ def summarize_validation(env: str, trajectories: Sequence[Trajectory]) -> dict[s
         f"val/{env}/reward": sum(trajectory.reward for trajectory in trajectories) / count,
         f"val/{env}/turns": sum(len(trajectory.turns) for trajectory in trajectories) / count,
         f"val/{env}/valid_format": _share(turn.valid_format for t in trajectories for turn in t.turns),
+        f"val/{env}/truncated": _share(trajectory.truncated for trajectory in trajectories),
         f"val/{env}/failed": sum(trajectory.outcome is Outcome.FAILED for trajectory in trajectories),
     }
 

@@ -12,7 +12,7 @@ from quintet.algorithms.advantages.groups import trajectory_rewards
 from quintet.algorithms.kl import KlControl
 from quintet.algorithms.shaping import shape_rewards
 from quintet.config.compose import load_experiment
-from quintet.config.native.algorithm import KlConfig, ShapingConfig
+from quintet.config.native.algorithm import AlgorithmConfig, KlConfig, ShapingConfig
 from quintet.pipelines.experience import add_advantages, collate_rollout
 from quintet.pipelines.rollout_step import Rollout
 from quintet.records import Batch, FinishReason, Outcome, Trajectory, Turn
@@ -252,9 +252,23 @@ def test_episodes_that_a_limit_of_tokens_cut_count_in_their_group_but_not_in_the
     everything, metrics = add_advantages(made, load_experiment(None, [*overrides[:1], *overrides[2:]]).experiment)
     assert torch.equal(everything.loss_mask, made.loss_mask)
     assert metrics["training/truncated_episodes"] == pytest.approx(len(CUT_EPISODES) / len(episodes))
+    assert metrics["training/groups_with_signal"] == 1.0
     if not domains:
         # the rewards of cut episodes count in the group
         assert torch.equal(learnt.advantages[learnt.loss_mask], everything.advantages[learnt.loss_mask])
+
+
+def test_a_group_with_cut_episodes_only_has_no_signal_where_they_are_masked() -> None:
+    """The rewards of both groups differ; all episodes of the first one are cut, and one of the second."""
+    groups = (CUT_EPISODES[0], CUT_EPISODES[2], CUT_EPISODES[0], WHOLE_EPISODES[1])
+    episodes = [replace(each, group=number // 2) for number, each in enumerate(groups)]
+    for masks, kept in ((True, [1]), (False, [0, 1])):
+        overrides = [f"algorithm.mask_truncated={str(masks).lower()}", "algorithm.advantage={name: grpo}"]
+        config = load_experiment(None, overrides).experiment
+        assert groups_with_signal(episodes, config.algorithm) == kept
+        learnt, metrics = add_advantages(collate(episodes), config)
+        assert metrics["training/groups_with_signal"] == len(kept) / 2
+        assert torch.unique(learnt.group[learnt.token_trajectory]).tolist() == kept
 
 
 def test_cut_episodes_stay_marked_in_parts_of_a_batch_and_on_their_way_to_workers() -> None:
@@ -277,6 +291,25 @@ def test_penalties_and_filters_by_length_count_sampled_tokens_only(*, observatio
     assert trajectory_rewards(replace(made, rewards=made.rewards - shaped.rewards)).tolist() == [2.0, 3.0]
     longest = load_experiment(None, ["algorithm.filter={keep_by: length, keep_share: 0.5}"]).experiment
     assert set(add_advantages(made, longest)[0].token_trajectory.tolist()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("advantage", "expected"),
+    [("opo", [1 - 5 / 3, 2 - 5 / 3]), ("raw, length_weight: true", [1 * 3 / 2, 2 * 3 / 4])],
+)
+@pytest.mark.parametrize("observations", [False, True])
+def test_weights_by_length_count_sampled_tokens_of_trained_episodes_only(
+    advantage: str, expected: list[float], *, observations: bool
+) -> None:
+    """Two sampled tokens with reward 1 and four with reward 2, with three tokens of an observation in between; the
+    third episode is truncated, and not trained on."""
+    episodes = [*WHOLE_EPISODES[:2], episode(Outcome.TRUNCATED, LENGTH, LENGTH, LENGTH)]
+    made = collate(episodes)
+    made = train_on_observations(made) if observations else made
+    overrides = [f"algorithm.advantage={{name: {advantage}}}", "algorithm.mask_truncated=true", "algorithm.filter={}"]
+    learnt, _ = add_advantages(made, load_experiment(None, overrides).experiment)
+    values = [learnt.advantages[learnt.loss_mask & (learnt.token_trajectory == number)][0] for number in range(2)]
+    assert values == pytest.approx(expected)
 
 
 def rewarded_episode(group: int, sample: int, rewards: list[float]) -> Trajectory:
@@ -312,7 +345,7 @@ def test_groups_with_the_same_rewards_in_another_order_teach_nothing(advantage: 
     """Not sampled as a group with signal, not counted as one, and with advantages of exactly 0."""
     episodes = [rewarded_episode(0, sample, rewards) for sample, rewards in enumerate(SAME_TOTALS)]
     episodes += [rewarded_episode(1, sample, rewards) for sample, rewards in enumerate(OTHER_TOTALS)]
-    assert groups_with_signal(episodes, 0.0) == [1]
+    assert groups_with_signal(episodes, AlgorithmConfig()) == [1]
     overrides = [f"algorithm.advantage={advantage}", f"algorithm.turn_rewards={turn_rewards}"]
     for drop in ("true", "false"):
         config = load_experiment(None, [*overrides, f"algorithm.drop_groups_without_signal={drop}"]).experiment

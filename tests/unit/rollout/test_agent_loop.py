@@ -272,12 +272,13 @@ def test_a_truncated_response_is_invalid(chat: ChatFormat) -> None:
     assert not episode.turns[0].valid_format
 
 
+@pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.CONTEXT])
 @pytest.mark.parametrize(("ends", "turns"), [(True, 1), (False, 3)])
 def test_a_truncated_response_ends_the_episode_only_if_that_is_configured(
-    chat: ChatFormat, ends: bool, turns: int
+    chat: ChatFormat, ends: bool, turns: int, reason: FinishReason
 ) -> None:
     config = RolloutConfig(max_turns=3, response_format="anywhere", truncation_ends_episode=ends)
-    loop = AgentLoop(Script(chat, [RIGHT], FinishReason.LENGTH), chat, make_corridor, config, "corridor")
+    loop = AgentLoop(Script(chat, [RIGHT], reason), chat, make_corridor, config, "corridor")
     (episode,) = loop.collect_rollouts([Episode(1, 0, 0)], GREEDY)
     assert [turn.actions for turn in episode.turns] == [("Right",)] * turns
     assert episode.outcome is (Outcome.MAX_TOKENS if ends else Outcome.SUCCESS)

@@ -240,6 +240,7 @@ def test_a_truncated_response_and_a_malformed_call_call_nothing(play: Any) -> No
     assert not play(SUM, "it is 23")[0].truncated
     malformed, *_, loop = play("<tool_call>\n{'name': calculator}\n</tool_call>")
     assert (len(malformed.turns), malformed.truncated, loop.pop_metrics()["tool/malformed_calls"]) == (1, False, 1)
+    assert loop.pop_metrics()["tool/malformed_calls"] == 0
     malformed, *_, loop = play(f"<think>{{</think><tool_call>{{</tool_call>{SUM}", "it is 23")
     assert (len(malformed.turns), loop.pop_metrics()["tool/malformed_calls"]) == (2, 1)
 

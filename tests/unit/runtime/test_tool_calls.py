@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,19 @@ def test_returned_calls_are_those_outside_of_thoughts_with_all_their_arguments(
     assert whole["message"]["content"] == ("I look." if functions else text)
     deltas = [event["choices"][0]["delta"] for event in client.stream(CHAT, body)]
     assert [each["function"] for delta in deltas for each in delta.get("tool_calls", ())] == functions
+
+
+def test_a_call_before_the_end_of_a_thought_that_nothing_opened_is_content(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = 'I try <tool_call>{"name": "move", "arguments": {}}</tool_call></think>Or not.'
+    answer = client.handler.tokenizer.answer
+    monkeypatch.setattr(
+        *(client.handler.tokenizer, "answer"),
+        lambda *parts, **options: replace(answer(*parts, **options), returned_text=text),
+    )
+    (whole,) = client.ask(CHAT, {"messages": MESSAGES, "tools": [MOVE], "max_tokens": 1})["choices"]
+    assert whole["message"] == {"role": "assistant", "content": text}
 
 
 def test_the_template_sees_tools_calls_and_their_results(client: Client, policy_directory: Path) -> None:

@@ -83,7 +83,7 @@ def test_a_search_shows_the_passages_of_the_service(questions: str) -> None:
     assert (step.reward, step.terminated, step.truncated) == (0.0, False, False)
     assert short == "[Document ..."
     assert passages_text([]) == ""
-    assert passages_text([{"content": None}]).endswith("Score: 0.000)\n")
+    assert passages_text([{"content": None, "score": None}]).endswith("Score: 0.000)\n")
 
 
 def test_an_episode_ends_after_its_searches(questions: str) -> None:

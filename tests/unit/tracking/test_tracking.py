@@ -233,6 +233,8 @@ def test_episode_summaries_match_hand_computed_values() -> None:
     assert metrics["trajectory/outcome/success"] == 0.5
     assert sum(v for k, v in metrics.items() if k.startswith("trajectory/outcome/")) == 1.0
     assert summarize_validation("frozenlake", episodes)["val/frozenlake/success_rate"] == 0.5
+    cut = [episode(0), episode(1, turn(finish_reason=FinishReason.LENGTH), turn())]
+    assert summarize_validation("frozenlake", cut)["val/frozenlake/truncated"] == 0.5
     for name in (*metrics, *summarize_validation("frozenlake", episodes)):
         describe(name)
 

@@ -106,8 +106,10 @@ def trajectory_sums(batch: Batch) -> RewardSums:
 
 
 def num_response_tokens(batch: Batch) -> Tensor:
-    """Return the number of response tokens of each trajectory, int64 [R]."""
-    return torch.bincount(batch.token_trajectory[batch.loss_mask], minlength=len(batch.group))
+    """Return the number of response tokens in the loss mask of each trajectory, int64 [R]: sampled ones only, also if
+    observations are trained on."""
+    trained = torch.bincount(batch.token_trajectory[batch.loss_mask], minlength=len(batch.group))
+    return trained if batch.response_tokens is None else trained.minimum(batch.response_tokens)
 
 
 def has_response(batch: Batch) -> Tensor:

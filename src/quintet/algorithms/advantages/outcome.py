@@ -69,13 +69,14 @@ def arpo(batch: Batch, config: ArpoConfig) -> tuple[Tensor, Tensor]:
 
 
 def _weighted_by_length(batch: Batch, advantage: Tensor, config: GrpoConfig | RawConfig) -> Tensor:
-    """Divide advantages, [R], by the response tokens of the trajectory relative to their mean, l_i / mean_j l_j, if
-    `length_weight` is set (RAGEN's `grpo_advantage_length_weight`)."""
+    """Divide advantages, [R], by the response tokens of the trajectory relative to their mean, l_i / mean_j l_j over
+    trajectories with tokens in the loss mask, if `length_weight` is set (RAGEN's `grpo_advantage_length_weight`)."""
     if not config.length_weight:
         return advantage
-    length, counted = num_response_tokens(batch).to(advantage.dtype), has_response(batch)
-    mean = length.sum() / counted.sum().clamp(min=1)
-    return torch.where(counted, advantage * mean / length.clamp(min=1), advantage)
+    length = num_response_tokens(batch).to(advantage.dtype)
+    trained = length > 0
+    mean = length.sum() / trained.sum().clamp(min=1)
+    return torch.where(trained, advantage * mean / length.clamp(min=1), advantage)
 
 
 def _group_relative(batch: Batch, group: Tensor, config: BrpoConfig | ArpoConfig) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quintet.algorithms.advantages.groups import Groups, has_response, num_response_tokens
+from quintet.algorithms.advantages.groups import Groups, has_response
 from quintet.algorithms.advantages.reward_sums import RewardSums
 from quintet.algorithms.tokens import TokenRows, whiten
 from quintet.config.native.advantages import TokenBaselineSection
@@ -41,7 +41,7 @@ def optimal_token_baseline(batch: Batch, config: TokenBaselineSection) -> tuple[
     response_mask = rows.gather(batch.loss_mask)
     returns = _returns(batch, rows)
     energy = (rows.gather(_squared_scores(batch)) * response_mask).cumsum(-1) * response_mask
-    length = num_response_tokens(batch)
+    length = response_mask.bool().sum(-1)
     groups = Groups.from_ids(batch.group, length > 0 if config.counts_response_tokens_only else has_response(batch))
     baseline = _baseline(groups, length, returns, energy, response_mask, zero_tail=config.zero_tail)
     size = len(batch.tokens)

@@ -226,7 +226,7 @@ class AlgorithmConfig(Section):
     mask_truncated: bool = False
     """Leave episodes that a limit of tokens has cut out of the loss and of whitening: with a response that was cut
     off, or that ended because no room was left for another one. Limits of turns, actions and env steps do not count.
-    Their rewards still count in their group."""
+    Their rewards still count in their group; a group with only such episodes is one without signal."""
     zero_advantages: bool = False
     """Replace all advantages by 0, so that only entropy bonus and KL divergence train the policy. A critic still
     learns."""

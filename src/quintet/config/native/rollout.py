@@ -202,7 +202,8 @@ class RolloutConfig(Section):
     """Maximum tokens of a response; with `tool_calls` or `interactions` of all responses to a prompt and the replies
     between them."""
     truncation_ends_episode: bool = False
-    """End an episode after a response that was cut off at `max_response_tokens`, once its actions were executed."""
+    """End an episode after a response that `max_response_tokens` or the context cut off, once its actions were
+    executed."""
     min_response_tokens: Count = 0
     """Minimum tokens of a response."""
     do_sample: bool = True

@@ -153,7 +153,7 @@ class SplitResponse(NamedTuple):
     """Malformed calls outside of thoughts, which are content."""
 
 
-def split_tool_calls(text: str, *, in_thought: bool = False) -> SplitResponse:
+def split_tool_calls(text: str, *, forced: bool = False, in_thought: bool = False) -> SplitResponse:
     """Split a whole response into content and tool calls, see `ToolCallParser`. Without an opening tag, the text before
     a closing one is a thought, too.
 
@@ -161,7 +161,7 @@ def split_tool_calls(text: str, *, in_thought: bool = False) -> SplitResponse:
     >>> content, call.name, call.arguments
     ('I look.', 'f', '{"x": 1}')
     """
-    parser = ToolCallParser(in_thought=in_thought)
+    parser = ToolCallParser(forced=forced, in_thought=in_thought)
     (content, calls), (rest, others) = parser.update(text), parser.finish()
     if parser.closes_unopened_thought and not in_thought:
         return split_tool_calls(text, in_thought=True)
@@ -198,7 +198,8 @@ def _iter_parts(text: str, *, in_thought: bool, is_last: bool) -> Iterator[_Part
             if call is None:
                 return
             end, calls = call
-            part = _Part(tag.start(), end, calls, malformed=not calls and end > tag.end())
+            malformed = not calls and (end > tag.end() or _is_closed(text, end))
+            part = _Part(tag.start(), end, calls, malformed=malformed)
         elif tag[0] != CALL_START:
             opens = tag[0] == THINK[0]
             part = _Part(*tag.span(), opens_thought=opens, closes_unopened_thought=not (opens or in_thought))
@@ -228,9 +229,15 @@ def _read_calls(text: str, start: int, *, is_last: bool) -> tuple[int, list[Tool
         position = _behind_spaces(text, position)
     if text.startswith(CALL_END, position):
         return position + len(CALL_END), calls
-    if position == len(text) and is_last:
+    if text.startswith(CALL_START, position) or (position == len(text) and is_last):
         return position, calls
     return _malformed(text, position, is_last=is_last)
+
+
+def _is_closed(text: str, start: int) -> bool:
+    """Return whether a closing tag follows before another opening tag."""
+    following = text.find(CALL_START, start)
+    return text.find(CALL_END, start, following if following >= 0 else len(text)) >= 0
 
 
 def _malformed(text: str, start: int, *, is_last: bool) -> tuple[int, list[ToolCall]] | None:
@@ -253,7 +260,7 @@ def _tool_call(value: Any) -> ToolCall | None:
     """
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
-    arguments = value["arguments"] if "arguments" in value else value.get("parameters")
+    arguments = value.get("parameters") if value.get("arguments") is None else value["arguments"]
     if isinstance(arguments, str):
         with suppress(ValueError, RecursionError):
             arguments = _DECODER.decode(arguments)

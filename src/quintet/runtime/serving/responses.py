@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from typing import Any
 
 from quintet.records import FinishReason
-from quintet.rollout.chat.tool_calls import ToolCall, ToolCallParser, opens_thought
+from quintet.rollout.chat.tool_calls import ToolCall, ToolCallParser, opens_thought, split_tool_calls
 from quintet.rollout.engines.async_engine import AsyncEngine, PartialResponse
 from quintet.runtime.serving.logprob_format import LOWEST_LOGPROB, LogprobFormat, TextOffsets
 from quintet.runtime.serving.request_handler import CompletionChoice, PendingCompletion, RequestHandler
@@ -108,8 +108,7 @@ class _ChoiceFormat:
         generation = choice.generation
         text, calls = choice.answer.returned_text, list[ToolCall]()
         if (options := self._call_options(choice.prompt.tokens)) is not None:
-            parser = ToolCallParser(**options)
-            text, calls = _joined(parser.update(text), parser.finish())
+            text, calls, _ = split_tool_calls(text, **options)
             calls = calls[: self.max_calls]
         response: dict[str, Any] = {"index": index}
         response |= {"message": _message(text, calls)} if self.is_chat else {"text": text}

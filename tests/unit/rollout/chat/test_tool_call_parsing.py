@@ -44,6 +44,7 @@ def streamed(text: str, step: int, **options: bool) -> tuple[str, list[tuple[str
         ('{"name": "f", "parameters": "{\\"x\\": \\"</tool_call>\\"}"}', [("f", '{"x": "</tool_call>"}')]),
         ('{"name": "f"}', [("f", "{}")]),
         ('{"name": "f", "arguments": null}', [("f", "{}")]),
+        ('{"name": "f", "arguments": null, "parameters": {"x": 1}}', [F]),
         ('{"name": "f", "arguments": [1, 2]}', [("f", "[1, 2]")]),
         ('{"name": "f", "arguments": "left"}', [("f", '"left"')]),
         ('{"name": "f", "arguments": 5}', [("f", "5")]),
@@ -80,7 +81,7 @@ def test_what_is_inside_the_tags_decides_what_is_called(inner: str, expected: li
     text = f"First.\n{tag(inner)}\nThen: {CALL} done"
     content, found, num_malformed = split_tool_calls(text)
     assert [(call.name, call.arguments) for call in found] == [*expected, F]
-    assert num_malformed == (0 if expected or inner.lstrip()[0] not in "{[" else 1)
+    assert num_malformed == (not expected)
     assert content == ("First.\nThen: done" if expected else f"First.\n{tag(inner)}\nThen: done")
     for step in (1, 7):
         if len(text) < 1000:
@@ -112,12 +113,19 @@ def test_what_is_inside_the_tags_decides_what_is_called(inner: str, expected: li
         # the end tag may be missing behind complete JSON
         (CALL.removesuffix("</tool_call>"), [F]),
         (CALL.removesuffix("}\n</tool_call>"), []),
+        # and before another call
+        (CALL.removesuffix("</tool_call>") * 2, [F, F]),
+        (CALL.removesuffix("</tool_call>") + f"and {CALL}", []),
         (CALL.removesuffix("\n</tool_call>") + "</tool_ca", []),
         ("", []),
     ],
 )
 def test_only_calls_outside_of_thoughts_are_calls(text: str, expected: list[tuple[str, str]]) -> None:
     assert calls(text) == expected
+
+
+def test_a_tag_that_is_only_mentioned_is_no_malformed_call() -> None:
+    assert [split_tool_calls(f"I use <tool_call>{end}").num_malformed for end in ("", " tags.", f" {CALL}")] == [0] * 3
 
 
 def test_a_thought_that_the_prompt_opened_ends_with_its_closing_tag() -> None:
