@@ -406,7 +406,7 @@ def test_equal_rewards_of_different_groups_and_greedy_episodes_teach_nothing(
 ) -> None:
     """Ten turns whose total is 0.1: the sum of their float32 numbers is not that of 0.1."""
     totals = [[-0.1] * 9 + [1.0], [0.1], [0.4, -0.3], [1.0] + [-0.1] * 9]
-    episodes = [episode(group, 0, rewards) for group, rewards in enumerate(totals)]
+    episodes = [rewarded_episode(group, 0, rewards) for group, rewards in enumerate(totals)]
     config = load_experiment(None, [*options, f"algorithm.turn_rewards={turn_rewards}"]).experiment
     baseline = dict.fromkeys(range(4), 0.1) if config.algorithm.advantage.needs_greedy_baseline else None
     learnt, _ = add_advantages(collate_rollout(Rollout(episodes, {}, baseline), config), config)
@@ -416,7 +416,9 @@ def test_equal_rewards_of_different_groups_and_greedy_episodes_teach_nothing(
 
 
 def test_whitened_returns_of_different_groups_are_compared_up_to_rounding() -> None:
-    episodes = [episode(group, 0, rewards) for group, rewards in enumerate([[-0.1] * 9 + [1.0], [0.1], [0.4, -0.3]])]
+    episodes = [
+        rewarded_episode(group, 0, rewards) for group, rewards in enumerate([[-0.1] * 9 + [1.0], [0.1], [0.4, -0.3]])
+    ]
     overrides = ["algorithm.advantage={name: reinforce_plus_plus}", "algorithm.turn_rewards=false"]
     config = load_experiment(None, overrides).experiment
     learnt, _ = add_advantages(collate_rollout(Rollout(episodes, {}), config), config)
