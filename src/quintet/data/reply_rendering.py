@@ -79,7 +79,8 @@ def render_reply(
         if begin < 0 or (is_text and part.text not in rendered):
             raise renderer.not_found(row_name, number, part.key)
     has_thought, has_empty_one = any(part.is_thought for part in parts), EMPTY_THOUGHT.search(rendered)
-    if has_thought and (has_empty_one or prompt.rstrip().endswith(THINK_END)) and not EMPTY_THOUGHT.search(content):
+    is_ended = prompt.rstrip().endswith(THINK_END) or rendered.lstrip().startswith(THINK_END)
+    if has_thought and (has_empty_one or is_ended) and not EMPTY_THOUGHT.search(content):
         problem = "the chat template writes an empty thought before the thought in its `content`"
         raise renderer.refusal(row_name, number, problem, THINKING)
     if "tool_calls" in reply:

@@ -8,7 +8,7 @@ Supported are the rows of verl (`data_source`, `prompt` as chat messages, `rewar
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, Final
 
@@ -295,7 +295,7 @@ def _alpaca_input(row: Mapping[str, Any], cell: Cell) -> str:
     if cell.column != "instruction":
         return ""
     history = row.get(HISTORY_COLUMN)
-    if history is not None and len(history) > 0:
+    if history is not None and not (isinstance(history, Sized) and len(history) == 0):
         problem = f"has earlier turns in the column {HISTORY_COLUMN}, which is not read"
         raise cell.error(problem, "write the row as a list of messages, and set data.messages_key to its column")
     text = row.get("input")

@@ -117,8 +117,9 @@ def test_earlier_turns_of_alpaca_are_refused() -> None:
     row = {"instruction": "Add.", "input": "2 3", "output": "5"}
     for history in ([], None, np.array([])):
         assert len(read({**row, "history": history}, prompt_key="instruction").messages) == 2
-    with pytest.raises(ConfigError, match=r"row 3 has earlier turns in the column history, which is not read"):
-        read({**row, "history": [["1 + 1?", "2"]]}, prompt_key="instruction")
+    for history in ([["1 + 1?", "2"]], "1 + 1? 2", 3):
+        with pytest.raises(ConfigError, match=r"row 3 has earlier turns in the column history, which is not read"):
+            read({**row, "history": history}, prompt_key="instruction")
 
 
 def test_forms_of_calls_are_one() -> None:

@@ -250,6 +250,15 @@ def test_deepseek_v3_1_trains_thoughts_after_a_prompt_that_opens_one() -> None:
     assert after == "\nWhy not.\n</think>\n\nUp.<｜end▁of▁sentence｜>"
 
 
+@pytest.mark.parametrize("thinking", [True, False])
+def test_deepseek_v3_1_refuses_thoughts_before_calls_which_its_template_writes_behind_an_ended_one(
+    thinking: bool,
+) -> None:
+    messages = [user("Paris?"), reply("<think>Look.</think>", tool_calls=calls(WEATHER))]
+    with pytest.raises(ConfigError, match="row 7: message 1: the chat template writes an empty thought"):
+        trained("deepseek_v3_1", messages, enable_thinking=thinking)
+
+
 def test_a_thought_before_a_call_follows_a_prompt_that_opens_one() -> None:
     messages = [user("Paris?"), reply("<think>Look.</think>", tool_calls=calls(WEATHER))]
     assert trained("qwq", messages)[0].startswith("Look.</think><tool_call>\n{")
