@@ -23,8 +23,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 THINK_TAG: Final = re.compile(r"(</?think>)")
+END: Final = "\ue000E\ue000"
+"""Placeholder behind the texts of a reply."""
 MIN_CERTAIN_CHARS: Final = 12
 """Characters of a content whose occurrence in the output of a template is no coincidence."""
+CONTENT_IS_NONE: Final = re.compile(r"\bcontent\b['\"]?\]?\s+is\s+(?:not\s+)?none\b")
+"""Test of a template for a message without content, such as DeepSeek-R1's for one that only calls tools."""
 IDENTIFIERS: Final = ("name", "tool_call_id")
 """Keys of messages that templates may leave out."""
 STANDARD_KEYS: Final = frozenset({"role", "content", "tool_calls", *REASONING_KEYS, *IDENTIFIERS})
@@ -88,6 +92,7 @@ class DialogueRenderer:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, template: ChatTemplate) -> None:
         self._tokenizer = tokenizer
         self._template = template
+        self.eos_token: str | None = tokenizer.eos_token
 
     @cached_property
     def _text(self) -> str:
@@ -148,12 +153,23 @@ class DialogueRenderer:
             raise ConfigError(message, key=KEY, source=row_name, hint=hint) from error
 
     def _render(self, dialogues: Sequence[TemplateInput], variables: Mapping[str, Any] | None) -> list[str]:
+        if CONTENT_IS_NONE.search(self._text):
+            dialogues = [(list(map(_with_null_content, messages)), end) for messages, end in dialogues]
         variables = dict(variables or {})
         thinking = variables.get("enable_thinking", self._template.thinking)
         if thinking is not None and "enable_thinking" not in self._text:
             # DeepSeek-V3.1's and Granite's name of the option
             variables["thinking"] = thinking
         return render_chat_templates(self._tokenizer, dialogues, self._template, variables=variables)
+
+    @cached_property
+    def reply_suffix(self) -> str:
+        """Text that the template writes after the content of a last message without calls, with the end token."""
+        messages = [{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": END}]
+        try:
+            return self._render([(messages, False)], None)[0].rpartition(END)[2]
+        except TemplateRenderingError:
+            return ""
 
     @cached_property
     def _shows_tools(self) -> bool:
@@ -248,6 +264,11 @@ def _has_repr(messages: Sequence[Message], text: str) -> bool:
     """Return whether a text has the arguments of a call as Python writes a mapping."""
     calls = (call for message in messages for call in message.get("tool_calls", ()))
     return any(str(arguments) in text for call in calls if (arguments := call["function"]["arguments"]))
+
+
+def _with_null_content(message: Message) -> Message:
+    """Return a message that only calls tools without content."""
+    return {**message, "content": None} if "tool_calls" in message and not message["content"] else message
 
 
 def _with_json(message: Message) -> Message:

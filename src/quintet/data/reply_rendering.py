@@ -10,14 +10,13 @@ from typing import Any, Final
 from quintet.data.chat_messages import REASONING_KEYS, Message
 from quintet.data.chat_template_renderer import TemplateInput
 from quintet.data.chat_templates import KEY
-from quintet.data.dialogue_renderer import DialogueRenderer, missing_parts, with_placeholders
+from quintet.data.dialogue_renderer import END, DialogueRenderer, missing_parts, with_placeholders
 
 THINK, THINK_END = "<think>", "</think>"
 EMPTY_THOUGHT: Final = re.compile(r"<think>\s*</think>")
 THINKING: Final = f"write the thought into `reasoning_content`, or {KEY}=native_thinking"
 ANSWER: Final = re.compile(r"\S(?<!</think>)\s*$")
 """A content that does not end with a thought."""
-END: Final = "\ue000E\ue000"
 MARKUP: Final = re.compile(r"<[^<>\s]*>|\[/?[A-Z_]+\]")
 """A tag or a marker of a template, which is a unit."""
 
@@ -80,13 +79,33 @@ def render_reply(
         if begin < 0 or (is_text and part.text not in rendered):
             raise renderer.not_found(row_name, number, part.key)
     has_thought, has_empty_one = any(part.is_thought for part in parts), EMPTY_THOUGHT.search(rendered)
-    if has_thought and (has_empty_one or prompt.rstrip().endswith(THINK_END)) and not EMPTY_THOUGHT.search(content):
+    is_ended = prompt.rstrip().endswith(THINK_END) or rendered.lstrip().startswith(THINK_END)
+    if has_thought and (has_empty_one or is_ended) and not EMPTY_THOUGHT.search(content):
         problem = "the chat template writes an empty thought before the thought in its `content`"
         raise renderer.refusal(row_name, number, problem, THINKING)
-    # the text after a call depends on the type of its last argument
-    is_delimited = "tool_calls" not in reply and rendered.endswith(tail)
+    if "tool_calls" in reply:
+        return _with_calls(renderer, prompt, rendered, text, row_name, number)
+    is_delimited = rendered.endswith(tail)
     body = rendered.removesuffix(tail) if is_delimited else ""
     return RenderedReply(prompt, body, rendered[len(body) :], is_delimited, text)
+
+
+def _with_calls(
+    renderer: DialogueRenderer, prompt: str, rendered: str, dialogue: str, row_name: str, number: int
+) -> RenderedReply:
+    """Return a reply with calls. Its end is that of a reply without calls, if the template ends both in the same way:
+    the text after a call depends on the type of its last argument.
+
+    Raises:
+        ConfigError: the template ends the reply between its calls and its content.
+    """
+    if renderer.eos_token and rendered.count(renderer.eos_token) > 1:
+        problem = f"the chat template writes {renderer.eos_token} between its `tool_calls` and its `content`"
+        raise renderer.refusal(row_name, number, problem, "remove the content of messages with calls")
+    suffix = renderer.reply_suffix
+    is_delimited = bool(suffix) and rendered.endswith(suffix)
+    body = rendered.removesuffix(suffix) if is_delimited else ""
+    return RenderedReply(prompt, body, rendered[len(body) :], is_delimited, dialogue)
 
 
 def _shared_prompt(prompt: str, unfinished: str, text: str, head: str) -> tuple[str, int]:
@@ -132,7 +151,8 @@ def _with_omitted_thought(
         return RenderedReply(prompt, content, tail, True, text)
     answer = content[content.rfind(THINK_END) + len(THINK_END) :]
     thought = content[: len(content) - len(answer.lstrip())]
-    return RenderedReply(prompt, "", thought + text[min(shared_length(prompt, text), len(head)) :], False, text)
+    rendered = thought + text[min(shared_length(prompt, text), len(head)) :]
+    return _with_calls(renderer, prompt, rendered, text, row_name, number)
 
 
 def shared_length(a: str, b: str) -> int:

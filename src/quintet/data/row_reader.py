@@ -8,7 +8,7 @@ Supported are the rows of verl (`data_source`, `prompt` as chat messages, `rewar
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +32,10 @@ from quintet.records import PromptRow
 
 TRUTH_COLUMNS = ("ground_truth", "answer", "solution", "solutions", "target", "label")
 RESPONSE_COLUMNS = ("response", "completion", "answer", "solution", "output")
+SYSTEM_COLUMN: Final = "system"
+"""Column of the system message in files of ShareGPT and Alpaca."""
+HISTORY_COLUMN: Final = "history"
+"""Column of earlier turns in files of Alpaca."""
 LEGACY_TOOLS_COLUMN = "functions"
 """Column of tools in older files for OpenAI's fine-tuning."""
 CALLS_AND_THOUGHTS: Final = frozenset({"tool_calls", *REASONING_KEYS})
@@ -119,7 +123,7 @@ class RowReader:
             known = content if cell.column in row else f"columns: {', '.join(row)}"
             hint = f"set {cell.key}={close}" if close else known
             raise cell.error("has no chat messages in this column", hint)
-        return self._with_system_prompt(self._parse(parsed, cell, row, columnar=parsed is value))
+        return self._with_system_prompt(self._parse(parsed, cell, row, columnar=parsed is value), row, row_name)
 
     def prompt_and_reply(
         self, row: Mapping[str, Any], row_name: str
@@ -138,12 +142,12 @@ class RowReader:
         if config.messages_key is not None and isinstance(value, str):
             parsed = parse_json(value)
         if isinstance(parsed, str):
-            parsed = [{"role": "user", "content": f"{parsed}{_alpaca_input(row, column)}"}]
+            parsed = [{"role": "user", "content": f"{parsed}{_alpaca_input(row, cell)}"}]
         messages = self._parse(parsed, cell, row, columnar=parsed is value)
         last = [messages.pop()] if messages and messages[-1]["role"] == ASSISTANT else []
         if not messages:
             raise cell.error("contains no message to respond to", "remove that row")
-        return self._with_system_prompt(messages), tuple(self._reply(row, row_name) or last)
+        return self._with_system_prompt(messages, row, row_name), tuple(self._reply(row, row_name) or last)
 
     def template_variables(self, row: Mapping[str, Any], row_name: str) -> dict[str, Any]:
         """Return the variables of the chat template in a row: `tools`, and `enable_thinking`.
@@ -170,10 +174,21 @@ class RowReader:
         has_images = self._image_cells(row) is not None
         return parse_messages(value, cell, has_images=has_images, columnar=columnar and isinstance(row, ColumnarRow))
 
-    def _with_system_prompt(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        system = self._config.system_prompt
-        if system is None or any(message["role"] in ("system", "developer") for message in messages):
+    def _with_system_prompt(
+        self, messages: Sequence[Message], row: Mapping[str, Any], row_name: str
+    ) -> tuple[Message, ...]:
+        """Return the messages after the system message in the row's column, or the configured one, if there is none
+        among them."""
+        column = row.get(SYSTEM_COLUMN)
+        system = self._config.system_prompt if column is None or column == "" else column
+        present = [message["content"] for message in messages if message["role"] in ("system", "developer")]
+        if system is None or (present and (system is not column or system in present)):
             return tuple(messages)
+        cell = Cell("data.system_prompt", SYSTEM_COLUMN, row_name)
+        if present:
+            raise cell.error(f"contains {system!r:.40} beside a system message", "remove one of them")
+        if not isinstance(system, str):
+            raise cell.error(f"contains {type(system).__name__}", "a system message is text; rename other columns")
         return ({"role": "system", "content": system}, *messages)
 
     def _reply(self, row: Mapping[str, Any], row_name: str) -> list[Message]:
@@ -271,9 +286,19 @@ def _is_response(value: object) -> bool:
     return is_list and all(isinstance(message, Mapping) for message in messages)
 
 
-def _alpaca_input(row: Mapping[str, Any], column: str) -> str:
-    """Return Alpaca's `input`, which continues an `instruction` on a line of its own; empty without one."""
-    text = row.get("input") if column == "instruction" else None
+def _alpaca_input(row: Mapping[str, Any], cell: Cell) -> str:
+    """Return Alpaca's `input`, which continues an `instruction` on a line of its own; empty without one.
+
+    Raises:
+        ConfigError: the row has earlier turns.
+    """
+    if cell.column != "instruction":
+        return ""
+    history = row.get(HISTORY_COLUMN)
+    if history is not None and not (isinstance(history, Sized) and len(history) == 0):
+        problem = f"has earlier turns in the column {HISTORY_COLUMN}, which is not read"
+        raise cell.error(problem, "write the row as a list of messages, and set data.messages_key to its column")
+    text = row.get("input")
     return f"\n{text}" if isinstance(text, str) and text.strip() else ""
 
 

@@ -33,6 +33,17 @@ def row_of(path: str, columns: tuple[str, ...], seed: int, max_rows: int | None 
     return rows[seed // len(Split) % len(rows)]
 
 
+def cell_text(value: object, column: str, path: str) -> str:
+    """Return the text of a cell, which is text or a number.
+
+    Raises:
+        ConfigError: it is anything else, such as a list of chat messages.
+    """
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        raise _error(path, f"the column {column} contains {value!r:.60}, which is neither text nor a number")
+    return str(value)
+
+
 def check_file(path: str, columns: tuple[str, ...]) -> None:
     """Check that a file can be read, has the columns, and has no empty cell in them in its first rows.
 

@@ -9,7 +9,7 @@ import numpy as np
 from quintet.config.native.text_envs import QuestionsConfig
 from quintet.envs.bandit import text_image
 from quintet.envs.env import TEXT
-from quintet.envs.question_files import check_file, row_of
+from quintet.envs.question_files import cell_text, check_file, row_of
 from quintet.records import Observation, Step
 
 STATED = re.compile(r"The answer is:?(.*)\Z", re.DOTALL)
@@ -39,7 +39,9 @@ class Questions:
 
     def reset(self, seed: int) -> Observation:
         config = self._config
-        self._text, answer = map(str, row_of(config.path, (config.question_key, config.answer_key), seed))
+        columns = (config.question_key, config.answer_key)
+        values = zip(row_of(config.path, columns, seed), columns, strict=True)
+        self._text, answer = (cell_text(value, column, config.path) for value, column in values)
         stated = STATED.search(answer)
         self._answer, self._reward = comparable(answer if stated is None else stated[1]), 1.0
         if not self._answer:

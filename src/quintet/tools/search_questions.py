@@ -14,7 +14,7 @@ import numpy as np
 from quintet.config.native.text_envs import SearchQuestionsConfig
 from quintet.envs.bandit import text_image
 from quintet.envs.env import TEXT
-from quintet.envs.question_files import check_file, row_of
+from quintet.envs.question_files import cell_text, check_file, row_of
 from quintet.errors import ConfigError
 from quintet.records import Observation, Step
 from quintet.rewards.chat_endpoint import JsonEndpoint
@@ -60,7 +60,7 @@ class SearchQuestions:
     def reset(self, seed: int) -> Observation:
         config = self._config
         question, self._truth = row_of(config.path, (config.question_key, config.answer_key), seed, config.max_rows)
-        self._steps, self._text = 0, f"Question: {question}"
+        self._steps, self._text = 0, f"Question: {cell_text(question, config.question_key, config.path)}"
         return Observation(self._text)
 
     def step(self, action: str) -> Step:

@@ -93,6 +93,35 @@ def test_alpacas_input_continues_the_instruction() -> None:
     assert read(row, prompt_key="instruction").messages[0]["content"] == "Add.\n2 3"
 
 
+@pytest.mark.parametrize("keys", [{"messages_key": "talk"}, {"prompt_key": "instruction"}, {}])
+def test_the_system_column_of_a_row_is_its_system_message(keys: dict[str, Any]) -> None:
+    row = {"talk": [ASKED, ANSWERED], "instruction": "2 + 3?", "prompt": "2 + 3?", "output": "5", "system": "Be short."}
+    expected = ({"role": "system", "content": "Be short."}, ASKED, ANSWERED)
+    assert read(row, system_prompt="Think.", **keys).messages == expected
+    assert read({**row, "system": ""}, **keys).messages == expected[1:]
+    assert read({**row, "system": None}, system_prompt="Think.", **keys).messages[0]["content"] == "Think."
+    with pytest.raises(ConfigError, match=r"x.jsonl, row 3 contains list.*"):
+        read({**row, "system": ["Be short."]}, **keys)
+
+
+def test_two_system_messages_of_a_row_are_refused_unless_they_are_equal() -> None:
+    talk = [{"role": "system", "content": "Be short."}, ASKED, ANSWERED]
+    keys = {"messages_key": "talk", "system_prompt": "Think."}
+    for system in ("Be short.", "", None):
+        assert read({"talk": talk, "system": system}, **keys).messages == tuple(talk)
+    with pytest.raises(ConfigError, match=r"row 3 contains 'Be long\.' beside a system message"):
+        read({"talk": talk, "system": "Be long."}, **keys)
+
+
+def test_earlier_turns_of_alpaca_are_refused() -> None:
+    row = {"instruction": "Add.", "input": "2 3", "output": "5"}
+    for history in ([], None, np.array([])):
+        assert len(read({**row, "history": history}, prompt_key="instruction").messages) == 2
+    for history in ([["1 + 1?", "2"]], "1 + 1? 2", 3):
+        with pytest.raises(ConfigError, match=r"row 3 has earlier turns in the column history, which is not read"):
+            read({**row, "history": history}, prompt_key="instruction")
+
+
 def test_forms_of_calls_are_one() -> None:
     wanted = {"role": "assistant", "content": "", "tool_calls": [CALL]}
     function = CALL["function"]

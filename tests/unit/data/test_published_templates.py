@@ -87,6 +87,7 @@ THOUGHTS = {
     "llama3_1": "text",
     "mistral_small": "text",
     "phi3_5": "text",
+    "phi4_mini": "text",
     "smollm3": "text",
 }
 """How a template has thoughts: in the content, under a key, or as text like any other."""
@@ -223,6 +224,7 @@ EXACT = [
     ("granite", {}, "<|start_of_role|>assistant<|end_of_role|>", "Up.<|end_of_text|>"),
     ("smollm3", {"enable_thinking": False}, "<|im_start|>assistant\n<think>\n\n</think>\n", "Up.<|im_end|>"),
     ("llama3_1", {}, "<|start_header_id|>assistant<|end_header_id|>\n\n", "Up.<|eot_id|>"),
+    ("phi4_mini", {}, "<|user|>Up?<|end|><|assistant|>", "Up.<|end|>"),
     ("phi3_5", {}, "<|user|>\nUp?<|end|>\n<|assistant|>\n", "Up.<|end|>"),
 ]
 
@@ -248,6 +250,15 @@ def test_deepseek_v3_1_trains_thoughts_after_a_prompt_that_opens_one() -> None:
     assert after == "\nWhy not.\n</think>\n\nUp.<｜end▁of▁sentence｜>"
 
 
+@pytest.mark.parametrize("thinking", [True, False])
+def test_deepseek_v3_1_refuses_thoughts_before_calls_which_its_template_writes_behind_an_ended_one(
+    thinking: bool,
+) -> None:
+    messages = [user("Paris?"), reply("<think>Look.</think>", tool_calls=calls(WEATHER))]
+    with pytest.raises(ConfigError, match="row 7: message 1: the chat template writes an empty thought"):
+        trained("deepseek_v3_1", messages, enable_thinking=thinking)
+
+
 def test_a_thought_before_a_call_follows_a_prompt_that_opens_one() -> None:
     messages = [user("Paris?"), reply("<think>Look.</think>", tool_calls=calls(WEATHER))]
     assert trained("qwq", messages)[0].startswith("Look.</think><tool_call>\n{")
@@ -259,6 +270,20 @@ def test_a_thought_before_a_call_follows_a_prompt_that_opens_one() -> None:
 def test_the_token_of_the_next_role_ends_replies_of_a_template_without_end_token() -> None:
     texts = trained("glm4", [*LOOP, user("More?"), reply("No.")])
     assert [text[text.rfind("<|") :] for text in texts] == ["<|observation|>", "<|user|>", "<|endoftext|>"]
+
+
+def test_a_reply_with_calls_ends_once_as_other_replies_do() -> None:
+    """Phi-4-mini's last reply has a second end token; DeepSeek-R1 ends calls and a content that is not null."""
+    (sequence,) = spans("phi4_mini", LOOP)
+    assert sequence[1][0].endswith('"days": 3}}<|/tool_call|><|end|>')
+    assert sequence[2][0] == '<|tool_response|>"sunny"<|end|><|assistant|>'
+    for content in (None, ""):
+        (sequence,) = spans("deepseek_r1", [LOOP[0], reply(content, tool_calls=calls(WEATHER)), *LOOP[2:]])
+        assert sequence[1][0].endswith("<｜tool▁call▁end｜><｜tool▁calls▁end｜><｜end▁of▁sentence｜>")
+        assert sequence[1][0].count("<｜end▁of▁sentence｜>") == 1
+    for content in ("I look.", "<think>Look.</think>\n"):
+        with pytest.raises(ConfigError, match=r"row 7: message 1: .* between its `tool_calls` and its `content`"):
+            trained("deepseek_r1", [LOOP[0], reply(content, tool_calls=calls(WEATHER))])
 
 
 def test_what_a_template_leaves_out_is_refused() -> None:

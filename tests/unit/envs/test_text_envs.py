@@ -167,6 +167,16 @@ def test_a_question_without_a_stated_answer_is_not_answered_by_nothing(tmp_path:
         env.reset(TRAIN[0])
 
 
+@pytest.mark.parametrize("column", ["query", "response"])
+def test_a_question_is_no_text_of_a_python_value(tmp_path: Path, column: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    rows = [{"query": f"{n}?", "response": "1", column: [n, "1?"]} for n in range(30)]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    env = build_env(QuestionsConfig(path=str(file)))
+    with pytest.raises(ConfigError, match=rf"column {column} contains \[.*neither text nor a number"):
+        env.reset(TRAIN[0])
+
+
 def test_symbols_of_sokoban_are_those_of_the_configuration() -> None:
     plain, letters = (build_env(SokobanConfig(symbols=symbols)) for symbols in ("#_O√XPS", "W.GCBA@"))
     translated = plain.reset(3).text.split("\n")[0:6], letters.reset(3).text.split("\n")[0:6]

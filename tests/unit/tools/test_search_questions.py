@@ -52,6 +52,14 @@ def test_answers_pay_by_their_words(questions: str, answer: str, reward: float) 
     assert (step.reward, step.terminated, step.info["success"]) == (reward, True, reward > 0)
 
 
+def test_a_question_is_no_text_of_a_python_value(tmp_path: Path) -> None:
+    path = tmp_path / "questions.jsonl"
+    rows = [{"question": [{"role": "user", "content": f"{n}?"}], "ground_truth": "1"} for n in range(30)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(ConfigError, match=r"column question contains .* neither text nor a number"):
+        SearchQuestions(SearchQuestionsConfig(path=str(path))).reset(0)
+
+
 def test_similarity_is_the_f1_of_words() -> None:
     """By hand: 2 × 2 shared of 3 + 4 words; articles are none, and yes counts only as a whole."""
     assert similarity("a large red house", "the red house by lakes") == pytest.approx(2 * 2 / (3 + 4))

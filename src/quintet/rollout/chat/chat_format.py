@@ -47,13 +47,14 @@ class ChatFormat:
         self._tokenizer = tokenizer
         self._render = Renderer(tokenizer, template, thinking=thinking)
         special_tokens, added_tokens = special_and_added_tokens(tokenizer)
-        parts = analyze_template(self._render, special_tokens, added_tokens, tokenizer.eos_token)
+        eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        stop_tokens = tokenizer.convert_ids_to_tokens([*eos, *extra_stop_token_ids])
+        parts = analyze_template(self._render, special_tokens, added_tokens, stop_tokens)
         self.template_parts: TemplateParts = parts
         self._encoder = TextEncoder(tokenizer, parts.control, images)
         self.images = images
         """Converts images of observations; None if the policy reads none."""
         self.end_token_id: int = tokenizer.convert_tokens_to_ids(parts.end)
-        eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys((self.end_token_id, *eos, *extra_stop_token_ids)))
         """Tokens that end a response, the template's first."""
         self._first = MessageFrame(self._encoder, parts.first, first=True)

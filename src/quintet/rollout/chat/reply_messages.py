@@ -82,7 +82,6 @@ class ReplyMessages:
         literals = []
         for marker in markers:
             literal, separator, rest = rest.partition(marker)
-            separator = separator and separator
             literals.append(literal)
         if not separator:
             raise self._unsupported("does not write replies in order")

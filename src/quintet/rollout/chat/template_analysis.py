@@ -230,10 +230,10 @@ class TemplateParts:
 
 
 def analyze_template(
-    render: Renderer, special_tokens: Collection[str], added_tokens: Collection[str], eos: str | None
+    render: Renderer, special_tokens: Collection[str], added_tokens: Collection[str], stop_tokens: Sequence[str]
 ) -> TemplateParts:
     """Find the literals of a template. `added_tokens` are all tokens added to the vocabulary; the template may use some
-    of them as turn markers.
+    of them as turn markers. `stop_tokens` end a response, the tokenizer's EOS token first.
 
     Raises:
         ConfigError: it does not write a sequence of messages whose responses end with a token.
@@ -241,7 +241,7 @@ def analyze_template(
     first, later, system_difference = _literals(render)
     between, header = later[-2], later[-1]
     control = frozenset(special_tokens) | turn_markers(added_tokens, "".join((*first[:-1], *later[:-1])))
-    end, at = _end_token(between, control, eos)
+    end, at = _end_token(between, control, stop_tokens)
     history_only, prompt_only = _around_response(later[-3], header)
     merges = len(first) == 2
     system = WhitespaceRule.AS_IS
@@ -337,13 +337,13 @@ def turn_markers(added_tokens: Collection[str], rendered: str) -> set[str]:
     return {token for token in bracketed if token in rendered and token not in THINK}
 
 
-def _end_token(between: str, control: Collection[str], eos: str | None) -> tuple[str, int]:
+def _end_token(between: str, control: Collection[str], stop_tokens: Sequence[str]) -> tuple[str, int]:
     """The token that ends a response and its offset: the first one after the response. A single control token must be
-    the tokenizer's EOS token, as it might belong to the next turn otherwise."""
+    one of the stop tokens, such as GLM's `<|user|>`, as it might only begin the next turn otherwise."""
     offsets = sorted((between.find(token), -len(token), token) for token in control if token in between)
-    if not offsets or (len(offsets) == 1 and offsets[0][2] != eos):
+    if not offsets or (len(offsets) == 1 and offsets[0][2] not in stop_tokens):
         problem = f"the chat template does not end every response with the end token, but with {between!r}"
-        end = eos or "a token that is the eos_token in tokenizer_config.json"
+        end = next(iter(stop_tokens), "a token that is the eos_token in tokenizer_config.json")
         raise _unsupported(problem, f"ends every response with {end}")
     at, _, token = offsets[0]
     return token, at

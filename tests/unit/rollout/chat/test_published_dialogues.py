@@ -16,12 +16,14 @@ REPORTED = {
     "deepseek_r1": "asked_with thoughts",
     "deepseek_v3_1": "thoughts",
     "deepseek_v3_1 thinking": "asked_with lead thoughts",
+    "glm4": "lead thoughts reply_blanks",
     "gpt_oss": "lead date",
     "granite": "",
     "kimi_k2": "lead",
     "llama3_1": "reply_blanks",
     "mistral_small": "",
     "phi3_5": "",
+    "phi4_mini": "",
     "qwen3": "thoughts",
     "qwen3_5": "asked_with thoughts reply_blanks",
     "qwq": "asked_with thoughts reply_blanks",
@@ -33,17 +35,30 @@ REPORTED = {
 @cache
 def chat_of(name: str) -> ChatFormat:
     template, _, thinking = name.partition(" ")
-    return ChatFormat(published(template), thinking=True if thinking else None)
+    tokenizer = published(template)
+    stops = tokenizer.convert_tokens_to_ids(["<|user|>", "<|observation|>"]) if template == "glm4" else ()
+    return ChatFormat(tokenizer, thinking=True if thinking else None, extra_stop_token_ids=stops)
 
 
 def test_each_template_is_tested() -> None:
-    assert {name.partition(" ")[0] for name in REPORTED} | {"glm4"} == set(NAMES)
+    assert {name.partition(" ")[0] for name in REPORTED} == set(NAMES)
 
 
-def test_a_template_without_end_token_is_refused() -> None:
-    """The token of the next role ends GLM's responses, and it belongs to the next message."""
+def test_the_token_of_the_next_role_ends_a_response_only_if_it_is_a_stop_token() -> None:
+    """GLM's generation config lists `<|user|>` and `<|observation|>`."""
+    tokenizer = published("glm4")
     with pytest.raises(ConfigError, match="does not end every response with the end token"):
-        ChatFormat(published("glm4"))
+        ChatFormat(tokenizer)
+    end, other, eos = tokenizer.convert_tokens_to_ids(["<|user|>", "<|observation|>", tokenizer.eos_token])
+    chat = chat_of("glm4")
+    assert chat.stop_token_ids == (end, eos, other)
+    dialogue = Dialogue(chat, "", None)
+    dialogue.observe("Up?")
+    for sampled, closing in ((end, "<|user|>"), (eos, "<|endoftext|><|user|>"), (None, "<|user|>")):
+        dialogue.add_response((*chat.encode("\n<think></think>Up."), *(() if sampled is None else (sampled,))))
+        prompt, new, _ = dialogue.observe("And now?")
+        assert tokenizer.decode(prompt).endswith(f"Up.{closing}\nAnd now?<|assistant|>")
+        assert new.count(end) == (sampled != end), "no token twice"
 
 
 @pytest.mark.parametrize("name", REPORTED)
