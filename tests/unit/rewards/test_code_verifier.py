@@ -133,6 +133,18 @@ def test_descriptors_and_scheduling_reach_no_other_process(program: str) -> None
     assert refused(program)
 
 
+def test_system_v_memory_of_others_is_neither_read_nor_removed() -> None:
+    libc = ctypes.CDLL(None)
+    memory = libc.shmget(0, 4096, 0o1666)
+    try:
+        for call in (f"shmctl({memory}, 0, None)", f"shmat({memory}, None, 0) + 1"):
+            refused = -1 + call.endswith("+ 1")
+            assert outcome(f"import ctypes\nprint(ctypes.CDLL(None).{call})").output == f"{refused}\n"
+        assert libc.shmat(memory, None, 0) != -1
+    finally:
+        assert libc.shmctl(memory, 0, None) == 0
+
+
 def test_no_network() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
