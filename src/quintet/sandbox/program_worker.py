@@ -28,7 +28,7 @@ import sys
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import ModuleType
 from typing import Any, Final, NoReturn
@@ -172,10 +172,17 @@ def _confine(setup: Mapping[str, Any]) -> None:
             _end(CONFINEMENT_FAILED)
         os.close(ruleset)
     seccomp.limit_resources(setup["memory"], setup["cpu_seconds"])
+    resource.setrlimit = _set_limit
     try:
         seccomp.confine()
     except ConfinementError:
         _end(CONFINEMENT_FAILED)
+
+
+def _set_limit(kind: int, limits: tuple[int, int], _set: Callable[..., None] = resource.setrlimit) -> None:
+    """Set a limit, but ignore the stack size, which many programs raise together with the recursion limit."""
+    if kind != resource.RLIMIT_STACK:
+        _set(kind, limits)
 
 
 def _execute(source: str, namespace: dict[str, Any], file: str = FILE) -> None:
@@ -193,6 +200,7 @@ def _load(source: str, name: str, preamble: str = "") -> _Definitions:
     vars(builtins).update(common)
     module = sys.modules[name] = ModuleType(name)
     namespace = module.__dict__
+    namespace["__file__"] = FILE
     _execute(preamble, namespace)
     before = dict(namespace)
     _execute(source, namespace)
@@ -335,7 +343,10 @@ class TestNamespace(dict[str, Any]):
         _execute(preamble, self._common)
         names = {str(name) for name in peer.request("names")}
         used, self._modules = _used_names(statements)
-        self._subjects = {*subjects, *_subjects(used - self._modules, names, self._common)} if has_program else set()
+        if has_program and "solution" not in _imported_modules(statements):
+            self._subjects = {*subjects, *_subjects(used - self._modules, names, self._common)}
+        else:
+            self._subjects = set(subjects)
         sys.modules["solution"] = _solution_module(peer, names)
         # the bodies of classes look names up without `__missing__`
         for name in used & (names | self._common.keys()):
@@ -386,13 +397,25 @@ def _used_names(statements: str) -> tuple[set[str], set[str]]:
     return set(used), {name for name in modules if bases[name] == used[name]}
 
 
+def _is_exception(name: str) -> bool:
+    value = getattr(builtins, name, None)
+    return isinstance(value, type) and issubclass(value, BaseException)
+
+
+def _imported_modules(statements: str) -> set[str | None]:
+    """Return the modules that statements import, of which `solution` is the program."""
+    nodes = list(ast.walk(ast.parse(statements)))
+    modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return modules | {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+
+
 def _subjects(used: set[str], own_names: set[str], common: Mapping[str, Any]) -> set[str]:
     """Return the common names and builtins that tests take from the program.
 
     If the tests use other names, these are common names that the program defines, beside `COMPARISONS`. Otherwise the
     tests are about common names or builtins, whether the program defines them or not.
     """
-    functions = {name for name in used if not isinstance(common.get(name), ModuleType)}
+    functions = {name for name in used if not isinstance(common.get(name), ModuleType) and not _is_exception(name)}
     others = {name for name in functions if name not in common and not hasattr(builtins, name)}
     for names in (
         {name for name in functions - COMPARISONS if not hasattr(builtins, name)},
