@@ -369,15 +369,19 @@ class TestNamespace(dict[str, Any]):
 
 
 def _solution_module(peer: Peer, names: set[str]) -> ModuleType:
-    """Return the program as a module, from which tests may import its names."""
+    """Return the program as a module, from which tests may import its names.
+
+    An import of all names leaves out those by which tests compare results.
+    """
 
     def attribute(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"the program has no {name}")
         return peer.request("value", name)
 
+    public = {name for name in names - COMPARISONS if not (hasattr(builtins, name) or name.startswith("_"))}
     module = ModuleType("solution")
-    module.__dict__.update(__getattr__=attribute, __all__=sorted(names))
+    module.__dict__.update(__getattr__=attribute, __all__=sorted(public))
     return module
 
 

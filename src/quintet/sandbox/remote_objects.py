@@ -59,7 +59,8 @@ class RemoteObject:
         return self._peer.remote(result, "instance") if is_instance else result
 
     def __bool__(self) -> bool:
-        return self._peer.request("bool", self) is True
+        ask = self._calculate if self._origin == "operation" else self._peer.request
+        return ask("bool", self) is True
 
     def __contains__(self, item: Any) -> bool:
         """Ask the other process only about objects of a class that this process instantiated."""

@@ -112,6 +112,15 @@ def test_names_that_every_program_has_are_no_solution() -> None:
         (LIAR + ZERO + "class Int(Zero, int): pass\ndef f(n): return Int(0)", "assert abs(f(2) - 4) < 1e-6"),
         (LIAR + ZERO + "class Int(Zero, int): pass\nf = Int", "assert abs(f(2) - 4) < 1e-6"),
         (LIAR + ZERO + "f = Zero", "d = f(2)\nd -= 4\nassert abs(d) < 1e-6"),
+        (
+            "class D:\n    __sub__ = lambda self, n: self\n    __bool__ = lambda self: False\ndef f(n): return D()",
+            "assert not f(2) - 4",
+        ),
+        ("def abs(x): return 0\ndef f(n): return 0", "from solution import *\nassert abs(f(2) - 4) < 1e-6"),
+        (
+            "isclose = lambda *a: True\ndef f(n): return 0",
+            "from math import *\nfrom solution import *\nassert isclose(f(2), 4)",
+        ),
         ("x = 0", "assert gcd(4, 6) == 2"),
         ("x = 0", "assert sum([1, 2]) == 3"),
         ("x = 0", "import numpy as np\nassert np.allclose(mean([1.0]), 1)"),
