@@ -28,7 +28,6 @@ MEMORY_BYTES: Final = 1 << 30
 """Address space limit of a process."""
 MAX_RESULT_BYTES: Final = 16 << 20
 """Limit of the encoded result of a call."""
-CONFINEMENT_FAILED: Final = 97
 ENVIRONMENT: Final = {
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
@@ -231,7 +230,7 @@ def check_confinement() -> None:
     Raises:
         ConfinementError: programs cannot be confined on this machine.
     """
-    if _runners[os.getpid()].run_script("", "", 20.0).status == CONFINEMENT_FAILED:
+    if _runners[os.getpid()].run_script("", "", 20.0).status == seccomp.CONFINEMENT_FAILED:
         raise seccomp.ConfinementError(
             "programs of a model only run if the kernel can confine them: Linux (x86-64, AArch64) with seccomp"
         )

@@ -38,8 +38,6 @@ from quintet.sandbox.plain_data import Codec, DataError
 from quintet.sandbox.remote_objects import Peer, RemoteObject
 from quintet.sandbox.seccomp import ConfinementError
 
-CONFINEMENT_FAILED: Final = 97
-"""Exit status of a process that cannot be confined."""
 OUTPUT_LOST: Final = 120
 """Exit status of a program whose output cannot be written, as in the interpreter."""
 FILE: Final = "program.py"
@@ -169,14 +167,14 @@ def _confine(setup: Mapping[str, Any]) -> None:
     seccomp.hide_memory()
     for ruleset in _rulesets:
         if not landlock.restrict(ruleset):
-            _end(CONFINEMENT_FAILED)
+            _end(seccomp.CONFINEMENT_FAILED)
         os.close(ruleset)
     seccomp.limit_resources(setup["memory"], setup["cpu_seconds"])
     resource.setrlimit = _set_limit
     try:
         seccomp.confine()
     except ConfinementError:
-        _end(CONFINEMENT_FAILED)
+        _end(seccomp.CONFINEMENT_FAILED)
 
 
 def _set_limit(kind: int, limits: tuple[int, int], _set: Callable[..., None] = resource.setrlimit) -> None:

@@ -23,6 +23,8 @@ Instruction = tuple[int, int, int, int]
 MAX_FILE_BYTES = 4 << 20
 """Size limit of each file that a limited process writes, standard output included."""
 MAX_OPEN_FILES = 64
+CONFINEMENT_FAILED = 97
+"""Exit status of a process that cannot be confined."""
 
 # prctl(2)
 PDEATHSIG, DUMPABLE, SECCOMP, CAPBSET_DROP, NO_NEW_PRIVS = 1, 4, 22, 24, 38
@@ -106,7 +108,7 @@ def confine(*, read_files: bool = True) -> None:
     instructions = ctypes.create_string_buffer(program, len(program))
     table = struct.pack("HP", len(program) // 8, ctypes.addressof(instructions))
     filters = ctypes.create_string_buffer(table, len(table))
-    if _prctl(NO_NEW_PRIVS, 1) or _prctl(SECCOMP, 2, ctypes.addressof(filters)):
+    if not forbid_new_privileges() or _prctl(SECCOMP, 2, ctypes.addressof(filters)):
         raise ConfinementError("the kernel refuses seccomp filters")
     _confined = True
 
@@ -159,6 +161,11 @@ def _drop_capabilities() -> None:
         _prctl(CAPBSET_DROP, capability)
     header, nothing = struct.pack("Ii", 0x20080522, 0), bytes(24)
     _libc().capset(header, nothing)
+
+
+def forbid_new_privileges() -> bool:
+    """Give up privileges that programs could gain, as filters require; return whether that worked."""
+    return _prctl(NO_NEW_PRIVS, 1) == 0
 
 
 def die_with_parent() -> None:

@@ -14,7 +14,7 @@ import pytest
 from quintet.rewards import time_budget
 from quintet.rewards.verifiers import code
 from quintet.sandbox import seccomp
-from quintet.sandbox.program_runner import CONFINEMENT_FAILED, ProgramRunner, Run, check_confinement, program_runner
+from quintet.sandbox.program_runner import ProgramRunner, Run, check_confinement, program_runner
 
 HAS_LANDLOCK = ctypes.CDLL(None).syscall(444, None, 0, 1) > 0
 DOUBLE = "Here:\n```python\nprint(2 * int(input()))\n```\n"
@@ -202,7 +202,7 @@ def test_the_tests_of_a_response_share_its_time_budget() -> None:
 
 
 def test_no_program_runs_without_confinement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ProgramRunner, "run_script", lambda *_: Run(CONFINEMENT_FAILED, ""))
+    monkeypatch.setattr(ProgramRunner, "run_script", lambda *_: Run(seccomp.CONFINEMENT_FAILED, ""))
     check_confinement.cache_clear()
     with pytest.raises(seccomp.ConfinementError, match="seccomp"):
         code.verify(DOUBLE, STDIN, {})
