@@ -13,6 +13,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from quintet.sandbox.seccomp import forbid_new_privileges
+
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 """System calls, with the same numbers on all machines."""
 READ_FILE, READ_DIR = 1 << 2, 1 << 3
@@ -22,7 +24,6 @@ SCOPES: Final = 3
 """Signals and abstract sockets."""
 VERSION_WITH_SCOPES: Final = 6
 PATH_BENEATH: Final = 1
-NO_NEW_PRIVS: Final = 38
 SYSTEM_PATHS: Final = (
     *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache"),
     *("/usr/share/zoneinfo", "/etc/localtime", "/dev/null", "/dev/zero", "/dev/urandom", "/dev/random"),
@@ -55,8 +56,7 @@ def restrict(ruleset: int) -> bool:
     Open files and files in memory stay usable.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    padding = [ctypes.c_ulong(value) for value in (1, 0, 0, 0)]
-    return bool(libc.prctl(NO_NEW_PRIVS, *padding) == 0 and libc.syscall(RESTRICT_SELF, ruleset, 0) == 0)
+    return forbid_new_privileges() and bool(libc.syscall(RESTRICT_SELF, ruleset, 0) == 0)
 
 
 def _allow(libc: ctypes.CDLL, ruleset: int, path: str) -> None:

@@ -28,7 +28,6 @@ MEMORY_BYTES: Final = 1 << 30
 """Address space limit of a process."""
 MAX_RESULT_BYTES: Final = 16 << 20
 """Limit of the encoded result of a call."""
-CONFINEMENT_FAILED: Final = 97
 ENVIRONMENT: Final = {
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
@@ -60,8 +59,11 @@ class ProgramRunner:
         self._count = 0
         self._statuses: dict[int, int] = {}
         self._lock = threading.Lock()
-        self.is_lost = False
-        """The fork server has died."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the fork server runs."""
+        return self._server.is_alive
 
     def close(self) -> None:
         """End all processes."""
@@ -125,11 +127,7 @@ class ProgramRunner:
         """Fork a process; return its number and the connection to it."""
         self._count += 1
         setup = {"cpu_seconds": math.ceil(seconds) + 1, "memory": MEMORY_BYTES}
-        try:
-            return self._count, self._server.fork(self._count, setup)
-        except OSError:
-            self.is_lost = True
-            raise
+        return self._count, self._server.fork(self._count, setup)
 
     def kill(self, number: int) -> int:
         """Kill a process unless it has ended, and return its exit status."""
@@ -146,15 +144,8 @@ class ProgramRunner:
             if left <= 0:
                 return None
             if select.select([self._server.connection], [], [], min(left, 3600.0))[0]:
-                self._receive_exits()
+                self._statuses.update((each["died"], each["status"]) for each in self._server.exits())
         return self._statuses[number]
-
-    def _receive_exits(self) -> None:
-        try:
-            self._statuses.update((each["died"], each["status"]) for each in self._server.exits())
-        except OSError:
-            self.is_lost = True
-            raise
 
 
 class _Process:
@@ -225,8 +216,10 @@ def program_runner() -> ProgramRunner:
         ConfinementError: programs cannot be confined on this machine.
     """
     runner = _runners.get(os.getpid())
-    if runner is None or runner.is_lost:
+    if runner is None or not runner.is_alive:
         _runners[os.getpid()] = ProgramRunner()
+        if runner is not None:
+            runner.close()
     check_confinement()
     return _runners[os.getpid()]
 
@@ -237,7 +230,7 @@ def check_confinement() -> None:
     Raises:
         ConfinementError: programs cannot be confined on this machine.
     """
-    if _runners[os.getpid()].run_script("", "", 20.0).status == CONFINEMENT_FAILED:
+    if _runners[os.getpid()].run_script("", "", 20.0).status == seccomp.CONFINEMENT_FAILED:
         raise seccomp.ConfinementError(
             "programs of a model only run if the kernel can confine them: Linux (x86-64, AArch64) with seccomp"
         )

@@ -28,7 +28,7 @@ import sys
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import ModuleType
 from typing import Any, Final, NoReturn
@@ -38,8 +38,6 @@ from quintet.sandbox.plain_data import Codec, DataError
 from quintet.sandbox.remote_objects import Peer, RemoteObject
 from quintet.sandbox.seccomp import ConfinementError
 
-CONFINEMENT_FAILED: Final = 97
-"""Exit status of a process that cannot be confined."""
 OUTPUT_LOST: Final = 120
 """Exit status of a program whose output cannot be written, as in the interpreter."""
 FILE: Final = "program.py"
@@ -169,13 +167,20 @@ def _confine(setup: Mapping[str, Any]) -> None:
     seccomp.hide_memory()
     for ruleset in _rulesets:
         if not landlock.restrict(ruleset):
-            _end(CONFINEMENT_FAILED)
+            _end(seccomp.CONFINEMENT_FAILED)
         os.close(ruleset)
     seccomp.limit_resources(setup["memory"], setup["cpu_seconds"])
+    resource.setrlimit = _set_limit
     try:
         seccomp.confine()
     except ConfinementError:
-        _end(CONFINEMENT_FAILED)
+        _end(seccomp.CONFINEMENT_FAILED)
+
+
+def _set_limit(kind: int, limits: tuple[int, int], _set: Callable[..., None] = resource.setrlimit) -> None:
+    """Set a limit, but ignore the stack size, which many programs raise together with the recursion limit."""
+    if kind != resource.RLIMIT_STACK:
+        _set(kind, limits)
 
 
 def _execute(source: str, namespace: dict[str, Any], file: str = FILE) -> None:
@@ -193,6 +198,7 @@ def _load(source: str, name: str, preamble: str = "") -> _Definitions:
     vars(builtins).update(common)
     module = sys.modules[name] = ModuleType(name)
     namespace = module.__dict__
+    namespace["__file__"] = FILE
     _execute(preamble, namespace)
     before = dict(namespace)
     _execute(source, namespace)
@@ -335,7 +341,10 @@ class TestNamespace(dict[str, Any]):
         _execute(preamble, self._common)
         names = {str(name) for name in peer.request("names")}
         used, self._modules = _used_names(statements)
-        self._subjects = {*subjects, *_subjects(used - self._modules, names, self._common)} if has_program else set()
+        if has_program and "solution" not in _imported_modules(statements):
+            self._subjects = {*subjects, *_subjects(used - self._modules, names, self._common)}
+        else:
+            self._subjects = set(subjects)
         sys.modules["solution"] = _solution_module(peer, names)
         # the bodies of classes look names up without `__missing__`
         for name in used & (names | self._common.keys()):
@@ -358,15 +367,19 @@ class TestNamespace(dict[str, Any]):
 
 
 def _solution_module(peer: Peer, names: set[str]) -> ModuleType:
-    """Return the program as a module, from which tests may import its names."""
+    """Return the program as a module, from which tests may import its names.
+
+    An import of all names leaves out those by which tests compare results.
+    """
 
     def attribute(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"the program has no {name}")
         return peer.request("value", name)
 
+    public = {name for name in names - COMPARISONS if not (hasattr(builtins, name) or name.startswith("_"))}
     module = ModuleType("solution")
-    module.__dict__.update(__getattr__=attribute, __all__=sorted(names))
+    module.__dict__.update(__getattr__=attribute, __all__=sorted(public))
     return module
 
 
@@ -386,13 +399,25 @@ def _used_names(statements: str) -> tuple[set[str], set[str]]:
     return set(used), {name for name in modules if bases[name] == used[name]}
 
 
+def _is_exception(name: str) -> bool:
+    value = getattr(builtins, name, None)
+    return isinstance(value, type) and issubclass(value, BaseException)
+
+
+def _imported_modules(statements: str) -> set[str | None]:
+    """Return the modules that statements import, of which `solution` is the program."""
+    nodes = list(ast.walk(ast.parse(statements)))
+    modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return modules | {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+
+
 def _subjects(used: set[str], own_names: set[str], common: Mapping[str, Any]) -> set[str]:
     """Return the common names and builtins that tests take from the program.
 
     If the tests use other names, these are common names that the program defines, beside `COMPARISONS`. Otherwise the
     tests are about common names or builtins, whether the program defines them or not.
     """
-    functions = {name for name in used if not isinstance(common.get(name), ModuleType)}
+    functions = {name for name in used if not isinstance(common.get(name), ModuleType) and not _is_exception(name)}
     others = {name for name in functions if name not in common and not hasattr(builtins, name)}
     for names in (
         {name for name in functions - COMPARISONS if not hasattr(builtins, name)},

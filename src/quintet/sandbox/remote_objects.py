@@ -32,12 +32,16 @@ class PeerLostError(BaseException):
 
 
 class RemoteObject:
-    """Object of the other process."""
+    """Object of the other process: `kind` is `class`, `coroutine` or `object`.
 
-    __slots__ = ("_constructed", "_kind", "_number", "_peer")
+    `origin` is `instance` for what a call of a class returned here, `operation` for what arithmetic with plain data
+    returned, else empty.
+    """
 
-    def __init__(self, peer: Peer, number: int, kind: str) -> None:
-        for name, value in (("_peer", peer), ("_number", number), ("_kind", kind), ("_constructed", False)):
+    __slots__ = ("_kind", "_number", "_origin", "_peer")
+
+    def __init__(self, peer: Peer, number: int, kind: str, origin: str = "") -> None:
+        for name, value in (("_peer", peer), ("_number", number), ("_kind", kind), ("_origin", origin)):
             object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
@@ -49,18 +53,18 @@ class RemoteObject:
     def __delattr__(self, name: str) -> None:
         self._peer.request("delattr", self, name)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         result = self._peer.request("call", self, *args, **kwargs)
-        if self._kind == "class" and isinstance(result, RemoteObject):
-            object.__setattr__(result, "_constructed", True)
-        return result
+        is_instance = self._kind == "class" and isinstance(result, RemoteObject)
+        return self._peer.remote(result, "instance") if is_instance else result
 
     def __bool__(self) -> bool:
-        return self._peer.request("bool", self) is True
+        ask = self._calculate if self._origin == "operation" else self._peer.request
+        return ask("bool", self) is True
 
     def __contains__(self, item: Any) -> bool:
         """Ask the other process only about objects of a class that this process instantiated."""
-        if self._constructed and self._peer.request("has_contains", self) is True:
+        if self._origin == "instance" and self._peer.request("has_contains", self) is True:
             return self._peer.request("contains", self, item) is True
         return any(each is item or each == item for each in iter(self))
 
@@ -105,32 +109,56 @@ class RemoteObject:
     def __deepcopy__(self, _: Any) -> Any:
         return self._peer.request("deepcopy", self)
 
+    def _calculate(self, operation: str, *operands: Any) -> Any:
+        """Do arithmetic in the other process.
 
-def _forward(operation: str, *, reflected: bool = False) -> Callable[..., Any]:
-    def method(self: RemoteObject, *args: Any) -> Any:
-        return self._peer.request(operation, *((*args, self) if reflected else (self, *args)))
+        With plain data it gives no plain data but that of the object's plain value, so that an object does not decide
+        whether `abs(f(3) - 9) < 1e-6`.
+        """
+        result = self._peer.request(operation, *operands)
+        if self._origin != "operation" and all(isinstance(each, RemoteObject) for each in operands):
+            return result
+        if isinstance(result, RemoteObject):
+            return self._peer.remote(result, "operation")
+        plain = [self._peer.request("plain", each) if isinstance(each, RemoteObject) else each for each in operands]
+        if any(each is None or isinstance(each, RemoteObject) for each in plain):
+            raise TypeError(f"{operation} of an object of the program and plain data gives plain data")
+        return OPERATIONS[operation](*plain)
 
-    return method
+
+def _forward(operation: str) -> Callable[..., Any]:
+    return lambda self, *args: self._peer.request(operation, self, *args)
+
+
+def _forward_arithmetic(operation: str, *, reflected: bool = False) -> Callable[..., Any]:
+    if reflected:
+        return lambda self, other: self._calculate(operation, other, self)
+    return lambda self, *others: self._calculate(operation, self, *others)
 
 
 def _exit(target: Any, *_: Any) -> Any:
     return target.__exit__(None, None, None)
 
 
-_BINARY: Final = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift")
-_CONVERSIONS: Final = ("str", "repr", "int", "float", "complex", "round", "reversed", "hash")
+_BINARY: Final = (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
+    *("and", "or", "xor", "lshift", "rshift"),
+)
+_IN_PLACE: Final = tuple(f"i{name}" for name in _BINARY)
 _UNARY: Final = ("neg", "pos", "abs", "invert", "index")
+_NUMBERS: Final = ("int", "float", "complex", "round")
+_CONVERSIONS: Final = ("str", "repr", "reversed", "hash", "format")
 OPERATIONS: Final[Mapping[str, Callable[..., Any]]] = {
-    **{name: getattr(operator, f"__{name}__") for name in (*_BINARY, "rshift", *_UNARY)},
+    **{name: getattr(operator, f"__{name}__") for name in (*_BINARY, *_IN_PLACE, *_UNARY)},
     **{name: getattr(operator, name) for name in ("eq", "lt", "le", "gt", "ge", "getitem", "setitem", "delitem")},
     **{name: getattr(builtins, name) for name in ("getattr", "setattr", "delattr", "iter", "next", "len", "bool")},
-    **{name: getattr(builtins, name) for name in _CONVERSIONS},
+    **{name: getattr(builtins, name) for name in ("divmod", *_NUMBERS, *_CONVERSIONS)},
     "isinstance": isinstance,
     "issubclass": issubclass,
     "contains": operator.contains,
     "plain": plain_value,
     "has_contains": lambda target: hasattr(type(target), "__contains__"),
-    "call": lambda target, *args, **kwargs: target(*args, **kwargs),
+    "call": lambda target, /, *args, **kwargs: target(*args, **kwargs),
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
     "enter": lambda target: target.__enter__(),
@@ -142,10 +170,11 @@ GUARDED: Final = frozenset(
 )
 """What a guarded peer does for the other, with objects that were sent to it."""
 
-for _name in (*_BINARY, "rshift"):
-    setattr(RemoteObject, f"__{_name}__", _forward(_name))
-    setattr(RemoteObject, f"__r{_name}__", _forward(_name, reflected=True))
-for _name in (*_UNARY, *_CONVERSIONS, "next", "len", "getitem", "setitem", "delitem", "copy", "enter", "exit"):
+for _name in (*_BINARY, "divmod", *_IN_PLACE, *_UNARY, *_NUMBERS):
+    setattr(RemoteObject, f"__{_name}__", _forward_arithmetic(_name))
+for _name in (*_BINARY, "divmod"):
+    setattr(RemoteObject, f"__r{_name}__", _forward_arithmetic(_name, reflected=True))
+for _name in (*_CONVERSIONS, "next", "len", "getitem", "setitem", "delitem", "copy", "enter", "exit"):
     setattr(RemoteObject, f"__{_name}__", _forward(_name))
 
 
@@ -161,7 +190,8 @@ class Peer:
         """
         self._connection, self._guarded, self._own_operations = connection, guarded, operations
         self._exported: dict[int, Any] = {}
-        self._remote: dict[int, RemoteObject] = {}
+        self._remote: dict[tuple[int, str, str], RemoteObject] = {}
+        """Objects of the other process, so that the same one is identical each time."""
         self._error_classes: dict[int, type[BaseException]] = {}
         self._codec = Codec(self._refer, self._resolve, self._is_reference)
         self.lost = False
@@ -171,7 +201,7 @@ class Peer:
         self.on_printed: Callable[[str], Any] = len
         """Called with what the other process printed."""
 
-    def request(self, operation: str, *args: Any, **kwargs: Any) -> Any:
+    def request(self, operation: str, /, *args: Any, **kwargs: Any) -> Any:
         """Let the other process do something, and return its result.
 
         Raises:
@@ -307,8 +337,13 @@ class Peer:
             return self._error_class(*item[1:])
         if item[0] != "object" or type(item[1]) is not int:
             raise DataError(f"unknown tag {item[0]!r}")
-        remote = RemoteObject(self, item[1], str(item[2]))
+        remote = self.remote(RemoteObject(self, item[1], str(item[2])))
         return self._await(remote) if item[2] == "coroutine" else remote
+
+    def remote(self, remote: RemoteObject, origin: str = "") -> RemoteObject:
+        """Return the only object for one of the other process and its origin."""
+        key = (remote._number, remote._kind, origin)
+        return self._remote.setdefault(key, RemoteObject(self, remote._number, remote._kind, origin))
 
     async def _await(self, coroutine: RemoteObject) -> Any:
         return self.request("await", coroutine)

@@ -38,6 +38,11 @@ class ForkServer:
         self._lines = LineBuffer()
         self._loaded: set[str] = set()
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
     def load(self, names: Sequence[str]) -> None:
         """Import modules, or users' `file.py:name`, before further processes are forked.
 

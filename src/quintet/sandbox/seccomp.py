@@ -23,6 +23,8 @@ Instruction = tuple[int, int, int, int]
 MAX_FILE_BYTES = 4 << 20
 """Size limit of each file that a limited process writes, standard output included."""
 MAX_OPEN_FILES = 64
+CONFINEMENT_FAILED = 97
+"""Exit status of a process that cannot be confined."""
 
 # prctl(2)
 PDEATHSIG, DUMPABLE, SECCOMP, CAPBSET_DROP, NO_NEW_PRIVS = 1, 4, 22, 24, 38
@@ -57,7 +59,8 @@ REFUSED = {
         *(76, 82, 83, 84, 85, 86, 87, 88, 90, 91, 92, 93, 94),  # truncate, rename, mkdir … lchown
         *(132, 133, 188, 189, 190, 197, 198, 199, 235),  # utime, mknod, *xattr, utimes
         *(258, 259, 260, 261, 263, 264, 265, 266, 268, 280, 316),  # the same with a directory
-        *(29, 64, 68, 240, 319),  # System V and POSIX queues, memfd_create
+        *(29, 30, 31, 64, 65, 66, 68, 69, 70, 71, 220),  # System V memory, semaphores and queues, those that exist too
+        *(240, 241, 242, 243, 244, 245, 319),  # POSIX queues, memfd_create
         *(105, 106, 113, 114, 116, 117, 119, 122, 123, 126, 135),  # set*id, capset, personality
         *(154, 155, 159, 160, 161, 163, 164, 165, 166, 167, 168, 169, 170, 171, 172, 173),  # limits, mounts, machine
         *(73, 141, 142, 144, 203, 251, 256, 314),  # flock; priorities and scheduling, also of other processes
@@ -66,7 +69,8 @@ REFUSED = {
     "aarch64": (
         *(198, 203, 200, 201, 117, 157, 154, 130, 138, 240, 270, 271, 272),
         *(45, 33, 34, 35, 36, 37, 38, 276, 52, 53, 54, 55, 88, 5, 6, 7, 14, 15, 16),
-        *(194, 190, 186, 180, 279),
+        *(194, 196, 195, 190, 193, 191, 186, 189, 188, 187, 192),
+        *(180, 181, 182, 183, 184, 185, 279),
         *(146, 144, 145, 143, 159, 147, 149, 151, 152, 91, 92),
         *(41, 171, 164, 51, 89, 170, 40, 39, 224, 225, 142, 161, 162),
         *(32, 140, 118, 119, 122, 30, 274),
@@ -104,7 +108,7 @@ def confine(*, read_files: bool = True) -> None:
     instructions = ctypes.create_string_buffer(program, len(program))
     table = struct.pack("HP", len(program) // 8, ctypes.addressof(instructions))
     filters = ctypes.create_string_buffer(table, len(table))
-    if _prctl(NO_NEW_PRIVS, 1) or _prctl(SECCOMP, 2, ctypes.addressof(filters)):
+    if not forbid_new_privileges() or _prctl(SECCOMP, 2, ctypes.addressof(filters)):
         raise ConfinementError("the kernel refuses seccomp filters")
     _confined = True
 
@@ -157,6 +161,11 @@ def _drop_capabilities() -> None:
         _prctl(CAPBSET_DROP, capability)
     header, nothing = struct.pack("Ii", 0x20080522, 0), bytes(24)
     _libc().capset(header, nothing)
+
+
+def forbid_new_privileges() -> bool:
+    """Give up privileges that programs could gain, as filters require; return whether that worked."""
+    return _prctl(NO_NEW_PRIVS, 1) == 0
 
 
 def die_with_parent() -> None:

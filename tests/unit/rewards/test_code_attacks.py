@@ -28,6 +28,15 @@ class Liar:
     def __call__(self, *args): return self
     def __getitem__(self, key): return self
 """
+ZERO = """
+class Zero(Liar):
+    def __init__(self, *args): pass
+    def __sub__(self, other): return Zero() if other == 4 else 0
+    __rsub__ = __isub__ = __sub__
+    def __abs__(self): return 0
+    __round__ = __int__ = __float__ = __abs__
+    def __divmod__(self, other): return 1, 0
+"""
 SECTIONS = (Path(__file__).parent / "code_attacks.txt").read_text().split("## ")[1:]
 ATTACKS = {name.strip(): program for name, _, program in (section.partition("\n") for section in SECTIONS)}
 """Programs; those with `(liar)` begin with the class above."""
@@ -95,6 +104,23 @@ def test_names_that_every_program_has_are_no_solution() -> None:
         ("class np:\n    allclose = lambda *a: True\ndef f(n): return 0", "assert np.allclose(f(2), 4)"),
         ("class math:\n    isclose = lambda *a: True\ndef f(n): return 0", "assert math.isclose(f(2), 4)"),
         ("isclose = lambda *a: True\ndef f(n): return 0", "assert isclose(f(2), 4)"),
+        (LIAR + ZERO + "def f(n): return Zero()", "assert abs(f(2) - 4) < 1e-6"),
+        (LIAR + ZERO + "def f(n): return Zero()", "assert abs(4 - f(2)) < 1e-6 or round(f(2) - 4, 3) == 0"),
+        (LIAR + ZERO + "def f(n): return Zero()", "assert -1e-6 < f(2) - 4 < 1e-6 or divmod(f(2), 4) == (1, 0)"),
+        (LIAR + ZERO + "f = Zero", "assert abs(f(2) - 4) < 1e-6 or f(2) - 4 == 0 or int(f(2) - 4) == 0"),
+        (LIAR + ZERO + "def f(n): return [Zero()]", "assert all(abs(a - b) < 1e-6 for a, b in zip(f(2), [4]))"),
+        (LIAR + ZERO + "class Int(Zero, int): pass\ndef f(n): return Int(0)", "assert abs(f(2) - 4) < 1e-6"),
+        (LIAR + ZERO + "class Int(Zero, int): pass\nf = Int", "assert abs(f(2) - 4) < 1e-6"),
+        (LIAR + ZERO + "f = Zero", "d = f(2)\nd -= 4\nassert abs(d) < 1e-6"),
+        (
+            "class D:\n    __sub__ = lambda self, n: self\n    __bool__ = lambda self: False\ndef f(n): return D()",
+            "assert not f(2) - 4",
+        ),
+        ("def abs(x): return 0\ndef f(n): return 0", "from solution import *\nassert abs(f(2) - 4) < 1e-6"),
+        (
+            "isclose = lambda *a: True\ndef f(n): return 0",
+            "from math import *\nfrom solution import *\nassert isclose(f(2), 4)",
+        ),
         ("x = 0", "assert gcd(4, 6) == 2"),
         ("x = 0", "assert sum([1, 2]) == 3"),
         ("x = 0", "import numpy as np\nassert np.allclose(mean([1.0]), 1)"),

@@ -21,7 +21,8 @@ def indented(text: str, prefix: str) -> str:
     [
         *("python", "python3", "Python 3", "PYTHON", "py", "py3", "{.python}", " {.python .numberLines}", "{python}"),
         *('python title="a.py"', "python:main.py", "python,linenos", "python {1,3}", "main.py"),
-        *("ipython", "python3.11", ""),
+        *("ipython", "python3.11", "", "python_code", "python-exec", "lang=python", "language-python"),
+        *("code", "text", "plaintext", "Solution"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("fence", ["```", "~~~", "`````"])
@@ -54,6 +55,22 @@ def test_every_spelling_of_the_language_is_python(fence: str, info: str) -> None
         f"<answer>\n{FENCED}\n</answer>",
         f"<answer>{FENCED}</answer>",
         f"{FENCED}<|im_end|>",
+        *(f"<{tag}>\n{PROGRAM}\n</{tag}>" for tag in ("answer", "solution", "code", "python")),
+        f"<answer>{PROGRAM}</answer>",
+        f"<answer>\n{PROGRAM}",
+        f"<think>def</think>\n<answer>\n{indented(PROGRAM, '    ')}\n</answer><|im_end|>",
+        f"Draft:\n```python\ndef f(n): return 0\n```\n<answer>\n{PROGRAM}</answer>",
+        f"<answer>{FENCED}</answer>\nUsage:\n```python\nprint(f(3))\n```",
+        f"[BEGIN]\n{PROGRAM}[DONE]",
+        f"[PYTHON]\n{PROGRAM}[/PYTHON]",
+        f"<pre><code>{PROGRAM}</code></pre>",
+        f"{PROGRAM}<|endoftext|>",
+        f"Here it is:\n\n{PROGRAM}\nIt doubles n. Don't call it with text.\n\nDone.",
+        f"```python\n{indented(PROGRAM, '    ')}\n```",
+        f"```\npython\n{PROGRAM}```",
+        "\ufeff" + FENCED,
+        f"```python\n\ufeff{PROGRAM}```",
+        FENCED.replace("    ", "\u00a0\u00a0\u00a0 "),
         f"Here it is: {FENCED}\nDone.",
         f"```python  \n{PROGRAM}`````   \n",
         f"<think>```python\nprint(0)\n```</think>{FENCED}",
@@ -74,6 +91,20 @@ def test_a_fence_inside_a_docstring_does_not_end_the_program(indent: str, info: 
     program = f"def f(n):\n{indented(quoted, indent)}\n{indent}return 2 * n\n" if indent else quoted + PROGRAM
     for text in (f"```python\n{program}```\nDone.", f"```\n{program}```", program, f"````python\n{program}````"):
         assert extract_program(text).strip() == program.strip()
+
+
+@pytest.mark.parametrize(
+    "text", ["```python print(6)```", "The program is ```print(6)```.", "Run `print(6)`.", "```py\n  print(6)\n```"]
+)
+def test_a_program_may_be_one_line_anywhere(text: str) -> None:
+    assert extract_program(text).strip() == "print(6)"
+
+
+def test_an_answer_that_is_no_program_does_not_replace_one() -> None:
+    for answer in ("5", "f(2)", "It doubles n.", "x = f(2)"):
+        assert extract_program(f"{FENCED}\n<answer>{answer}</answer>", ["f"]) == PROGRAM
+    program = f'PROMPT = """\n<answer>\nx = f(2)\n</answer>"""\n{PROGRAM}'
+    assert extract_program(program) == program
 
 
 def test_the_program_that_defines_the_tested_function_comes_before_its_usage() -> None:
@@ -107,8 +138,10 @@ def test_a_program_may_contain_the_end_of_thoughts() -> None:
         "```python\n" + "-" * 100_000 + "1\n```",
         "```python\n" + "1+" * 100_000 + "1\n```",
         "</think>" * 20_000 + "```",
+        "def f(n):\n" + "'\n" * 50_000,
+        "<answer>x = 1\n" * 10_000,
     ],
-    ids=["ends", "blocks", "inline", "quotations", "ticks", "unary", "sum", "thoughts"],
+    ids=["ends", "blocks", "inline", "quotations", "ticks", "unary", "sum", "thoughts", "errors", "answers"],
 )  # fmt: skip
 def test_a_hostile_text_is_read_at_once(text: str) -> None:
     started = time.monotonic()

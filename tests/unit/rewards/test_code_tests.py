@@ -38,6 +38,12 @@ def score(program: str, truth: Any, **extra: Any) -> float:
             "    def test_a(self): self.assertEqual(f(self.n), 4)\nif __name__ == '__main__':\n    unittest.main()",
             1,
         ),
+        (
+            "from solution import f\nimport unittest\nclass Cases(unittest.TestCase):\n    def test_a(self):\n"
+            "        self.assertRaises(TypeError, f, None)\n        assert f(max([2])) == 4 and issubclass(bool, int)",
+            1,
+        ),
+        ("import solution\ndef test_a():\n    try: solution.f(None)\n    except TypeError: pass\n    assert solution.f(2) == 4", 1),
         ("for n in range(3):\n    assert f(n) == 2 * n", 1),
         ("assert f(2) == 4\nfor n in range(3):\n    assert f(n) == 2 * n", 1),
         ("def helper(n): return 4\nassert f(2) == helper(2)", 1),
@@ -54,6 +60,21 @@ def test_assertions_see_the_effects_of_earlier_statements_only() -> None:
     tests = "s = Stack()\ns.push(1)\nassert len(s.items) == 1\ns.push(2)\nassert s.pop() == 2\nassert s.pop() == 1"
     assert score(STACK, tests) == 1.0
     assert score(STACK.replace("pop()", "pop(0)"), tests) == pytest.approx(1 / 3)
+
+
+def test_a_method_may_be_the_entry_point_and_have_any_parameters() -> None:
+    program = "class Solution:\n    def find(self, nums, target, operation=0): return nums.index(target)"
+    check = "def check(candidate):\n    assert candidate(nums=[2, 7], target=7, operation=1) == 1"
+    assert score(program, check, entry_point="Solution().find") == 1.0
+    assert score(program, check.replace("== 1", "== 0"), entry_point="Solution().find") == 0.0
+
+
+def test_livecodebench_names_the_function_in_its_metadata() -> None:
+    tests = [{"input": "2", "output": "4", "testtype": "functional"}]
+    for metadata in ({"func_name": "f"}, '{"func_name": "f"}'):
+        assert score(PROGRAM, tests, metadata=metadata) == 1.0
+    tests = [{"input": "2", "output": "4", "testtype": "stdin"}]
+    assert score("print(2 * int(input()))", tests, metadata="{}") == 1.0
 
 
 def test_setup_of_a_row_is_there_for_program_and_tests() -> None:
@@ -84,6 +105,7 @@ def test_setup_of_a_row_is_there_for_program_and_tests() -> None:
         ({"inputs": [None], "outputs": ["6"]}, "no text"),
         ({"inputs": [{"a": 1}], "outputs": ["6"]}, "no text"),
         ({"inputs": [3], "outputs": [6], "fn_name": "f"}, "no list"),
+        ([{"input": "2", "output": "4", "testtype": "functional"}], "no func_name"),
         ({"inputs": ["f(2)"], "outputs": [6], "fn_name": "f"}, "neither JSON nor"),
     ],
 )
@@ -152,6 +174,8 @@ def test_results_of_calls(program: str, inputs: list[str], output: str) -> None:
         "def f(n): return n and 2 + f(n - 1)\nprint(f(30_000) - f(30_000) + f(int(input())))",
         "import asyncio\nasync def main(): print(2 * int(input()))\nasyncio.run(main())",
         "import atexit\natexit.register(lambda: print(6))",
+        "import os\nos.path.abspath(__file__)\nprint(6)",
+        "from resource import *\nsetrlimit(RLIMIT_STACK, (RLIM_INFINITY, RLIM_INFINITY))\nprint(6)",
         "import sys\nprint(2 * int(input()))\nsys.stdout.close()",
         "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int\nprint(2 * A(int(input())).x)",
     ],

@@ -14,7 +14,7 @@ import pytest
 from quintet.rewards import time_budget
 from quintet.rewards.verifiers import code
 from quintet.sandbox import seccomp
-from quintet.sandbox.program_runner import CONFINEMENT_FAILED, ProgramRunner, Run, check_confinement, program_runner
+from quintet.sandbox.program_runner import ProgramRunner, Run, check_confinement, program_runner
 
 HAS_LANDLOCK = ctypes.CDLL(None).syscall(444, None, 0, 1) > 0
 DOUBLE = "Here:\n```python\nprint(2 * int(input()))\n```\n"
@@ -133,6 +133,18 @@ def test_descriptors_and_scheduling_reach_no_other_process(program: str) -> None
     assert refused(program)
 
 
+def test_system_v_memory_of_others_is_neither_read_nor_removed() -> None:
+    libc = ctypes.CDLL(None)
+    memory = libc.shmget(0, 4096, 0o1666)
+    try:
+        for call in (f"shmctl({memory}, 0, None)", f"shmat({memory}, None, 0) + 1"):
+            refused = -1 + call.endswith("+ 1")
+            assert outcome(f"import ctypes\nprint(ctypes.CDLL(None).{call})").output == f"{refused}\n"
+        assert libc.shmat(memory, None, 0) != -1
+    finally:
+        assert libc.shmctl(memory, 0, None) == 0
+
+
 def test_no_network() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
@@ -190,7 +202,7 @@ def test_the_tests_of_a_response_share_its_time_budget() -> None:
 
 
 def test_no_program_runs_without_confinement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ProgramRunner, "run_script", lambda *_: Run(CONFINEMENT_FAILED, ""))
+    monkeypatch.setattr(ProgramRunner, "run_script", lambda *_: Run(seccomp.CONFINEMENT_FAILED, ""))
     check_confinement.cache_clear()
     with pytest.raises(seccomp.ConfinementError, match="seccomp"):
         code.verify(DOUBLE, STDIN, {})

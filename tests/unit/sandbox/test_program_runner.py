@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
 
-from quintet.sandbox.program_runner import NoResultError, ProgramRunner
+from quintet.sandbox.program_runner import NoResultError, ProgramRunner, program_runner
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +73,8 @@ class Numbers(list):
         "n = Numbers()\nn.append(3)\nassert n.total() == 3 and n == [3] and n != [4] and n[0] == 3",
         "def test():\n    return [Stack([n]).top for n in range(3)]\nassert test() == [0, 1, 2]",
         "class Case:\n    stack = Stack\n    def run(self): return self.stack([1]).top\nassert Case().run() == 1",
+        "s = Stack([1])\nt = s\nt += [2]\nassert t.items == [1, 2] and f'{s}' == 'Stack([1])' and s.items is s.items",
+        "n = Numbers([1])\nassert n + [2] == [1, 2] and Stack.of is Stack.of",
         "s = Stack([[1], [2]])\nassert max(s) == [2] and sorted(s, reverse=True) == [[2], [1]] and sum(len(x) for x in s) == 2",
     ],
 )  # fmt: skip
@@ -93,6 +97,7 @@ class Level(IntEnum):
     LOW = 1
 counter = 0
 def same(x, *args, **kwargs): return x
+def named(target, operation, self, kwargs): return [target, operation, self, kwargs]
 def sort(items): items.sort()
 def rotate(grid): grid[:] = [list(row) for row in zip(*grid[::-1])]
 def set_first(grid): grid[0][0] = 9
@@ -177,6 +182,10 @@ LINKED = (
         "import contextlib, io\nout = io.StringIO()\nwith contextlib.redirect_stdout(out):\n    show(5)\nassert out.getvalue() == 'value 5\\n'",
         "count()\ncount()\nassert counter == 2",
         "import asyncio\nassert asyncio.run(later(2)) == 3\nasync def test(): return await later(3)\nassert asyncio.run(test()) == 4",
+        "assert named(target=1, operation=2, self=3, kwargs=4) == [1, 2, 3, 4]",
+        "assert color() is Color.RED and same(color) is color",
+        "def g(target, operation=0, self=0, args=0): return [target, operation, self, args]\n"
+        "assert apply(g, target=1, operation=2, self=3, args=4) == [1, 2, 3, 4]",
         "assert Counter('aab')['a'] == 2 and gcd(4, 6) == 2 and isinstance(same([1]), List) is False or True",
         "import copy\nassert copy.deepcopy(same([1])) == [1] and same.__name__ == 'same' and callable(same)",
         "@decorate\ndef f(x): return x + 1\nassert f(2) == 3",
@@ -201,6 +210,14 @@ def test_a_function_is_called_with_plain_data(runner: ProgramRunner) -> None:
     for program in ("def f(): return lambda: 1", "def f(): 1 / 0", "x = 1", "def f(): return open(0)", "def f(:"):
         with pytest.raises(NoResultError):
             runner.call(program, "f", [], 10.0)
+
+
+def test_a_fork_server_that_has_died_is_replaced() -> None:
+    first = program_runner()
+    os.kill(first._server._process.pid, signal.SIGKILL)
+    first._server._process.wait()
+    assert program_runner().run_script("print(1)", "", 10.0).output == "1\n"
+    assert program_runner() is not first
 
 
 def test_what_a_runner_has_started_ends_with_it() -> None:

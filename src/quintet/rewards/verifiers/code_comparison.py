@@ -24,6 +24,7 @@ INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 DECIMAL: Final = re.compile(
     r"[+-]?(?:(0|[1-9][0-9]{0,400})?\.([0-9]{0,400})|(0|[1-9][0-9]{0,400}))(?:[eE]([+-]?[0-9]{1,3}))?"
 )
+BRACKETS: Final = re.compile(r"([\[\](){},:])")
 MAX_KEY: Final = 10**300
 """Larger numbers are no keys of JSON: their text may be too long."""
 MAX_INT_DIGITS: Final = 4000
@@ -46,6 +47,12 @@ def _lines(text: str) -> list[str]:
 
 def _same_words(line: str, expected: str) -> bool:
     a, b = line.split(), expected.split()
+    return len(a) == len(b) and all(x == y or _same_parts(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _same_parts(word: str, expected: str) -> bool:
+    """Compare the numbers in words such as `[0.5,`."""
+    a, b = BRACKETS.split(word), BRACKETS.split(expected)
     return len(a) == len(b) and all(x == y or same_number(x, y) for x, y in zip(a, b, strict=True))
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import islice
@@ -28,11 +29,28 @@ MAX_BLOCKS: Final = 64
 """Only the last blocks of a response are considered."""
 THOUGHT_END = re.compile("|".join(re.escape(end) for _, end in THOUGHT_TAGS))
 THOUGHT_START: Final = tuple(start for start, _ in THOUGHT_TAGS)
-PYTHON_TAG = re.compile(r"[{.\s]*(?:i?python|cpython|pypy|py)(?:[-.]?\d[\d.]*)?(?![\w-])|\S*\.py\b", re.IGNORECASE)
-"""Info strings of Python: `python3`, `Python 3`, `{.python}`, `py title=…`, `main.py`."""
+PYTHON_TAG = re.compile(
+    r"[{.\s]*(?:lang(?:uage)?[-=:])?(?:(?:i|c)?python[\w.-]*|(?:pypy|py)(?:[-.]?\d[\d.]*)?(?![\w-]))|\S*\.py\b",
+    re.IGNORECASE,
+)
+"""Info strings of Python: `python3`, `Python 3`, `{.python}`, `python_code`, `py title=…`, `main.py`."""
+GENERIC_TAG = re.compile(r"\W*(?:code|source|program|solution|answer|text|txt|plain|plaintext|none)\b", re.IGNORECASE)
+"""Info strings that name no language."""
+ANSWER = re.compile(r"^[ \t]*<answer>(.*?)(?:</answer>|\Z)", re.MULTILINE | re.DOTALL | re.IGNORECASE)
+MARKS = re.compile(
+    r"</?(?:answer|solution|code|pre|program|python)>|\[/?(?:BEGIN|DONE|END|PYTHON|CODE|ANSWER|SOLUTION)\]|<\|\w+\|>|`",
+    re.IGNORECASE,
+)
+"""Tags, special tokens and the ends of inline code around programs without fences."""
+PROGRAM_START = re.compile(r"^(?:from [\w.]+ import |import \w|(?:async )?def \w|class \w|@\w)", re.MULTILINE)
+FRAME_LINES = re.compile(r"\A\s*(?:python3?|py|\[(?:BEGIN|PYTHON)\])[ \t]*\n|\n\s*\[(?:DONE|END)\]\s*\Z", re.IGNORECASE)
+"""First and last lines that are expressions of Python, but no part of a program."""
+INVISIBLE = {0xFEFF: None, 0x200B: None, 0xA0: " "}
+"""Characters that are no Python, but occur in copied text: marks of the byte order, spaces of zero or fixed width."""
 THOUGHT_BEFORE_FENCE = re.compile(rf"({THOUGHT_END.pattern})[ \t]*(?=```|~~~)")
 OPENING = re.compile(r"(`{3,}|~{3,})[ \t]*([^`\n]*?)[ \t]*$")
 """Opening fence at the end of any line, also behind other text."""
+ONE_LINE = re.compile(r"```[ \t]*(?:(?:python3?|py)[ \t]+)?([^`\n]+)```")
 TILDES = re.compile(r"^[ \t>]*~~~", re.MULTILINE)
 FENCE_LINE = re.compile(r"[ \t>]*(`{3,}|~{3,})")
 
@@ -56,23 +74,35 @@ class Block:
 def extract_program(text: str, names: Sequence[str] = ()) -> str:
     """Return the last complete Python program of a response, preferably one that defines all `names`.
 
-    Blocks tagged as Python come first, then untagged ones. Without any block the text itself is the program. Text
+    The content of the last `<answer>` comes first if its program defines all `names`. Blocks tagged as Python come
+    before untagged ones. Without any block the text itself is the program, or the lines of it that are Python. Text
     before the last `</think>` does not count, nor do thoughts without end.
     """
     parser = _Parser()
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    text = text.replace("\r\n", "\n").replace("\r", "\n").lstrip("\ufeff")
     answer = answer_part(THOUGHT_BEFORE_FENCE.sub(r"\1\n", text), parser)
+    parts = ANSWER.findall(answer)[-1:] if parser.program(answer) is None else []
+    if final := [program for part in parts for program in _find(part, parser)]:
+        program = _choose(final, names, parser)
+        if set(names) <= parser.definitions(program):
+            return program
+    if programs := _find(answer, parser):
+        return _choose(programs, names, parser)
     if "```" not in answer and "~~~" not in answer:
         return answer
-    # an opening fence of tildes is an expression of Python
-    if TILDES.search(answer) is None and parser.rank(answer):
-        return answer
-    for find in (_tagged, _untagged, _inline):
-        if programs := find(answer, parser):
-            return _choose(programs, names, parser)
     blocks = [block for block in fenced_blocks(answer) if block.is_python or not block.info]
     tagged = [block for block in blocks if block.is_python]
     return (tagged or blocks)[-1].content if blocks else ""
+
+
+def _find(text: str, parser: _Parser) -> list[str]:
+    """Return the programs of a text in its most explicit form: the text, blocks by their info, or unfenced lines."""
+    has_fence = "```" in text or "~~~" in text
+    # an opening fence of tildes is an expression of Python
+    if TILDES.search(text) is None and (program := parser.program(text)) is not None:
+        return [program]
+    forms = (_tagged, _untagged, _inline, _generic) if has_fence else (_unfenced,)
+    return next((programs for find in forms if (programs := find(text, parser))), [])
 
 
 def _choose(programs: Sequence[str], names: Sequence[str], parser: _Parser) -> str:
@@ -113,6 +143,27 @@ def _untagged(text: str, parser: _Parser) -> list[str]:
     return [each for each in programs if parser.rank(each) == best]
 
 
+def _generic(text: str, parser: _Parser) -> list[str]:
+    return _programs(text, [block for block in fenced_blocks(text) if GENERIC_TAG.match(block.info)], parser)
+
+
+def _unfenced(text: str, parser: _Parser) -> list[str]:
+    """Return programs between tags, or that start with a definition or import and end before a line that is no
+    Python."""
+    programs = []
+    for part in MARKS.split(text)[-MAX_BLOCKS:]:
+        start = PROGRAM_START.search(part)
+        source = part[start.start() :] if start else ""
+        program = parser.program(part)
+        for _ in range(MAX_ENDS):
+            if program is not None or not source:
+                break
+            program = parser.program(source)
+            source = parser.before_error(source)
+        programs += [program] if program is not None else []
+    return [each for each in programs if parser.rank(each) == max(map(parser.rank, programs))]
+
+
 def _programs(text: str, blocks: Sequence[Block], parser: _Parser) -> list[str]:
     lines = text.split("\n")
     return [program for block in blocks if (program := _complete(lines, block, parser)) is not None]
@@ -120,15 +171,15 @@ def _programs(text: str, blocks: Sequence[Block], parser: _Parser) -> list[str]:
 
 def _complete(text_lines: Sequence[str], block: Block, parser: _Parser) -> str | None:
     """Return the content of a block if it is a program, up to a later fence if CommonMark's end is inside a string."""
-    if parser.rank(block.content):
-        return block.content
+    if (program := parser.program(block.content)) is not None:
+        return program
     lines = text_lines[block.start + 1 :]
     fences = (number for number, line in enumerate(lines) if FENCE_LINE.match(line))
     ends = list(islice(fences, MAX_ENDS))
     for end in (*ends, len(lines)):
         content = "\n".join(line[min(block.indent, len(line) - len(line.lstrip())) :] for line in lines[:end]) + "\n"
-        if parser.rank(content):
-            return content
+        if (program := parser.program(content)) is not None:
+            return program
     return None
 
 
@@ -141,9 +192,9 @@ def _inline(text: str, parser: _Parser) -> list[str]:
             continue
         rest = "\n".join(lines[number + 1 :])
         end = rest.find(opening[1])
-        if parser.rank(content := rest if end < 0 else rest[:end]):
-            programs.append(content)
-    return programs
+        if (program := parser.program(rest if end < 0 else rest[:end])) is not None:
+            programs.append(program)
+    return programs or [program for program in ONE_LINE.findall(text)[-MAX_BLOCKS:] if parser.rank(program) == 2]
 
 
 @lru_cache(maxsize=2)
@@ -185,6 +236,14 @@ class _Parser:
         self._left = MAX_PARSED_CHARS
         self._parsed: dict[str, ast.Module | None] = {}
 
+    def program(self, source: str) -> str | None:
+        """Return a source if it is a program, or else without common indentation and invisible characters."""
+        source = FRAME_LINES.sub("", source)
+        if self.rank(source):
+            return source
+        cleaned = textwrap.dedent(source.translate(INVISIBLE))
+        return cleaned if cleaned != source and self.rank(cleaned) else None
+
     def rank(self, source: str) -> int:
         """Return 2 for a program with a definition, import or call, 1 for another one with a statement, else 0."""
         module = self._parse(source)
@@ -193,6 +252,18 @@ class _Parser:
         if any(isinstance(node, _SUBSTANTIAL) for node in ast.walk(module)):
             return 2
         return int(any(not isinstance(node, ast.Expr) for node in module.body))
+
+    def before_error(self, source: str) -> str:
+        """Return the lines before the first syntax error."""
+        self._left -= len(source)
+        try:
+            if self._left >= 0:
+                parse_strictly(source)
+        except SyntaxError as error:
+            return "\n".join(source.split("\n")[: max((error.lineno or 1) - 1, 0)])
+        except UNPARSABLE:
+            pass
+        return ""
 
     def definitions(self, source: str) -> set[str]:
         """Return the functions and classes that a program defines, methods included, and the names that it assigns."""
@@ -213,11 +284,22 @@ _DEFINITIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _SUBSTANTIAL: Final = (*_DEFINITIONS, ast.Call, ast.Import, ast.ImportFrom)
 
 
+UNPARSABLE: Final = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
+
+
 def parse_python(source: str) -> ast.Module | None:
     """Return the syntax tree of a source, or None if it is not Python or nested too deeply."""
-    parse: Callable[[str], ast.Module] = ast.parse
     try:
-        with warnings.catch_warnings(action="ignore"):  # invalid escapes
-            return parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError):
+        return parse_strictly(source)
+    except UNPARSABLE:
         return None
+
+
+def parse_strictly(source: str) -> ast.Module:
+    """Return the syntax tree of a source without warning of invalid escapes.
+
+    Raises:
+        SyntaxError: it is not Python.
+    """
+    with warnings.catch_warnings(action="ignore"):
+        return ast.parse(source)

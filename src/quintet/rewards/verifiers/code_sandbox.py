@@ -11,7 +11,7 @@ from typing import Any
 
 from quintet.rewards.score import WRONG, Score, binary_score
 from quintet.rewards.verifiers.code import run_tests
-from quintet.rewards.verifiers.code_extraction import python_blocks
+from quintet.rewards.verifiers.code_extraction import extract_program, python_blocks
 from quintet.rewards.verifiers.code_sandbox_tests import parse_test_cases, text_literal, text_tests
 from quintet.rewards.verifiers.options import CodeSandboxOptions
 
@@ -53,11 +53,11 @@ def answer_part(text: str) -> str:
 
 
 def extract_code(text: str) -> str:
-    """Return the first closed Python block with a function, or else the first; without any fence the whole text.
+    """Return the first closed Python block with a function, or else the first; without any fence the text.
 
     Blocks tagged as Python come first, then untagged ones that are Python, then those that ROLL sees.
     """
     blocks = python_blocks(text) or BLOCK.findall(text)
     if not blocks and "```" not in text:
-        return text.strip()
+        return extract_program(text).strip()
     return next((block for block in blocks if "def " in block), blocks[0] if blocks else "")

@@ -130,7 +130,7 @@ def _cases(tests: Any, extra: Mapping[str, Any]) -> Iterator[Case]:
 
 
 def _of_mapping(tests: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[Case]:
-    name = row.get("fn_name") or row.get("func_name")
+    name = _function_name(row)
     if "inputs" in tests and "outputs" in tests:
         inputs, outputs = (_list(tests[key], key) for key in ("inputs", "outputs"))
         if len(inputs) != len(outputs):
@@ -143,6 +143,20 @@ def _of_mapping(tests: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[Ca
         for key in (*ASSERTS, "test"):
             if tests.get(key):
                 yield from _cases(_parse_literal(tests[key]), row)
+
+
+def _function_name(row: Mapping[str, Any]) -> Any:
+    """Return the function that a row calls, which LiveCodeBench has in JSON of `metadata`; None for a program.
+
+    Raises:
+        ValueError: a test is `functional`, but the row does not name the function.
+    """
+    metadata = _parse_literal(row.get("metadata"))
+    sources = [row, metadata] if isinstance(metadata, Mapping) else [row]
+    name = next((each[key] for each in sources for key in ("fn_name", "func_name") if each.get(key)), None)
+    if name is None and row.get("testtype") == "functional":
+        raise ValueError("the test is functional, but the row has no func_name")
+    return None if row.get("testtype") == "stdin" else name
 
 
 def _list(value: Any, key: str) -> Sequence[Any]:
