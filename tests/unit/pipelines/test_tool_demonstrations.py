@@ -84,7 +84,11 @@ def test_a_demonstrated_thought_that_the_prompt_opens_is_opened_once(
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "2 + 2 = ?", "response": response}))
     (tmp_path / "template.jinja").write_text(f"{HERMES}{{% if add_generation_prompt %}}<think>\n{{% endif %}}")
     tokenizer = load_tokenizer(policy_directory)
-    options = ["env.name=prompts", f"data.train_files={tmp_path}/rows.jsonl", f"data.template={tmp_path}/template.jinja"]
+    options = [
+        "env.name=prompts",
+        f"data.train_files={tmp_path}/rows.jsonl",
+        f"data.template={tmp_path}/template.jinja",
+    ]
     config = load_experiment(None, [*options, *tools, "rollout.max_prompt_tokens=800"]).experiment
     batch = response_batch(PromptDataset.from_config(config, tokenizer), 1, tokenizer, config)
     assert tokenizer.decode(batch.tokens[batch.loss_mask]) == f"2</think> 4{tokenizer.eos_token}"

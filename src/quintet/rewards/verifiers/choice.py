@@ -77,10 +77,12 @@ _HYPOTHESIS = re.compile(
     re.I,
 )
 _ASSERTED = re.compile(
-    r"(?<![\w'’])[(\[]?([A-Z])[)\]]?\s+(?:is|would be|must be|should be|seems(?: to be)?|appears to be)\s+(?:therefore\s+|thus\s+)?(?:the\s+)?"
-    r"(?:only\s+)?(?:correct|right|best|true|answer)\b"
+    r"(?<![\w'’])[(\[]?([A-Z])[)\]]?\s+(?:is|would be|must be|should be|seems(?: to be)?|appears to be)\s+"
+    r"(?:therefore\s+|thus\s+)?(?:the\s+)?(?:only\s+)?(?:correct|right|best|true|answer)\b"
 )
-_ASSERTED_CHINESE = re.compile(r"(?<![A-Za-z])([A-Z])\s*(?:选项|選項)?\s*(?:才)?\s*(?:是|为|為)?\s*(?:正[确確]|对的|對的)(?!吗|嗎)")
+_ASSERTED_CHINESE = re.compile(
+    r"(?<![A-Za-z])([A-Z])\s*(?:选项|選項)?\s*(?:才)?\s*(?:是|为|為)?\s*(?:正[确確]|对的|對的)(?!吗|嗎)"
+)
 _CONCLUDED = re.compile(
     r"(?:\b(?:is|be|pick|hence|thus|so|therefore)|it['’]s|=>|→)[,:]?\s+[(\[]?((?-i:[A-Z]))[)\]]?[.!。]*$", re.I
 )
