@@ -15,7 +15,8 @@ from quintet.rewards.score import GroundTruthError, accepted_answers
 DEFAULT_LETTERS: Final = ascii_uppercase[:10]
 """Letters that an answer may have if the choices are unknown: MMLU-Pro has ten."""
 COLUMNS: Final = ("choices", "options")
-VALID: Final = "write a letter, such as B or (B), or with `choices` in extra_info a choice's text or its number from 0"
+VALID_LETTER: Final = "write a letter, such as B or (B)"
+VALID: Final = f"{VALID_LETTER}, or with `choices` in extra_info a choice's text or its number from 0"
 
 _MARKUP = re.compile(
     r"\\(?:boxed|fbox|text|textbf|textrm|textit|mathrm|mathbf|mathsf|operatorname|left|right|displaystyle|rm|bf)(?![a-z])"
@@ -138,16 +139,16 @@ def _letter(label: object) -> str:
     return letter
 
 
-def true_letters(ground_truth: Any, choices: Choices) -> set[str]:
-    """Return the letters that are right.
+def true_letters(ground_truth: Any, choices: Choices, valid: str = VALID) -> set[str]:
+    """Return the letters that are right; `valid` says in errors what a ground truth may be.
 
     Raises:
         GroundTruthError: the ground truth names no choice, or not for certain.
     """
-    return {_true_letter(answer, choices) for answer in accepted_answers(ground_truth)}
+    return {_true_letter(answer, choices, valid) for answer in accepted_answers(ground_truth)}
 
 
-def _true_letter(truth: str, choices: Choices) -> str:
+def _true_letter(truth: str, choices: Choices, valid: str) -> str:
     if choices.has_numbers:
         truth = letters_for_numbers(truth.removesuffix(".0"))
     text = plain_text(truth)
@@ -156,16 +157,16 @@ def _true_letter(truth: str, choices: Choices) -> str:
     if match is None:
         letter = by_text or _indexed_letter(text, choices)
         if letter is None:
-            raise GroundTruthError(f"{truth!r:.80} is not the letter of a choice", VALID)
+            raise GroundTruthError(f"{truth!r:.80} is not the letter of a choice", valid)
         return letter
     letter, rest = match[1].upper(), match[2]
     if choices.texts and letter not in choices.texts:
         if by_text is not None:
             return by_text
-        raise GroundTruthError(f"{truth!r:.80} is none of the {len(choices.texts)} choices", VALID)
+        raise GroundTruthError(f"{truth!r:.80} is none of the {len(choices.texts)} choices", valid)
     named = by_text or (choices.letter_of(rest) if rest else None)
     if (named not in (None, letter)) or (rest and named is None and choices.texts) or _begins_with_letter(rest):
-        raise GroundTruthError(f"{truth!r:.80} may be several choices: its letter and its text disagree", VALID)
+        raise GroundTruthError(f"{truth!r:.80} may be several choices: its letter and its text disagree", valid)
     return letter
 
 
