@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quintet.config.composed import ComposedConfig
+from quintet.config.composed import ComposedConfig, errors_with_sources
 from quintet.config.native.data import RewardConfig
 from quintet.config.native.experiment import Experiment
 from quintet.data.start_state_files import build_start_states
@@ -19,7 +19,7 @@ from quintet.pipelines.stored_responses import StoredResponses
 from quintet.policies.model_loading import load_tokenizer
 from quintet.policies.reward_model import import_libraries
 from quintet.records import Response, RewardResult, Trajectory
-from quintet.rewards.ground_truths import check_rows
+from quintet.rewards.ground_truths import check_rows, truth_errors_under_key
 from quintet.rollout.agent_loop import AgentLoop
 from quintet.rollout.chat.chat_format import ChatFormat
 from quintet.rollout.chat.image_prompts import ImagePrompts
@@ -79,7 +79,12 @@ def evaluate_stored(composed: ComposedConfig, console: Console) -> Evaluation:
         scoring = config.model_copy(update={"reward": _reward(config)})
         scorer = build_reward_scorer(scoring, Path(config.policy.path or "policy"))
         progress = build_progress(console)
-        with closing(scorer), progress.phase("scoring", len(rows), unit="prompt") as phase:
+        with (
+            closing(scorer),
+            errors_with_sources(composed),
+            truth_errors_under_key("evaluation.truth_key"),
+            progress.phase("scoring", len(rows), unit="prompt") as phase,
+        ):
             pending: dict[int, Response] = {}
 
             def add(verdicts: Iterable[RewardResult]) -> None:

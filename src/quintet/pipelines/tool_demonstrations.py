@@ -10,10 +10,12 @@ from quintet.config.composed import with_value
 from quintet.config.native.experiment import Experiment
 from quintet.data.prompt_dataset import PromptDataset
 from quintet.records import FinishReason, Generation, Request, Response, RewardResult, Trajectory
+from quintet.rewards.thoughts import continue_thought
 from quintet.rollout.chat.tool_calls import split_after_calls
 from quintet.rollout.episode import Episode
 from quintet.rollout.multi_turn_loop import build_prompt_loop
 from quintet.rollout.sampling_params import greedy_sampling
+from quintet.rollout.single_turn_loop import response_prefix
 
 
 def demonstrate_tool_calls(
@@ -65,7 +67,8 @@ class _DemonstratedResponses:
 
     def _respond(self, request: Request) -> Generation:
         parts = self._responses[request.id]
-        text = parts.pop(0) if parts else ""
+        prefix = response_prefix(self._tokenizer, request.prompt)
+        text = continue_thought(parts.pop(0), prefix) if parts else ""
         whole = (*self._tokenizer.encode(text, add_special_tokens=False), self._tokenizer.eos_token_id)
         tokens = whole[: request.max_tokens]
         reason = FinishReason.STOP if tokens == whole else FinishReason.LENGTH

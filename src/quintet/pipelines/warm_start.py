@@ -22,9 +22,11 @@ from quintet.envs.start_states import Split
 from quintet.errors import ConfigError
 from quintet.pipelines.tool_demonstrations import demonstrate_tool_calls
 from quintet.records import Batch, FinishReason, Outcome, PromptRow, Trajectory, Turn
+from quintet.rewards.thoughts import continue_thought
 from quintet.rollout.chat.chat_format import ChatFormat, Dialogue
 from quintet.rollout.chat.response_parser import ResponseFormat
 from quintet.rollout.collate import collate
+from quintet.rollout.single_turn_loop import response_prefix
 from quintet.seeds import derive_seed
 from quintet.training.optim.lr_schedule import learning_rate, weight_decay
 from quintet.training.packing import select_sequences
@@ -179,10 +181,12 @@ def response_batch(prompts: PromptDataset, num_rows: int, tokenizer: Any, config
 def _as_response(
     prompts: PromptDataset, index: int, row: PromptRow, tokenizer: Any, rollout: RolloutConfig
 ) -> Trajectory:
-    whole = (*tokenizer.encode(row.response, add_special_tokens=False), tokenizer.eos_token_id)
+    prompt = prompts.prompt(index)
+    text = continue_thought(str(row.response), response_prefix(tokenizer, prompt))
+    whole = (*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id)
     tokens = whole[: rollout.max_response_tokens]
     reason = FinishReason.STOP if tokens == whole else FinishReason.LENGTH
-    turn = _expert_turn(prompts.prompt(index), tokens, str(row.response))
+    turn = _expert_turn(prompt, tokens, text)
     turn = replace(turn, image_inputs=prompts.images(index), finish_reason=reason)
     return Trajectory("demonstration", index, index, 0, (turn,), Outcome.SUCCESS)
 

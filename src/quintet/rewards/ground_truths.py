@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from quintet.config.native.data import RewardConfig
@@ -21,9 +22,10 @@ CHECK_SECONDS: Final = 2.0
 MAX_SHOWN: Final = 5
 """Number of rows that an error names."""
 HINT: Final = (
-    f"correct or remove such rows, name another column in {KEY} (for stored responses evaluation.truth_key), or choose"
-    " another verifier in reward.kind; to list them: quintet data check FILE --verifier NAME"
+    "correct or remove such rows, which `quintet data check FILE --verifier NAME` lists, or"
+    f" {KEY}=COLUMN, or reward.kind=VERIFIER"
 )
+"""With alternatives in the form that `ComposedConfig.hint_for_user` translates."""
 
 
 def check_rows(rows: Iterable[PromptRow], config: RewardConfig, seconds: float = CHECK_SECONDS) -> int:
@@ -96,4 +98,19 @@ def _described(row: PromptRow, problem: str) -> str:
 
 def _error(problems: list[str], count: str = "") -> ConfigError:
     shown = "\n  ".join(problems[:MAX_SHOWN])
-    return ConfigError(f"{KEY}: {shown}{count}", key=KEY, source=problems[0].partition(" has ")[0], hint=HINT)
+    return ConfigError(f"{shown}{count}", key=KEY, hint=HINT)
+
+
+@contextmanager
+def truth_errors_under_key(key: str) -> Iterator[None]:
+    """Name another key than `data.truth_key` in errors of ground truths.
+
+    Raises:
+        ConfigError: that of the block.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        if error.key != KEY:
+            raise
+        raise ConfigError(error.message, key=key, hint=str(error.hint).replace(KEY, key)) from None

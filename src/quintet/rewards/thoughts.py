@@ -26,6 +26,19 @@ def opened_thought(prompt: str) -> str:
     return match[0] if match else ""
 
 
+def continue_thought(response: str, prefix: str) -> str:
+    r"""Return a written response without the `prefix` that its prompt ends with already, see `opened_thought`.
+
+    >>> continue_thought("<think>\n2 and 2</think> 4", "<think>\n"), continue_thought("<think>2</think> 4", "")
+    ('2 and 2</think> 4', '<think>2</think> 4')
+    """
+    tag = prefix.strip()
+    start = response.lstrip()
+    if not tag or not start.startswith(tag):
+        return response
+    return start.removeprefix(tag).removeprefix(prefix[len(tag) :])
+
+
 def text_after_thoughts(text: str) -> str:
     """Return the text after the last thought, and before one that is not closed; empty if the text ends within its
     first thought.

@@ -34,7 +34,8 @@ JSON_NAMES: Final = (
         "decision",
         "result",
     ),
-    *("correct", "is_correct", "answer"),
+    *("final_verdict", "final_judgment", "final_judgement", "overall", "overall_rating"),
+    *("correct", "is_correct", "match", "is_match", "agrees", "equivalent", "is_equivalent", "answer"),
 )
 """Entries of a JSON reply that have the verdict, the first one that is there."""
 MAXIMUM_NAMES: Final = ("max_score", "maximum", "max", "out_of", "scale")
@@ -44,16 +45,21 @@ _TAGS = re.compile(r"</?(?:answer|verdict|score|rating|judge?ment)>", re.IGNOREC
 _BOX = re.compile(r"\\boxed\{(?:\\text\{)?([^{}]*)\}{1,2}")
 _RIGHT = frozenset({"yes", "true", "correct"})
 _WORD = "(yes|no|true|false|correct|incorrect)"
-_LABEL = "(?:score|rating|verdict|grade|decision|judge?ment|conclusion|final)"
+_LABEL = "(?:score|rating|verdict|grade|decision|judge?ment|conclusion|result|final)"
 _RANGE = r"(?:\s*\([^()\n]{1,30}\))?"
 _IS = r"\s*(?:is|of|[:=-])?\s*:?\s*"
 _LINE_START = r"^[#>\s-]*(?:(?:my|the|final|overall|total)\s+)*"
 _NUMBER = r"([-+]?\d+(?:[.,]\d+)?)(?!\w|[.,]\d|\s*[-–]\s*\d)"
+_QUOTED_TAG = re.compile(r"((?:^|(?<=[\s(]))[\"'“‘«`])\s*</?(?:seed:)?think(?:ing)?>", re.MULTILINE)
+"""A tag of thoughts that a judge quotes from the answer."""
+_JSON_START = re.compile(rf"(?:(?:^|\n)[^\S\n]*(?:json\s*)?|\b{_LABEL}\W*(?:is\W*)?)\Z", re.IGNORECASE)
+_SCALE = re.compile(r"\[\[\s*\d+\s*\]\]\s*(?:to|-|–|—)\s*\[\[\s*\d+\s*\]\]")
+_MAXIMUM_IN_BRACKETS = re.compile(r"(\d\s*(?:/|\bout of\b)\s*)\[\[\s*(\d+(?:[.,]\d+)?)\s*\]\]")
 _BRACKETS = re.compile(
     r"\[\[\s*([^\[\]]{1,20}?)\s*\]\](?:\s*(?:/|\bout of\b)\s*(?:\[\[\s*)?(\d+(?:[.,]\d+)?)(?:\s*\]\])?)?"
 )
 _OUT_OF = re.compile(rf"{_NUMBER}\s*(?:(%)|(?:/|\bout of\b)\s*(\d+(?:[.,]\d+)?))?", re.IGNORECASE)
-_LABELED_NUMBER = rf"\b(?:score|rating|verdict|grade)\b{_RANGE}{_IS}\[?{_OUT_OF.pattern}"
+_LABELED_NUMBER = rf"(?<![\"'“‘«])\b(?:score|rating|verdict|grade)\b{_RANGE}{_IS}\[?{_OUT_OF.pattern}"
 _LABELED = re.compile(_LABELED_NUMBER, re.IGNORECASE)
 _LINE_LABELED = re.compile(f"{_LINE_START}{_LABELED_NUMBER}", re.IGNORECASE | re.MULTILINE)
 _LINE_LABEL = re.compile(rf"{_LINE_START}{_LABEL}\b{_RANGE}{_IS}(\S.*)$", re.IGNORECASE | re.MULTILINE)
@@ -66,7 +72,18 @@ _FIRST_WORD = re.compile(
     re.IGNORECASE,
 )
 _LAST_WORD = re.compile(
-    rf"(?:[.?!\n]|\b(?:therefore|thus|hence|verdict|conclusion)\b[,:]?)[\s\"'(]*{_WORD}[\s.!)\"']*\Z", re.IGNORECASE
+    rf"(?:[.?!\n]|\b(?:therefore|thus|hence|so|verdict|conclusion)\b[,:]?)[\s\"'(]*{_WORD}[\s.!)\"']*\Z", re.IGNORECASE
+)
+_LEAD = re.compile(
+    r"\W*(?:(?:definitely|absolutely|certainly|clearly|sure|hm+|well|ok(?:ay)?|assistant|I(?:['’]d|\s+would)\s+say"
+    r"|I\s+(?:think|believe)(?:\s+it\s+is)?|it(?:['’]s|\s+is)\s+an?)\b[\s,.:!–—]+)+",
+    re.IGNORECASE,
+)
+"""What may precede the verdict as the first word."""
+_CONTRADICTED = re.compile(
+    r"\W*(?:yes|correct|true)\b[^.!?\n]*\b(?:(?:is|are|was|were)\s+(?:incorrect|wrong|false|not\s+(?:correct|right|equivalent))"
+    r"|(?:does|do)(?:n['’]t|\s+not)\s+(?:agree|match))\b",
+    re.IGNORECASE,
 )
 _AND_OTHER = re.compile(rf"\W*{_WORD}[\s,/&-]*(?:and|or|but|then|nor)?[^\S\n]*{_WORD}\b", re.IGNORECASE)
 
@@ -104,26 +121,47 @@ def parse_yes_no(reply: str) -> float | None:
         return _bracketed(text, _yes_no)
     if (entry := _json_verdict(text)) is not None:
         value = entry[0]
-        return float(value) if isinstance(value, bool) else _yes_no(str(value))
+        verdict = float(value) if isinstance(value, bool) else _yes_no(str(value))
+        last = _LAST_WORD.search(text)
+        return verdict if last is None or float(_is_right(last[1])) == verdict else None
     return _yes_no(text)
 
 
 def _final_text(reply: str) -> str:
     """Return a reply without thoughts, emphasis and end tokens, with the contents of tags and boxes on own lines."""
-    plain = _MARKUP.sub("", text_after_thoughts(reply))
+    plain = _MARKUP.sub("", text_after_thoughts(_QUOTED_TAG.sub(r"\1", reply)))
+    plain = _MAXIMUM_IN_BRACKETS.sub(r"\1\2", _SCALE.sub("", plain))
     return _BOX.sub(r"\n\1\n", _TAGS.sub("\n", plain)).strip()
 
 
 def _bracketed(text: str, parse: Parser) -> float | None:
-    """Return the verdict in brackets: the only one, the one that ends the text, or the only one behind a label."""
-    verdicts = list(_BRACKETS.finditer(text))
+    """Return the verdict in brackets: the only one, the one that ends the text, or the only one behind a label.
+
+    Brackets in quotation marks do not count, and there is no verdict if the text begins with another one than it ends
+    with: a judge may quote what the answer demands.
+    """
+    verdicts = [match for match in _BRACKETS.finditer(text) if not _is_quoted(text, match)]
+    if not verdicts:
+        return None
     values = {_bracket_text(match) for match in verdicts}
     if len(values) > 1 and text[verdicts[-1].end() :].strip(" .\n"):
-        labeled = {
-            _bracket_text(m) for m in verdicts if re.search(rf"\b{_LABEL}\W*(?:is\W*)?$", text[: m.start()], re.I)
-        }
+        labeled = {_bracket_text(match) for match in verdicts if _ENDS_WITH_LABEL.search(text[: match.start()])}
         return parse(labeled.pop()) if len(labeled) == 1 else None
+    if len(values) > 1 and not text[: verdicts[0].start()].strip() and not _stands_alone(text, verdicts[-1]):
+        return None
     return parse(_bracket_text(verdicts[-1]))
+
+
+def _is_quoted(text: str, match: re.Match[str]) -> bool:
+    """Return whether a match is in quotation marks that enclose neither the whole text nor the verdict of a label."""
+    before = text[: match.start()]
+    return len(before) > 1 and before.endswith(tuple("\"'“‘«")) and not _ENDS_WITH_LABEL.search(before)
+
+
+def _stands_alone(text: str, match: re.Match[str]) -> bool:
+    """Return whether a match begins its line, or a label stands before it."""
+    before = text[: match.start()].rpartition("\n")[2]
+    return not before.strip() or _ENDS_WITH_LABEL.search(before) is not None
 
 
 def _bracket_text(match: re.Match[str]) -> str:
@@ -131,7 +169,10 @@ def _bracket_text(match: re.Match[str]) -> str:
 
 
 def _json_verdict(text: str) -> tuple[Any, Any] | None:
-    """Return the verdict of the last JSON object that has one, and its maximum."""
+    """Return the verdict of the last JSON object that has one, and its maximum.
+
+    The object has to begin a line and to end one; others are quotations.
+    """
     for value in _json_objects(text):
         lowered = {str(name).lower(): entry for name, entry in value.items()}
         name = next((name for name in JSON_NAMES if name in lowered), None)
@@ -145,13 +186,14 @@ def _json_objects(text: str) -> Iterator[Mapping[str, Any]]:
     decoder, end = json.JSONDecoder(), 0
     objects: list[Mapping[str, Any]] = []
     for match in islice(re.finditer(r"\{", text), MAX_JSON_STARTS):
-        if match.start() < end:
+        if match.start() < end or not _JSON_START.search(text, 0, match.start()):
             continue
         try:
             value, end = decoder.raw_decode(text, match.start())
         except (ValueError, RecursionError):
             continue
-        objects.append(value)
+        if not text[end:].partition("\n")[0].strip():
+            objects.append(value)
     yield from reversed(objects)
 
 
@@ -190,6 +232,9 @@ def _share(value: float, maximum: float) -> float | None:
 
 
 def _yes_no(text: str) -> float | None:
+    text = _LEAD.sub("", text, count=1) if _LEAD.match(text) else text
+    if _CONTRADICTED.match(text):
+        return None
     if (both := _AND_OTHER.match(text)) and _is_right(both[1]) != _is_right(both[2]):
         return None
     first, last = _FIRST_WORD.match(text), _LAST_WORD.search(text)

@@ -14,7 +14,7 @@ from quintet.rollout.engines.engine import RequestEngine
 from quintet.rollout.episode import Episode
 from quintet.rollout.replies import Reply, ReplySource
 from quintet.rollout.sampling_params import SamplingParams
-from quintet.rollout.single_turn_loop import PromptSource, RunningPrompt, SingleTurnLoop, response_text
+from quintet.rollout.single_turn_loop import PromptSource, RunningPrompt, SingleTurnLoop, response_prefix, response_text
 from quintet.rollout.tool_replies import ToolReplies
 from quintet.rollout.user_replies import UserReplies
 from quintet.tools.registry import tool_schemas
@@ -156,7 +156,7 @@ class MultiTurnLoop(SingleTurnLoop):
         extra = {**running.prompt_row.extra, **continuation.rewards, "num_turns": num_turns}
         self._drop(number)
         sampled = sum(len(turn.tokens) for turn in running.turns) + len(generation.tokens)
-        prefix = self._response_prefix(running.turns[0].prompt if running.turns else running.prompt)
+        prefix = response_prefix(self._tokenizer, running.turns[0].prompt if running.turns else running.prompt)
         prompt_row = replace(running.prompt_row, extra=extra)
         self._scorer.submit(Response(number, prompt_row, text, sampled, prefix))
 

@@ -264,14 +264,8 @@ class SingleTurnLoop:
 
     def _handle_response(self, number: int, running: RunningPrompt, generation: Generation) -> None:
         """Submit a complete response for scoring."""
-        prefix = self._response_prefix(running.prompt)
+        prefix = response_prefix(self._tokenizer, running.prompt)
         self._scorer.submit(Response(number, running.prompt_row, running.text, len(generation.tokens), prefix))
-
-    def _response_prefix(self, prompt: Sequence[int]) -> str:
-        """Return the start of a response that its prompt ends with."""
-        # images are negative
-        end = [token for token in prompt[-MAX_PREFIX_TOKENS:] if token >= 0]
-        return opened_thought(str(self._tokenizer.decode(end, skip_special_tokens=False)))
 
     def _handle_reward(self, result: RewardResult) -> None:
         running = self._running.pop(result.id)
@@ -356,3 +350,10 @@ def _too_many_failures(failures: Sequence[Failure], num_episodes: int, limit: fl
         f"{len(failures)} of {num_episodes} responses could not be scored {cause}",
         f"fix the reward function, or raise reward.max_failed_share (now {limit:g})",
     )
+
+
+def response_prefix(tokenizer: Any, prompt: Sequence[int]) -> str:
+    """Return the start of a response that its prompt ends with: the tag of a thought, or nothing."""
+    # images are negative
+    end = [token for token in prompt[-MAX_PREFIX_TOKENS:] if token >= 0]
+    return opened_thought(str(tokenizer.decode(end, skip_special_tokens=False)))

@@ -318,3 +318,21 @@ def test_a_directory_without_a_model_is_an_error(tmp_path: Path) -> None:
         find_model(str(tmp_path / "run"))
     with pytest.raises(MachineError, match="no model at"):
         find_model("Qwen/Qwen2.5-0.5B")
+
+
+def test_an_invalid_ground_truth_is_named_by_the_keys_of_the_users_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    from quintet.cli.configuration import load_config
+    from quintet.runtime.reward_scorer import build_reward_scorer
+
+    monkeypatch.setattr(evaluate, "build_reward_scorer", build_reward_scorer)
+    row = {"data_source": "openai/gsm8k", "reward_model": {"ground_truth": "four"}, "responses": ["#### 4"]}
+    Path("answers.jsonl").write_text(json.dumps({"prompt": "?", **row}))
+    Path("evaluation.yaml").write_text("data: {path: answers.jsonl, reward_model_key: reward_model}\n")
+    for config, options, key in (
+        (None, ["evaluation.path=answers.jsonl"], "evaluation.truth_key"),
+        ("evaluation.yaml", [], "data.reward_model_key"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            evaluate.evaluate_stored(load_config(config, options, None, "refuse"), Console())
+        assert "answers.jsonl, row 0 has the ground truth 'four'" in error.value.message
+        assert f"{key}=COLUMN" in str(error.value.hint)

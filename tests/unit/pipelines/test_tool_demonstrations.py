@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from quintet.config.compose import load_experiment
+from quintet.data.chat_templates import HERMES
 from quintet.data.prompt_dataset import PromptDataset
 from quintet.pipelines.warm_start import response_batch
 from quintet.policies.model_loading import load_tokenizer
@@ -73,3 +74,22 @@ def test_a_closing_tag_in_arguments_or_a_thought_ends_no_turn(policy_directory: 
     batch = response_batch(PromptDataset.from_config(config, tokenizer), 1, tokenizer, config)
     end = tokenizer.eos_token
     assert tokenizer.decode(batch.tokens[batch.loss_mask]) == f"<think></tool_call></think>{call}{end}no{end}"
+
+
+@pytest.mark.parametrize("tools", [[], ["rollout.tool_calls.tools={calculator: {}}"]])
+@pytest.mark.parametrize("response", ["<think>\n2</think> 4", "2</think> 4"])
+def test_a_demonstrated_thought_that_the_prompt_opens_is_opened_once(
+    policy_directory: Path, tmp_path: Path, response: str, tools: list[str]
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "2 + 2 = ?", "response": response}))
+    (tmp_path / "template.jinja").write_text(f"{HERMES}{{% if add_generation_prompt %}}<think>\n{{% endif %}}")
+    tokenizer = load_tokenizer(policy_directory)
+    options = [
+        "env.name=prompts",
+        f"data.train_files={tmp_path}/rows.jsonl",
+        f"data.template={tmp_path}/template.jinja",
+    ]
+    config = load_experiment(None, [*options, *tools, "rollout.max_prompt_tokens=800"]).experiment
+    batch = response_batch(PromptDataset.from_config(config, tokenizer), 1, tokenizer, config)
+    assert tokenizer.decode(batch.tokens[batch.loss_mask]) == f"2</think> 4{tokenizer.eos_token}"
+    assert tokenizer.decode(batch.tokens).count("<think>") == 1

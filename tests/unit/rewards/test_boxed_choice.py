@@ -9,10 +9,12 @@ import pytest
 
 from quintet.config.native.registry_union import validate_options
 from quintet.errors import ConfigError
+from quintet.rewards.score import GroundTruthError
 from quintet.rewards.verifiers.boxed_choice import read_choice, verify_boxed, verify_crossthinkqa
 from quintet.rewards.verifiers.options import CrossThinkQaOptions
 from quintet.rewards.verifiers.registry import VERIFIERS
 from quintet.rewards.verifiers.roll_text import repetition_penalty, text_after_thinking
+from quintet.rewards.verifiers.truth_checks import check_ground_truth
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "parity" / "golden" / "roll_rules.json").read_text())
 BOXED, STATED, WRONG_BOX, WRONG = r"so \boxed{B}", "the answer is B.", r"\boxed{C}", "I take c, or C"
@@ -106,3 +108,9 @@ def test_an_unknown_reward_type_is_refused() -> None:
     assert config is not None
     with pytest.raises(ConfigError, match=r"arguments.reward_type = 'hard'"):
         validate_options(config, {"reward_type": "hard"}, "arguments")
+
+
+@pytest.mark.parametrize("verifier", ["crossthinkqa", "multiple_choice_boxed"])
+def test_an_error_does_not_advise_columns_that_have_no_effect(verifier: str) -> None:
+    with pytest.raises(GroundTruthError, match=r"write a letter, such as B or \(B\)$"):
+        check_ground_truth(verifier, "Paris", {"choices": ["Rome", "Paris"]}, {})

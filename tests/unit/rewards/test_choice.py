@@ -148,7 +148,6 @@ def test_a_right_choice_is_recognised(text: str, truth: str, extra: dict[str, An
         ("A/B", "A", {}),
         ("(A) or (B)", "B", {}),
         ("A and C", "A", {}),
-        ("The capital is Paris", "B", CITIES),
         ("Rome", "B", CITIES),
         ("Neither A nor B", "A", {}),
         ("Neither A nor B", "B", {}),
@@ -353,6 +352,7 @@ def test_letters_that_are_mentioned_denied_or_several_are_no_answer(text: str, t
         ("y", {"options": '{"A": "x", "C": "y"}'}, "C"),
         ("y", {"choices": ["(A) x", "(B) y"]}, "B"),
         ("y", {"choices": [{"label": "A", "text": "x"}, {"label": "B", "text": "y"}]}, "B"),
+        *((truth, {"choices": {"1": "x", "2": "y"}}, "B") for truth in ("2", 2, 2.0, "(2)", "y")),
     ],
 )
 def test_a_ground_truth_names_its_letter(truth: Any, extra: dict[str, Any], letters: str) -> None:
@@ -369,7 +369,9 @@ def test_a_ground_truth_names_its_letter(truth: Any, extra: dict[str, Any], lett
         *((truth, CITIES) for truth in ("E", "B. Rome", "London", 4, -1, True, float("nan"), {"x": "B"}, b"B")),
         ("A", {"choices": ["B", "A"]}),
         ("same", {"choices": ["same", "same"]}),
-        ("2", {"choices": {"text": ["x", "y"], "label": ["1", "2"]}}),
+        ("2", {"choices": {"text": ["x", "y"], "label": ["0", "2"]}}),
+        ("3", {"choices": {"text": ["x", "y"], "label": ["1", "2"]}}),
+        ("0", {"choices": {"text": ["x", "y"], "label": ["1", "2"]}}),
     ],
 )
 def test_a_ground_truth_that_names_no_letter_is_refused(truth: Any, extra: dict[str, Any]) -> None:
@@ -386,3 +388,78 @@ def test_a_box_beats_thoughts_and_a_statement_is_read_without_one(letter: str, o
     written = form.format(letter)
     for text in (rf"\boxed{{{written}}}", f"The answer is {written}", rf"\boxed{{7}} Answer: {written}"):
         assert choice.verify(rf"<think>\boxed{{{other}}} so {other}</think>{text}", letter, {}).score == 1.0, text
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("故选：B", "B"),
+        ("因此选择 D。", "D"),
+        ("选项B是正确的", "B"),
+        ("B是正确答案", "B"),
+        ("正确选项是D。", "D"),
+        ("正确的选项是：\n\nB. 巴黎", "B"),
+        ("【答案】D", "D"),
+        ("答案应该是D", "D"),
+        ("答案是B选项", "B"),
+        ("正解はCです", "C"),
+        ("정답은 B입니다", "B"),
+        ("La respuesta correcta es la B.", "B"),
+        ("La bonne réponse est la réponse C.", "C"),
+        ("选项A错误，选项B正确", "B"),
+        ("B是错误的，C是正确的", "C"),
+        ("B不正确", None),
+        ("B正确吗？", None),
+        ("不正确的是D", None),
+        ("答案不是B", None),
+        ("答案是A或B", None),
+        ("A和B都正确", None),
+        ("## D", "D"),
+        ("1. D", "D"),
+        ("✅ B", "B"),
+        ("The answer is **B** ✅", "B"),
+        ("∴ B", "B"),
+        ("B\\.", "B"),
+        ("Conclusion: B", "B"),
+        ("Conclusion: A is wrong", None),
+        ("B seems right.", "B"),
+        ("The answer is not A but B.", "B"),
+    ],
+)
+def test_letters_are_read_in_other_languages_and_markup(text: str, letter: str | None) -> None:
+    assert (choice.find_letter(text, Choices(), set()) or None) == letter
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("2", 1),
+        (r"\boxed{2}", 1),
+        ("Answer: (2) y", 1),
+        ("y", 1),
+        ("Step 1: 2.5 > 1. The answer is 2.", 1),
+        ("Answer: 1", 0),
+        ("Answer: 1 or 2", 0),
+        ("9", 0),
+        ("2.5", 0),
+    ],
+)
+def test_numbers_that_label_choices_are_read_like_letters(text: str, score: int) -> None:
+    extra = {"choices": {"text": ["x", "y", "7", "z"], "label": ["1", "2", "3", "4"]}}
+    result = choice.verify(text, "2", extra)
+    assert (result.score, result.extracted_answer) == (score, "2" if score else result.extracted_answer)
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("The capital of France is Paris.", "B"),
+        ("It is Paris", "B"),
+        ("It is not Paris.", None),
+        ("If it is Paris", None),
+        ("The city of Paris", None),
+        ("It is Rome or Paris", None),
+    ],
+)
+def test_a_sentence_that_ends_with_the_text_of_a_choice_names_it(text: str, letter: str | None) -> None:
+    assert choice.find_letter(text, Choices.of_row(CITIES), set()) == letter

@@ -39,7 +39,7 @@ from quintet.rewards.verdicts import parse_score, parse_yes_no
         ('```json\n{"correct": false, "why": "yes"}\n```', 0.0),
         ("[[yes]]", 1.0),
         ("[[no]]", 0.0),
-        ("[[YES]] … [[NO]]", 0.0),
+        ("[[YES]] … [[NO]]", None),
         ("Yes. Wait, that is wrong.\nNo", None),
         ("Yesterday it was right.", None),
         ("eyes", None),
@@ -111,10 +111,10 @@ from quintet.rewards.verdicts import parse_score, parse_yes_no
         ("The answer is wrong.", None),
         ("The answer is right.", None),
         ("Correct answer: 4. The response says yes. NO", 0.0),
-        ("I would say yes", None),
-        ("I'd say no.", None),
-        ("Definitely yes.", None),
-        ("It is a NO", None),
+        ("I would say yes", 1.0),
+        ("I'd say no.", 0.0),
+        ("Definitely yes.", 1.0),
+        ("It is a NO", 0.0),
         ("The answers are the same: YES", None),
         ("Are they equal? No.", 0.0),
         ("Are they equal? Yes, they are.", None),
@@ -191,7 +191,7 @@ def test_yes_and_no_count_only_as_the_verdict(reply: str, verdict: float | None)
         ("\\[\\[7\\]\\]", 0.7),
         ('The answer contains "[[10]]", which I ignore. [[3]]', 0.3),
         ("Score: [[3]]. (The answer demanded [[10]].)", 0.3),
-        ('[[3]]. The answer demanded "[[10]]"', None),
+        ('[[3]]. The answer demanded "[[10]]"', 0.3),
         ("I rate it [[3]]", 0.3),
         ("between [[0]] and [[10]], I give [[6]].", 0.6),
         ('{"score": 7}', 0.7),
@@ -246,7 +246,7 @@ def test_yes_and_no_count_only_as_the_verdict(reply: str, verdict: float | None)
         ("Score: 100", None),
         ("Score: 100/100", 1.0),
         ("[[100]]", None),
-        ("[[3]] … [[8]]", 0.8),
+        ("[[3]] … [[8]]", None),
         ("\\boxed{7}", 0.7),
         ("<answer>7</answer>", 0.7),
         ('{"score": 7.5}', 0.75),
@@ -288,3 +288,49 @@ def test_thoughts_never_change_a_verdict(thought: str, word: str, score: int) ->
 def test_no_reply_raises(reply: str) -> None:
     for parse in (parse_score, parse_yes_no):
         assert parse(reply) is None or 0 <= (parse(reply) or 0.0) <= 1
+
+
+@pytest.mark.parametrize(
+    ("reply", "verdict"),
+    [
+        ('The answer has {"verdict": "YES"}. NO', 0.0),
+        ('The answer has {"correct": true}.\n\nNO', 0.0),
+        ('{"correct": true}\n\nNO', None),
+        ('Verdict: {"correct": true}', 1.0),
+        ('NO. It contains "</think> YES"', 0.0),
+        ("NO. It contains `</think> YES`", 0.0),
+        ("<think>…</think>NO. It says '<think>'", 0.0),
+        ('{"match": true}', 1.0),
+        ('{"is_equivalent": false}', 0.0),
+        ("Yes, the answer is incorrect.", None),
+        ("Yes, it does not match.", None),
+        ("Absolutely, yes.", 1.0),
+        ("Hmm, no.", 0.0),
+        ("It's a yes.", 1.0),
+        ("Well, yes and no", None),
+        ("It does not agree, so NO", 0.0),
+        ("Result: NO", 0.0),
+    ],
+)
+def test_quoted_verdicts_do_not_count_and_phrased_ones_do(reply: str, verdict: float | None) -> None:
+    assert parse_yes_no(reply) == verdict
+
+
+@pytest.mark.parametrize(
+    ("reply", "score"),
+    [
+        ('The answer says {"score": 10}. My score: 2', 0.2),
+        ('The answer ends with "[[10]]".', None),
+        ("[[2]]\n\nThe answer contains the instruction [[10]].", None),
+        ('The answer demands "[[10]]". [[2]]', 0.2),
+        ("The answer says 'Score: 10'. I give 2.", None),
+        ("[[0]] to [[10]]", None),
+        ("On a scale of [[0]] to [[10]], it is [[7]].", 0.7),
+        ("Score: 7 out of [[10]]", 0.7),
+        ('"[[7]]"', 0.7),
+        ('Verdict: "[[7]]"', 0.7),
+        ('{"overall": 7}', 0.7),
+    ],
+)
+def test_quoted_scores_and_ends_of_scales_do_not_count(reply: str, score: float | None) -> None:
+    assert parse_score(reply) == score

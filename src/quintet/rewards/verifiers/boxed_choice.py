@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quintet.rewards.score import Score, binary_score
-from quintet.rewards.verifiers.choice_texts import Choices, true_letters
+from quintet.rewards.verifiers.choice_texts import VALID_LETTER, Choices, true_letters
 from quintet.rewards.verifiers.options import CrossThinkQaOptions
 from quintet.rewards.verifiers.roll_text import remove_special_tokens, repetition_penalty, text_after_thinking
 
@@ -42,7 +42,7 @@ def verify_crossthinkqa(text: str, ground_truth: Any, extra: Mapping[str, Any], 
         GroundTruthError: the ground truth is not one letter.
     """
     text = remove_special_tokens(text)
-    true, choice = true_letters(ground_truth, Choices()), read_choice(text_after_thinking(text))
+    true, choice = true_letters(ground_truth, Choices(), VALID_LETTER), read_choice(text_after_thinking(text))
     correct = choice.letter in true
     rule = RULES[options.reward_type][correct, choice.boxed]
     repetition = repetition_penalty(text, MAX_REPETITION_PENALTY)
@@ -56,7 +56,7 @@ def verify_boxed(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Scor
     Raises:
         GroundTruthError: the ground truth is not one letter.
     """
-    true = true_letters(ground_truth, Choices())
+    true = true_letters(ground_truth, Choices(), VALID_LETTER)
     choice = read_choice(text_after_thinking(remove_special_tokens(text)))
     correct = choice.boxed and choice.letter in true
     return binary_score(correct, choice.letter)

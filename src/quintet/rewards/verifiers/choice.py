@@ -11,7 +11,7 @@ from typing import Any, Final
 from quintet.rewards.answer_extraction import extract_boxed, extract_tagged
 from quintet.rewards.score import WRONG, Score, binary_score
 from quintet.rewards.thoughts import text_after_thoughts
-from quintet.rewards.verifiers.choice_texts import DEFAULT_LETTERS, Choices, plain_text, true_letters
+from quintet.rewards.verifiers.choice_texts import DEFAULT_LETTERS, Choices, comparable, plain_text, true_letters
 
 NO_CHOICE: Final = ""
 """Reading of an answer that names several choices, or a letter that no choice has."""
@@ -20,9 +20,13 @@ MAX_MARKED: Final = 16
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\b")
 _TAG = re.compile("<answer>")
-_LEADING = re.compile(r"(?:[\s:\"'“‘«<>→•.]|[=–—-]\s)+")
+_LEADING = re.compile(
+    r"(?:[\s:\"'“‘«<>→•.#∴✅✓✔]|[=–—-]\s|\d{1,2}[.)]\s+(?=[(\[]?[A-Za-z][)\].]*\s*$)"
+    r"|not\s+(?:option\s+)?[(\[]?[A-Z][)\]]?,?\s+but\s+(?:rather\s+)?)+"
+)
 _NAMES = re.compile(
-    r"(?:(?:the|my|final|correct|right|best|answer|option|choice|letter|alternative|statement|is|be|ist|es|est|opción|therefore"
+    r"(?:(?:the|my|final|correct|right|best|answer|option|choice|letter|alternative|statement|is|be|ist|es|est"
+    r"|la|el|opción|respuesta|réponse|选项|選項|therefore"
     r"|thus|definitely|clearly|certainly|obviously|simply|surely|indeed|actually|probably|likely|most|either|still)"
     r"(?!\w)[\s:\"'“‘]*)+",
     re.I,
@@ -30,7 +34,7 @@ _NAMES = re.compile(
 _LABEL = re.compile(r"([(\[]?)\s*([A-Za-z])(?:\s*([)\]])|(?!\w|['’]\w))")
 _AFTER_LABEL = re.compile(
     r"[\"'”’»>]*\s*(?:$|\?+\s*$|\.(?:\W|$|[A-Z])|[:)\]](?:\W|$|[A-Z0-9])|[,;!。、\n—–]|→|[-=]>|\s-\s)|-\s|[\"”»>]|\s+[(\[]"
-    r"|\s+(?:because|since|as|for|due|which)\b"
+    r"|\s+(?:because|since|as|for|due|which)\b|\s*[✅✓✔]|\s+(?:选项|選項|项|項|才?是?正[确確]|で|だ|が|입니다)(?!.*[吗嗎か]\W*$)"
 )
 _VERB = r"(?:is|was|are|were|has|had|would|could|can|cannot|may|might|seems?|looks?|does|must|should|becomes|equals)"
 _IS_WRONG = (
@@ -38,11 +42,13 @@ _IS_WRONG = (
     r"(?:not|wrong|incorrect|false|too|out|impossible|invalid|eliminated|excluded)\b"
 )
 _REFUTED = re.compile(
-    rf"[)\]]?(?:{_IS_WRONG}|\s+(?:is|was|does|can|could|would)n['’]t\b|\s+cannot\b|\s+can['’]t\b)", re.IGNORECASE
+    rf"[)\]]?(?:{_IS_WRONG}|\s+(?:is|was|does|can|could|would)n['’]t\b|\s+cannot\b|\s+can['’]t\b"
+    r"|\s+(?:选项|選項)?\s*(?:是|也|都|显然)?(?:错|錯|不|误)|\s+\w{0,8}[吗嗎])",
+    re.IGNORECASE,
 )
 _AFTER_NOUN = re.compile(rf"\s+(?!(?:{_VERB}|in|on|of|to)\b)\w")
 _SEVERAL = re.compile(
-    r"[\s.:]*(?:(?:,\s*)?\b(?:or|and|oder|und)\b|[/&+–-]|[,;](?!\s*[(\[]?\w[)\]]?\s+(?:is|was)\b))"
+    r"[\s.:]*(?:(?:,\s*)?\b(?:or|and|oder|und)\b|和|或者?|与|與|及|と|또는|[/&+–-]|[,;](?!\s*[(\[]?\w[)\]]?\s+(?:is|was)\b))"
     rf"\s*(?:option|choice)?\s*(?![(\[]?\w[)\]]?{_IS_WRONG})"
     r"(?:[(\[]\s*([A-Za-z])\s*[)\]]|((?-i:[A-Z]))(?![\w'’]|\s+[a-z]{3,}\s+[a-z])|([a-z])(?=\W*$))",
     re.I,
@@ -53,12 +59,15 @@ _DENIED = re.compile(
     r"|rules? out)|n['’]t)(?:\s+(?:be|the|answer|option|choice))*[\s(\[]*$",
     re.I,
 )
+_DENIAL = re.compile(r"\b(?:not|no|never|neither|nor|cannot|wrong|incorrect|false|if|whether)\b|n['’]t\b", re.I)
 _STATEMENT = re.compile(
     r"(?:\b(?:answer|solution|option|choice|letter|antwort|respuesta|réponse|resposta|risposta|ответ)\b"
-    r"(?:\s+(?:to|for|of)\s[^.\n:]{1,60}?)?(?:\s*\([^()\n]{2,30}\))?[\"'”’\])]*\s*"
+    r"(?:\s+(?:correcta|correcte|corretta|correta))?(?:\s+(?:to|for|of)\s[^.\n:]{1,60}?)?(?:\s*\([^()\n]{2,30}\))?[\"'”’\])]*\s*"
     r"(?:(?:\bis\b|\bist\b|\blautet\b|\bes\b|\best\b|\bè\b|\bé\b)|\b(?:would|should|must|has to|can only) be\b"
     r"|[:=]|→|->|-\s|[—–]|\n)"
-    r"|\banswer\s*(?=[(\[][A-Za-z][)\]])|\bans\b\s*[.:=]|\b(?:correct|right)\s*:|答案\s*(?:是|为|:)|答えは|正解は|[选選]\s*(?=[A-Za-z(])"
+    r"|\banswer\s*(?=[(\[][A-Za-z][)\]])|\bans\b\s*[.:=]|\b(?:correct|right|conclusion|response)\s*:"
+    r"|答案\s*(?:】|(?:应该|应当|应|就)?\s*(?:是|为|為|选|選|:))|[选選](?:择|擇)?\s*:?\s*(?=[A-Za-z(])"
+    r"|(?<!不)正[确確](?:的)?(?:选项|選項|说法|一项)?\s*(?:是|为|為|:)|(?:答え|正解)\s*(?:は|:)|(?:정답|답)\s*(?:은|:)"
     r"|\bI(?:['’]d|\s+would|\s+will)?\s+(?:choose|chose|pick|select|take|say|go\s+with)\b|\bgoing\s+with\b)",
     re.I,
 )
@@ -68,8 +77,11 @@ _HYPOTHESIS = re.compile(
     re.I,
 )
 _ASSERTED = re.compile(
-    r"(?<![\w'’])[(\[]?([A-Z])[)\]]?\s+(?:is|would be|must be|should be)\s+(?:therefore\s+|thus\s+)?(?:the\s+)?"
-    r"(?:only\s+)?(?:correct|right|best|true|answer)\b"
+    r"(?<![\w'’])[(\[]?([A-Z])[)\]]?\s+(?:is|would be|must be|should be|seems(?: to be)?|appears to be)\s+"
+    r"(?:therefore\s+|thus\s+)?(?:the\s+)?(?:only\s+)?(?:correct|right|best|true|answer)\b"
+)
+_ASSERTED_CHINESE = re.compile(
+    r"(?<![A-Za-z])([A-Z])\s*(?:选项|選項)?\s*(?:才)?\s*(?:是|为|為)?\s*(?:正[确確]|对的|對的)(?!吗|嗎)"
 )
 _CONCLUDED = re.compile(
     r"(?:\b(?:is|be|pick|hence|thus|so|therefore)|it['’]s|=>|→)[,:]?\s+[(\[]?((?-i:[A-Z]))[)\]]?[.!。]*$", re.I
@@ -91,7 +103,7 @@ def verify(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
     choices = Choices.of_row(extra)
     correct = true_letters(ground_truth, choices)
     letter = find_letter(text, choices, correct)
-    return binary_score(letter in correct, letter) if letter else Score(WRONG)
+    return binary_score(letter in correct, choices.label_of(letter)) if letter else Score(WRONG)
 
 
 def find_letter(text: str, choices: Choices, known: set[str]) -> str | None:
@@ -99,7 +111,8 @@ def find_letter(text: str, choices: Choices, known: set[str]) -> str | None:
     from A to J counts, and those `known`."""
     letters = frozenset(choices.texts) or frozenset(DEFAULT_LETTERS) | known
     reader = _Reader(choices, letters)
-    return next((letter for letter in reader.readings(text_after_thoughts(text)) if letter is not None), None) or None
+    final = choices.read_numbers(text_after_thoughts(text))
+    return next((letter for letter in reader.readings(final) if letter is not None), None) or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +129,8 @@ class _Reader:
         for match in reversed(list(_STATEMENT.finditer(plain))):
             if not _HYPOTHESIS.search(plain[max(0, match.start() - 40) : match.start()]):
                 yield self.read(_line_at(plain, match.end()))
-        asserted = [letter for letter in _ASSERTED.findall(plain) if letter in self.letters]
+        asserted = [*_ASSERTED.findall(plain), *_ASSERTED_CHINESE.findall(plain)]
+        asserted = [letter for letter in asserted if letter in self.letters]
         yield asserted[-1] if asserted else None
         yield self._read_whole(plain)
 
@@ -182,7 +196,23 @@ class _Reader:
             return letter
         if (letter := self._read_conclusion(lines[-1])) is not None:
             return letter
-        return self._read_mentions(lines[-1]) if lists_choices else self._read_mentions(text)
+        letter = self._read_mentions(lines[-1]) if lists_choices else self._read_mentions(text)
+        return self._read_text(lines[-1]) if letter is None else letter
+
+    def _read_text(self, line: str) -> str | None:
+        """Return the choice whose text ends a line such as `The capital is Paris.`, if the line has no other's text."""
+        sentence = comparable(line)
+        ends = {
+            letter: [match.end() for match in re.finditer(rf"(?<!\w){re.escape(known)}(?!\w)", sentence)]
+            for letter, text in self.choices.texts.items()
+            if (known := comparable(text))
+        }
+        named = [letter for letter, positions in ends.items() if positions]
+        if len(named) != 1 or ends[named[0]][-1] != len(sentence):
+            return None
+        before = sentence[: -len(comparable(self.choices.texts[named[0]]))]
+        is_stated = re.search(r"\b(?:is|are|was|were|be)(?:\s+(?:the|an?))?\s+$", before)
+        return named[0] if is_stated and not _DENIAL.search(before) else None
 
     def _read_conclusion(self, line: str) -> str | None:
         """Return the letter of a line such as `So it must be D.`"""
@@ -219,4 +249,4 @@ def _last_first(text: str, extract: Callable[[str], str | None], start: re.Patte
 
 def _line_at(text: str, start: int) -> str:
     """Return the rest of a line, or else the next line that is not empty."""
-    return text[start:].lstrip().partition("\n")[0]
+    return text[start:].lstrip(": \t\r\n").partition("\n")[0]

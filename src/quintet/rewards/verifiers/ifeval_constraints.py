@@ -15,8 +15,9 @@ SENTENCE_END = re.compile(r"(?<=[.?!])(?<!\w\.\w[.?!])(?<![A-Z][a-z]\.)\s+")
 BULLET = re.compile(r"^[ \t]*(?:\*(?!\*)|-(?!-))(?![ \t]*(?:[*-][ \t]*)*$)", re.MULTILINE)
 """Not a line of asterisks or hyphens, which is a divider, and not bold text."""
 HIGHLIGHT = re.compile(r"\*\*[^\n*]*[^\s*][^\n*]*\*\*|\*[^\n*]*[^\s*][^\n*]*\*")
-FENCED = re.compile(r"```(?:json)?\s*\n(.*?)\n?\s*```", re.IGNORECASE | re.DOTALL)
-PARAGRAPH_MARK = "* * *"
+FENCED = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.IGNORECASE | re.DOTALL)
+DIVIDER = re.compile(r"\* \* \*|^[ \t]*\*\*\*[ \t]*$", re.MULTILINE)
+"""IFEval's rows ask for `***`, those of open-instruct for `* * *`."""
 ANSWER_MARK = "******"
 
 
@@ -60,11 +61,17 @@ def is_language(text: str, language: str) -> bool:
     return bool(detect(text) == language)
 
 
-def has_marked_paragraphs(text: str, N: int) -> bool:  # noqa: N803
-    """Count the texts between `* * *`, none of which may be empty."""
-    lines = "\n".join(line.strip() for line in text.splitlines()).strip()
-    paragraphs = lines.split(PARAGRAPH_MARK)
-    return len(paragraphs) == N and all(paragraph.strip() for paragraph in paragraphs)
+def _has_divided_paragraphs(text: str, N: int) -> bool:  # noqa: N803
+    """Count the texts between dividers, none of which may be empty; the text may begin and end with a divider."""
+    paragraphs = _without_empty_ends(DIVIDER.split(text))
+    return len(paragraphs) == N and all(paragraphs)
+
+
+def _without_empty_ends(parts: Sequence[str]) -> list[str]:
+    """Return parts without surrounding space, and without an empty first and last one."""
+    stripped = [part.strip() for part in parts]
+    start, end = not stripped[0], len(stripped) - (not stripped[-1])
+    return stripped[start:end]
 
 
 def has_words(text: str, N: int, quantifier: str) -> bool:  # noqa: N803
@@ -90,10 +97,10 @@ def _begins_with_word(text: str, word: str) -> bool:
     return re.match(rf"\W*{re.escape(word.strip())}(?!\w)", text, re.IGNORECASE) is not None
 
 
-def has_postscript(text: str, postscript_marker: str) -> bool:
-    """Require text after the first marker."""
-    start = text.find(postscript_marker)
-    return start >= 0 and len(text[start:].strip()) > len(postscript_marker)
+def _has_postscript(text: str, postscript_marker: str) -> bool:
+    """Require text after the first marker, which may be in lower case and have spaces after its periods."""
+    marker = re.sub(r"\\\.(?=.)", r"\\.\\s?", re.escape(postscript_marker.strip()))
+    return re.search(rf"{marker}\s*\S", text, re.IGNORECASE) is not None
 
 
 def has_placeholders(text: str, N: int) -> bool:  # noqa: N803
@@ -141,9 +148,9 @@ def _repeats_prompt(text: str, original_prompt: str) -> bool:
 
 
 def _has_two_answers(text: str) -> bool:
-    """Require two different answers around the only `******`."""
-    first, _, second = (part.strip() for part in text.partition(ANSWER_MARK))
-    return text.count(ANSWER_MARK) == 1 and bool(first and second) and first != second
+    """Require two different answers with `******` between them; the text may begin and end with it."""
+    answers = _without_empty_ends(text.split(ANSWER_MARK))
+    return len(answers) == 2 and all(answers) and answers[0] != answers[1]
 
 
 def _has_capital_words(text: str, N: int, quantifier: str) -> bool:  # noqa: N803
@@ -171,11 +178,11 @@ CONSTRAINTS: Mapping[str, Callable[..., bool]] = {
     "validate_forbidden_words": _lacks_words,
     "verify_letter_frequency": has_letter_count,
     LANGUAGE: is_language,
-    "verify_paragraph_count": has_marked_paragraphs,
+    "verify_paragraph_count": _has_divided_paragraphs,
     "validate_word_constraint": has_words,
     "verify_sentence_constraint": _has_sentences,
     "validate_paragraphs": _has_paragraph_start,
-    "verify_postscript": has_postscript,
+    "verify_postscript": _has_postscript,
     "validate_placeholders": has_placeholders,
     "verify_bullet_points": _has_bullets,
     "validate_title": _has_title,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from quintet.rewards.verifiers import ifeval_constraints
 from quintet.rewards.verifiers.ifeval_constraints import ANSWER_MARK, is_json, is_near
 
+PARAGRAPH_MARK = "* * *"
 SENTENCE_END = re.compile(r"(?<=[.?])(?<!\w\.\w[.?])(?<![A-Z][a-z]\.)\s")
 
 
@@ -31,6 +32,17 @@ def _has_sentences(text: str, N: int, quantifier: str) -> bool:  # noqa: N803
 def _has_paragraph_start(text: str, N: int, first_word: str, i: int) -> bool:  # noqa: N803
     paragraphs = text.split("\n\n")
     return len(paragraphs) == N and paragraphs[i - 1].strip().startswith(first_word)
+
+
+def _has_marked_paragraphs(text: str, N: int) -> bool:  # noqa: N803
+    lines = "\n".join(line.strip() for line in text.splitlines()).strip()
+    paragraphs = lines.split(PARAGRAPH_MARK)
+    return len(paragraphs) == N and all(paragraph.strip() for paragraph in paragraphs)
+
+
+def _has_postscript(text: str, postscript_marker: str) -> bool:
+    start = text.find(postscript_marker)
+    return start >= 0 and len(text[start:].strip()) > len(postscript_marker)
 
 
 def _has_bullets(text: str, N: int) -> bool:  # noqa: N803
@@ -89,6 +101,8 @@ CONSTRAINTS: Mapping[str, Callable[..., bool]] = {
     "validate_forbidden_words": _lacks_words,
     "verify_sentence_constraint": _has_sentences,
     "validate_paragraphs": _has_paragraph_start,
+    "verify_paragraph_count": _has_marked_paragraphs,
+    "verify_postscript": _has_postscript,
     "verify_bullet_points": _has_bullets,
     "validate_title": _has_title,
     "validate_choice": _is_in_option,
