@@ -216,7 +216,7 @@ def test_flexible_gsm8k_compares_values(text: str, truth: object, score: float) 
 @pytest.mark.parametrize("truth", ["about five", "", "8,12", "10-20", "1/0"])
 def test_a_truth_that_is_no_number_is_a_fault_of_the_row_whatever_the_response(verify, truth: str) -> None:
     for text in ("#### 5", "none"):
-        with pytest.raises(ValueError, match="not a number"):
+        with pytest.raises(ValueError, match="not a number|no ground truth"):
             verify(text, truth, {})
 
 
