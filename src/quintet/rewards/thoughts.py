@@ -44,6 +44,7 @@ def final_text(text: str) -> str:
     """Return the text after the thoughts, or the whole text if none is there, as verl's verifiers read it.
 
     >>> final_text("<think>3</think> 4"), final_text("<think>3</think>")
-    ('4', '<think>3</think>')
+    (' 4', '<think>3</think>')
     """
-    return text_after_thoughts(text).strip() or text
+    after = text_after_thoughts(text)
+    return after if after.strip() else text
