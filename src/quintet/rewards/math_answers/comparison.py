@@ -8,6 +8,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Final
 
+from quintet.rewards.math_answers.evaluation import Evaluator
 from quintet.rewards.math_answers.intervals import FLIPPED, same_real_sets
 from quintet.rewards.math_answers.nodes import (
     ELLIPSIS,
@@ -24,7 +25,7 @@ from quintet.rewards.math_answers.nodes import (
     symbols,
 )
 from quintet.rewards.math_answers.parser import parse
-from quintet.rewards.math_answers.scalars import equal_scalars, proportional, value_of
+from quintet.rewards.math_answers.scalars import BASE_DIGITS, equal_scalars, proportional, value_of
 
 MAX_ITEMS: Final = 60
 BRACKETS: Final = frozenset({"()", "[]", "(]", "[)"})
@@ -140,7 +141,10 @@ def _without_approximation(node: Node, other: Node) -> Node:
 
 def _is_rounded(exact: Node, rounded: Node) -> bool:
     x, y = (value_of(node.node if isinstance(node, Measure) else node) for node in (exact, rounded))
-    return x is not None and y is not None and abs(float(x) - float(y)) <= MAX_ROUNDING * abs(float(x))
+    if x is None or y is None:
+        return False
+    exact_value, rounded_value = (Evaluator(BASE_DIGITS, {}).number(value) for value in (x, y))
+    return bool(abs(exact_value - rounded_value) <= MAX_ROUNDING * abs(exact_value))
 
 
 def _has_relations(node: Node) -> bool:

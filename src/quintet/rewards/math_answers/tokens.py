@@ -57,7 +57,6 @@ NAMED_ARGUMENT: Final = re.compile(f"(?:{'|'.join(sorted(FUNCTIONS, key=len, rev
 UNGROUPED: Final = re.compile(r"[0-9]*(?:\.[0-9]*)?")
 SEPARATED: Final = re.compile(r"(?<=[0-9])(?:\{,\}|\\,|,\\!)(?=[0-9]{3}(?![0-9]))")
 SPACE_AROUND: Final = re.compile(r"^(?:\s|\\[,;:! ]|~)+|(?:\s|\\[,;:! ]|~)+$|(?<!\\)\\$")
-BRACKETED: Final = re.compile(r"\{[^{}]*\}|\([^()]*\)|[(\[][^()\[\]]*[)\]]")
 MAX_SPACE: Final = 12
 """Characters of space between a number and its unit."""
 SYSTEM: Final = re.compile(
@@ -118,16 +117,19 @@ def _bare(text: str) -> str:
     while text.startswith("{") and closing_brace(text, 1) == len(text) - 1:
         text = SPACE_AROUND.sub("", text[1:-1])
         number = LITERAL.match(text.lstrip("-+ "))
-        if "," in _without_brackets(text.lstrip("-+ ")[number.end() if number else 0 :]):
+        if _has_outer_comma(text.lstrip("-+ ")[number.end() if number else 0 :]):
             return f"\\{{{text}\\}}"
     return text
 
 
-def _without_brackets(text: str) -> str:
-    outside = BRACKETED.sub("", text)
-    while outside != text:
-        text, outside = outside, BRACKETED.sub("", outside)
-    return outside
+def _has_outer_comma(text: str) -> bool:
+    """Return whether a text has a comma outside of brackets."""
+    depth = 0
+    for sign in text:
+        depth += (sign in "{([") - (sign in "})]")
+        if sign == "," and depth == 0:
+            return True
+    return False
 
 
 def tokenize(text: str) -> list[Token]:
