@@ -164,6 +164,8 @@ def _is_name(node: Node) -> bool:
 def _is_asked(node: Node) -> bool:
     """Return whether a term is what a task may ask for: a name, `f(3)`, `|AB|`, `\\sin x`, `m + n`, `m/n`."""
     match node:
+        case Word():
+            return True
         case Call("mul", (function, _)) if _is_function(function):
             return True
         case Call("add" | "div", parts):
@@ -240,7 +242,9 @@ def _equal_groups(a: Node, b: Node) -> bool:
     items_a, items_b = _items(a), _items(b)
     if max(len(items_a), len(items_b)) > MAX_ITEMS:
         return False
-    if (len(kinds) == 1 and kinds <= BRACKETS | {"matrix", "row"}) or kinds in ({"compound"}, {"compound", "list"}):
+    if "compound" in kinds:
+        return all(isinstance(item, Measure) for item in (*items_a, *items_b)) and _equal_in_order(items_a, items_b)
+    if len(kinds) == 1 and kinds <= BRACKETS | {"matrix", "row"}:
         return _equal_in_order(items_a, items_b)
     if kinds & REAL_SETS and kinds <= REAL_SETS | {"set"} and not kinds <= BRACKETS:
         return _equal_real_sets(a, b, kinds)

@@ -84,7 +84,8 @@ class _Parser(Cursor):
 
     def _item(self) -> Node:
         if self.peek().kind == "text":
-            return self._words()
+            words = self._words()
+            return Relation((words, self._item()), ("=",)) if self.take("=") else words
         if self.take("=", "≈"):
             return self.measured(self._sets())
         is_unnamed = self.peek().kind in UNNAMED
