@@ -21,6 +21,7 @@ from quintet.rewards.math_answers.nodes import (
     Num,
     Relation,
     Sym,
+    TooDeep,
     Word,
     symbols,
 )
@@ -53,6 +54,8 @@ def compare(answer: str, ground_truth: str) -> bool | None:
         return compare(value or answer, true_value or ground_truth)
     try:
         return equal(parse(answer), _parse_truth(ground_truth))
+    except TooDeep:
+        return False
     except NotParsed:
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Final
 
-from quintet.rewards.math_answers.nodes import Call, Group, Measure, Node, NotParsed, Num, Word
+from quintet.rewards.math_answers.nodes import Call, Group, Measure, Node, NotParsed, Num, TooDeep, Word
 from quintet.rewards.math_answers.tokens import Token
 from quintet.rewards.numbers import normalize
 from quintet.rewards.units import MULTIPLES, parse_unit
@@ -47,7 +47,7 @@ class Cursor:
     def enter(self) -> None:
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise NotParsed("too deeply nested")
+            raise TooDeep("too deeply nested")
 
     def count(self) -> None:
         self._operations += 1
