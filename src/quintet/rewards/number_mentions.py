@@ -45,6 +45,11 @@ LEADING: Final = re.compile(r"[\s*$`(\[{]*")
 TRAILING_REMARK: Final = re.compile(r"\s\((?=[^()]*[a-z]{4})[^()\\]*\)\.?$")
 """A remark behind an answer that may have other parentheses."""
 APPROXIMATION: Final = re.compile(r"≈|\\approx\b|\\simeq\b|≃")
+NO_SINGLE_NUMBER: Final = re.compile(
+    r"[\s$]*(?:[<>≤≥≠]|\\(?:[lg]t|[lg]eq?(?:slant)?|neq?)(?![a-z]))"
+    r"|[^=]*\b[A-Za-z]\s*=[^=]*(?:[,;]|\band\b|\bor\b)\s*[A-Za-z]\s*="
+)
+"""An inequality such as `< 5`, or the values of several variables."""
 FACTORIAL: Final = re.compile(r"[^\sA-Za-z]*!")
 EMPHASIS: Final = re.compile(r"(?<![\w)*])(\*{1,3}|_{1,2}|`)(?=\S)([^*_`\n]+?)(?<=\S)\1(?![\w(*])")
 
@@ -147,6 +152,8 @@ def read_answer(answer: str) -> Quantity | None:
     if (whole := parse_quantity(answer)) is not None:
         return whole
     answer = answer[:MAX_SEARCHED_CHARS]
+    if NO_SINGLE_NUMBER.match(answer):
+        return None
     result = answer.rpartition("=")[2] if "=" in answer else APPROXIMATION.split(answer)[-1]
     if result != answer and (stated := parse_quantity(result)) is not None:
         return stated

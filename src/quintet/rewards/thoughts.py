@@ -59,5 +59,5 @@ def final_text(text: str) -> str:
     >>> final_text("<think>3</think> 4"), final_text("<think>3</think>")
     (' 4', '<think>3</think>')
     """
-    rest = text_after_thoughts(text)
-    return rest if rest.strip() else text
+    after = text_after_thoughts(text)
+    return after if after.strip() else text

@@ -23,10 +23,11 @@ MULTIPLES: Final = {
 MAX_CHARS: Final = 100
 MAX_WORDS: Final = 4
 PART: Final = re.compile(
-    r"(?P<word>[A-Za-zΩ°€£¥₹$¢]+\.?)\s*(?:\^\s*\{?\s*(?P<power>[-+]?[0-9])\s*\}?|(?P<digit>[23])(?![0-9]))?"
+    r"(?P<word>[A-Za-zΩ°€£¥₹$¢]+\.?)(?:\s*\^\s*\{?\s*(?P<power>[-+]?[0-9])\s*\}?|(?P<digit>[23])(?![0-9]))?"
     r"|(?P<divided>/)|[*·\s()]|\\cdot\b"
 )
 DEGREES: Final = re.compile(r"\^\s*(?:\{\s*\\(?:circ|degree)\s*\}|\\(?:circ|degree)\b)|\\degree\b|°")
+OF_A: Final = re.compile(r"\bof an? ")
 POWERS: Final = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3, "cu": 3}
 BEHIND: Final = ("squared", "cubed")
 
@@ -41,7 +42,7 @@ def parse_unit(text: str, *, known_only: bool = False) -> str | None:
         text: what stands behind a number
         known_only: whether words that are no units by themselves, such as `apples`, are refused
     """
-    text = DEGREES.sub(" ° ", text).strip(" ,;")
+    text = OF_A.sub("of ", DEGREES.sub(" ° ", text)).strip(" ,;")
     parts = _parts(text) if len(text) <= MAX_CHARS else None
     if parts is None:
         return None

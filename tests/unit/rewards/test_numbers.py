@@ -216,7 +216,7 @@ def test_flexible_gsm8k_compares_values(text: str, truth: object, score: float) 
 @pytest.mark.parametrize("truth", ["about five", "", "8,12", "10-20", "1/0"])
 def test_a_truth_that_is_no_number_is_a_fault_of_the_row_whatever_the_response(verify, truth: str) -> None:
     for text in ("#### 5", "none"):
-        with pytest.raises(ValueError, match="not a number|no ground truth"):
+        with pytest.raises(ValueError, match=r"not a number|no ground truth"):
             verify(text, truth, {})
 
 
@@ -269,3 +269,8 @@ def test_words_that_are_no_units() -> None:
     assert [parse_unit(text) for text in ("or 6", "x", "times 2", "cm + 3", "apples pears plums figs dates")] == [
         None
     ] * 5
+
+
+@pytest.mark.parametrize("answer", ["<5", "> 5", r"\ge 5", "$\\neq 5$", "x=3 and y=5", "x = 3, y = 5"])
+def test_an_inequality_or_the_values_of_two_variables_are_no_number(answer: str) -> None:
+    assert numeric.verify(f"\\boxed{{{answer}}}", "5", {}).score == 0.0

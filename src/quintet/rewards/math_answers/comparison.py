@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import Final
 
+from quintet.rewards.math_answers.evaluation import Evaluator
 from quintet.rewards.math_answers.intervals import FLIPPED, same_real_sets
 from quintet.rewards.math_answers.nodes import (
     ELLIPSIS,
@@ -19,24 +21,52 @@ from quintet.rewards.math_answers.nodes import (
     Num,
     Relation,
     Sym,
+    TooDeep,
     Word,
     symbols,
 )
 from quintet.rewards.math_answers.parser import parse
-from quintet.rewards.math_answers.scalars import equal_scalars, proportional, value_of
+from quintet.rewards.math_answers.scalars import BASE_DIGITS, equal_scalars, proportional, value_of
 
 MAX_ITEMS: Final = 60
 BRACKETS: Final = frozenset({"()", "[]", "(]", "[)"})
 REAL_SETS: Final = frozenset({"union", "intersection", "difference", *BRACKETS})
+FUNCTION_LETTERS: Final = frozenset("fghpqEFGHP")
+MAX_ROUNDING: Final = 0.05
+"""Share by which the value behind `≈` may differ."""
+LABELLED: Final = re.compile(
+    r"(?:\\(?:text|textbf|textrm|mathrm|mathbf|mbox)\s*\{\s*\((?P<text>[A-Z])\)\s*\}"
+    r"|\((?P<plain>[A-Z])\)(?=\\[ ,;:]|~|\s))"
+    r"(?:\\[ ,;:]|\\q?quad\b|~|\s)*(?P<value>.+)",
+    re.DOTALL,
+)
+"""A choice with its letter, such as `\\textbf{(A)}\\ 5`."""
+LETTER: Final = re.compile(r"(?:\\(?:text|textbf|textrm|mathrm|mathbf|mbox)\s*)?\{?\s*\(?([A-Z])\)?\.?\s*\}?")
 HUNDRED: Final = Num(Fraction(100))
 
 
 def compare(answer: str, ground_truth: str) -> bool | None:
     """Return whether two answers are equal, None if one is outside of the grammar of answers."""
+    (letter, value), (true_letter, true_value) = _labelled(answer), _labelled(ground_truth)
+    if letter and true_letter:
+        return letter == true_letter and (not (value and true_value) or compare(value, true_value))
+    if (letter and value) or (true_letter and true_value):
+        return compare(value or answer, true_value or ground_truth)
     try:
         return equal(parse(answer), _parse_truth(ground_truth))
+    except TooDeep:
+        return False
     except NotParsed:
         return None
+
+
+def _labelled(answer: str) -> tuple[str, str]:
+    """Return the letter of a choice and its value, either empty if it is not there."""
+    answer = answer.strip().strip("$")
+    if letter := LETTER.fullmatch(answer):
+        return letter[1], ""
+    labelled = LABELLED.fullmatch(answer)
+    return ("", "") if labelled is None else (labelled["text"] or labelled["plain"], labelled["value"])
 
 
 def is_parsed(answer: str) -> bool:
@@ -68,6 +98,7 @@ def equal(a: Node, b: Node) -> bool:
     """Return whether two answers are equal."""
     if a == b:
         return True
+    a, b = _without_approximation(a, b), _without_approximation(b, a)
     a, b = _without_name(_both_signs(a), b), _without_name(_both_signs(b), a)
     if isinstance(a, Relation) or isinstance(b, Relation):
         return _equal_relations(a, b)
@@ -93,7 +124,30 @@ def _without_name(node: Node, other: Node) -> Node:
     if set(node.signs) != {"="}:
         return node
     is_computation = not any(symbols(first)) and equal(first, last)
-    return last if is_computation or _is_name(first) else node
+    return last if is_computation or _is_asked(first) else node
+
+
+def _without_approximation(node: Node, other: Node) -> Node:
+    """Return `x = \\sqrt2` for `x = \\sqrt2 ≈ 1.41`, or the rounded value if the other answer is it."""
+    if not isinstance(node, Relation) or "≈" not in node.signs or not set(node.signs) <= {"=", "≈"}:
+        return node
+    first = node.signs.index("≈")
+    if not first and _is_asked(node.terms[0]):
+        return Relation(node.terms, ("=",) * len(node.signs))
+    exact, rounded = node.terms[first], node.terms[-1]
+    if not _is_rounded(exact, rounded):
+        return node
+    if equal(rounded, other):
+        return rounded
+    return Relation(node.terms[: first + 1], node.signs[:first]) if first else exact
+
+
+def _is_rounded(exact: Node, rounded: Node) -> bool:
+    x, y = (value_of(node.node if isinstance(node, Measure) else node) for node in (exact, rounded))
+    if x is None or y is None:
+        return False
+    exact_value, rounded_value = (Evaluator(BASE_DIGITS, {}).number(value) for value in (x, y))
+    return bool(abs(exact_value - rounded_value) <= MAX_ROUNDING * abs(exact_value))
 
 
 def _has_relations(node: Node) -> bool:
@@ -110,13 +164,36 @@ def _is_name(node: Node) -> bool:
     return False
 
 
+def _is_asked(node: Node) -> bool:
+    """Return whether a term is what a task may ask for: a name, `f(3)`, `|AB|`, `\\sin x`, `m + n`, `m/n`."""
+    match node:
+        case Word():
+            return True
+        case Call("mul", (function, _)) if _is_function(function):
+            return True
+        case Call("add" | "div", parts):
+            names = list(symbols(node))
+            return all(map(_is_asked, parts)) and len(set(names)) == len(names)
+        case Call("abs" | "neg" | "sin" | "cos" | "tan" | "cot" | "sec" | "csc", (part,)):
+            return _is_name(part)
+    return _is_name(node)
+
+
+def _is_function(node: Node) -> bool:
+    """Return whether a symbol is usually a function, or its inverse."""
+    match node:
+        case Sym(name) | Call("pow", (Sym(name), Call("neg", (Num(Fraction(numerator=1, denominator=1)),)))):
+            return name.rstrip("'")[:1] in FUNCTION_LETTERS
+    return False
+
+
 def _both_signs(node: Node) -> Node:
     """Return a list of two answers for one with a plus-minus sign."""
     if isinstance(node, Group) and node.kind in ("list", "set"):
         items: list[Node] = []
         for item in node.items:
             both = _both_signs(item)
-            items += both.items if both is not item and isinstance(both, Group) else [both]
+            items += both.items if isinstance(both, Group) and not isinstance(item, Group) else [both]
         return Group(node.kind, tuple(items))
     plus, minus = _with_sign(node, "±"), _with_sign(node, "∓")
     return node if plus == minus else Group("list", (plus, minus))
@@ -164,10 +241,12 @@ def _parts(node: Node, other: Node) -> tuple[Node, str]:
 
 
 def _equal_groups(a: Node, b: Node) -> bool:
-    kinds = {node.kind if isinstance(node, Group) else "scalar" for node in (a, b)}
+    kinds = {_kind(a), _kind(b)}
     items_a, items_b = _items(a), _items(b)
     if max(len(items_a), len(items_b)) > MAX_ITEMS:
         return False
+    if "compound" in kinds:
+        return all(isinstance(item, Measure) for item in (*items_a, *items_b)) and _equal_in_order(items_a, items_b)
     if len(kinds) == 1 and kinds <= BRACKETS | {"matrix", "row"}:
         return _equal_in_order(items_a, items_b)
     if kinds & REAL_SETS and kinds <= REAL_SETS | {"set"} and not kinds <= BRACKETS:
@@ -181,6 +260,10 @@ def _equal_groups(a: Node, b: Node) -> bool:
     return (
         kinds <= {"list", *REAL_SETS} and _has_relations(a if _has_relations(a) else b) and same_real_sets(a, b) is True
     )
+
+
+def _kind(node: Node) -> str:
+    return node.kind if isinstance(node, Group) else "scalar"
 
 
 def _items(node: Node) -> tuple[Node, ...]:
@@ -202,7 +285,12 @@ def _union(node: Node) -> tuple[Node, ...]:
 
 
 def _equal_in_order(a: Sequence[Node], b: Sequence[Node]) -> bool:
-    return len(a) == len(b) and all(map(equal, a, b))
+    return len(a) == len(b) and all(map(_equal_items, a, b))
+
+
+def _equal_items(a: Node, b: Node) -> bool:
+    """Compare items of lists and sets, where the set `{1}` is not its element."""
+    return (_kind(a) == "set") == (_kind(b) == "set") and equal(a, b)
 
 
 def _is_permutation(a: Sequence[Node], b: Sequence[Node]) -> bool:
@@ -214,7 +302,7 @@ def _is_permutation(a: Sequence[Node], b: Sequence[Node]) -> bool:
         return _equal_in_order(a, b)
     left = list(b)
     for item in a:
-        index = next((index for index, other in enumerate(left) if equal(item, other)), None)
+        index = next((index for index, other in enumerate(left) if _equal_items(item, other)), None)
         if index is None:
             return False
         del left[index]
@@ -224,7 +312,7 @@ def _is_permutation(a: Sequence[Node], b: Sequence[Node]) -> bool:
 def _distinct(items: Sequence[Node]) -> list[Node]:
     distinct: list[Node] = []
     for item in items:
-        if not any(equal(item, other) for other in distinct):
+        if not any(_equal_items(item, other) for other in distinct):
             distinct.append(item)
     return distinct
 

@@ -80,7 +80,10 @@ class _Ends:
             return -1
         if node == INFINITY:
             return len(self._all)
-        return next(2 * index + 1 for index, other in enumerate(self._nodes) if equal_scalars(other, node))
+        for index, other in enumerate(self._nodes):
+            if equal_scalars(other, node):
+                return 2 * index + 1
+        raise NoRealSet("a member that is no number")
 
     def members(self, node: Node) -> frozenset[int]:
         """Return the gaps and points that belong to a set.

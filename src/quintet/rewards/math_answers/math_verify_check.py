@@ -14,9 +14,15 @@ from functools import lru_cache
 from itertools import product
 from typing import Any, Final
 
+from quintet.rewards.math_answers.tokens import COMMANDS, IGNORED, VOCABULARY, unwrapped
+from quintet.rewards.numbers import TEXT
 from quintet.rewards.units import parse_unit
 
 UNIT: Final = re.compile(r"\\(?:text|mathrm|mbox|textrm|operatorname)\s*\{([^{}]*)\}((?:\^\{?[0-9]\}?)?)[\s\\.,;}]*$")
+COMMAND: Final = re.compile(r"\\([A-Za-z]+)")
+DOTS: Final = re.compile(r"\.\.|…|\\[lc]?dots")
+EVALUATED: Final = frozenset(VOCABULARY["evaluated"])
+"""Commands outside of the grammar of answers that math-verify reads, or that have no meaning."""
 DIGITS: Final = 60
 EXACT_DIGITS: Final = 40
 """Digits to which exact numbers must agree."""
@@ -25,9 +31,24 @@ DECIMAL_DIGITS: Final = 12
 
 
 def equal_answers(answer: str, ground_truth: str) -> bool:
-    """Return whether math-verify finds two answers equal; it ignores units, which must not differ."""
+    """Return whether math-verify finds two answers equal; it ignores units, words and signs, which must not differ."""
+    answer, ground_truth = unwrapped(answer), unwrapped(ground_truth)
     units = {unit for unit in (_unit(answer), _unit(ground_truth)) if unit}
-    return len(units) < 2 and matches(f"\\boxed{{{answer}}}", ground_truth)
+    return (
+        len(units) < 2
+        and _ignored_by_math_verify(answer) == _ignored_by_math_verify(ground_truth)
+        and matches(f"\\boxed{{{answer}}}", ground_truth)
+    )
+
+
+def _ignored_by_math_verify(answer: str) -> list[str]:
+    """Return words but for a unit, commands without a value, dots and primes of an answer, without its name."""
+    value = answer.rpartition("=")[2]
+    value = UNIT.sub("", value) if _unit(value) else value
+    words = [word.lower() for text in TEXT.findall(value) for word in text.split()]
+    commands = set(COMMAND.findall(TEXT.sub("", value))) - COMMANDS.keys() - IGNORED - EVALUATED
+    dots = ["…"] * bool(DOTS.search(value))
+    return [*sorted(words), *sorted(commands), *dots, *["'"] * (value.count("'") + value.count(r"\prime"))]
 
 
 def _unit(answer: str) -> str | None:

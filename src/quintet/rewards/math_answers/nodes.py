@@ -8,7 +8,11 @@ from fractions import Fraction
 
 
 class NotParsed(ValueError):
-    """The text is outside of the grammar of answers, or too deeply nested."""
+    """The text is outside of the grammar of answers."""
+
+
+class TooDeep(NotParsed):
+    """The text is nested more deeply than any answer; math-verify would take seconds."""
 
 
 @dataclass(frozen=True, slots=True)

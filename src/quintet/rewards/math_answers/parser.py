@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Final
 
+from quintet.rewards.math_answers.cursor import END, Cursor
 from quintet.rewards.math_answers.nodes import (
     ELLIPSIS,
     INFINITY,
@@ -21,31 +22,29 @@ from quintet.rewards.math_answers.nodes import (
     Word,
 )
 from quintet.rewards.math_answers.tokens import Token, clean, tokenize
-from quintet.rewards.numbers import TEXT
-from quintet.rewards.units import CURRENCIES, MULTIPLES, parse_unit
+from quintet.rewards.units import CURRENCIES
 
-MAX_DEPTH: Final = 60
-MAX_OPERATIONS: Final = 200
-"""The tree of a sum or product is as deep as it has terms."""
-RELATIONS: Final = frozenset({"=", "!=", "<", "<=", ">", ">=", "in"})
+RELATIONS: Final = frozenset({"=", "≈", "!=", "<", "<=", ">", ">=", "in"})
+UNNAMED: Final = RELATIONS - {"=", "≈", "in"}
+UNNAMED_VARIABLE: Final = Sym("unnamed")
+"""Left side of an inequality without one, such as `> 5`."""
 SET_SIGNS: Final = {"∪": "union", "∩": "intersection", "∖": "difference"}
 ENCLOSED: Final = {"|": ("|", "abs"), "⌊": ("⌋", "floor"), "⌈": ("⌉", "ceil")}
 """Closing sign and function of each opening one."""
-UNIT_TOKENS: Final = ("text", "sym", "/", "^", "number", "{", "}", "-", "*", "currency")
-STARTS: Final = frozenset(
-    {"number", "sym", "fun", "frac", "binom", "(", "[", "\\{", "{", "|", "⌊", "⌈", "begin", "∅", "ℝ"}
-)
-FACTORS: Final = STARTS - {"|", "begin", "∅", "ℝ", "[", "\\{"}
+FACTORS: Final = frozenset({"number", "sym", "fun", "frac", "binom", "(", "{", "⌊", "⌈"})
 """Tokens that multiply what is before them."""
-END: Final = Token("end of text", 0, 0)
 INVERSE: Final = {"sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot"}
 ALIASES: Final = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log"}
 DATE: Final = re.compile(r"[0-9]{4}([-/])[0-9]{1,2}\1[0-9]{1,2}|[0-9]{1,2}([-/])[0-9]{1,2}\2[0-9]{4}")
+CAPITALS: Final = re.compile(r"[A-Z]{2,}")
+"""Letters of points or choices, whose order counts."""
+NO_SOLUTION: Final = re.compile(r"no (?:real )?solutions?|(?:the )?empty set")
 REAL_NUMBERS: Final = ("all real numbers", "all reals", "real numbers", "the real numbers")
 FIXED: Final[Mapping[str, Node]] = {
     "…": ELLIPSIS,
     "∅": Group("set", ()),
     "ℝ": Group("()", (Call("neg", (INFINITY,)), INFINITY)),
+    **{sign: Word(sign) for sign in "ℕℤℚℂ"},
 }
 
 
@@ -58,6 +57,8 @@ def parse(text: str) -> Node:
     text = clean(text)
     if DATE.fullmatch(text):
         return Word(text)
+    if CAPITALS.fullmatch(text):
+        return Word(text.lower())
     parser = _Parser(text, tokenize(text))
     node = parser.answer()
     if parser.peek() is not END:
@@ -65,45 +66,7 @@ def parse(text: str) -> Node:
     return node
 
 
-class _Cursor:
-    """Position in a list of tokens, and limits of depth and operations."""
-
-    def __init__(self, text: str, tokens: list[Token]) -> None:
-        self._text = text
-        self._tokens = tokens
-        self._position = 0
-        self._depth = 0
-        self._operations = 0
-
-    def peek(self, ahead: int = 0) -> Token:
-        position = self._position + ahead
-        return self._tokens[position] if position < len(self._tokens) else END
-
-    def _take(self, *kinds: str) -> Token | None:
-        token = self.peek()
-        if token.kind not in kinds:
-            return None
-        self._position += 1
-        return token
-
-    def _expect(self, kind: str) -> Token:
-        token = self._take(kind)
-        if token is None:
-            raise NotParsed(f"expected {kind}, not {self.peek().kind}")
-        return token
-
-    def _enter(self) -> None:
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise NotParsed("too deeply nested")
-
-    def _count(self) -> None:
-        self._operations += 1
-        if self._operations > MAX_OPERATIONS:
-            raise NotParsed("too many operations")
-
-
-class _Parser(_Cursor):
+class _Parser(Cursor):
     """One method per level of precedence."""
 
     def answer(self) -> Node:
@@ -113,76 +76,57 @@ class _Parser(_Cursor):
     def _items(self) -> tuple[Node, ...]:
         """Parse items between separators; `5, and 6` has one separator."""
         items = [self._item()]
-        while self._take(","):
-            while self._take(","):
+        while self.take(","):
+            while self.take(","):
                 pass
             items.append(self._item())
         return tuple(items)
 
     def _item(self) -> Node:
         if self.peek().kind == "text":
-            return self._words()
-        if self._take("="):
-            return self._measured(self._sets())
-        terms, signs = [self._measured(self._sets())], []
-        while (sign := self._take(*RELATIONS)) is not None:
+            words = self._words()
+            return Relation((words, self._item()), ("=",)) if self.take("=") else words
+        if self.take("=", "≈"):
+            return self.measured(self._sets())
+        is_unnamed = self.peek().kind in UNNAMED
+        terms, signs = [UNNAMED_VARIABLE if is_unnamed else self._compound()], []
+        while (sign := self.take(*RELATIONS)) is not None:
             signs.append(sign.kind)
-            terms.append(self._measured(self._sets()))
+            terms.append(self.measured(self._sets()))
         return Relation(tuple(terms), tuple(signs)) if signs else terms[0]
 
     def _words(self) -> Node:
         words = []
-        while (token := self._take("text", "sym")) is not None:
+        while (token := self.take("text", "sym")) is not None:
             words.append(token.text)
         text = " ".join(" ".join(words).lower().split()).strip(" .()")
+        if NO_SOLUTION.fullmatch(text):
+            return FIXED["∅"]
         return FIXED["ℝ"] if text in REAL_NUMBERS else Word(text)
 
-    def _measured(self, node: Node) -> Node:
-        """Parse the unit behind a scalar."""
-        if (multiple := self._multiple()) is not None:
-            node = Call("mul", (node, Num(Fraction(multiple))))
-        if self._take("%"):
-            return Measure(node, "%")
-        if isinstance(node, Call) and node.name == "degree":
-            return Measure(node.args[0], "°")
-        start = self._position
-        while (
-            self.peek().kind in ("text", "sym", "/", "^", "number", "{", "}", "-", "*", "currency") and self._is_unit()
-        ):
-            self._position += 1
-        if self._position == start:
+    def _compound(self) -> Node:
+        """Parse a scalar, or several with units, such as `5 ft 3 in`."""
+        node = self.measured(self._sets())
+        measures = [node]
+        while isinstance(measures[-1], Measure) and self.peek().kind == "number":
+            measures.append(self.measured(self._sets()))
+        if len(measures) == 1:
             return node
-        raw = self._text[self._tokens[start].start : self._tokens[self._position - 1].end]
-        raw = TEXT.sub(r" \1 ", raw)
-        unit = "%" if raw.strip().lower() in ("percent", "per cent") else parse_unit(raw)
-        if unit is None or isinstance(node, Group | Word):
-            raise NotParsed(f"no unit: {raw}")
-        return Measure(node, unit) if unit else node
-
-    def _is_unit(self) -> bool:
-        """Return whether the tokens to the next separator may be a unit: they begin with text."""
-        token = self.peek()
-        before = self._tokens[self._position - 1].kind if self._position else ""
-        return token.kind in ("text", "currency") or before in ("text", "/", "^", "{", "-", "*", "number", "}")
-
-    def _multiple(self) -> int | None:
-        token = self.peek()
-        multiple = MULTIPLES.get(token.text.lower()) if token.kind == "text" else None
-        if multiple is not None:
-            self._position += 1
-        return multiple
+        if not isinstance(measures[-1], Measure):
+            raise NotParsed("a number behind a unit")
+        return Group("compound", tuple(measures))
 
     def _sets(self) -> Node:
         node = self.sum()
-        while (sign := self._take(*SET_SIGNS)) is not None:
+        while (sign := self.take(*SET_SIGNS)) is not None:
             node = Group(SET_SIGNS[sign.kind], (node, self.sum()))
         return node
 
     def sum(self) -> Node:
-        self._enter()
+        self.enter()
         node = self._product()
-        while (sign := self._take("+", "-", "±", "∓")) is not None:
-            self._count()
+        while (sign := self.take("+", "-", "±", "∓")) is not None:
+            self.count()
             other = self._product()
             match sign.kind:
                 case "+":
@@ -191,17 +135,17 @@ class _Parser(_Cursor):
                     node = Call("add", (node, Call("neg", (other,))))
                 case _:
                     node = Call("add", (node, Call(sign.kind, (other,))))
-        self._depth -= 1
+        self.depth -= 1
         return node
 
     def _product(self) -> Node:
         node = self._signed()
         while True:
-            self._count()
+            self.count()
             token = self.peek()
-            if self._take("*"):
+            if self.take("*"):
                 node = Call("mul", (node, self._signed()))
-            elif self._take("/"):
+            elif self.take("/"):
                 node = Call("div", (node, self._signed()))
             elif token.kind in FACTORS:
                 node = self._implied_product(node, token)
@@ -212,10 +156,10 @@ class _Parser(_Cursor):
         """Multiply by the next factor; `1 1/2` and `1\\frac{1}{2}` are mixed numbers."""
         whole = node.args[0] if isinstance(node, Call) and node.name == "neg" else node
         is_whole = isinstance(whole, Num) and whole.value.denominator == 1 and not whole.digits
-        if token.kind == "number" and self._tokens[self._position - 1].kind != "!":
+        if token.kind == "number" and self.tokens[self.position - 1].kind != "!":
             if not (is_whole and token.is_spaced and self.peek(1).kind == "/" and self.peek(2).kind == "number"):
                 raise NotParsed("two numbers")
-            top, _, below = self._power(), self._expect("/"), self._power()
+            top, _, below = self._power(), self.expect("/"), self._power()
             return _mixed(node, Call("div", (top, below)), is_required=True)
         factor = self._power()
         if is_whole and token.kind == "frac":
@@ -223,50 +167,52 @@ class _Parser(_Cursor):
         return Call("mul", (node, factor))
 
     def _signed(self) -> Node:
-        sign = self._take("-", "+", "±", "∓", "currency")
+        sign = self.take("-", "+", "±", "∓", "currency")
         if sign is None:
             return self._power()
-        self._enter()
-        operand = self._signed()
-        self._depth -= 1
+        self.enter()
+        operand = self._product() if sign.kind == "currency" else self._signed()
+        self.depth -= 1
         if sign.kind == "currency":
             return Measure(operand, CURRENCIES[sign.text])
         if sign.kind == "+":
             return operand
         if isinstance(operand, Measure):
             return Measure(Call("neg" if sign.kind == "-" else sign.kind, (operand.node,)), operand.unit)
+        if isinstance(operand, Call) and operand.name == "degree":
+            return Call("degree", (Call("neg" if sign.kind == "-" else sign.kind, operand.args),))
         return Call("neg" if sign.kind == "-" else sign.kind, (operand,))
 
     def _power(self) -> Node:
         base = self._postfix(self._atom())
-        if self._take("^") is None:
+        if self.take("^") is None:
             return base
-        if self._take("°") or self._braced_degree():
+        if self.take("°") or self._braced_degree():
             return Call("degree", (base,))
         return self._postfix(Call("pow", (base, self._exponent())))
 
     def _braced_degree(self) -> bool:
         if [self.peek(ahead).kind for ahead in range(3)] != ["{", "°", "}"]:
             return False
-        self._position += 3
+        self.position += 3
         return True
 
     def _exponent(self) -> Node:
-        self._enter()
-        sign = self._take("-", "+")
+        self.enter()
+        sign = self.take("-", "+")
         node = self._power()
-        self._depth -= 1
+        self.depth -= 1
         return Call("neg", (node,)) if sign is not None and sign.kind == "-" else node
 
     def _postfix(self, node: Node) -> Node:
-        while (sign := self._take("!", "°")) is not None:
-            self._count()
+        while (sign := self.take("!", "°")) is not None:
+            self.count()
             node = Call("factorial" if sign.kind == "!" else "degree", (node,))
         return node
 
     def _atom(self) -> Node:
         token = self.peek()
-        self._position += 1
+        self.position += 1
         if token.number is not None:
             return token.number
         if token.kind in FIXED:
@@ -290,41 +236,43 @@ class _Parser(_Cursor):
 
     def _braced(self) -> Node:
         node = self.sum()
-        self._expect("}")
+        self.expect("}")
         return node
 
     def _symbol(self, name: str) -> Sym:
-        if self._take("_") is None:
-            return Sym(name)
-        index = self._argument()
-        if not isinstance(index, Num | Sym):
-            raise NotParsed("an index that is no number or letter")
-        return Sym(f"{name}_{index.value if isinstance(index, Num) else index.name}")
+        if self.take("_") is not None:
+            index = self._argument()
+            if not isinstance(index, Num | Sym):
+                raise NotParsed("an index that is no number or letter")
+            name = f"{name}_{index.value if isinstance(index, Num) else index.name}"
+        while self.take("'"):
+            name += "'"
+        return Sym(name)
 
     def _argument(self) -> Node:
         """Parse the argument of a command: in braces, or one digit or letter."""
-        self._enter()
+        self.enter()
         token = self.peek()
         if token.kind == "number" and token.number is not None and len(token.text) > 1 and token.text.isdecimal():
             digit, rest = token.text[0], token.text[1:]
-            self._tokens[self._position] = Token("number", token.start + 1, token.end, rest, Num(Fraction(rest)))
+            self.tokens[self.position] = Token("number", token.start + 1, token.end, rest, Num(Fraction(rest)))
             node: Node = Num(Fraction(digit))
-        elif self._take("-") is not None:
+        elif self.take("-") is not None:
             node = Call("neg", (self._atom(),))
         else:
             node = self._atom()
-        self._depth -= 1
+        self.depth -= 1
         return node
 
     def _function(self, name: str) -> Node:
         name = ALIASES.get(name, name)
         extra: tuple[Node, ...] = ()
-        if name == "sqrt" and self._take("["):
+        if name == "sqrt" and self.take("["):
             extra = (self.sum(),)
-            self._expect("]")
-        elif name == "log" and self._take("_"):
+            self.expect("]")
+        elif name == "log" and self.take("_"):
             extra = (self._argument(),)
-        power = self._exponent() if self._take("^") else None
+        power = self._exponent() if self.take("^") else None
         if power == Call("neg", (Num(Fraction(1)),)) and name in INVERSE:
             name, power = INVERSE[name], None
         arguments = self._arguments(name)
@@ -333,35 +281,35 @@ class _Parser(_Cursor):
 
     def _arguments(self, name: str) -> tuple[Node, ...]:
         """Parse `(x)`, or the product that follows: `2x` of `sin 2x`."""
-        self._enter()
-        if self._take("("):
+        self.enter()
+        if self.take("("):
             items = self._items()
-            self._expect(")")
+            self.expect(")")
         elif name in ("sqrt", "cbrt"):
             items = (self._argument(),)
         else:
             node = self._power()
             while self.peek().kind in FACTORS - {"fun", "("}:
-                self._count()
+                self.count()
                 node = self._implied_product(node, self.peek())
             items = (node,)
-        self._depth -= 1
+        self.depth -= 1
         return items
 
     def _bracket(self, opening: str) -> Node:
         """Parse a parenthesis, tuple, interval or set."""
-        self._enter()
-        if opening == "\\{" and self._take("\\}"):
+        self.enter()
+        if opening == "\\{" and self.take("\\}"):
             items: tuple[Node, ...] = ()
             closing = "\\}"
         else:
             self._set_builder(opening)
             items = self._items()
-            token = self._take("\\}") if opening == "\\{" else self._take(")", "]", "[")
+            token = self.take("\\}") if opening == "\\{" else self.take(")", "]", "[")
             if token is None:
                 raise NotParsed(f"unclosed {opening}")
             closing = token.kind
-        self._depth -= 1
+        self.depth -= 1
         if opening == "\\{":
             is_condition = len(items) == 1 and isinstance(items[0], Relation)
             return items[0] if is_condition else Group("set", items)
@@ -373,22 +321,25 @@ class _Parser(_Cursor):
         return Group(kind, items)
 
     def _set_builder(self, opening: str) -> None:
-        """Skip `x |` and `x :` of the set of all x with a condition."""
-        if opening == "\\{" and self.peek().kind == "sym" and self.peek(1).kind in ("|", ":"):
-            self._position += 2
+        """Skip `x |`, `x :` and `x \\in \\mathbb{R} |` of the set of all x with a condition."""
+        length = 4 if (self.peek(1).kind, self.peek(2).kind) == ("in", "ℝ") else 2
+        if opening == "\\{" and self.peek().kind == "sym" and self.peek(length - 1).kind in ("|", ":"):
+            self.position += length
 
     def _enclosed(self, closing: str, function: str) -> Node:
         node = self.sum()
-        self._expect(closing)
+        self.expect(closing)
         return Call(function, (node,))
 
     def _matrix(self, environment: str) -> Node:
+        if environment in ("cases", "aligned"):
+            return self._system()
         if environment not in ("pmatrix", "bmatrix", "matrix", "array", "Bmatrix", "smallmatrix"):
             raise NotParsed(f"the environment {environment}")
-        self._enter()
+        self.enter()
         rows: list[tuple[Node, ...]] = []
         row = [self.sum()]
-        while (token := self._take("&", "\\\\")) is not None:
+        while (token := self.take("&", "\\\\")) is not None:
             if token.kind == "\\\\":
                 rows.append(tuple(row))
                 row = []
@@ -397,11 +348,19 @@ class _Parser(_Cursor):
             row.append(self.sum())
         if row:
             rows.append(tuple(row))
-        self._expect("end")
-        self._depth -= 1
+        self.expect("end")
+        self.depth -= 1
         if len({len(row) for row in rows}) != 1:
             raise NotParsed("rows of different lengths")
         return Group("matrix", tuple(Group("row", row) for row in rows))
+
+    def _system(self) -> Node:
+        """Parse equations below one another as a list."""
+        items = [*self._items()]
+        while self.take("\\\\") and self.peek().kind != "end":
+            items += self._items()
+        self.expect("end")
+        return Group("list", tuple(items))
 
 
 def _mixed(whole: Node, fraction: Node, *, is_required: bool) -> Node:

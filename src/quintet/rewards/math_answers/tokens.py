@@ -27,14 +27,14 @@ NAMES: Final = {
 """Token of each name of a symbol or function, as a command or a word."""
 COMMANDS: Final = NAMES | VOCABULARY["commands"]
 IGNORED: Final = frozenset(VOCABULARY["ignored"])
-SIGN_TOKENS: Final = {sign: sign for sign in "+-*/^_!%=<>(),[]{}&':±∓∪∩∖∅…°|ℝ"} | VOCABULARY["signs"]
+SIGN_TOKENS: Final = {sign: sign for sign in "+-*/^_!%=≈<>(),[]{}&':±∓∪∩∖∅…°|ℝℕℤℚℂ"} | VOCABULARY["signs"]
 TOKEN: Final = re.compile(
     r"(?P<space>(?:\s|\\[,;:! ]|~)+)"
     r"|(?P<based>\(?(?P<digits>[0-9][0-9A-F]*)\)?_(?:\{(?P<base>[0-9]{1,2})\}|(?P<base_digit>[0-9]{1,2}))(?![0-9]))"
     r"|(?P<number>(?=[0-9]|\.[0-9]))"
     r"|(?P<dots>\.{3})"
+    r"|\\(?:(?:mathbb|Bbb)\s*\{?(?P<numbers>[RNZQC])\}?|mathbf\s*\{R\}(?P<bold_reals>))"
     r"|\\(?:text|textbf|textit|textrm|mathrm|mbox|operatorname|rm|mathbf|textup|textnormal)\s*\{(?P<text>[^{}]*)\}"
-    r"|\\(?:mathbb|mathbf|Bbb)\s*\{?R\}?(?P<reals>)"
     r"|\\(?:begin|end)\s*\{(?P<environment>[a-zA-Z]+\*?)\}(?:\{[lcr|]+\})?"
     r"|\\(?P<command>[a-zA-Z]+)"
     r"|(?P<escaped>\\[{}%$|\\])"
@@ -44,12 +44,25 @@ TOKEN: Final = re.compile(
     r"|(?P<sign>.)",
     re.DOTALL,
 )
+NUMBER_SETS: Final = dict(zip("RNZQC", "ℝℕℤℚℂ", strict=True))
+UNWRAPPED: Final = re.compile(
+    r"\\(?:text|textbf|textit|textrm|mathrm|mbox|mathbf|boldsymbol|bm|underline)\s*"
+    r"\{(\s*(?:(?:\\?\$|[-+€£~ ])*[0-9][^{}]*|\\?\$|[€£:,])\s*)\}"
+    r"|\\(?:mathbf|boldsymbol|bm)\s*\{\s*([a-z])\s*\}|\\(?:vec|hat)\s*\{\s*\\?([ijk])(?:math)?\s*\}"
+)
+"""Text commands around a number, a sign or the letter of a vector."""
+CONJUNCTION: Final = re.compile(r"\\text\s*\{([^{}]*[^{} ])\s+(and|or)\s*\}")
 NAME: Final = re.compile("|".join([*sorted(NAMES, key=len, reverse=True), "[A-Za-z]"]))
 NAMED_ARGUMENT: Final = re.compile(f"(?:{'|'.join(sorted(FUNCTIONS, key=len, reverse=True))}|pi)[a-z]?$")
 UNGROUPED: Final = re.compile(r"[0-9]*(?:\.[0-9]*)?")
 SEPARATED: Final = re.compile(r"(?<=[0-9])(?:\{,\}|\\,|,\\!)(?=[0-9]{3}(?![0-9]))")
 SPACE_AROUND: Final = re.compile(r"^(?:\s|\\[,;:! ]|~)+|(?:\s|\\[,;:! ]|~)+$|(?<!\\)\\$")
-BRACKETED: Final = re.compile(r"\{[^{}]*\}|\([^()]*\)|[(\[][^()\[\]]*[)\]]")
+MAX_SPACE: Final = 12
+"""Characters of space between a number and its unit."""
+SYSTEM: Final = re.compile(
+    r"\\left\s*\\\{\s*\\begin\{(array|aligned|matrix)\}(?:\{[lcr|]+\})?(.*)\\end\{\1\}\s*\\right\s*\.", re.DOTALL
+)
+"""Equations below one another behind a brace."""
 WORD_PRODUCT: Final = 3
 """Unknown words of more letters are text, and no products of variables."""
 PLAIN_WORDS: Final = frozenset({"and", "or", *VOCABULARY["words"]})
@@ -81,6 +94,11 @@ def clean(text: str) -> str:
     for delimiter in (r"\(", r"\)", r"\[", r"\]", "**", "`") if "\\" in text or "*" in text or "`" in text else ():
         if delimiter != "**" or text.strip().startswith("**"):
             text = text.replace(delimiter, "")
+    if "\\" in text:
+        text = unwrapped(text)
+        if system := SYSTEM.fullmatch(text.strip(" $")):
+            text = rf"\begin{{cases}}{system[2]}\end{{cases}}"
+        text = CONJUNCTION.sub(r"\\text{\1}\\text{\2}", text)
     text = text.replace(r"\$", "¤")
     if text.count("$") % 2 == 0:
         text = text.replace("$", "")
@@ -88,14 +106,30 @@ def clean(text: str) -> str:
     return text if text.endswith("..") else _bare(text.removesuffix("."))
 
 
+def unwrapped(text: str) -> str:
+    """Return a text without text commands around numbers, signs and letters of vectors."""
+    return UNWRAPPED.sub(lambda match: match[1] or f"{{{match[2] or match[3]}}}", text)
+
+
 def _bare(text: str) -> str:
     """Return a text without space around it and without braces that enclose it as a whole; `{1, 2}` is a set."""
     text = SPACE_AROUND.sub("", text)
     while text.startswith("{") and closing_brace(text, 1) == len(text) - 1:
         text = SPACE_AROUND.sub("", text[1:-1])
-        if "," in BRACKETED.sub("", text) and not LITERAL.fullmatch(text.lstrip("-+ ")):
+        number = LITERAL.match(text.lstrip("-+ "))
+        if _has_outer_comma(text.lstrip("-+ ")[number.end() if number else 0 :]):
             return f"\\{{{text}\\}}"
     return text
+
+
+def _has_outer_comma(text: str) -> bool:
+    """Return whether a text has a comma outside of brackets."""
+    depth = 0
+    for sign in text:
+        depth += (sign in "{([") - (sign in "})]")
+        if sign == "," and depth == 0:
+            return True
+    return False
 
 
 def tokenize(text: str) -> list[Token]:
@@ -153,15 +187,17 @@ def _tokens_of(match: re.Match[str]) -> Iterator[Token]:
     start, end = match.span()
     if match["based"] is not None:
         yield Token("number", start, end, "", Num(_in_base(match)))
+    elif match["text"] is not None and _is_unit_behind_number(match, match["text"].strip()):
+        yield Token("text", start, end, match["text"].strip())
     elif match["text"] is not None:
         yield from _text(match["text"].strip(), start, end)
-    elif match["reals"] is not None:
-        yield Token("ℝ", start, end)
+    elif match["numbers"] is not None or match["bold_reals"] is not None:
+        yield Token(NUMBER_SETS[match["numbers"] or "R"], start, end)
     elif match["environment"] is not None:
         yield Token("begin" if match[0].startswith("\\begin") else "end", start, end, match["environment"])
     elif match["command"] is not None:
         yield from _command(match["command"], start, end)
-    elif match["speed"] is not None or (match["word"] is not None and _is_unit_behind_number(match)):
+    elif match["speed"] is not None or (match["word"] is not None and _is_unit_behind_number(match, match["word"])):
         yield Token("text", start, end, match[0])
     elif match["word"] is not None:
         yield from _word(match["word"], start, end)
@@ -169,10 +205,10 @@ def _tokens_of(match: re.Match[str]) -> Iterator[Token]:
         yield _sign(match, start, end)
 
 
-def _is_unit_behind_number(match: re.Match[str]) -> bool:
-    before = match.string[: match.start()].rstrip()[-1:]
+def _is_unit_behind_number(match: re.Match[str], word: str) -> bool:
+    before = SPACE_AROUND.sub("", match.string[max(match.start() - MAX_SPACE, 0) : match.start()])[-1:]
     is_behind = before.isdigit() or (bool(before) and before in "})!")
-    return is_behind and len(match["word"]) > 1 and bool(parse_unit(match["word"], known_only=True))
+    return is_behind and len(word) > 1 and bool(parse_unit(word, known_only=True))
 
 
 def _sign(match: re.Match[str], start: int, end: int) -> Token:

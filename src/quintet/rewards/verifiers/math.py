@@ -14,7 +14,7 @@ from quintet.rewards.format_check import has_format
 from quintet.rewards.math_answers import math_verify_check
 from quintet.rewards.math_answers.comparison import compare, is_parsed, parsed_value
 from quintet.rewards.number_mentions import read_answer, read_last, without_trailing_remark
-from quintet.rewards.numbers import number_text, parse_quantity, same_number
+from quintet.rewards.numbers import TEXT, number_text, parse_quantity, same_number
 from quintet.rewards.score import WRONG, GroundTruthError, Score, accepted_answers, binary_score
 from quintet.rewards.thoughts import final_text
 
@@ -37,6 +37,8 @@ EXAMPLES = (
 )
 """Pairs that make math-verify and sympy load and cache what they need."""
 FORMULA = re.compile(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+HALF_DAY = re.compile(r"(?<=[0-9])([ap])\.?m\.?$", re.IGNORECASE)
+"""The half of a day behind a time."""
 DAPO_SEARCHED_CHARS = 300
 """Characters at the end of a text that are searched for `Answer:`, as in DAPO."""
 
@@ -107,13 +109,19 @@ def _true_answer(accepted: str) -> str:
 
 def equal_value(answer: str, ground_truth: str) -> bool:
     """Return whether two answers have the same value."""
-    if strip_formatting(answer) == strip_formatting(ground_truth):
+    if _plain(answer) == _plain(ground_truth):
         return True
     a, b = parse_quantity(answer), parse_quantity(ground_truth)
     if a is not None and b is not None and not (a.unit or b.unit):
         return same_number(a, b)
     result = compare(answer, ground_truth)
     return math_verify_check.equal_answers(answer, ground_truth) if result is None else result
+
+
+def _plain(answer: str) -> str:
+    """Return an answer without formatting and text commands, `pm` for `P.M.`."""
+    plain = strip_formatting(TEXT.sub(r" \1 ", answer) if "\\" in answer else answer)
+    return HALF_DAY.sub(lambda match: f"{match[1]}m".lower(), plain)
 
 
 def _contains_correct(text: str, truths: Sequence[str]) -> bool:

@@ -179,6 +179,8 @@ HOSTILE = [
     "\\{" * 300,
     "|" * 300,
     "1e999999999",
+    r"10^{400}\approx 10^{400}",
+    "{" * 480 + "," + "}" * 480,
     "9" * 5000,
 ]
 
@@ -302,3 +304,8 @@ def test_no_answer_raises(text: str) -> None:
     compare(text, "1")
     compare("x", text)
     assert compare(text, text) is not False or not is_parsed(text)
+
+
+@pytest.mark.parametrize("opening", [r"\{1,", "f(", r"\sqrt{"])
+def test_nesting_that_keeps_math_verify_busy_is_wrong_at_once(opening: str) -> None:
+    assert compare(opening * 70 + "2", r"\{1,2\}") is False
