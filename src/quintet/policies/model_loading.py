@@ -50,15 +50,12 @@ def load_model(
         MachineError: transformers cannot load the directory, or our forward pass differs from transformers'.
         ConfigError: an override names a setting that the model's configuration does not have.
     """
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-
     _require_config_json(directory)
     try:
         config = _load_config(directory, overrides or {}, trust_remote_code=trust_remote_code)
         if is_computed and (reason := unsupported_reason(config.to_dict())):
             raise MachineError(f"cannot use the model at {directory}: {reason}", MODELS_HINT)
-        has_vision = is_vision_language(config)
-        auto: Any = AutoModelForImageTextToText if has_vision else AutoModelForCausalLM
+        auto = _auto_class(config)
         with LOADING_LOCK:
             model, loading = auto.from_pretrained(
                 directory,
@@ -88,13 +85,19 @@ def load_model(
         ) from error
     require_own_head(model, loading["missing_keys"], directory)
     model.eval()
-    if has_vision:
+    if is_vision_language(config):
         prepare_vision_language_model(model, directory)
     if is_computed:
         check_model(model, directory)
         limit_positions(model)
     loaded: PreTrainedModel = model
     return loaded
+
+
+def _auto_class(config: PreTrainedConfig) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if is_vision_language(config) else AutoModelForCausalLM
 
 
 def require_own_head(model: PreTrainedModel, missing: Collection[str], directory: str | Path) -> None:

@@ -169,7 +169,8 @@ def test_hooks_are_not_passed_by() -> None:
 @pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize("modules", [("all-linear",), ("q_proj", "down_proj", "embed_tokens")])
 def test_adapters_are_not_passed_by(policy_directory: Path, modules: tuple[str, ...]) -> None:
-    model = load_model(policy_directory, overrides={"tie_word_embeddings": False})
+    model = load_model(policy_directory)
+    model.config.tie_word_embeddings = False
     before = both(InferenceDecoder.from_body(model.model), model.model)[0]
     add_lora(model, LoraConfig(rank=2, alpha=3.0, target_modules=modules))
     decoder = InferenceDecoder.from_body(model.model)

@@ -23,6 +23,7 @@ from quintet.pipelines.evaluate import evaluate_model
 from quintet.pipelines.evaluation_results import Evaluation, Statistics
 from quintet.policies.model_loading import load_model, load_tokenizer
 from quintet.policies.tiny_models import Preset, build_model, train_tokenizer
+from quintet.records import with_opened_thought
 from quintet.rewards import chat_endpoint
 from quintet.rollout.engines.openai_endpoint import UNLIMITED, EndpointSettings
 from quintet.runtime.serving.build import build_chat_tokenizer
@@ -75,7 +76,12 @@ def both(client: Client, directory: Path, *overrides: str) -> tuple[Evaluation, 
 
 def lines(actual: Evaluation) -> list[dict[str, Any]]:
     records = [json.loads(line) for line in (actual.directory / "answers.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "tokens"} for line in records]
+    # an endpoint does not say whether its chat template has opened a thought that the text only closes
+    return [
+        {name: value for name, value in line.items() if name != "tokens"}
+        | {"response": with_opened_thought(line["response"])}
+        for line in records
+    ]
 
 
 DRAWN = "validation.sampling={do_sample: true, temperature: 1.0, top_k: 50, samples: 2}"

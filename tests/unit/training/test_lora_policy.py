@@ -38,7 +38,8 @@ EXPERIMENT = Experiment.model_validate({"policy": {"lora": {"rank": 2, "alpha": 
 @pytest.fixture
 def untied(policy_directory: Path, tmp_path: Path) -> Path:
     """A policy whose head is a matrix of its own, so that adapters may lie beside it."""
-    model = load_model(policy_directory, overrides={"tie_word_embeddings": False})
+    model = load_model(policy_directory)
+    model.config.tie_word_embeddings = False
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach() + 0.01)
     model.save_pretrained(tmp_path / "untied")
     return tmp_path / "untied"

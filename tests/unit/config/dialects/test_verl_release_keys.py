@@ -553,7 +553,7 @@ def test_options_of_a_reward_model_that_is_off_do_not_wait(tmp_path: Path) -> No
     assert "reward_model.megatron" in keys
 
 
-@pytest.mark.proves("verl", "data.enable_thinking_default", "data.apply_chat_template_kwargs")
+@pytest.mark.proves("verl", "data.enable_thinking_default")
 @pytest.mark.parametrize(
     ("changes", "template"),
     [
