@@ -80,7 +80,7 @@ class ExportResult:
 
 @dataclass(frozen=True, slots=True)
 class ExportCheck:
-    """How the written directory was compared with the trained policy."""
+    """Result of comparing the written directory with the trained policy."""
 
     rounding: float | None
     """Largest change of a logit by rounding the weights to their dtype in the files; None if logits were not
@@ -154,7 +154,7 @@ def _num_parameters(directory: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _PolicySource:
-    """How the run that trained a policy loaded its model."""
+    """Settings with which the run that trained a policy loaded its model."""
 
     overrides: Mapping[str, Any]
     """`policy.overrides`."""
@@ -288,7 +288,7 @@ def _merge(adapters: Path, target: Path, dtype: torch.dtype | None, policy: _Pol
 
 
 class _Expected(NamedTuple):
-    """What the written model must compute for the arguments, and the change of a logit by rounding."""
+    """Expected results of the written model for the arguments, and the largest change of a logit by rounding."""
 
     expected: ModelProbe
     arguments: Mapping[str, Tensor]

@@ -48,7 +48,7 @@ class CannotLoadError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ModelProbe:
-    """What a model computes."""
+    """Logits of a model for fixed tokens, and checksums of its weights."""
 
     logits: Tensor
     """float64 [sequences, tokens, vocabulary]."""

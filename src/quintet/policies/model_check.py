@@ -58,7 +58,7 @@ def check_model(model: PreTrainedModel, directory: object) -> None:
     try:
         _check_depth(model, directory)
         _check_packed(model, directory)
-    except (UserError, MemoryError):
+    except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         # a model's code may raise anything on input that it was not made for

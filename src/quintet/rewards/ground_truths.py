@@ -69,7 +69,7 @@ def ground_truth_problem(row: PromptRow, chosen: Route) -> str | None:
 
 
 def _check(chosen: Route, row: PromptRow) -> None:
-    """Let a verifier read a ground truth, which gets the same values as in its process."""
+    """Check a ground truth with the values that its verifier gets in a worker process."""
     if str(VERIFIERS.get(chosen.verifier).target).startswith(BUILT_IN):
         ground_truth, extra = decode(encode([row.ground_truth, {**row.extra, **chosen.extra}]))
         check_ground_truth(chosen.verifier, ground_truth, extra, chosen.options)

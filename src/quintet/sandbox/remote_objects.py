@@ -202,7 +202,7 @@ class Peer:
         """Called with what the other process printed."""
 
     def request(self, operation: str, /, *args: Any, **kwargs: Any) -> Any:
-        """Let the other process do something, and return its result.
+        """Execute an operation in the other process and return its result.
 
         Raises:
             BaseException: what the operation raised there.

@@ -67,7 +67,7 @@ def parse(text: str) -> Node:
 
 
 class _Parser(Cursor):
-    """One method per level of precedence."""
+    """Recursive-descent parser of answers, with a method for each level of precedence."""
 
     def answer(self) -> Node:
         items = self._items()

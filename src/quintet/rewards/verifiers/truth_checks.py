@@ -19,7 +19,7 @@ CHECKED_BEFORE_SCORING: Final = MATH | PROBES.keys()
 
 
 def check_ground_truth(name: str, ground_truth: Any, extra: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    """Let a built-in verifier read the ground truth of a row, with the row's other fields in `extra`.
+    """Check the ground truth of a row with its built-in verifier; `extra` has the row's other fields.
 
     Raises:
         ValueError: the verifier cannot compare with it; other exceptions if it has an unexpected type.

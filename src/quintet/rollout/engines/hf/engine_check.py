@@ -40,7 +40,7 @@ def check_engine(model: PreTrainedModel, build: Callable[[PreTrainedModel, int],
             for r, g in zip(requests, generations, strict=True)
         ]
         reference = reference_logits(miniature, sequences)
-    except (UserError, MemoryError):
+    except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         # a model's code may raise anything on input that it was not made for
