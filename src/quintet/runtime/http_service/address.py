@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from quintet.errors import ConfigError
-from quintet.runtime.serving.request_schema import RequestError
+from quintet.runtime.http_service.request_error import RequestError
 
 
 @dataclass(frozen=True, slots=True)
