@@ -13,7 +13,9 @@ from quintet.config.dialects.verl.separate_engines import is_fully_async, prompt
 from quintet.config.dialects.verl.training_engines import training_engine, training_engine_problems
 from quintet.config.problems import ConfigProblem
 
-PROMPTS, SAMPLES, MINI_BATCH = "data.train_batch_size", f"{ROLLOUT}.n", f"{ACTOR}.ppo_mini_batch_size"
+PROMPTS = "data.train_batch_size"
+SAMPLES = "actor_rollout_ref.rollout.n"
+MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
 ESTIMATOR = "algorithm.adv_estimator"
 REWARDS_OF_SINGLES = ("grpo", "rloo")
 """Estimators that give the only response to a prompt its reward as advantage."""
