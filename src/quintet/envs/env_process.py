@@ -37,8 +37,8 @@ WAITING: Final = "wait"
 
 @dataclass(slots=True, eq=False)
 class EnvProcess(WorkerProcess):
-    """Worker process and its state, whose time limit the deadline is. `episode` is the caller's number of the current
-    episode, `seed` its start state."""
+    """Worker process and its state. The deadline is the end of the state's time limit; `episode` is the caller's number
+    of the current episode, `seed` its start state."""
 
     limits: EnvProcessesConfig
     env: str = "env"

@@ -24,7 +24,7 @@ class ForkServer:
     """Process that forks and kills worker processes; see `quintet.sandbox.forkserver`."""
 
     def __init__(self, worker: str, environment: Mapping[str, str] | None = None) -> None:
-        """`worker` is the `module:function` that each new process calls; `environment` replaces that of the run."""
+        """`worker` is the `module:function` that each new process calls; `environment` replaces the run's."""
         self.connection, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - our own module

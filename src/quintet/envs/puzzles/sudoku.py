@@ -99,7 +99,7 @@ class Sudoku:
         """Return a right number that fits.
 
         Raises:
-            UnsolvableError: numbers that are not those of the solution are in the way of all of these.
+            UnsolvableError: numbers that differ from the solution are in the way of all right numbers.
         """
         for row, column in self._cells():
             number = self._solution[row][column]

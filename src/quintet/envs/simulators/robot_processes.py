@@ -38,7 +38,7 @@ class StageRequest:
 
 @dataclass(slots=True, eq=False)
 class RobotProcess(WorkerProcess):
-    """Worker process and its state. It executes requests one after another; the deadline is that of the first one."""
+    """Worker process and its state. It executes requests one after another. The deadline belongs to the first."""
 
     failure: Failure | None = None
     replies: dict[int, Message] = field(default_factory=dict)
