@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP := .venv/bin/python -m pip install --quiet -c constraints.txt
 
-.PHONY: train test lint docs clean
+.PHONY: train test check lint docs clean
 train: .venv/installed
 	.venv/bin/quintet train $(ARGS)
 
@@ -10,6 +10,11 @@ train: .venv/installed
 test: lint docs .venv/installed-vllm
 	.venv/bin/python -m pytest -n 2 --dist loadfile tests/unit tests/parity
 	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n 2 --dist loadfile tests/system
+
+# What a developer runs before a commit: lint, types and the tests of the packages that differ from BASE.
+BASE ?= origin/main
+check: lint
+	.venv/bin/python scripts/check_changes.py $(BASE)
 
 lint: .venv/installed-dev
 	.venv/bin/ruff check src tests benchmarks scripts
