@@ -87,6 +87,21 @@ def test_a_size_that_a_transfer_encoding_replaces_is_refused(client: Client) -> 
     assert connection.recv(100).startswith(b"HTTP/1.1 411 ")
 
 
+def test_targets_that_are_no_path_of_the_server_are_refused(client: Client) -> None:
+    """As proxies get them: the server is no proxy, and no other path gets around the token."""
+    for target in (b"http://localhost/v1/models", b"http://other.example/health", b"localhost:80", b"*"):
+        connection = open_connection(client, b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % target)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 404 ")
+
+
+def test_an_http_1_0_client_is_served(client: Client) -> None:
+    body = json.dumps({"prompt": "a", "max_tokens": 2, "ignore_eos": True, "stream": True}).encode()
+    head = HEAD.replace(b"HTTP/1.1", b"HTTP/1.0") + b"Content-Length: %d\r\n\r\n" % len(body)
+    response = answer(open_connection(client, head + body))
+    assert b" 200 OK\r\n" in response
+    assert response.endswith(b"data: [DONE]\n\n")
+
+
 def test_connections_without_requests_make_room_for_new_ones(client: Client) -> None:
     silent = [open_connection(client, source=f"127.0.0.{2 + number % 3}") for number in range(20)]
     for _ in range(3):

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from quintet import __version__
@@ -77,8 +76,8 @@ def build_app(envs: ServedEnvs, settings: ServiceSettings) -> FastAPI:
     app.add_middleware(
         RequestGuard, address=settings.address, error_body=RequestError.plain_body, open_paths=OPEN_PATHS
     )
-    app.add_exception_handler(HTTPException, _send_http_error)
-    app.add_exception_handler(RequestValidationError, _send_validation_error)
+    app.add_exception_handler(HTTPException, _raise_request_error)
+    app.add_exception_handler(RequestValidationError, _raise_request_error)
     app.include_router(_service_router(envs, sessions, pool))
     app.include_router(_session_router(envs, sessions))
     app.include_router(_batch_router(sessions))
@@ -92,20 +91,17 @@ async def _close_idle(sessions: SessionTable) -> None:
         sessions.close_idle()
 
 
-async def _send_http_error(_: Request, error: Exception) -> JSONResponse:
-    """Respond to unknown paths, and to bodies that are no JSON."""
-    if not isinstance(error, HTTPException):
-        raise error
-    return JSONResponse({"error": str(error.detail), "code": "bad_request"}, error.status_code)
-
-
-async def _send_validation_error(_: Request, error: Exception) -> JSONResponse:
-    if not isinstance(error, RequestValidationError):
-        raise error
-    problems = [
-        f"{'.'.join(map(str, problem['loc'][1:])) or 'body'}: {problem['msg']}" for problem in error.errors()[:8]
-    ]
-    return JSONResponse({"error": "; ".join(problems), "code": "bad_request"}, 400)
+async def _raise_request_error(_: Request, error: Exception) -> Response:
+    """Convert errors of FastAPI: unknown paths, and bodies that are not JSON or not as documented."""
+    match error:
+        case HTTPException():
+            raise RequestError(str(error.detail), status=error.status_code, code="bad_request") from error
+        case RequestValidationError():
+            problems = [
+                f"{'.'.join(map(str, item['loc'][1:])) or 'body'}: {item['msg']}" for item in error.errors()[:8]
+            ]
+            raise RequestError("; ".join(problems), code="bad_request") from error
+    raise error
 
 
 def _service_router(envs: ServedEnvs, sessions: SessionTable, pool: WorkerPool) -> APIRouter:

@@ -27,7 +27,7 @@ class JsonBodies:
 
         Raises:
             RequestError: its body is refused.
-            ConnectionAbortedError: the client has disconnected.
+            ClientDisconnect: the client has disconnected.
         """
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "DELETE"):
             await self._app(scope, receive, send)

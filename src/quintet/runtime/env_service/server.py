@@ -17,9 +17,5 @@ class EnvServiceServer(BackgroundServer):
     def __init__(self, envs: ServedEnvs, settings: ServiceSettings) -> None:
         """Listen on the address, and handle requests in a thread; raises as `BackgroundServer`."""
         check_platform()
-        app = build_app(envs, settings)
-        super().__init__(LimitedServer(app, shutdown_seconds=SHUTDOWN_SECONDS), settings.address)
-
-    def close(self, seconds: float = SHUTDOWN_SECONDS + START_SECONDS) -> None:
-        """Stop after the requests in progress."""
-        super().close(seconds)
+        server = LimitedServer(build_app(envs, settings), shutdown_seconds=SHUTDOWN_SECONDS)
+        super().__init__(server, settings.address, close_seconds=SHUTDOWN_SECONDS + START_SECONDS)

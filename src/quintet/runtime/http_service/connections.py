@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import time
 from collections import Counter
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 import h11
-from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from quintet.runtime.http_service import limits
 from quintet.runtime.http_service.request_error import RequestError
-from quintet.runtime.http_service.request_guard import ErrorBody, json_response
+from quintet.runtime.http_service.request_guard import ErrorBody
 from quintet.runtime.http_service.turns import Turns
-
-TOO_MANY_CONNECTIONS = (
-    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-)
-"""Response to connections beyond the maximum."""
 
 
 class ConnectionTable:
@@ -31,6 +28,8 @@ class ConnectionTable:
         self._connections: dict[LimitedProtocol, None] = {}
         """In the order in which they were opened."""
         self._counts: Counter[str] = Counter()
+        self.receive_buffer = bytearray(limits.RECEIVE_BYTES)
+        """Where bytes of all connections are received, one after the other: the kernel would clear new buffers."""
 
     def add(self, connection: LimitedProtocol) -> bool:
         """Add a connection; return False if there are too many. The oldest connection that waits for its client makes
@@ -69,7 +68,7 @@ class ConnectionTable:
         return False
 
 
-class LimitedProtocol(H11Protocol):
+class LimitedProtocol(H11Protocol, asyncio.BufferedProtocol):
     """HTTP/1.1 connection of a limited number. Its client has a time limit for request line and headers, and for
     receiving; its bytes are parsed in turns of the clients."""
 
@@ -79,6 +78,8 @@ class LimitedProtocol(H11Protocol):
         self._table = table
         self._turns = turns
         self._error_body = error_body
+        self._receiving_began = 0.0
+        """Processor time of the event loop's thread when it began to receive the last bytes."""
         self._num_queued = 0
         """Number of received blocks of bytes that wait to be parsed."""
         self._head_began: float | None = time.monotonic()
@@ -118,7 +119,7 @@ class LimitedProtocol(H11Protocol):
         self.client_host = self.client[0] if self.client else ""
         transport.set_write_buffer_limits(0)  # any byte that the client does not receive calls `pause_writing`
         if not self._table.add(self):
-            transport.write(TOO_MANY_CONNECTIONS)
+            transport.write(closing_response(503))
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -126,10 +127,17 @@ class LimitedProtocol(H11Protocol):
         self._table.remove(self)
         super().connection_lost(exc)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> bytearray:
+        """Return where to receive bytes; `buffer_updated` follows before any other connection receives."""
+        self._receiving_began = time.thread_time()
+        return self._table.receive_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
         """Parse the bytes when it is the client's turn. Until then, no more are received."""
+        parse = partial(self._parse, bytes(memoryview(self._table.receive_buffer)[:nbytes]))
+        seconds = time.thread_time() - self._receiving_began
         self._num_queued += 1
-        self._turns.call(self.client_host, partial(self._parse, data), is_large=self._has_large_body)
+        self._turns.call(self.client_host, parse, is_large=self._has_large_body, seconds=seconds)
         if self._num_queued:
             self.transport.pause_reading()
 
@@ -150,21 +158,24 @@ class LimitedProtocol(H11Protocol):
             status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
             message = f"request line and headers are larger than {limits.HEAD_BYTES >> 10} KiB"
             problem = RequestError(message if status == 431 else str(error or msg), status=status, code="bad_request")
-            response = json_response(self._error_body(problem), status)
-            headers = [*response.raw_headers, (b"connection", b"close")]
-            head = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
-            for event in (head, h11.Data(bytes(response.body)), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event) or b"")
+            self.transport.write(closing_response(status, json.dumps(self._error_body(problem))))
         self.transport.close()
 
     def _parse(self, data: bytes) -> None:
         self._num_queued -= 1
         if self.transport.is_closing():
             return
-        super().data_received(data)
+        self.data_received(data)
         if not self._waits_for_head:
             self._head_began = None
         elif self._head_began is None:
             self._head_began = time.monotonic()
         if not self._num_queued and not self.flow.read_paused and not self.transport.is_closing():
             self.transport.resume_reading()
+
+
+def closing_response(status: int, body: str = "") -> bytes:
+    """Return a response with a JSON body, or without one, after which the connection is closed."""
+    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", f"Content-Length: {len(body)}", "Connection: close"]
+    lines += ["Content-Type: application/json"] if body else ["Retry-After: 1"]
+    return "\r\n".join([*lines, "", body]).encode()

@@ -10,6 +10,8 @@ OTHER_FILES = 128
 """Open files that are not connections."""
 ACCEPTED_AT_ONCE = 64
 """Connections that are accepted before those with data are handled."""
+RECEIVE_BYTES = 256 << 10
+"""Maximum number of bytes that are received at once."""
 HEAD_BYTES = 64 << 10
 """Maximum size of request line and headers."""
 HEAD_SECONDS = 10.0
@@ -18,8 +20,10 @@ IDLE_SECONDS = 60
 """Time until the next request of a connection."""
 MAX_BODY_BYTES = 16 << 20
 """Default maximum size of a request's body."""
-BODY_SECONDS, BODY_BYTES_PER_SECOND = 20.0, 1 << 20
-"""Time for a body, and the additional time by its size."""
+BODY_SECONDS = 20.0
+"""Time for a body, in addition to the time by its size."""
+BODY_BYTES_PER_SECOND = 1 << 20
+"""Slowest transfer of a body."""
 SEND_SECONDS = 60.0
 """Time for a client to receive a response, or an event of a stream."""
 LARGE_BODY_BYTES = 128 << 10

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quintet.runtime.http_service import limits
 from quintet.runtime.http_service.address import Address
@@ -23,7 +23,8 @@ ErrorBody = Callable[[RequestError], Mapping[str, Any]]
 
 
 class RequestGuard:
-    """ASGI middleware that authenticates requests and responds to a `RequestError` of the application."""
+    """ASGI middleware that authenticates requests, and responds to a `RequestError` of the application, which it raises
+    before its response has begun."""
 
     def __init__(
         self, app: ASGIApp, address: Address, error_body: ErrorBody, open_paths: Collection[str] = ("/health",)
@@ -39,27 +40,19 @@ class RequestGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        has_begun = False
-
-        async def send_and_note(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = True
-            await send(message)
-
         headers = Headers(scope=scope)
         try:
             if scope["path"].rstrip("/") not in self._open_paths:
                 self._address.authenticate(headers.get("authorization", ""), headers.get("host", ""))
-            await self._app(scope, receive, send_and_note)
+            await self._app(scope, receive, send)
         except RequestError as error:
-            if not has_begun:
-                # the client does not send the announced body, or only slowly; uvicorn discards other unread bodies
-                response = json_response(self._error_body(error), error.status)
-                if "expect" in headers or error.status == 408:
-                    response.headers["Connection"] = "close"
-                await response(scope, receive, send)
-        except ConnectionAbortedError:
-            return  # the client has disconnected
+            response = json_response(self._error_body(error), error.status)
+            # the client does not send the announced body, or only slowly; uvicorn discards other unread bodies
+            if "expect" in headers or error.status == 408:
+                response.headers["Connection"] = "close"
+            await response(scope, receive, send)
+        except ClientDisconnect:
+            return
 
 
 class RequestBodies:
@@ -84,7 +77,7 @@ class RequestBodies:
 
         Raises:
             RequestError: it is not accepted, or arrives too slowly.
-            ConnectionAbortedError: the client has disconnected.
+            ClientDisconnect: the client has disconnected.
         """
         num_bytes = self._declared_bytes(request.headers)
         client = client_host(request)
@@ -93,7 +86,7 @@ class RequestBodies:
             self._check_large_bytes(client)
         self._large_bytes[client] += large_bytes
         try:
-            yield await _receive_in_time(request.receive, num_bytes)
+            yield await _receive_in_time(request, num_bytes)
         finally:
             self._large_bytes[client] -= large_bytes
             self._large_bytes += Counter()  # drops clients without large bodies
@@ -141,20 +134,12 @@ def media_type(headers: Mapping[str, str]) -> str:
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-async def _receive_in_time(receive: Receive, num_bytes: int) -> bytes:
+async def _receive_in_time(request: Request, num_bytes: int) -> bytes:
     """Return a body of that size; raises as `RequestBodies.receive`."""
     seconds = limits.BODY_SECONDS + num_bytes / limits.BODY_BYTES_PER_SECOND
-    body = bytearray()
-    has_more = True
     try:
         async with asyncio.timeout(seconds):
-            while has_more:
-                message = await receive()
-                if message["type"] != "http.request":
-                    raise ConnectionAbortedError
-                body += message.get("body", b"")
-                has_more = message.get("more_body", False)
+            return b"".join([part async for part in request.stream()])
     except TimeoutError:
-        problem = f"the body did not arrive within {seconds:.0f} seconds"
-        raise RequestError(problem, status=408, code="timeout") from None
-    return bytes(body)
+        message = f"the body did not arrive within {seconds:.0f} seconds"
+        raise RequestError(message, status=408, code="timeout") from None

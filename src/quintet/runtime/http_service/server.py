@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import threading
+import time
 from functools import partial
 from typing import Any, cast
 
@@ -21,6 +21,8 @@ from quintet.runtime.http_service.turns import Turns
 
 START_SECONDS = 60.0
 """Time for the application to start."""
+START_POLL_SECONDS = 0.01
+"""Interval at which it is checked whether the application has started."""
 
 
 def listen(address: Address) -> socket.socket:
@@ -80,6 +82,11 @@ class LimitedServer(uvicorn.Server):
         for listener in sockets or []:
             listener.listen(socket.SOMAXCONN)  # `backlog` is how many connections asyncio accepts at once
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End all connections, and the threads of the turns."""
+        await super().shutdown(sockets)
+        self.turns.close()
+
     async def on_tick(self, counter: int) -> bool:
         """Close connections, ten times per second; return whether the server ends."""
         self._table.close_overdue()
@@ -89,8 +96,8 @@ class LimitedServer(uvicorn.Server):
 class BackgroundServer:
     """Server in a thread with its own event loop, which ends with the server."""
 
-    def __init__(self, server: LimitedServer, address: Address) -> None:
-        """Listen on the address.
+    def __init__(self, server: LimitedServer, address: Address, close_seconds: float) -> None:
+        """Listen on the address. `close_seconds` is how long `close` waits for requests in progress.
 
         Raises:
             ConfigError: it would be open to other machines without a token.
@@ -98,37 +105,29 @@ class BackgroundServer:
         """
         self._listener = listen(address)
         self._server = server
+        self._close_seconds = close_seconds
         host = f"[{address.host}]" if ":" in address.host else address.host
         self.url = f"http://{host}:{self._listener.getsockname()[1]}"
         """Base URL of the routes."""
-        self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="http-server", daemon=True)
         self._thread.start()
-        if not self._started.wait(START_SECONDS) or not server.started:
-            self.close(START_SECONDS)
-            raise MachineError("the server does not start", "see its output above")
+        deadline = time.monotonic() + START_SECONDS
+        while not server.started:
+            if not self.is_running or time.monotonic() > deadline:
+                self.close()
+                raise MachineError("the server does not start", "see its output above")
+            time.sleep(START_POLL_SECONDS)
 
     @property
     def is_running(self) -> bool:
         """Whether requests are handled."""
         return self._thread.is_alive()
 
-    def close(self, seconds: float) -> None:
-        """Stop accepting connections, close those without a request, and wait at most `seconds` for the others."""
+    def close(self) -> None:
+        """Stop accepting connections, close those without a request, and wait for the others."""
         self._server.should_exit = True
-        self._thread.join(seconds)
+        self._thread.join(self._close_seconds)
 
     def _run(self) -> None:
-        try:
-            asyncio.run(self._serve())
-        finally:
-            self._listener.close()
-            self._started.set()
-            self._server.turns.close()
-
-    async def _serve(self) -> None:
-        serve = asyncio.create_task(self._server.serve(sockets=[self._listener]))
-        while not self._server.started and not serve.done():
-            await asyncio.sleep(0.01)
-        self._started.set()
-        await serve
+        with self._listener:
+            self._server.run(sockets=[self._listener])

@@ -82,8 +82,11 @@ class Turns:
         self._large = FairSemaphore(1, rest_ratio)
         self._pool = ThreadPoolExecutor(NUM_THREADS + 1, "http")
 
-    def call(self, client: str, function: Callable[[], None], *, is_large: bool = False) -> None:
-        """Call a function in the event loop: now, or when it is the client's turn."""
+    def call(self, client: str, function: Callable[[], None], *, is_large: bool = False, seconds: float = 0.0) -> None:
+        """Call a function in the event loop, now or when it is the client's turn, and rest after it.
+
+        `seconds` of processor time were needed before.
+        """
         semaphore = self._large if is_large else self._small
 
         def run() -> bool:
@@ -91,14 +94,15 @@ class Turns:
             try:
                 function()
             finally:
-                semaphore.release(time.thread_time() - started)
+                semaphore.release(seconds + time.thread_time() - started)
             return True
 
         semaphore.call_with_permit(client, run)
 
     async def compute(self, client: str, function: Callable[[], T], *, is_large: bool = False) -> T:
         """Call a function in another thread when it is the client's turn, and return its result."""
-        semaphore, seconds = self._large if is_large else self._small, 0.0
+        semaphore = self._large if is_large else self._small
+        seconds = 0.0
 
         def measure() -> T:
             nonlocal seconds

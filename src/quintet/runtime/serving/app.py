@@ -8,11 +8,10 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -44,19 +43,6 @@ SESSION_HEADER = "x-quintet-session"
 SESSION_PATH = re.compile(r"/sessions/([^/]+)(/.*)?")
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A request of a route."""
-
-    request: Request
-    session: str
-    """Name of the request's session; empty without one."""
-
-    @property
-    def client(self) -> str:
-        return client_host(self.request)
-
-
 class ServingApp:
     """ASGI application of a request handler. Its errors before a response are `RequestError`."""
 
@@ -70,16 +56,16 @@ class ServingApp:
 
         Raises:
             RequestError: it is refused, or fails before the response has begun.
-            ConnectionAbortedError: the client has disconnected.
+            ClientDisconnect: the client has disconnected.
         """
         if scope["type"] != "http":
             return
         request = Request(scope, receive)
         path = scope["path"].rstrip("/") or "/"
-        session = request.headers.get(SESSION_HEADER, "")
         if path == "/health" and request.method == "GET":
             await self._health()(scope, receive, send)
             return
+        session = request.headers.get(SESSION_HEADER, "")
         if match := SESSION_PATH.fullmatch(path):
             session, path = match[1], match[2] or "/session"
         route = _ROUTES.get(path)
@@ -89,21 +75,22 @@ class ServingApp:
         if request.method not in route:
             raise RequestError(f"{path} supports only {' or '.join(route)}", status=405, code="method_not_allowed")
         try:
-            await (await route[request.method](self, _Call(request, session)))(scope, receive, send)
-        except (RequestError, OSError):
+            await (await route[request.method](self, request, session))(scope, receive, send)
+        except (RequestError, ClientDisconnect):
             raise
         except Exception as error:
             raise _request_error(error) from error
 
-    async def _with_body(self, call: _Call, function: Callable[[bytes], T]) -> T:
+    async def _with_body(self, request: Request, function: Callable[[bytes], T]) -> T:
         """Call a function with the body of the request, in another thread; raises as `RequestBodies.receive`."""
         is_large = False
         try:
-            async with self._bodies.receive(call.request) as body:
+            async with self._bodies.receive(request) as body:
                 is_large = len(body) > limits.LARGE_BODY_BYTES
-                return await self._turns.compute(call.client, lambda: function(body), is_large=is_large)
+                return await self._turns.compute(client_host(request), partial(function, body), is_large=is_large)
         finally:
             if is_large:
+                del body
                 return_freed_memory()
 
     def _health(self) -> Response:
@@ -113,46 +100,50 @@ class ServingApp:
             raise RequestError(message, status=503, kind="server_error", code="engine_gone")
         return json_response({"status": "ok"})
 
-    async def _models(self, _: _Call) -> Response:
+    async def _models(self, _: Request, __: str) -> Response:
         return json_response(models_body(self._handler))
 
-    async def _set_asleep(self, call: _Call, *, asleep: bool) -> Response:
+    async def _set_asleep(self, request: Request, _: str, *, asleep: bool) -> Response:
         def change(engine: Engine) -> None:
             return engine.sleep() if asleep else engine.wake_up()
 
-        await self._turns.compute(call.client, lambda: self._handler.engine.call(change))
+        await self._turns.compute(client_host(request), lambda: self._handler.engine.call(change))
         return json_response({"asleep": asleep})
 
-    async def _load(self, _: _Call) -> Response:
+    async def _load(self, _: Request, __: str) -> Response:
         return json_response(load_status_body(self._handler.engine))
 
-    async def _sessions(self, _: _Call) -> Response:
+    async def _sessions(self, _: Request, __: str) -> Response:
         return json_response({"sessions": self._handler.sessions()})
 
-    async def _session(self, call: _Call) -> Response:
-        exchanges = self._handler.session(call.session).exchanges
-        lines = await self._turns.compute(call.client, lambda: "".join(f"{item.to_json()}\n" for item in exchanges))
+    async def _session(self, request: Request, session: str) -> Response:
+        exchanges = self._handler.session(session).exchanges
+        lines = await self._turns.compute(
+            client_host(request), lambda: "".join(f"{exchange.to_json()}\n" for exchange in exchanges)
+        )
         return Response(lines, media_type="application/jsonl")
 
-    async def _end_session(self, call: _Call) -> Response:
-        self._handler.end_session(call.session)
-        return json_response({"deleted": call.session})
+    async def _end_session(self, _: Request, session: str) -> Response:
+        self._handler.end_session(session)
+        return json_response({"deleted": session})
 
-    async def _reward(self, call: _Call) -> Response:
-        body = await self._with_body(call, lambda data: parse(RewardBody, data))
-        self._handler.session(call.session).reward(body.reward)
-        return json_response({"rewarded": call.session})
+    async def _reward(self, request: Request, session: str) -> Response:
+        body = await self._with_body(request, lambda data: parse(RewardBody, data))
+        self._handler.session(session).reward(body.reward)
+        return json_response({"rewarded": session})
 
-    async def _complete(self, call: _Call, *, kind: type[ChatBody | CompletionBody | GenerateBody]) -> ASGIApp:
+    async def _complete(
+        self, request: Request, session_name: str, *, kind: type[ChatBody | CompletionBody | GenerateBody]
+    ) -> ASGIApp:
         """Submit a request to the engine."""
         updates = _Updates()
 
         def begin(data: bytes) -> PendingCompletion:
             body = parse(kind, data)
-            session = self._handler.session(call.session, create=True) if call.session else None
-            return self._handler.begin(body, session, call.client, updates.notify)
+            session = self._handler.session(session_name, create=True) if session_name else None
+            return self._handler.begin(body, session, client_host(request), updates.notify)
 
-        job = await self._with_body(call, begin)
+        job = await self._with_body(request, begin)
         return partial(self._respond, job, updates)
 
     async def _respond(
@@ -186,7 +177,7 @@ class ServingApp:
         try:
             async for message in iter_events(self._handler, job, updates.wait):
                 await send({"type": "http.response.body", "body": _event(message), "more_body": True})
-        except OSError:
+        except ClientDisconnect:
             raise
         except Exception as error:  # noqa: BLE001 - any error becomes the last event, and is logged
             await send({"type": "http.response.body", "body": _event(_request_error(error).body())})
@@ -218,12 +209,12 @@ class _Updates:
         """Wait for the next update.
 
         Raises:
-            ConnectionAbortedError: the client has disconnected.
+            ClientDisconnect: the client has disconnected.
         """
         await self._event.wait()
         self._event.clear()
         if self._is_disconnected:
-            raise ConnectionAbortedError
+            raise ClientDisconnect
 
 
 def _request_error(error: Exception) -> RequestError:
@@ -243,7 +234,7 @@ def _event(message: Mapping[str, Any]) -> bytes:
     return f"data: {json.dumps(message)}\n\n".encode()
 
 
-Route = Mapping[str, Callable[[ServingApp, _Call], Awaitable[ASGIApp]]]
+Route = Mapping[str, Callable[[ServingApp, Request, str], Awaitable[ASGIApp]]]
 _ROUTES: Mapping[str, Route] = {
     "/v1/models": {"GET": ServingApp._models},
     "/v1/chat/completions": {"POST": partial(ServingApp._complete, kind=ChatBody)},

@@ -21,8 +21,4 @@ class ServingServer(BackgroundServer):
         """Listen on the address, and handle requests in a thread; raises as `BackgroundServer`."""
         turns = Turns(REST_RATIO)
         app = RequestGuard(ServingApp(handler, turns), address, RequestError.body)
-        super().__init__(LimitedServer(app, turns=turns, error_body=RequestError.body), address)
-
-    def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Stop accepting requests."""
-        super().close(seconds)
+        super().__init__(LimitedServer(app, turns=turns, error_body=RequestError.body), address, CLOSE_SECONDS)

@@ -21,23 +21,24 @@ from quintet.runtime.http_service import limits
 from quintet.runtime.http_service.address import Address
 from quintet.runtime.http_service.connections import ConnectionTable
 from quintet.runtime.http_service.server import BackgroundServer, LimitedServer
+from quintet.runtime.http_service.turns import Turns
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @contextmanager
-def background(app: ASGIApp) -> Iterator[int]:
+def background(app: ASGIApp, turns: Turns | None = None) -> Iterator[int]:
     """A server of the application on this machine; yields its port."""
 
     async def only_http(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             await app(scope, receive, send)
 
-    server = BackgroundServer(LimitedServer(only_http, shutdown_seconds=1), Address("127.0.0.1", 0))
+    server = BackgroundServer(LimitedServer(only_http, turns=turns, shutdown_seconds=1), Address("127.0.0.1", 0), 10)
     try:
         yield int(server.url.rpartition(":")[2])
     finally:
-        server.close(10)
+        server.close()
 
 
 answer_at_once = PlainTextResponse("done")
@@ -142,6 +143,50 @@ def test_bytes_that_are_not_http_are_refused() -> None:
             assert connection.recv(1000).startswith(b"HTTP/1.1 400 ")
 
 
+def test_a_request_whose_body_is_invalid_gets_one_response_and_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    """The application may respond to the request while the server refuses its body."""
+    with background(answer_at_once) as port, socket.create_connection(("127.0.0.1", port), 10) as connection:
+        connection.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nno size\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 400 ")
+        assert connection.recv(1000) == b""
+    assert capsys.readouterr().err == ""
+
+
+def test_an_http_1_0_client_is_answered_and_disconnected() -> None:
+    async def stream(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for number in range(3):
+            await send({"type": "http.response.body", "body": b"%d" % number, "more_body": number < 2})
+
+    for app, expected in ((answer_at_once, b"done"), (stream, b"012")):
+        with background(app) as port, socket.create_connection(("127.0.0.1", port), 10) as connection:
+            connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            head, _, body = connection.makefile("rb").read().partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 ")
+            assert body == expected, "chunks of HTTP/1.1 are unknown to the client"
+
+
+def test_the_processor_time_of_receiving_counts_as_work() -> None:
+    seconds = list[float]()
+
+    class RecordedTurns(Turns):
+        def call(self, *args: Any, **options: Any) -> None:
+            seconds.append(options["seconds"])
+            super().call(*args, **options)
+
+    async def answer_body(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["more_body"]:
+            continue
+        await answer_at_once(scope, receive, send)
+
+    with background(answer_body, RecordedTurns()) as port:
+        client = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        client.request("POST", "/", bytes(8 << 20))
+        assert client.getresponse().read() == b"done"
+        client.close()
+    assert sum(seconds) > 0.0002, "copying 8 MiB from the kernel takes longer"
+
+
 def test_clients_that_reset_their_connections_do_no_harm() -> None:
     with background(answer_at_once) as port:
         for sent in (b"", GET[:10], GET, GET * 10):
@@ -162,11 +207,11 @@ def test_closing_a_server_ends_while_its_clients_leave() -> None:
         await receive()
 
     for _ in range(10):
-        server = BackgroundServer(LimitedServer(wait), Address("127.0.0.1", 0))
+        server = BackgroundServer(LimitedServer(wait), Address("127.0.0.1", 0), 10)
         port = int(server.url.rpartition(":")[2])
         clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
         leaving = threading.Thread(target=lambda clients=clients: [client.close() for client in clients])
         leaving.start()
-        server.close(10)
+        server.close()
         leaving.join()
         assert not server.is_running

@@ -62,3 +62,19 @@ def test_thousands_of_calls_of_a_client_wait_behind_one_of_another() -> None:
 
     asyncio.run(asyncio.wait_for(main(), 20))
     assert "b" in order[:5]
+
+
+def test_processor_time_before_a_call_counts_as_work() -> None:
+    """Such as the time of receiving a large body, which would be taken from the engine."""
+    called = list[float]()
+
+    async def main() -> None:
+        turns = Turns(rest_ratio=2.0)
+        for _ in range(2):
+            turns.call("a", lambda: called.append(time.monotonic()), is_large=True, seconds=0.02)
+        while len(called) < 2:
+            await asyncio.sleep(0.001)
+        turns.close()
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+    assert called[1] - called[0] >= 0.04
