@@ -136,8 +136,9 @@ def test_pipelined_requests_and_bytes_one_by_one_are_answered() -> None:
 
 
 def test_bytes_that_are_not_http_are_refused() -> None:
+    long_size = GET[:-2] + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n"
     with background(answer_at_once) as port:
-        for sent in (b"\x16\x03\x01 hello\r\n\r\n", b"GET / HTTP/9.9.9\r\n\r\n"):
+        for sent in (b"\x16\x03\x01 hello\r\n\r\n", b"GET / HTTP/9.9.9\r\n\r\n", long_size):
             connection = socket.create_connection(("127.0.0.1", port), 10)
             connection.sendall(sent)
             assert connection.recv(1000).startswith(b"HTTP/1.1 400 ")
