@@ -66,6 +66,7 @@ class LimitedServer(uvicorn.Server):
                 http=cast("Any", protocol),
                 loop="asyncio",
                 ws="none",
+                proxy_headers=False,  # clients could name other clients, and so evade limits
                 access_log=False,
                 log_level="error",
                 headers=[("Server", "quintet")],

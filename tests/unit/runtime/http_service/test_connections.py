@@ -188,6 +188,19 @@ def test_the_processor_time_of_receiving_counts_as_work() -> None:
     assert sum(seconds) > 0.0002, "copying 8 MiB from the kernel takes longer"
 
 
+def test_a_client_cannot_name_another_one() -> None:
+    """A client under many names would have as many turns."""
+
+    async def answer_client(scope: Scope, receive: Receive, send: Send) -> None:
+        await PlainTextResponse(scope["client"][0])(scope, receive, send)
+
+    with background(answer_client) as port:
+        client = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        client.request("GET", "/", headers={"X-Forwarded-For": "10.1.2.3", "Forwarded": "for=10.1.2.3"})
+        assert client.getresponse().read() == b"127.0.0.1"
+        client.close()
+
+
 def test_clients_that_reset_their_connections_do_no_harm() -> None:
     with background(answer_at_once) as port:
         for sent in (b"", GET[:10], GET, GET * 10):
