@@ -16,6 +16,7 @@ class Address:
     """Address to listen on. Clients on other machines need the `token`."""
 
     host: str = "127.0.0.1"
+    """Name or IP address of this machine."""
     port: int = 8000
     """0 selects a free port."""
     token: str | None = None

@@ -65,6 +65,8 @@ class RequestBodies:
         max_bytes: int = limits.MAX_BODY_BYTES,
         max_large_bytes_per_client: int = limits.MAX_LARGE_BYTES,
     ) -> None:
+        """Accept bodies of `media_types` with at most `max_bytes` each. Large ones of a client, which are received or
+        handled at the same time, have at most `max_large_bytes_per_client`, and one more."""
         self._media_types = media_types
         self._max_bytes = max_bytes
         self._max_large_bytes_per_client = max_large_bytes_per_client

@@ -125,7 +125,10 @@ class BackgroundServer:
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Stop accepting connections, close those without a request, and wait for the others."""
+        """Stop accepting connections, close those without a request, and wait at most `close_seconds` for the others.
+
+        The event loop reads `should_exit` within 0.1 s.
+        """
         self._server.should_exit = True
         self._thread.join(self._close_seconds)
 

@@ -74,7 +74,10 @@ class FairSemaphore:
 
 
 class Turns:
-    """Work for the clients of a server, in turns. Work for large bodies has turns of its own."""
+    """Work for the clients of a server, in turns. Work for large bodies has turns of its own.
+
+    All methods are called in the thread of the event loop; the threads of the pool only run what `compute` is given.
+    """
 
     def __init__(self, rest_ratio: float = 0.0) -> None:
         """`rest_ratio` as in `FairSemaphore`."""
