@@ -141,7 +141,12 @@ async def _receive_in_time(request: Request, num_bytes: int) -> bytes:
     seconds = limits.BODY_SECONDS + num_bytes / limits.BODY_BYTES_PER_SECOND
     try:
         async with asyncio.timeout(seconds):
-            return b"".join([part async for part in request.stream()])
+            body = (
+                bytearray()
+            )  # a list of parts takes twice the processor time: each part is memory that the kernel clears
+            async for part in request.stream():
+                body += part
+            return bytes(body)
     except TimeoutError:
         message = f"the body did not arrive within {seconds:.0f} seconds"
         raise RequestError(message, status=408, code="timeout") from None
