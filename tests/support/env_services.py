@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from quintet.runtime.env_service.app import ServiceSettings
 from quintet.runtime.env_service.served_envs import ServedEnvs
 from quintet.runtime.env_service.server import EnvServiceServer
-from quintet.runtime.serving.address import Address
+from quintet.runtime.http_service.address import Address
 
 
 @contextmanager

@@ -118,7 +118,7 @@ def test_the_pages_commands_do_what_it_says(serve: Serve, tmp_path: Path) -> Non
     for command in commands:
         script = quintet + command.replace("8000", str(port)).replace("curl ", "curl --fail-with-body ")
         done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120
+            ["bash", "-euo", "pipefail", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=300
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         output += done.stdout
@@ -128,7 +128,7 @@ def test_the_pages_commands_do_what_it_says(serve: Serve, tmp_path: Path) -> Non
     assert '"sessions": {"episode-1": 1}' in output
     assert json.loads((tmp_path / "runs/eval-mine-frozenlake/results.json").read_text())["answers"] == 8
     assert json.loads((tmp_path / "runs/sums/results.json").read_text())["answers"] == 4
-    done = subprocess.run([sys.executable, "-c", python], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", python], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(" 1.0\n")
     ended(process, signal.SIGTERM)

@@ -22,7 +22,7 @@ from quintet.errors import SIGNALLED, MachineError
 if TYPE_CHECKING:
     from quintet.config.composed import ComposedConfig
     from quintet.pipelines.model_lookup import StoredModel
-    from quintet.runtime.serving.address import Address
+    from quintet.runtime.http_service.address import Address
     from quintet.runtime.serving.build import ServedModel
 
 POLL_SECONDS = 0.2
@@ -37,7 +37,7 @@ def run(model: str, overrides: list[str], options: ServeOptions) -> int:
         MachineError: The model cannot be read, the port is in use, or the engine died.
     """
     silence_transformers()
-    from quintet.runtime.serving.address import Address
+    from quintet.runtime.http_service.address import Address
 
     address = Address(options.host, options.port, options.token or os.environ.get("QUINTET_TOKEN") or None)
     address.check()

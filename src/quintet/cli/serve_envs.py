@@ -11,7 +11,7 @@ from contextlib import closing
 from quintet.cli.options import ServeEnvsOptions
 from quintet.errors import SIGNALLED, MachineError
 from quintet.hardware import is_installed
-from quintet.runtime.serving.address import Address
+from quintet.runtime.http_service.address import Address
 
 POLL_SECONDS = 0.2
 """Interval at which stop requests are checked."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from quintet.cli.status import RUNS, find_run
 from quintet.errors import MachineError
 from quintet.hardware import extra_packages, install_command
-from quintet.runtime.serving.address import Address
+from quintet.runtime.http_service.address import Address
 
 
 def run(targets: Sequence[str], host: str, port: int, *, in_terminal: bool) -> None:
@@ -26,8 +26,9 @@ def run(targets: Sequence[str], host: str, port: int, *, in_terminal: bool) -> N
         return
     address = Address(host, port, os.environ.get("QUINTET_TOKEN") or None)
     address.check()
+    from quintet.runtime.http_service.server import listen
     from quintet.viewer.run_catalog import RunCatalog
-    from quintet.viewer.server import listen, serve
+    from quintet.viewer.server import serve
 
     listener = listen(address)
     suffix = "?token=…" if address.token else ""

@@ -9,8 +9,8 @@ from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 
 from quintet.errors import MachineError, UserError
-from quintet.runtime.serving.address import Address
-from quintet.runtime.serving.request_schema import RequestError
+from quintet.runtime.http_service.address import Address
+from quintet.runtime.http_service.request_error import RequestError
 from quintet.viewer.episode_routes import EpisodeRoutes
 from quintet.viewer.metric_routes import metric_routes
 from quintet.viewer.page import assets, page_html, security_policy

@@ -22,8 +22,9 @@ from quintet.policies.reward_model import _SequenceEncoder
 from quintet.policies.tiny_models import train_tokenizer
 from quintet.records import PromptRow
 from quintet.rollout.chat.chat_format import ChatFormat
+from quintet.runtime.http_service.request_error import RequestError
 from quintet.runtime.serving.body_parts import Message
-from quintet.runtime.serving.request_schema import ChatBody, RequestError
+from quintet.runtime.serving.request_schema import ChatBody
 from quintet.runtime.serving.tokenization import ChatTokenizer
 
 TALK: tuple[dict[str, Any], ...] = (

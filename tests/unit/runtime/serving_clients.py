@@ -15,7 +15,7 @@ from quintet.policies.model_loading import load_model, load_tokenizer
 from quintet.rollout.engines.async_engine import AsyncEngine
 from quintet.rollout.engines.grammars import GrammarCompiler
 from quintet.rollout.engines.hf.engine import HfEngine
-from quintet.runtime.serving.address import Address
+from quintet.runtime.http_service.address import Address
 from quintet.runtime.serving.request_handler import RequestHandler
 from quintet.runtime.serving.server import ServingServer
 from quintet.runtime.serving.tokenization import ChatTokenizer

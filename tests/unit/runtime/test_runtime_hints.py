@@ -24,9 +24,9 @@ from quintet.runtime import learner_checkpoint, megatron_backend
 from quintet.runtime.dtypes import stored_dtype
 from quintet.runtime.embodied import rollout_runner
 from quintet.runtime.engines import load_policy_tokenizer
+from quintet.runtime.http_service.address import Address
 from quintet.runtime.ray_cluster import launcher
 from quintet.runtime.serving import build
-from quintet.runtime.serving.address import Address
 from quintet.runtime.serving.server import ServingServer
 from quintet.runtime.standalone.engine_weights import checked_transfer
 from quintet.training.checkpoint.checkpoint import Checkpoint
@@ -198,7 +198,7 @@ EXEMPT = (
         for function in (
             "engine_group.py _revive_dead",
             "remote_call.py _decode_result_of",
-            "env_service/server.py __init__",
+            "http_service/server.py __init__",
             "env_service/worker_pool.py check_platform",
             "standalone/listener.py wait_for",
             "standalone/messages.py _decode_error",

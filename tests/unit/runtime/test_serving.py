@@ -683,7 +683,7 @@ class TestSession:
 
 def test_a_port_that_is_taken_is_told(client: Client) -> None:
     from quintet.errors import ConfigError, MachineError
-    from quintet.runtime.serving.address import Address
+    from quintet.runtime.http_service.address import Address
 
     port = int(client.url.rpartition(":")[2])
     with pytest.raises(MachineError, match="cannot listen on"):

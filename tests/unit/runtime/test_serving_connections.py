@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from serving_clients import Client, hf_engine, served
 
-from quintet.runtime.serving import connection_server, connections, request_handler
-from quintet.runtime.serving.address import Address
-from quintet.runtime.serving.connection_server import ConnectionServer
-from quintet.runtime.serving.connections import Connection, ConnectionTable, FairSemaphore
-from quintet.runtime.serving.request_schema import RequestError
+from quintet.runtime.http_service import limits
+from quintet.runtime.serving import request_handler
 
 COMPLETE = "/v1/completions"
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -28,7 +23,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: appli
 @pytest.fixture(scope="module")
 def client(policy_directory: Path) -> Iterator[Client]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connection_server, "max_connections", lambda: 8)
+        patch.setattr(limits, "max_connections", lambda: 8)
         with served(hf_engine(policy_directory), policy_directory) as made:
             yield made
 
@@ -50,13 +45,13 @@ def answer(connection: socket.socket) -> bytes:
 
 
 def test_silent_connections_are_closed(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(limits, "HEAD_SECONDS", 0.2)
     for sent in (b"", b"POST /v1/comp", HEAD):
         assert answer(open_connection(client, sent)) == b""
 
 
 def test_a_body_that_arrives_byte_by_byte_is_given_up(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "BODY_SECONDS", 0.4)
+    monkeypatch.setattr(limits, "BODY_SECONDS", 0.4)
     connection = open_connection(client, HEAD + b"Content-Length: 100\r\n\r\n")
 
     def drip() -> None:
@@ -86,6 +81,27 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_sent(client: Client) -
     assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
 
 
+def test_a_size_that_a_transfer_encoding_replaces_is_refused(client: Client) -> None:
+    head = HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+    connection = open_connection(client, head + b"100000\r\n")
+    assert connection.recv(100).startswith(b"HTTP/1.1 411 ")
+
+
+def test_targets_that_are_no_path_of_the_server_are_refused(client: Client) -> None:
+    """As proxies get them: the server is no proxy, and no other path gets around the token."""
+    for target in (b"http://localhost/v1/models", b"http://other.example/health", b"localhost:80", b"*"):
+        connection = open_connection(client, b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % target)
+        assert connection.recv(1000).startswith(b"HTTP/1.1 404 ")
+
+
+def test_an_http_1_0_client_is_served(client: Client) -> None:
+    body = json.dumps({"prompt": "a", "max_tokens": 2, "ignore_eos": True, "stream": True}).encode()
+    head = HEAD.replace(b"HTTP/1.1", b"HTTP/1.0") + b"Content-Length: %d\r\n\r\n" % len(body)
+    response = answer(open_connection(client, head + body))
+    assert b" 200 OK\r\n" in response
+    assert response.endswith(b"data: [DONE]\n\n")
+
+
 def test_connections_without_requests_make_room_for_new_ones(client: Client) -> None:
     silent = [open_connection(client, source=f"127.0.0.{2 + number % 3}") for number in range(20)]
     for _ in range(3):
@@ -101,101 +117,3 @@ def test_a_client_with_too_many_requests_is_told_to_retry(client: Client, monkey
     response = connection.getresponse()
     assert (response.status, response.headers["Retry-After"]) == (429, "1")
     assert client.ask(COMPLETE, {"prompt": "a", "max_tokens": 1, "n": 3})["choices"], "finished ones do not count"
-
-
-def table(maximum: int) -> tuple[ConnectionTable, Any]:
-    made = ConnectionTable(maximum)
-
-    def add(client: str, *, busy: bool) -> Connection | None:
-        connection = made.add(client, socket.socket())
-        if connection is not None:
-            connection.is_reading = not busy
-        return connection
-
-    return made, add
-
-
-def test_a_client_has_at_most_half_of_the_connections() -> None:
-    _, add = table(8)
-    assert [add("a", busy=True) is not None for _ in range(6)] == [True] * 4 + [False] * 2
-    assert [add("b", busy=True) is not None for _ in range(4)] == [True] * 4
-    assert add("c", busy=False) is None, "all are in use"
-
-
-def test_large_bodies_are_limited_by_client_and_in_total(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "MAX_LARGE_BYTES", 4 << 20)
-    monkeypatch.setattr(connections, "MAX_LARGE_BYTES_PER_CLIENT", 2 << 20)
-    made, add = table(20)
-
-    async def begins(client: str) -> bool:
-        """Return whether a body is accepted; it may have to wait for its turn."""
-        body = made.body(add(client, busy=False), 1 << 20)
-        receiving = asyncio.ensure_future(body.__aenter__())
-        accepted.append((body, receiving))
-        await asyncio.sleep(0)
-        return not receiving.done() or not isinstance(receiving.exception(), RequestError)
-
-    async def main() -> None:
-        assert [await begins("a") for _ in range(3)] == [True, True, False]
-        assert [await begins("b") for _ in range(3)] == [True, True, False]
-        assert not await begins("c")
-        for _, receiving in accepted:
-            receiving.cancel()
-
-    accepted: list[tuple[Any, asyncio.Future[None]]] = []
-    asyncio.run(main())
-
-
-def test_clients_take_turns_for_permits() -> None:
-    order = list[str]()
-
-    async def main() -> None:
-        semaphore = FairSemaphore(1)
-        await semaphore.acquire("a")
-
-        async def wait(client: str) -> None:
-            await semaphore.acquire(client)
-            order.append(client)
-            semaphore.release(0.0)
-
-        waiting = [asyncio.ensure_future(wait(client)) for client in ("a", "a", "a", "b")]
-        cancelled = asyncio.ensure_future(wait("c"))
-        await asyncio.sleep(0)
-        cancelled.cancel()
-        semaphore.release(0.0)
-        await asyncio.wait_for(asyncio.gather(*waiting), 10)
-
-    asyncio.run(main())
-    assert order == ["a", "b", "a", "a"]
-
-
-def test_work_for_connections_leaves_time_for_the_engine() -> None:
-    """A permit that was used for 20 ms rests for 40."""
-
-    async def main() -> float:
-        semaphore = FairSemaphore(1, rest_ratio=2.0)
-        await semaphore.acquire("a")
-        started = time.monotonic()
-        semaphore.release(0.02)
-        await asyncio.wait_for(semaphore.acquire("a"), 10)
-        return time.monotonic() - started
-
-    assert 0.04 <= asyncio.run(main()) < 1
-
-
-def test_closing_a_server_ends_while_its_clients_leave() -> None:
-    """The last connection may end in the same turn of the event loop as the server stops listening."""
-
-    async def wait(connection: Connection, _table: ConnectionTable) -> None:
-        await asyncio.get_running_loop().sock_recv(connection.socket, 1)
-
-    for _ in range(200):
-        server = ConnectionServer(Address("127.0.0.1", 0), wait)
-        clients = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(3)]
-        leaving = threading.Thread(target=lambda clients=clients: [client.close() for client in clients])
-        closing = threading.Thread(target=server.close, daemon=True)
-        leaving.start()
-        closing.start()
-        closing.join(10)
-        leaving.join()
-        assert not closing.is_alive()

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from quintet.policies.model_loading import load_tokenizer
 from quintet.records import FinishReason, Generation, Request
+from quintet.runtime.http_service.request_error import RequestError
 from quintet.runtime.serving.request_schema import (
     UNSUPPORTED_FIELDS,
     ChatBody,
     CompletionBody,
     GenerateBody,
-    RequestError,
     parse,
 )
 from quintet.runtime.serving.tokenization import ChatTokenizer, StreamingText

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from quintet.runtime.serving.address import Address
+from quintet.runtime.http_service.address import Address
 from quintet.tracking.image_files import write_image
 from quintet.tracking.run_directory import RunDirectory
 from quintet.viewer.app import build_app

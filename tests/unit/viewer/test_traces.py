@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 
 from quintet import trace
 from quintet.errors import MachineError
-from quintet.runtime.serving.address import Address
+from quintet.runtime.http_service.address import Address
 from quintet.trace import TraceRecorder
 from quintet.viewer import traces
 from quintet.viewer.app import build_app

@@ -10,22 +10,23 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from quintet import __version__
 from quintet.envs.service.payload import CONTENT_TYPES, JSON, MSGPACK, Format, join_payloads
-from quintet.runtime.env_service.request_guard import RequestGuard, error_body
+from quintet.runtime.env_service.request_bodies import JsonBodies
 from quintet.runtime.env_service.schema import EnvsBody, ExchangeBody, ExchangeItem, ResetBody, SessionBody, StepBody
 from quintet.runtime.env_service.served_envs import ServedEnvs
 from quintet.runtime.env_service.sessions import Call, Session, SessionLimits, SessionTable
 from quintet.runtime.env_service.vagen_routes import vagen_router
 from quintet.runtime.env_service.worker_pool import WorkerPool
-from quintet.runtime.serving.address import Address
-from quintet.runtime.serving.request_schema import RequestError
+from quintet.runtime.http_service import limits
+from quintet.runtime.http_service.address import Address
+from quintet.runtime.http_service.request_error import RequestError
+from quintet.runtime.http_service.request_guard import RequestGuard
 
-MAX_BODY_BYTES = 16 << 20
-"""Maximum size of a request's body."""
+OPEN_PATHS = frozenset({"/health", "/docs", "/openapi.json"})
+"""Paths without a token; their responses contain no data of clients."""
 IDLE_CHECKS_PER_TIME_LIMIT = 8
 DESCRIPTION = """
 A session has the environments of one client; its id is a secret. One request steps any number of environments. Results
@@ -47,7 +48,7 @@ class ServiceSettings:
     """Time limit of a reset or of the actions of one step."""
     memory_bytes: int | None = None
     """Address space limit of a worker process."""
-    max_body_bytes: int = MAX_BODY_BYTES
+    max_body_bytes: int = limits.MAX_BODY_BYTES
     limits: SessionLimits = field(default_factory=SessionLimits)
 
 
@@ -71,10 +72,12 @@ def build_app(envs: ServedEnvs, settings: ServiceSettings) -> FastAPI:
         lifespan=lifespan,
         redoc_url=None,
     )
-    app.add_middleware(RequestGuard, address=settings.address, max_body_bytes=settings.max_body_bytes)
-    app.add_exception_handler(RequestError, _send_error)
-    app.add_exception_handler(HTTPException, _send_http_error)
-    app.add_exception_handler(RequestValidationError, _send_validation_error)
+    app.add_middleware(JsonBodies, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(
+        RequestGuard, address=settings.address, error_body=RequestError.plain_body, open_paths=OPEN_PATHS
+    )
+    app.add_exception_handler(HTTPException, _raise_request_error)
+    app.add_exception_handler(RequestValidationError, _raise_request_error)
     app.include_router(_service_router(envs, sessions, pool))
     app.include_router(_session_router(envs, sessions))
     app.include_router(_batch_router(sessions))
@@ -88,27 +91,17 @@ async def _close_idle(sessions: SessionTable) -> None:
         sessions.close_idle()
 
 
-async def _send_error(_: Request, error: Exception) -> JSONResponse:
-    if not isinstance(error, RequestError):
-        raise error
-    headers = {"Retry-After": "1"} if error.status == 503 else None
-    return JSONResponse(error_body(error), error.status, headers)
-
-
-async def _send_http_error(_: Request, error: Exception) -> JSONResponse:
-    """Respond to unknown paths, and to bodies that are no JSON."""
-    if not isinstance(error, HTTPException):
-        raise error
-    return JSONResponse({"error": str(error.detail), "code": "bad_request"}, error.status_code)
-
-
-async def _send_validation_error(_: Request, error: Exception) -> JSONResponse:
-    if not isinstance(error, RequestValidationError):
-        raise error
-    problems = [
-        f"{'.'.join(map(str, problem['loc'][1:])) or 'body'}: {problem['msg']}" for problem in error.errors()[:8]
-    ]
-    return JSONResponse({"error": "; ".join(problems), "code": "bad_request"}, 400)
+async def _raise_request_error(_: Request, error: Exception) -> Response:
+    """Convert errors of FastAPI: unknown paths, and bodies that are not JSON or not as documented."""
+    match error:
+        case HTTPException():
+            raise RequestError(str(error.detail), status=error.status_code, code="bad_request") from error
+        case RequestValidationError():
+            problems = [
+                f"{'.'.join(map(str, item['loc'][1:])) or 'body'}: {item['msg']}" for item in error.errors()[:8]
+            ]
+            raise RequestError("; ".join(problems), code="bad_request") from error
+    raise error
 
 
 def _service_router(envs: ServedEnvs, sessions: SessionTable, pool: WorkerPool) -> APIRouter:

@@ -15,7 +15,7 @@ from quintet.envs.custom_env import load_env_class
 from quintet.envs.simulators.registry import SIMULATORS, is_simulator_class, load_simulator, simulator_module
 from quintet.errors import ConfigError, nearest
 from quintet.registry import load_user_object
-from quintet.runtime.serving.request_schema import RequestError
+from quintet.runtime.http_service.request_error import RequestError
 
 
 class ServedEnvs:

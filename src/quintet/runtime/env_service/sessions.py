@@ -12,7 +12,7 @@ from typing import Any
 from quintet.envs.service.payload import Format, encode_payload
 from quintet.runtime.env_service.env_worker import UNKNOWN
 from quintet.runtime.env_service.worker_pool import Batch, EnvWorker, WorkerPool
-from quintet.runtime.serving.request_schema import RequestError
+from quintet.runtime.http_service.request_error import RequestError
 
 CREATES = ("start", "vagen_create", "robots_start")
 """Methods that create an env that does not exist."""

@@ -18,7 +18,7 @@ from quintet.errors import ConfigError
 from quintet.runtime.env_service.schema import MAX_REQUESTS, EnvName, StartSeed
 from quintet.runtime.env_service.served_envs import ServedEnvs
 from quintet.runtime.env_service.sessions import Call, SessionTable
-from quintet.runtime.serving.request_schema import RequestError
+from quintet.runtime.http_service.request_error import RequestError
 
 
 class VagenEnv(BaseModel):

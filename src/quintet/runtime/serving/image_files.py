@@ -16,8 +16,8 @@ from quintet.data.row_images import rgb_pixels
 from quintet.policies.vision.image_processing import ImageProcessor
 from quintet.records import ImageInput
 from quintet.rollout.chat.image_prompts import image_marker
+from quintet.runtime.http_service.request_error import RequestError
 from quintet.runtime.serving.body_parts import ImagePart, Message
-from quintet.runtime.serving.request_schema import RequestError
 
 FORMATS: Mapping[str, str] = {"image/png": "PNG", "image/jpeg": "JPEG", "image/webp": "WEBP", "image/gif": "GIF"}
 """Pillow's format of each supported media type."""

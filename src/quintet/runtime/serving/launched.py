@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 from quintet.config.native.experiment import Experiment
-from quintet.runtime.serving.address import Address
+from quintet.runtime.http_service.address import Address
 from quintet.runtime.serving.launch_settings import LaunchSettings
 
 

@@ -15,6 +15,7 @@ from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.async_engine import AsyncEngine, EngineDeadError, PendingRequests
 from quintet.rollout.engines.grammars import GrammarCompiler
 from quintet.rollout.sessions import Exchange, Prompt, Session
+from quintet.runtime.http_service.request_error import RequestError
 from quintet.runtime.serving.image_files import read_images
 from quintet.runtime.serving.request_schema import (
     Body,
@@ -22,7 +23,6 @@ from quintet.runtime.serving.request_schema import (
     CompletionBody,
     GenerateBody,
     OpenAiBody,
-    RequestError,
 )
 from quintet.runtime.serving.tokenization import ChatTokenizer, Response
 from quintet.seeds import derive_seed

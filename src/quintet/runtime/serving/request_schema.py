@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 from quintet.errors import nearest
 from quintet.records import StructuredOutput
 from quintet.rollout.chat.tool_calls import call_schema
+from quintet.runtime.http_service.request_error import RequestError
 from quintet.runtime.serving.body_parts import (
     Function,
     Message,
@@ -38,30 +39,6 @@ Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 P = TypeVar("P", str, Tokens)
 Prompts = Annotated[list[P], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
-
-
-class RequestError(Exception):
-    """Rejected request, with HTTP status and the `type`, `code` and `param` of OpenAI's errors."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: int = 400,
-        kind: str = "invalid_request_error",
-        code: str | None = None,
-        param: str | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.status = status
-        self.kind = kind
-        self.code = code
-        self.param = param
-
-    def body(self) -> dict[str, Any]:
-        """Return the body of the error response."""
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
 
 class Body(Part):

@@ -12,8 +12,9 @@ from quintet.data.chat_template_renderer import TemplateLimitError, TemplateRend
 from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.chat.image_prompts import ImagePrompts
 from quintet.rollout.chat.tool_calls import FORCED_START, PROBE_TOOL, overlap, renders_tool_calls
+from quintet.runtime.http_service.request_error import RequestError
 from quintet.runtime.serving.body_parts import Message
-from quintet.runtime.serving.request_schema import ChatBody, RequestError
+from quintet.runtime.serving.request_schema import ChatBody
 from quintet.runtime.serving.token_bytes import TokenBytes
 
 if TYPE_CHECKING:

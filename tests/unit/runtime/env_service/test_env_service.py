@@ -27,7 +27,7 @@ from quintet.runtime.env_service.env_worker import _Episode
 from quintet.runtime.env_service.served_envs import ServedEnvs
 from quintet.runtime.env_service.server import EnvServiceServer
 from quintet.runtime.env_service.sessions import SessionLimits
-from quintet.runtime.serving.request_schema import RequestError
+from quintet.runtime.http_service.request_error import RequestError
 
 ENVS = """
 import os, time, signal

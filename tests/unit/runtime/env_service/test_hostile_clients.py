@@ -23,8 +23,8 @@ from quintet.envs.service.png import MAX_PIXELS, SIGNATURE, decode_png
 from quintet.errors import ConfigError
 from quintet.runtime.env_service.server import EnvServiceServer
 from quintet.runtime.env_service.sessions import SessionLimits
-from quintet.runtime.serving import connections
-from quintet.runtime.serving.address import Address
+from quintet.runtime.http_service import limits
+from quintet.runtime.http_service.address import Address
 
 TOKEN = "the right token"
 SECRET = "a file that nobody serves"
@@ -39,8 +39,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnvServiceServe
         env_service("frozenlake", limits=SessionLimits(max_sessions=32), max_body_bytes=1 << 20) as server,
     ):
         patch.chdir(folder)
-        patch.setattr(connections, "BODY_SECONDS", 1.0)
-        patch.setattr(connections, "HEAD_SECONDS", 1.0)
+        patch.setattr(limits, "BODY_SECONDS", 1.0)
+        patch.setattr(limits, "HEAD_SECONDS", 1.0)
         yield server
 
 

@@ -23,7 +23,7 @@ from quintet.records import Outcome
 from quintet.runtime.env_service.served_envs import ServedEnvs
 from quintet.runtime.env_service.server import EnvServiceServer
 from quintet.runtime.env_service.sessions import SessionLimits
-from quintet.runtime.serving.request_schema import RequestError
+from quintet.runtime.http_service.request_error import RequestError
 
 OPTIONS = {"success": {1: [2], 3: [5], 4: [4], 7: [1]}}
 ACTIONS = np.ones((4, 3, 2), np.float32)

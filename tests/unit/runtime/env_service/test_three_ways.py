@@ -202,7 +202,7 @@ def _weights(actions: Sequence[str]) -> list[int]:
 
 
 @pytest.mark.parametrize("way", ["service", "env hosts in threads", "Ray"])
-@pytest.mark.parametrize("overrides", cases())
+@pytest.mark.parametrize("overrides", tuple(cases()))
 def test_episodes_are_those_of_one_process_in_the_same_order(
     ways: Backends, overrides: Sequence[str], way: str
 ) -> None:

@@ -19,7 +19,7 @@ from quintet.envs.svg.icons import icon_code
 from quintet.records import Observation, Step
 from quintet.runtime.env_service.served_envs import ServedEnvs
 from quintet.runtime.env_service.vagen_episode import VagenEpisode
-from quintet.runtime.serving.request_schema import RequestError
+from quintet.runtime.http_service.request_error import RequestError
 
 FIRST, SECOND = (np.random.default_rng(seed).integers(0, 256, (6, 5, 3), dtype=np.uint8) for seed in range(2))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from quintet.errors import ConfigError
-from quintet.runtime.serving.request_schema import RequestError
+from quintet.runtime.http_service.request_error import RequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,7 @@ class Address:
     """Address to listen on. Clients on other machines need the `token`."""
 
     host: str = "127.0.0.1"
+    """Name or IP address of this machine."""
     port: int = 8000
     """0 selects a free port."""
     token: str | None = None

@@ -1,0 +1,152 @@
+"""Checks of a request before it is handled: token, host, type, size and time of its body."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from quintet.runtime.http_service import limits
+from quintet.runtime.http_service.address import Address
+from quintet.runtime.http_service.request_error import RequestError
+
+ErrorBody = Callable[[RequestError], Mapping[str, Any]]
+"""Returns the JSON body of an error response."""
+
+
+class RequestGuard:
+    """ASGI middleware that authenticates requests, and responds to a `RequestError` of the application, which it raises
+    before its response has begun."""
+
+    def __init__(
+        self, app: ASGIApp, address: Address, error_body: ErrorBody, open_paths: Collection[str] = ("/health",)
+    ) -> None:
+        """`open_paths` need no token; their responses contain no data of clients."""
+        self._app = app
+        self._address = address
+        self._error_body = error_body
+        self._open_paths = open_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request, or respond with an error."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        try:
+            if scope["path"].rstrip("/") not in self._open_paths:
+                self._address.authenticate(headers.get("authorization", ""), headers.get("host", ""))
+            await self._app(scope, receive, send)
+        except RequestError as error:
+            response = json_response(self._error_body(error), error.status)
+            # the client does not send the announced body, or only slowly; uvicorn discards other unread bodies
+            if "expect" in headers or error.status == 408:
+                response.headers["Connection"] = "close"
+            await response(scope, receive, send)
+        except ClientDisconnect:
+            return
+
+
+class RequestBodies:
+    """The bodies that a server receives at the same time, with their limits."""
+
+    def __init__(
+        self,
+        media_types: Collection[str],
+        *,
+        max_bytes: int = limits.MAX_BODY_BYTES,
+        max_large_bytes_per_client: int = limits.MAX_LARGE_BYTES,
+    ) -> None:
+        """Accept bodies of `media_types` with at most `max_bytes` each. Large ones of a client, which are received or
+        handled at the same time, have at most `max_large_bytes_per_client`, and one more."""
+        self._media_types = media_types
+        self._max_bytes = max_bytes
+        self._max_large_bytes_per_client = max_large_bytes_per_client
+        self._large_bytes: Counter[str] = Counter()
+        """Sizes of the large bodies that are received or handled, by client."""
+
+    @asynccontextmanager
+    async def receive(self, request: Request) -> AsyncIterator[bytes]:
+        """Receive the body of a request; it counts as handled at the end of the context.
+
+        Raises:
+            RequestError: it is not accepted, or arrives too slowly.
+            ClientDisconnect: the client has disconnected.
+        """
+        num_bytes = self._declared_bytes(request.headers)
+        client = client_host(request)
+        large_bytes = num_bytes if num_bytes > limits.LARGE_BODY_BYTES else 0
+        if large_bytes:
+            self._check_large_bytes(client)
+        self._large_bytes[client] += large_bytes
+        try:
+            yield await _receive_in_time(request, num_bytes)
+        finally:
+            self._large_bytes[client] -= large_bytes
+            self._large_bytes += Counter()  # drops clients without large bodies
+
+    def _declared_bytes(self, headers: Mapping[str, str]) -> int:
+        """Return the size of the body.
+
+        Raises:
+            RequestError: it has none, or a wrong type, or is too long.
+        """
+        if media_type(headers) not in self._media_types:
+            message = f"Content-Type must be {' or '.join(self._media_types)}"
+            raise RequestError(message, status=415, code="unsupported_media_type")
+        if headers.get("content-encoding", "identity") != "identity":
+            raise RequestError("send the body uncompressed", status=415, code="unsupported_media_type")
+        # a Transfer-Encoding would take precedence over the size that is checked
+        if "content-length" not in headers or "transfer-encoding" in headers:
+            raise RequestError("send a Content-Length", status=411, code="length_required")
+        num_bytes = int(headers["content-length"])
+        if num_bytes > self._max_bytes:
+            message = f"the body is larger than {self._max_bytes / (1 << 20):g} MiB"
+            raise RequestError(message, status=413, code="too_large")
+        return num_bytes
+
+    def _check_large_bytes(self, client: str) -> None:
+        is_client_full = self._large_bytes[client] >= self._max_large_bytes_per_client
+        if is_client_full or self._large_bytes.total() >= limits.MAX_LARGE_BYTES:
+            message = "the server is receiving too many large bodies: try again later"
+            raise RequestError(message, status=503, kind="server_error", code="overloaded")
+
+
+def json_response(body: Mapping[str, Any], status: int = 200) -> Response:
+    """Return a response of JSON; a busy server asks the client to try again after a second."""
+    headers = {"Retry-After": "1"} if status in (429, 503) else None
+    return Response(json.dumps(body), status, headers, "application/json")
+
+
+def client_host(request: Request) -> str:
+    """Return the IP address of a request's client."""
+    return "" if request.client is None else request.client.host
+
+
+def media_type(headers: Mapping[str, str]) -> str:
+    """Return the media type of a request's body."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def _receive_in_time(request: Request, num_bytes: int) -> bytes:
+    """Return a body of that size; raises as `RequestBodies.receive`."""
+    seconds = limits.BODY_SECONDS + num_bytes / limits.BODY_BYTES_PER_SECOND
+    try:
+        async with asyncio.timeout(seconds):
+            body = (
+                bytearray()
+            )  # a list of parts takes twice the processor time: each part is memory that the kernel clears
+            async for part in request.stream():
+                body += part
+            return bytes(body)
+    except TimeoutError:
+        message = f"the body did not arrive within {seconds:.0f} seconds"
+        raise RequestError(message, status=408, code="timeout") from None

@@ -1,0 +1,252 @@
+"""Routes of the OpenAI-compatible server, and clients that disconnect."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from quintet.rollout.engines.async_engine import EngineDeadError
+from quintet.rollout.engines.engine import Engine
+from quintet.runtime.http_service import limits
+from quintet.runtime.http_service.request_error import RequestError
+from quintet.runtime.http_service.request_guard import RequestBodies, client_host, json_response
+from quintet.runtime.http_service.turns import Turns
+from quintet.runtime.memory import return_freed_memory
+from quintet.runtime.serving.request_handler import PendingCompletion, RequestHandler
+from quintet.runtime.serving.request_schema import (
+    ChatBody,
+    CompletionBody,
+    GenerateBody,
+    OpenAiBody,
+    RewardBody,
+    parse,
+)
+from quintet.runtime.serving.responses import completion_body, generate_body, iter_events, load_status_body, models_body
+
+T = TypeVar("T")
+MAX_LARGE_BYTES_PER_CLIENT = 128 << 20
+"""Maximum size of all large bodies of a client that are received or parsed at the same time."""
+REST_RATIO = 3.0
+"""Rest after parsing and tokenizing, in multiples of its processor time: it holds the interpreter lock, which the
+engine's thread needs, too."""
+SESSION_HEADER = "x-quintet-session"
+SESSION_PATH = re.compile(r"/sessions/([^/]+)(/.*)?")
+
+
+class ServingApp:
+    """ASGI application of a request handler. Its errors before a response are `RequestError`."""
+
+    def __init__(self, handler: RequestHandler, turns: Turns) -> None:
+        self._handler = handler
+        self._turns = turns
+        self._bodies = RequestBodies(("application/json",), max_large_bytes_per_client=MAX_LARGE_BYTES_PER_CLIENT)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request of any method.
+
+        Raises:
+            RequestError: it is refused, or fails before the response has begun.
+            ClientDisconnect: the client has disconnected.
+        """
+        if scope["type"] != "http":
+            return
+        request = Request(scope, receive)
+        path = scope["path"].rstrip("/") or "/"
+        if path == "/health" and request.method == "GET":
+            await self._health()(scope, receive, send)
+            return
+        session = request.headers.get(SESSION_HEADER, "")
+        if match := SESSION_PATH.fullmatch(path):
+            session, path = match[1], match[2] or "/session"
+        route = _ROUTES.get(path)
+        is_hidden = path in _CONTROL_ROUTES and not self._handler.can_sleep
+        if route is None or is_hidden or (path in _SESSION_ROUTES and not session):
+            raise RequestError(f"unknown path {path}", status=404, code="not_found")
+        if request.method not in route:
+            raise RequestError(f"{path} supports only {' or '.join(route)}", status=405, code="method_not_allowed")
+        try:
+            await (await route[request.method](self, request, session))(scope, receive, send)
+        except (RequestError, ClientDisconnect):
+            raise
+        except Exception as error:
+            raise _request_error(error) from error
+
+    async def _with_body(self, request: Request, function: Callable[[bytes], T]) -> T:
+        """Call a function with the body of the request, in another thread; raises as `RequestBodies.receive`."""
+        is_large = False
+        try:
+            async with self._bodies.receive(request) as body:
+                is_large = len(body) > limits.LARGE_BODY_BYTES
+                return await self._turns.compute(client_host(request), partial(function, body), is_large=is_large)
+        finally:
+            if is_large:
+                del body
+                return_freed_memory()
+
+    def _health(self) -> Response:
+        engine_error = self._handler.engine.error
+        if engine_error is not None:
+            message = f"the engine has died: {engine_error}"
+            raise RequestError(message, status=503, kind="server_error", code="engine_gone")
+        return json_response({"status": "ok"})
+
+    async def _models(self, _: Request, __: str) -> Response:
+        return json_response(models_body(self._handler))
+
+    async def _set_asleep(self, request: Request, _: str, *, asleep: bool) -> Response:
+        def change(engine: Engine) -> None:
+            return engine.sleep() if asleep else engine.wake_up()
+
+        await self._turns.compute(client_host(request), lambda: self._handler.engine.call(change))
+        return json_response({"asleep": asleep})
+
+    async def _load(self, _: Request, __: str) -> Response:
+        return json_response(load_status_body(self._handler.engine))
+
+    async def _sessions(self, _: Request, __: str) -> Response:
+        return json_response({"sessions": self._handler.sessions()})
+
+    async def _session(self, request: Request, session: str) -> Response:
+        exchanges = self._handler.session(session).exchanges
+        lines = await self._turns.compute(
+            client_host(request), lambda: "".join(f"{exchange.to_json()}\n" for exchange in exchanges)
+        )
+        return Response(lines, media_type="application/jsonl")
+
+    async def _end_session(self, _: Request, session: str) -> Response:
+        self._handler.end_session(session)
+        return json_response({"deleted": session})
+
+    async def _reward(self, request: Request, session: str) -> Response:
+        body = await self._with_body(request, lambda data: parse(RewardBody, data))
+        self._handler.session(session).reward(body.reward)
+        return json_response({"rewarded": session})
+
+    async def _complete(
+        self, request: Request, session_name: str, *, kind: type[ChatBody | CompletionBody | GenerateBody]
+    ) -> ASGIApp:
+        """Submit a request to the engine."""
+        updates = _Updates()
+
+        def begin(data: bytes) -> PendingCompletion:
+            body = parse(kind, data)
+            session = self._handler.session(session_name, create=True) if session_name else None
+            return self._handler.begin(body, session, client_host(request), updates.notify)
+
+        job = await self._with_body(request, begin)
+        return partial(self._respond, job, updates)
+
+    async def _respond(
+        self, job: PendingCompletion, updates: _Updates, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Send the completion of a request, or abort it if the client disconnects."""
+        watch = asyncio.create_task(updates.watch(receive))
+        try:
+            if isinstance(job.body, OpenAiBody) and job.body.stream:
+                await self._stream(job, updates, send)
+                return
+            while not job.pending.done:
+                await updates.wait()
+            body = await self._turns.compute(job.pending.client, lambda: self._response_body(job))
+            await json_response(body)(scope, receive, send)
+        finally:
+            watch.cancel()
+            self._handler.end(job)
+
+    def _response_body(self, job: PendingCompletion) -> Mapping[str, Any]:
+        finished = [generation for generation in job.pending.generations if generation is not None]
+        choices = [self._handler.choice(job, index, generation) for index, generation in enumerate(finished)]
+        self._handler.record(job, choices)
+        is_openai = isinstance(job.body, OpenAiBody)
+        return completion_body(self._handler, job, choices) if is_openai else generate_body(choices[0])
+
+    async def _stream(self, job: PendingCompletion, updates: _Updates, send: Send) -> None:
+        """Send server-sent events; an error is the last one."""
+        headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        try:
+            async for message in iter_events(self._handler, job, updates.wait):
+                await send({"type": "http.response.body", "body": _event(message), "more_body": True})
+        except ClientDisconnect:
+            raise
+        except Exception as error:  # noqa: BLE001 - any error becomes the last event, and is logged
+            await send({"type": "http.response.body", "body": _event(_request_error(error).body())})
+            return
+        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+
+class _Updates:
+    """Signals of the engine's thread and of the client to the task that waits for a completion."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
+        self._is_disconnected = False
+
+    def notify(self) -> None:
+        """Wake the task; called in any thread."""
+        with suppress(RuntimeError):  # the server is closed
+            self._loop.call_soon_threadsafe(self._event.set)
+
+    async def watch(self, receive: Receive) -> None:
+        """Wake the task when the client disconnects."""
+        while (await receive())["type"] != "http.disconnect":
+            continue
+        self._is_disconnected = True
+        self._event.set()
+
+    async def wait(self) -> None:
+        """Wait for the next update.
+
+        Raises:
+            ClientDisconnect: the client has disconnected.
+        """
+        await self._event.wait()
+        self._event.clear()
+        if self._is_disconnected:
+            raise ClientDisconnect
+
+
+def _request_error(error: Exception) -> RequestError:
+    """Return an error as it is sent to clients; log errors of the server."""
+    match error:
+        case RequestError():
+            return error
+        case EngineDeadError():
+            return RequestError(str(error), status=503, kind="server_error", code="engine_gone")
+        case ValueError():
+            return RequestError(str(error))
+    logging.getLogger(__name__).error("a request failed", exc_info=error)
+    return RequestError(f"{type(error).__name__}: {error}", status=500, kind="server_error")
+
+
+def _event(message: Mapping[str, Any]) -> bytes:
+    return f"data: {json.dumps(message)}\n\n".encode()
+
+
+Route = Mapping[str, Callable[[ServingApp, Request, str], Awaitable[ASGIApp]]]
+_ROUTES: Mapping[str, Route] = {
+    "/v1/models": {"GET": ServingApp._models},
+    "/v1/chat/completions": {"POST": partial(ServingApp._complete, kind=ChatBody)},
+    "/v1/completions": {"POST": partial(ServingApp._complete, kind=CompletionBody)},
+    "/generate": {"POST": partial(ServingApp._complete, kind=GenerateBody)},
+    "/load": {"GET": ServingApp._load},
+    "/sessions": {"GET": ServingApp._sessions},
+    "/session": {"GET": ServingApp._session, "DELETE": ServingApp._end_session},
+    "/reward": {"POST": ServingApp._reward},
+    "/sleep": {"POST": partial(ServingApp._set_asleep, asleep=True)},
+    "/wake_up": {"POST": partial(ServingApp._set_asleep, asleep=False)},
+}
+_CONTROL_ROUTES = frozenset({"/sleep", "/wake_up"})
+"""Routes of servers that a run has started for itself."""
+_SESSION_ROUTES = frozenset({"/session", "/reward"})

@@ -1,0 +1,46 @@
+"""If these fail, the bodies of clients fill the memory of a server."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import pytest
+from starlette.requests import Request
+from starlette.types import Message
+
+from quintet.runtime.http_service import limits
+from quintet.runtime.http_service.request_error import RequestError
+from quintet.runtime.http_service.request_guard import RequestBodies
+
+
+def post_from(client: str, num_bytes: int) -> Request:
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(num_bytes).encode())]
+    return Request({"type": "http", "client": (client, 1), "headers": headers}, receive)
+
+
+def test_large_bodies_are_limited_by_client_and_in_total(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_LARGE_BYTES", 4 << 20)
+    bodies = RequestBodies(("application/json",), max_large_bytes_per_client=2 << 20)
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+
+            async def begins(client: str, num_bytes: int = 1 << 20) -> bool:
+                try:
+                    await stack.enter_async_context(bodies.receive(post_from(client, num_bytes)))
+                except RequestError:
+                    return False
+                return True
+
+            assert [await begins("a") for _ in range(3)] == [True, True, False]
+            assert [await begins("b") for _ in range(3)] == [True, True, False]
+            assert not await begins("c")
+            assert await begins("c", 1000), "small ones are received"
+        async with bodies.receive(post_from("c", 1 << 20)) as body:
+            assert body == b"{}"
+
+    asyncio.run(main())
