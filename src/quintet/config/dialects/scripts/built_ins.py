@@ -12,6 +12,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from quintet.config.dialects.scripts.arithmetic import ASSIGNMENT as ARITHMETIC_ASSIGNMENT
+from quintet.config.dialects.scripts.conditions import Status, all_of, any_of, negated
 from quintet.config.dialects.scripts.shell_variables import MARKER, PROMPTED, Variables
 from quintet.config.dialects.scripts.shell_words import INTEGER, Word, WordReader
 
@@ -40,9 +41,6 @@ BUILT_INS = frozenset(
     )
 )
 SILENT_PROGRAMS = frozenset(("mkdir", "rm", "rmdir", "touch", "sleep", "exec", "cp", "mv", "ulimit"))
-
-Status = bool | None
-"""Whether a command succeeds; None if that is unknown."""
 
 
 class BuiltInReader(WordReader):
@@ -236,6 +234,15 @@ class BuiltInReader(WordReader):
 
     def _test(self, words: Sequence[Word], *, glob: bool) -> Status:
         """Evaluate the words of `[ … ]`, `[[ … ]]` or `test …`."""
+        sources = [word.source for word in words]
+        for separator, combine in (("||", any_of), ("&&", all_of)):
+            if separator in sources and "(" not in sources:
+                position = sources.index(separator)
+                return combine([self._test(each, glob=glob) for each in (words[:position], words[position + 1 :])])
+        return self._comparison(words, glob=glob)
+
+    def _comparison(self, words: Sequence[Word], *, glob: bool) -> Status:
+        """Evaluate the words of a test without `&&` and `||`."""
         if any(word.source == "=~" for word in words):
             self.forget(["BASH_REMATCH"], "can only be evaluated by a shell", self.line)
         # the tilde of `=~` is no home directory
@@ -243,8 +250,7 @@ class BuiltInReader(WordReader):
             case texts if any(map(MARKER.search, texts)):
                 return None
             case ["!", *_]:
-                status = self._test(words[1:], glob=glob)
-                return None if status is None else not status
+                return negated(self._comparison(words[1:], glob=glob))
             case [text]:
                 return text != ""
             case ["-z" | "-n" as name, text]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from quintet.config.dialects.scripts.built_ins import BuiltInReader, Status
+from quintet.config.dialects.scripts.built_ins import BuiltInReader
+from quintet.config.dialects.scripts.conditions import Status, negated
 from quintet.config.dialects.scripts.shell_variables import Variables
 from quintet.config.dialects.scripts.shell_words import BLANKS, OPERATORS
 
@@ -90,7 +91,7 @@ class CommandListReader(BuiltInReader):
         if separator not in ("&&", "||"):
             return self._command()
         skipped_at = separator == "||"
-        runs = None if status is None else status is not skipped_at
+        runs = negated(status) if skipped_at else status
         line = self.line
         result, changed = self._branch(runs, self._command)
         self.forget(changed, "is set on a condition that is not known", line)

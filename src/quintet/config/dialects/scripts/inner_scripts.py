@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 
-from quintet.config.dialects.scripts.built_ins import Status
+from quintet.config.dialects.scripts.conditions import Status
 from quintet.config.dialects.scripts.loops import LoopReader
 from quintet.config.dialects.scripts.shell_variables import MARKER, Variables, cleaned
 from quintet.config.dialects.scripts.shell_words import SCRIPT_ARGUMENTS, Word
@@ -242,7 +242,7 @@ class InnerScriptReader(LoopReader):
 
         One that cannot be followed is left out.
         """
-        inner = script_arguments([text for word in words for text in word.fields])
+        inner = script_arguments([text for word in words for text in word.arguments])
         if inner is None or any(word.count_is_unknown for word in words):
             return
         script_text = self._script_text(inner[0])

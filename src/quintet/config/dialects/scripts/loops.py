@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from quintet.config.dialects.scripts.built_ins import Status
 from quintet.config.dialects.scripts.command_lists import CommandListReader
+from quintet.config.dialects.scripts.conditions import Status, negated
 from quintet.config.dialects.scripts.shell_variables import ItemChoices
 from quintet.config.dialects.scripts.shell_words import Word
 
@@ -91,7 +91,7 @@ class LoopReader(CommandListReader):
             self.position = start
             self.unknown_in_condition = ""
             status = self.read_commands(keyword, "do")
-            return None if status is None else status is (keyword == "while")
+            return status if keyword == "while" else negated(status)
 
         def read_body() -> Status:
             self.position = start

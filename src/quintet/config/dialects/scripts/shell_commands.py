@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 
-from quintet.config.dialects.scripts.built_ins import ASSIGNMENT, BUILT_INS, SILENT_PROGRAMS, Status
+from quintet.config.dialects.scripts.built_ins import ASSIGNMENT, BUILT_INS, SILENT_PROGRAMS
 from quintet.config.dialects.scripts.command_lists import Argument, ScriptCommand
+from quintet.config.dialects.scripts.conditions import Status, any_of, negated, runs_after
 from quintet.config.dialects.scripts.inner_scripts import MAX_DEPTH, InnerScriptReader
 from quintet.config.dialects.scripts.shell_variables import MARKER, Variables
 from quintet.config.dialects.scripts.shell_words import BLANKS, Word
@@ -121,8 +122,7 @@ class _CommandReader(InnerScriptReader):
             return self._simple_command()
         if keyword[0] == "!":
             self.match(BLANKS)
-            status = self._command()
-            return None if status is None else not status
+            return negated(self._command())
         printed = len(self.output or ())
         status = self._compound_command(keyword[0], line)
         self.redirected = False
@@ -173,10 +173,10 @@ class _CommandReader(InnerScriptReader):
                 condition, _ = self._branch(ran is not True, partial(self.read_commands, "if", "then"))
             if self.unknown_in_condition:
                 reason = f", where {self.unknown_in_condition}"
-            runs = False if ran or condition is False else None if None in (ran, condition) else True
+            runs = runs_after(ran, condition)
             _, changed_here = self._branch(runs, partial(self.read_commands, "if", "elif", "else", "fi"))
             changed |= changed_here
-            ran = ran if runs is False else runs
+            ran = any_of((ran, runs))
         self.forget(changed, f"depends on the condition at line {line}{reason}", line)
 
     def _case(self, line: int) -> None:
@@ -191,10 +191,10 @@ class _CommandReader(InnerScriptReader):
         for _ in self.lines_until("case", "esac"):
             pattern = self.match(CASE_PATTERN)
             matches = None if unknown or pattern is None else _matches_pattern(word.text, pattern[0])
-            runs = False if ran or matches is False else None if None in (ran, matches) else True
+            runs = runs_after(ran, matches)
             _, changed_here = self._branch(runs, partial(self.read_commands, "case", ";;", "esac"))
             changed |= changed_here
-            ran = ran if runs is False else runs
+            ran = any_of((ran, runs))
             if self.ended_by == "esac":
                 break
         reason = f", where {unknown}" if unknown else ""
