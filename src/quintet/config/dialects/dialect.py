@@ -8,6 +8,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+import yaml
+
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.ledger import KeySpec, load_keys
 from quintet.config.dotted import set_value
@@ -144,6 +146,19 @@ class Dialect:
     def with_references(self, *references: Reference) -> "Dialect":
         """Return the dialect with other references."""
         return replace(self, references=references)
+
+
+@cache
+def tables(framework: str) -> Mapping[str, Any]:
+    """Return the tables of a framework's converter, from `FRAMEWORK/tables.yaml`."""
+    text = (files("quintet.config.dialects") / framework / "tables.yaml").read_text(encoding="utf-8")
+    document: dict[str, Any] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
+    return document
+
+
+def capabilities_by_pattern(table: Iterable[Sequence[str]]) -> tuple[tuple[re.Pattern[str], Capability], ...]:
+    """Return the capabilities of a table of `[PATTERN, CAPABILITY]`."""
+    return tuple((re.compile(pattern), Capability[name.upper()]) for pattern, name in table)
 
 
 @cache

@@ -7,33 +7,22 @@ from typing import Any
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.dialect import Dialect, Reference, key_files
 from quintet.config.dialects.ledger import KeySpec
-from quintet.config.dialects.ragen.default_envs import CUSTOM_ENVS
-from quintet.config.dialects.ragen.key_values import ENV_TYPES, REFERENCE_ENV
+from quintet.config.dialects.ragen.key_values import ENV_TYPES, REFERENCE_ENV, TABLES
 from quintet.config.dialects.value_types import ANYTHING, SECTION
 from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS, VERL, references_for, without_tools
 from quintet.config.dotted import get_value
 
 EARLY_ENV = "env.env_kwargs"
 """Section of the file of an environment of early 2025, `config/sokoban.yaml`, which lies over `config/base.yaml`."""
-AGENT_MARKS = (
-    *("es_manager", "agent_proxy", "ctx_manager", "model_path", "enable_response_mask"),
-    *("grpo_advantage_length_weight", "ppo_mini_batch_size", "seed.train"),
-)
+AGENT_MARKS = tuple(TABLES["agent_marks"])
 """Sections and keys of the format since May 2025."""
 REFERENCE_TAG = REFERENCE_ENV.rpartition(".")[2]
 _UNREAD = (
     *("data.", "custom_reward_function.", "reward_model.", "trainer.log_val_generations", "trainer.total_epochs"),
 )
 """Sections and keys of verl's tree that RAGEN does not read: episodes start from seeds, and envs reward them."""
-_CLIP = "actor_rollout_ref.actor.clip_ratio"
-_APRIL_DEFAULTS = {
-    f"{_CLIP}_low": f"${{{_CLIP}}}",
-    f"{_CLIP}_high": f"${{{_CLIP}}}",
-    "actor_rollout_ref.rollout.rollout_filter_ratio": 1.0,
-}
+_APRIL_DEFAULTS: Mapping[str, Any] = TABLES["april_defaults"]
 """What keys that base.yaml of before 2025-04-17 lacks stand for: one clip ratio, and no filter."""
-_VALIDATES = {"trainer.val_only": True, "trainer.val_before_train": True}
-"""What RAGEN's programs of evaluation stand for."""
 
 
 def is_agent_run(dialect: Dialect) -> bool:
@@ -132,21 +121,8 @@ def _without_effect_on_agents(spec: KeySpec) -> KeySpec:
 RAGEN = Dialect(
     "ragen",
     key_files("ragen", ["ragen", "ragen_agent", "ragen_custom_envs"]),
-    marks=(
-        *("rl_or_sft", "system.n_gpus", "training.n_rollout", "training.max_turns", "optimization"),
-        *("sft.env_type", "sft.data_generation", "sft.training", "model.base_model"),
-        *("training.ppo_batch_size", "training.train_batch_size", "training.train_data_num", EARLY_ENV),
-        *AGENT_MARKS,
-        *("agent_proxy.max_turn", "es_manager.train", "es_manager.val", "es_manager.format_penalty"),
-    ),
     base=VERL,
-    trainers=("ragen.train", "ragen.llm_agent.agent_proxy", "ragen.eval", "ragen.eval_api"),
-    programs="train",
-    program_files={
-        "train": ("config/base.yaml", {}),
-        **dict.fromkeys(("ragen.llm_agent.agent_proxy", "ragen.eval"), ("config/base.yaml", _VALIDATES)),
-        "ragen.eval_api": ("config/evaluate_api_llm.yaml", _VALIDATES),
-    },
-    framework_files={"base": {"custom_envs": CUSTOM_ENVS}, "envs": {"custom_envs": CUSTOM_ENVS}},
+    framework_files={name: {"custom_envs": TABLES["default_envs"]} for name in ("base", "envs")},
     narrow=_narrow,
+    **TABLES["dialect"],
 )

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from quintet.config.dialects.dialect import Reference
 from quintet.config.dialects.ledger import KeySpec
+from quintet.config.dialects.rlinf.key_values import TABLES
 from quintet.config.dotted import has_key
 from quintet.config.native.learners import CriticConfig
 from quintet.config.native.megatron import MegatronConfig
@@ -12,13 +13,7 @@ HAS_CRITIC = "critic.use_critic_model"
 NATIVE_DEFAULTS = {"critic": CriticConfig(megatron=MegatronConfig()).model_dump()}
 DTYPE, WEIGHTS = "critic.model.precision", "critic.megatron.ckpt.hf_model_path"
 BACKEND, STRATEGY = "critic.training_backend", "critic.fsdp_config.strategy"
-_CONVERTED = frozenset(
-    (
-        *(f"critic.optim.{name}" for name in ("lr", "min_lr", "adam_beta1", "adam_beta2", "bf16", "fp16")),
-        *(f"critic.lr_sched.lr_{name}" for name in ("decay_iters", "warmup_fraction", "warmup_iters")),
-        *("critic.lr_sched.max_lr", "critic.lr_sched.min_lr", DTYPE, WEIGHTS, BACKEND, STRATEGY),
-    )
-)
+_CONVERTED = frozenset(TABLES["converted_critic_keys"])
 """Keys that `critic_to_native` converts."""
 
 

@@ -11,9 +11,9 @@ from quintet.config.dialects.roll.deepspeed_keys import deepspeed_reference, dee
 from quintet.config.dialects.roll.earlier import newer_values
 from quintet.config.dialects.roll.key_values import VALUE_TYPES
 from quintet.config.dialects.roll.kinds import (
-    DEEPSPEED_DEFINITION,
     ENV_DEFINITIONS,
     ENV_TYPES,
+    TABLES,
     Kind,
     definition_of,
     kind_of,
@@ -25,22 +25,10 @@ from quintet.config.dialects.value_types import ANYTHING, SECTION, TEXT, ValueTy
 from quintet.config.dotted import flatten
 
 _OPTIONS = "strategy_args.strategy_config"
-_SHARED = {
-    f"reference.{_OPTIONS}": f"actor_train.{_OPTIONS}",
-    "reference.model_args": "actor_train.model_args",
-    "actor_infer.model_args": "actor_train.model_args",
-    "critic": "actor_train",
-}
+_SHARED: Mapping[str, str] = TABLES["shared_sections"]
 """Sections whose options the reference documents once."""
 _ALL_SHARED = {**_SHARED, "reference": "actor_train", "actor_infer": "actor_train"}
-_WORKERS: Mapping[Kind, tuple[str, ...]] = {
-    Kind.RLVR: ("validation", "reward_model", "reward"),
-    Kind.AGENTIC: ("train_env_manager", "val_env_manager", "validation"),
-    Kind.SFT: ("sft_train", "validation"),
-    Kind.DPO: ("actor_train", "reference", "validation"),
-    Kind.DISTILLATION: ("student", "teacher", "validation"),
-    Kind.ON_POLICY_DISTILLATION: ("student_train", "student_infer", "teacher", "validation"),
-}
+_WORKERS = {Kind[name.upper()]: sections for name, sections in TABLES["workers"].items()}
 """Sections of workers, besides policy, engine, reference and critic."""
 _KEY_FILES = {Kind.SFT: "roll_sft", Kind.DPO: "roll_dpo", Kind.DISTILLATION: "roll_distill"}
 _MANAGER, _VALIDATION_MANAGER = "train_env_manager", "val_env_manager"
@@ -247,27 +235,12 @@ def _teachers(tree: Mapping[str, Any]) -> Iterator[Reference]:
             yield Reference(f"teacher.{name} worker", partial(worker_specs, f"teacher.{name}"))
 
 
-_DECIDING = (
-    r"(train_env_manager|val_env_manager|custom_envs|rewards|reward_normalization|adv_estimator)(\..*)?",
-    r"actor_train\.(data_args|strategy_args\.strategy_name|model_args\.lora_target)(\..*)?",
-    r"actor_infer\.strategy_args\.strategy_name(\..*)?|(sft_train|student|student_train|teacher)(\..*)?",
-)
-"""Keys that decide what is trained, in which environments, and with which engine."""
-
-
 ROLL = Dialect(
     "roll",
     key_files("roll", ["roll"]),
-    marks=(
-        *("actor_train", "actor_infer", "num_return_sequences_in_group", "reference.strategy_args"),
-        *("sft_train", "student.strategy_args", "student_train.strategy_args", "teacher_pretrain"),
-        *("train_env_manager", *ENV_DEFINITIONS),
-        *(f"{DEEPSPEED_DEFINITION}{kind}" for kind in ("", "2", "2_cpuoffload", "3", "3_cpuoffload")),
-    ),
     # ROLL documents options that several kinds of workers take once
     shared_sections=_SHARED,
-    programs=r"start_\w+_pipeline",
-    deciding=_DECIDING,
     newer_values=newer_values,
     narrow=_narrow,
+    **TABLES["dialect"],
 )

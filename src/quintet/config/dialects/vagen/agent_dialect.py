@@ -7,28 +7,18 @@ from typing import Any
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.dialect import Dialect, Reference, key_files
 from quintet.config.dialects.ledger import KeySpec, load_keys
-from quintet.config.dialects.vagen.key_values import LISTS
+from quintet.config.dialects.vagen.key_values import LISTS, TABLES
 from quintet.config.dialects.value_types import SECTION
 from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS, VERL, references_for, without_tools
 from quintet.config.dotted import get_value
 
 AGENT_KEYS, LIST_KEYS = "vagen_agent", "vagen_env_list"
 REFERENCE_ENTRY = "train_envs.env1"
-CLASSES = {
-    "vagen.envs.frozenlake.frozenlake_env.FrozenLake": "frozenlake",
-    "vagen.envs.sokoban.sokoban_env.Sokoban": "sokoban",
-}
+CLASSES: Mapping[str, str] = TABLES["classes"]
 """Native environment by class."""
 CLASSES_ELSEWHERE = {"vagen.envs_remote.GymImageEnvClient": Capability.REMOTE_ENVS}
 """Capabilities that classes of environments wait for; others wait for that of further environments."""
-DEFAULTS: Mapping[str, Any] = {
-    "data.max_prompt_length": 9000,
-    "data.max_response_length": 8000,
-    "data.train_batch_size": 128,
-    "actor_rollout_ref.rollout.name": "sglang",
-    "trainer.max_actor_ckpt_to_keep": 1,
-    "trainer.max_critic_ckpt_to_keep": 1,
-}
+DEFAULTS: Mapping[str, Any] = TABLES["defaults"]
 """Values in which `vagen_multiturn.yaml` differs from verl's reference."""
 _OF_PROMPTS = ("data.", "custom_reward_function.", "reward_model.")
 _REFUSED = {"reward_model.enable": False, "custom_reward_function.path": None}

@@ -17,8 +17,7 @@ from quintet.config.dialects.conversion import (
 from quintet.config.dialects.ledger import KeySpec, load_keys
 from quintet.config.dialects.vagen.dialect import ENVS_WITH_KEYS, OTHER_ENVS, env_keys
 from quintet.config.dialects.vagen.env_rows import SIZES, TEST_FILES, TRAIN_FILES, existing_files
-from quintet.config.dialects.vagen.key_values import ENV
-from quintet.config.dialects.vagen.svg_env import DEFAULTS as SVG_DEFAULTS
+from quintet.config.dialects.vagen.key_values import ENV, TABLES
 from quintet.config.dialects.vagen.svg_env import SVG, svg_from_native, svg_to_native
 from quintet.config.native.envs import ROLLOUT_OVERRIDES, EnvServiceConfig, SvgConfig
 from quintet.config.native.experiment import Experiment
@@ -55,13 +54,6 @@ REPEATED_TEXTS = 5
 """Number of most frequent descriptions that VAGEN's Sokoban penalizes."""
 THINKING_FORMATS = ("free_think", "no_think")
 """Prompt formats that each environment of a run may choose."""
-_EMBODIED = {"env_config.render_mode": "vision", PROMPT_FORMAT: "grounding_worldmodeling"}
-DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "navigation": {**_EMBODIED, "env_config.max_actions_per_step": 5},
-    **{name: {"env_config.render_mode": "vision", MAX_ACTIONS: 1} for name in ("blackjack", "alfworld")},
-    "primitive_skill": {**_EMBODIED, "env_config.max_actions_per_step": 2, "env_config.action_sep": "|"},
-}
-"""Defaults of environments that differ from the reference, by environment and option."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +95,7 @@ def env_specs(env_name: str) -> dict[str, KeySpec]:
     prefix = f"{ENV}."
     specs = (*env_keys([env_name]), *load_keys("vagen", "vagen_env_config"))
     by_name = {spec.key.removeprefix(prefix): spec for spec in specs if spec.key.startswith(prefix)}
-    defaults = SVG_DEFAULTS if env_name == SVG else DEFAULTS.get(env_name, {})
+    defaults = TABLES["env_defaults"].get(env_name, {})
     return by_name | {key: by_name[key].model_copy(update={"default": value}) for key, value in defaults.items()}
 
 
