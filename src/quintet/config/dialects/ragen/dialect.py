@@ -5,10 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from quintet.config.capabilities import Capability
-from quintet.config.dialects.dialect import Dialect, Reference, key_files
+from quintet.config.dialects.dialect import Dialect, Reference, free_key, key_files, without_effect
 from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dialects.ragen.key_values import ENV_TYPES, REFERENCE_ENV, TABLES
-from quintet.config.dialects.value_types import ANYTHING, SECTION
 from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS, VERL, references_for, without_tools
 from quintet.config.dotted import get_value
 
@@ -91,20 +90,14 @@ def _free_sections(tags: list[str], tree: Mapping[str, Any]) -> tuple[KeySpec, .
     for tag in tags:
         if used is not None and tag not in used:
             effect = "Environment that no tag names. Has no effect."
-            specs.append(KeySpec(key=f"custom_envs.{tag}", effect=effect, value_type=SECTION, default=None))
+            specs.append(free_key(f"custom_envs.{tag}", effect))
             continue
         names = get_value(tree, f"custom_envs.{tag}", {})
-        common = {"env_type": Capability.TEXT_ENVS}
-        specs += [
-            KeySpec(
-                key=f"custom_envs.{tag}.{name}",
-                effect="Setting of an environment that this version lacks.",
-                value_type=SECTION if name == "env_config" else ANYTHING,
-                default=None,
-                requires=common.get(name),
-            )
-            for name in dict.fromkeys((*map(str, names), "env_config"))
-        ]
+        effect = "Setting of an environment that this version lacks."
+        for name in dict.fromkeys((*map(str, names), "env_config")):
+            spec = free_key(f"custom_envs.{tag}.{name}", effect, {} if name == "env_config" else None)
+            waits = {"requires": Capability.TEXT_ENVS} if name == "env_type" else {}
+            specs.append(spec.model_copy(update=waits))
     return tuple(specs)
 
 
@@ -112,10 +105,10 @@ def _without_effect_on_agents(spec: KeySpec) -> KeySpec:
     """Return a key of verl without its effect if RAGEN does not read it."""
     if not spec.key.startswith(_UNREAD):
         return spec
-    changes: dict[str, Any] = {"native": (), "computed": False, "native_values": {}, "only_if": None}
+    changes: dict[str, Any] = {"native_values": {}, "only_if": None}
     if spec.key == "reward_model.enable":
         changes |= {"requires": Capability.PROMPTS, "noop": (False,)}
-    return spec.model_copy(update=changes)
+    return without_effect(spec, **changes)
 
 
 RAGEN = Dialect(

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from quintet.config.dialects.dialect import Dialect, Reference, key_files
+from quintet.config.dialects.dialect import Dialect, Reference, any_keys, free_key, key_files, without_effect
 from quintet.config.dialects.ledger import KeySpec, load_keys
 from quintet.config.dialects.roll.deepspeed_keys import deepspeed_reference, deepspeed_workers
 from quintet.config.dialects.roll.earlier import newer_values
@@ -21,7 +21,7 @@ from quintet.config.dialects.roll.kinds import (
     used_tags,
     variables,
 )
-from quintet.config.dialects.value_types import ANYTHING, SECTION, TEXT, ValueType, optional, parse_type
+from quintet.config.dialects.value_types import SECTION, TEXT, ValueType, optional, parse_type
 from quintet.config.dotted import flatten
 
 _OPTIONS = "strategy_args.strategy_config"
@@ -51,16 +51,7 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
         references = (*kind_references, *references)
         shared = _ALL_SHARED
     elif kind in (Kind.ENVIRONMENTS, Kind.REWARD_FLOW):
-        specs = tuple(
-            KeySpec(
-                key=str(name),
-                effect="Setting of a run that this version lacks.",
-                value_type=SECTION if isinstance(value, Mapping) else ANYTHING,
-                default=None,
-            )
-            for name, value in tree.items()
-        )
-        return replace(dialect, references=(Reference("other runs", lambda: specs),))
+        return replace(dialect, references=(any_keys(tree),))
     else:
         names = [*filter(None, [_KEY_FILES.get(kind)]), "roll_common"]
         references, shared = key_files("roll", names), {}
@@ -108,21 +99,14 @@ def _leaves(name: str, value: Any) -> Iterator[str]:
 def worker_specs(section: str) -> tuple[KeySpec, ...]:
     """Return the keys that every worker has, for a section in which they have no effect of their own."""
     specs = [spec for name in ("roll", "roll_workers", "roll_algorithm", "roll_sampling") for spec in _of_workers(name)]
-    plain: dict[str, Any] = {
-        "native": (),
-        "computed": False,
-        "requires": None,
-        "noop": (),
-        "only_if": None,
-        "default": None,
-    }
     renamed = (_renamed(spec, spec.key.partition(".")[0], section) for spec in specs)
     strategy = ("strategy_args.strategy_name", VALUE_TYPES["strategy"]), (_OPTIONS, SECTION)
     options = (
         KeySpec(key=f"{section}.{key}", effect="Backend of the worker.", value_type=kind, default=None)
         for key, kind in strategy
     )
-    nullable = (spec.model_copy(update=plain | {"value_type": _or_null(spec)}) for spec in renamed)
+    plain: dict[str, Any] = {"requires": None, "noop": (), "only_if": None, "default": None}
+    nullable = (without_effect(spec, **plain, value_type=_or_null(spec)) for spec in renamed)
     return (*options, *nullable)
 
 
@@ -171,18 +155,14 @@ def _agentic_references(tree: Mapping[str, Any]) -> tuple[Reference, ...]:
 
     def validation() -> tuple[KeySpec, ...]:
         managers = (spec for spec in agentic.load() if spec.key.startswith(f"{_MANAGER}."))
-        plain = {"native": (), "computed": False}
-        return tuple(_renamed(spec, _MANAGER, _VALIDATION_MANAGER).model_copy(update=plain) for spec in managers)
+        return tuple(without_effect(_renamed(spec, _MANAGER, _VALIDATION_MANAGER)) for spec in managers)
 
     def changed() -> tuple[KeySpec, ...]:
         specs = {spec.key: spec for name in ("roll", "roll_algorithm") for spec in load_keys("roll", name)}
         changes: dict[str, Mapping[str, Any]] = {"adv_estimator": _ESTIMATORS, **_UNDOCUMENTED_LENGTHS}
         return tuple(specs[key].model_copy(update=change) for key, change in changes.items())
 
-    definitions = tuple(
-        KeySpec(key=name, effect="Definitions of environments.", value_type=SECTION, default=None)
-        for name in ENV_DEFINITIONS[1:]
-    )
+    definitions = tuple(free_key(name, "Definitions of environments.") for name in ENV_DEFINITIONS[1:])
     used = used_tags(tree)
     envs = [
         _env_reference(tree, tag) if used is None or tag in used else _unused_env(tag)
@@ -199,8 +179,7 @@ def _agentic_references(tree: Mapping[str, Any]) -> tuple[Reference, ...]:
 
 def _unused_env(tag: str) -> Reference:
     effect = "Environment that no tag names. Has no effect."
-    spec = KeySpec(key=f"custom_envs.{tag}", effect=effect, value_type=SECTION, default=None)
-    return Reference(f"custom_envs.{tag}", lambda: (spec,))
+    return Reference(f"custom_envs.{tag}", lambda: (free_key(f"custom_envs.{tag}", effect),))
 
 
 def _env_reference(tree: Mapping[str, Any], tag: str) -> Reference:
@@ -217,14 +196,10 @@ def _env_reference(tree: Mapping[str, Any], tag: str) -> Reference:
         names = ("env_config", *map(str, definition))
         further = (f"{section}.{name}" for name in names if f"{section}.{name}" not in common)
         effect = "Setting of an environment that this version lacks."
-        return (*common.values(), *(_any_key(key, effect) for key in dict.fromkeys(further)))
+        sections: dict[str, Any] = {key: {} if key.endswith(".env_config") else None for key in further}
+        return (*common.values(), *(free_key(key, effect, value) for key, value in sections.items()))
 
     return Reference(f"{section} of roll_env", load)
-
-
-def _any_key(key: str, effect: str) -> KeySpec:
-    kind = SECTION if key.endswith(".env_config") else ANYTHING
-    return KeySpec(key=key, effect=effect, value_type=kind, default=None)
 
 
 def _teachers(tree: Mapping[str, Any]) -> Iterator[Reference]:

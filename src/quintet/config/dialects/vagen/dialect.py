@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from quintet.config.capabilities import Capability
-from quintet.config.dialects.dialect import Dialect, Reference, key_files
+from quintet.config.dialects.dialect import Dialect, Reference, free_key, key_files
 from quintet.config.dialects.ledger import KeySpec, load_keys
 from quintet.config.dialects.vagen.agent_dialect import narrow_to_agents
 from quintet.config.dialects.vagen.dataset_arguments import section_of_dataset
@@ -13,7 +13,6 @@ from quintet.config.dialects.vagen.env_lists import sections_of_lists
 from quintet.config.dialects.vagen.env_rows import sections_of_rows
 from quintet.config.dialects.vagen.evaluation_file import narrow_to_evaluation
 from quintet.config.dialects.vagen.key_values import ENV, TABLES, is_evaluation, is_newer
-from quintet.config.dialects.value_types import ANYTHING, SECTION
 from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS, VERL, references_for, without_tools
 
 ENVS_WITH_KEYS = ("frozenlake", "sokoban", "svg", "navigation", "primitive_skill", "blackjack", "alfworld")
@@ -73,8 +72,7 @@ def _options_without_effect(tree: Mapping[str, Any], envs: Mapping[str, str]) ->
             if is_missing or any(other == key or other.startswith(f"{key}.") for other in of_any):
                 effect = "Option of an environment that this version lacks." if is_missing else "Has no effect here: "
                 effect += "" if is_missing else "only another environment has this option."
-                kind = SECTION if isinstance(value, Mapping) else ANYTHING
-                specs[key] = KeySpec(key=key, effect=effect, value_type=kind, default=None)
+                specs[key] = free_key(key, effect, value)
     return tuple(specs.values())
 
 

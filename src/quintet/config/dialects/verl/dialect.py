@@ -6,9 +6,17 @@ from functools import partial
 from typing import Any
 
 from quintet.config.capabilities import Capability
-from quintet.config.dialects.dialect import Dialect, Reference, capabilities_by_pattern, key_files, tables
+from quintet.config.dialects.dialect import (
+    Dialect,
+    Reference,
+    any_keys,
+    capabilities_by_pattern,
+    key_files,
+    tables,
+    without_effect,
+)
 from quintet.config.dialects.ledger import KeySpec, load_keys
-from quintet.config.dialects.value_types import ANYTHING, SECTION, parse_type
+from quintet.config.dialects.value_types import SECTION, parse_type
 from quintet.config.dotted import get_value, has_key
 
 TABLES = tables("verl")
@@ -42,18 +50,11 @@ def missing_kind(tree: Mapping[str, Any]) -> str | None:
     return next((key for key in MISSING_KINDS if has_key(tree, key)), None)
 
 
-def free_keys(tree: Mapping[str, Any]) -> tuple[KeySpec, ...]:
-    """Return the keys of a run that waits as a whole, which may be any."""
-    effect = "Setting of a run that this version lacks."
-    kinds = {str(name): SECTION if isinstance(value, Mapping) else ANYTHING for name, value in tree.items()}
-    return tuple(KeySpec(key=key, effect=effect, value_type=kind, default=None) for key, kind in kinds.items())
-
-
 def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference, ...]:
     """Return the references of verl by which a file with these sections is written."""
     ppo = dialect.reference("verl_ppo_trainer")
     if missing_kind(tree) is not None:
-        return (Reference("other runs", lambda: free_keys(tree)),)
+        return (any_keys(tree),)
     if "actor_rollout_ref" not in tree:
         if get_value(tree, OUTPUT_PATH) is not None:
             return key_files("verl", ["verl_generation"])
@@ -94,14 +95,14 @@ def _of_backend(dialect: Dialect, references: Sequence[Reference], backend: str)
 def _with_training_engine(references: Iterable[Reference], engine: str) -> tuple[Reference, ...]:
     """Return the references with the keys of VeOmni or TorchTitan in place of those of FSDP."""
     condition = (f"{_ACTOR}.strategy", parse_type("one of fsdp | fsdp2"))
-    unread = {"native": (), "computed": False, "requires": None, "noop": (), "only_if": condition}
+    unread = {"requires": None, "noop": (), "only_if": condition}
     dropped = {f"{section}.optim.{key}" for section in (_ACTOR, "critic") for key in _FSDP_OPTIMIZER}
     # TorchTitan has a key of its own for it
     checkpointing = "actor_rollout_ref.model.enable_gradient_checkpointing" if engine == "torchtitan" else None
 
     def changed(spec: KeySpec) -> KeySpec:
         is_unread = spec.key == checkpointing or _OF_FSDP.fullmatch(spec.key)
-        return spec.model_copy(update=unread) if is_unread else spec
+        return without_effect(spec, **unread) if is_unread else spec
 
     own = key_files("verl", [f"verl_{engine}_optim", f"verl_{engine}"])
     return (*own, *(each.filtered(lambda spec: spec.key not in dropped).mapped(changed) for each in references))
@@ -146,7 +147,7 @@ def _unused(spec: KeySpec, section: str) -> KeySpec:
     if not spec.key.startswith(section):
         return spec
     effect = "Has no effect, since there is another teacher."
-    return spec.model_copy(update={"effect": effect, "native": (), "computed": False, "requires": None})
+    return without_effect(spec, effect=effect, requires=None)
 
 
 def _of_generation(spec: KeySpec) -> KeySpec:
@@ -164,17 +165,14 @@ def without_tools(spec: KeySpec) -> KeySpec:
     """Return a key that waits in formats over verl's tree, whose episodes have environments: those of tools, and of
     generations of more prompts."""
     if spec.key in TEMPLATE_KEYS:
-        template = {"native": (), "computed": False, "requires": Capability.CHAT_TEMPLATES}
-        return spec.model_copy(update={**template, "noop": ({}, None)})
+        return without_effect(spec, requires=Capability.CHAT_TEMPLATES, noop=({}, None))
     if spec.key == "data.gen_batch_size":
-        oversampling = {"native": (), "computed": False, "requires": Capability.OVERSAMPLING}
-        return spec.model_copy(update={**oversampling, "noop": (None, "${data.train_batch_size}")})
+        return without_effect(spec, requires=Capability.OVERSAMPLING, noop=(None, "${data.train_batch_size}"))
     is_loop = spec.key == "actor_rollout_ref.rollout.agent.default_agent_loop"
     if not (spec.key.startswith("actor_rollout_ref.rollout.multi_turn.") and spec.native) and not is_loop:
         return spec
     capability = Capability.AGENT_LOOPS if is_loop else Capability.TOOLS
-    waiting = {"native": (), "computed": False, "native_values": {}, "requires": capability}
-    return spec.model_copy(update={**waiting, "noop": (spec.default,)})
+    return without_effect(spec, native_values={}, requires=capability, noop=(spec.default,))
 
 
 def _without_batch_size(spec: KeySpec) -> KeySpec:
@@ -185,7 +183,7 @@ def _without_batch_size(spec: KeySpec) -> KeySpec:
         return spec.model_copy(update=changes)
     if spec.key == "data.gen_batch_size":
         effect = "Has no effect: prompts are generated one by one."
-        return spec.model_copy(update={"effect": effect, "computed": False, "native": ()})
+        return without_effect(spec, effect=effect)
     return spec
 
 
