@@ -13,15 +13,11 @@ from quintet.config.dotted import get_value
 
 EARLY_ENV = "env.env_kwargs"
 """Section of the file of an environment of early 2025, `config/sokoban.yaml`, which lies over `config/base.yaml`."""
-AGENT_MARKS = tuple(TABLES["agent_marks"])
-"""Sections and keys of the format since May 2025."""
 REFERENCE_TAG = REFERENCE_ENV.rpartition(".")[2]
 _UNREAD = (
     *("data.", "custom_reward_function.", "reward_model.", "trainer.log_val_generations", "trainer.total_epochs"),
 )
 """Sections and keys of verl's tree that RAGEN does not read: episodes start from seeds, and envs reward them."""
-_APRIL_DEFAULTS: Mapping[str, Any] = TABLES["april_defaults"]
-"""What keys that base.yaml of before 2025-04-17 lacks stand for: one clip ratio, and no filter."""
 
 
 def is_agent_run(dialect: Dialect) -> bool:
@@ -31,7 +27,7 @@ def is_agent_run(dialect: Dialect) -> bool:
 
 def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     """Select the keys of either format by the sections of the file."""
-    if any(section in tree for section in (*AGENT_MARKS, "custom_envs")) or "actor_rollout_ref" in tree:
+    if any(section in tree for section in (*TABLES["agent_marks"], "custom_envs")) or "actor_rollout_ref" in tree:
         return _with_agents(dialect, tree)
     early = dialect.reference("ragen")
     if get_value(tree, "training.use_sft") is True:
@@ -63,7 +59,7 @@ def _with_agents(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
 
 def _as_in_april(spec: KeySpec) -> KeySpec:
     """Return a key for a whole base.yaml of before 2025-04-17, which has no `model_path`."""
-    return spec.model_copy(update={"default": _APRIL_DEFAULTS.get(spec.key, spec.default)})
+    return spec.model_copy(update={"default": TABLES["april_defaults"].get(spec.key, spec.default)})
 
 
 def _used_tags(tree: Mapping[str, Any]) -> set[str] | None:

@@ -13,8 +13,6 @@ HAS_CRITIC = "critic.use_critic_model"
 NATIVE_DEFAULTS = {"critic": CriticConfig(megatron=MegatronConfig()).model_dump()}
 DTYPE, WEIGHTS = "critic.model.precision", "critic.megatron.ckpt.hf_model_path"
 BACKEND, STRATEGY = "critic.training_backend", "critic.fsdp_config.strategy"
-_CONVERTED = frozenset(TABLES["converted_critic_keys"])
-"""Keys that `critic_to_native` converts."""
 
 
 def critic_reference(references: Iterable[Reference]) -> Reference:
@@ -31,7 +29,7 @@ def _critic_specs(specs: Iterable[KeySpec]) -> Iterator[KeySpec]:
 def _critic_spec(spec: KeySpec) -> KeySpec:
     key, native = _of_critic(spec.key), tuple(map(_of_critic, spec.native[:1] if spec.direct else ()))
     native = native if all(has_key(NATIVE_DEFAULTS, name) for name in native) else ()
-    is_converted = bool(native) or key in _CONVERTED or spec.requires is not None
+    is_converted = bool(native) or key in TABLES["converted_critic_keys"] or spec.requires is not None
     end = "" if is_converted else " Has no effect here, since the critic follows the policy in it."
     condition = (_of_critic(spec.only_if[0]), spec.only_if[1]) if spec.only_if else (HAS_CRITIC, True)
     return spec.model_copy(

@@ -28,16 +28,8 @@ PREFIXES = ("exec", "nohup", "time", "env", "command")
 """Programs that run the program in their arguments."""
 READER_STATE = (
     *("text", "line_breaks", "first_line", "position", "here_documents", "here_string", "redirected", "ended_by"),
-    *(
-        "skipped",
-        "undecided",
-        "skipped_to",
-        "depth",
-        "start_line",
-        "possible_jumps",
-        "source_depth",
-        "unknown_in_condition",
-    ),
+    *("skipped", "undecided", "skipped_to", "depth", "start_line", "possible_jumps", "source_depth"),
+    "unknown_in_condition",
 )
 """Attributes of a reader that another text does not change."""
 PROCESS_STATE = (
