@@ -6,10 +6,14 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
+from types import MappingProxyType
 from typing import Any
+
+import yaml
 
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.ledger import KeySpec, load_keys
+from quintet.config.dialects.value_types import ANYTHING, SECTION
 from quintet.config.dotted import set_value
 
 
@@ -147,10 +151,40 @@ class Dialect:
 
 
 @cache
+def tables(framework: str) -> Mapping[str, Any]:
+    """Return the tables of a framework's converter, from `FRAMEWORK/tables.yaml`."""
+    text = (files("quintet.config.dialects") / framework / "tables.yaml").read_text(encoding="utf-8")
+    document: dict[str, Any] = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
+    return document
+
+
+def capabilities_by_pattern(table: Iterable[Sequence[str]]) -> tuple[tuple[re.Pattern[str], Capability], ...]:
+    """Return the capabilities of a table of `[PATTERN, CAPABILITY]`."""
+    return tuple((re.compile(pattern), Capability[name.upper()]) for pattern, name in table)
+
+
+@cache
 def known_names(file: str) -> frozenset[str]:
     """Return the names in `known/FILE.txt`: keys of a framework, or arguments of an engine."""
     text = (files("quintet.config.dialects") / "known" / f"{file}.txt").read_text(encoding="utf-8")
     return frozenset(line for line in text.splitlines() if line and not line.startswith("#"))
+
+
+def without_effect(spec: KeySpec, **changes: Any) -> KeySpec:
+    """Return a key that sets nothing, with other changes."""
+    return spec.model_copy(update={"native": (), "computed": False} | changes)
+
+
+def free_key(key: str, effect: str, value: Any = MappingProxyType({})) -> KeySpec:
+    """Return a key that may be anything, or a free-form section if a file has a section as its value."""
+    kind = SECTION if isinstance(value, Mapping) else ANYTHING
+    return KeySpec(key=key, effect=effect, value_type=kind, default=None)
+
+
+def any_keys(tree: Mapping[str, Any]) -> Reference:
+    """Return the keys of a run that waits as a whole, which may be any."""
+    effect = "Setting of a run that this version lacks."
+    return Reference("other runs", lambda: tuple(free_key(str(name), effect, value) for name, value in tree.items()))
 
 
 def key_files(framework: str, names: Iterable[str]) -> tuple[Reference, ...]:

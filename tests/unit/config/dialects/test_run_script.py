@@ -124,6 +124,11 @@ python3 -m M yes=1""",
     "conditions": """A=fast; if [ "$A" = fast ] && [ 3 -gt 2 ]; then B=1; elif true; then B=2; else B=3; fi
 if [[ $A == f* ]]; then C=1; fi; if [ -z "$NOPE" ] || [ -n "$A" ]; then D=1; else D=2; fi
 if [ $A != fast ]; then python3 -m M no=1; else python3 -m M b=$B c=$C d=$D; fi""",
+    "conditions of two": """A=fast; B=; if [[ -n "$A" && -z $B ]]; then C=1; fi
+[[ $A == slow || ! -d /nowhere ]] && D=2; [[ $A == f* && $B == x || $A == fast ]] && E=3
+[[ $A == x && $NOPE == y ]] || F=4; python3 -m M c=$C d=$D e=$E f=$F""",
+    "empty words": """E=; export E; python3 -m M "" a=1 '' b=2; bash inner.sh "" "$E" c=3
+f() { python3 -m M $# "$2"x; }; f '' b""",
     "short": """A=; [ -z "$A" ] && A=1; [ "$A" = 2 ] && A=3; [ "$A" = 1 ] || A=4; python3 -m M a=$A""",
     "functions": """run() {
   local x=3

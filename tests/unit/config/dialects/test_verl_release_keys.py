@@ -13,12 +13,11 @@ from quintet.cli.config_source import read_config_source
 from quintet.config.capabilities import Capability
 from quintet.config.checks.processes import planned_rank
 from quintet.config.dialects.composition.foreign_config import compose_config, config_from_tree
-from quintet.config.dialects.dialect import key_files
+from quintet.config.dialects.dialect import key_files, tables
 from quintet.config.dialects.ledger import KeySpec, is_effective
 from quintet.config.dialects.loader import conversion_problems, convert
 from quintet.config.dialects.registry import DIALECTS
 from quintet.config.dialects.value_types import ValueType
-from quintet.config.dialects.verl.dialect import RELEASE_KEYS
 from quintet.config.dotted import flatten
 from quintet.config.native.algorithm import KlConfig, RewardKlConfig
 from quintet.errors import ConfigError, UnsupportedRunError
@@ -37,7 +36,7 @@ FUNCTION_FILE = f"{TURNS}.function_tool_path"
 LOOP = f"{ROLLOUT}.agent.default_agent_loop"
 CALLS = {f"{TURNS}.enable": True, TOOL_FILE: "tools.yaml"}
 ON_MEGATRON = {f"{ACTOR}.strategy": "megatron"}
-FILES = [name for name in RELEASE_KEYS if name not in ("verl_newer", "verl_distillation")]
+FILES = [name for name in tables("verl")["release_files"] if name not in ("verl_newer", "verl_distillation")]
 ROWS = [row for name in (*FILES, "verl_fsdp_optim") for (file,) in [key_files("verl", [name])] for row in file.load()]
 MEGATRON_OPTIMIZER = [*key_files("verl", ["verl_megatron_optim_newer"])[0].load()]
 HONOURED = [row for row in (*ROWS, *MEGATRON_OPTIMIZER) if row.state == "honoured"]

@@ -25,7 +25,7 @@ from quintet.config.dialects.ragen.group_filter import (
     filter_problems,
     filter_to_native,
 )
-from quintet.config.dialects.ragen.key_values import format_devices, parse_devices
+from quintet.config.dialects.ragen.key_values import TABLES, format_devices, parse_devices
 from quintet.config.dialects.verl.batches import ACTOR, MODEL, ROLLOUT, StepSize, batch_problems
 from quintet.config.dialects.verl.critic import critic_defaults, critic_problems
 from quintet.config.dialects.verl.kl import KL_IN_LOSS, KL_IN_REWARD, kl_from_native, kl_to_native
@@ -57,13 +57,6 @@ LOWEST, HIGHEST = 1.0, 3.0
 """Bounds of `asym_clip`, the first one negative."""
 CENTER = {"state": "group", "batch": "batch", "inductive": "batch"}
 VALIDATION_SAMPLES = (f"{VALIDATION}.group_size", "trainer.validation_steps")
-CONSTANTS = {
-    "rollout.response_format": "anywhere",
-    "rollout.ignore_case": True,
-    "rollout.unknown_actions": "skip",
-    "rollout.strip_special_tokens": True,
-    "algorithm.advantage_over_response_tokens": True,
-}
 RULES = (
     MiniBatches(MINI_BATCH, (GROUPS, SAMPLES), ("training.groups_per_step", "training.samples_per_group")),
     Same("seed", "seed.train", to_value=lambda seed: seed or 0),
@@ -178,7 +171,7 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     critic_defaults(values, native)
     specs = values.dialect.specs().values()
     native.set_from_keys(spec for spec in specs if not spec.key.startswith("custom_envs."))
-    native.set_constants(CONSTANTS)
+    native.set_constants(TABLES["constants"])
     native.apply(RULES)
     tokens = _max_tokens(values) - values[RESPONSE]
     native.set("rollout.max_prompt_tokens", tokens, MODEL_TOKENS, RESPONSE, PROMPT)

@@ -7,7 +7,7 @@ from typing import Any
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import inverted
-from quintet.config.dialects.ragen.key_values import ENV_TYPES, REFERENCE_ENV
+from quintet.config.dialects.ragen.key_values import ENV_TYPES, REFERENCE_ENV, TABLES
 from quintet.config.native.envs import SOKOBAN_SYMBOLS
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.mixed_envs import RunEnv
@@ -16,89 +16,8 @@ from quintet.errors import ConfigError, nearest
 
 TRAIN, VALIDATION = "es_manager.train", "es_manager.val"
 TAGS, N_GROUPS, GROUPS = "env_configs.tags", "env_configs.n_groups", "env_groups"
-REFERENCE_TAGS = {
-    "sokoban": "SimpleSokoban",
-    "frozenlake": "FrozenLake",
-    "bandit": "Bandit",
-    "countdown": "Countdown",
-    "questions": "MetamathQA",
-    "webshop": "WebShop",
-    "search": "SearchQA",
-    "sudoku": "SimpleSudoku",
-    "game_2048": "game_2048",
-    "rubikscube": "rubikscube",
-}
-"""Name in RAGEN's `envs.yaml` by native environment."""
-OPTIONS: Mapping[str, Mapping[str, tuple[str, Any]]] = {
-    "sokoban": {"num_boxes": ("boxes", 3), "max_steps": ("max_steps", 100), "search_depth": ("pull_steps", 300)},
-    "frozen_lake": {
-        "size": ("size", 4),
-        "p": ("floor_density", 0.8),
-        "is_slippery": ("slippery", True),
-        "success_rate": ("success_rate", 1.0 / 3.0),
-    },
-    "bandit": {
-        "lo_arm_name": ("low_arm", "phoenix"),
-        "hi_arm_name": ("high_arm", "dragon"),
-        "lo_arm_score": ("low_reward", 0.1),
-        "hi_arm_loscore": ("miss_reward", 0.0),
-        "hi_arm_hiscore": ("high_reward", 1.0),
-        "hi_arm_hiscore_prob": ("high_probability", 0.25),
-    },
-    "countdown": {},
-    "metamathqa": {},
-    "webshop": {
-        "dataset": ("dataset", "small"),
-        "observation_mode": ("observation", "text"),
-        "file_path": ("file_path", None),
-        "num_products": ("products", None),
-        "human_goals": ("human_goals", False),
-    },
-    "search": {
-        "train_path": ("path", "data/search/train.parquet"),
-        "max_instances": ("max_rows", 20_000),
-        "retrieval_server_url": ("url", "http://127.0.0.1:8000"),
-        "retrieval_timeout": ("timeout_seconds", 30.0),
-        "max_search_results": ("passages", 5),
-        "max_total_chars": ("max_characters", 4000),
-        "max_steps": ("max_steps", 10),
-        "correct_reward": ("correct_reward", 1.0),
-        "incorrect_reward": ("wrong_reward", 0.0),
-        "f1_threshold": ("min_f1", 0.3),
-    },
-    "sudoku": {
-        "grid_size": ("size", 9),
-        "difficulty": ("difficulty", "easy"),
-        "max_steps": ("max_steps", 81),
-        "show_valid_numbers": ("list_candidates", True),
-        "correct_placement_score": ("correct_reward", 1.0),
-        "invalid_action_score": ("invalid_reward", -0.1),
-        "completion_bonus": ("solved_reward", 10.0),
-    },
-    "game_2048": {
-        "size": ("size", 4),
-        "two_prob": ("two_probability", 0.9),
-        "use_log_reward": ("log_reward", True),
-    },
-    "rubikscube": {"scramble_depth": ("scramble_depth", 5), "max_steps": ("max_steps", 20)},
-}
+OPTIONS: Mapping[str, Mapping[str, tuple[str, Any]]] = TABLES["options"]
 """Native option and RAGEN's default by option of `env_config`, of each `env_type`."""
-FURTHER_OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "sokoban": (
-        *("render_mode", "dim_x", "dim_y", "dim_room", "grid_lookup", "grid_vocab"),
-        *("observation_format", "action_lookup"),
-    ),
-    "frozen_lake": ("render_mode", "map_seed", "observation_format", "action_lookup"),
-    "bandit": ("render_mode", "action_space_start", "split"),
-    "countdown": ("render_mode", "train_path", "max_instances"),
-    "metamathqa": ("dataset_path", "cache_dir", "split"),
-    "webshop": (),
-    "search": ("render_mode", "dataset_name", "mock_mode"),
-    "sudoku": ("render_mode", "render_format", "show_conflicts", "show_candidates"),
-    "game_2048": ("render_mode", "action_lookup"),
-    "rubikscube": ("render_mode", "action_lookup"),
-}
-"""Options that more than one key decides about, or that have no effect."""
 NEWER_FLOOR_DENSITY = 0.9
 """Default of FrozenLake's `p` in the releases since 2026, which have `success_rate`."""
 RENDER_MODES = {"text": "text", "rgb_array": "vision"}
@@ -107,12 +26,7 @@ COUNTDOWN_FILE, COUNTDOWN_ROWS = "data/countdown/train.parquet", 20_000
 QUESTIONS, CACHE = "meta-math/MetaMathQA", "./data"
 SYMBOL_NAMES = ("wall", "empty", "target", "box on target", "box", "player", "player on target")
 SUDOKU_OBSERVATIONS = {"simple": "plain", "detailed": "marked", "with_feedback": "hints"}
-MOVES = {"sokoban": "Up, Down, Left, Right", "frozen_lake": "Left, Down, Right, Up"}
-ACTIONS = MOVES | {
-    "game_2048": "Up, Right, Down, Left",
-    "rubikscube": "U, U', D, D', L, L', R, R', F, F', B, B'",
-}
-"""Actions by `env_type`, where there are few."""
+GRID_ENVS = ("sokoban", "frozen_lake")
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +102,7 @@ def _option_problems(env: CustomEnv) -> Iterator[ConfigProblem]:
     kind = env["env_type"]
     if kind not in ENV_TYPES:
         return
-    valid = {*OPTIONS[kind], *FURTHER_OPTIONS[kind]}
+    valid = {*OPTIONS[kind], *TABLES["further_options"][kind]}
     for name, value in (env["env_config"] or {}).items():
         if name not in valid and value is not None:
             yield env.values.problem(env.key(f"env_config.{name}"), f"{kind} has no such option", "leave it out")
@@ -198,7 +112,7 @@ def _option_problems(env: CustomEnv) -> Iterator[ConfigProblem]:
             problem = "needs a different character for each of the numbers 0 to 6"
             hint = f"for example {{{', '.join(f'{number}: {name!r}' for number, name in enumerate(SOKOBAN_SYMBOLS))}}}"
             yield env.values.problem(env.key("env_config.grid_lookup"), problem, hint)
-    if env.option("render_mode") == "rgb_array" and kind not in MOVES:
+    if env.option("render_mode") == "rgb_array" and kind not in GRID_ENVS:
         yield env.values.problem(env.key("env_config.render_mode"), f"{kind} shows text only", "leave it out")
 
 
@@ -239,7 +153,7 @@ def _env_to_native(env: CustomEnv, native: NativeBuilder) -> None:
     native.set(f"{env.native}.max_actions", 10 if actions is None else actions, env.key("max_actions_per_traj"))
     origins = map(env.key, ("env_instruction", "max_tokens", "max_actions_per_traj", "env_config.grid_vocab"))
     native.set(f"{env.native}.instruction", _instruction(env), *origins)
-    if kind in MOVES:
+    if kind in GRID_ENVS:
         render = RENDER_MODES[env.option("render_mode") or "text"]
         native.set(f"{env.native}.render", render, env.key("env_config.render_mode"))
         form = OBSERVATIONS[env.option("observation_format") or "grid"]
@@ -296,7 +210,7 @@ def _instruction(env: CustomEnv) -> str | None:
     if not text:
         return None
     lines = [text]
-    if kind in MOVES:
+    if kind in GRID_ENVS:
         symbol_names = env.option("grid_vocab") if kind == "sokoban" else None
         legend = symbol_names or (dict(zip(SOKOBAN_SYMBOLS, SYMBOL_NAMES, strict=True)) if kind == "sokoban" else {})
         is_text, form = env.option("render_mode") != "rgb_array", env.option("observation_format")
@@ -304,10 +218,10 @@ def _instruction(env: CustomEnv) -> str | None:
             lines.append("Coordinates: (row, column), from (0, 0) at the top left")
         elif is_text and legend:
             lines.append("Symbols: " + ", ".join(f"{symbol} {word}" for symbol, word in legend.items()))
-    if kind in ACTIONS:
+    if actions := TABLES["actions"].get(kind):
         limit = env.values["agent_proxy.max_actions_per_turn"]
         separator = env.values["agent_proxy.action_sep"]
-        lines.append(f"Actions: {ACTIONS[kind]}; up to {limit} in an answer, separated by {separator}")
+        lines.append(f"Actions: {actions}; up to {limit} in an answer, separated by {separator}")
     if env["max_actions_per_traj"] is not None:
         lines.append(f"Actions in all: at most {env['max_actions_per_traj']}")
     if env["max_tokens"] is not None:
@@ -330,7 +244,7 @@ def envs_tree(experiment: Experiment) -> dict[str, Any]:
 
 
 def _tag(env: RunEnv, experiment: Experiment) -> str:
-    return env.name if experiment.envs else REFERENCE_TAGS[env.config.name]
+    return env.name if experiment.envs else TABLES["reference_tags"][env.config.name]
 
 
 def envs_from_native(foreign: ForeignBuilder) -> None:
@@ -355,9 +269,9 @@ def envs_from_native(foreign: ForeignBuilder) -> None:
 
 def _options_from_native(kind: str, config: Any) -> Iterator[tuple[str, Any]]:
     yield from ((option, getattr(config, target)) for option, (target, _) in OPTIONS[kind].items())
-    if kind in MOVES and config.render == "vision":
+    if kind in GRID_ENVS and config.render == "vision":
         yield "render_mode", "rgb_array"
-    if kind in MOVES and config.observation.endswith("coordinates"):
+    if kind in GRID_ENVS and config.observation.endswith("coordinates"):
         yield "observation_format", inverted(OBSERVATIONS)[config.observation]
     if kind == "bandit" and config.arms != "named":
         yield "split", config.arms

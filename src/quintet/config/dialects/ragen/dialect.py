@@ -5,35 +5,19 @@ from dataclasses import replace
 from typing import Any
 
 from quintet.config.capabilities import Capability
-from quintet.config.dialects.dialect import Dialect, Reference, key_files
+from quintet.config.dialects.dialect import Dialect, Reference, free_key, key_files, without_effect
 from quintet.config.dialects.ledger import KeySpec
-from quintet.config.dialects.ragen.default_envs import CUSTOM_ENVS
-from quintet.config.dialects.ragen.key_values import ENV_TYPES, REFERENCE_ENV
-from quintet.config.dialects.value_types import ANYTHING, SECTION
+from quintet.config.dialects.ragen.key_values import ENV_TYPES, REFERENCE_ENV, TABLES
 from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS, VERL, references_for, without_tools
 from quintet.config.dotted import get_value
 
 EARLY_ENV = "env.env_kwargs"
 """Section of the file of an environment of early 2025, `config/sokoban.yaml`, which lies over `config/base.yaml`."""
-AGENT_MARKS = (
-    *("es_manager", "agent_proxy", "ctx_manager", "model_path", "enable_response_mask"),
-    *("grpo_advantage_length_weight", "ppo_mini_batch_size", "seed.train"),
-)
-"""Sections and keys of the format since May 2025."""
 REFERENCE_TAG = REFERENCE_ENV.rpartition(".")[2]
 _UNREAD = (
     *("data.", "custom_reward_function.", "reward_model.", "trainer.log_val_generations", "trainer.total_epochs"),
 )
 """Sections and keys of verl's tree that RAGEN does not read: episodes start from seeds, and envs reward them."""
-_CLIP = "actor_rollout_ref.actor.clip_ratio"
-_APRIL_DEFAULTS = {
-    f"{_CLIP}_low": f"${{{_CLIP}}}",
-    f"{_CLIP}_high": f"${{{_CLIP}}}",
-    "actor_rollout_ref.rollout.rollout_filter_ratio": 1.0,
-}
-"""What keys that base.yaml of before 2025-04-17 lacks stand for: one clip ratio, and no filter."""
-_VALIDATES = {"trainer.val_only": True, "trainer.val_before_train": True}
-"""What RAGEN's programs of evaluation stand for."""
 
 
 def is_agent_run(dialect: Dialect) -> bool:
@@ -43,7 +27,7 @@ def is_agent_run(dialect: Dialect) -> bool:
 
 def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     """Select the keys of either format by the sections of the file."""
-    if any(section in tree for section in (*AGENT_MARKS, "custom_envs")) or "actor_rollout_ref" in tree:
+    if any(section in tree for section in (*TABLES["agent_marks"], "custom_envs")) or "actor_rollout_ref" in tree:
         return _with_agents(dialect, tree)
     early = dialect.reference("ragen")
     if get_value(tree, "training.use_sft") is True:
@@ -75,7 +59,7 @@ def _with_agents(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
 
 def _as_in_april(spec: KeySpec) -> KeySpec:
     """Return a key for a whole base.yaml of before 2025-04-17, which has no `model_path`."""
-    return spec.model_copy(update={"default": _APRIL_DEFAULTS.get(spec.key, spec.default)})
+    return spec.model_copy(update={"default": TABLES["april_defaults"].get(spec.key, spec.default)})
 
 
 def _used_tags(tree: Mapping[str, Any]) -> set[str] | None:
@@ -102,20 +86,14 @@ def _free_sections(tags: list[str], tree: Mapping[str, Any]) -> tuple[KeySpec, .
     for tag in tags:
         if used is not None and tag not in used:
             effect = "Environment that no tag names. Has no effect."
-            specs.append(KeySpec(key=f"custom_envs.{tag}", effect=effect, value_type=SECTION, default=None))
+            specs.append(free_key(f"custom_envs.{tag}", effect))
             continue
         names = get_value(tree, f"custom_envs.{tag}", {})
-        common = {"env_type": Capability.TEXT_ENVS}
-        specs += [
-            KeySpec(
-                key=f"custom_envs.{tag}.{name}",
-                effect="Setting of an environment that this version lacks.",
-                value_type=SECTION if name == "env_config" else ANYTHING,
-                default=None,
-                requires=common.get(name),
-            )
-            for name in dict.fromkeys((*map(str, names), "env_config"))
-        ]
+        effect = "Setting of an environment that this version lacks."
+        for name in dict.fromkeys((*map(str, names), "env_config")):
+            spec = free_key(f"custom_envs.{tag}.{name}", effect, {} if name == "env_config" else None)
+            waits = {"requires": Capability.TEXT_ENVS} if name == "env_type" else {}
+            specs.append(spec.model_copy(update=waits))
     return tuple(specs)
 
 
@@ -123,30 +101,17 @@ def _without_effect_on_agents(spec: KeySpec) -> KeySpec:
     """Return a key of verl without its effect if RAGEN does not read it."""
     if not spec.key.startswith(_UNREAD):
         return spec
-    changes: dict[str, Any] = {"native": (), "computed": False, "native_values": {}, "only_if": None}
+    changes: dict[str, Any] = {"native_values": {}, "only_if": None}
     if spec.key == "reward_model.enable":
         changes |= {"requires": Capability.PROMPTS, "noop": (False,)}
-    return spec.model_copy(update=changes)
+    return without_effect(spec, **changes)
 
 
 RAGEN = Dialect(
     "ragen",
     key_files("ragen", ["ragen", "ragen_agent", "ragen_custom_envs"]),
-    marks=(
-        *("rl_or_sft", "system.n_gpus", "training.n_rollout", "training.max_turns", "optimization"),
-        *("sft.env_type", "sft.data_generation", "sft.training", "model.base_model"),
-        *("training.ppo_batch_size", "training.train_batch_size", "training.train_data_num", EARLY_ENV),
-        *AGENT_MARKS,
-        *("agent_proxy.max_turn", "es_manager.train", "es_manager.val", "es_manager.format_penalty"),
-    ),
     base=VERL,
-    trainers=("ragen.train", "ragen.llm_agent.agent_proxy", "ragen.eval", "ragen.eval_api"),
-    programs="train",
-    program_files={
-        "train": ("config/base.yaml", {}),
-        **dict.fromkeys(("ragen.llm_agent.agent_proxy", "ragen.eval"), ("config/base.yaml", _VALIDATES)),
-        "ragen.eval_api": ("config/evaluate_api_llm.yaml", _VALIDATES),
-    },
-    framework_files={"base": {"custom_envs": CUSTOM_ENVS}, "envs": {"custom_envs": CUSTOM_ENVS}},
+    framework_files={name: {"custom_envs": TABLES["default_envs"]} for name in ("base", "envs")},
     narrow=_narrow,
+    **TABLES["dialect"],
 )

@@ -1,9 +1,10 @@
 """RAGEN's filter of groups: a share of them in 2025, and several strategies since 2026."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.ragen.custom_envs import TRAIN
+from quintet.config.dialects.ragen.key_values import TABLES
 from quintet.config.dialects.verl.batches import ACTOR, ROLLOUT
 from quintet.config.problems import ConfigProblem
 
@@ -15,13 +16,7 @@ STRATEGY, AMOUNT, METRIC = f"{_FILTER}_strategy", f"{_FILTER}_value", f"{_FILTER
 TOLERANCE, WEIGHTS, EMPTY_STEPS = (
     f"{_FILTER}_{name}" for name in ("selection_eps", "top_p_prob_mode", "empty_stop_steps")
 )
-SCORES = {
-    "reward_variance": "deviation",
-    "reward_std": "deviation",
-    "reward": "mean",
-    "reward_sum": "total",
-    "length": "length",
-}
+SCORES: Mapping[str, str] = TABLES["filter_scores"]
 """Native score by metric; what RAGEN calls a variance is a standard deviation."""
 ORDERS = {"std": "deviation", "std_rev": "least_deviation", "max_mean": "lead"}
 """Native order by the type of 2025, which names the score as well."""

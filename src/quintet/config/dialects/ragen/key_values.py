@@ -6,22 +6,13 @@ from typing import Any
 
 import yaml
 
+from quintet.config.dialects.dialect import tables
 from quintet.config.dialects.value_types import ValueType
 
+TABLES = tables("ragen")
 REFERENCE_ENV = "custom_envs.SimpleSokoban"
 """Section of an environment in the reference; users choose any name."""
-ENV_TYPES = {
-    "sokoban": "sokoban",
-    "frozen_lake": "frozenlake",
-    "bandit": "bandit",
-    "countdown": "countdown",
-    "metamathqa": "questions",
-    "webshop": "webshop",
-    "search": "search",
-    "sudoku": "sudoku",
-    "game_2048": "game_2048",
-    "rubikscube": "rubikscube",
-}
+ENV_TYPES: Mapping[str, str] = TABLES["env_types"]
 """Native environment by `env_type`."""
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from quintet.config.dialects.dialect import Reference
 from quintet.config.dialects.ledger import KeySpec
+from quintet.config.dialects.rlinf.key_values import TABLES
 from quintet.config.dotted import has_key
 from quintet.config.native.learners import CriticConfig
 from quintet.config.native.megatron import MegatronConfig
@@ -12,14 +13,6 @@ HAS_CRITIC = "critic.use_critic_model"
 NATIVE_DEFAULTS = {"critic": CriticConfig(megatron=MegatronConfig()).model_dump()}
 DTYPE, WEIGHTS = "critic.model.precision", "critic.megatron.ckpt.hf_model_path"
 BACKEND, STRATEGY = "critic.training_backend", "critic.fsdp_config.strategy"
-_CONVERTED = frozenset(
-    (
-        *(f"critic.optim.{name}" for name in ("lr", "min_lr", "adam_beta1", "adam_beta2", "bf16", "fp16")),
-        *(f"critic.lr_sched.lr_{name}" for name in ("decay_iters", "warmup_fraction", "warmup_iters")),
-        *("critic.lr_sched.max_lr", "critic.lr_sched.min_lr", DTYPE, WEIGHTS, BACKEND, STRATEGY),
-    )
-)
-"""Keys that `critic_to_native` converts."""
 
 
 def critic_reference(references: Iterable[Reference]) -> Reference:
@@ -36,7 +29,7 @@ def _critic_specs(specs: Iterable[KeySpec]) -> Iterator[KeySpec]:
 def _critic_spec(spec: KeySpec) -> KeySpec:
     key, native = _of_critic(spec.key), tuple(map(_of_critic, spec.native[:1] if spec.direct else ()))
     native = native if all(has_key(NATIVE_DEFAULTS, name) for name in native) else ()
-    is_converted = bool(native) or key in _CONVERTED or spec.requires is not None
+    is_converted = bool(native) or key in TABLES["converted_critic_keys"] or spec.requires is not None
     end = "" if is_converted else " Has no effect here, since the critic follows the policy in it."
     condition = (_of_critic(spec.only_if[0]), spec.only_if[1]) if spec.only_if else (HAS_CRITIC, True)
     return spec.model_copy(

@@ -1,6 +1,6 @@
 """The configuration format of RLinf: runs on text, runs on simulators, and files of one simulator."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,37 +10,14 @@ from quintet.config.dialects.dialect import Dialect, Reference, key_files
 from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dialects.rlinf.critic_keys import critic_reference
 from quintet.config.dialects.rlinf.earlier import newer_values
-from quintet.config.dialects.rlinf.key_values import AGENT_SECTIONS, COMPONENTS, VALUE_TYPES
+from quintet.config.dialects.rlinf.key_values import COMPONENTS, TABLES, VALUE_TYPES
 from quintet.config.dialects.value_types import TEXT, one_of
 from quintet.config.dotted import get_value
 
-_ENV_FILE_CONTEXT = {
-    "algorithm": {"auto_reset": False, "ignore_terminations": False, "group_size": 1},
-    "runner": {"logger": {"log_path": "logs"}},
-}
-"""Values of the run to which a simulator's own file refers."""
 INHERITED = ("auto_reset", "ignore_terminations", "reward_coef")
 """Keys of `env.train` and `env.eval` that older files have in the section `algorithm`."""
 _OLDER = {"env.eval.rollout_epoch": ("algorithm.eval_rollout_epoch",)}
 """Names of keys of `env.train` and `env.eval` in older releases, in other sections."""
-_NEWER_SHARED = frozenset(
-    (
-        *("algorithm.gamma", "algorithm.gae_lambda", "algorithm.clip_ratio_low", "algorithm.clip_ratio_high"),
-        *("algorithm.value_clip", "algorithm.filter_rewards"),
-        *("algorithm.rewards_lower_bound", "algorithm.rewards_upper_bound", "cluster.node_groups"),
-    )
-)
-"""Keys of runs on text that runs on simulators have, too."""
-_VALIDATION_KEYS = {
-    "env": "validation.simulator",
-    "tracking.video": "tracking.validation_video",
-    "placement.offload_envs": "placement.offload_envs",
-    "training.groups_per_step": "validation.episodes",
-    "training.samples_per_group": "validation.sampling.samples",
-}
-"""Native keys of `env.eval` by those of `env.train`."""
-
-
 _AGENT_TASKS, DATA_TYPE = ("coding_online_rl",), "data.type"
 _AGENT_DATA = ("wideseek_r1", "rstar2")
 _TASKS = ("math", "reasoning", "reasoning_eval")
@@ -65,7 +42,9 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
         return replace(dialect, references=(_changed(names, waiting),), shared_sections={})
     if "runner" not in tree and "actor" not in tree and "env_type" in tree:
         references = (env, *key_files("rlinf", ["rlinf_env_newer", "rlinf_env_earlier"]))
-        return replace(dialect, references=references, shared_sections={}, name_lists={}, context=_ENV_FILE_CONTEXT)
+        return replace(
+            dialect, references=references, shared_sections={}, name_lists={}, context=TABLES["env_file_context"]
+        )
     if task.startswith("embodied") or "env" in tree:
         backend = math.filtered(lambda spec: spec.key.startswith("actor.fsdp_config."))
         sharding = {"actor.fsdp_config.sharding_strategy": {"aliases": (SHARDING_ALIAS,)}}
@@ -74,7 +53,7 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
         env_earlier, *earlier = key_files("rlinf", ["rlinf_env_earlier", "rlinf_earlier", "rlinf_embodied_earlier"])
         algorithm_newer = key_files("rlinf", ["rlinf_embodied_algorithm"])
         envs = (Reference(each.name, partial(_env_specs, each)) for each in (env, newer[1], env_earlier))
-        shared_newer = newer[2].filtered(lambda spec: spec.key in _NEWER_SHARED)
+        shared_newer = newer[2].filtered(lambda spec: spec.key in TABLES["shared_newer_keys"])
         changes: dict[str, dict[str, Any]] = {
             "runner.task_type": {"default": "embodied"},
             "algorithm.loss_type": {
@@ -156,25 +135,12 @@ def _in_env(spec: KeySpec, side: str) -> KeySpec:
 
 
 def _validation_key(key: str) -> str:
-    training = next(name for name in _VALIDATION_KEYS if key == name or key.startswith(f"{name}."))
-    return _VALIDATION_KEYS[training] + key.removeprefix(training)
+    keys = TABLES["validation_keys"]
+    training = next(name for name in keys if key == name or key.startswith(f"{name}."))
+    return str(keys[training]) + key.removeprefix(training)
 
 
-_OWNERS = {
-    "reward.": ("reward.use_reward_model",),
-    "router_server_args.": ("reward.use_reward_model",),
-    "cluster.component_placement.reward": ("reward.use_reward_model",),
-    "actor.model.": ("actor.model.model_type",),
-    "rollout.": ("actor.model.model_type", "rollout.model.model_type"),
-    "env.train.": ("env.train.env_type",),
-    "env.eval.": ("env.eval.env_type", "env.train.env_type"),
-    "env.": ("env.train.env_type",),
-    "algorithm.": ("algorithm.loss_type", "algorithm.adv_type"),
-    "actor.": ("algorithm.loss_type", "algorithm.adv_type", "actor.model.model_type"),
-    "critic.": ("algorithm.loss_type", "algorithm.adv_type"),
-    "data.": ("algorithm.loss_type", "runner.task_type", "data.type", *AGENT_SECTIONS),
-    "cluster.": ("env.train.env_type", "env.eval.env_type"),
-}
+_OWNERS: Mapping[str, Sequence[str]] = TABLES["owners"]
 """By the first parts of a key: the keys of the policy, the simulator or the algorithm to which it belongs."""
 _ALL_OWNERS = tuple(dict.fromkeys(owner for owners in _OWNERS.values() for owner in owners))
 
@@ -195,11 +161,9 @@ def _waits_for(dialect: Dialect, value: Callable[[str], Any], key: str) -> Capab
 RLINF = Dialect(
     "rlinf",
     key_files("rlinf", ["rlinf_basic", "rlinf_math", "rlinf_embodied", "rlinf_env"]),
-    marks=("cluster", "runner", "env_type", "actor.group_name"),
-    shared_sections={"env.train": "", "env.eval": ""},
     name_lists={"cluster.component_placement": tuple(COMPONENTS)},
-    programs=r"train_embodied_agent|train_async|main_grpo",
     newer_values=newer_values,
     narrow=_narrow,
     waits_for=_waits_for,
+    **TABLES["dialect"],
 )

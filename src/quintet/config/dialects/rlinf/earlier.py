@@ -4,32 +4,10 @@ chunks in place of environments and actions. Names that a file leaves empty are 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from quintet.config.dialects.rlinf.key_values import TABLES
 from quintet.config.dotted import get_value, has_key
 
 GREEDY, SAMPLES = "algorithm.sampling_params.use_greedy", "algorithm.sampling_params.do_sample"
-VALUES = {
-    "algorithm.adv_type": {
-        "embodied_gae": "gae",
-        "ppo": "gae",
-        "coding_ppo": "gae",
-        "embodied_grpo": "grpo",
-        "math_grpo": "grpo",
-    },
-    "algorithm.loss_type": {
-        "embodied_grpo": "actor",
-        "grpo": "actor",
-        "math_ppo_actor": "actor",
-        "embodied_ppo": "actor_critic",
-    },
-    "algorithm.reward_type": {"step_level": "action_level"},
-}
-"""Newer names of values by key."""
-NAMES = {
-    "runner.experiment_name": "grpo-1.5b",
-    "runner.output_dir": "../results",
-    "runner.logger.experiment_name": "${runner.experiment_name}",
-}
-"""Names in RLinf's reference."""
 CHUNKS = {"train": "algorithm.n_chunk_steps", "eval": "algorithm.n_eval_chunk_steps"}
 
 
@@ -40,10 +18,12 @@ def newer_values(tree: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
 
 
 def _newer_values(tree: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Any, str]]]:
-    for key, names in VALUES.items():
+    for key, names in TABLES["newer_names"].items():
         if isinstance(value := get_value(tree, key), str) and value in names:
             yield key, (names[value], key)
-    yield from ((key, (name, key)) for key, name in NAMES.items() if get_value(tree, key, name) is None)
+    yield from (
+        (key, (name, key)) for key, name in TABLES["reference_names"].items() if get_value(tree, key, name) is None
+    )
     if isinstance(get_value(tree, GREEDY), bool) and not has_key(tree, SAMPLES):
         yield SAMPLES, (not get_value(tree, GREEDY), GREEDY)
     for side, chunks in CHUNKS.items():

@@ -4,8 +4,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from quintet.config.dialects.dialect import tables
 from quintet.config.dialects.value_types import ValueType
 
+TABLES = tables("rlinf")
 _RANGE = r"(all|\d+(-\d+)?)(:\d+(-\d+)?)?"
 _RANKS = re.compile(rf"({_RANGE})(,({_RANGE}))*,?", re.IGNORECASE)
 
@@ -39,14 +41,7 @@ VALUE_TYPES = {
         "a group and what is taken from it", lambda value: isinstance(value, Mapping) and len(value) == 1
     ),
 }
-COMPONENTS = {
-    "actor": ("actor",),
-    "rollout": ("rollout",),
-    "inference": ("logprobs", "reference"),
-    "reward": ("reward",),
-    "critic": ("critic",),
-    "env": ("envs",),
-}
+COMPONENTS: Mapping[str, tuple[str, ...]] = {name: tuple(names) for name, names in TABLES["components"].items()}
 """Native components by the names in `cluster.component_placement`; `inference` computes the log-probs of the policy
 before its updates, and those of the reference."""
 AGENT_SECTIONS = ("agentloop", "agentlightning", "tools", "rollout_server")

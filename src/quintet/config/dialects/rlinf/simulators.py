@@ -1,10 +1,11 @@
 """Conversion of the sections `env.train` and `env.eval` of RLinf's runs, and of a simulator's own file."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import Derived, OptionalSection, Same, first_of
+from quintet.config.dialects.rlinf.key_values import TABLES
 from quintet.config.dotted import unflatten
 from quintet.config.native.envs import SimulatorConfig
 from quintet.config.native.robot_simulators import option_errors
@@ -14,22 +15,7 @@ from quintet.config.problems import ConfigProblem
 SIDES = {"env.train.": "env", "env.eval.": "validation.simulator"}
 """Native sections by the prefixes of a run's keys."""
 VIDEOS = {"env.train.": "tracking.video", "env.eval.": "tracking.validation_video", "": "tracking.video"}
-OPTIONS = {
-    **{name: name for name in ("reset_gripper_open", "reward_mode", "wrap_obs_mode", "use_full_state")},
-    **{name: f"init_params.{name}" for name in ("obs_mode", "render_mode", "sim_backend", "obj_set")},
-    **{
-        name: f"init_params.{name}"
-        for name in (
-            "use_multiple_plates",
-            "sim_config.sim_freq",
-            "sim_config.control_freq",
-            "sensor_configs.shader_pack",
-            "human_render_camera_configs.shader_pack",
-            "human_render_camera_configs.width",
-            "human_render_camera_configs.height",
-        )
-    },
-}
+OPTIONS: Mapping[str, str] = TABLES["simulator_options"]
 """Foreign keys of `env.options` by the options' names."""
 ORDERED = ("use_ordered_reset_state_ids", "is_eval")
 CAMERA = {"camera_width": "init_params.sensor_configs.width", "camera_height": "init_params.sensor_configs.height"}

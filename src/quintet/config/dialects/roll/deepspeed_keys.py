@@ -5,19 +5,13 @@ from typing import Any
 
 from quintet.config.dialects.dialect import Reference
 from quintet.config.dialects.ledger import KeySpec, load_keys
+from quintet.config.dialects.roll.kinds import TABLES
 from quintet.config.dotted import get_value
 
 DEEPSPEED, STRATEGY = "deepspeed", "strategy_args.strategy_name"
 DOCUMENTED = "actor_train"
 """Worker by whose section the ledger documents DeepSpeed's options."""
-TARGETS = {
-    "actor_train": "actor",
-    "critic": "critic",
-    "reference": "reference",
-    "sft_train": "actor",
-    "student": "actor",
-    "teacher": "reference",
-}
+TARGETS: Mapping[str, str] = TABLES["deepspeed_targets"]
 """Native sections of the workers whose options have an effect."""
 
 

@@ -5,15 +5,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from quintet.config.dialects.dialect import Dialect, Reference, key_files
+from quintet.config.dialects.dialect import Dialect, Reference, any_keys, free_key, key_files, without_effect
 from quintet.config.dialects.ledger import KeySpec, load_keys
 from quintet.config.dialects.roll.deepspeed_keys import deepspeed_reference, deepspeed_workers
 from quintet.config.dialects.roll.earlier import newer_values
 from quintet.config.dialects.roll.key_values import VALUE_TYPES
 from quintet.config.dialects.roll.kinds import (
-    DEEPSPEED_DEFINITION,
     ENV_DEFINITIONS,
     ENV_TYPES,
+    TABLES,
     Kind,
     definition_of,
     kind_of,
@@ -21,26 +21,14 @@ from quintet.config.dialects.roll.kinds import (
     used_tags,
     variables,
 )
-from quintet.config.dialects.value_types import ANYTHING, SECTION, TEXT, ValueType, optional, parse_type
+from quintet.config.dialects.value_types import SECTION, TEXT, ValueType, optional, parse_type
 from quintet.config.dotted import flatten
 
 _OPTIONS = "strategy_args.strategy_config"
-_SHARED = {
-    f"reference.{_OPTIONS}": f"actor_train.{_OPTIONS}",
-    "reference.model_args": "actor_train.model_args",
-    "actor_infer.model_args": "actor_train.model_args",
-    "critic": "actor_train",
-}
+_SHARED: Mapping[str, str] = TABLES["shared_sections"]
 """Sections whose options the reference documents once."""
 _ALL_SHARED = {**_SHARED, "reference": "actor_train", "actor_infer": "actor_train"}
-_WORKERS: Mapping[Kind, tuple[str, ...]] = {
-    Kind.RLVR: ("validation", "reward_model", "reward"),
-    Kind.AGENTIC: ("train_env_manager", "val_env_manager", "validation"),
-    Kind.SFT: ("sft_train", "validation"),
-    Kind.DPO: ("actor_train", "reference", "validation"),
-    Kind.DISTILLATION: ("student", "teacher", "validation"),
-    Kind.ON_POLICY_DISTILLATION: ("student_train", "student_infer", "teacher", "validation"),
-}
+_WORKERS = {Kind[name.upper()]: sections for name, sections in TABLES["workers"].items()}
 """Sections of workers, besides policy, engine, reference and critic."""
 _KEY_FILES = {Kind.SFT: "roll_sft", Kind.DPO: "roll_dpo", Kind.DISTILLATION: "roll_distill"}
 _MANAGER, _VALIDATION_MANAGER = "train_env_manager", "val_env_manager"
@@ -63,16 +51,7 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
         references = (*kind_references, *references)
         shared = _ALL_SHARED
     elif kind in (Kind.ENVIRONMENTS, Kind.REWARD_FLOW):
-        specs = tuple(
-            KeySpec(
-                key=str(name),
-                effect="Setting of a run that this version lacks.",
-                value_type=SECTION if isinstance(value, Mapping) else ANYTHING,
-                default=None,
-            )
-            for name, value in tree.items()
-        )
-        return replace(dialect, references=(Reference("other runs", lambda: specs),))
+        return replace(dialect, references=(any_keys(tree),))
     else:
         names = [*filter(None, [_KEY_FILES.get(kind)]), "roll_common"]
         references, shared = key_files("roll", names), {}
@@ -120,21 +99,14 @@ def _leaves(name: str, value: Any) -> Iterator[str]:
 def worker_specs(section: str) -> tuple[KeySpec, ...]:
     """Return the keys that every worker has, for a section in which they have no effect of their own."""
     specs = [spec for name in ("roll", "roll_workers", "roll_algorithm", "roll_sampling") for spec in _of_workers(name)]
-    plain: dict[str, Any] = {
-        "native": (),
-        "computed": False,
-        "requires": None,
-        "noop": (),
-        "only_if": None,
-        "default": None,
-    }
     renamed = (_renamed(spec, spec.key.partition(".")[0], section) for spec in specs)
     strategy = ("strategy_args.strategy_name", VALUE_TYPES["strategy"]), (_OPTIONS, SECTION)
     options = (
         KeySpec(key=f"{section}.{key}", effect="Backend of the worker.", value_type=kind, default=None)
         for key, kind in strategy
     )
-    nullable = (spec.model_copy(update=plain | {"value_type": _or_null(spec)}) for spec in renamed)
+    plain: dict[str, Any] = {"requires": None, "noop": (), "only_if": None, "default": None}
+    nullable = (without_effect(spec, **plain, value_type=_or_null(spec)) for spec in renamed)
     return (*options, *nullable)
 
 
@@ -183,18 +155,14 @@ def _agentic_references(tree: Mapping[str, Any]) -> tuple[Reference, ...]:
 
     def validation() -> tuple[KeySpec, ...]:
         managers = (spec for spec in agentic.load() if spec.key.startswith(f"{_MANAGER}."))
-        plain = {"native": (), "computed": False}
-        return tuple(_renamed(spec, _MANAGER, _VALIDATION_MANAGER).model_copy(update=plain) for spec in managers)
+        return tuple(without_effect(_renamed(spec, _MANAGER, _VALIDATION_MANAGER)) for spec in managers)
 
     def changed() -> tuple[KeySpec, ...]:
         specs = {spec.key: spec for name in ("roll", "roll_algorithm") for spec in load_keys("roll", name)}
         changes: dict[str, Mapping[str, Any]] = {"adv_estimator": _ESTIMATORS, **_UNDOCUMENTED_LENGTHS}
         return tuple(specs[key].model_copy(update=change) for key, change in changes.items())
 
-    definitions = tuple(
-        KeySpec(key=name, effect="Definitions of environments.", value_type=SECTION, default=None)
-        for name in ENV_DEFINITIONS[1:]
-    )
+    definitions = tuple(free_key(name, "Definitions of environments.") for name in ENV_DEFINITIONS[1:])
     used = used_tags(tree)
     envs = [
         _env_reference(tree, tag) if used is None or tag in used else _unused_env(tag)
@@ -211,8 +179,7 @@ def _agentic_references(tree: Mapping[str, Any]) -> tuple[Reference, ...]:
 
 def _unused_env(tag: str) -> Reference:
     effect = "Environment that no tag names. Has no effect."
-    spec = KeySpec(key=f"custom_envs.{tag}", effect=effect, value_type=SECTION, default=None)
-    return Reference(f"custom_envs.{tag}", lambda: (spec,))
+    return Reference(f"custom_envs.{tag}", lambda: (free_key(f"custom_envs.{tag}", effect),))
 
 
 def _env_reference(tree: Mapping[str, Any], tag: str) -> Reference:
@@ -229,14 +196,10 @@ def _env_reference(tree: Mapping[str, Any], tag: str) -> Reference:
         names = ("env_config", *map(str, definition))
         further = (f"{section}.{name}" for name in names if f"{section}.{name}" not in common)
         effect = "Setting of an environment that this version lacks."
-        return (*common.values(), *(_any_key(key, effect) for key in dict.fromkeys(further)))
+        sections: dict[str, Any] = {key: {} if key.endswith(".env_config") else None for key in further}
+        return (*common.values(), *(free_key(key, effect, value) for key, value in sections.items()))
 
     return Reference(f"{section} of roll_env", load)
-
-
-def _any_key(key: str, effect: str) -> KeySpec:
-    kind = SECTION if key.endswith(".env_config") else ANYTHING
-    return KeySpec(key=key, effect=effect, value_type=kind, default=None)
 
 
 def _teachers(tree: Mapping[str, Any]) -> Iterator[Reference]:
@@ -247,27 +210,12 @@ def _teachers(tree: Mapping[str, Any]) -> Iterator[Reference]:
             yield Reference(f"teacher.{name} worker", partial(worker_specs, f"teacher.{name}"))
 
 
-_DECIDING = (
-    r"(train_env_manager|val_env_manager|custom_envs|rewards|reward_normalization|adv_estimator)(\..*)?",
-    r"actor_train\.(data_args|strategy_args\.strategy_name|model_args\.lora_target)(\..*)?",
-    r"actor_infer\.strategy_args\.strategy_name(\..*)?|(sft_train|student|student_train|teacher)(\..*)?",
-)
-"""Keys that decide what is trained, in which environments, and with which engine."""
-
-
 ROLL = Dialect(
     "roll",
     key_files("roll", ["roll"]),
-    marks=(
-        *("actor_train", "actor_infer", "num_return_sequences_in_group", "reference.strategy_args"),
-        *("sft_train", "student.strategy_args", "student_train.strategy_args", "teacher_pretrain"),
-        *("train_env_manager", *ENV_DEFINITIONS),
-        *(f"{DEEPSPEED_DEFINITION}{kind}" for kind in ("", "2", "2_cpuoffload", "3", "3_cpuoffload")),
-    ),
     # ROLL documents options that several kinds of workers take once
     shared_sections=_SHARED,
-    programs=r"start_\w+_pipeline",
-    deciding=_DECIDING,
     newer_values=newer_values,
     narrow=_narrow,
+    **TABLES["dialect"],
 )

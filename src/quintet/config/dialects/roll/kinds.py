@@ -1,10 +1,11 @@
 """Kinds of ROLL's runs, recognised by the sections of a file, as its start scripts choose a pipeline class."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
+from quintet.config.dialects.dialect import tables
 from quintet.config.dotted import get_value, has_key
 
 
@@ -21,19 +22,12 @@ class Kind(StrEnum):
     ENVIRONMENTS = "definitions of environments"
 
 
+TABLES = tables("roll")
 ENV_DEFINITIONS = ("custom_env", "gem_math", "gem_code", "gem_games", "gem_qa", "gem_rg")
 """Sections of files that define environments, which agentic files include."""
 DEEPSPEED_DEFINITION = "deepspeed_zero"
 """Beginning of the names of files, and of the sections in them, with settings of DeepSpeed."""
-_DIFFUSION = "actor_train.model_args.model_config_kwargs"
-_MARKS: Mapping[Kind, tuple[str, ...]] = {
-    Kind.SFT: ("sft_train",),
-    Kind.ON_POLICY_DISTILLATION: ("student_train", "student_infer"),
-    Kind.DISTILLATION: ("student", "student_pretrain", "teacher_pretrain"),
-    Kind.REWARD_FLOW: (f"{_DIFFUSION}.trainable_models", f"{_DIFFUSION}.reward_model_path"),
-    Kind.DPO: ("chosen_key", "rejected_key", "ipo", "beta"),
-    Kind.AGENTIC: ("train_env_manager", "val_env_manager", "custom_envs"),
-}
+_MARKS: Mapping[Kind, Sequence[str]] = {Kind[name.upper()]: marks for name, marks in TABLES["kind_marks"].items()}
 """Keys that only files of a kind have, in the order in which they decide."""
 _WORKERS = ("actor_train", "actor_infer", "rewards", "reference", "critic")
 ENV_TYPES = ("frozen_lake", "sokoban")
@@ -43,16 +37,7 @@ REFERENCE = re.compile(r"\s*\$\{([\w.-]+)\}\s*")
 TEMPLATES = ("agent_template", "_system_template", "_pattern")
 """Ends of the names of texts that files define for their environments."""
 _REFERRED = re.compile(r"\$\{([A-Za-z_][\w-]*)(?:\.[\w.-]+)?\}")
-VARIABLES = frozenset(
-    (
-        *("all_response_pattern", "action_pattern", "think_action_pattern", "max_tokens_per_step"),
-        *("max_actions_per_traj", "default_history_length", "sokoban_format_penalty", "frozen_format_penalty"),
-        *("env_manager_cls", "agent_runner_cls", "agent_config_common", "hf_model_path", "world_size"),
-        *("pre_step_template", "next_step_template", "agent_system_template", "agent_template", "offload_nccl"),
-        *("user_prompt_think_format", "user_prompt_no_think_format", "reward_template"),
-        *("pg_variant", "lora_rank", "lora_alpha", "lora_target", "positive_loss_coef"),
-    )
-)
+VARIABLES = frozenset(TABLES["variables"])
 """Names that ROLL's example files define for use in other values; ROLL reads none of them."""
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.roll.judge import is_judge, judge_to_native
+from quintet.config.dialects.roll.kinds import TABLES
 from quintet.config.dialects.roll.workers import max_response
 from quintet.config.native.algorithm import FilterConfig
 
@@ -15,17 +16,7 @@ VERIFIER_OPTIONS = ("reward_type", "response_length_penalty_coef")
 """Keys of a domain that are options of its verifier."""
 DEFAULT_DOMAIN = "math_rule"
 """Domain of rows whose tag no domain has."""
-REWARD_CLASSES = "roll.pipeline.rlvr.rewards."
-VERIFIERS = {
-    f"{REWARD_CLASSES}{name}": verifier
-    for name, verifier in {
-        "math_rule_reward_worker.MathRuleRewardWorker": "math_rule",
-        "crossthinkqa_rule_reward_worker.CrossThinkQARuleRewardWorker": "crossthinkqa",
-        "ifeval_rule_reward_worker.GeneralRuleRewardWorker": "ifeval_roll",
-        "code_sandbox_reward_worker.CodeSandboxRewardWorker": "code_sandbox",
-        "multiple_choice_boxed_rule_reward_worker.MultipleChoiceBoxedRuleRewardWorker": "multiple_choice_boxed",
-    }.items()
-}
+VERIFIERS: Mapping[str, str] = TABLES["verifiers"]
 """Verifier of each of ROLL's reward classes."""
 CODE_SECONDS = 360.0
 """Time that ROLL gives to all tests of a response."""

@@ -6,19 +6,12 @@ from typing import Any
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.conversion import ForeignValues, NativeBuilder, as_list
 from quintet.config.dialects.roll.deepspeed import deepspeed_to_native
+from quintet.config.dialects.roll.kinds import TABLES
 from quintet.config.dialects.roll.run_settings import run_to_native
 from quintet.config.dialects.roll.workers import ACCUMULATION, MICRO_BATCH, STRATEGY, STRATEGY_OPTIONS, Worker
 
 WORKER, STUDENT, TEACHER = "sft_train", "student", "teacher"
 VALIDATION_FILE, SEQUENCE, CLIPPING = "validation.data_args.file_name", "sequence_length", "max_grad_norm"
-DIVERGENCE = {
-    "distill_loss_weight": "weight",
-    "kd_temperature": "temperature",
-    "teacher_temperature": "teacher_temperature",
-    "adaptive_kl_alpha": "alpha",
-    "skew_lambda": "skew",
-}
-"""Fields of `sft.distillation` by ROLL's keys."""
 VISION_TEMPLATE = "vl"
 """Part of the names of templates of ROLL's separate pipelines for images, whose rows and prompts are fixed."""
 UNCLIPPED = 1.0e9
@@ -53,7 +46,7 @@ def distillation_to_native(values: ForeignValues, native: NativeBuilder) -> None
         native.require(mapping, Capability.ROLL_LEARNERS)
     deepspeed_to_native(worker, native)
     native.set("reference.inference_budget.sequences", worker.training_argument(MICRO_BATCH), micro_batch)
-    for key, field in DIVERGENCE.items():
+    for key, field in TABLES["divergence"].items():
         native.set(f"sft.distillation.{field}", float(values[key]), key)
     clipping = values[CLIPPING]
     native.set("sft.optimizer.max_grad_norm", float(clipping) or UNCLIPPED, CLIPPING)

@@ -1,7 +1,7 @@
 """Workers of a ROLL configuration: the devices of each, how many of them share its model, and the native placement."""
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from quintet.config.capabilities import Capability
@@ -9,6 +9,7 @@ from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, Na
 from quintet.config.dialects.ledger import KeySpec, load_keys
 from quintet.config.dialects.roll.algorithm import needs_reference, trains_critic
 from quintet.config.dialects.roll.device_mapping import parse_device_mapping
+from quintet.config.dialects.roll.kinds import TABLES
 from quintet.config.dialects.value_types import ValueType
 from quintet.config.dotted import is_inside
 from quintet.config.native.experiment import Experiment
@@ -26,25 +27,9 @@ GROUP_SIZE = "train_env_manager.group_size"
 STRATEGY, STRATEGY_OPTIONS = "strategy_args.strategy_name", "strategy_args.strategy_config"
 _DEFAULTS = {MICRO_BATCH: 8, ACCUMULATION: 1}
 """ROLL's defaults, for the critic; its reference has only those of the policy."""
-_SPLITS = {
-    "megatron": (
-        f"{STRATEGY_OPTIONS}.tensor_model_parallel_size",
-        f"{STRATEGY_OPTIONS}.pipeline_model_parallel_size",
-        f"{STRATEGY_OPTIONS}.context_parallel_size",
-    ),
-    "fsdp2": ("model_args.ulysses_size",),
-    "deepspeed": ("model_args.ulysses_size",),
-}
+_SPLITS: Mapping[str, Sequence[str]] = TABLES["splits"]
 """Keys by which a model is split, by strategy. Expert-parallel devices train on different sequences."""
-IGNORED = (
-    "disable_gradient_checkpointing",
-    "infer_batch_size",
-    "device_mapping",
-    "lora_rank",
-    "lora_alpha",
-    "lora_target",
-    "model_name_or_path",
-)
+IGNORED = tuple(TABLES["ignored"])
 """Keys that other workers than policy and critic take from the policy, or do not need."""
 POLICY_SPLITS = ("actor_train.model_args.ulysses_size",)
 _COMMON = ("actor.parallel.", "actor.sharding.", "actor.memory.", "actor.megatron.")

@@ -12,8 +12,10 @@ from itertools import zip_longest
 from pathlib import Path
 
 from quintet.config.dialects.scripts.arithmetic import ASSIGNMENT as ARITHMETIC_ASSIGNMENT
-from quintet.config.dialects.scripts.shell_variables import MARKER, PROMPTED, Variables
-from quintet.config.dialects.scripts.shell_words import INTEGER, Word, WordReader
+from quintet.config.dialects.scripts.command_lists import CommandListReader
+from quintet.config.dialects.scripts.conditions import Status, all_of, any_of, negated
+from quintet.config.dialects.scripts.shell_variables import MARKER, PROMPTED
+from quintet.config.dialects.scripts.shell_words import INTEGER, Word
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=")
 FILE_TESTS: Mapping[str, Callable[[str], bool]] = {"-f": os.path.isfile, "-d": os.path.isdir, "-e": os.path.exists}
@@ -41,27 +43,12 @@ BUILT_INS = frozenset(
 )
 SILENT_PROGRAMS = frozenset(("mkdir", "rm", "rmdir", "touch", "sleep", "exec", "cp", "mv", "ulimit"))
 
-Status = bool | None
-"""Whether a command succeeds; None if that is unknown."""
 
+class BuiltIns:
+    """Applies the commands that a shell itself runs to the variables of a reader."""
 
-class BuiltInReader(WordReader):
-    """Applies the commands that a shell itself runs to the variables of a script."""
-
-    def __init__(self, text: str, variables: Variables, first_line: int) -> None:
-        super().__init__(text, variables, first_line)
-        self.output: list[str] | None = None
-        """What the commands in a `$(…)` print; None outside one."""
-        self.output_is_known = True
-        self.unknown_in_condition = ""
-        """Why the last condition is not known."""
-        self.local_values: list[dict[str, tuple[str, ...] | None]] = []
-        """Of each function that is followed, the values of its local variables outside."""
-
-    def forget(self, names: Iterable[str], reason: str, line: int) -> None:
-        """Make the values of variables unknown for a reason."""
-        for name in names:
-            self.variables.values[name] = (self.variables.unknown(f"${name}", reason, line, is_array=True),)
+    def __init__(self, reader: CommandListReader) -> None:
+        self.reader, self.variables = reader, reader.variables
 
     def assign(self, words: Iterable[Word]) -> None:
         """Set variables; words without `=`, as after `export`, are left out."""
@@ -79,7 +66,7 @@ class BuiltInReader(WordReader):
                     values = next(filter(self.variables.is_unknown_count, (before, word.items)), values)
                 self.variables.assign(name, values, word.line)
                 if index:
-                    self.forget([name], "is an array with assigned elements: not supported", word.line)
+                    self.variables.forget([name], "is an array with assigned elements: not supported", word.line)
 
     def assign_arithmetic(self, expression: str, source: str) -> Status:
         """Evaluate `i++`, `i=0`, `i+=2` or an expression without side effects; return whether it is not 0."""
@@ -89,26 +76,21 @@ class BuiltInReader(WordReader):
                 self.assign_arithmetic(other, source)
         matched = ARITHMETIC_ASSIGNMENT.fullmatch(PREFIX_STEP.sub(r"\2\1", expression))
         if matched is None:
-            value = self.evaluate(expression, source)
+            value = self.reader.evaluate(expression, source)
         else:
             name, sign = matched["name"], matched["operator"] or (matched["step"] or "")[:1]
             operand = matched["value"] if matched["step"] is None else "1"
-            value = self.evaluate(f"{name} {sign} ({operand})" if sign else operand, source)
-            self.variables.assign(name, (str(value),), self.line)
+            value = self.reader.evaluate(f"{name} {sign} ({operand})" if sign else operand, source)
+            self.variables.assign(name, (str(value),), self.reader.line)
         if isinstance(value, str):
             effects = {name for names in ARITHMETIC_EFFECT.findall(expression) for name in names if name}
-            self.forget(effects - ({matched["name"]} if matched else set()), "is not integer arithmetic", self.line)
-            self.unknown_in_condition = str(self.variables.find_unknown(value))
+            effects -= {matched["name"]} if matched else set()
+            self.variables.forget(effects, "is not integer arithmetic", self.reader.line)
+            self.reader.unknown_in_condition = str(self.variables.find_unknown(value))
             return None
         return value != 0
 
-    def print_text(self, text: str | None) -> None:
-        """Add to the output of a `$(…)`; None stands for a text that is not known."""
-        self.output_is_known = self.output_is_known and text is not None
-        if self.output is not None:
-            self.output.append(text or "")
-
-    def built_in(self, name: str, words: Sequence[Word]) -> Status:
+    def run(self, name: str, words: Sequence[Word]) -> Status:
         """Apply one of `BUILT_INS` to its arguments."""
         match name:
             case "[" | "[[" | "test":
@@ -129,10 +111,10 @@ class BuiltInReader(WordReader):
                 self._declare(name, words)
             case "cd":
                 directory = Path(self.variables.scalar("PWD") or ".", *(word.text for word in words[-1:]))
-                self.variables.assign("PWD", (str(directory),), self.line)
+                self.variables.assign("PWD", (str(directory),), self.reader.line)
             case "mapfile" | "readarray":
                 names = [word.text for word in words if word.text.isidentifier()]
-                self.forget(names[-1:] or ["MAPFILE"], PROMPTED, self.line)
+                self.variables.forget(names[-1:] or ["MAPFILE"], PROMPTED, self.reader.line)
             case "unset":
                 self.variables.values |= {word.text: () for word in words}
                 self.variables.integers -= {word.text for word in words}
@@ -140,12 +122,12 @@ class BuiltInReader(WordReader):
                 self._print(name, words)
             case "shift":
                 count = int(words[0].text) if words and words[0].text.isdecimal() else 1
-                self.set_arguments((self.variables.arguments or ())[count:])
+                self.variables.set_arguments((self.variables.arguments or ())[count:])
             case "set":
                 fields = [text for word in words for text in word.arguments]
                 self._set_export_all(fields)
                 if "--" in fields:
-                    self.set_arguments(tuple(fields[fields.index("--") + 1 :]))
+                    self.variables.set_arguments(tuple(fields[fields.index("--") + 1 :]))
 
     def _set_export_all(self, fields: Sequence[str]) -> None:
         """Apply `set -a` and `set -o allexport`, and the same with `+`."""
@@ -157,21 +139,12 @@ class BuiltInReader(WordReader):
             ):
                 self.variables.exports_all = option[0] == "-"
 
-    def set_arguments(self, arguments: tuple[str, ...]) -> None:
-        """Set `$1`, `$2`, … and `$#` in a function."""
-        if self.variables.arguments is None:
-            return
-        values = {name: value for name, value in self.variables.values.items() if not name.isdecimal() or name == "0"}
-        values |= {str(number): (argument,) for number, argument in enumerate(arguments, 1)}
-        self.variables.values = values | {"#": (str(len(arguments)),)}
-        self.variables.arguments = arguments
-
     def _declare(self, name: str, words: Sequence[Word]) -> None:
         names = [re.split(r"\+?=|\[", word.source)[0] for word in words if not word.source.startswith("-")]
         options = "".join(word.source for word in words if word.source.startswith("-"))
-        if name in ("local", "declare", "typeset") and self.local_values:
+        if name in ("local", "declare", "typeset") and self.variables.local_values:
             for each in names:
-                self.local_values[-1].setdefault(each, self.variables.values.get(each))
+                self.variables.local_values[-1].setdefault(each, self.variables.values.get(each))
             assigned = {re.split(r"\+?=|\[", word.source)[0] for word in words if "=" in word.source}
             self.variables.values |= {each: () for each in names if each not in assigned}
         if name != "export" and "i" in options:
@@ -184,22 +157,22 @@ class BuiltInReader(WordReader):
         """Print the words of `echo`, or of `printf` with a format that only has `%s`."""
         fields = [text for word in words for text in word.arguments]
         if name == "printf" and fields[:1] == ["-v"]:
-            self.forget(fields[1:2], "is the output of a program, and none is run here", self.line)
+            self.variables.forget(fields[1:2], "is the output of a program, and none is run here", self.reader.line)
         elif name == "echo":
             end = "" if fields[:1] == ["-n"] else "\n"
             has_option = re.match(r"-\w*[eE]", fields[0]) if fields else None
-            self.print_text(None if has_option else " ".join(fields[not end :]) + end)
+            self.reader.print_text(None if has_option else " ".join(fields[not end :]) + end)
         elif len(fields) == 2 and re.fullmatch(r"[^%\\]*%s[^%\\]*(\\n)?", fields[0]):
-            self.print_text(fields[0].replace("\\n", "\n").replace("%s", fields[1]))
+            self.reader.print_text(fields[0].replace("\\n", "\n").replace("%s", fields[1]))
         else:
             is_text = len(fields) == 1 and not re.search(r"[%\\]", fields[0])
-            self.print_text(fields[0] if is_text else None)
+            self.reader.print_text(fields[0] if is_text else None)
 
     def _is_command(self, words: Sequence[Word]) -> Status:
         """Return whether a program of the name in `command -v NAME` is on this machine."""
         match [text for word in words for text in word.fields]:
             case ["-v", name] if not MARKER.search(name):
-                self.print_text(None)
+                self.reader.print_text(None)
                 return name in BUILT_INS or shutil.which(name) is not None
         return None
 
@@ -220,31 +193,40 @@ class BuiltInReader(WordReader):
         names = [name for name in names if name.isidentifier()] or ["REPLY"]
         ifs = self.variables.scalar("IFS")
         count = None if array else len(names)
-        parts = None if self.here_string is None else _split(self.here_string, " \t\n" if ifs is None else ifs, count)
+        text = self.reader.here_string
+        parts = None if text is None else _split(text, " \t\n" if ifs is None else ifs, count)
         if parts is None:
-            self.forget(names, PROMPTED, self.line)
+            self.variables.forget(names, PROMPTED, self.reader.line)
             return None
         values = _known_parts(parts)
         if array:
             unknown = next(filter(MARKER.search, values), None)
             items = tuple(values) if unknown is None else (self.variables.unknown_array(unknown),)
-            self.variables.assign(names[0], items, self.line)
+            self.variables.assign(names[0], items, self.reader.line)
         else:
             for name, value in zip_longest(names, values, fillvalue=values[-1] if _has_unknown(values) else ""):
-                self.variables.assign(name, (value,), self.line)
+                self.variables.assign(name, (value,), self.reader.line)
         return True
 
     def _test(self, words: Sequence[Word], *, glob: bool) -> Status:
         """Evaluate the words of `[ … ]`, `[[ … ]]` or `test …`."""
+        sources = [word.source for word in words]
+        for separator, combine in (("||", any_of), ("&&", all_of)):
+            if separator in sources and "(" not in sources:
+                position = sources.index(separator)
+                return combine([self._test(each, glob=glob) for each in (words[:position], words[position + 1 :])])
+        return self._comparison(words, glob=glob)
+
+    def _comparison(self, words: Sequence[Word], *, glob: bool) -> Status:
+        """Evaluate the words of a test without `&&` and `||`."""
         if any(word.source == "=~" for word in words):
-            self.forget(["BASH_REMATCH"], "can only be evaluated by a shell", self.line)
+            self.variables.forget(["BASH_REMATCH"], "can only be evaluated by a shell", self.reader.line)
         # the tilde of `=~` is no home directory
         match [text for word in words for text in (["=~"] if word.source == "=~" else word.fields or [""])]:
             case texts if any(map(MARKER.search, texts)):
                 return None
             case ["!", *_]:
-                status = self._test(words[1:], glob=glob)
-                return None if status is None else not status
+                return negated(self._comparison(words[1:], glob=glob))
             case [text]:
                 return text != ""
             case ["-z" | "-n" as name, text]:

@@ -3,55 +3,37 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
-from quintet.config.dialects.scripts.built_ins import BuiltInReader, Status
+from quintet.config.dialects.scripts.commands import ScriptCommand, ScriptText
+from quintet.config.dialects.scripts.conditions import Status, negated
 from quintet.config.dialects.scripts.shell_variables import Variables
-from quintet.config.dialects.scripts.shell_words import BLANKS, OPERATORS
+from quintet.config.dialects.scripts.shell_words import BLANKS, OPERATORS, WordReader
 
 PIPES = ("|", "|&")
 MAX_COMMANDS = 100_000
 """Commands that are read, with those in loops and functions each time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """A word after expansion, as a program receives it."""
-
-    text: str
-    line: int
-    path: Path
-    """The file in which it stands."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScriptCommand:
-    """A program that a script runs, or may run."""
-
-    words: tuple[Argument, ...]
-    """Its name and arguments."""
-    exports: Mapping[str, str] = field(default_factory=dict)
-    """Variables that the script has exported before."""
-    start_line: int | None = None
-    """Line of the main script from which it is reached, if it stands in another file."""
-    in_process: bool = False
-    """Whether it is one of a script that the main script runs in a process of its own."""
-
-    @property
-    def source(self) -> str:
-        """Its `FILE:LINE`."""
-        return f"{self.words[0].path}:{self.words[0].line}"
-
-
-class CommandListReader(BuiltInReader):
+class CommandListReader(WordReader):
     """Reads commands and the conditions between them."""
 
     def __init__(self, text: str, variables: Variables, first_line: int) -> None:
         super().__init__(text, variables, first_line)
         self.commands: list[ScriptCommand] = []
+        self.output: list[str] | None = None
+        """What the commands in a `$(…)` print; None outside one."""
+        self.output_is_known = True
+        self.unknown_in_condition = ""
+        """Why the last condition is not known."""
+        self.functions: dict[str, tuple[ScriptText, int]] = {}
+        """Text and position of the body of each function."""
+        self.depth = self.source_depth = 0
+        self.start_line: int | None = None
+        """Line of the main script at which another file is read; None in the main script."""
+        self.in_process = False
+        """Whether the commands are those of a script in a process of its own."""
         self.jump, self.jump_line, self.levels = "", 0, 1
         """Which of `JUMPS` is under way, so that nothing runs up to its target; of how many loops."""
         self.possible_jumps: set[str] = set()
@@ -78,27 +60,36 @@ class CommandListReader(BuiltInReader):
                 del self.output[printed:]
         return status
 
+    def print_text(self, text: str | None) -> None:
+        """Add to the output of a `$(…)`; None stands for a text that is not known."""
+        if self.redirected:
+            return
+        text = None if self.undecided or self.possible_jumps else text
+        self.output_is_known = self.output_is_known and text is not None
+        if self.output is not None:
+            self.output.append(text or "")
+
     @abstractmethod
-    def _command(self) -> Status:
+    def command(self) -> Status:
         """Read the command at the position."""
 
     def _command_after(self, separator: str, status: Status) -> Status:
         """Read the command after a separator; after `&&` and `||`, the status before decides whether it runs."""
         if self.jump:
-            self._branch(False, partial(self._command))
+            self.branch(False, partial(self.command))
             return status
         if separator not in ("&&", "||"):
-            return self._command()
+            return self.command()
         skipped_at = separator == "||"
-        runs = None if status is None else status is not skipped_at
+        runs = negated(status) if skipped_at else status
         line = self.line
-        result, changed = self._branch(runs, self._command)
-        self.forget(changed, "is set on a condition that is not known", line)
+        result, changed = self.branch(runs, self.command)
+        self.variables.forget(changed, "is set on a condition that is not known", line)
         if runs is None:
             return result if result is skipped_at else None
         return result if runs else status
 
-    def _branch(self, runs: Status, read: Callable[[], Status]) -> tuple[Status, set[str]]:
+    def branch(self, runs: Status, read: Callable[[], Status]) -> tuple[Status, set[str]]:
         """Read commands and undo what they do unless they run; also return the variables that they may change.
 
         Those that end in an `exit` may change none, since nothing runs after them.
@@ -117,7 +108,7 @@ class CommandListReader(BuiltInReader):
         status = read()
         self.undecided -= runs is None
         self.skipped -= runs is False
-        changed = self._changes(before)
+        changed = variables.changes(before)
         variables.values, variables.arguments = before, arguments
         if runs is None:
             jump, self.jump = self.jump, ""
@@ -131,8 +122,3 @@ class CommandListReader(BuiltInReader):
         if self.output is not None:
             del self.output[printed:]
         return status, set()
-
-    def _changes(self, before: Mapping[str, tuple[str, ...]]) -> set[str]:
-        """Return the variables whose values differ from those before."""
-        after = self.variables.values
-        return {name for name in {*after, *before} if after.get(name) != before.get(name)}

@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from quintet.config.dialects.scripts.built_ins import Status
+from quintet.config.dialects.scripts.built_ins import BuiltIns
 from quintet.config.dialects.scripts.command_lists import CommandListReader
+from quintet.config.dialects.scripts.conditions import Status, negated
 from quintet.config.dialects.scripts.shell_variables import ItemChoices
 from quintet.config.dialects.scripts.shell_words import Word
 
@@ -21,23 +22,26 @@ MAX_ITERATIONS = 256
 """Iterations of a loop that are followed one by one."""
 
 
-class LoopReader(CommandListReader):
-    """Follows `for`, `while` and `until`."""
+class Loops:
+    """Follows the `for`, `while` and `until` that a reader comes to."""
 
-    def _for(self, line: int) -> None:
+    def __init__(self, reader: CommandListReader, built_ins: BuiltIns) -> None:
+        self.reader, self.built_ins, self.variables = reader, built_ins, reader.variables
+
+    def follow_for(self, line: int) -> None:
         """Follow `for NAME in WORDS` and `for ((start; condition; step))`."""
-        header = self.match(LOOP_HEADER)
+        header = self.reader.match(LOOP_HEADER)
         if header is None:
-            raise self.error("the `for` has no variable", "write `for NAME in WORDS`", line)
-        self.unknown_in_condition = ""
-        words = self.read_words()
+            raise self.reader.error("the `for` has no variable", "write `for NAME in WORDS`", line)
+        self.reader.unknown_in_condition = ""
+        words = self.reader.read_words()
         items = self._loop_words(words) if header["words"] else self.variables.arguments or ()
-        self.read_commands("for", "do")
-        start = self.position
+        self.reader.read_commands("for", "do")
+        start = self.reader.position
 
         def read_body() -> Status:
-            self.position = start
-            return self.read_commands("for", "done")
+            self.reader.position = start
+            return self.reader.read_commands("for", "done")
 
         if header["arithmetic"] is not None:
             parts = header["arithmetic"].split(";")
@@ -52,13 +56,15 @@ class LoopReader(CommandListReader):
         """Begin an iteration of `for ((start; condition; step))`; return whether there is one."""
         change = parts[2 if number else 0]
         if change.strip():
-            self.assign_arithmetic(self.expand(change), change)
-        return self.assign_arithmetic(self.expand(parts[1]), parts[1]) if parts[1].strip() else True
+            self.built_ins.assign_arithmetic(self.reader.expand(change), change)
+        if not parts[1].strip():
+            return True
+        return self.built_ins.assign_arithmetic(self.reader.expand(parts[1]), parts[1])
 
     def _step_of_words(self, name: str, items: Sequence[str], number: int) -> Status:
         """Begin an iteration of `for NAME in WORDS`; return whether there is one."""
         if number < len(items):
-            self.variables.assign(name, (items[number],), self.line)
+            self.variables.assign(name, (items[number],), self.reader.line)
         return number < len(items)
 
     def _loop_words(self, words: Iterable[Word]) -> list[str] | None:
@@ -74,31 +80,32 @@ class LoopReader(CommandListReader):
                 first, last = int(bounds[1]), int(bounds[2])
                 items += map(str, range(first, last + 1) if first <= last else range(first, last - 1, -1))
             elif word.count_is_unknown or is_pattern:
-                self.unknown_in_condition = str(self.variables.find_unknown(word.text) or f"{word.source} is a pattern")
+                unknown = self.variables.find_unknown(word.text)
+                self.reader.unknown_in_condition = str(unknown or f"{word.source} is a pattern")
                 return None
             else:
                 items += word.arguments
         if len(items) > MAX_ITERATIONS:
-            self.unknown_in_condition = f"there are more than {MAX_ITERATIONS} words"
+            self.reader.unknown_in_condition = f"there are more than {MAX_ITERATIONS} words"
             return None
         return items
 
-    def _while(self, keyword: str, line: int) -> None:
+    def follow_while(self, keyword: str, line: int) -> None:
         """Follow `while` and `until`."""
-        start = self.position
+        start = self.reader.position
 
         def prepare(_: int) -> Status:
-            self.position = start
-            self.unknown_in_condition = ""
-            status = self.read_commands(keyword, "do")
-            return None if status is None else status is (keyword == "while")
+            self.reader.position = start
+            self.reader.unknown_in_condition = ""
+            status = self.reader.read_commands(keyword, "do")
+            return status if keyword == "while" else negated(status)
 
         def read_body() -> Status:
-            self.position = start
-            self.read_commands(keyword, "do")
-            return self.read_commands(keyword, "done")
+            self.reader.position = start
+            self.reader.read_commands(keyword, "do")
+            return self.reader.read_commands(keyword, "done")
 
-        self._loop(keyword, [], prepare, partial(self.read_commands, keyword, "done"), line, read_body)
+        self._loop(keyword, [], prepare, partial(self.reader.read_commands, keyword, "done"), line, read_body)
 
     def _loop(
         self,
@@ -116,28 +123,28 @@ class LoopReader(CommandListReader):
         `prepare` begins an iteration and returns whether there is one; `read_all` also reads the condition. `is_finite`
         says that the iterations are known before.
         """
-        if self.skipped:
+        if self.reader.skipped:
             (read_all or read_body)()
             return
-        variables, jumps = self.variables, set(self.possible_jumps)
+        variables, jumps = self.variables, set(self.reader.possible_jumps)
         values, exported, count, printed = (
             dict(variables.values),
             set(variables.exported),
-            len(self.commands),
-            len(self.output or ()),
+            len(self.reader.commands),
+            len(self.reader.output or ()),
         )
         changes = f"depends on the `{keyword}` at line {line}"
         if prepare is not None and self._follow_iterations(prepare, read_body, changes, line, is_finite=is_finite):
-            self.possible_jumps = jumps | (self.possible_jumps & {"return"})
+            self.reader.possible_jumps = jumps | (self.reader.possible_jumps & {"return"})
             return
-        variables.values, variables.exported, self.jump = values, exported, ""
-        del self.commands[count:]
-        if self.output is not None:
-            del self.output[printed:]
-        reason = f", where {self.unknown_in_condition}" if self.unknown_in_condition else ""
-        self.forget(names, f"changes in the loop at line {line}{reason}", line)
+        variables.values, variables.exported, self.reader.jump = values, exported, ""
+        del self.reader.commands[count:]
+        if self.reader.output is not None:
+            del self.reader.output[printed:]
+        reason = f", where {self.reader.unknown_in_condition}" if self.reader.unknown_in_condition else ""
+        self.variables.forget(names, f"changes in the loop at line {line}{reason}", line)
         self._read_unknown_iterations(read_all or read_body, f"{changes}, whose iterations are not known{reason}", line)
-        self.possible_jumps = jumps | (self.possible_jumps & {"return"})
+        self.reader.possible_jumps = jumps | (self.reader.possible_jumps & {"return"})
 
     def _follow_iterations(
         self,
@@ -155,47 +162,48 @@ class LoopReader(CommandListReader):
             if runs is None or number == MAX_ITERATIONS:
                 return False
             if not runs:
-                self._branch(False, read_body)
+                self.reader.branch(False, read_body)
                 break
             values = dict(self.variables.values)
-            self.possible_jumps = set()
-            _, changed = self._branch(None if jumps & {"break", "return"} else True, read_body)
-            if self.possible_jumps and not is_finite:
+            self.reader.possible_jumps = set()
+            _, changed = self.reader.branch(None if jumps & {"break", "return"} else True, read_body)
+            if self.reader.possible_jumps and not is_finite:
                 return False
-            jumps |= self.possible_jumps
-            self.forget({*changed, *(self._changes(values) if self.possible_jumps else ())}, reason, line)
+            jumps |= self.reader.possible_jumps
+            changed |= self.variables.changes(values) if self.reader.possible_jumps else set()
+            self.variables.forget(changed, reason, line)
             if self._ends_loop():
                 break
         if jumps & {"break", "return"}:
-            self.forget(self._changes(before), reason, line)
-        self.possible_jumps = jumps
+            self.variables.forget(self.variables.changes(before), reason, line)
+        self.reader.possible_jumps = jumps
         return True
 
     def _ends_loop(self) -> bool:
         """Return whether a jump ends the loop around it, or the iteration only."""
-        if self.jump not in ("break", "continue"):
-            return self.jump != ""
-        if self.levels > 1:
-            self.levels -= 1
+        if self.reader.jump not in ("break", "continue"):
+            return self.reader.jump != ""
+        if self.reader.levels > 1:
+            self.reader.levels -= 1
             return True
-        jump, self.jump = self.jump, ""
+        jump, self.reader.jump = self.reader.jump, ""
         return jump == "break"
 
     def _read_unknown_iterations(self, read: Callable[[], Status], reason: str, line: int) -> None:
         """Read a loop of which the number of iterations is unknown, once for each choice of items."""
-        count = len(self.commands)
+        count = len(self.reader.commands)
         # a value that one iteration changes is unknown in the next
-        _, changed = self._branch(None, read)
-        del self.commands[count:]
-        self.forget(changed, reason, line)
+        _, changed = self.reader.branch(None, read)
+        del self.reader.commands[count:]
+        self.variables.forget(changed, reason, line)
         outside = self.variables.choices
         positions = {} if outside is None else outside.positions
         self.variables.choices = choices = ItemChoices(dict(positions))
         for _ in range(MAX_ITERATIONS):
-            _, changed = self._branch(None, read)
-            self.forget(changed, reason, line)
+            _, changed = self.reader.branch(None, read)
+            self.variables.forget(changed, reason, line)
             if not choices.advance(positions):
                 break
         else:
-            raise self.error(f"the loop has more than {MAX_ITERATIONS} runs", "write out one of its runs", line)
+            raise self.reader.error(f"the loop has more than {MAX_ITERATIONS} runs", "write out one of its runs", line)
         self.variables.choices = outside

@@ -14,7 +14,7 @@ from typing import Any
 
 from quintet.config.dialects.ragen.dialect import EARLY_ENV
 from quintet.config.dialects.registry import DIALECTS, FRAMEWORK_FILES, detect
-from quintet.config.dialects.scripts.command_lists import Argument, ScriptCommand
+from quintet.config.dialects.scripts.commands import Argument, ScriptCommand
 from quintet.config.dialects.scripts.override_list import (
     as_overrides,
     is_override_list,

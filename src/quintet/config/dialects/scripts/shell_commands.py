@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 
-from quintet.config.dialects.scripts.built_ins import ASSIGNMENT, BUILT_INS, SILENT_PROGRAMS, Status
-from quintet.config.dialects.scripts.command_lists import Argument, ScriptCommand
-from quintet.config.dialects.scripts.inner_scripts import MAX_DEPTH, InnerScriptReader
+from quintet.config.dialects.scripts.built_ins import ASSIGNMENT, BUILT_INS, SILENT_PROGRAMS, BuiltIns
+from quintet.config.dialects.scripts.command_lists import CommandListReader
+from quintet.config.dialects.scripts.commands import Argument, ScriptCommand, ScriptCommands
+from quintet.config.dialects.scripts.conditions import Status, any_of, negated, runs_after
+from quintet.config.dialects.scripts.inner_scripts import MAX_DEPTH, InnerScripts
+from quintet.config.dialects.scripts.loops import Loops
 from quintet.config.dialects.scripts.shell_variables import MARKER, Variables
 from quintet.config.dialects.scripts.shell_words import BLANKS, Word
 from quintet.errors import ConfigError
@@ -29,26 +31,13 @@ TESTS = ("[", "[[", "test")
 JUMPS = ("break", "continue", "return", "exit")
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptCommands:
-    """The commands of a script in the order in which they run."""
-
-    commands: tuple[ScriptCommand, ...]
-    of_uncalled_functions: tuple[ScriptCommand, ...] = ()
-    """Commands of functions that the script itself does not call."""
-    exit_line: int | None = None
-    """Line at which the script ends before its last line."""
-    after_exit: tuple[ScriptCommand, ...] = ()
-    """Commands after that line, which do not run."""
-
-
 def read_commands(text: str, variables: Variables, first_line: int = 1) -> ScriptCommands:
     """Return the commands of a script that run or may run, while `variables` follow the script.
 
     Raises:
         ConfigError: a quote or a bracket is not closed, or a command is not supported.
     """
-    reader = _CommandReader(text, variables, first_line)
+    reader = CommandReader(text, variables, first_line)
     try:
         reader.read_commands()
         commands, exit_line = tuple(reader.commands), reader.jump_line if reader.jump else None
@@ -66,9 +55,15 @@ def _matches_pattern(text: str, pattern: str) -> Status:
     return any(fnmatchcase(text, re.sub("[\"']", "", choice)) for choice in choices)
 
 
-class _CommandReader(InnerScriptReader):
+class CommandReader(CommandListReader):
+    """Follows the commands of a script."""
+
     def __init__(self, text: str, variables: Variables, first_line: int) -> None:
         super().__init__(text, variables, first_line)
+        self.built_ins, self.inner_scripts = BuiltIns(self), InnerScripts(self)
+        self.loops = Loops(self, self.built_ins)
+        self.counts_arguments = False
+        """Whether the last condition compares the number of the script's arguments."""
         self.called: set[str] = set()
         self.after_exit: list[ScriptCommand] = []
 
@@ -77,12 +72,8 @@ class _CommandReader(InnerScriptReader):
         self.commands, self.jump = [], ""
         for name, (text, position) in list(self.functions.items()):
             if name not in self.called:
-                with self.reading(text, position):
-                    self._branch(None, self._command)
-
-    def print_text(self, text: str | None) -> None:
-        if not self.redirected:
-            super().print_text(None if self.undecided or self.possible_jumps else text)
+                with self.inner_scripts.reading(text, position):
+                    self.branch(None, self.command)
 
     def captured_output(self, start: int, commands: Sequence[Sequence[str]]) -> str | None:
         names = {command[0] for command in commands if command}
@@ -106,11 +97,11 @@ class _CommandReader(InnerScriptReader):
         del self.commands[count:]
         return text
 
-    def _command(self) -> Status:
+    def command(self) -> Status:
         line = self.line
         if arithmetic := self.match(ARITHMETIC_COMMAND):
             self.counts_arguments = "$#" in arithmetic[0] and self.variables.arguments is None
-            return None if self.skipped else self.assign_arithmetic(self.expand(arithmetic[1]), arithmetic[0])
+            return None if self.skipped else self.built_ins.assign_arithmetic(self.expand(arithmetic[1]), arithmetic[0])
         if unsupported := self.match(UNSUPPORTED_COMMAND):
             raise self.error(f"`{unsupported[0]}` is not supported here", "write the commands without it", line)
         if function := self.match(FUNCTION):
@@ -121,8 +112,7 @@ class _CommandReader(InnerScriptReader):
             return self._simple_command()
         if keyword[0] == "!":
             self.match(BLANKS)
-            status = self._command()
-            return None if status is None else not status
+            return negated(self.command())
         printed = len(self.output or ())
         status = self._compound_command(keyword[0], line)
         self.redirected = False
@@ -142,17 +132,17 @@ class _CommandReader(InnerScriptReader):
             case "case":
                 self._case(line)
             case "for":
-                self._for(line)
+                self.loops.follow_for(line)
             case _:
-                self._while(keyword, line)
+                self.loops.follow_while(keyword, line)
         return True
 
     def _define_function(self, name: str) -> None:
         self.skip_lines()
         position = self.position
-        self._branch(False, self._command)
+        self.branch(False, self.command)
         if not self.skipped:
-            self.functions[name] = (self.current_text(), position)
+            self.functions[name] = (self.inner_scripts.current_text(), position)
 
     def _subshell(self) -> Status:
         """Read the commands of `(…)`, which change no variables outside."""
@@ -170,14 +160,14 @@ class _CommandReader(InnerScriptReader):
             self.unknown_in_condition = ""
             condition: Status = True
             if self.ended_by != "else":
-                condition, _ = self._branch(ran is not True, partial(self.read_commands, "if", "then"))
+                condition, _ = self.branch(ran is not True, partial(self.read_commands, "if", "then"))
             if self.unknown_in_condition:
                 reason = f", where {self.unknown_in_condition}"
-            runs = False if ran or condition is False else None if None in (ran, condition) else True
-            _, changed_here = self._branch(runs, partial(self.read_commands, "if", "elif", "else", "fi"))
+            runs = runs_after(ran, condition)
+            _, changed_here = self.branch(runs, partial(self.read_commands, "if", "elif", "else", "fi"))
             changed |= changed_here
-            ran = ran if runs is False else runs
-        self.forget(changed, f"depends on the condition at line {line}{reason}", line)
+            ran = any_of((ran, runs))
+        self.variables.forget(changed, f"depends on the condition at line {line}{reason}", line)
 
     def _case(self, line: int) -> None:
         """Follow the first branch whose pattern matches; if that is unknown, read all that may be the first."""
@@ -191,14 +181,14 @@ class _CommandReader(InnerScriptReader):
         for _ in self.lines_until("case", "esac"):
             pattern = self.match(CASE_PATTERN)
             matches = None if unknown or pattern is None else _matches_pattern(word.text, pattern[0])
-            runs = False if ran or matches is False else None if None in (ran, matches) else True
-            _, changed_here = self._branch(runs, partial(self.read_commands, "case", ";;", "esac"))
+            runs = runs_after(ran, matches)
+            _, changed_here = self.branch(runs, partial(self.read_commands, "case", ";;", "esac"))
             changed |= changed_here
-            ran = ran if runs is False else runs
+            ran = any_of((ran, runs))
             if self.ended_by == "esac":
                 break
         reason = f", where {unknown}" if unknown else ""
-        self.forget(changed, f"depends on the `case` at line {line}{reason}", line)
+        self.variables.forget(changed, f"depends on the `case` at line {line}{reason}", line)
 
     def _simple_command(self) -> Status:
         """Read assignments, or a program with its arguments, for which assignments before it do not count."""
@@ -208,7 +198,7 @@ class _CommandReader(InnerScriptReader):
         is_known = True
         while ASSIGNMENT.match(self.text, self.position):
             word = self.read_word()
-            self.assign([word])
+            self.built_ins.assign([word])
             is_known = is_known and not ("$(" in word.source and MARKER.search(word.text))
             self.skip_redirections()
         self.variables.values, after = before, self.variables.values
@@ -228,9 +218,9 @@ class _CommandReader(InnerScriptReader):
             return self._jump(name, words[1:])
         if not is_program or words[0].text in self.functions:
             self.variables.values = after
-            follow = partial(self._call, words[0].text) if is_program else partial(self.built_in, name)
+            follow = partial(self._call, words[0].text) if is_program else partial(self._built_in, name)
             status = follow(words[1:])
-            self.restore(assigned)
+            self.variables.restore(assigned)
         else:
             status = None
             self.variables.values = after
@@ -241,6 +231,14 @@ class _CommandReader(InnerScriptReader):
             self.unknown_in_condition = str(unknown or self.unknown_in_condition)
         return status
 
+    def _built_in(self, name: str, words: Sequence[Word]) -> Status:
+        match name:
+            case "source" | ".":
+                return self.inner_scripts.source(words)
+            case "eval":
+                return self.inner_scripts.eval(words)
+        return self.built_ins.run(name, words)
+
     def _script_command(self, words: Sequence[Word]) -> ScriptCommand:
         path = self.variables.path
         arguments = tuple(Argument(text, word.line, path) for word in words for text in word.fields)
@@ -250,7 +248,7 @@ class _CommandReader(InnerScriptReader):
     def _run_program(self, words: Sequence[Word], assigned: Iterable[str]) -> None:
         command = self._script_command(words)
         self.commands += [command] if command.words else []
-        self.run_inner_script(words, assigned)
+        self.inner_scripts.run(words, assigned)
         if words[0].text not in SILENT_PROGRAMS:
             self.print_text(None)
 
@@ -259,7 +257,7 @@ class _CommandReader(InnerScriptReader):
         argument = next((word.text for word in words), "")
         if name == "exit" and self.counts_arguments:
             return None  # those of the script are on Quintet's command line
-        self.jump = "exit" if name == "return" and not (self.local_values or self.source_depth) else name
+        self.jump = "exit" if name == "return" and not (self.variables.local_values or self.source_depth) else name
         self.jump_line = self.line
         self.levels = int(argument) if argument.isdecimal() else 1
         return argument == "0" if argument.isdecimal() else None
@@ -274,19 +272,19 @@ class _CommandReader(InnerScriptReader):
         arguments = tuple(text for word in words for text in word.arguments)
         before, printed, integers = dict(variables.values), len(self.output or ()), set(variables.integers)
         text, position = self.functions[name]
-        with self.arguments(arguments if unknown is None else (f"\ue000{unknown}\ue001",) * 9):
-            with self.reading(text, position):
+        with self.inner_scripts.arguments(arguments if unknown is None else (f"\ue000{unknown}\ue001",) * 9):
+            with self.inner_scripts.reading(text, position):
                 self.source_depth = 0
-                self.local_values.append({})
-                status = self._command()
+                self.variables.local_values.append({})
+                status = self.command()
                 may_return = "return" in self.possible_jumps
-                local_values = self.local_values.pop()
+                local_values = self.variables.local_values.pop()
             if self.jump == "return":
                 status, self.jump = None, ""
             if may_return:
                 status = None
-                self.forget(self._changes(before), f"may be set by {name}", self.line)
-            self.restore(local_values)
+                self.variables.forget(self.variables.changes(before), f"may be set by {name}", self.line)
+            self.variables.restore(local_values)
         variables.integers = (variables.integers - local_values.keys()) | (integers & local_values.keys())
         if redirected and self.output is not None:
             del self.output[printed:]

@@ -6,7 +6,7 @@ A value that only a shell can know is represented by a marker in the text, which
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -103,6 +103,8 @@ class Variables:
         """Why scripts in processes of their own are not followed, by the place where they start."""
         self.arguments: tuple[str, ...] | None = None
         """Arguments of the function that is followed; None outside functions."""
+        self.local_values: list[dict[str, tuple[str, ...] | None]] = []
+        """Of each function that is followed, the values of its local variables outside."""
         self.choices: ItemChoices | None = None
         self.unknown_values: list[UnknownValue] = []
 
@@ -115,6 +117,30 @@ class Variables:
         too_long = len(values) > MAX_LENGTH or any(len(value) > MAX_LENGTH for value in values)
         self.values[name] = (self.unknown(f"${name}", "is too long", line),) if too_long else values
         self.exported |= {name} if self.exports_all else set()
+
+    def set_arguments(self, arguments: tuple[str, ...]) -> None:
+        """Set `$1`, `$2`, … and `$#` in a function."""
+        if self.arguments is None:
+            return
+        values = {name: value for name, value in self.values.items() if not name.isdecimal() or name == "0"}
+        values |= {str(number): (argument,) for number, argument in enumerate(arguments, 1)}
+        self.values = values | {"#": (str(len(arguments)),)}
+        self.arguments = arguments
+
+    def restore(self, values: Mapping[str, tuple[str, ...] | None]) -> None:
+        """Set variables to earlier values; None unsets them."""
+        for name, value in values.items():
+            self.values.pop(name, None)
+            self.values |= {} if value is None else {name: value}
+
+    def changes(self, before: Mapping[str, tuple[str, ...]]) -> set[str]:
+        """Return the variables whose values differ from those before."""
+        return {name for name in {*self.values, *before} if self.values.get(name) != before.get(name)}
+
+    def forget(self, names: Iterable[str], reason: str, line: int) -> None:
+        """Make the values of variables unknown for a reason."""
+        for name in names:
+            self.values[name] = (self.unknown(f"${name}", reason, line, is_array=True),)
 
     def unknown(self, construct: str, reason: str, line: int, *, is_array: bool = False) -> str:
         """Return a marker for an unknown value."""

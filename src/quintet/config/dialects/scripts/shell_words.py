@@ -52,6 +52,7 @@ BRACED_PARAMETER = re.compile(
     r"(?P<operator>:?[-+?]|//?|,,|##?|%%?|:)?"
 )
 ALL_ITEMS = ("[@]", "[*]")
+EMPTY_WORD = re.compile(r"""(?:''|"")+""")
 ONLY_PARAMETER = re.compile(r'"?\$\{?(?P<name>\w+)\}?"?')
 UNSUPPORTED_EXPANSION = re.compile(r"\$(?:[?$!-]|'[^'\"]*')|`[^`]*`")
 INTEGER = re.compile(r"\d{1,18}")
@@ -78,7 +79,9 @@ class Word:
 
     @property
     def fields(self) -> list[str]:
-        """The word after expansion, split at unquoted blanks as for a program; without empty fields."""
+        """The word after expansion, split at unquoted blanks as for a program; without empty fields but `""`."""
+        if EMPTY_WORD.fullmatch(self.source):
+            return [""]
         fields = [] if self.is_unset else re.split(f"[ \t\n{ITEM_SEPARATOR}]+", self.expansion)
         return [field.translate(UNPROTECTED) for field in fields if field]
 
@@ -189,7 +192,8 @@ class WordReader:
                 self.skip_redirections()
             if self.at_end or (not in_test and COMMAND_END.match(self.text, self.position)):
                 return words
-            words.append(self.read_word())
+            operator = self.take("&&", "||") if in_test else ""
+            words.append(Word(operator, self.line, operator) if operator else self.read_word())
 
     def read_word(self) -> Word:
         """Read a word at the position, or a single character that ends words."""

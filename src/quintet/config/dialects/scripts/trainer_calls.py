@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quintet.config.dialects.registry import DIALECTS
-from quintet.config.dialects.scripts.command_lists import Argument, ScriptCommand
+from quintet.config.dialects.scripts.commands import Argument, ScriptCommand, ScriptCommands
 from quintet.config.dialects.scripts.inner_scripts import script_arguments
-from quintet.config.dialects.scripts.shell_commands import ScriptCommands, read_commands
+from quintet.config.dialects.scripts.shell_commands import read_commands
 from quintet.config.dialects.scripts.shell_variables import MARKER, Variables
 from quintet.errors import ConfigError, UnsupportedRunError
 

@@ -5,30 +5,19 @@ from dataclasses import replace
 from typing import Any
 
 from quintet.config.capabilities import Capability
-from quintet.config.dialects.dialect import Dialect, Reference, key_files
+from quintet.config.dialects.dialect import Dialect, Reference, free_key, key_files, without_effect
 from quintet.config.dialects.ledger import KeySpec, load_keys
-from quintet.config.dialects.vagen.key_values import LISTS
-from quintet.config.dialects.value_types import SECTION
+from quintet.config.dialects.vagen.key_values import LISTS, TABLES
 from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS, VERL, references_for, without_tools
 from quintet.config.dotted import get_value
 
 AGENT_KEYS, LIST_KEYS = "vagen_agent", "vagen_env_list"
 REFERENCE_ENTRY = "train_envs.env1"
-CLASSES = {
-    "vagen.envs.frozenlake.frozenlake_env.FrozenLake": "frozenlake",
-    "vagen.envs.sokoban.sokoban_env.Sokoban": "sokoban",
-}
+CLASSES: Mapping[str, str] = TABLES["classes"]
 """Native environment by class."""
 CLASSES_ELSEWHERE = {"vagen.envs_remote.GymImageEnvClient": Capability.REMOTE_ENVS}
 """Capabilities that classes of environments wait for; others wait for that of further environments."""
-DEFAULTS: Mapping[str, Any] = {
-    "data.max_prompt_length": 9000,
-    "data.max_response_length": 8000,
-    "data.train_batch_size": 128,
-    "actor_rollout_ref.rollout.name": "sglang",
-    "trainer.max_actor_ckpt_to_keep": 1,
-    "trainer.max_critic_ckpt_to_keep": 1,
-}
+DEFAULTS: Mapping[str, Any] = TABLES["defaults"]
 """Values in which `vagen_multiturn.yaml` differs from verl's reference."""
 _OF_PROMPTS = ("data.", "custom_reward_function.", "reward_model.")
 _REFUSED = {"reward_model.enable": False, "custom_reward_function.path": None}
@@ -86,9 +75,7 @@ def _entry_keys(documented: str, defaults: Mapping[str, Any], *, with_options: b
 
 def _free_options(sections: list[str]) -> tuple[KeySpec, ...]:
     effect = "Options of an environment that this version lacks."
-    return tuple(
-        KeySpec(key=f"{section}.config", effect=effect, value_type=SECTION, default=None) for section in sections
-    )
+    return tuple(free_key(f"{section}.config", effect) for section in sections)
 
 
 def _is_read(spec: KeySpec) -> bool:
@@ -102,7 +89,7 @@ def _beside_envs(spec: KeySpec) -> KeySpec:
         spec = spec.model_copy(update={"default": DEFAULTS[spec.key]})
     if not spec.key.startswith(_OF_PROMPTS) or not all(key.startswith(("data.", "reward.")) for key in spec.native):
         return spec
-    changes: dict[str, Any] = {"native": (), "computed": False, "native_values": {}, "only_if": None}
+    changes: dict[str, Any] = {"native_values": {}, "only_if": None}
     if spec.key in _REFUSED:
         changes |= {"requires": Capability.PROMPTS, "noop": (_REFUSED[spec.key],)}
-    return spec.model_copy(update=changes)
+    return without_effect(spec, **changes)

@@ -9,42 +9,16 @@ from quintet.config.capabilities import Capability
 from quintet.config.dialects.conversion import ForeignValues, NativeBuilder
 from quintet.config.dialects.vagen.agent_dialect import CLASSES, CLASSES_ELSEWHERE, class_of
 from quintet.config.dialects.vagen.env_lists import list_files, num_seeds, seed_problem
-from quintet.config.dialects.vagen.key_values import LISTS
+from quintet.config.dialects.vagen.key_values import LISTS, TABLES
 from quintet.config.dotted import is_inside
 from quintet.config.problems import ConfigProblem
 
 TRAIN, VALIDATION = LISTS
 RESPONSE, BASE_SEED = "actor_rollout_ref.rollout.response_length", "data.base_seed"
 SEEDS = ("n_envs", "seed", "seed_list")
-OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "frozenlake": {
-        "prompt_format": "free_think",
-        "max_actions_per_step": 5,
-        "format_reward": 0.02,
-        "size": 4,
-        "p": 0.8,
-        "is_slippery": False,
-        "slip_prob": 0.0,
-        "desc": None,
-    },
-    "sokoban": {
-        "prompt_format": "wm",
-        "max_actions_per_step": 3,
-        "format_reward": 0.1,
-        "dim_room": [6, 6],
-        "num_boxes": 1,
-        "min_solution_steps": None,
-    },
-}
+OPTIONS: Mapping[str, Mapping[str, Any]] = TABLES["options"]
 """Options of each environment with the defaults of its class."""
 COMMON = ("render_mode", "action_sep", "success_reward")
-WITHOUT_EFFECT = {
-    "frozenlake": ("image_placeholder", "use_example_in_sys_prompt"),
-    "sokoban": (
-        *("image_placeholder", "use_example_in_sys_prompt"),
-        *("max_steps", "reset_seed_max_tries", "min_solution_bfs_max_depth"),
-    ),
-}
 GYM_SOKOBAN_DEPTH = 100
 """Moves of the reverse play of gym-sokoban."""
 FORMATS = {"frozenlake": ("free_think", "wm"), "sokoban": ("free_think", "wm", "free_wm")}
@@ -148,7 +122,7 @@ def entry_problems(entry: EnvEntry) -> Iterator[ConfigProblem]:
         yield values.problem(key, problem[1], hint)
     if entry.kind is None:
         return
-    valid_options = {*COMMON, *OPTIONS[entry.kind], *WITHOUT_EFFECT[entry.kind]}
+    valid_options = {*COMMON, *OPTIONS[entry.kind], *TABLES["options_without_effect"][entry.kind]}
     for option, value in (values[entry.key("config")] or {}).items():
         if option not in valid_options and value is not None:
             yield values.problem(entry.key(f"config.{option}"), f"{name} has no such option", "leave it out")

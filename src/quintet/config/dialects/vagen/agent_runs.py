@@ -10,7 +10,7 @@ from quintet.config.dialects.conversion_rules import MiniBatches
 from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.vagen.agent_dialect import AGENT_KEYS
 from quintet.config.dialects.vagen.agent_envs import TRAIN, entries, env_list_problems, envs_to_native
-from quintet.config.dialects.vagen.key_values import LISTS
+from quintet.config.dialects.vagen.key_values import LISTS, TABLES
 from quintet.config.dialects.verl.batches import ROLLOUT
 from quintet.config.dialects.verl.constraints import ESTIMATOR, MINI_BATCH, PROMPTS, SAMPLES, shared_problems, step_size
 from quintet.config.dialects.verl.converter import estimator_to_native
@@ -30,16 +30,6 @@ TURN_VALUES = {UNMASKED: "first", "no_concat_gae_first": "first", "no_concat_gae
 CRITIC = "critic.enable"
 FILTER, FILTER_NAME = "filter.enable", "filter.name"
 TOP_P, TOP_K, DDOF = (f"filter.filter_kwargs.{name}" for name in ("top_p", "topk", "ddof"))
-CONSTANTS = {
-    "rollout.response_format": "anywhere",
-    "rollout.ignore_case": True,
-    "rollout.unknown_actions": "stop",
-    "rollout.strip_special_tokens": True,
-    "rollout.format_penalty": 0.0,
-    "rollout.format_reward_for": "executed",
-    "algorithm.advantage_over_response_tokens": True,
-}
-"""What VAGEN's code fixes."""
 RULES = (
     MiniBatches(MINI_BATCH, (PROMPTS,), ("training.groups_per_step",)),
     AlgorithmOptions(ADVANTAGE, {"gamma": "algorithm.gamma", "lam": "algorithm.lam"}, default=1.0),
@@ -95,7 +85,7 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.set("warm_start", None)
     critic_defaults(values, native)
     native.set_from_keys(values.dialect.specs().values())
-    native.set_constants(CONSTANTS)
+    native.set_constants(TABLES["constants"])
     estimator_to_native(values, native)
     _turn_estimator_to_native(values, native)
     native.apply(RULES)

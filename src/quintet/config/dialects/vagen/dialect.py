@@ -5,15 +5,14 @@ from dataclasses import replace
 from typing import Any
 
 from quintet.config.capabilities import Capability
-from quintet.config.dialects.dialect import Dialect, Reference, key_files
+from quintet.config.dialects.dialect import Dialect, Reference, free_key, key_files
 from quintet.config.dialects.ledger import KeySpec, load_keys
 from quintet.config.dialects.vagen.agent_dialect import narrow_to_agents
 from quintet.config.dialects.vagen.dataset_arguments import section_of_dataset
 from quintet.config.dialects.vagen.env_lists import sections_of_lists
 from quintet.config.dialects.vagen.env_rows import sections_of_rows
 from quintet.config.dialects.vagen.evaluation_file import narrow_to_evaluation
-from quintet.config.dialects.vagen.key_values import ENV, is_evaluation, is_newer
-from quintet.config.dialects.value_types import ANYTHING, SECTION
+from quintet.config.dialects.vagen.key_values import ENV, TABLES, is_evaluation, is_newer
 from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS, VERL, references_for, without_tools
 
 ENVS_WITH_KEYS = ("frozenlake", "sokoban", "svg", "navigation", "primitive_skill", "blackjack", "alfworld")
@@ -73,8 +72,7 @@ def _options_without_effect(tree: Mapping[str, Any], envs: Mapping[str, str]) ->
             if is_missing or any(other == key or other.startswith(f"{key}.") for other in of_any):
                 effect = "Option of an environment that this version lacks." if is_missing else "Has no effect here: "
                 effect += "" if is_missing else "only another environment has this option."
-                kind = SECTION if isinstance(value, Mapping) else ANYTHING
-                specs[key] = KeySpec(key=key, effect=effect, value_type=kind, default=None)
+                specs[key] = free_key(key, effect, value)
     return tuple(specs.values())
 
 
@@ -93,15 +91,10 @@ def _sections_of_files(tree: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 VAGEN = Dialect(
     "vagen",
     key_files("vagen", ["vagen", "vagen_env_config"]),
-    marks=(
-        *("rollout_manager", "algorithm.high_level_gamma", "data.max_trajectory_length", ENV),
-        *("env_registry", "trainer.concat_multi_turn", "train_envs", "val_envs", "run.live_summary"),
-    ),
     shared_sections=CRITIC_SECTIONS,
     base=VERL,
-    trainers=("vagen.trainer.main_ppo", "vagen.main_ppo", "vagen.evaluate.run_eval"),
-    framework_files={"vagen_multiturn": {}, "env_registry": {}},
     narrow=_narrow,
     sections_of_files=_sections_of_files,
     sections_of_program=section_of_dataset,
+    **TABLES["dialect"],
 )

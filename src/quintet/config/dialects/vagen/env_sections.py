@@ -1,7 +1,7 @@
 """Conversion of VAGEN's env_config.yaml: one section per environment, mixed in proportion to their start states."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -17,8 +17,7 @@ from quintet.config.dialects.conversion import (
 from quintet.config.dialects.ledger import KeySpec, load_keys
 from quintet.config.dialects.vagen.dialect import ENVS_WITH_KEYS, OTHER_ENVS, env_keys
 from quintet.config.dialects.vagen.env_rows import SIZES, TEST_FILES, TRAIN_FILES, existing_files
-from quintet.config.dialects.vagen.key_values import ENV
-from quintet.config.dialects.vagen.svg_env import DEFAULTS as SVG_DEFAULTS
+from quintet.config.dialects.vagen.key_values import ENV, TABLES
 from quintet.config.dialects.vagen.svg_env import SVG, svg_from_native, svg_to_native
 from quintet.config.native.envs import ROLLOUT_OVERRIDES, EnvServiceConfig, SvgConfig
 from quintet.config.native.experiment import Experiment
@@ -55,13 +54,6 @@ REPEATED_TEXTS = 5
 """Number of most frequent descriptions that VAGEN's Sokoban penalizes."""
 THINKING_FORMATS = ("free_think", "no_think")
 """Prompt formats that each environment of a run may choose."""
-_EMBODIED = {"env_config.render_mode": "vision", PROMPT_FORMAT: "grounding_worldmodeling"}
-DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "navigation": {**_EMBODIED, "env_config.max_actions_per_step": 5},
-    **{name: {"env_config.render_mode": "vision", MAX_ACTIONS: 1} for name in ("blackjack", "alfworld")},
-    "primitive_skill": {**_EMBODIED, "env_config.max_actions_per_step": 2, "env_config.action_sep": "|"},
-}
-"""Defaults of environments that differ from the reference, by environment and option."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +95,7 @@ def env_specs(env_name: str) -> dict[str, KeySpec]:
     prefix = f"{ENV}."
     specs = (*env_keys([env_name]), *load_keys("vagen", "vagen_env_config"))
     by_name = {spec.key.removeprefix(prefix): spec for spec in specs if spec.key.startswith(prefix)}
-    defaults = SVG_DEFAULTS if env_name == SVG else DEFAULTS.get(env_name, {})
+    defaults = TABLES["env_defaults"].get(env_name, {})
     return by_name | {key: by_name[key].model_copy(update={"default": value}) for key, value in defaults.items()}
 
 
@@ -165,7 +157,7 @@ def envs_to_native(values: ForeignValues, native: NativeBuilder) -> None:
         native.remarks.extend(_remarks_of_options(section))
         if values[USE_SERVICE]:
             _service_to_native(section, values, native)
-        for key, value, *origins in _section_values(section):
+        for key, value, *origins in section_values(section.__getitem__, section.key):
             if key.startswith("env."):
                 if is_missing:
                     continue
@@ -230,33 +222,37 @@ def _service_from_native(foreign: ForeignBuilder) -> None:
         foreign.set(SERVICE_TIMEOUT, service.timeout_seconds)
 
 
-def _section_values(section: EnvSection) -> Iterator[tuple[Any, ...]]:
-    """Yield the keys of `env` and `rollout` that a section sets, with value and foreign keys."""
-    for option, spec in env_specs(section["env_name"]).items():
+def section_values(option: Callable[[str], Any], key: Callable[[str], str]) -> Iterator[tuple[Any, ...]]:
+    """Yield the keys of `env` and `rollout` that a section sets, with value and foreign keys.
+
+    `option` returns the value of a key in the section, and `key` its full name.
+    """
+    env_name = option("env_name")
+    for name, spec in env_specs(env_name).items():
         if spec.direct:
-            yield spec.native[0], to_native_value(spec, section[option]), section.key(option)
-    if section[STATE_REWARD]:
-        for key, weight in STATE_WEIGHTS.items():
-            yield f"rollout.state_reward.{weight}", float(section[key]), section.key(key), section.key(STATE_REWARD)
-    if (shows_images := section[VISUAL]) is not None:
-        yield "env.render", "vision" if shows_images else "text", section.key(VISUAL)
-    form, origin = section[PROMPT_FORMAT], section.key(PROMPT_FORMAT)
-    in_turns = [section.key("env_config.turn_wise_update")] if section["env_name"] == "sokoban" else []
+            yield spec.native[0], to_native_value(spec, option(name)), key(name)
+    if option(STATE_REWARD):
+        for name, weight in STATE_WEIGHTS.items():
+            yield f"rollout.state_reward.{weight}", float(option(name)), key(name), key(STATE_REWARD)
+    if (shows_images := option(VISUAL)) is not None:
+        yield "env.render", "vision" if shows_images else "text", key(VISUAL)
+    form, origin = option(PROMPT_FORMAT), key(PROMPT_FORMAT)
+    in_turns = [key("env_config.turn_wise_update")] if env_name == "sokoban" else []
     yield "rollout.think", form != "no_think", origin, *in_turns
     yield "rollout.thoughts", None if form in THINKING_FORMATS else form, origin
-    if section["env_name"] == "sokoban":
-        height, width = section[ROOM]
-        yield "env.height", height, section.key(ROOM)
-        yield "env.width", width, section.key(ROOM)
-    if section["env_name"] in GRID_ENVS:
+    if env_name == "sokoban":
+        height, width = option(ROOM)
+        yield "env.height", height, key(ROOM)
+        yield "env.width", width, key(ROOM)
+    if env_name in GRID_ENVS:
         yield "env.observation", "grid"
-    if section["env_name"] == SVG:
-        for key, value, options in svg_to_native(section.__getitem__):
-            yield key, value, *map(section.key, options)
-    name, origin = section["env_name"], section.key("env_name")
-    yield "rollout.ignore_case", name in CASELESS_ENVS, origin
-    yield "rollout.response_format", "strict" if name in STRICT_ENVS else "whole", origin
-    yield "rollout.format_penalty", INVALID_PENALTIES.get(name, 0.0), origin
+    if env_name == SVG:
+        for name, value, options in svg_to_native(option):
+            yield name, value, *map(key, options)
+    origin = key("env_name")
+    yield "rollout.ignore_case", env_name in CASELESS_ENVS, origin
+    yield "rollout.response_format", "strict" if env_name in STRICT_ENVS else "whole", origin
+    yield "rollout.format_penalty", INVALID_PENALTIES.get(env_name, 0.0), origin
 
 
 def _rollout_to_native(key: str, by_section: Mapping[str, tuple[Any, ...]], native: NativeBuilder) -> None:

@@ -14,24 +14,11 @@ from quintet.config.dialects.vagen.agent_envs import (
     env_to_native,
     start_states_to_native,
 )
+from quintet.config.dialects.vagen.key_values import TABLES
 from quintet.config.problems import ConfigProblem
 
 UNLIMITED_RESPONSE = 4096
 """Tokens of a response that an evaluation without `max_tokens` is planned with."""
-CONSTANTS = {
-    "rollout.response_format": "anywhere",
-    "rollout.ignore_case": True,
-    "rollout.format_penalty": 0.0,
-    "rollout.format_reward_for": "executed",
-    "rollout.think": True,
-    "validation.only": True,
-    "validation.before_training": True,
-    "validation.sampling.samples": 1,
-    "training.steps": 0,
-    "algorithm.advantage.name": "raw",
-    **dict.fromkeys(("training.groups_per_step", "training.samples_per_group", "training.mini_batches"), 1),
-}
-"""What VAGEN's code fixes, and what a run that does not train has no numbers of."""
 
 
 def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
@@ -43,7 +30,7 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
 def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Convert an evaluation to a validation without training; it waits for a model behind an API."""
     native.set("warm_start", None)
-    native.set_constants(CONSTANTS)
+    native.set_constants(TABLES["evaluation_constants"])
     envs = distinct_envs(values, "tag_id")
     listed = entries(values, VALIDATION)
     for name, members in envs.items():

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
+from quintet.config.dialects.dialect import tables
 from quintet.config.dialects.value_types import ValueType
 from quintet.config.dotted import get_value, has_key
 
+TABLES = tables("vagen")
 ENV = "env1"
 """Section of an environment in the reference's env_config.yaml; users choose any name."""
 LISTS = {"train_envs": "data.train_files", "val_envs": "data.val_files"}

@@ -4,21 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quintet.config.dialects.conversion import to_foreign_value, to_native_value
+from quintet.config.dialects.conversion import to_foreign_value
 from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dialects.vagen.dialect import ENVS_WITH_KEYS
-from quintet.config.dialects.vagen.env_sections import (
-    CASELESS_ENVS,
-    GRID_ENVS,
-    INVALID_PENALTIES,
-    PROMPT_FORMAT,
-    ROOM,
-    STRICT_ENVS,
-    THINKING_FORMATS,
-    VISUAL,
-    env_specs,
-)
-from quintet.config.dialects.vagen.svg_env import SVG, svg_from_native, svg_to_native
+from quintet.config.dialects.vagen.env_sections import THINKING_FORMATS, env_specs, section_values
+from quintet.config.dialects.vagen.svg_env import svg_from_native
 from quintet.config.dotted import flatten
 from quintet.config.native.envs import InteractiveEnvSection, SvgConfig
 from quintet.config.native.rollout import RolloutConfig
@@ -59,32 +49,24 @@ def env_from_vagen(name: str, env_config: Mapping[str, Any]) -> tuple[dict[str, 
         message = f"env_name {name!r:.100} is not supported"
         raise ConfigError(message, key="env_name", value=name, hint=f"use {' or '.join(ENVS_WITH_KEYS)}")
     specs = {option: spec for option, spec in env_specs(name).items() if option.startswith("env_config.")}
-    values = {option: spec.default for option, spec in specs.items()}
+    values = {option: spec.default for option, spec in env_specs(name).items()} | {"env_name": name}
     for key, value in flatten(env_config).items():
         values[f"env_config.{key}"] = _checked(f"env_config.{key}", value, specs)
-    env: dict[str, Any] = {"name": name} | ({"observation": "grid"} if name in GRID_ENVS else {})
-    for option, spec in specs.items():
-        if spec.direct and spec.native[0].startswith("env."):
-            env[spec.native[0].removeprefix("env.")] = to_native_value(spec, values[option])
-    if values[VISUAL] is not None:
-        env["render"] = "vision" if values[VISUAL] else "text"
-    if ROOM in values:
-        env["height"], env["width"] = values[ROOM]
-    if name == SVG:
-        env |= {key.removeprefix("env."): value for key, value, _ in svg_to_native(values.__getitem__)}
+    settings = {key: value for key, value, *_ in section_values(values.__getitem__, str)}
+    env = {key.removeprefix("env."): value for key, value in settings.items() if key.startswith("env.")}
     weights = {kind: float(values[f"env_config.{kind}_reward_weight"]) for kind in SECTIONS}
     responses = VagenResponses(
-        think=values[PROMPT_FORMAT] != "no_think",
-        thoughts=None if values[PROMPT_FORMAT] in THINKING_FORMATS else values[PROMPT_FORMAT],
+        think=settings["rollout.think"],
+        thoughts=settings["rollout.thoughts"],
         separator=values["env_config.action_sep"],
         max_actions=values["env_config.max_actions_per_step"],
         format_reward=float(values["env_config.format_reward"]),
         state_reward=weights if values["env_config.use_state_reward"] else None,
-        ignore_case=name in CASELESS_ENVS,
-        form="strict" if name in STRICT_ENVS else "whole",
-        format_penalty=INVALID_PENALTIES.get(name, 0.0),
+        ignore_case=settings["rollout.ignore_case"],
+        form=settings["rollout.response_format"],
+        format_penalty=settings["rollout.format_penalty"],
     )
-    return env, responses
+    return {"name": name} | env, responses
 
 
 def _checked(option: str, value: Any, specs: Mapping[str, KeySpec]) -> Any:

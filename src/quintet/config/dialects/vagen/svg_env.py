@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
+from quintet.config.dialects.vagen.key_values import TABLES
 from quintet.config.native.envs import SvgConfig
 
 SVG = "svg"
@@ -11,20 +12,6 @@ DATASET = ("env_config.data_dir", "env_config.dataset_name", "env_config.split")
 MODEL_SIZE, SIZES = "env_config.model_size", ("small", "base", "large")
 DEVICES = {f"env.{name}_device": f"env_config.device.{name}" for name in ("dino", "dreamsim")}
 DINO = "facebook/dinov2-{}"
-CONSTANTS = {
-    "env.pixel_weight": 0.0,
-    "env.accumulate_scores": True,
-    "env.image_size": 256,
-    "env.dreamsim_path": "~/.cache",
-}
-"""Fixed in VAGEN's source."""
-DEFAULTS = {
-    "env_config.render_mode": "vision",
-    "env_config.max_actions_per_step": 1,
-    "env_config.action_sep": "~~",
-    "env_config.prompt_format": "grounding_worldmodeling",
-}
-"""Defaults that differ from those of the other environments."""
 
 
 def svg_to_native(option: Callable[[str], Any]) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
@@ -35,7 +22,7 @@ def svg_to_native(option: Callable[[str], Any]) -> Iterator[tuple[str, Any, tupl
     for key, device in DEVICES.items():
         value = option(device)
         yield key, f"cuda:{value}" if isinstance(value, int) else value, (device,)
-    for key, value in CONSTANTS.items():
+    for key, value in TABLES["svg_constants"].items():
         yield key, value, ()
 
 

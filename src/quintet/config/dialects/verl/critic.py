@@ -11,7 +11,7 @@ from quintet.config.dialects.conversion import (
 )
 from quintet.config.dialects.ledger import KeySpec, is_effective
 from quintet.config.dialects.verl.batches import ACTOR, MODEL
-from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS
+from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS, TABLES
 from quintet.config.dotted import get_value, has_key
 from quintet.config.native.learners import CriticConfig
 from quintet.config.problems import ConfigProblem
@@ -22,13 +22,7 @@ DEFAULTS = {f"{ACTOR}.optim.lr": DEFAULT_LEARNING_RATE}
 """The critic's defaults by the actor's key, where they differ from the actor's."""
 NATIVE_DEFAULTS = {"critic": CriticConfig().model_dump()}
 OPTIMIZER = "critic.optimizer."
-INDEPENDENT_KEYS = (
-    *("optim.", "fsdp_config.", "model.fsdp_config.", "fsdp.", "megatron.", "grad_clip", "strategy"),
-    *("veomni.", "torchtitan."),
-    *("use_torch_compile", "checkpoint."),
-    *("ppo_micro_batch_size", "use_dynamic_bsz", "ppo_max_token_len_per_gpu", "ulysses_sequence_parallel_size"),
-    *("model.path", "model.enable_", "model.use_remove_padding"),
-)
+INDEPENDENT_KEYS = tuple(TABLES["independent_critic_keys"])
 """Prefixes of keys in which critic and actor may differ."""
 PATH, STRATEGY, PADDING = "critic.model.path", "critic.strategy", "critic.model.use_remove_padding"
 CHECKPOINTING = "critic.model.enable_gradient_checkpointing"

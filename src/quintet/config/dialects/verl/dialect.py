@@ -6,73 +6,26 @@ from functools import partial
 from typing import Any
 
 from quintet.config.capabilities import Capability
-from quintet.config.dialects.dialect import Dialect, Reference, key_files
+from quintet.config.dialects.dialect import (
+    Dialect,
+    Reference,
+    any_keys,
+    capabilities_by_pattern,
+    key_files,
+    tables,
+    without_effect,
+)
 from quintet.config.dialects.ledger import KeySpec, load_keys
-from quintet.config.dialects.value_types import ANYTHING, SECTION, parse_type
+from quintet.config.dialects.value_types import SECTION, parse_type
 from quintet.config.dotted import get_value, has_key
 
-CRITIC_SECTIONS = {
-    "critic.model.fsdp_config": "actor_rollout_ref.actor.fsdp_config",
-    "critic.fsdp": "actor_rollout_ref.actor.fsdp_config",
-    "critic.model": "actor_rollout_ref.model",
-    "critic": "actor_rollout_ref.actor",
-}
+TABLES = tables("verl")
+CRITIC_SECTIONS: dict[str, str] = TABLES["critic_sections"]
 """verl documents the critic's keys by reference to those of the actor."""
 ENGINES = {"dp": "fsdp", "fsdp": "fsdp"}
 """Default of `actor.strategy` by `model_engine`, where they differ."""
-RELEASE_KEYS = (
-    *("verl_newer", "verl_learners", "verl_model", "verl_rollout", "verl_reward", "verl_run", "verl_megatron"),
-    *("verl_distillation", "verl_older"),
-)
-"""Key files of what verl's releases have beyond its reference."""
-WAITING: tuple[tuple[re.Pattern[str], Capability], ...] = tuple(
-    (re.compile(pattern), capability)
-    for pattern, capability in (
-        (
-            r"actor_rollout_ref\.actor\.(_target_|dpo_beta|sppo_eta)|algorithm\.(sppo_eta|reward_(dpo|gt)_coef)"
-            r"|data\.(accuracy_(low|upp)er_bound|filter_accuracy|filter_truncate|oversample_factor)"
-            r"|reward_model\.(mini_batch_size|prime_\w+)|trainer\.ref_update_freq"
-            r"|reward_model\.model\.(beta_train|enable_gradient_checkpointing|loss_type|ref_\w+|tokenizer_path|update)"
-            r"|reward_model\.model\.(optim|fused_kernel_options|fsdp_config)\..*"
-            r"|env\.(actor|disagg_sim|rollout|train)\..*|actor_rollout_ref\.actor\.(num_images_in_input|traj_mini_batch_size)",
-            Capability.RECIPES,
-        ),
-        (r"(actor_rollout_ref\.)?teacher\..*", Capability.RECIPES),
-        (r"trainer\.(scheduler|n_env_gpus_per_node|n_rollout_gpus_per_node|rollout_interval)", Capability.RECIPES),
-        (
-            r"actor_rollout_ref\.rollout\.((val_kwargs\.)?(extra_configs\..*|num_inference_steps)|height|width)"
-            r"|actor_rollout_ref\.rollout\.engine_kwargs\.vllm_omni\..*",
-            Capability.DIFFUSION,
-        ),
-        (r"actor_rollout_ref\.model\.lora\..*", Capability.LORA_OPTIONS),
-        (r"actor_rollout_ref\.ref\.model\.override_config\..*", Capability.MODEL_CONFIGS),
-        (r"reward_model\.model\.type", Capability.REWARD_ENGINES),
-        (
-            r"(.*\.)?engine\..*|optim\.(lr_min|lr_start|lr_decay_ratio|name|eps|decay_type|min_lr_factor)",
-            Capability.BACKENDS,
-        ),
-        (r"(.*\.)?(mindspeed|mlite)\..*|.*\.impl_cfg\..*", Capability.BACKENDS),
-        (r".*\.wrap_policy\.transformer_layer_cls_to_wrap", Capability.BACKENDS),
-        (r".*\.turbo_config\..*|(actor_rollout_ref\.actor|critic)\.optim\..*", Capability.BACKENDS),
-        (r".*\.(megatron|override_\w+_config)\..*", Capability.MEGATRON_OPTIONS),
-        (r"ray_kwargs\.ray_init\..*", Capability.RAY_SETTINGS),
-        (r"distillation\..*", Capability.TEACHERS),
-        (r"actor_rollout_ref\.rollout\.multi_turn\..*", Capability.TOOLS),
-        (r"actor_rollout_ref\.rollout\.agent\..*", Capability.AGENT_LOOPS),
-        (
-            r"trainer\.v1\..*|async_training\..*|actor_rollout_ref\.checkpoint_engine\..*"
-            r"|rollout\.(n|nnodes|n_gpus_per_node|test_freq|total_epochs|total_rollout_steps)"
-            r"|.*\.(use_rollout_log_probs|standalone_gpu_memory_utilization)",
-            Capability.ASYNC_TRAINERS,
-        ),
-    )
-)
+WAITING = capabilities_by_pattern(TABLES["waiting"])
 """Capabilities that keys without an entry in the ledger wait for, by patterns."""
-DECIDING = (
-    r"model_engine|engine(\..*)?|actor_rollout_ref\.(model|actor|ref|rollout|hybrid_engine)(\..*)?|critic\..*",
-    r"reward(_model|_manager)?\..*|custom_reward_function\..*|data\..*|algorithm\..*|distillation\..*|model\..*|optim\..*",
-)
-"""Keys that decide what is trained, and how: they are never left out."""
 _ACTOR = "actor_rollout_ref.actor"
 AUTOMODEL = "automodel"
 TRAINING_ENGINES = ("veomni", "torchtitan")
@@ -88,26 +41,7 @@ OUTPUT_PATH = "data.output_path"
 """The file of responses, which only runs that generate them have."""
 DISTILLS, TEACHERS, DEFAULT_TEACHER = "distillation.enabled", "distillation.teacher_models", "teacher_model"
 TEMPERATURE = "actor_rollout_ref.rollout.temperature"
-_SFT_KEYS = frozenset(
-    (
-        *(f"data.{key}" for key in ("train_files", "val_files", "prompt_key", "image_key", "train_batch_size")),
-        "data.truncation",
-        *("data.custom_cls.path", "data.custom_cls.name", "trainer.total_epochs", "trainer.project_name"),
-        *("trainer.experiment_name", "trainer.logger", "trainer.nnodes", "trainer.n_gpus_per_node"),
-        *("trainer.save_freq", "trainer.test_freq", "trainer.default_hdfs_dir", "trainer.default_local_dir"),
-        *("trainer.resume_mode", "trainer.resume_from_path"),
-    )
-)
-"""Keys of `ppo_trainer.yaml` that fine-tuning has too; `verl_sft_run.yaml` replaces some of them."""
-
-
-MISSING_KINDS = {
-    "actor_rollout_ref.actor.sac": Capability.RECIPES,
-    "actor_rollout_ref.model.num_inference_steps": Capability.DIFFUSION,
-    "actor_rollout_ref.rollout.num_inference_steps": Capability.DIFFUSION,
-    # RAGEN's fork of early 2025, whose trainer runs environments
-    "max_turns": Capability.RECIPES,
-}
+MISSING_KINDS = {key: Capability[name.upper()] for key, name in TABLES["missing_kinds"].items()}
 """Keys of kinds of runs that this version lacks, with the capabilities that they wait for."""
 
 
@@ -116,18 +50,11 @@ def missing_kind(tree: Mapping[str, Any]) -> str | None:
     return next((key for key in MISSING_KINDS if has_key(tree, key)), None)
 
 
-def free_keys(tree: Mapping[str, Any]) -> tuple[KeySpec, ...]:
-    """Return the keys of a run that waits as a whole, which may be any."""
-    effect = "Setting of a run that this version lacks."
-    kinds = {str(name): SECTION if isinstance(value, Mapping) else ANYTHING for name, value in tree.items()}
-    return tuple(KeySpec(key=key, effect=effect, value_type=kind, default=None) for key, kind in kinds.items())
-
-
 def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference, ...]:
     """Return the references of verl by which a file with these sections is written."""
     ppo = dialect.reference("verl_ppo_trainer")
     if missing_kind(tree) is not None:
-        return (Reference("other runs", lambda: free_keys(tree)),)
+        return (any_keys(tree),)
     if "actor_rollout_ref" not in tree:
         if get_value(tree, OUTPUT_PATH) is not None:
             return key_files("verl", ["verl_generation"])
@@ -139,7 +66,7 @@ def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference
             return (dialect.reference("verl_evaluation"), *key_files("verl", ["verl_evaluation_newer"]))
     engine = get_value(tree, "model_engine") or get_value(tree, f"{_ACTOR}.model_engine", "dp")
     strategy = ENGINES.get(str(engine), engine)
-    newer = [_with_default(reference, strategy) for reference in (ppo, *key_files("verl", RELEASE_KEYS))]
+    newer = [_with_default(reference, strategy) for reference in (ppo, *key_files("verl", TABLES["release_files"]))]
     newer = [reference.mapped(partial(_with_replies, tree=tree)) for reference in newer]
     newer = [*_with_teachers(newer, teacher_names(tree))]
     if get_value(tree, "rollout.n_gpus_per_node") is not None:
@@ -168,14 +95,14 @@ def _of_backend(dialect: Dialect, references: Sequence[Reference], backend: str)
 def _with_training_engine(references: Iterable[Reference], engine: str) -> tuple[Reference, ...]:
     """Return the references with the keys of VeOmni or TorchTitan in place of those of FSDP."""
     condition = (f"{_ACTOR}.strategy", parse_type("one of fsdp | fsdp2"))
-    unread = {"native": (), "computed": False, "requires": None, "noop": (), "only_if": condition}
+    unread = {"requires": None, "noop": (), "only_if": condition}
     dropped = {f"{section}.optim.{key}" for section in (_ACTOR, "critic") for key in _FSDP_OPTIMIZER}
     # TorchTitan has a key of its own for it
     checkpointing = "actor_rollout_ref.model.enable_gradient_checkpointing" if engine == "torchtitan" else None
 
     def changed(spec: KeySpec) -> KeySpec:
         is_unread = spec.key == checkpointing or _OF_FSDP.fullmatch(spec.key)
-        return spec.model_copy(update=unread) if is_unread else spec
+        return without_effect(spec, **unread) if is_unread else spec
 
     own = key_files("verl", [f"verl_{engine}_optim", f"verl_{engine}"])
     return (*own, *(each.filtered(lambda spec: spec.key not in dropped).mapped(changed) for each in references))
@@ -220,7 +147,7 @@ def _unused(spec: KeySpec, section: str) -> KeySpec:
     if not spec.key.startswith(section):
         return spec
     effect = "Has no effect, since there is another teacher."
-    return spec.model_copy(update={"effect": effect, "native": (), "computed": False, "requires": None})
+    return without_effect(spec, effect=effect, requires=None)
 
 
 def _of_generation(spec: KeySpec) -> KeySpec:
@@ -238,17 +165,14 @@ def without_tools(spec: KeySpec) -> KeySpec:
     """Return a key that waits in formats over verl's tree, whose episodes have environments: those of tools, and of
     generations of more prompts."""
     if spec.key in TEMPLATE_KEYS:
-        template = {"native": (), "computed": False, "requires": Capability.CHAT_TEMPLATES}
-        return spec.model_copy(update={**template, "noop": ({}, None)})
+        return without_effect(spec, requires=Capability.CHAT_TEMPLATES, noop=({}, None))
     if spec.key == "data.gen_batch_size":
-        oversampling = {"native": (), "computed": False, "requires": Capability.OVERSAMPLING}
-        return spec.model_copy(update={**oversampling, "noop": (None, "${data.train_batch_size}")})
+        return without_effect(spec, requires=Capability.OVERSAMPLING, noop=(None, "${data.train_batch_size}"))
     is_loop = spec.key == "actor_rollout_ref.rollout.agent.default_agent_loop"
     if not (spec.key.startswith("actor_rollout_ref.rollout.multi_turn.") and spec.native) and not is_loop:
         return spec
     capability = Capability.AGENT_LOOPS if is_loop else Capability.TOOLS
-    waiting = {"native": (), "computed": False, "native_values": {}, "requires": capability}
-    return spec.model_copy(update={**waiting, "noop": (spec.default,)})
+    return without_effect(spec, native_values={}, requires=capability, noop=(spec.default,))
 
 
 def _without_batch_size(spec: KeySpec) -> KeySpec:
@@ -259,7 +183,7 @@ def _without_batch_size(spec: KeySpec) -> KeySpec:
         return spec.model_copy(update=changes)
     if spec.key == "data.gen_batch_size":
         effect = "Has no effect: prompts are generated one by one."
-        return spec.model_copy(update={"effect": effect, "computed": False, "native": ()})
+        return without_effect(spec, effect=effect)
     return spec
 
 
@@ -284,7 +208,7 @@ def _sft_run(ppo: Reference) -> tuple[Reference, ...]:
     def replaced(spec: KeySpec) -> KeySpec:
         return next((other for other in run.load() if other.key == spec.key), spec)
 
-    return ppo.filtered(lambda spec: spec.key in _SFT_KEYS).mapped(replaced), run, engine
+    return ppo.filtered(lambda spec: spec.key in TABLES["sft_keys"]).mapped(replaced), run, engine
 
 
 def _sft_engines(tree: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -321,76 +245,12 @@ def _in_actor(key: str) -> str:
     return f"{_ACTOR}.{key}" if key.startswith("optim.") else key
 
 
-SFT_TRAINERS = ("verl.trainer.fsdp_sft_trainer", "verl.trainer.sft_trainer", "verl.trainer.sft_trainer_ray")
-FULLY_ASYNC = tuple(f"{package}.fully_async_policy.fully_async_main" for package in ("verl.experimental", "recipe"))
-ONE_STEP_OFF = tuple(f"{package}.one_step_off_policy.main_ppo" for package in ("verl.experimental", "recipe"))
-GENERATION = "verl.trainer.main_generation"
-OTHER_TRAINERS = ("verl.trainer.main_ppo_sync", "verl.trainer.main_ppo_v0", "recipe.dapo.main_dapo")
-"""Further modules that train by `ppo_trainer.yaml`."""
-
-MISSING_TRAINERS = tuple(
-    (re.compile(pattern), capability)
-    for pattern, capability in (
-        (r"(.*\.)?(fully_async|one_step_off)\w*\..*", Capability.ASYNC_TRAINERS),
-        (r"recipe\..*|verl\.experimental\..*|(.*\.)?main_ppo_split", Capability.RECIPES),
-    )
-)
-"""Trainers with loops of their own."""
-_ONE_STEP_OFF_FILE: Mapping[str, Any] = {
-    "rollout": {"nnodes": 1, "n_gpus_per_node": 8},
-    "actor_rollout_ref": {"rollout": {"free_cache_engine": False, "calculate_log_probs": True}},
-    "algorithm": {"rollout_correction": {"bypass_mode": True}},
-}
-_FULLY_ASYNC_FILE: Mapping[str, Any] = {
-    "async_training": {"staleness_threshold": 0.1, "trigger_parameter_sync_step": 4, "require_batches": 1},
-    "rollout": {"nnodes": 1, "n_gpus_per_node": 8, "total_rollout_steps": 100},
-    "data": {"gen_batch_size": 1},
-    "actor_rollout_ref": {"model": {"use_remove_padding": True}, "rollout": {"calculate_log_probs": True}},
-    "algorithm": {"rollout_correction": {"bypass_mode": True}},
-}
-
 VERL = Dialect(
     "verl",
     key_files("verl", ["verl_ppo_trainer", "verl_megatron_optim", "verl_sft_trainer", "verl_evaluation"]),
-    marks=(
-        "actor_rollout_ref",
-        "model.partial_pretrain",
-        "custom_reward_function",
-        OUTPUT_PATH,
-        "data.reward_model_key",
-    ),
     shared_sections=CRITIC_SECTIONS,
-    trainers=(
-        "verl.trainer.main_ppo",
-        "verl.trainer.main_eval",
-        GENERATION,
-        f"{GENERATION}_server",
-        *SFT_TRAINERS,
-        *OTHER_TRAINERS,
-        *ONE_STEP_OFF,
-        *FULLY_ASYNC,
-    ),
-    program_files={
-        GENERATION: ("generation", {}),
-        **{trainer: ("sft_trainer_engine", {}) for trainer in SFT_TRAINERS[1:]},
-        **{trainer: ("one_step_off_ppo_trainer", {}) for trainer in ONE_STEP_OFF},
-        **{trainer: ("fully_async_ppo_trainer", {}) for trainer in FULLY_ASYNC},
-    },
-    framework_files={
-        "ppo_trainer": {},
-        "sft_trainer": {},
-        "evaluation": {},
-        "ppo_megatron_trainer": {"model_engine": "megatron"},
-        "fully_async_ppo_trainer": _FULLY_ASYNC_FILE,
-        "fully_async_ppo_megatron_trainer": {"model_engine": "megatron", **_FULLY_ASYNC_FILE},
-        "one_step_off_ppo_trainer": _ONE_STEP_OFF_FILE,
-        "one_step_off_ppo_megatron_trainer": {"model_engine": "megatron", **_ONE_STEP_OFF_FILE},
-        "sft_trainer_engine": {"data": {"val_files": None}},
-        "generation": {"data": {"output_path": "/opt/tiger/math_Qwen2-7B-Instruct.parquet"}},
-    },
     waits_for=waits_for,
-    deciding=DECIDING,
-    choices={"engine": "engine.strategy", f"actor@{_ACTOR}": f"{_ACTOR}.strategy", "optim": None, "model": None},
-    missing_trainers=MISSING_TRAINERS,
+    missing_trainers=capabilities_by_pattern(TABLES["missing_trainers"]),
     narrow=lambda dialect, tree: dialect.with_references(*references_for(dialect, tree)),
+    **TABLES["dialect"],
 )

@@ -8,7 +8,7 @@ from pathlib import PurePath
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import file_list
 from quintet.config.dialects.verl.batches import GPUS, MODEL, ROLLOUT, num_gpus
-from quintet.config.dialects.verl.dialect import OUTPUT_PATH
+from quintet.config.dialects.verl.dialect import OUTPUT_PATH, TABLES
 from quintet.config.dialects.verl.learners import policy_to_native
 from quintet.config.dialects.verl.release import policy_release_to_native
 from quintet.config.dialects.verl.run_settings import (
@@ -23,11 +23,7 @@ SAMPLES, SERVER_SAMPLES = "data.n_samples", f"{ROLLOUT}.n"
 DIRECTORY_KEYS = ("trainer.experiment_name", "trainer.default_local_dir")
 READ = ("data.", "policy.", "rollout.", "placement.", "seed")
 """Native keys, or sections, that a run which only generates reads."""
-UNREAD = (
-    *(f"data.{key}" for key in ("filter_long_prompts", "train_rows", "dataset_class", "image_key")),
-    *(f"rollout.{key}" for key in ("tool_calls", "interactions", "async_ratio", "partial", "max_staleness")),
-    *("rollout.recompute_logprobs", "rollout.engine_options.sleep_between_steps", "policy.freeze_router"),
-)
+UNREAD = tuple(TABLES["unread_in_generation"])
 """Keys of these sections that only training reads; `main_generation_server` takes the messages of all rows."""
 FILES = file_list("data.train_files", "data.train_files")
 

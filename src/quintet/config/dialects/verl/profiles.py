@@ -4,12 +4,13 @@ verl records each role, in chosen steps, on chosen ranks. Natively a profile of 
 ranks and contents of all enabled roles are joined, as `ProfilerConfig.union` in verl does.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
+from quintet.config.dialects.verl.dialect import TABLES
 from quintet.config.dotted import flatten, get_value
 from quintet.config.native.tracking import ProfileConfig, TorchProfilerConfig
 
@@ -21,14 +22,7 @@ ENGINE = ROLES[2]
 TOOLS = ("torch", "torch_memory")
 FIELDS = {"shapes": "record_shapes", "memory": "profile_memory", "stack": "with_stack"}
 """Native options of `torch.profiler` by verl's contents."""
-WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
-    "discrete": (False,),
-    "step_start": (-1, 0),
-    "step_end": (-1,),
-    "schedule.active": (0,),
-    "trace_alloc_max_entries": (100_000,),
-    "stack_depth": (32,),
-}
+WITHOUT_EFFECT: Mapping[str, Sequence[Any]] = TABLES["unchanged_profiles"]
 """Values that change nothing, by the option of a tool; null changes nothing either."""
 IGNORED = ("contents", "name", "_target_", "manual_save", "context", "stacks", "devices", "record_context")
 
