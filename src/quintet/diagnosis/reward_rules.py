@@ -227,7 +227,7 @@ def reward_without_success(run: RunData, limits: Limits) -> Iterator[Finding]:
         return
     rise = late.end - late.start
     is_large = rise > limits["rise"] * max(abs(late.start), _spread(run))
-    if late.rises and is_large and solved.end - solved.start < 0.01 and not _rises(valid):
+    if late.rises and is_large and solved.end - solved.start < 0.01 and not (len(valid) > 1 and valid.rises):
         yield run.finding(
             "reward-without-success",
             f"from step {middle} on, {score.name} rose from {text(late.start)} to {text(late.end)}, and {success.name}"
@@ -242,7 +242,3 @@ def _spread(run: RunData) -> float:
     """Return the difference of the largest and the smallest reward of an episode, 0 if they are not logged."""
     highest, lowest = run.series("critic/score/max").values, run.series("critic/score/min").values
     return max(highest) - min(lowest) if highest and lowest else 0.0
-
-
-def _rises(series: Series) -> bool:
-    return len(series) > 1 and series.rises

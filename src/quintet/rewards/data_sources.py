@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from quintet.config.native.data import RewardConfig
 from quintet.config.native.registry_union import validate_options
@@ -15,40 +18,7 @@ from quintet.rewards.score import Score
 from quintet.rewards.verifier_process import ProcessKind
 from quintet.rewards.verifiers.registry import VERIFIERS
 
-SOURCES: Mapping[str, str] = {
-    "openai/gsm8k": "gsm8k",
-    "gsm8k": "gsm8k",
-    "lighteval/MATH": "math_boxed",
-    "DigitalLearningGmbH/MATH-lighteval": "math_boxed",
-    "HuggingFaceH4/MATH-500": "math_boxed",
-    "math_dapo": "math_dapo",
-    "math_dapo_reasoning": "math_dapo",
-    "math": "math_dapo",
-    "aime*": "math_dapo",
-    **dict.fromkeys(
-        (
-            f"numina_{name}"
-            for name in ("aops_forum", "synthetic_math", "amc_aime", "synthetic_amc", "cn_k12", "olympiads")
-        ),
-        "math",
-    ),
-    **dict.fromkeys(("codecontests", "apps", "codeforces", "taco"), "code"),
-    "hiyouga/geometry3k": "geometry3k",
-    **dict.fromkeys(
-        (
-            f"searchR1_{name}"
-            for name in ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
-        ),
-        "searchr1",
-    ),
-    "Jiayi-Pan/Countdown-Tasks-3to4": "countdown",
-    **{
-        f"{prefix}{name}": rules
-        for prefix in ("", "quintet/")
-        for name, rules in (("addition", "numeric"), ("arithmetic", "numeric"), ("countdown", "countdown"))
-    },
-    "reasoning_gym/*": "reasoning_gym",
-}
+SOURCES: Mapping[str, str] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 """Verifier by data source; `*` matches any text."""
 
 BUILT_IN = "quintet.rewards.verifiers."

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, Final, cast
 
 import numpy as np
+import yaml
 
 from quintet.config.native.envs import SimulatorConfig
 from quintet.config.native.robot_simulators import MetaWorldOptions
 from quintet.envs.simulators.headless import select_renderer
-from quintet.envs.simulators.metaworld_tasks import INSTRUCTIONS, SUITES
 from quintet.envs.simulators.registry import simulator_options
 from quintet.envs.simulators.separate_robots import RobotTask, SeparateRobots, select_tasks, suite_choice
 from quintet.seeds import derive_seed
@@ -19,6 +20,8 @@ from quintet.seeds import derive_seed
 CAMERA = 2
 """`corner2`, which RLinf moves to `CAMERA_POSITION`, meters."""
 CAMERA_POSITION = (0.75, 0.075, 0.7)
+TASKS: Final = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+"""Instructions by task, and suites."""
 
 
 def build_metaworld(config: SimulatorConfig, num_robots: int, seed: int) -> SeparateRobots:
@@ -29,9 +32,10 @@ def build_metaworld(config: SimulatorConfig, num_robots: int, seed: int) -> Sepa
         MachineError: nothing renders without a display.
     """
     options = cast("MetaWorldOptions", simulator_options(config, MetaWorldOptions))
-    suite = suite_choice(config.task_suite, SUITES, "metaworld_50")
-    names, trials = SUITES[suite]
-    tasks = [RobotTask(name, INSTRUCTIONS[name], options.trials or trials) for name in names]
+    name = suite_choice(config.task_suite, TASKS["suites"], "metaworld_50")
+    suite, instructions = TASKS["suites"][name], TASKS["instructions"]
+    trials = options.trials or suite["start_states"]
+    tasks = [RobotTask(task, instructions[task], trials) for task in suite.get("tasks", instructions)]
     select_renderer()
     size = (config.camera_height, config.camera_width)
 
@@ -39,7 +43,7 @@ def build_metaworld(config: SimulatorConfig, num_robots: int, seed: int) -> Sepa
         del robot
         return MetaWorldRobot(task.name, options, seed, size)
 
-    return SeparateRobots(select_tasks(tasks, config.task, suite), build, num_robots)
+    return SeparateRobots(select_tasks(tasks, config.task, name), build, num_robots)
 
 
 class MetaWorldRobot:
