@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from pydantic import ValidationError
@@ -63,18 +64,7 @@ class TaskOptions(Section):
 
 
 TASKS: Registry[Task] = Registry("task", entry_points="quintet.tasks")
-TASKS.add("addition", "quintet.data.tasks.arithmetic:Addition", help="sums of multi-digit numbers")
-TASKS.add("arithmetic", "quintet.data.tasks.arithmetic:Arithmetic", help="expressions with several terms and operators")
-TASKS.add(
-    "countdown", "quintet.data.tasks.countdown:Countdown", help="reach a target number using each given number once"
-)
-TASKS.add(
-    REASONING_GYM,
-    "quintet.data.tasks.reasoning_gym:ReasoningGymTask",
-    help=f"a generator of reasoning-gym, for example {REASONING_GYM}:chain_sum",
-    requires=(REASONING_GYM,),
-    extra="tasks",
-)
+TASKS.add_file(Path(__file__).with_name("tasks.yaml"))
 
 SectionT = TypeVar("SectionT", bound=Section)
 
