@@ -4,7 +4,7 @@ Every pluggable kind (env, engine, advantage estimator, …) is a protocol plus 
 
     ENVS: Registry[Env] = Registry("env", entry_points="quintet.envs")
     ENVS.add("frozenlake", "quintet.envs.frozenlake:FrozenLake", help="...", config=FrozenLakeConfig)
-    ENVS.add_file(Path("envs.yaml"))
+    ENVS.add_file(__file__, "envs.yaml")
     ENVS.get("frozenlake").load()
 
 Another package adds an implementation through an entry point of the registry's group. It points to the factory itself
@@ -30,10 +30,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
 
-import yaml
-
 from quintet import hardware
 from quintet.errors import ConfigError, UserError, nearest
+from quintet.package_files import read_yaml
 
 T = TypeVar("T")
 _IMPORT_LOCK = threading.RLock()
@@ -116,11 +115,12 @@ class Registry(Generic[T]):
         self._entries[name] = Entry(name, target, help, config, requires, extra, how)
         self.version += 1
 
-    def add_file(self, path: Path) -> None:
-        """Register the components of a YAML file: by name the arguments of `add`, with `config` as `module:class`."""
-        for name, arguments in yaml.safe_load(path.read_text(encoding="utf-8")).items():
+    def add_file(self, module_file: str, name: str) -> None:
+        """Register the components of a YAML file beside a module, whose `__file__` is given. By name it has the
+        arguments of `add`, with `config` as `module:class`."""
+        for key, arguments in read_yaml(module_file, name).items():
             config, requires = arguments.pop("config", None), arguments.pop("requires", ())
-            self.add(name, **arguments, config=config and _import_address(config), requires=tuple(requires))
+            self.add(key, **arguments, config=config and _import_address(config), requires=tuple(requires))
 
     def get(self, name: str) -> Entry[T]:
         """Return the entry of that name.

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
 from typing import Any
 
-import yaml
-
+from quintet.package_files import read_yaml
 from quintet.tracking.metrics import Side
 
 Limits = Mapping[str, float]
@@ -36,9 +34,8 @@ class RuleSpec:
 @cache
 def rule_specs() -> Mapping[str, RuleSpec]:
     """Return all rules by name."""
-    text = (resources.files("quintet.diagnosis") / "rules.yaml").read_text(encoding="utf-8")
     defaults: dict[str, Any] = {"limits": {}, "side": None, "remedies": (), "source": ""}
-    specs = [RuleSpec(name, **(defaults | entry)) for name, entry in yaml.safe_load(text).items()]
+    specs = [RuleSpec(name, **(defaults | entry)) for name, entry in read_yaml(__file__, "rules.yaml").items()]
     return {spec.name: replace(spec, when=spec.when.format(**spec.limits)) for spec in specs}
 
 

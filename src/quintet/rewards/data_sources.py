@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from quintet.config.native.data import RewardConfig
 from quintet.config.native.registry_union import validate_options
 from quintet.errors import ConfigError, nearest
+from quintet.package_files import read_yaml
 from quintet.registry import Entry
 from quintet.rewards.score import Score
 from quintet.rewards.verifier_process import ProcessKind
 from quintet.rewards.verifiers.registry import VERIFIERS
 
-SOURCES: Mapping[str, str] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+SOURCES: Mapping[str, str] = read_yaml(__file__)
 """Verifier by data source; `*` matches any text."""
 
 BUILT_IN = "quintet.rewards.verifiers."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from quintet.config.native.tool_calls import ToolCallsConfig, ToolConfig
@@ -19,7 +18,7 @@ from quintet.tools.verl_tool import VerlTool
 KEY = "rollout.tool_calls.tools"
 TOOLS: Registry[Tool] = Registry("tool", entry_points="quintet.tools")
 """Classes of tools; see `quintet.tools.tool.Tool`."""
-TOOLS.add_file(Path(__file__).with_name("tools.yaml"))
+TOOLS.add_file(__file__, "tools.yaml")
 
 
 def load_tool(name: str, config: ToolConfig) -> Callable[[], Tool]:

@@ -9,22 +9,12 @@ from typing import Any
 
 from quintet.envs.env import IMAGE
 from quintet.tracking.chart_svg import number_text
-from quintet.tracking.grid_svg import GridSheet, visible
+from quintet.tracking.grid_svg import DISPLAY, GridSheet, visible
 
 Episode = Mapping[str, Any]
 """A stored trajectory. The report replaces the names of its image files by their contents, bytes."""
 
-OUTCOMES: Mapping[str, str] = {
-    "success": "solved",
-    "terminated": "lost",
-    "truncated": "out of steps",
-    "max_turns": "out of turns",
-    "max_actions": "out of actions",
-    "max_tokens": "out of tokens",
-    "context": "context full",
-    "failed": "failed",
-    "aborted": "aborted",
-}
+OUTCOMES: Mapping[str, str] = DISPLAY["outcomes"]
 
 _ARROWS: Mapping[str, str] = {"up": "↑", "down": "↓", "left": "←", "right": "→"}
 _TAGS = re.compile(r"(</?(?:think|answer)>)")

@@ -62,6 +62,6 @@ class VideoLogger(Protocol):
 
 LOGGERS: Registry[Logger] = Registry("logger", entry_points="quintet.loggers")
 """Factories take a `LoggerContext`."""
-LOGGERS.add_file(Path(__file__).with_name("loggers.yaml"))
+LOGGERS.add_file(__file__, "loggers.yaml")
 LOCAL_LOGGERS = frozenset({"jsonl", "tensorboard", "file", "console"})
 """Loggers that write before `log` returns, and end the run if they cannot; all others run in the background."""

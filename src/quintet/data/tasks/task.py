@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from pydantic import ValidationError
@@ -64,7 +63,7 @@ class TaskOptions(Section):
 
 
 TASKS: Registry[Task] = Registry("task", entry_points="quintet.tasks")
-TASKS.add_file(Path(__file__).with_name("tasks.yaml"))
+TASKS.add_file(__file__, "tasks.yaml")
 
 SectionT = TypeVar("SectionT", bound=Section)
 

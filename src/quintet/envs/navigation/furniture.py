@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, cast
 
-import yaml
-
 from quintet.envs.ray_casting import Box, Color, Shape, Sphere
+from quintet.package_files import read_yaml
 
-TABLES: Final = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+TABLES: Final = read_yaml(__file__)
 COLORS: dict[str, Color] = {name: tuple(color) for name, color in TABLES["colors"].items()}
 FIXED_COLORS: dict[str, Color] = {name: tuple(color) for name, color in TABLES["fixed_colors"].items()}
 Part = tuple[float, float, float, float, float, float, Color | None]

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import importlib
 import sys
-from pathlib import Path
 from typing import Any, Final, cast
 
 import numpy as np
-import yaml
 
 from quintet.config.native.envs import SimulatorConfig
 from quintet.config.native.robot_simulators import MetaWorldOptions
 from quintet.envs.simulators.headless import select_renderer
 from quintet.envs.simulators.registry import simulator_options
 from quintet.envs.simulators.separate_robots import RobotTask, SeparateRobots, select_tasks, suite_choice
+from quintet.package_files import read_yaml
 from quintet.seeds import derive_seed
 
 CAMERA = 2
 """`corner2`, which RLinf moves to `CAMERA_POSITION`, meters."""
 CAMERA_POSITION = (0.75, 0.075, 0.7)
-TASKS: Final = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+TASKS: Final = read_yaml(__file__)
 """Instructions by task, and suites."""
 
 

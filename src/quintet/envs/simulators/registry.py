@@ -7,7 +7,6 @@ Another package adds a simulator through an entry point of the group `quintet.si
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import cast
 
 from pydantic import BaseModel
@@ -21,7 +20,7 @@ from quintet.registry import Registry, load_user_object, user_errors
 KEY = "env.simulator"
 METHODS = ("task", "reset", "step", "observe", "render", "close")
 SIMULATORS: Registry[Simulator] = Registry("simulator", entry_points="quintet.simulators")
-SIMULATORS.add_file(Path(__file__).with_name("simulators.yaml"))
+SIMULATORS.add_file(__file__, "simulators.yaml")
 
 
 def build_simulator(config: SimulatorConfig, num_robots: int, seed: int) -> Simulator:
