@@ -146,7 +146,7 @@ def reward_collapse(run: RunData, limits: Limits) -> Iterator[Finding]:
 
 
 def validation_falls(run: RunData, limits: Limits) -> Iterator[Finding]:
-    """Report held-out scores that fall while those of training do not."""
+    """Report held-out scores that fall while training scores do not."""
     score, count = run.score, int(limits["count"])
     for held_out in run.matching(*VALIDATION):
         if len(held_out) < limits["validations"] or not _is_score(held_out.name):
@@ -187,7 +187,8 @@ def held_out_loss_rises(run: RunData, limits: Limits) -> Iterator[Finding]:
     if len(held_out) < limits["validations"] or len(trained) < 2:
         return
     lowest = min(range(len(held_out)), key=lambda number: held_out.values[number])
-    low, last, step = held_out.values[lowest], min(held_out.values[-2:]), held_out.steps[lowest]
+    low, step = held_out.values[lowest], held_out.steps[lowest]
+    last = min(held_out.values[-2:])
     if last > (1 + limits["share"]) * low and trained.end < trained.start:
         yield run.finding(
             "held-out-loss-rises",

@@ -42,10 +42,12 @@ def route(source: str, config: RewardConfig) -> Route:
         ConfigError: the source or verifier is unknown, its options are invalid, or a required package is missing.
     """
     verifier, key = config.verifiers.get(source), "reward.kind"
-    kind, options, options_key = config.kind, config.function_arguments, "reward.function_arguments"
+    kind = config.kind
+    options, options_key = config.function_arguments, "reward.function_arguments"
     if verifier is not None:
         section = f"reward.verifiers.{source}"
-        kind, options, key, options_key = verifier.kind, verifier.arguments, f"{section}.kind", f"{section}.arguments"
+        kind, key = verifier.kind, f"{section}.kind"
+        options, options_key = verifier.arguments, f"{section}.arguments"
     name = _verifier_name(source) if kind == "rules" else kind
     entry = _entry(name, key) if kind != "rules" else VERIFIERS.get(name)
     check_options(entry, options, options_key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from quintet.envs.env import IMAGE
@@ -18,6 +19,11 @@ OUTCOMES: Mapping[str, str] = DISPLAY["outcomes"]
 
 _ARROWS: Mapping[str, str] = {"up": "↑", "down": "↓", "left": "←", "right": "→"}
 _TAGS = re.compile(r"(</?(?:think|answer)>)")
+
+
+def read_asset(name: str) -> str:
+    """Return the contents of a file of the report's pages."""
+    return Path(__file__).with_name("assets").joinpath(name).read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,7 @@ def build_gymnasium_robotics(config: SimulatorConfig, num_robots: int, seed: int
     task = RobotTask(name, _instruction(name), options.start_states)
     size = (config.camera_height, config.camera_width)
 
-    def build(task: RobotTask, robot: int) -> GoalRobot:
-        del robot
+    def build(task: RobotTask) -> GoalRobot:
         return GoalRobot(task.name, options, seed, size)
 
     return SeparateRobots([task], build, num_robots)

@@ -38,8 +38,7 @@ def build_metaworld(config: SimulatorConfig, num_robots: int, seed: int) -> Sepa
     select_renderer()
     size = (config.camera_height, config.camera_width)
 
-    def build(task: RobotTask, robot: int) -> MetaWorldRobot:
-        del robot
+    def build(task: RobotTask) -> MetaWorldRobot:
         return MetaWorldRobot(task.name, options, seed, size)
 
     return SeparateRobots(select_tasks(tasks, config.task, name), build, num_robots)

@@ -39,8 +39,7 @@ def build_robosuite(config: SimulatorConfig, num_robots: int, seed: int) -> Sepa
     )
     size = (config.camera_height, config.camera_width)
 
-    def build(task: RobotTask, robot: int) -> RobosuiteRobot:
-        del robot
+    def build(task: RobotTask) -> RobosuiteRobot:
         return RobosuiteRobot(task.name, options, seed, size)
 
     return SeparateRobots(tasks, build, num_robots)

@@ -87,7 +87,7 @@ class UlyssesLayout:
 
 
 def _repeat_kv_heads(heads: Tensor, queries: int, num_ranks: int) -> Tensor:
-    """Repeat keys or values [n, kv_heads, dim] so that each rank gets those of its query heads."""
+    """Repeat keys or values [n, kv_heads, dim] so that each rank gets the ones of its query heads."""
     count = heads.shape[1]
     check_ulysses(queries, count, num_ranks)
     return heads if count >= num_ranks else heads.repeat_interleave(num_ranks // count, 1)
