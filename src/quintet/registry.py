@@ -4,6 +4,7 @@ Every pluggable kind (env, engine, advantage estimator, …) is a protocol plus 
 
     ENVS: Registry[Env] = Registry("env", entry_points="quintet.envs")
     ENVS.add("frozenlake", "quintet.envs.frozenlake:FrozenLake", help="...", config=FrozenLakeConfig)
+    ENVS.add_file(__file__, "envs.yaml")
     ENVS.get("frozenlake").load()
 
 Another package adds an implementation through an entry point of the registry's group. It points to the factory itself
@@ -31,6 +32,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from quintet import hardware
 from quintet.errors import ConfigError, UserError, nearest
+from quintet.package_files import read_yaml
 
 T = TypeVar("T")
 _IMPORT_LOCK = threading.RLock()
@@ -77,10 +79,7 @@ class Entry(Generic[T]):
                 value=self.name,
                 hint=self.guide,
             )
-        if not isinstance(self.target, str):
-            return self.target
-        module, _, attribute = self.target.partition(":")
-        return cast("Callable[..., T]", getattr(importlib.import_module(module), attribute))
+        return _import_address(self.target) if isinstance(self.target, str) else self.target
 
 
 class Registry(Generic[T]):
@@ -115,6 +114,13 @@ class Registry(Generic[T]):
             raise ValueError(f"{self.kind} {name!r} is registered twice")
         self._entries[name] = Entry(name, target, help, config, requires, extra, how)
         self.version += 1
+
+    def add_file(self, module_file: str, name: str) -> None:
+        """Register the components of a YAML file beside a module, whose `__file__` is given. By name it has the
+        arguments of `add`, with `config` as `module:class`."""
+        for key, arguments in read_yaml(module_file, name).items():
+            config, requires = arguments.pop("config", None), arguments.pop("requires", ())
+            self.add(key, **arguments, config=config and _import_address(config), requires=tuple(requires))
 
     def get(self, name: str) -> Entry[T]:
         """Return the entry of that name.
@@ -182,6 +188,12 @@ class Registry(Generic[T]):
 def _entry_points(read: Callable[[], Any]) -> Any:
     """Return the entry points of all installed packages, whose files are read once for all registries."""
     return read()
+
+
+def _import_address(address: str) -> Any:
+    """Return the object with an address `module:attribute`."""
+    module, _, attribute = address.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def load_entry_point(point: EntryPoint, kind: str) -> Any:

@@ -11,7 +11,7 @@ import pytest
 
 SRC = Path(__file__).parents[2] / "src" / "quintet"
 LAYERS = [
-    ("relations", "expressions"),
+    ("relations", "expressions", "package_files"),
     ("errors", "hardware", "loading_lock", "records", "seeds", "trace"),
     ("embodied_records",),
     ("registry",),

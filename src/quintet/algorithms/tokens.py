@@ -69,11 +69,6 @@ def last_tokens(mask: Tensor, trajectory: Tensor) -> Tensor:
     return is_last
 
 
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of `values` within the mask; 0 for an empty mask."""
-    return (values * mask).sum() / mask.sum().clamp(min=1)
-
-
 def whiten(values: Tensor, mask: Tensor, over: Tensor | None = None) -> Tensor:
     """Normalize to mean 0 and unbiased standard deviation 1 within the mask; 0 outside.
 

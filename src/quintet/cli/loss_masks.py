@@ -46,7 +46,6 @@ def _tokenizer_and_images(rows: Any, config: DataConfig, model: str | None) -> t
     """Return the tokenizer and image converter of a model; without one, a tokenizer that is trained on the rows, as in
     a run without a model."""
     from quintet.config.native.policy import PolicyConfig, VisionConfig
-    from quintet.pipelines.sft.fine_tuning import VOCABULARY_ROWS
     from quintet.pipelines.sft.rows import iter_texts
     from quintet.policies.model_loading import load_tokenizer
     from quintet.policies.tiny_models import get_preset, train_tokenizer
@@ -55,8 +54,7 @@ def _tokenizer_and_images(rows: Any, config: DataConfig, model: str | None) -> t
     if model is not None:
         return load_tokenizer(model), ImagePrompts.from_directory(model, VisionConfig())
     preset = get_preset(PolicyConfig.model_fields["preset"].default)
-    texts = iter_texts(rows, config, VOCABULARY_ROWS)
-    return train_tokenizer(preset.vocabulary, texts, digits=preset.digits), None
+    return train_tokenizer(preset.vocabulary, iter_texts(rows, config), digits=preset.digits), None
 
 
 def _masked_text(tokenizer: PreTrainedTokenizerFast, sequence: TokenSequence) -> Text:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
@@ -19,6 +20,7 @@ from quintet.cli.options import (
     MaxRestarts,
     Overrides,
     RayAddress,
+    RunOptions,
     ServeEnvsOptions,
     ServeOptions,
     UnknownKeys,
@@ -28,6 +30,9 @@ from quintet.cli.options import (
 from quintet.cli.ranks import silence_other_ranks
 from quintet.errors import UserError
 from quintet.runtime.signals import exit_on_second_signal
+
+ConfigSource = tuple[str | None, list[str]]
+"""Configuration and overrides."""
 
 app = typer.Typer(
     name="quintet",
@@ -41,44 +46,29 @@ app.add_typer(check.app, name="check")
 app.add_typer(data.app, name="data")
 
 
+def _start(command: Literal["train", "sft", "generate"], source: ConfigSource, options: RunOptions) -> NoReturn:
+    """Run a command in this process or, with `--ray`, in the processes that Ray starts."""
+    if options.ray is not None:
+        from quintet.cli import ray_launch
+
+        restarts = options.max_restarts
+        raise typer.Exit(ray_launch.run(command, options.ray, *source, options.dialect, options.unknown_keys, restarts))
+    module = importlib.import_module(f"quintet.cli.{command}")
+    raise typer.Exit(module.run(*source, options.dialect, options.unknown_keys))
+
+
 @app.command()
-def train(
-    config: Config = None,
-    overrides: Overrides = None,
-    dialect: DialectName = None,
-    unknown_keys: UnknownKeys = "refuse",
-    ray: RayAddress = None,
-    max_restarts: MaxRestarts = 3,
-) -> None:
+@with_options
+def train(config: Config = None, overrides: Overrides = None, *, options: RunOptions) -> None:
     """Train a policy by reinforcement learning, after an optional warm start."""
-    source = split(config, overrides)
-    if ray is not None:
-        from quintet.cli import ray_launch
-
-        raise typer.Exit(ray_launch.run("train", ray, *source, dialect, unknown_keys, max_restarts))
-    from quintet.cli.train import run
-
-    raise typer.Exit(run(*source, dialect, unknown_keys))
+    _start("train", split(config, overrides), options)
 
 
 @app.command()
-def sft(
-    config: Config = None,
-    overrides: Overrides = None,
-    dialect: DialectName = None,
-    unknown_keys: UnknownKeys = "refuse",
-    ray: RayAddress = None,
-    max_restarts: MaxRestarts = 3,
-) -> None:
+@with_options
+def sft(config: Config = None, overrides: Overrides = None, *, options: RunOptions) -> None:
     """Fine-tune a model on conversations or expert demonstrations."""
-    source = split(config, overrides)
-    if ray is not None:
-        from quintet.cli import ray_launch
-
-        raise typer.Exit(ray_launch.run("sft", ray, *source, dialect, unknown_keys, max_restarts))
-    from quintet.cli.sft import run
-
-    raise typer.Exit(run(*source, dialect, unknown_keys))
+    _start("sft", split(config, overrides), options)
 
 
 @app.command()
@@ -180,14 +170,10 @@ def generate(
     max_restarts: MaxRestarts = 3,
 ) -> None:
     """Generate responses to a file of prompts, and write them beside the prompts."""
-    from quintet.cli.generate import as_config, run
+    from quintet.cli.generate import as_config
 
     source = as_config(*split(target, overrides), dialect, options)
-    if ray is not None:
-        from quintet.cli import ray_launch
-
-        raise typer.Exit(ray_launch.run("generate", ray, *source, dialect, unknown_keys, max_restarts))
-    raise typer.Exit(run(*source, dialect, unknown_keys))
+    _start("generate", source, RunOptions(dialect, unknown_keys, ray, max_restarts))
 
 
 @app.command()

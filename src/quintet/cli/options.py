@@ -101,6 +101,16 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Options of commands that start the processes of a run."""
+
+    dialect: DialectName = None
+    unknown_keys: UnknownKeys = "refuse"
+    ray: RayAddress = None
+    max_restarts: MaxRestarts = 3
+
+
+@dataclass(frozen=True, slots=True)
 class EvalOptions:
     """Options of `quintet eval`. An option with its default value counts as not given."""
 

@@ -16,51 +16,10 @@ from quintet.errors import ConfigError, nearest
 KEY = "data.template"
 TEMPLATE_SUFFIXES: Final = (".jinja", ".jinja2", ".j2")
 
-_MESSAGE = "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
-_HEADER = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-CHATML = f"{{% for message in messages %}}{_MESSAGE}{{% endfor %}}{_HEADER}"
-QWEN2_5 = (
-    "{% if messages[0]['role'] != 'system' %}<|im_start|>system\n"
-    f"You are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n{{% endif %}}{CHATML}"
+CHATML, QWEN2_5, QWEN3, HERMES, LLAMA3, PLAIN = (
+    (Path(__file__).with_name("templates") / f"{name}.jinja").read_text(encoding="utf-8").removesuffix("\n")
+    for name in ("chatml", "qwen2_5", "qwen3", "hermes", "llama3", "plain")
 )
-QWEN3 = (
-    "{% for message in messages %}{% set content = message['content'] %}"
-    "{% if message['role'] == 'assistant' %}{% set content = content.split('</think>')[-1].lstrip('\\n') %}{% endif %}"
-    "<|im_start|>{{ message['role'] }}\n{{ content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n"
-    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
-)
-_TOOLS = (
-    "<tools>\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}</tools>\n"
-    "To call a tool, write its name and arguments as JSON:\n"
-    '<tool_call>\n{"name": "NAME", "arguments": {}}\n</tool_call>'
-)
-_CALLS = (
-    "{% for call in message['tool_calls'] or [] %}{% set function = call['function'] or call %}"
-    "{{ '\\n' if not loop.first or message['content'] }}"
-    '<tool_call>\n{"name": {{ function[\'name\'] | tojson }}, "arguments": '
-    "{{ function['arguments'] if function['arguments'] is string else function['arguments'] | tojson }}}\n</tool_call>"
-    "{% endfor %}"
-)
-HERMES = (
-    "{% set system = messages[0]['content'] if messages[0]['role'] == 'system' else '' %}"
-    "{% if system or tools %}<|im_start|>system\n{{ system }}{{ '\\n\\n' if system and tools }}"
-    f"{{% if tools %}}{_TOOLS}{{% endif %}}<|im_end|>\n{{% endif %}}"
-    "{% for message in messages %}{% if message['role'] == 'tool' %}"
-    "{% if messages[loop.index0 - 1]['role'] != 'tool' %}<|im_start|>user{% endif %}"
-    "{{ '\\n' }}<tool_response>\n{{ message['content'] }}\n</tool_response>"
-    "{% if loop.last or messages[loop.index0 + 1]['role'] != 'tool' %}<|im_end|>\n{% endif %}"
-    "{% elif not (loop.first and message['role'] == 'system') %}"
-    f"<|im_start|>{{{{ message['role'] }}}}\n{{{{ message['content'] }}}}{_CALLS}<|im_end|>\n"
-    f"{{% endif %}}{{% endfor %}}{_HEADER}"
-)
-"""ChatML with tools, in the format of Hermes and Qwen."""
-LLAMA3 = (
-    "{{ bos_token or '<|begin_of_text|>' }}{% for message in messages %}"
-    "<|start_header_id|>{{ message['role'] }}<|end_header_id|>\n\n{{ message['content'] | trim }}<|eot_id|>{% endfor %}"
-    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
-)
-PLAIN = "{% for message in messages %}{{ message['content'] }}{{ '\\n' if not loop.last }}{% endfor %}"
 MARKER_START, MARKER_END = "\uf8f0", "\uf8f1"
 MARKED = CHATML.replace("<|im_start|>", MARKER_START).replace("<|im_end|>", MARKER_END)
 """ChatML with markers from Unicode's private use area, which text does not contain."""

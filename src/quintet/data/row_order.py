@@ -149,11 +149,6 @@ class RowSampler:
         """Rows per epoch."""
         return self._order.rows
 
-    @property
-    def num_epochs(self) -> int:
-        """Completed epochs; with weights, counted in rows of all files."""
-        return self._position // self.rows
-
     def take(self, batch: int) -> list[int]:
         """Return the next batch of rows and advance.
 

@@ -9,7 +9,6 @@ from quintet.diagnosis.findings import Finding
 from quintet.diagnosis.rule_specs import Limits
 from quintet.diagnosis.run_data import RunData
 from quintet.diagnosis.series import Block, Series, percent, text
-from quintet.tracking.metrics import Side
 
 ENTROPY = "actor/entropy"
 NEIGHBOURS = 20
@@ -39,14 +38,7 @@ def entropy_collapse(run: RunData, limits: Limits) -> Iterator[Finding]:
         is_stuck = later is None or len(later) < 2 or not later.rises
         evidence = f"{ENTROPY} was {text(entropy.start)} nats in the first steps, and is {text(entropy.end)} at the end"
         rest = "" if score is None else f"; {score.name} has {'not ' if is_stuck else ''}risen since"
-        yield run.finding(
-            "entropy-collapse",
-            evidence + rest,
-            metric=ENTROPY,
-            steps=span(low),
-            severity="critical" if is_stuck else "warning",
-            side="low",
-        )
+        yield run.finding("entropy-collapse", evidence + rest, metric=ENTROPY, steps=span(low), critical=is_stuck)
 
 
 def entropy_explosion(run: RunData, limits: Limits) -> Iterator[Finding]:
@@ -62,13 +54,12 @@ def entropy_explosion(run: RunData, limits: Limits) -> Iterator[Finding]:
             f"{ENTROPY} was {text(entropy.start)} nats in the first steps, and is {text(entropy.end)} at the end",
             metric=ENTROPY,
             steps=span(high),
-            severity="critical" if score is not None and score.falls else "warning",
-            side="high",
+            critical=score is not None and score.falls,
         )
 
 
 def _above_at_end(
-    run: RunData, rule: str, name: str, limit: float, steps: float, *, unit: str = "", side: Side = "high"
+    run: RunData, rule: str, name: str, limit: float, steps: float, *, unit: str = ""
 ) -> Iterator[Finding]:
     """Yield a finding if the medians at the end are above a limit."""
     series = run.series(name)
@@ -78,7 +69,7 @@ def _above_at_end(
         evidence = (
             f"{name} is {text(series.end)}{unit} at the end, up to {text(peak)}; healthy runs are below {limit:g}"
         )
-        yield run.finding(rule, evidence, metric=name, steps=span(high), side=side)
+        yield run.finding(rule, evidence, metric=name, steps=span(high))
 
 
 def clipping(run: RunData, limits: Limits) -> Iterator[Finding]:
@@ -110,7 +101,7 @@ def gradient_spikes(run: RunData, limits: Limits) -> Iterator[Finding]:
                 f" {largest[0]}: {text(largest[1])} (median {text(median(norms.values))})"
             )
             steps = (spikes[0][0], spikes[-1][0])
-            yield run.finding("gradient-spikes", evidence, metric=name, steps=steps, side="high")
+            yield run.finding("gradient-spikes", evidence, metric=name, steps=steps)
 
 
 def _spikes(norms: Series, times: float) -> list[tuple[int, float]]:
@@ -132,8 +123,8 @@ def gradient_growth(run: RunData, limits: Limits) -> Iterator[Finding]:
             continue
         high = norms.above(limits["times"] * norms.start)
         evidence = f"the median of {name} was {text(norms.start)} at the beginning, and is {text(norms.end)} at the end"
-        steps = span(high) if high else (norms.steps[0], norms.steps[-1])
-        yield run.finding("gradient-growth", evidence, metric=name, steps=steps, side="high")
+        steps = span(high) if high else norms.steps
+        yield run.finding("gradient-growth", evidence, metric=name, steps=steps)
 
 
 def skipped_updates(run: RunData, limits: Limits) -> Iterator[Finding]:
@@ -149,9 +140,8 @@ def skipped_updates(run: RunData, limits: Limits) -> Iterator[Finding]:
                 "skipped-updates",
                 f"{name}: {sum(skipped.values):g} updates in {len(steps)} of {len(skipped)} steps",
                 metric=name,
-                steps=(steps[0], steps[-1]),
-                severity="critical" if share > limits["share"] and limit == 0 else "warning",
-                side="high",
+                steps=steps,
+                critical=share > limits["share"] and limit == 0,
             )
 
 
@@ -168,8 +158,7 @@ def critic_explains_nothing(run: RunData, limits: Limits) -> Iterator[Finding]:
             f"the median of {name} over the last {len(late)} steps is {text(value)}",
             metric=name,
             steps=(explained.steps[len(explained) // 2], explained.steps[-1]),
-            severity="critical" if value < limits["worse"] else "warning",
-            side="low",
+            critical=value < limits["worse"],
         )
 
 
@@ -193,7 +182,6 @@ def engine_drift(run: RunData, limits: Limits) -> Iterator[Finding]:
                 f"{name} is {shown} at the end, {since}",
                 metric=name,
                 steps=span(high),
-                severity="critical" if series.end > limits["times"] * limit else "warning",
-                side="high",
+                critical=series.end > limits["times"] * limit,
             )
             return

@@ -26,8 +26,7 @@ def responses_cut_off(run: RunData, limits: Limits) -> Iterator[Finding]:
             f"{percent(cut.end)} of the responses have the maximum length at the end ({CUT}){climbs}",
             metric=CUT,
             steps=span(high),
-            severity="critical" if cut.end > limits["worse"] else "warning",
-            side="high",
+            critical=cut.end > limits["worse"],
         )
 
 
@@ -39,9 +38,7 @@ def responses_explode(run: RunData, limits: Limits) -> Iterator[Finding]:
     high = length.above(limits["times"] * length.start)
     if high:
         evidence = f"{LENGTH} was {text(length.start)} tokens in the first steps, and is {text(length.end)} at the end"
-        yield run.finding(
-            "responses-explode", evidence + _reward_text(run), metric=LENGTH, steps=span(high), side="high"
-        )
+        yield run.finding("responses-explode", evidence + _reward_text(run), metric=LENGTH, steps=span(high))
 
 
 def responses_collapse(run: RunData, limits: Limits) -> Iterator[Finding]:
@@ -52,9 +49,7 @@ def responses_collapse(run: RunData, limits: Limits) -> Iterator[Finding]:
     low = length.below(limits["share"] * length.start)
     if low:
         evidence = f"{LENGTH} was {text(length.start)} tokens in the first steps, and is {text(length.end)} at the end"
-        yield run.finding(
-            "responses-collapse", evidence + _reward_text(run), metric=LENGTH, steps=span(low), side="low"
-        )
+        yield run.finding("responses-collapse", evidence + _reward_text(run), metric=LENGTH, steps=span(low))
 
 
 def _reward_rises(run: RunData) -> bool:
@@ -77,6 +72,5 @@ def invalid_format(run: RunData, limits: Limits) -> Iterator[Finding]:
             f"{percent(1 - valid.end)} of the responses at the end cannot be parsed into an action ({FORMAT})",
             metric=FORMAT,
             steps=span(low),
-            severity="critical" if valid.end < limits["worse"] else "warning",
-            side="low",
+            critical=valid.end < limits["worse"],
         )

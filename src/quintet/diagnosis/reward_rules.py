@@ -70,21 +70,8 @@ def groups_alike(run: RunData, limits: Limits) -> Iterator[Finding]:
 
 def _signal_finding(run: RunData, rule: str, low: list[Block], solved: float | None) -> Finding:
     share = "" if solved is None else f", and {percent(solved)} of the episodes are solved"
-    is_solved = rule == "all-groups-solved"
-    first: dict[str, tuple[str, ...]] = {
-        "all-groups-solved": ("harder-task",),
-        # more samples of a task that is never solved are not solved either
-        "no-group-solved": ("warm-start", "fine-tune-first", "easier-task"),
-    }
-    return run.finding(
-        rule,
-        f"{SIGNAL} has been {percent(low[-1].median)} since step {low[0].first_step}{share}",
-        metric=SIGNAL,
-        steps=span(low),
-        severity="warning" if is_solved else "critical",
-        side=None if is_solved else "low",
-        remedies=first.get(rule, ()),
-    )
+    evidence = f"{SIGNAL} has been {percent(low[-1].median)} since step {low[0].first_step}{share}"
+    return run.finding(rule, evidence, metric=SIGNAL, steps=span(low), critical=rule != "all-groups-solved")
 
 
 def no_learning(run: RunData, limits: Limits) -> Iterator[Finding]:
@@ -94,8 +81,7 @@ def no_learning(run: RunData, limits: Limits) -> Iterator[Finding]:
         return
     if success is not None and (success.end >= limits["solved"] or _has_risen(success)):
         return
-    causes = [cause for cause, _ in _causes(run)]
-    remedies = [remedy for _, remedy in _causes(run)]
+    causes = dict(_causes(run))
     evidence = (
         f"{score.name} was {text(score.start)} at the beginning, and is {text(score.end)} after {len(score)} steps"
     )
@@ -104,10 +90,9 @@ def no_learning(run: RunData, limits: Limits) -> Iterator[Finding]:
         "no-learning",
         evidence + likely,
         metric=score.name,
-        steps=(score.steps[0], score.steps[-1]),
-        severity="critical" if causes or score.is_constant else "warning",
-        side="low",
-        remedies=remedies,
+        steps=score.steps,
+        critical=bool(causes) or score.is_constant,
+        remedies=[*causes.values()],
     )
 
 
@@ -156,13 +141,12 @@ def reward_collapse(run: RunData, limits: Limits) -> Iterator[Finding]:
             f" {text(score.end)} at the end",
             metric=score.name,
             steps=(best.last_step, score.steps[-1]),
-            severity="critical",
-            remedies=("earlier-checkpoint", "smaller-steps", "kl-penalty", "one-epoch"),
+            critical=True,
         )
 
 
 def validation_falls(run: RunData, limits: Limits) -> Iterator[Finding]:
-    """Report held-out scores that fall while those of training do not."""
+    """Report held-out scores that fall while training scores do not."""
     score, count = run.score, int(limits["count"])
     for held_out in run.matching(*VALIDATION):
         if len(held_out) < limits["validations"] or not _is_score(held_out.name):
@@ -183,8 +167,7 @@ def validation_falls(run: RunData, limits: Limits) -> Iterator[Finding]:
             f" {count} validations{training}",
             metric=held_out.name,
             steps=(peak, held_out.steps[-1]),
-            severity="critical" if loss > 2 * limits["share"] * scale else "warning",
-            remedies=("earlier-checkpoint", "more-data", "read-rewarded", "kl-penalty"),
+            critical=loss > 2 * limits["share"] * scale,
         )
 
 
@@ -204,7 +187,8 @@ def held_out_loss_rises(run: RunData, limits: Limits) -> Iterator[Finding]:
     if len(held_out) < limits["validations"] or len(trained) < 2:
         return
     lowest = min(range(len(held_out)), key=lambda number: held_out.values[number])
-    low, last, step = held_out.values[lowest], min(held_out.values[-2:]), held_out.steps[lowest]
+    low, step = held_out.values[lowest], held_out.steps[lowest]
+    last = min(held_out.values[-2:])
     if last > (1 + limits["share"]) * low and trained.end < trained.start:
         yield run.finding(
             "held-out-loss-rises",
@@ -212,7 +196,6 @@ def held_out_loss_rises(run: RunData, limits: Limits) -> Iterator[Finding]:
             f" fell to {text(trained.end)}",
             metric="val/loss",
             steps=(step, held_out.steps[-1]),
-            side="high",
         )
 
 
@@ -227,14 +210,13 @@ def reward_without_success(run: RunData, limits: Limits) -> Iterator[Finding]:
         return
     rise = late.end - late.start
     is_large = rise > limits["rise"] * max(abs(late.start), _spread(run))
-    if late.rises and is_large and solved.end - solved.start < 0.01 and not _rises(valid):
+    if late.rises and is_large and solved.end - solved.start < 0.01 and not (len(valid) > 1 and valid.rises):
         yield run.finding(
             "reward-without-success",
             f"from step {middle} on, {score.name} rose from {text(late.start)} to {text(late.end)}, and {success.name}"
             f" went from {text(solved.start)} to {text(solved.end)}",
             metric=score.name,
             steps=(middle, late.steps[-1]),
-            side="high",
         )
 
 
@@ -242,7 +224,3 @@ def _spread(run: RunData) -> float:
     """Return the difference of the largest and the smallest reward of an episode, 0 if they are not logged."""
     highest, lowest = run.series("critic/score/max").values, run.series("critic/score/min").values
     return max(highest) - min(lowest) if highest and lowest else 0.0
-
-
-def _rises(series: Series) -> bool:
-    return len(series) > 1 and series.rises

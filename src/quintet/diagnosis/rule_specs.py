@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from importlib import resources
+from typing import Any
 
-import yaml
+from quintet.package_files import read_yaml
+from quintet.tracking.metrics import Side
 
 Limits = Mapping[str, float]
 
@@ -22,19 +23,20 @@ class RuleSpec:
     when: str
     """Condition, with the limits filled in."""
     why: str
+    side: Side | None
+    """Whether the metric of a finding is too high or too low, so that its remedies are suggested."""
+    remedies: Sequence[str]
+    """What to try before the remedies of the metric."""
     source: str
-    """Publication or program from which the limits are taken; empty for those of experience with Quintet."""
+    """Publication or program from which the limits are taken; empty for limits from experience with Quintet."""
 
 
 @cache
 def rule_specs() -> Mapping[str, RuleSpec]:
     """Return all rules by name."""
-    text = (resources.files("quintet.diagnosis") / "rules.yaml").read_text(encoding="utf-8")
-    return {name: _spec(name, **entry) for name, entry in yaml.safe_load(text).items()}
-
-
-def _spec(name: str, title: str, when: str, why: str, limits: Limits | None = None, source: str = "") -> RuleSpec:
-    return RuleSpec(name, title, limits or {}, when.format(**(limits or {})), why, source)
+    defaults: dict[str, Any] = {"limits": {}, "side": None, "remedies": (), "source": ""}
+    specs = [RuleSpec(name, **(defaults | entry)) for name, entry in read_yaml(__file__, "rules.yaml").items()]
+    return {spec.name: replace(spec, when=spec.when.format(**spec.limits)) for spec in specs}
 
 
 def markdown_table() -> str:

@@ -48,8 +48,9 @@ class RunData:
         return [] if self.directory is None else latest_files(self.directory)
 
     @property
-    def last_step(self) -> int | None:
-        return self.rows[-1]["step"] if self.rows else None
+    def last_steps(self) -> list[int]:
+        """The last step; an empty list if there is none."""
+        return [row["step"] for row in self.rows[-1:]]
 
     def series(self, name: str) -> Series:
         """Return the values of a metric; steps without a finite value are left out."""
@@ -88,17 +89,20 @@ class RunData:
         evidence: str,
         *,
         metric: str | None = None,
-        steps: tuple[int, int] | None = None,
-        severity: Severity = "warning",
-        side: Side | None = None,
+        steps: Sequence[int] = (),
+        critical: bool = False,
         remedies: Sequence[str] = (),
         title: str | None = None,
     ) -> Finding:
-        """Return a finding; its suggestions are `remedies`, then those of the metric if it is too high or too low."""
-        of_metric = () if metric is None or side is None else _remedies(metric, side)
-        first, last = steps or (None, None)
-        suggestions = suggest(dict.fromkeys((*remedies, *of_metric)), self.composed, MAX_SUGGESTIONS)
-        return Finding(rule, severity, title or rule_specs()[rule].title, evidence, metric, first, last, suggestions)
+        """Return a finding from the first to the last of `steps`. Its suggestions are `remedies`, then the remedies of
+        the rule, then the metric's, if the rule says that it is too high or too low."""
+        spec = rule_specs()[rule]
+        of_metric = () if metric is None or spec.side is None else _remedies(metric, spec.side)
+        names = dict.fromkeys((*remedies, *spec.remedies, *of_metric))
+        suggestions = suggest(names, self.composed, MAX_SUGGESTIONS)
+        severity: Severity = "critical" if critical else "warning"
+        first, last = (steps[0], steps[-1]) if steps else (None, None)
+        return Finding(rule, severity, title or spec.title, evidence, metric, first, last, suggestions)
 
 
 def _remedies(metric: str, side: Side) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from quintet import hardware
-from quintet.diagnosis.findings import Finding, Severity
+from quintet.diagnosis.findings import Finding
 from quintet.diagnosis.rule_specs import Limits
 from quintet.diagnosis.run_data import RunData
 from quintet.diagnosis.series import percent, text
@@ -14,10 +14,10 @@ from quintet.diagnosis.system_rules import MEMORY, STEP
 from quintet.tracking.progress import duration
 from quintet.tracking.run_status import RunState, RunStatus
 
-ENDED: dict[RunState, tuple[str, Severity]] = {
-    "failed": ("The run failed", "critical"),
-    "died": ("The run died", "critical"),
-    "stopped": ("The run was stopped before its end", "warning"),
+ENDED: dict[RunState, str] = {
+    "failed": "The run failed",
+    "died": "The run died",
+    "stopped": "The run was stopped before its end",
 }
 LOG_BYTES = 20_000
 
@@ -26,7 +26,6 @@ def run_ended_early(run: RunData, status: RunStatus, limits: Limits) -> Iterator
     """Report a run that failed, died or was stopped, with its last error."""
     if status.state not in ENDED:
         return
-    title, severity = ENDED[status.state]
     progress = status.progress
     reached = f" after {progress.done} of {progress.total} {progress.unit}s" if progress else ""
     checkpoint = f"; last checkpoint: {status.checkpoint.path}" if status.checkpoint else "; there is no checkpoint"
@@ -34,10 +33,9 @@ def run_ended_early(run: RunData, status: RunStatus, limits: Limits) -> Iterator
     yield run.finding(
         "run-ended-early",
         f"{status.state}{reached}: {status.message or 'without a message'}{checkpoint}{error}",
-        steps=None if run.last_step is None else (run.last_step, run.last_step),
-        severity=severity,
-        remedies=("restart",),
-        title=title,
+        steps=run.last_steps,
+        critical=status.state != "stopped",
+        title=ENDED[status.state],
     )
 
 
@@ -65,10 +63,7 @@ def run_hangs(run: RunData, status: RunStatus, limits: Limits) -> Iterator[Findi
         why = f"; suspended: {', '.join(suspended)}" if suspended else ""
         usual = f", where a step takes {duration(median(steps.values))}" if len(steps) else ""
         yield run.finding(
-            "run-hangs",
-            f"the last progress was {duration(age)} ago{usual}{why}",
-            steps=None if run.last_step is None else (run.last_step, run.last_step),
-            severity="critical",
+            "run-hangs", f"the last progress was {duration(age)} ago{usual}{why}", steps=run.last_steps, critical=True
         )
 
 
@@ -85,7 +80,6 @@ def memory_full(run: RunData, status: RunStatus, limits: Limits) -> Iterator[Fin
             "memory-full",
             f"{processes} are {percent(used / available)} of the {text(available)} GB of this machine ({MEMORY})",
             metric=MEMORY,
-            steps=(memory.steps[0], memory.steps[-1]),
-            severity="critical" if used > limits["worse"] * available else "warning",
-            side="high",
+            steps=memory.steps,
+            critical=used > limits["worse"] * available,
         )

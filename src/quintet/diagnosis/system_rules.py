@@ -43,8 +43,7 @@ def non_finite(run: RunData, limits: Limits) -> Iterator[Finding]:
         f"{', '.join(shown)}{more}",
         metric=names[0],
         steps=(steps[names[0]][0], steps[names[0]][-1]),
-        severity="critical" if names[0].startswith(LEARNERS) else "warning",
-        remedies=("smaller-steps", "clip-gradients", "float32", "drift-check"),
+        critical=names[0].startswith(LEARNERS),
     )
 
 
@@ -69,8 +68,7 @@ def slow_phase(run: RunData, limits: Limits) -> Iterator[Finding]:
             "slow-phase",
             f"{name} takes {percent(seconds / total)} of the time, {text(seconds / len(phase))} s per step",
             metric=name,
-            steps=(phase.steps[0], phase.steps[-1]),
-            side="high",
+            steps=phase.steps,
         )
 
 
@@ -90,8 +88,8 @@ def phase_grows(run: RunData, limits: Limits) -> Iterator[Finding]:
     for phase in parts:
         high = phase.above(limits["times"] * phase.start)
         evidence = f"{phase.name} took {text(phase.start)} s in the first steps, and {text(phase.end)} s at the end"
-        steps = span(high) if high else (phase.steps[0], phase.steps[-1])
-        yield run.finding("phase-grows", evidence, metric=phase.name, steps=steps, side="high")
+        steps = span(high) if high else phase.steps
+        yield run.finding("phase-grows", evidence, metric=phase.name, steps=steps)
 
 
 def _grows(phase: Series, limits: Limits, more_tokens: float) -> bool:
@@ -107,11 +105,7 @@ def waiting(run: RunData, limits: Limits) -> Iterator[Finding]:
         share = sum(wait.values) / sum(step.values)
         if "group" in wait.name and share > limits["share"]:
             yield run.finding(
-                "waiting",
-                f"{wait.name} is {percent(share)} of {STEP}",
-                metric=wait.name,
-                steps=(wait.steps[0], wait.steps[-1]),
-                side="high",
+                "waiting", f"{wait.name} is {percent(share)} of {STEP}", metric=wait.name, steps=wait.steps
             )
 
 
@@ -131,7 +125,6 @@ def memory_grows(run: RunData, limits: Limits) -> Iterator[Finding]:
             " with every step of the last third",
             metric=MEMORY,
             steps=(memory.steps[len(memory) // 10], memory.steps[-1]),
-            side="high",
         )
 
 
@@ -145,8 +138,7 @@ def gpu_memory_full(run: RunData, limits: Limits) -> Iterator[Finding]:
             f"{GPU_SHARE} is {percent(share.values[-1])}{size}",
             metric=GPU_SHARE,
             steps=(_first_above(share, limits["share"]), share.steps[-1]),
-            severity="critical" if share.values[-1] > limits["worse"] else "warning",
-            side="high",
+            critical=share.values[-1] > limits["worse"],
         )
         return
     counts = zip(retries.steps[1:], retries.values, retries.values[1:], strict=False)
@@ -156,8 +148,7 @@ def gpu_memory_full(run: RunData, limits: Limits) -> Iterator[Finding]:
             "gpu-memory-full",
             f"allocations found the memory full in {len(steps)} of {len(retries)} steps ({GPU_RETRIES})",
             metric=GPU_RETRIES,
-            steps=(steps[0], steps[-1]),
-            side="high",
+            steps=steps,
         )
 
 
@@ -186,9 +177,8 @@ def episodes_fail(run: RunData, limits: Limits) -> Iterator[Finding]:
         + (f" ({listed})" if listed else "")
         + (f"; {example}" if example else ""),
         metric=failed.name,
-        steps=(steps[0], steps[-1]),
-        severity="critical" if share > limits["worse"] else "warning",
-        remedies=("env-failures", "env-timeout"),
+        steps=steps,
+        critical=share > limits["worse"],
     )
 
 
@@ -202,8 +192,7 @@ def scores_fail(run: RunData, limits: Limits) -> Iterator[Finding]:
                 "scores-fail",
                 f"{name}: {sum(failed.values):g} in {len(steps)} of {len(failed)} steps",
                 metric=name,
-                steps=(steps[0], steps[-1]),
-                remedies=("reward-scale", "reward-timeout"),
+                steps=steps,
             )
 
 
@@ -220,7 +209,6 @@ def tool_calls_fail(run: RunData, limits: Limits) -> Iterator[Finding]:
             f"{lost:g} of {total:g} calls failed since step {calls.steps[half]}",
             metric=failed.name,
             steps=(calls.steps[half], calls.steps[-1]),
-            side="high",
         )
 
 
@@ -233,12 +221,7 @@ def restarts(run: RunData, limits: Limits) -> Iterator[Finding]:
             count = sum(events.values)
             is_often = len(steps) >= limits["count"]
             yield run.finding(
-                "restarts",
-                f"{count:g} {noun}, in steps {_listed(steps)}",
-                metric=name,
-                steps=(steps[0], steps[-1]),
-                severity="critical" if is_often else "warning",
-                side="high",
+                "restarts", f"{count:g} {noun}, in steps {_listed(steps)}", metric=name, steps=steps, critical=is_often
             )
 
 

@@ -41,7 +41,6 @@ def same_response(run: RunData, file: EpisodeFile, limits: Limits) -> Iterator[F
             f"{percent(share)} of {len(responses)} responses in {file.name}, to {len(observations)} different"
             f" observations, are {_quoted(text)} (line {first})",
             steps=(file.step, file.step),
-            remedies=("read-rewarded", "entropy-bonus", "kl-penalty", "more-data"),
         )
 
 
@@ -65,8 +64,7 @@ def degenerate_text(run: RunData, file: EpisodeFile, limits: Limits) -> Iterator
         f"{len(lines)} of {len(responses)} responses in {file.name}{best_text}, for example {_quoted(example)}"
         f" (line {first})",
         steps=(file.step, file.step),
-        severity="critical" if is_rewarded else "warning",
-        remedies=("read-rewarded", "fix-reward", "kl-penalty", "earlier-checkpoint"),
+        critical=is_rewarded,
         title=title,
     )
 

@@ -9,22 +9,10 @@ from PIL import Image, ImageDraw, ImageFont
 
 from quintet.config.native.text_envs import BanditConfig
 from quintet.envs.env import Env
+from quintet.package_files import read_yaml
 from quintet.records import Observation, Step
 
-PROFESSIONS = {
-    "train": (
-        *(("Teacher", "Trader"), ("Nurse", "StartupFounder"), ("Librarian", "Investor"), ("Accountant", "StockBroker")),
-        *(("Engineer", "RealEstateAgent"), ("Pharmacist", "Musician"), ("Clerk", "Freelancer")),
-        *(("Technician", "Youtuber"), ("Planner", "Artist"), ("Postman", "Pilot"), ("Banker", "VentureCapitalist")),
-        ("Gardener", "Cryptominer"),
-    ),
-    "test": (
-        *(("Receptionist", "Explorer"), ("Archivist", "Filmmaker"), ("Bookkeeper", "Consultant")),
-        *(("SocialWorker", "Photographer"), ("Mechanic", "GameDesigner"), ("Secretary", "Entrepreneur")),
-        *(("Cashier", "DataScientist"), ("CivilServant", "StartupAccelerator")),
-    ),
-}
-"""RAGEN's names of arms since 2026, the better one on average second."""
+PROFESSIONS = {arms: [(str(low), str(high)) for low, high in pairs] for arms, pairs in read_yaml(__file__).items()}
 
 
 class Bandit(Env):

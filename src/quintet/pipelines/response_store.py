@@ -12,14 +12,11 @@ from typing import Any
 from quintet.config.dotted import flatten
 from quintet.config.native.experiment import Experiment
 from quintet.errors import ConfigError
+from quintet.package_files import read_yaml
 from quintet.tracking.atomic_files import translate_os_errors
 
 SECTIONS = ("policy.", "data.", "rollout.", "generation.", "seed")
-MAY_CHANGE = (
-    *("generation.output_path", "generation.batch_size", "rollout.max_concurrent"),
-    *("data.workers", "data.filter_workers", "data.cache_dir"),
-    *(f"rollout.engine_options.{key}" for key in ("memory_share", "tensor_parallel", "pipeline_parallel")),
-)
+MAY_CHANGE = read_yaml(__file__, "resume.yaml")["of_responses"]
 """Keys that affect the responses at most by rounding."""
 
 

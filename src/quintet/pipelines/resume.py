@@ -13,42 +13,20 @@ from quintet.config.deprecation import upgrade_keys
 from quintet.config.native.experiment import Experiment
 from quintet.config.schema import documented_key
 from quintet.errors import ConfigError, MachineError
+from quintet.package_files import read_yaml
 from quintet.tracking.progress import Progress
 from quintet.tracking.run_directory import RunDirectory
 from quintet.training.checkpoint.checkpoint import Checkpoint, find_checkpoint, open_checkpoint
 from quintet.training.checkpoint.remote_store import RemoteStore
 
-MAY_CHANGE = (
-    *(
-        "output_dir",
-        "resume",
-        "tracking.",
-        "checkpoint.",
-        "name",
-        "placement.",
-        "env.processes",
-        "envs.*.env.processes",
-    ),
-    *(
-        f"{env}.service.{key}"
-        for env in ("env", "envs.*.env")
-        for key in ("urls", "timeout_seconds", "max_retries", "token_env")
-    ),
-    *("training.steps", "data.epochs", "data.max_steps", "validation.only", "sft.devices"),
-    *("sft.name", "sft.project", "sft.loggers", "sft.output_dir", "sft.remote_dir", "sft.merge", "sft.epochs"),
-)
-"""Keys, and sections, that may change on resume: they do not affect the numbers, except that more steps stretch the
-schedules."""
+KEYS = read_yaml(__file__)
 WITHOUT_SERVICE = {"env.service.protocol": "quintet", "envs.*.env.service.protocol": "quintet"}
 """Values of keys with which a run has the numbers of one without an environment service."""
-PLACEMENT_KEYS = (
-    *("backend", "parallel.", "memory.", "megatron"),
-    *(f"sharding.{key}" for key in ("group_size", "policy", "min_parameters", "reshard_after_forward")),
-    *(f"sharding.{key}" for key in ("sync_every_micro_batch", "forward_prefetch", "backward_prefetch")),
-    *(f"sharding.{key}" for key in ("limit_all_gathers", "keep_original_parameters")),
+ALLOWED = (
+    *KEYS["may_change"],
+    *(f"{part}.{key}" for part in ("actor", "critic", "reference") for key in KEYS["placement"]),
 )
-ALLOWED = (*MAY_CHANGE, *(f"{part}.{key}" for part in ("actor", "critic", "reference") for key in PLACEMENT_KEYS))
-"""The placement of weights on devices may change, too; it affects the numbers only by rounding."""
+"""Keys, and sections, that may change on resume."""
 
 
 def find_resume_checkpoint(

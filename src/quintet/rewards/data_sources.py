@@ -10,45 +10,13 @@ from typing import Any
 from quintet.config.native.data import RewardConfig
 from quintet.config.native.registry_union import validate_options
 from quintet.errors import ConfigError, nearest
+from quintet.package_files import read_yaml
 from quintet.registry import Entry
 from quintet.rewards.score import Score
 from quintet.rewards.verifier_process import ProcessKind
 from quintet.rewards.verifiers.registry import VERIFIERS
 
-SOURCES: Mapping[str, str] = {
-    "openai/gsm8k": "gsm8k",
-    "gsm8k": "gsm8k",
-    "lighteval/MATH": "math_boxed",
-    "DigitalLearningGmbH/MATH-lighteval": "math_boxed",
-    "HuggingFaceH4/MATH-500": "math_boxed",
-    "math_dapo": "math_dapo",
-    "math_dapo_reasoning": "math_dapo",
-    "math": "math_dapo",
-    "aime*": "math_dapo",
-    **dict.fromkeys(
-        (
-            f"numina_{name}"
-            for name in ("aops_forum", "synthetic_math", "amc_aime", "synthetic_amc", "cn_k12", "olympiads")
-        ),
-        "math",
-    ),
-    **dict.fromkeys(("codecontests", "apps", "codeforces", "taco"), "code"),
-    "hiyouga/geometry3k": "geometry3k",
-    **dict.fromkeys(
-        (
-            f"searchR1_{name}"
-            for name in ("nq", "triviaqa", "popqa", "hotpotqa", "2wikimultihopqa", "musique", "bamboogle")
-        ),
-        "searchr1",
-    ),
-    "Jiayi-Pan/Countdown-Tasks-3to4": "countdown",
-    **{
-        f"{prefix}{name}": rules
-        for prefix in ("", "quintet/")
-        for name, rules in (("addition", "numeric"), ("arithmetic", "numeric"), ("countdown", "countdown"))
-    },
-    "reasoning_gym/*": "reasoning_gym",
-}
+SOURCES: Mapping[str, str] = read_yaml(__file__)
 """Verifier by data source; `*` matches any text."""
 
 BUILT_IN = "quintet.rewards.verifiers."
@@ -74,10 +42,12 @@ def route(source: str, config: RewardConfig) -> Route:
         ConfigError: the source or verifier is unknown, its options are invalid, or a required package is missing.
     """
     verifier, key = config.verifiers.get(source), "reward.kind"
-    kind, options, options_key = config.kind, config.function_arguments, "reward.function_arguments"
+    kind = config.kind
+    options, options_key = config.function_arguments, "reward.function_arguments"
     if verifier is not None:
         section = f"reward.verifiers.{source}"
-        kind, options, key, options_key = verifier.kind, verifier.arguments, f"{section}.kind", f"{section}.arguments"
+        kind, key = verifier.kind, f"{section}.kind"
+        options, options_key = verifier.arguments, f"{section}.arguments"
     name = _verifier_name(source) if kind == "rules" else kind
     entry = _entry(name, key) if kind != "rules" else VERIFIERS.get(name)
     check_options(entry, options, options_key)

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
+from quintet.package_files import read_yaml
+from quintet.rewards import answer_extraction
 from quintet.rewards.units import CURRENCIES, MULTIPLES, parse_unit
 
 MAX_CHARS: Final = 2000
@@ -51,33 +53,9 @@ PLAIN_FRACTION: Final = re.compile(r"\s+([0-9]{1,300})\s*/\s*([0-9]{1,300})(?!\.
 SUPERSCRIPTS: Final = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
 SUPERSCRIPT: Final = re.compile("[⁻⁺]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 SIGNS: Final = str.maketrans("−–‒﹣－＋０１２３４５６７８９．，％\u00a0\u2009\u202f\u2007", "-----+0123456789.,%    ")
-COMMANDS: Final = {
-    "{,}": ",",
-    r"\,": " ",
-    r"\!": "",
-    r"\;": " ",
-    r"\:": " ",
-    r"\ ": " ",
-    "~": " ",
-    r"\left": "",
-    r"\right": "",
-    r"\displaystyle": "",
-    r"\$": "$",
-    r"\%": "%",
-    r"\pounds": "£",
-    r"\euro": "€",
-}
+COMMANDS: Final[Mapping[str, str]] = read_yaml(__file__)
 TEXT: Final = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname|rm|bf)\s*\{([^{}]*)\}")
-WRAPPERS: Final = (
-    ("$$", "$$"),
-    ("$", "$"),
-    (r"\(", r"\)"),
-    (r"\[", r"\]"),
-    ("{", "}"),
-    ("**", "**"),
-    ("*", "*"),
-    ("`", "`"),
-)
+WRAPPERS: Final = (*answer_extraction.WRAPPERS, ("**", "**"), ("*", "*"), ("`", "`"))
 APPROXIMATELY: Final = re.compile(
     r"(?:(?:approximately|approx\.?|about|around|roughly|exactly|nearly|only|just|equals|=|≈|\\approx|\\simeq|≃|~)\s*)+",
     re.IGNORECASE,

@@ -9,24 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quintet.config.native.relations import RelationScoring
+from quintet.package_files import read_yaml
 from quintet.relations import PLAYER, Relation, relations_to_player
 
-SYNONYMS: Mapping[str, str] = {
-    PLAYER: "player|agent|character|you|i|me|my",
-    "target": "targets?|goals?|destination|gift",
-    "box": "box|boxes|crates?",
-    "hole": "holes?|pits?",
-}
+WORDS = read_yaml(__file__)
+SYNONYMS: Mapping[str, str] = WORDS["synonyms"]
 """Regular expressions of the names of objects."""
-DIRECTIONS: Mapping[str, str] = {
-    "above": "above|over|up|upper|north|top",
-    "below": "below|beneath|under|down|lower|south|bottom",
-    "left": "left|west",
-    "right": "right|east",
-    "row": r"same\W+(?:row|height|level|vertical)",
-    "column": r"same\W+(?:column|horizontal)",
-    "place": r"same\W+(?:place|position|spot|cell|tile)|on top of",
-}
+DIRECTIONS: Mapping[str, str] = WORDS["directions"]
 AGAIN = "another|other"
 """Stands for one more object of the kind before."""
 _SENTENCE_END = re.compile(r"[.;!?\n]+")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from pathlib import Path
 from typing import Any, Final
 
-import yaml
+from quintet.package_files import read_yaml
 
 CURRENCIES: Final = {"US$": "$", "$": "$", "USD": "$", "€": "€", "EUR": "€", "£": "£", "GBP": "£", "¥": "¥", "₹": "₹"}
 """Signs before or behind a number, and the unit each stands for."""
@@ -92,5 +91,4 @@ def _name_of(word: str, known_only: bool) -> str:
 
 @cache
 def _words() -> dict[str, Any]:
-    words = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-    return {kind: names if kind == "names" else frozenset(names) for kind, names in words.items()}
+    return {kind: names if kind == "names" else frozenset(names) for kind, names in read_yaml(__file__).items()}

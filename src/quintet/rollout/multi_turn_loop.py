@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from quintet.config.native.experiment import Experiment
-from quintet.config.native.rollout import RolloutConfig
 from quintet.records import Failure, FinishReason, Generation, Outcome, Response, RewardResult, sum_rewards
 from quintet.rollout.chat.reply_messages import ReplyMessages
 from quintet.rollout.engines.engine import RequestEngine
@@ -51,30 +51,11 @@ class MultiTurnLoop(SingleTurnLoop):
     which counts replies, leaves no room. The reward function gets everything behind the prompt as one text.
     """
 
-    def __init__(
-        self,
-        engine: RequestEngine,
-        tokenizer: Any,
-        prompts: PromptSource,
-        scorer: RewardScorer,
-        config: RolloutConfig,
-        *,
-        stop_token_ids: tuple[int, ...],
-        max_failed_share: float,
-        sources: Sequence[ReplySource],
-    ) -> None:
+    def __init__(self, *arguments: Any, sources: Sequence[ReplySource], **options: Any) -> None:
         """`sources` reply to responses: the first source with a reply is used. See `SingleTurnLoop` for the other
         arguments."""
-        super().__init__(
-            engine,
-            tokenizer,
-            prompts,
-            scorer,
-            config,
-            stop_token_ids=stop_token_ids,
-            max_failed_share=max_failed_share,
-        )
-        self._max_turns = config.max_turns
+        super().__init__(*arguments, **options)
+        self._max_turns = self._config.max_turns
         self._sources = sources
         self._continuations: dict[int, _Continuation] = {}
 
@@ -200,17 +181,8 @@ def build_prompt_loop(
         sources.append(ToolReplies(tool_calls, ReplyMessages(tokenizer, template, tool_schemas(tool_calls))))
     if interactions is not None:
         sources.append(UserReplies(interactions, ReplyMessages(tokenizer, template, role="user")))
-    if not sources:
-        return SingleTurnLoop(
-            engine,
-            tokenizer,
-            prompts,
-            scorer,
-            config.rollout,
-            stop_token_ids=stop_token_ids,
-            max_failed_share=max_failed_share,
-        )
-    return MultiTurnLoop(
+    loop = partial(MultiTurnLoop, sources=sources) if sources else SingleTurnLoop
+    return loop(
         engine,
         tokenizer,
         prompts,
@@ -218,5 +190,4 @@ def build_prompt_loop(
         config.rollout,
         stop_token_ids=stop_token_ids,
         max_failed_share=max_failed_share,
-        sources=sources,
     )

@@ -18,18 +18,7 @@ from quintet.tools.verl_tool import VerlTool
 KEY = "rollout.tool_calls.tools"
 TOOLS: Registry[Tool] = Registry("tool", entry_points="quintet.tools")
 """Classes of tools; see `quintet.tools.tool.Tool`."""
-
-TOOLS.add("calculator", "quintet.tools.calculator:Calculator", help="value of an arithmetic expression")
-TOOLS.add("gsm8k_answer", "quintet.tools.gsm8k_answer:Gsm8kAnswer", help="check of an answer, as verl's Gsm8kTool")
-TOOLS.add(
-    "geometry3k_answer",
-    "quintet.tools.geometry3k_answer:Geometry3kAnswer",
-    help="check of an answer, as verl's Geo3kTool",
-    requires=("math_verify",),
-)
-TOOLS.add("search", "quintet.tools.search:Search", help="passages of a retrieval service, as verl's SearchTool")
-TOOLS.add("code_service", "quintet.tools.code_service:CodeService", help="program in a service of Sandbox Fusion")
-TOOLS.add("python", "quintet.tools.python_program:PythonProgram", help="output of a Python program, run confined")
+TOOLS.add_file(__file__, "tools.yaml")
 
 
 def load_tool(name: str, config: ToolConfig) -> Callable[[], Tool]:

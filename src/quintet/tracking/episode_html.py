@@ -5,29 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from quintet.envs.env import IMAGE
 from quintet.tracking.chart_svg import number_text
-from quintet.tracking.grid_svg import GridSheet, visible
+from quintet.tracking.grid_svg import DISPLAY, GridSheet, visible
 
 Episode = Mapping[str, Any]
 """A stored trajectory. The report replaces the names of its image files by their contents, bytes."""
 
-OUTCOMES: Mapping[str, str] = {
-    "success": "solved",
-    "terminated": "lost",
-    "truncated": "out of steps",
-    "max_turns": "out of turns",
-    "max_actions": "out of actions",
-    "max_tokens": "out of tokens",
-    "context": "context full",
-    "failed": "failed",
-    "aborted": "aborted",
-}
+OUTCOMES: Mapping[str, str] = DISPLAY["outcomes"]
 
 _ARROWS: Mapping[str, str] = {"up": "↑", "down": "↓", "left": "←", "right": "→"}
 _TAGS = re.compile(r"(</?(?:think|answer)>)")
+
+
+def read_asset(name: str) -> str:
+    """Return the contents of a file of the report's pages."""
+    return Path(__file__).with_name("assets").joinpath(name).read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)

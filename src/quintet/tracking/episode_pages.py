@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from string import Template
 
 from quintet.envs.service.png import encode_png
 from quintet.records import Trajectory, Turn
 from quintet.tracking.atomic_files import translate_os_errors, write_atomic
-from quintet.tracking.episode_html import OUTCOMES, observation_html
+from quintet.tracking.episode_html import OUTCOMES, observation_html, read_asset
 from quintet.tracking.grid_svg import GridSheet, visible
 
 
@@ -35,11 +34,11 @@ def _page(episode: Trajectory, title: str) -> str:
     boards = GridSheet()
     turns = "\n".join(_turn(number, turn, episode, boards) for number, turn in enumerate(episode.turns, 1))
     outcome = OUTCOMES.get(episode.outcome.value, episode.outcome.value)
-    return Template(_asset("episode.html")).substitute(
+    return Template(read_asset("episode.html")).substitute(
         title=visible(title),
         outcome=visible(f"{outcome}, reward {episode.reward:g}"),
-        style=_asset("report.css"),
-        tiles=boards.definitions(_asset("tiles.svg")),
+        style=read_asset("report.css"),
+        tiles=boards.definitions(read_asset("tiles.svg")),
         turns=turns,
     )
 
@@ -52,7 +51,3 @@ def _turn(number: int, turn: Turn, episode: Trajectory, boards: GridSheet) -> st
         f"<li><h2>Step {number}</h2><div><h3>State</h3>{state}</div>"
         f"<div><h3>Model Response</h3><pre>{visible(turn.text)}</pre></div></li>"
     )
-
-
-def _asset(name: str) -> str:
-    return (resources.files("quintet.tracking") / "assets" / name).read_text(encoding="utf-8")

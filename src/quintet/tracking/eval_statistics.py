@@ -304,7 +304,7 @@ def validation_metrics(samples: Sequence[Sample]) -> dict[str, float]:
                 core = (
                     name == main
                     and metric.startswith(("mean", "maj", "best", "pass"))
-                    and _sample_count(metric) == max_n
+                    and int(metric.partition("@")[2].partition("/")[0]) == max_n
                 )
                 metrics[f"val-{'core' if core else 'aux'}/{source}/{name}/{metric}"] = value
     return metrics
@@ -317,10 +317,6 @@ def _score_components(samples: Sequence[Sample]) -> dict[str, list[float]]:
 
 def _finite(value: float) -> float:
     return float(value) if math.isfinite(value) else 0.0
-
-
-def _sample_count(metric: str) -> int:
-    return int(metric.partition("@")[2].partition("/")[0])
 
 
 def _variable_metrics(samples: Sequence[Sample], values: Sequence[float], *, main: bool) -> dict[str, float]:
@@ -344,7 +340,8 @@ def _prompt_metrics(votes: Votes, *, has_votes: bool, passes: bool) -> dict[str,
     if size == 1:
         return metrics
     metrics[f"std@{size}"] = pstdev(scores)
-    for n in _sizes(size):
+    # Return 2, 4, 8 … below `size`, and `size`.
+    for n in [*(1 << power for power in range(1, (size - 1).bit_length())), size]:
         spreads = {"best": best_of(scores, n), "worst": worst_of(scores, n)}
         if has_votes:
             spreads["maj"] = majority_of(votes, n)
@@ -353,8 +350,3 @@ def _prompt_metrics(votes: Votes, *, has_votes: bool, passes: bool) -> dict[str,
         if passes:
             metrics[f"pass@{n}"] = pass_at_k(size, sum(_reaches(score, 1.0) for score in scores), n)
     return metrics
-
-
-def _sizes(size: int) -> list[int]:
-    """Return 2, 4, 8 … below `size`, and `size`."""
-    return [*(1 << power for power in range(1, (size - 1).bit_length())), size]

@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from string import Template
 
 from quintet.envs.service.png import SIZE, SIZE_START, png_data_url
+from quintet.package_files import read_yaml
 
-LEGENDS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "frozenlake": {
-        "_": (),
-        "P": ("player",),
-        "O": ("hole",),
-        "G": ("goal",),
-        "X": ("hole", "fallen"),
-        "√": ("goal", "player"),
-    },
-    "sokoban": {
-        "_": (),
-        "#": ("wall",),
-        "O": ("target",),
-        "X": ("box",),
-        "√": ("box-home",),
-        "P": ("player",),
-        "S": ("target", "player"),
-    },
-}
-"""Tiles drawn for each symbol of an environment's grid, bottom layer first."""
-
-FLOORS: Mapping[str, str] = {"frozenlake": "ice", "sokoban": "sand"}
+DISPLAY = read_yaml(__file__, "episode_display.yaml")
+LEGENDS: Mapping[str, Mapping[str, Sequence[str]]] = DISPLAY["legends"]
+FLOORS: Mapping[str, str] = DISPLAY["floors"]
 
 _TILE = 20
 _BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"

@@ -62,64 +62,6 @@ class VideoLogger(Protocol):
 
 LOGGERS: Registry[Logger] = Registry("logger", entry_points="quintet.loggers")
 """Factories take a `LoggerContext`."""
-LOGGERS.add("jsonl", "quintet.tracking.loggers:JsonlLogger", help="one JSON line per step in metrics.jsonl")
-LOGGERS.add(
-    "tensorboard",
-    "quintet.tracking.loggers:TensorboardLogger",
-    help="TensorBoard events",
-    requires=("tensorboard",),
-)
-LOGGERS.add(
-    "file",
-    "quintet.tracking.loggers:FileLogger",
-    help="one JSON line per step in <project>/<run name>.jsonl, as verl writes it",
-)
-LOGGERS.add(
-    "wandb",
-    "quintet.tracking.wandb_logger:WandbLogger",
-    help="Weights & Biases; offline without a login",
-    requires=("wandb",),
-    extra="wandb",
-)
-LOGGERS.add(
-    "vemlp_wandb",
-    "quintet.tracking.wandb_logger:VemlpWandbLogger",
-    help="Weights & Biases of Volcengine's machine learning platform",
-    requires=("volcengine_ml_platform",),
-    how="Volcengine's machine learning platform provides the package in its images",
-)
-LOGGERS.add(
-    "swanlab",
-    "quintet.tracking.swanlab_logger:SwanlabLogger",
-    help="SwanLab; offline without a login",
-    requires=("swanlab",),
-    extra="swanlab",
-)
-LOGGERS.add(
-    "mlflow",
-    "quintet.tracking.mlflow_logger:MlflowLogger",
-    help="MLflow; a local database without MLFLOW_TRACKING_URI",
-    requires=("mlflow", "sqlalchemy", "alembic"),
-    extra="mlflow",
-)
-LOGGERS.add(
-    "trackio",
-    "quintet.tracking.trackio_logger:TrackioLogger",
-    help="Trackio; a local database without TRACKIO_SPACE_ID",
-    requires=("trackio",),
-    extra="trackio",
-)
-LOGGERS.add(
-    "clearml",
-    "quintet.tracking.clearml_logger:ClearmlLogger",
-    help="ClearML; offline without credentials",
-    requires=("clearml",),
-    extra="clearml",
-)
-LOGGERS.add(
-    "console",
-    "quintet.tracking.loggers:ConsoleLogger",
-    help="key metrics next to the progress bar, or as plain lines",
-)
+LOGGERS.add_file(__file__, "loggers.yaml")
 LOCAL_LOGGERS = frozenset({"jsonl", "tensorboard", "file", "console"})
 """Loggers that write before `log` returns, and end the run if they cannot; all others run in the background."""

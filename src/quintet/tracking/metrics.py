@@ -9,12 +9,10 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from typing import Any, Literal
 
-import yaml
-
 from quintet.errors import nearest
+from quintet.package_files import read_yaml
 
 Range = tuple[float | None, float | None]
 Side = Literal["high", "low"]
@@ -144,8 +142,7 @@ def markdown_table() -> str:
 
 
 def _load_definitions() -> None:
-    text = (resources.files("quintet.tracking") / "metrics.yaml").read_text(encoding="utf-8")
-    for entry in yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # noqa: S506 - both are safe
+    for entry in read_yaml(__file__):
         healthy = tuple(entry["healthy"]) if isinstance(entry["healthy"], list) else entry["healthy"]
         details = {name: entry[name] for name in ("clock", "part_of", "elsewhere") if name in entry}
         details |= {name: _by_side(entry[name]) for name in ("causes", "remedies") if name in entry}

@@ -6,9 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 
-import yaml
+from quintet.package_files import read_yaml
 
 Value = str | int | float | bool | None
 CHANGE = re.compile(r"(?P<operator>\*|>=|<=)(?P<number>[-+.\de]+)(?: or (?P<otherwise>[-+.\de]+))?")
@@ -31,8 +30,7 @@ class Remedy:
 @cache
 def remedies() -> Mapping[str, Remedy]:
     """Return all remedies by name."""
-    text = (resources.files("quintet.tracking") / "remedies.yaml").read_text(encoding="utf-8")
-    return {name: Remedy(entry["try"], entry.get("set", {})) for name, entry in yaml.safe_load(text).items()}
+    return {name: Remedy(entry["try"], entry.get("set", {})) for name, entry in read_yaml(__file__).items()}
 
 
 def changed_value(change: Value, present: Value) -> Value:

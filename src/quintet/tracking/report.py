@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
-from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Any
 
 from quintet.tracking.chart_svg import Chart, Series, number_text
-from quintet.tracking.episode_html import Episode, EpisodePair, choose_episodes, episodes_html
+from quintet.tracking.episode_html import Episode, EpisodePair, choose_episodes, episodes_html, read_asset
 from quintet.tracking.grid_svg import GridSheet
 from quintet.tracking.image_files import read_png
 from quintet.tracking.loggers import read_metrics
@@ -58,28 +57,24 @@ def write_report(
         MachineError: A file cannot be read or written.
     """
     run = RunDirectory(directory)
-    script = _asset("report.js")
+    script = read_asset("report.js")
     boards = GridSheet()
     lines = read_metrics(run.metrics)
     robots_section = tasks_html(lines) + videos_html(videos)
     episodes_section = robots_section + _episodes(run, episodes, boards)
-    page = Template(_asset("report.html")).substitute(
+    page = Template(read_asset("report.html")).substitute(
         title=escape(title),
-        style=_asset("report.css"),
+        style=read_asset("report.css"),
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         hero=_headline_figures(closing_table),
         curves=_curves(lines, read_metrics(run.warm_start)),
         episodes=episodes_section,
         settings=_settings(config_summary),
-        tiles=boards.definitions(_asset("tiles.svg")),
+        tiles=boards.definitions(read_asset("tiles.svg")),
     )
     run.write_text(run.report.name, page)
     return run.report
-
-
-def _asset(name: str) -> str:
-    return (resources.files("quintet.tracking") / "assets" / name).read_text(encoding="utf-8")
 
 
 def _headline_figures(rows: Sequence[ComparisonRow]) -> str:

@@ -37,6 +37,7 @@ def summarize_episodes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return metrics of a step's training episodes."""
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     scores = [trajectory.reward for trajectory in trajectories]
+    # turns that the policy ended without any text
     return {
         **_spread("critic/score", scores),
         "critic/rewards/mean": sum(scores) / max(1, len(scores)),
@@ -45,7 +46,7 @@ def summarize_episodes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         **_spread("prompt_length", [n for trajectory in trajectories for n in _prompt_lengths(trajectory)]),
         "response_length/clip_ratio": _share(turn.finish_reason.truncated for turn in turns),
         "response/valid_format": _share(turn.valid_format for turn in turns),
-        "response/empty": _share(_is_empty(turn) for turn in turns),
+        "response/empty": _share(turn.finish_reason is FinishReason.STOP and not turn.text.strip() for turn in turns),
         "trajectory/success_rate": _share(trajectory.success for trajectory in trajectories),
         "trajectory/failed": sum(trajectory.outcome is Outcome.FAILED for trajectory in trajectories),
         **{f"trajectory/outcome/{kind}": _share(t.outcome is kind for t in trajectories) for kind in Outcome},
@@ -73,11 +74,6 @@ def _state_scores(turns: Iterable[Turn]) -> dict[str, float]:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / max(1, len(values))
-
-
-def _is_empty(turn: Turn) -> bool:
-    """Return whether the policy ended its turn without any text."""
-    return turn.finish_reason is FinishReason.STOP and not turn.text.strip()
 
 
 def _failures(trajectories: Iterable[Trajectory]) -> dict[str, float]:

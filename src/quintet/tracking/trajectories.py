@@ -134,10 +134,11 @@ def _trajectory(
 
 
 def _turn(turn: Turn) -> dict[str, Any]:
+    # text actions unchanged, arrays of continuous actions as nested lists
     record: dict[str, Any] = {
         "observation": turn.observation,
         "text": turn.text,
-        "actions": [_action(action) for action in turn.actions],
+        "actions": [action.tolist() if hasattr(action, "tolist") else action for action in turn.actions],
         "valid_format": turn.valid_format,
         "reward": turn.reward,
         "finish_reason": turn.finish_reason.value,
@@ -170,8 +171,3 @@ def _image_files(turn: Turn, directory: Path | None) -> dict[str, list[str]]:
     return {
         name: [write_image(directory, image) for image in turn_images] for name, turn_images in images if turn_images
     }
-
-
-def _action(action: Any) -> Any:
-    """Return text actions unchanged and arrays of continuous actions as nested lists."""
-    return action.tolist() if hasattr(action, "tolist") else action

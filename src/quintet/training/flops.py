@@ -8,23 +8,10 @@ import torch
 from torch import Tensor
 
 from quintet.config.plan.vision_encoder import read_vision_encoder
+from quintet.package_files import read_yaml
 
-PEAK_FLOPS = {
-    "B200": 2250e12,
-    "GH200": 989e12,
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100": 989e12,
-    "H800": 989e12,
-    "H20": 148e12,
-    "L40S": 362e12,
-    "L40": 181e12,
-    "A100": 312e12,
-    "A800": 312e12,
-    "L4": 121e12,
-    "A10": 125e12,
-}
-"""Peak dense bfloat16 FLOP/s by NVIDIA's datasheets; a longer name comes before its prefix."""
+PEAK_FLOPS = {name: teraflops * 1e12 for name, teraflops in read_yaml(__file__).items()}
+"""Peak dense bfloat16 FLOP/s; a longer name comes before its prefix."""
 
 
 def forward_flops(config: Any, lengths: Tensor, num_logits: int | None = None) -> int:

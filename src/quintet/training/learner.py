@@ -37,10 +37,6 @@ M = TypeVar("M")
 """Micro-batch."""
 
 
-def _never_skip(metrics: Mapping[str, float]) -> bool:
-    return False
-
-
 class GradientLearner:
     """Base of learners: gradients accumulate over micro-batches and ranks, are clipped, and one optimizer step follows.
     A step with a gradient that is not finite, or above `skip_above_grad_norm`, is skipped and counted."""
@@ -77,7 +73,7 @@ class GradientLearner:
         assigned: Sequence[Assignment[M]],
         learning_rate: float,
         compute_loss: Callable[[M], tuple[Tensor, dict[str, Tensor]]],
-        should_skip: Callable[[Mapping[str, float]], bool] = _never_skip,
+        should_skip: Callable[[Mapping[str, float]], bool] = lambda _: False,
         weight_decay: float | None = None,
         reference: DivergenceReference | None = None,
     ) -> dict[str, float]:

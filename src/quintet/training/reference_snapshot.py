@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
@@ -13,10 +14,10 @@ from torch import Tensor, nn
 
 from quintet.policies.lora import has_adapters, is_adapter_name, merged_head_weight
 from quintet.policies.packed_batch import PackedBatch
-from quintet.policies.token_statistics import DivergenceFn, LazyLogits, TokenStatistics
+from quintet.policies.token_statistics import LazyLogits, TokenStatistics
 from quintet.training.packing import MicroBatchBudget
 from quintet.training.protocols import DivergenceReference
-from quintet.training.scorer import PolicyScorer
+from quintet.training.scorer import PolicyScorer, StatisticsOptions
 
 
 class ReferenceSnapshot(PolicyScorer):
@@ -28,11 +29,7 @@ class ReferenceSnapshot(PolicyScorer):
         super().__init__(
             policy.model,
             replace(
-                policy.setup,
-                budget=budget,
-                inference_budget=None,
-                strategy=policy.strategy,
-                offload=policy.offload,
+                policy.setup, budget=budget, inference_budget=None, strategy=policy.strategy, offload=policy.offload
             ),
         )
         self._trained = [parameter for parameter in policy.strategy.parameters() if parameter.requires_grad]
@@ -42,20 +39,11 @@ class ReferenceSnapshot(PolicyScorer):
         self,
         packed: PackedBatch,
         other: DivergenceReference | None = None,
-        *,
-        swapped: bool = False,
-        with_sum_squared_probs: bool = False,
-        divergence_fn: DivergenceFn | None = None,
+        **options: Unpack[StatisticsOptions],
     ) -> TokenStatistics:
         """See `PolicyScorer.token_statistics`; without gradients."""
         with self.on_device(), torch.no_grad(), self._swapped_in():
-            return super().token_statistics(
-                packed,
-                other,
-                swapped=swapped,
-                with_sum_squared_probs=with_sum_squared_probs,
-                divergence_fn=divergence_fn,
-            )
+            return super().token_statistics(packed, other, **options)
 
     def lazy_logits(self, packed: PackedBatch) -> LazyLogits:
         """See `PolicyScorer.lazy_logits`; a head with adapters is copied."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -53,6 +53,14 @@ def forward_only(
     return ranks.all_reduce(out)
 
 
+class StatisticsOptions(TypedDict, total=False):
+    """Options of `compute_token_statistics`."""
+
+    swapped: bool
+    with_sum_squared_probs: bool
+    divergence_fn: DivergenceFn | None
+
+
 class PolicyScorer:
     """A policy that computes log-probs of given responses."""
 
@@ -96,24 +104,14 @@ class PolicyScorer:
         self,
         packed: PackedBatch,
         other: DivergenceReference | None = None,
-        *,
-        swapped: bool = False,
-        with_sum_squared_probs: bool = False,
-        divergence_fn: DivergenceFn | None = None,
+        **options: Unpack[StatisticsOptions],
     ) -> TokenStatistics:
         """Return log-probs, entropy and more at each predicted position, [M], on the CPU; see
         `compute_token_statistics`."""
         with self.on_device(), autocast(self.dtype, self.strategy.device):
             inputs = packed.to(self.strategy.device)
             logits = None if other is None else other.lazy_logits(packed)
-            statistics = self.strategy.module(
-                inputs,
-                self.setup.temperature,
-                logits,
-                swapped=swapped,
-                with_sum_squared_probs=with_sum_squared_probs,
-                divergence_fn=divergence_fn,
-            )
+            statistics = self.strategy.module(inputs, self.setup.temperature, logits, **options)
         return TokenStatistics(*(column.cpu() for column in statistics))
 
     @torch.no_grad()

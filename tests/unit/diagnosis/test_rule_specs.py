@@ -37,4 +37,5 @@ def test_every_limit_is_used() -> None:
 
 def test_every_remedy_is_used() -> None:
     used = {name for metric in all_metrics() for names in metric.remedies.values() for name in names}
+    used |= {name for spec in rule_specs().values() for name in spec.remedies}
     assert [name for name in remedies() if name not in used and f'"{name}"' not in CODE] == []

@@ -100,13 +100,10 @@ class ChunkWindows:
         if index not in self._cache:
             dataset, number = self._episodes[index]
             self._cache[index] = dataset.episode(number)
-            while len(self._cache) > 1 and self._cached_frames() > 2 * self._block_frames:
+            while len(self._cache) > 1 and sum(self._lengths[index] for index in self._cache) > 2 * self._block_frames:
                 self._cache.popitem(last=False)
         self._cache.move_to_end(index)
         return self._cache[index]
-
-    def _cached_frames(self) -> int:
-        return sum(self._lengths[index] for index in self._cache)
 
     def _rows(self, episode: RobotDemonstration, frame: int) -> tuple[RobotObservation, np.ndarray, np.ndarray]:
         """Return a window's observation [1], actions [C, D] and mask [C]."""

@@ -63,18 +63,7 @@ class TaskOptions(Section):
 
 
 TASKS: Registry[Task] = Registry("task", entry_points="quintet.tasks")
-TASKS.add("addition", "quintet.data.tasks.arithmetic:Addition", help="sums of multi-digit numbers")
-TASKS.add("arithmetic", "quintet.data.tasks.arithmetic:Arithmetic", help="expressions with several terms and operators")
-TASKS.add(
-    "countdown", "quintet.data.tasks.countdown:Countdown", help="reach a target number using each given number once"
-)
-TASKS.add(
-    REASONING_GYM,
-    "quintet.data.tasks.reasoning_gym:ReasoningGymTask",
-    help=f"a generator of reasoning-gym, for example {REASONING_GYM}:chain_sum",
-    requires=(REASONING_GYM,),
-    extra="tasks",
-)
+TASKS.add_file(__file__, "tasks.yaml")
 
 SectionT = TypeVar("SectionT", bound=Section)
 

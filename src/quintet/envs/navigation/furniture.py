@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Final, cast
 
 from quintet.envs.ray_casting import Box, Color, Shape, Sphere
+from quintet.package_files import read_yaml
 
-COLORS: dict[str, Color] = {
-    "red": (214, 48, 49),
-    "green": (46, 160, 67),
-    "blue": (45, 105, 214),
-    "yellow": (240, 200, 40),
-    "purple": (142, 68, 173),
-    "orange": (235, 126, 30),
-}
-DARK, WHITE, LEAVES = (40, 40, 44), (245, 245, 245), (38, 120, 52)
+TABLES: Final = read_yaml(__file__)
+COLORS: dict[str, Color] = {name: tuple(color) for name, color in TABLES["colors"].items()}
+FIXED_COLORS: dict[str, Color] = {name: tuple(color) for name, color in TABLES["fixed_colors"].items()}
 Part = tuple[float, float, float, float, float, float, Color | None]
 """x and y of the center, lowest z, size in x, y and z, and color; None is the object's own. A sphere has size z 0."""
 
@@ -48,46 +44,9 @@ def _shape(part: Part, x: float, y: float, color: Color) -> Shape:
     return Box(corner, (corner[0] + width, corner[1] + depth, low + height), part_color)
 
 
-FURNITURE_KINDS: dict[str, FurnitureKind] = {
-    "chair": FurnitureKind(
-        (
-            (0, 0, 0, 0.34, 0.34, 0.42, DARK),
-            (0, 0, 0.42, 0.44, 0.44, 0.06, None),
-            (0, 0.2, 0.48, 0.44, 0.05, 0.5, None),
-        ),
-        "a seat for one person",
-        "low {color} seat with one upright board behind it",
-    ),
-    "table": FurnitureKind(
-        ((0, 0, 0, 0.12, 0.12, 0.7, DARK), (0, 0, 0.7, 0.9, 0.7, 0.05, None)),
-        "a surface to eat at",
-        "wide, thin {color} plate on a dark post",
-    ),
-    "bed": FurnitureKind(
-        ((0, 0, 0, 0.9, 1.3, 0.4, None), (0, 0.45, 0.4, 0.6, 0.3, 0.1, WHITE)),
-        "a place to sleep",
-        "large, flat {color} block with something white at one end",
-    ),
-    "lamp": FurnitureKind(
-        ((0, 0, 0, 0.06, 0.06, 1.3, DARK), (0, 0, 1.25, 0.4, 0.4, 0, None)),
-        "something that lights up the room",
-        "thin, dark pole with a round {color} top",
-    ),
-    "ball": FurnitureKind(((0, 0, 0, 0.5, 0.5, 0, None),), "a toy that rolls", "round {color} thing on the floor"),
-    "plant": FurnitureKind(
-        ((0, 0, 0, 0.34, 0.34, 0.3, None), (0, 0, 0.25, 0.6, 0.6, 0, LEAVES)),
-        "something that has to be watered",
-        "green crown in a {color} pot",
-    ),
-    "crate": FurnitureKind(((0, 0, 0, 0.5, 0.5, 0.5, None),), "a container for moving house", "plain {color} cube"),
-    "television": FurnitureKind(
-        ((0, 0, 0, 0.7, 0.3, 0.4, None), (0, 0, 0.45, 0.8, 0.06, 0.5, DARK)),
-        "something to watch the news on",
-        "dark panel on a {color} stand",
-    ),
-    "bookshelf": FurnitureKind(
-        ((0, 0, 0, 0.8, 0.3, 1.7, None), (0, 0, 0.5, 0.82, 0.2, 0.05, DARK), (0, 0, 1.1, 0.82, 0.2, 0.05, DARK)),
-        "a place to look for a novel",
-        "tall {color} cupboard with dark lines",
-    ),
-}
+def _furniture_kind(parts: list[list[Any]], use: str, appearance: str) -> FurnitureKind:
+    colored = [cast("Part", (*sizes, FIXED_COLORS.get(color))) for *sizes, color in parts]
+    return FurnitureKind(tuple(colored), use, appearance)
+
+
+FURNITURE_KINDS = {name: _furniture_kind(**kind) for name, kind in TABLES["kinds"].items()}

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from quintet.config.native.embodied_envs import NavigationConfig
-from quintet.envs.navigation.furniture import COLORS, FURNITURE_KINDS
+from quintet.envs.navigation.furniture import COLORS, FURNITURE_KINDS, TABLES
 from quintet.envs.navigation.house import floor_angle
 from quintet.envs.ray_casting import Box, Shape
 from quintet.errors import ConfigError
@@ -28,14 +28,7 @@ Rectangle = tuple[float, float, float, float]
 """Lowest x and y, highest x and y."""
 HEADINGS = {0: (0, 1), 90: (1, 0), 180: (0, -1), 270: (-1, 0)}
 """Steps on the floor by heading, degrees clockwise from y."""
-INSTRUCTIONS = {
-    "base": "navigate to the {name} in the room and be as close as possible to it",
-    "common_sense": "I am looking for {use}; navigate to it and be as close as possible to it",
-    "visual_appearance": "navigate to the {appearance} and be as close as possible to it",
-    "complex_instruction": "the {other} can stay where it is, I have just looked after it; before you do anything else,"
-    " navigate to the {name} in the room and be as close as possible to it",
-    "long_horizon": "navigate to the {name} in the other room and be as close as possible to it",
-}
+INSTRUCTIONS: dict[str, str] = TABLES["instructions"]
 
 
 @dataclass(frozen=True, slots=True)

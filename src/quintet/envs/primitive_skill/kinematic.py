@@ -38,7 +38,7 @@ class KinematicTable:
         if skill == "pick":
             self._pick(*start)
         elif skill == "place":
-            self._place(*start)
+            self._release(*start)
         else:
             self._push(start, end)
 
@@ -86,9 +86,6 @@ class KinematicTable:
                 self._settle()
                 return
 
-    def _place(self, x: float, y: float, z: float) -> None:
-        self._release(x, y, z)
-
     def _push(self, start: Sequence[float], end: Sequence[float]) -> None:
         """Move the closed gripper along a line at the height of its start, and push the objects in its path."""
         scene = self._scene
@@ -123,7 +120,7 @@ class KinematicTable:
         drawer.opening -= shift
 
     def _release(self, x: float, y: float, z: float) -> None:
-        """Release the held object at a position."""
+        """Release the held object at a position: the skill place."""
         scene = self._scene
         if scene.held is None:
             return

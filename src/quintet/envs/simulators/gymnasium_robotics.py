@@ -15,14 +15,10 @@ from quintet.envs.simulators.headless import select_renderer
 from quintet.envs.simulators.registry import simulator_options
 from quintet.envs.simulators.separate_robots import RobotTask, SeparateRobots
 from quintet.errors import ConfigError, nearest
+from quintet.package_files import read_yaml
 from quintet.seeds import derive_seed
 
-INSTRUCTIONS: Final = {
-    "FetchReach": "move the gripper to the red target",
-    "FetchPush": "push the block to the red target",
-    "FetchSlide": "slide the puck to the red target",
-    "FetchPickAndPlace": "pick up the block and move it to the red target",
-}
+INSTRUCTIONS: Final = read_yaml(__file__, "instructions.yaml")["gymnasium_robotics"]
 
 
 def build_gymnasium_robotics(config: SimulatorConfig, num_robots: int, seed: int) -> SeparateRobots:
@@ -38,8 +34,7 @@ def build_gymnasium_robotics(config: SimulatorConfig, num_robots: int, seed: int
     task = RobotTask(name, _instruction(name), options.start_states)
     size = (config.camera_height, config.camera_width)
 
-    def build(task: RobotTask, robot: int) -> GoalRobot:
-        del robot
+    def build(task: RobotTask) -> GoalRobot:
         return GoalRobot(task.name, options, seed, size)
 
     return SeparateRobots([task], build, num_robots)

@@ -47,8 +47,7 @@ def build_libero(config: SimulatorConfig, num_robots: int, seed: int) -> Separat
         suite = LiberoSuite(name)
         size = (config.camera_height, config.camera_width)
 
-        def build(task: RobotTask, robot: int) -> LiberoRobot:
-            del robot
+        def build(task: RobotTask) -> LiberoRobot:
             with contextlib.redirect_stdout(sys.stderr):
                 return LiberoRobot(suite, task.name, options, seed, size)
 

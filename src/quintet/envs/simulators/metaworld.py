@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
 
 from quintet.config.native.envs import SimulatorConfig
 from quintet.config.native.robot_simulators import MetaWorldOptions
 from quintet.envs.simulators.headless import select_renderer
-from quintet.envs.simulators.metaworld_tasks import INSTRUCTIONS, SUITES
 from quintet.envs.simulators.registry import simulator_options
 from quintet.envs.simulators.separate_robots import RobotTask, SeparateRobots, select_tasks, suite_choice
+from quintet.package_files import read_yaml
 from quintet.seeds import derive_seed
 
 CAMERA = 2
 """`corner2`, which RLinf moves to `CAMERA_POSITION`, meters."""
 CAMERA_POSITION = (0.75, 0.075, 0.7)
+TASKS: Final = read_yaml(__file__)
+"""Instructions by task, and suites."""
 
 
 def build_metaworld(config: SimulatorConfig, num_robots: int, seed: int) -> SeparateRobots:
@@ -29,17 +31,17 @@ def build_metaworld(config: SimulatorConfig, num_robots: int, seed: int) -> Sepa
         MachineError: nothing renders without a display.
     """
     options = cast("MetaWorldOptions", simulator_options(config, MetaWorldOptions))
-    suite = suite_choice(config.task_suite, SUITES, "metaworld_50")
-    names, trials = SUITES[suite]
-    tasks = [RobotTask(name, INSTRUCTIONS[name], options.trials or trials) for name in names]
+    name = suite_choice(config.task_suite, TASKS["suites"], "metaworld_50")
+    suite, instructions = TASKS["suites"][name], TASKS["instructions"]
+    trials = options.trials or suite["start_states"]
+    tasks = [RobotTask(task, instructions[task], trials) for task in suite.get("tasks", instructions)]
     select_renderer()
     size = (config.camera_height, config.camera_width)
 
-    def build(task: RobotTask, robot: int) -> MetaWorldRobot:
-        del robot
+    def build(task: RobotTask) -> MetaWorldRobot:
         return MetaWorldRobot(task.name, options, seed, size)
 
-    return SeparateRobots(select_tasks(tasks, config.task, suite), build, num_robots)
+    return SeparateRobots(select_tasks(tasks, config.task, name), build, num_robots)
 
 
 class MetaWorldRobot:

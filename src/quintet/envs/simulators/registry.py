@@ -20,29 +20,7 @@ from quintet.registry import Registry, load_user_object, user_errors
 KEY = "env.simulator"
 METHODS = ("task", "reset", "step", "observe", "render", "close")
 SIMULATORS: Registry[Simulator] = Registry("simulator", entry_points="quintet.simulators")
-SIMULATORS.add(
-    "arm",
-    "quintet.envs.simulators.arm.simulator:build_arm",
-    help="arm with two joints that reaches balls or pushes a puck",
-    requires=("mujoco",),
-    extra="embodied",
-)
-
-INSTALL = "bash scripts/install_simulator.sh {} DIRECTORY creates a Python environment for it (docs/simulators.md)"
-for name, module, package, text in (
-    ("libero", "libero", "libero", "LIBERO: 130 household tasks at a table, Panda arm"),
-    ("maniskill", "maniskill", "mani_skill", "ManiSkill 3: tasks at a table, also on the GPU"),
-    ("metaworld", "metaworld", "metaworld", "Meta-World: 50 tasks at a table, Sawyer arm"),
-    ("robosuite", "robosuite", "robosuite", "robosuite: tasks at a table, several arms"),
-    ("gymnasium_robotics", "gymnasium_robotics", "gymnasium_robotics", "Gymnasium-Robotics: tasks with goals, Fetch"),
-):
-    SIMULATORS.add(
-        name,
-        f"quintet.envs.simulators.{module}:build_{name}",
-        help=text,
-        requires=(package,),
-        how=INSTALL.format(name),
-    )
+SIMULATORS.add_file(__file__, "simulators.yaml")
 
 
 def build_simulator(config: SimulatorConfig, num_robots: int, seed: int) -> Simulator:

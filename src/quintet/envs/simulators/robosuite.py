@@ -14,21 +14,10 @@ from quintet.config.native.robot_simulators import RobosuiteOptions
 from quintet.envs.simulators.headless import select_renderer
 from quintet.envs.simulators.registry import simulator_options
 from quintet.envs.simulators.separate_robots import RobotTask, SeparateRobots, select_tasks
+from quintet.package_files import read_yaml
 from quintet.seeds import derive_seed
 
-INSTRUCTIONS: Final = {
-    "Lift": "lift the red cube",
-    "Stack": "stack the red cube on the green cube",
-    "Door": "open the door",
-    "Wipe": "wipe the table",
-    "PickPlaceCan": "put the can into its bin",
-    "PickPlaceMilk": "put the milk into its bin",
-    "PickPlaceBread": "put the bread into its bin",
-    "PickPlaceCereal": "put the cereal into its bin",
-    "NutAssemblySquare": "put the square nut onto the square peg",
-    "NutAssemblyRound": "put the round nut onto the round peg",
-    "ToolHang": "assemble the stand and hang the tool on it",
-}
+INSTRUCTIONS: Final = read_yaml(__file__, "instructions.yaml")["robosuite"]
 GRIPPER_POSITION: Final = re.compile(r"(robot\d+_(?:right_|left_)?)eef_pos")
 """Name of the position of an arm's gripper; positions of objects relative to it end like this, too."""
 
@@ -50,8 +39,7 @@ def build_robosuite(config: SimulatorConfig, num_robots: int, seed: int) -> Sepa
     )
     size = (config.camera_height, config.camera_width)
 
-    def build(task: RobotTask, robot: int) -> RobosuiteRobot:
-        del robot
+    def build(task: RobotTask) -> RobosuiteRobot:
         return RobosuiteRobot(task.name, options, seed, size)
 
     return SeparateRobots(tasks, build, num_robots)

@@ -63,11 +63,6 @@ class RobotEnvs:
         for stage in self._stages:
             stage.offload()
 
-    def onload(self) -> None:
-        """Build the simulators again now, rather than at the next `reset`."""
-        for stage in self._stages:
-            stage.describe()
-
     def close(self) -> None:
         """Free the simulators and end their processes."""
         for stage in self._stages:

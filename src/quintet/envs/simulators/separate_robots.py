@@ -83,16 +83,16 @@ class SeparateRobots:
     """
 
     def __init__(
-        self, tasks: Sequence[RobotTask], build: Callable[[RobotTask, int], RobotInstance], num_robots: int
+        self, tasks: Sequence[RobotTask], build: Callable[[RobotTask], RobotInstance], num_robots: int
     ) -> None:
-        """`build` returns the instance of a task and a robot. The first one is built at once, so that errors are
+        """`build` returns an instance for a task. The first one is built at once, so that errors are
         reported early; the others when they are reset."""
         self.num_robots = num_robots
         self.tasks = tuple(task.name for task in tasks)
         self._tasks, self._build = tuple(tasks), build
         self._ends = np.cumsum([task.num_trials for task in tasks])
         self.num_start_states = int(self._ends[-1])
-        first = build(self._tasks[0], 0)
+        first = build(self._tasks[0])
         self.action_dim, self.control_frequency = first.action_dim, first.control_frequency
         self._instances: dict[int, RobotInstance] = {0: first}
         self._task_of = np.zeros(num_robots, np.int64)
@@ -113,7 +113,7 @@ class SeparateRobots:
                 self._discard(robot)
             self._task_of[robot] = task
             if robot not in self._instances:
-                self._instances[robot] = self._build(self._tasks[task], robot)
+                self._instances[robot] = self._build(self._tasks[task])
             self._instances[robot].reset(trial)
 
     def step(self, robots: np.ndarray, actions: np.ndarray) -> SimulatorStep:

@@ -5,7 +5,7 @@ For bins of actions this is cross-entropy, for a Gaussian head its log-likelihoo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -28,9 +28,7 @@ CROPPED_SHARE: Final = 0.9
 """Share of the area of images that policies with `center_crop` see, as in OpenVLA."""
 
 
-def load_demonstrations(
-    config: WarmStartConfig, env: SimulatorConfig, on_episode: Callable[[], None] = lambda: None
-) -> list[RobotDataset]:
+def load_demonstrations(config: WarmStartConfig, env: SimulatorConfig) -> list[RobotDataset]:
     """Open the data sets of `warm_start.files`, or have the expert of the simulator solve episodes.
 
     The expert's episodes follow from the seed of the environment, so a resumed run has the same.
@@ -41,12 +39,8 @@ def load_demonstrations(
     if config.files:
         names = FeatureNames(config.cameras, config.state_key)
         return [open_robot_dataset(Path(file).expanduser(), FILES_KEY, names) for file in config.files]
-    episodes = []
     with expert_episodes(env, config.episodes, config.epsilon) as (_, solved):
-        for episode in solved:
-            episodes.append(episode)
-            on_episode()
-    return [RecordedDataset(env.simulator, episodes)]
+        return [RecordedDataset(env.simulator, list(solved))]
 
 
 class CloningBatches:

@@ -36,8 +36,6 @@ from quintet.training.checkpoint.async_save import WriteFiles
 if TYPE_CHECKING:
     from rich.console import Console
 
-VOCABULARY_ROWS = 2000
-"""Rows from which the tokenizer of a preset is trained."""
 BEST = "best"
 """Directory of a checkpoint with the weights of an earlier step, if its held-out loss was lower."""
 
@@ -265,7 +263,7 @@ def _base_model(run: Run, solved: tuple[SplitRows, SplitRows] | None) -> Path:
     data = config.data or DataConfig()
     rows = (solved[0] if solved else open_split(data, None, "train")).rows
     with translate_os_errors(run.directory.policy):
-        texts, seed = iter_texts(rows, row_config(config), VOCABULARY_ROWS), derive_seed(config.seed, "policy")
+        texts, seed = iter_texts(rows, row_config(config)), derive_seed(config.seed, "policy")
         create_preset_policy(str(config.policy.preset), run.directory.policy, texts, seed)
     return run.directory.policy
 

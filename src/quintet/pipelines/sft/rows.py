@@ -36,6 +36,8 @@ from quintet.tracking.progress import Progress
 
 MIN_ROWS_PER_WORKER: Final = 4096
 """Rows below which starting another worker takes longer than it saves."""
+VOCABULARY_ROWS: Final = 2000
+"""Rows from which the tokenizer of a preset is trained."""
 ROWS_PER_REQUEST: Final = 128
 """Rows encoded by a worker in one request."""
 UNSUPPORTED_KEYS = {
@@ -48,9 +50,9 @@ UNSUPPORTED_KEYS = {
 """Keys of `data` without effect on fine-tuning, and the reason."""
 
 
-def iter_texts(source: RowSource, config: DataConfig, max_rows: int) -> Iterator[str]:
-    """Yield the texts of the first rows, to train a tokenizer on."""
-    for number in range(min(max_rows, len(source))):
+def iter_texts(source: RowSource, config: DataConfig) -> Iterator[str]:
+    """Yield the texts of the first rows, to train the tokenizer of a preset on."""
+    for number in range(min(VOCABULARY_ROWS, len(source))):
         location, directory = source.describe_row(number), source.directory(number)
         conversation = parse_conversation(source[number], config, number, location, directory=directory)
         yield conversation.prompt or ""

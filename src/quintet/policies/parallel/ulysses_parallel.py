@@ -78,7 +78,8 @@ class UlyssesLayout:
         """
         num_ranks = self._group.size()
         key, value = (_repeat_kv_heads(x, query.shape[1], num_ranks) for x in (key, value))
-        chunks = [_split_heads(x, num_ranks) for x in (query, key, value)]
+        # [n, heads, dim] to [n, ranks, heads per rank, dim].
+        chunks = [x.view(len(x), num_ranks, -1, x.shape[2]) for x in (query, key, value)]
         query, key, value = _exchange_heads(chunks, self._group)
         out = self._inner.attend(layer, query, key, value, scale, window)
         back = all_to_all(out.view(num_ranks, -1, *out.shape[1:]), self._group)
@@ -86,15 +87,10 @@ class UlyssesLayout:
 
 
 def _repeat_kv_heads(heads: Tensor, queries: int, num_ranks: int) -> Tensor:
-    """Repeat keys or values [n, kv_heads, dim] so that each rank gets those of its query heads."""
+    """Repeat keys or values [n, kv_heads, dim] so that each rank gets the ones of its query heads."""
     count = heads.shape[1]
     check_ulysses(queries, count, num_ranks)
     return heads if count >= num_ranks else heads.repeat_interleave(num_ranks // count, 1)
-
-
-def _split_heads(heads: Tensor, num_ranks: int) -> Tensor:
-    """Reshape [n, heads, dim] to [n, ranks, heads per rank, dim]."""
-    return heads.view(len(heads), num_ranks, -1, heads.shape[2])
 
 
 def _exchange_heads(chunks: list[Tensor], group: ProcessGroup) -> list[Tensor]:

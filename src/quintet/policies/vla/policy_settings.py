@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from quintet.config.native.envs import SimulatorConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.policy import VlaConfig
 from quintet.config.native.rollout import RolloutConfig
 from quintet.errors import ConfigError, nearest
+from quintet.package_files import read_yaml
 from quintet.policies.vla.robot_actions import robot_settings
 
 if TYPE_CHECKING:
@@ -16,33 +17,14 @@ if TYPE_CHECKING:
 
     from quintet.policies.vla.openvla_config import OpenVlaConfig
 
-OPENVLA_FIELDS = {
-    "action_dim": "action_dim",
-    "action_chunk": "num_action_chunks",
-    "use_proprioception": "use_proprio",
-    "state_dim": "proprio_dim",
-    "normalization_key": "unnorm_key",
-    "normalization_bounds": "normalization_bounds",
-    "images": "num_images_in_input",
-    "center_crop": "center_crop",
-    "action_head": "action_head",
-}
-"""Fields of `OpenVlaConfig` by those of `policy.vla`."""
-MLP_FIELDS = {
-    "action_dim": "action_dim",
-    "action_chunk": "num_action_chunks",
-    "state_dim": "obs_dim",
-    "hidden_size": "hidden_dim",
-}
-"""Fields of `MlpConfig` by those of `policy.vla`."""
-BIAS_FIELDS = {"qkv_bias": "attention_bias", "linear_bias": "mlp_bias"}
-"""Fields of the language model's configuration by those of `policy.vla`."""
+FIELDS: Final = read_yaml(__file__)
+"""Fields of a policy's own configuration by those of `policy.vla`."""
 
 
 def run_settings(config: Experiment, *, is_mlp: bool) -> dict[str, Any]:
     """Return the fields of the policy's configuration that the run sets."""
     vla, settings = config.policy.vla, {}
-    for field, name in (MLP_FIELDS if is_mlp else OPENVLA_FIELDS).items():
+    for field, name in FIELDS["mlp" if is_mlp else "openvla"].items():
         if vla is not None and field in vla.model_fields_set and getattr(vla, field) is not None:
             settings[name] = getattr(vla, field)
     # a configuration from another process, or of a stored run, has all fields set
@@ -79,7 +61,7 @@ def apply_settings(model_config: PreTrainedConfig, config: Experiment, *, is_mlp
         robot = robot_settings(config.env.simulator, vla.policy_setup, model_config.action_dim)
         for name, value in robot.items():
             setattr(model_config, name, value)
-    for field, name in BIAS_FIELDS.items():
+    for field, name in FIELDS["language_model"].items():
         if field in vla.model_fields_set:
             setattr(model_config.get_text_config(), name, getattr(vla, field))
     _check_sizes(model_config, vla)

@@ -6,18 +6,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import Final
 
-import yaml
-
+from quintet.package_files import read_yaml
 from quintet.rewards.answer_extraction import closing_brace
 from quintet.rewards.math_answers.nodes import NotParsed, Num
 from quintet.rewards.numbers import LITERAL, SIGNS, SUPERSCRIPT, SUPERSCRIPTS, read_decimal
 from quintet.rewards.units import parse_unit
 
 MAX_CHARS: Final = 1000
-VOCABULARY: Final = yaml.safe_load(Path(__file__).with_name("vocabulary.yaml").read_text(encoding="utf-8"))
+VOCABULARY: Final = read_yaml(__file__, "vocabulary.yaml")
 FUNCTIONS: Final = frozenset(VOCABULARY["functions"])
 NAMES: Final = {
     **{name: f"sym {name}" for name in VOCABULARY["letters"]},

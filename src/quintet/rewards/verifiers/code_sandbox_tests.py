@@ -53,11 +53,7 @@ def _same_number(line: str, expected: str) -> bool:
         a, b = float(line), float(expected)
     except ValueError:
         return False
-    return a == b or (math.isfinite(b) and abs(a - b) <= _tolerance(b))
-
-
-def _tolerance(expected: float) -> float:
-    return ABSOLUTE_TOLERANCE + RELATIVE_TOLERANCE * abs(expected)
+    return a == b or (math.isfinite(b) and abs(a - b) <= ABSOLUTE_TOLERANCE + RELATIVE_TOLERANCE * abs(b))
 
 
 class FunctionCall(Call):

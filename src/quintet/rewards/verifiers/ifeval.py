@@ -59,20 +59,18 @@ def _meets(constraints: Mapping[str, Callable[..., bool]], name: str, text: str,
 def _constraint(ground_truth: Any) -> tuple[str, Mapping[str, Any]]:
     """Return the name of the constraint of a row, and its arguments."""
     row = _mapping(ground_truth)
-    name = row.get("func_name")
+    name: Any = row.get("func_name")
     if name not in CONSTRAINTS:
         known = ", ".join(CONSTRAINTS)
         raise GroundTruthError(
             f"the ground truth must name a constraint, func_name: {name!r} is none", f"known: {known}"
         )
-    arguments = {
-        argument: _argument(str(name), argument, row.get(argument)) for argument in ARGUMENTS.get(str(name), ())
-    }
+    arguments = {argument: _argument(name, argument, row.get(argument)) for argument in ARGUMENTS[name]}
     if "i" in arguments and not 1 <= arguments["i"] <= arguments["N"]:
         raise GroundTruthError(
             f"{name}: paragraph i = {arguments['i']} is none of N = {arguments['N']}", "count from 1"
         )
-    return str(name), arguments
+    return name, arguments
 
 
 def _mapping(ground_truth: Any) -> Mapping[str, Any]:

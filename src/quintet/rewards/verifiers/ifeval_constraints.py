@@ -5,11 +5,13 @@ Where the implementations of IFEval and open-instruct differ, these follow the w
 whole words, empty parts do not count, and JSON may be fenced.
 """
 
+# ruff: noqa: N803 - arguments are named as in the rows
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 
 SENTENCE_END = re.compile(r"(?<=[.?!])(?<!\w\.\w[.?!])(?<![A-Z][a-z]\.)\s+")
 BULLET = re.compile(r"^[ \t]*(?:\*(?!\*)|-(?!-))(?![ \t]*(?:[*-][ \t]*)*$)", re.MULTILINE)
@@ -40,15 +42,7 @@ def has_keywords(text: str, keyword_list: Sequence[str]) -> bool:
     return all(keyword.lower() in text.lower() for keyword in keyword_list)
 
 
-def _has_word_count(text: str, word: str, N: int) -> bool:  # noqa: N803 - named as in the rows
-    return _count_words(text, word) == N
-
-
-def _lacks_words(text: str, forbidden_words: Sequence[str]) -> bool:
-    return not any(_count_words(text, word) for word in forbidden_words)
-
-
-def has_letter_count(text: str, letter: str, N: int) -> bool:  # noqa: N803
+def has_letter_count(text: str, letter: str, N: int) -> bool:
     """Count a letter in its case."""
     return len(letter) == 1 and text.count(letter) == N
 
@@ -61,7 +55,7 @@ def is_language(text: str, language: str) -> bool:
     return bool(detect(text) == language)
 
 
-def _has_divided_paragraphs(text: str, N: int) -> bool:  # noqa: N803
+def _has_divided_paragraphs(text: str, N: int) -> bool:
     """Count the texts between dividers, none of which may be empty; the text may begin and end with a divider."""
     paragraphs = _without_empty_ends(DIVIDER.split(text))
     return len(paragraphs) == N and all(paragraphs)
@@ -74,7 +68,7 @@ def _without_empty_ends(parts: Sequence[str]) -> list[str]:
     return stripped[start:end]
 
 
-def has_words(text: str, N: int, quantifier: str) -> bool:  # noqa: N803
+def has_words(text: str, N: int, quantifier: str) -> bool:
     """Count words; `around` allows a difference of a tenth, or one word."""
     return is_near(len(text.split()), N, quantifier, _tenth(N))
 
@@ -83,11 +77,7 @@ def _tenth(number: int) -> int:
     return max(round(number * 0.1), 1)
 
 
-def _has_sentences(text: str, N: int, quantifier: str) -> bool:  # noqa: N803
-    return is_near(len(SENTENCE_END.split(text.strip())), N, quantifier, 1)
-
-
-def _has_paragraph_start(text: str, N: int, first_word: str, i: int) -> bool:  # noqa: N803
+def _has_paragraph_start(text: str, N: int, first_word: str, i: int) -> bool:
     """Require N paragraphs between empty lines, the i-th of which starts with a word."""
     paragraphs = re.split(r"\n\s*\n", text.strip())
     return len(paragraphs) == N and _begins_with_word(paragraphs[i - 1], first_word)
@@ -103,30 +93,9 @@ def _has_postscript(text: str, postscript_marker: str) -> bool:
     return re.search(rf"{marker}\s*\S", text, re.IGNORECASE) is not None
 
 
-def has_placeholders(text: str, N: int) -> bool:  # noqa: N803
+def has_placeholders(text: str, N: int) -> bool:
     """Count texts in square brackets."""
     return len(re.findall(r"\[.*?\]", text)) >= N
-
-
-def _has_bullets(text: str, N: int) -> bool:  # noqa: N803
-    return len(BULLET.findall(text)) == N
-
-
-def _has_title(text: str) -> bool:
-    return re.search(r"<<[^\n<>]*[^\s<>][^\n<>]*>>", text) is not None
-
-
-def _has_option(text: str, options: Sequence[str]) -> bool:
-    return any(_count_words(text, option) or option.strip() == text.strip() for option in options)
-
-
-def _has_highlights(text: str, N: int) -> bool:  # noqa: N803
-    return len(HIGHLIGHT.findall(text)) >= N
-
-
-def _has_sections(text: str, N: int, section_splitter: str) -> bool:  # noqa: N803
-    """Count headings such as `Section 1`."""
-    return len(re.findall(rf"(?<!\w){re.escape(section_splitter.strip())}\s?\d+", text, re.IGNORECASE)) >= N
 
 
 def is_json(text: str) -> bool:
@@ -143,22 +112,10 @@ def _is_fenced_json(text: str) -> bool:
     return is_json(text if fenced is None else fenced[1])
 
 
-def _repeats_prompt(text: str, original_prompt: str) -> bool:
-    return " ".join(text.split()).casefold().startswith(" ".join(original_prompt.split()).casefold())
-
-
 def _has_two_answers(text: str) -> bool:
     """Require two different answers with `******` between them; the text may begin and end with it."""
     answers = _without_empty_ends(text.split(ANSWER_MARK))
     return len(answers) == 2 and all(answers) and answers[0] != answers[1]
-
-
-def _has_capital_words(text: str, N: int, quantifier: str) -> bool:  # noqa: N803
-    return is_near(len(re.findall(r"\b[A-Z]+\b", text)), N, quantifier, _tenth(N))
-
-
-def _ends_with(text: str, end_phrase: str) -> bool:
-    return text.strip().strip('"').rstrip().casefold().endswith(end_phrase.strip().casefold())
 
 
 def _is_quoted(text: str) -> bool:
@@ -174,51 +131,50 @@ def lacks_commas(text: str) -> bool:
 LANGUAGE = "validate_response_language"
 CONSTRAINTS: Mapping[str, Callable[..., bool]] = {
     "verify_keywords": has_keywords,
-    "verify_keyword_frequency": _has_word_count,
-    "validate_forbidden_words": _lacks_words,
+    "verify_keyword_frequency": lambda text, word, N: _count_words(text, word) == N,
+    "validate_forbidden_words": lambda text, forbidden_words: (
+        not any(_count_words(text, word) for word in forbidden_words)
+    ),
     "verify_letter_frequency": has_letter_count,
     LANGUAGE: is_language,
     "verify_paragraph_count": _has_divided_paragraphs,
     "validate_word_constraint": has_words,
-    "verify_sentence_constraint": _has_sentences,
+    "verify_sentence_constraint": lambda text, N, quantifier: is_near(
+        len(SENTENCE_END.split(text.strip())), N, quantifier, 1
+    ),
     "validate_paragraphs": _has_paragraph_start,
     "verify_postscript": _has_postscript,
     "validate_placeholders": has_placeholders,
-    "verify_bullet_points": _has_bullets,
-    "validate_title": _has_title,
-    "validate_choice": _has_option,
-    "validate_highlighted_sections": _has_highlights,
-    "validate_sections": _has_sections,
+    "verify_bullet_points": lambda text, N: len(BULLET.findall(text)) == N,
+    "validate_title": lambda text: re.search(r"<<[^\n<>]*[^\s<>][^\n<>]*>>", text) is not None,
+    "validate_choice": lambda text, options: any(
+        _count_words(text, option) or option.strip() == text.strip() for option in options
+    ),
+    "validate_highlighted_sections": lambda text, N: len(HIGHLIGHT.findall(text)) >= N,
+    # counts headings such as `Section 1`.
+    "validate_sections": lambda text, N, section_splitter: (
+        len(re.findall(rf"(?<!\w){re.escape(section_splitter.strip())}\s?\d+", text, re.IGNORECASE)) >= N
+    ),
     "validate_json_format": _is_fenced_json,
-    "validate_repeat_prompt": _repeats_prompt,
+    "validate_repeat_prompt": lambda text, original_prompt: (
+        " ".join(text.split()).casefold().startswith(" ".join(original_prompt.split()).casefold())
+    ),
     "validate_two_responses": _has_two_answers,
     "validate_uppercase": str.isupper,
     "validate_lowercase": str.islower,
-    "validate_frequency_capital_words": _has_capital_words,
-    "validate_end": _ends_with,
+    "validate_frequency_capital_words": lambda text, N, quantifier: is_near(
+        len(re.findall(r"\b[A-Z]+\b", text)), N, quantifier, _tenth(N)
+    ),
+    "validate_end": lambda text, end_phrase: (
+        text.strip().strip('"').rstrip().casefold().endswith(end_phrase.strip().casefold())
+    ),
     "validate_quotation": _is_quoted,
     "validate_no_commas": lacks_commas,
 }
 """Functions `(text, **arguments) -> bool` by the `func_name` of a row."""
 QUANTIFIERS = ("at least", "at most", "around")
-ARGUMENTS: Mapping[str, tuple[str, ...]] = {
-    "verify_keywords": ("keyword_list",),
-    "verify_keyword_frequency": ("word", "N"),
-    "validate_forbidden_words": ("forbidden_words",),
-    "verify_letter_frequency": ("letter", "N"),
-    LANGUAGE: ("language",),
-    **dict.fromkeys(("verify_paragraph_count", "validate_placeholders", "verify_bullet_points"), ("N",)),
-    "validate_highlighted_sections": ("N",),
-    **dict.fromkeys(("validate_word_constraint", "verify_sentence_constraint"), ("N", "quantifier")),
-    "validate_frequency_capital_words": ("N", "quantifier"),
-    "validate_paragraphs": ("N", "first_word", "i"),
-    "verify_postscript": ("postscript_marker",),
-    "validate_choice": ("options",),
-    "validate_sections": ("N", "section_splitter"),
-    "validate_repeat_prompt": ("original_prompt",),
-    "validate_end": ("end_phrase",),
-}
-"""Arguments of the constraints that have any."""
+ARGUMENTS = {name: tuple(signature(constraint).parameters)[1:] for name, constraint in CONSTRAINTS.items()}
+"""Arguments of the constraints besides the text, with the names that rows have."""
 LISTS = frozenset({"keyword_list", "forbidden_words", "options"})
 INTEGERS = frozenset({"N", "i"})
 """Arguments that are lists of texts, and whole numbers; others are texts."""

@@ -9,6 +9,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from quintet.package_files import read_yaml
 from quintet.rewards.answer_extraction import extract_boxed, extract_stated, strip_formatting
 from quintet.rewards.format_check import has_format
 from quintet.rewards.math_answers import math_verify_check
@@ -22,19 +23,7 @@ MAX_SEARCHED_CHARS = 2000
 """Characters at the end of a text without a box that are searched for an answer."""
 MAX_ANSWER_CHARS = 1000
 """Longer answers are wrong."""
-EXAMPLES = (
-    ("x+1", "(1,2)"),
-    (r"2\sqrt{3}", r"\sqrt{12}"),
-    (r"\sqrt{2}+1", "3"),
-    ("x^2+2x+1", "(x+1)^2"),
-    (r"(-\infty,2]", r"(-\infty, 2]"),
-    (r"\{1,\frac{3}{2}\}", r"\{\frac{3}{2},1\}"),
-    (r"\log_{2} 8", "3"),
-    (r"\frac{\pi}{2}", r"90^\circ"),
-    (r"\text{east}", "west"),
-    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1\\3\end{pmatrix}"),
-    ("x=4", r"5\text{ cm}"),
-)
+EXAMPLES = read_yaml(__file__, "math_examples.yaml")
 """Pairs that make math-verify and sympy load and cache what they need."""
 FORMULA = re.compile(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 HALF_DAY = re.compile(r"(?<=[0-9])([ap])\.?m\.?$", re.IGNORECASE)

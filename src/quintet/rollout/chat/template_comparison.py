@@ -59,7 +59,8 @@ def compare(
     """Compare the prompt of a dialogue with the template over the whole dialogue. There is one more observation than
     responses."""
     prompt_literals = _prompt_literals(parts, system, observations, responses)
-    contents = [_content(parts, response) for response in responses]
+    # with the prefix from the generation prompt, without what the template adds.
+    contents = [parts.response_prefix + response.text.removeprefix(parts.history_only) for response in responses]
     try:
         template_literals = _template_literals(parts, render, system, observations, contents)
         template = render(parts.messages(system, observations, contents))
@@ -79,11 +80,6 @@ def compare(
         deviations += _deviations(parts, literal, template_literal, start, max(0, number - 1), responses)
         start += len(template_literal) + len(observation)
     return DialogueComparison(text, template, tuple(deviations))
-
-
-def _content(parts: TemplateParts, response: ResponseText) -> str:
-    """A response as message content: with the prefix from the generation prompt, without what the template adds."""
-    return parts.response_prefix + response.text.removeprefix(parts.history_only)
 
 
 def _observation_texts(parts: TemplateParts, system: str, observations: Sequence[str]) -> list[str]:

@@ -9,12 +9,14 @@ so it is exact. It also applies to optimizer moments, which have the same shapes
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
+
+from quintet.package_files import read_yaml
 
 TensorLayout = Literal["replicated", "rows", "columns", "qkv", "gated", "vocabulary"]
 
@@ -45,48 +47,13 @@ class TensorMapping:
     layout: TensorLayout
 
 
-LAYER_TENSORS: tuple[TensorMapping, ...] = (
-    TensorMapping("input_layernorm.weight", ("input_layernorm.weight",), "replicated"),
-    TensorMapping(
-        "self_attention.linear_qkv.weight",
-        ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
-        "qkv",
-    ),
-    TensorMapping(
-        "self_attention.linear_qkv.bias",
-        ("self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"),
-        "qkv",
-    ),
-    TensorMapping("self_attention.q_layernorm.weight", ("self_attn.q_norm.weight",), "replicated"),
-    TensorMapping("self_attention.k_layernorm.weight", ("self_attn.k_norm.weight",), "replicated"),
-    TensorMapping("self_attention.linear_proj.weight", ("self_attn.o_proj.weight",), "columns"),
-    TensorMapping("self_attention.linear_proj.bias", ("self_attn.o_proj.bias",), "replicated"),
-    TensorMapping("pre_mlp_layernorm.weight", ("post_attention_layernorm.weight",), "replicated"),
-    TensorMapping("mlp.linear_fc1.weight", ("mlp.gate_proj.weight", "mlp.up_proj.weight"), "gated"),
-    TensorMapping("mlp.linear_fc1.bias", ("mlp.gate_proj.bias", "mlp.up_proj.bias"), "gated"),
-    TensorMapping("mlp.linear_fc2.weight", ("mlp.down_proj.weight",), "columns"),
-    TensorMapping("mlp.linear_fc2.bias", ("mlp.down_proj.bias",), "replicated"),
-    TensorMapping("mlp.router.weight", ("mlp.gate.weight",), "replicated"),
+TABLES: Final = read_yaml(__file__)
+LAYER_TENSORS, EXPERT_TENSORS, OTHER_TENSORS = (
+    tuple(TensorMapping(name, tuple(tensor["from"]), tensor["layout"]) for name, tensor in TABLES[part].items())
+    for part in ("layer", "expert", "other")
 )
-EXPERT_TENSORS: tuple[TensorMapping, ...] = (
-    TensorMapping("linear_fc1.weight", ("gate_proj.weight", "up_proj.weight"), "gated"),
-    TensorMapping("linear_fc2.weight", ("down_proj.weight",), "columns"),
-)
-OTHER_TENSORS: tuple[TensorMapping, ...] = (
-    TensorMapping("embedding.word_embeddings.weight", ("model.embed_tokens.weight",), "vocabulary"),
-    TensorMapping("decoder.final_layernorm.weight", ("model.norm.weight",), "replicated"),
-    TensorMapping("output_layer.weight", ("lm_head.weight",), "vocabulary"),
-    TensorMapping("value_head.weight", ("value_head.weight",), "replicated"),
-    TensorMapping("value_head.bias", ("value_head.bias",), "replicated"),
-)
-FUSED_NORMS = {
-    "self_attention.linear_qkv.layer_norm_weight": "input_layernorm.weight",
-    "mlp.linear_fc1.layer_norm_weight": "pre_mlp_layernorm.weight",
-}
-"""Norms that Transformer Engine fuses into the following linear layers."""
-
-STACKED_NAMES = {"linear_fc1.weight": "gate_up_proj", "linear_fc2.weight": "down_proj"}
-"""Name in transformers of the tensor with all experts of a layer, [experts, out, in], each as in Megatron."""
+FUSED_NORMS: Mapping[str, str] = TABLES["fused_norms"]
+STACKED_NAMES: Mapping[str, str] = TABLES["stacked"]
 
 LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 EXPERT = re.compile(r"mlp\.experts\.local_experts\.(\d+)\.(.+)")

@@ -32,10 +32,6 @@ if TYPE_CHECKING:
 ADAM_FIELDS = ("exp_avg", "exp_avg_sq")
 
 
-def _never_skip(metrics: Mapping[str, float]) -> bool:
-    return False
-
-
 class _GradientLearner:
     """Base of Megatron learners: a model with gradient buffers and optimizer."""
 
@@ -155,7 +151,7 @@ class _GradientLearner:
         learning_rate: float,
         compute_loss: Callable[[MicroBatch, Tensor], tuple[Tensor, dict[str, Tensor]]],
         micro_batches: list[MicroBatch],
-        should_skip: Callable[[Mapping[str, float]], bool] = _never_skip,
+        should_skip: Callable[[Mapping[str, float]], bool] = lambda _: False,
         weight_decay: float | None = None,
     ) -> dict[str, float]:
         """Make one optimizer step on the whole batch and return its metrics, sums over micro-batches. The step is not

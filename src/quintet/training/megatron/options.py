@@ -281,9 +281,9 @@ def ddp_config(options: MegatronConfig) -> DistributedDataParallelConfig:
 
 
 def optimizer_config(
-    optimizer: OptimizerConfig, options: MegatronConfig, dtype: torch.dtype, *, offload: bool = False
+    optimizer: OptimizerConfig, options: MegatronConfig, dtype: torch.dtype
 ) -> MegatronOptimizerConfig:
-    """Return the configuration of Megatron's optimizer; `offload` offloads its state from the GPU to host memory.
+    """Return the configuration of Megatron's optimizer.
 
     Raises:
         ConfigError: options exclude each other or do not fit the policy's dtype.
@@ -315,8 +315,6 @@ def optimizer_config(
         use_distributed_optimizer=options.use_distributed_optimizer,
         overlap_param_gather=options.overlap_param_gather,
         overlap_param_gather_with_optimizer_step=options.overlap_param_gather_with_optimizer_step,
-        optimizer_cpu_offload=offload,
-        optimizer_offload_fraction=1.0 if offload else 0.0,
         pin_cpu_grads=options.optimizer_enable_pin,
         pin_cpu_params=options.optimizer_enable_pin,
     )

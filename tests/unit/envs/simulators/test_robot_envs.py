@@ -167,15 +167,14 @@ def test_a_failed_reset_is_a_failure_of_the_next_chunk() -> None:
         assert {episode.outcome for episode in result.episodes} == {Outcome.FAILED}
 
 
-def test_processes_are_ended_by_offload_and_started_again_by_onload() -> None:
+def test_processes_are_ended_by_offload_and_started_again_by_a_reset() -> None:
     with robots(4, processes=2, pipeline_stages=2) as envs:
-        for load in (envs.onload, lambda: None):
+        for _ in range(2):
             before = envs.reset(0, STARTS[:2])
             processes = [process.number for process in envs._stages[0]._shares[0].host._channel._processes._processes]
             assert len(processes) == 2
             envs.offload()
             assert len(envs._stages[0]._shares[0].host._channel._processes._processes) == 0
-            load()
             assert_equal(envs.reset(0, STARTS[:2]), before)
 
 

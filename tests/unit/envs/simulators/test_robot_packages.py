@@ -16,7 +16,7 @@ from quintet.config.native.envs import SimulatorConfig
 from quintet.envs.simulators import headless, libero
 from quintet.envs.simulators.libero import build_libero
 from quintet.envs.simulators.maniskill import build_maniskill, control_mode
-from quintet.envs.simulators.metaworld_tasks import INSTRUCTIONS, ML45_TEST, ML45_TRAIN
+from quintet.envs.simulators.metaworld import TASKS
 from quintet.envs.simulators.registry import build_simulator
 from quintet.envs.simulators.robosuite import axis_angle
 from quintet.errors import ConfigError, MachineError
@@ -169,8 +169,10 @@ def test_a_simulator_that_is_not_installed_names_the_script() -> None:
 
 
 def test_the_suites_of_metaworld_are_rlinfs() -> None:
-    assert (len(INSTRUCTIONS), len(ML45_TRAIN), len(ML45_TEST)) == (50, 45, 5)
-    assert {*ML45_TRAIN, *ML45_TEST} == {*INSTRUCTIONS}
+    instructions, suites = TASKS["instructions"], TASKS["suites"]
+    train, test = (suites[name]["tasks"] for name in ("metaworld_45_ind", "metaworld_45_ood"))
+    assert (len(instructions), len(train), len(test)) == (50, 45, 5)
+    assert {*train, *test} == {*instructions}
 
 
 def test_orientations_are_axis_times_angle() -> None:

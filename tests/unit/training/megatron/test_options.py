@@ -164,10 +164,10 @@ def test_an_option_reaches_megatrons_optimizer(options: dict[str, Any], field: s
 
 def test_rates_and_moments_reach_megatrons_optimizer() -> None:
     own = OptimizerConfig(learning_rate=0.5, betas=(0.8, 0.9), epsilon=1e-3, weight_decay=0.1, max_grad_norm=2.0)
-    config = optimizer_config(own, MegatronConfig(fp16=True), torch.float16, offload=True)
+    config = optimizer_config(own, MegatronConfig(fp16=True), torch.float16)
     assert (config.lr, config.adam_beta1, config.adam_beta2, config.adam_eps) == (0.5, 0.8, 0.9, 1e-3)
     assert (config.weight_decay, config.decoupled_weight_decay, config.clip_grad) == (0.1, True, 2.0)
-    assert (config.fp16, config.optimizer_cpu_offload, config.optimizer_offload_fraction) == (True, True, 1.0)
+    assert config.fp16
     assert optimizer_config(OptimizerConfig(kind="sgd"), MegatronConfig(), HALF).sgd_momentum == 0.0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -47,35 +48,12 @@ class Body:
 
 def arm_xml(bodies: tuple[Body, ...]) -> str:
     """Return the MJCF model of the arm with objects. Immovable ones are mocap bodies, which have no dynamics."""
-    return f"""
-<mujoco model="arm">
-  <option timestep="{TIMESTEP}" integrator="implicitfast"><flag gravity="disable"/></option>
-  <size memory="256K"/>
-  <visual>
-    <quality offsamples="0" shadowsize="0"/>
-    <headlight ambient="0.55 0.55 0.55" diffuse="0.45 0.45 0.45" specular="0 0 0"/>
-  </visual>
-  <default><geom contype="0" conaffinity="0"/><joint armature="0.002" damping="0.01"/></default>
-  <worldbody>
-    <camera name="top" pos="{VIEW_CENTER[0]} {VIEW_CENTER[1]} 1" projection="orthographic" fovy="{VIEW_HEIGHT}"/>
-    <geom type="plane" size="1 1 0.1" rgba="{_rgba(TABLE)}"/>
-    <body name="upper_arm" pos="0 0 0.06">
-      <joint name="shoulder" axis="0 0 1"/>
-      <geom type="capsule" fromto="0 0 0 {LINK} 0 0" size="{UPPER_RADIUS}" mass="0.1" rgba="{_rgba(UPPER)}"/>
-      <body name="forearm" pos="{LINK} 0 0">
-        <joint name="elbow" axis="0 0 1"/>
-        <geom type="capsule" fromto="0 0 0 {LINK} 0 0" size="{FOREARM_RADIUS}" mass="0.1" rgba="{_rgba(FOREARM)}"/>
-        <geom name="tip" type="cylinder" fromto="{LINK} 0 -0.05 {LINK} 0 0.02" size="{TIP_RADIUS}" mass="0.02"
-              contype="1" conaffinity="1" condim="1" rgba="{_rgba(TIP)}"/>
-      </body>
-    </body>
-    {"".join(_body_xml(index, body) for index, body in enumerate(bodies))}
-  </worldbody>
-  <actuator>
-    <position joint="shoulder" kp="40" dampratio="1"/>
-    <position joint="elbow" kp="20" dampratio="1"/>
-  </actuator>
-</mujoco>"""
+    measures = {"link": LINK, "upper_radius": UPPER_RADIUS, "forearm_radius": FOREARM_RADIUS, "tip_radius": TIP_RADIUS}
+    colors = {"table": _rgba(TABLE), "upper": _rgba(UPPER), "forearm": _rgba(FOREARM), "tip": _rgba(TIP)}
+    view = {"timestep": TIMESTEP, "view_center": VIEW_CENTER, "view_height": VIEW_HEIGHT}
+    objects = "".join(_body_xml(index, body) for index, body in enumerate(bodies))
+    template = Path(__file__).with_name("arm.xml").read_text(encoding="utf-8")
+    return template.format(**measures, **colors, **view, bodies=objects)
 
 
 def _body_xml(index: int, body: Body) -> str:
