@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from quintet.cli.config_source import NATIVE, ConfigSource, read_config_source
 from quintet.cli.messages import warn
+from quintet.config.checks.code_settings import run_code_problems
 from quintet.config.checks.models import model_problems
 from quintet.config.checks.processes import planned_rank
 from quintet.config.checks.unsupported import refuse_unsupported, run_problems, with_torchrun_devices
 from quintet.config.compose import load_experiment
-from quintet.config.composed import ComposedConfig
+from quintet.config.composed import ComposedConfig, config_value, with_values
 from quintet.config.dialects.registry import DIALECTS
-from quintet.config.problems import ConfigProblem
+from quintet.config.native.experiment import Experiment
+from quintet.config.problems import ConfigProblem, raise_problems
 from quintet.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -28,6 +31,17 @@ LEARNER_DEFAULTS: Mapping[str, object] = {
     "megatron": None,
     "memory": {},
 }
+TRAINING_CODE = ("algorithm.advantage", "algorithm.loss")
+"""Settings that only training executes."""
+EPISODE_CODE = (
+    "env",
+    "envs",
+    "data",
+    "reward",
+    "rollout.tool_calls",
+    "rollout.interactions",
+)
+"""Settings that only episodes execute."""
 DEFAULT_MEMORY_SHARE = 0.5
 """Share of the machine's memory for model and KV cache, if no configuration sets it."""
 
@@ -89,6 +103,27 @@ def load_config(
     for remark in composed.remarks:
         warn(remark)
     return composed
+
+
+def load_run_config(config: Path | None, overrides: list[str], *, unused: Sequence[str]) -> ComposedConfig:
+    """Compose the configuration of a run whose model a command uses, or the defaults. Code that the run names is only
+    allowed by the command line; settings below the `unused` keys do not matter, and get their defaults.
+
+    Raises:
+        ConfigError: see `load_config`; or the run's configuration runs code.
+        MachineError: the file is missing or cannot be read.
+    """
+    composed = load_config(None if config is None else str(config), overrides, NATIVE, "refuse")
+    composed = with_defaults(composed, unused)
+    if config is not None:
+        raise_problems(run_code_problems(composed))
+    return composed
+
+
+def with_defaults(composed: ComposedConfig, keys: Sequence[str]) -> ComposedConfig:
+    """Return the configuration with the defaults of keys that do not matter to a command."""
+    defaults = Experiment()
+    return with_values(composed, {key: config_value(defaults, key) for key in keys})
 
 
 def inspect_config(config: str | None, overrides: list[str], dialect: str | None, unknown_keys: str) -> InspectedConfig:

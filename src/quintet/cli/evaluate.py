@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quintet.cli.config_source import NATIVE
-from quintet.cli.configuration import as_overrides, generation_settings, load_config
+from quintet.cli.configuration import TRAINING_CODE, as_overrides, generation_settings, load_config, load_run_config
 from quintet.cli.messages import warn
 from quintet.cli.options import EvalOptions
 from quintet.cli.transformers_setup import silence_transformers
@@ -276,7 +276,7 @@ def _evaluate_model(target: str | None, overrides: list[str], options: EvalOptio
             message, key="--endpoint", value=target, hint="remove one of them, or name a run for its settings"
         )
     arguments = [*_model_overrides(str(target), source, options), *_env_overrides(overrides, options)]
-    composed = load_config(None if source.config is None else str(source.config), arguments, NATIVE, "refuse")
+    composed = load_run_config(source.config, arguments, unused=TRAINING_CODE)
     if options.endpoint is not None:
         return _evaluate_endpoint(composed, options, console)
     return evaluate_model(composed, _statistics(composed, options), console)

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from quintet.cli.choices import check_choices
 from quintet.cli.config_source import NATIVE
-from quintet.cli.configuration import as_overrides, generation_settings, load_config
+from quintet.cli.configuration import (
+    TRAINING_CODE,
+    as_overrides,
+    generation_settings,
+    load_config,
+    load_run_config,
+    with_defaults,
+)
 from quintet.cli.evaluate import data_settings
 from quintet.cli.messages import warn
 from quintet.cli.options import GenerateOptions
@@ -59,6 +66,7 @@ def prepared(composed: ComposedConfig) -> ComposedConfig:
         message = "this configuration has no section `generation`, so there is nothing to generate"
         hint = "generation.output_path=FILE.parquet; or quintet generate MODEL --data FILE --output FILE"
         raise ConfigError(message, key="generation", hint=hint)
+    composed = with_defaults(composed, TRAINING_CODE)
     return _with_unused_directory(with_configured_model(composed, warn, "generate with"))
 
 
@@ -81,7 +89,7 @@ def as_config(
     """Return a configuration and overrides; with `--data` those that generate with the model `target`.
 
     Raises:
-        ConfigError: an option of a model is given without one, or one is missing.
+        ConfigError: an option of a model is given without one, or one is missing; or see `load_run_config`.
         MachineError: there is no model.
     """
     if options.data is None:
@@ -98,8 +106,9 @@ def as_config(
     from quintet.pipelines.model_lookup import find_model
 
     source = find_model(target, warn)
-    config = None if source.config is None else str(source.config)
-    return config, [*as_overrides(_model_settings(source, options)), *overrides]
+    arguments = [*as_overrides(_model_settings(source, options)), *overrides]
+    load_run_config(source.config, arguments, unused=TRAINING_CODE)
+    return None if source.config is None else str(source.config), arguments
 
 
 def _model_settings(source: StoredModel, options: GenerateOptions) -> dict[str, Any]:

@@ -12,8 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quintet.cli.choices import check_choices
-from quintet.cli.config_source import NATIVE
-from quintet.cli.configuration import as_overrides, generation_settings, load_config
+from quintet.cli.configuration import (
+    EPISODE_CODE,
+    TRAINING_CODE,
+    as_overrides,
+    generation_settings,
+    load_run_config,
+)
 from quintet.cli.messages import warn
 from quintet.cli.options import ServeOptions
 from quintet.cli.transformers_setup import silence_transformers
@@ -44,12 +49,8 @@ def run(model: str, overrides: list[str], options: ServeOptions) -> int:
     from quintet.pipelines.model_lookup import find_model
 
     source = find_model(model, warn)
-    composed = load_config(
-        None if source.config is None else str(source.config),
-        [*_overrides(source, options), *overrides],
-        NATIVE,
-        "refuse",
-    )
+    arguments = [*_overrides(source, options), *overrides]
+    composed = load_run_config(source.config, arguments, unused=(*TRAINING_CODE, *EPISODE_CODE))
     check_choices(composed)
     if composed.experiment.policy.trust_remote_code:
         warn(f"policy.trust_remote_code is set: code from {source.policy} will be executed")

@@ -55,7 +55,11 @@ METRIC_RULES: tuple[MetricRule, ...] = (
     system_rules.memory_grows,
     system_rules.gpu_memory_full,
 )
-EPISODE_RULES: tuple[EpisodeRule, ...] = (trajectory_rules.same_response, trajectory_rules.degenerate_text)
+EPISODE_RULES: tuple[EpisodeRule, ...] = (
+    trajectory_rules.same_response,
+    trajectory_rules.degenerate_text,
+    trajectory_rules.damaged_episodes,
+)
 STATE_RULES: tuple[StateRule, ...] = (state_rules.run_ended_early, state_rules.run_hangs, state_rules.memory_full)
 
 

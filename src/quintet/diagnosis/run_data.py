@@ -43,7 +43,7 @@ class RunData:
         """Last trajectory files of the run.
 
         Raises:
-            MachineError: a file is damaged.
+            MachineError: a file cannot be read.
         """
         return [] if self.directory is None else latest_files(self.directory)
 

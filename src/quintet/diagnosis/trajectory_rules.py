@@ -69,12 +69,20 @@ def degenerate_text(run: RunData, file: EpisodeFile, limits: Limits) -> Iterator
     )
 
 
+def damaged_episodes(run: RunData, file: EpisodeFile, _: Limits) -> Iterator[Finding]:
+    """Report lines that are not trajectories."""
+    if file.damage:
+        evidence = f"{len(file.damage)} of {len(file.damage) + len(file.by_line)} lines: {file.damage[0]}"
+        yield run.finding("damaged-episodes", evidence, steps=(file.step, file.step))
+
+
 def _rewarded_lines(file: EpisodeFile) -> set[int]:
     """Return the lines of the episodes whose reward is above the median; none if all rewards are equal."""
-    rewards = [float(episode.get("reward") or 0.0) for episode in file.episodes]
+    by_line = {line: float(episode["reward"]) for line, episode in file.by_line.items()}
+    rewards = list(by_line.values())
     middle = median(rewards) if rewards else 0.0
     limit = middle if max(rewards, default=0.0) > middle else min(rewards, default=0.0)
-    return {line for line, reward in enumerate(rewards, 1) if reward > limit}
+    return {line for line, reward in by_line.items() if reward > limit}
 
 
 def is_degenerate(text: str, limits: Limits) -> bool:

@@ -102,7 +102,7 @@ def export(
     transformers has loaded it and computed the logits of the trained policy.
 
     Of a run the last good checkpoint is exported; `warn` gets a message for each newer one. Code in model directories
-    runs with `trust_remote_code`, or if the run trusted it.
+    runs only with `trust_remote_code`, whatever the run's configuration says: it may come from somebody else.
 
     Raises:
         MachineError: there is no such model, the checkpoint is damaged, the target exists or cannot be written, or the
@@ -172,7 +172,7 @@ class _PolicySource:
                 load_experiment(str(run.config), []).experiment.model_dump(mode="json") if run.config.is_file() else {}
             )
         policy = state.get("policy", {})
-        return cls(policy.get("overrides") or {}, trust_remote_code or bool(policy.get("trust_remote_code")))
+        return cls(policy.get("overrides") or {}, trust_remote_code)
 
     def config(self, base: Path) -> PreTrainedConfig:
         """Return the configuration of the model at `base` with the overrides."""

@@ -16,7 +16,12 @@ from quintet.errors import ConfigError, MachineError
 from quintet.package_files import read_yaml
 from quintet.tracking.progress import Progress
 from quintet.tracking.run_directory import RunDirectory
-from quintet.training.checkpoint.checkpoint import Checkpoint, find_checkpoint, open_checkpoint
+from quintet.training.checkpoint.checkpoint import (
+    Checkpoint,
+    find_checkpoint,
+    finish_interrupted_replacements,
+    open_checkpoint,
+)
 from quintet.training.checkpoint.remote_store import RemoteStore
 
 KEYS = read_yaml(__file__)
@@ -52,6 +57,8 @@ def _newest(directory: RunDirectory, progress: Progress, remote: RemoteStore | N
     """Return the last good local checkpoint or, if there is none, the last good one of the remote store. Checkpoints of
     the warm start count if there are no others."""
     damaged: dict[Path, str] = {}
+    for root in (directory.checkpoints, directory.warm_start_checkpoints):
+        finish_interrupted_replacements(root)
     checkpoint = find_checkpoint(directory.checkpoints, damaged.__setitem__)
     if checkpoint is None and not damaged:
         checkpoint = find_checkpoint(directory.warm_start_checkpoints, damaged.__setitem__)

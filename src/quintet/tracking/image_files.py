@@ -11,6 +11,7 @@ import numpy as np
 from quintet.envs.service.png import HEADER_END, encode_png
 from quintet.errors import MachineError
 from quintet.tracking.atomic_files import translate_os_errors, write_atomic
+from quintet.tracking.run_directory import contained_path
 
 FOLDER = "images"
 _NAME = re.compile(rf"{FOLDER}/[0-9a-f]{{24}}\.png")
@@ -40,11 +41,12 @@ def read_png(directory: Path, name: str) -> bytes | None:
     """Return the file of an image, None if it is missing or cut.
 
     Raises:
-        MachineError: The file cannot be read, or `name` is not a name that `write_image` returns.
+        MachineError: The file cannot be read, is a link out of `directory`, or `name` is not a name that `write_image`
+            returns.
     """
     if not _NAME.fullmatch(name):
         raise MachineError(f"{directory}: {name!r:.60} is no image of a trajectory")
-    path = directory / name
+    path = contained_path(directory, name)
     with translate_os_errors(path):
         data = path.read_bytes() if path.exists() else b""
     return data if len(data) > HEADER_END else None

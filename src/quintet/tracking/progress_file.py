@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from quintet.tracking.progress import Phase, Progress
 
 WRITE_SECONDS = 1.0
@@ -29,8 +31,8 @@ class PhaseProgress:
     def read(cls, path: Path) -> PhaseProgress | None:
         """Return the progress in a file; None if there is none, or if it is damaged."""
         try:
-            return cls(**json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError):
+            return TypeAdapter(cls).validate_json(path.read_bytes())
+        except (OSError, ValueError):
             return None
 
 

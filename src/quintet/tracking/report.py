@@ -20,7 +20,7 @@ from quintet.tracking.image_files import read_png
 from quintet.tracking.loggers import read_metrics
 from quintet.tracking.metrics import describe, healthy_text
 from quintet.tracking.report_videos import tasks_html, videos_html
-from quintet.tracking.run_directory import RunDirectory
+from quintet.tracking.run_directory import RunDirectory, contained_path
 from quintet.tracking.timing_tree import TimedPhase, timing_tree
 from quintet.tracking.trajectories import IMAGE_FILES, read_trajectories
 
@@ -182,8 +182,11 @@ def _episodes(run: RunDirectory, count: int, boards: GridSheet) -> str:
     files = sorted(run.trajectories("validation", 0).parent.glob("step_*.jsonl"))
     if not files or count == 0:
         return ""
-    last = read_trajectories(files[-1])
-    first = read_trajectories(files[0]) if len(files) > 1 else []
+    for file in files:
+        contained_path(run.path, file.relative_to(run.path))
+    stored = read_trajectories(files[-1])
+    last = list(stored.by_line.values())
+    first = list(read_trajectories(files[0]).by_line.values()) if len(files) > 1 else []
     folder = files[-1].parent
     chosen = [
         EpisodePair(_load_images(folder, pair.after), pair.before and _load_images(folder, pair.before))
@@ -193,9 +196,10 @@ def _episodes(run: RunDirectory, count: int, boards: GridSheet) -> str:
         return ""
     solved = sum(bool(episode["success"]) for episode in last)
     before = " Episodes lost before training and solved after it come first, marked ✗ → ✓." if first else ""
+    damage = f" Left out as damaged: {escape('; '.join(stored.damage[:5]))}." if stored.damage else ""
     intro = (
         f"{len(chosen)} of the {len(last)} held-out episodes of the last validation, {solved} of which were solved. "
-        f"The selection is not random: about a third are failures, if there are enough.{before}"
+        f"The selection is not random: about a third are failures, if there are enough.{before}{damage}"
     )
     return (
         f'<section id="episodes"><h2>Episodes</h2><p class="lead">{intro}</p>{episodes_html(chosen, boards)}</section>'

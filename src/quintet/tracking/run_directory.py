@@ -188,6 +188,24 @@ class RunDirectory:
             yield
 
 
+def contained_path(directory: Path, relative: Path | str) -> Path:
+    """Return the path of a file of a run, unless it is a link that leaves the run's directory: a directory that comes
+    from somebody else must not show files of this machine.
+
+    Raises:
+        MachineError: it leaves the directory.
+    """
+    path = directory / relative
+    if not is_contained(directory, path):
+        raise MachineError(f"{path} leads out of the run directory", "replace the link by a copy of what it names")
+    return path
+
+
+def is_contained(directory: Path, path: Path) -> bool:
+    """Return whether a path is in a directory after all links are followed."""
+    return path.resolve().is_relative_to(directory.resolve())
+
+
 def _make(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -22,6 +22,8 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from pydantic import TypeAdapter
+
 from quintet.tracking.atomic_files import translate_os_errors, write_atomic
 
 HEARTBEAT_SECONDS = 5.0
@@ -219,6 +221,6 @@ def read_record(path: Path) -> ProcessRecord | None:
     """Return the record in a file; None if there is none, or if it is damaged."""
     try:
         age = time.time() - path.stat().st_mtime
-        return ProcessRecord(path, RunProcess(**json.loads(path.read_text())), age)
-    except (OSError, ValueError, TypeError):
+        return ProcessRecord(path, TypeAdapter(RunProcess).validate_json(path.read_bytes()), age)
+    except (OSError, ValueError):
         return None

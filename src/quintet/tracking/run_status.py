@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from quintet.errors import MachineError
 from quintet.tracking.progress_file import PhaseProgress
 from quintet.tracking.run_directory import RunDirectory
 from quintet.tracking.run_processes import ProcessRecord
@@ -73,11 +74,7 @@ def find_runs(parent: Path) -> list[Path]:
 
 
 def read_status(path: Path) -> RunStatus:
-    """Return the status of the run in a directory.
-
-    Raises:
-        MachineError: the run's state file is damaged.
-    """
+    """Return the status of the run in a directory; unknown, with the reason, if its state file is damaged."""
     directory = RunDirectory(path)
     launcher, ranks = directory.processes.records()
     state, message = _state(directory, launcher, ranks)
@@ -104,8 +101,11 @@ def _state(
     leader = _leader(launcher, ranks)
     if leader is not None and leader.state != "ended":
         return ("running" if request is None else "stopping"), ""
-    if directory.read_state().get("status") == "finished":
-        return "finished", ""
+    try:
+        if directory.read_state().get("status") == "finished":
+            return "finished", ""
+    except MachineError as error:
+        return "unknown", error.message
     if leader is None:
         return "unknown", ""
     for process in (leader.process, *(record.process for record in ranks)):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ValidationError
 
 from quintet.errors import MachineError
 from quintet.records import Trajectory, Turn
@@ -21,6 +23,46 @@ FORMER_TURN_KEYS = {"stop": "finish_reason"}
 IMAGE_FILES = ("image_files", "image_files_after")
 """Keys of a turn with the names of image files: of `Turn.images` and `Turn.images_after`."""
 CHANGED_HINT = "the file was changed or cut: remove it"
+
+
+class _StoredTurn(BaseModel, extra="allow", strict=True):
+    """Keys of a turn that the readers of trajectory files use."""
+
+    observation: str
+    text: str
+    actions: list[Any]
+    valid_format: bool
+    reward: float
+    finish_reason: str
+    frames: list[str]
+    response_tokens: int = 0
+    tokens: list[int] = []
+    image_files: list[str] = []
+    image_files_after: list[str] = []
+
+
+class _StoredFailure(BaseModel, extra="allow", strict=True):
+    where: str
+    error_type: str
+    message: str
+
+
+class StoredEpisode(BaseModel, extra="allow", strict=True):
+    """Keys of a trajectory besides its turns that the readers of trajectory files use."""
+
+    env: str
+    seed: int
+    group: int
+    sample: int
+    outcome: str
+    success: bool
+    reward: float
+    env_type: str = ""
+    failure: _StoredFailure | None = None
+
+
+class _StoredTrajectory(StoredEpisode):
+    turns: list[_StoredTurn]
 
 
 class EpisodeTokens(NamedTuple):
@@ -62,17 +104,33 @@ def write_trajectories(
     write_atomic(path, "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace"))
 
 
-def read_trajectories(path: Path, count: int | None = None) -> list[dict[str, Any]]:
-    """Read the trajectories that `write_trajectories` wrote, or the first `count` of them, as dicts.
+class StoredTrajectories(NamedTuple):
+    """Contents of a trajectory file, or of its first lines."""
+
+    by_line: Mapping[int, dict[str, Any]]
+    """Trajectories by the number of their line, from 1."""
+    damage: Sequence[str]
+    """Why lines are left out; each text names its line."""
+
+
+def read_trajectories(path: Path, count: int | None = None) -> StoredTrajectories:
+    """Read the trajectories that `write_trajectories` wrote, or the first `count` lines of them, as dicts.
 
     Raises:
-        MachineError: The file is missing or a line is not a trajectory; the message names the line.
+        MachineError: The file cannot be read.
     """
     with translate_os_errors(path):
-        file = path.open(encoding="utf-8", newline="\n")
+        file = path.open(encoding="utf-8", errors="replace", newline="\n")
+    episodes: dict[int, dict[str, Any]] = {}
+    damage: list[str] = []
     with file, translate_os_errors(path):
-        lines = (line.removesuffix("\n") for line in islice(file, count))
-        return [parse_trajectory(path, number, line) for number, line in enumerate(lines, 1) if line]
+        for number, line in enumerate(islice(file, count), 1):
+            if text := line.removesuffix("\n"):
+                try:
+                    episodes[number] = parse_trajectory(path, number, text)
+                except MachineError as error:
+                    damage.append(error.message)
+    return StoredTrajectories(episodes, damage)
 
 
 def parse_trajectory(path: Path, number: int, line: str) -> dict[str, Any]:
@@ -82,12 +140,17 @@ def parse_trajectory(path: Path, number: int, line: str) -> dict[str, Any]:
         MachineError: The line is not a trajectory; the message names it.
     """
     try:
-        episode = json.loads(line)
-    except ValueError as error:
+        episode: dict[str, Any] = json.loads(line)
+        _rename_former_keys(episode)
+        _StoredTrajectory.model_validate(episode)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise MachineError(f"{path}:{number} is not a trajectory: {key}: {first['msg']}", CHANGED_HINT) from None
+    except (ValueError, RecursionError) as error:
         raise MachineError(f"{path}:{number} is not JSON: {error}", CHANGED_HINT) from None
-    if not isinstance(episode, dict) or not isinstance(episode.get("turns"), list):
-        raise MachineError(f"{path}:{number} is not a trajectory", CHANGED_HINT)
-    _rename_former_keys(episode)
+    except (TypeError, AttributeError, KeyError):
+        raise MachineError(f"{path}:{number} is not a trajectory", CHANGED_HINT) from None
     return episode
 
 

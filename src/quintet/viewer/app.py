@@ -47,7 +47,8 @@ def _guard(address: Address) -> Callable[..., Awaitable[Response]]:
         except RequestError as error:
             return JSONResponse({"error": str(error)}, status_code=error.status)
         if sent is not None:
-            response: Response = RedirectResponse(request.url.path)
+            # a path that begins with `//` would name another host
+            response: Response = RedirectResponse("/" + request.url.path.lstrip("/\\"))
             response.set_cookie(COOKIE, sent, httponly=True, samesite="strict")
             return response
         response = await call_next(request)

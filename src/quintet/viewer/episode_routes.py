@@ -8,6 +8,7 @@ from fastapi.responses import FileResponse
 
 from quintet.errors import MachineError
 from quintet.tracking.image_files import read_png
+from quintet.tracking.run_directory import is_contained
 from quintet.viewer.episode_filter import EpisodeFilter, count_facets
 from quintet.viewer.episodes import changed_episodes, episode_details, list_rows
 from quintet.viewer.run_catalog import RunCatalog, ViewedRun
@@ -16,6 +17,8 @@ from quintet.viewer.trajectory_index import EpisodeSummary
 INDEX_SECONDS = 0.2
 """How long a request waits for new trajectory files to be indexed; what is missing then comes with a later one."""
 MAX_ROWS, MAX_SAMPLES, CACHED_RESULTS = 500, 32, 8
+MAX_DAMAGE = 20
+"""Damaged lines that a list of episodes names."""
 VIDEOS = "videos"
 VIDEO_TYPES = {".mp4": "video/mp4", ".gif": "image/gif"}
 
@@ -47,6 +50,7 @@ class EpisodeRoutes:
         selected = self._select(each, conditions)
         return {
             "complete": each.trajectories.is_complete,
+            "damage": each.trajectories.damage[:MAX_DAMAGE],
             "total": len(selected),
             "solved": sum(episode.success for episode in selected),
             "rows": list_rows(each.trajectories, selected[first : first + min(count, MAX_ROWS)]),
@@ -87,7 +91,7 @@ class EpisodeRoutes:
     def videos(self, run: str) -> list[str]:
         """Return the names of a run's videos."""
         folder = self._catalog.get(run).directory.path / VIDEOS
-        paths = [path for path in folder.rglob("*") if path.suffix in VIDEO_TYPES]
+        paths = [path for path in folder.rglob("*") if path.suffix in VIDEO_TYPES and is_contained(folder, path)]
         return [str(path.relative_to(folder)) for path in sorted(paths)]
 
     def video(self, run: str, name: str) -> FileResponse:

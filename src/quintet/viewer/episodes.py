@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from quintet.errors import MachineError
 from quintet.tracking.grid_svg import grid_svg
 from quintet.tracking.trajectories import parse_trajectory
 from quintet.viewer.trajectory_index import EpisodeSummary, TrajectoryIndex
@@ -19,11 +20,15 @@ Identity = tuple[str, int, int]
 
 def list_rows(index: TrajectoryIndex, episodes: Sequence[EpisodeSummary]) -> list[dict[str, Any]]:
     """Return the rows of a list, each with the beginning of the last response."""
-    return [episode._asdict() | {"preview": _preview(read_episode(index, episode))} for episode in episodes]
+    return [episode._asdict() | {"preview": _preview(index, episode)} for episode in episodes]
 
 
-def _preview(episode: Mapping[str, Any]) -> str:
-    return str(episode["turns"][-1]["text"])[:PREVIEW] if episode["turns"] else ""
+def _preview(index: TrajectoryIndex, summary: EpisodeSummary) -> str:
+    try:
+        turns = read_episode(index, summary)["turns"]
+    except MachineError as error:
+        return error.message  # the other episodes of the list can still be read
+    return str(turns[-1]["text"])[:PREVIEW] if turns else ""
 
 
 def read_episode(index: TrajectoryIndex, summary: EpisodeSummary) -> dict[str, Any]:

@@ -37,7 +37,9 @@ def metric_routes(catalog: RunCatalog) -> APIRouter:
         return [_definition(name) for name in sorted(names)]
 
     @router.get("/curves", response_model=None)
-    def curves(run: Runs, metric: Annotated[list[str], Query()], points: int = MAX_POINTS) -> Response:
+    def curves(
+        run: Runs, metric: Annotated[list[str], Query()], points: Annotated[int, Query(ge=2)] = MAX_POINTS
+    ) -> Response:
         """Return each metric of each run: steps, seconds since the start, values."""
         result: dict[str, Any] = {}
         for viewed in map(catalog.get, run):
@@ -75,7 +77,7 @@ def _add_timeline_routes(router: APIRouter, catalog: RunCatalog) -> None:
 
     @router.get("/trace")
     def trace(run: str, step: int, rank: int) -> dict[str, Any]:
-        return read_trace(catalog.get(run).directory.profile, step, rank)
+        return read_trace(catalog.get(run).directory, step, rank)
 
 
 def _points(curve: Curve, points: int) -> dict[str, Sequence[float]]:

@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from quintet.errors import MachineError
+from quintet.tracking.run_directory import contained_path
+
 Row = dict[str, Any]
 
 
@@ -51,16 +54,18 @@ class MetricsFile:
     def rows(self) -> list[Row]:
         """Return all complete rows; reads only the part of the file appended since the last call.
 
-        A file that was replaced or cut, because the run resumed from a checkpoint, is read again.
+        A file that was replaced or cut, because the run resumed from a checkpoint, is read again. A link out of the
+        run's directory counts as missing.
         """
         try:
+            contained_path(self._path.parent, self._path.name)
             with self._path.open("rb") as file:
                 status = self._path.stat()
                 if status.st_ino != self._inode or status.st_size < self._offset:
                     self._rows, self._columns, self._offset, self._inode = [], {}, 0, status.st_ino
                 file.seek(self._offset)
                 data = file.read()
-        except FileNotFoundError:
+        except (FileNotFoundError, MachineError):
             self._rows, self._columns, self._offset = [], {}, 0
             return self._rows
         complete = data[: data.rfind(b"\n") + 1]

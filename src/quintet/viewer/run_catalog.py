@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quintet.errors import MachineError
-from quintet.tracking.run_directory import RunDirectory
+from quintet.tracking.run_directory import RunDirectory, contained_path, is_contained
 from quintet.tracking.run_status import RunStatus, find_runs, is_run_directory, read_status, status_as_json
 from quintet.viewer.config_values import ConfigValue, read_config_values
 from quintet.viewer.metrics_file import MetricsFile
@@ -40,7 +40,7 @@ class ViewedRun:
 
     def config(self) -> Mapping[str, ConfigValue]:
         """Return the values of its configuration, empty before it is written."""
-        return read_config_values(self.directory.config)
+        return read_config_values(contained_path(self.directory.path, self.directory.config.name))
 
     def status(self) -> RunStatus:
         """Return its state and progress."""
@@ -50,8 +50,10 @@ class ViewedRun:
         """Return the file of its tokenizer: of its policy, its newest checkpoint, or the model that it started from."""
         start = self.config().get("policy.path")
         folders = [self.directory.policy, *sorted(self.directory.checkpoints.glob("global_step_*/hf"), reverse=True)]
-        files = [folder / "tokenizer.json" for folder in (*folders, *([Path(start.text)] if start else []))]
-        return next((file for file in files if file.is_file()), None)
+        files = [folder / "tokenizer.json" for folder in folders]
+        contained = [file for file in files if is_contained(self.directory.path, file)]
+        started_from = [Path(start.text) / "tokenizer.json"] if start else []
+        return next((file for file in (*contained, *started_from) if file.is_file()), None)
 
     def headline(self) -> tuple[str, list[float]]:
         """Return the metric that shows best whether it learns, and at most 60 of its values."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quintet.errors import MachineError
+from quintet.tracking.run_directory import RunDirectory, contained_path
 
 FILE = re.compile(r"step_(\d{6,})_rank_(\d+)\.json")
 MAX_BYTES = 200 << 20
@@ -29,8 +30,8 @@ def list_traces(directory: Path) -> list[dict[str, int]]:
     return [{"step": step, "rank": rank} for step, rank in steps_and_ranks]
 
 
-def read_trace(directory: Path, step: int, rank: int) -> dict[str, Any]:
-    """Return the tracks and counters of a trace; times are microseconds since its begin.
+def read_trace(run: RunDirectory, step: int, rank: int) -> dict[str, Any]:
+    """Return the tracks and counters of a trace of a run; times are microseconds since its begin.
 
     A track has spans `[begin, duration, row, name, details]`, where `name` is an index into `names`; spans of a row do
     not overlap. A counter has its times and, by name, its values.
@@ -38,7 +39,7 @@ def read_trace(directory: Path, step: int, rank: int) -> dict[str, Any]:
     Raises:
         MachineError: there is no such trace; it is too large for a browser, or damaged.
     """
-    path = directory / f"step_{step:06d}_rank_{rank}.json"
+    path = contained_path(run.path, run.profile.relative_to(run.path) / f"step_{step:06d}_rank_{rank}.json")
     try:
         if path.stat().st_size > MAX_BYTES:
             raise MachineError(f"{path} has more than {MAX_BYTES >> 20} MiB", "open it in https://ui.perfetto.dev")

@@ -6,19 +6,22 @@ about a second, on a thread, the newest file first.
 
 from __future__ import annotations
 
-import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from pydantic import ValidationError
 
 from quintet.errors import MachineError
-from quintet.tracking.trajectories import parse_trajectory
+from quintet.tracking.run_directory import contained_path
+from quintet.tracking.trajectories import StoredEpisode, parse_trajectory
 
 _TURNS = b', "turns": ['
 _TURN_NUMBERS = re.compile(rb'"finish_reason": "(\w+)", "prompt_tokens": \d+, "response_tokens": (\d+)')
 """Quotes inside JSON strings are escaped, so no text of a turn matches."""
+SPLITS = ("train", "validation")
 _STEP = re.compile(r"step_(\d+)\.jsonl")
 
 
@@ -63,6 +66,7 @@ class TrajectoryIndex:
         self._directory = directory
         self._lock = threading.Lock()
         self._summaries: dict[TrajectoryFile, list[EpisodeSummary]] = {}
+        self._damage: dict[TrajectoryFile, list[str]] = {}
         self._thread: threading.Thread | None = None
         self.version = 0
         """Grows with each file that is added or removed."""
@@ -72,7 +76,7 @@ class TrajectoryIndex:
         with self._lock:
             files = set(trajectory_files(self._directory))
             for removed in self._summaries.keys() - files:
-                del self._summaries[removed]
+                del self._summaries[removed], self._damage[removed]
                 self.version += 1
             added = sorted(files - self._summaries.keys(), key=lambda file: (file.step, file.split), reverse=True)
             if added and (self._thread is None or not self._thread.is_alive()):
@@ -92,74 +96,94 @@ class TrajectoryIndex:
             files = sorted(self._summaries, key=lambda file: (-file.step, file.split))
             return [summary for file in files for summary in self._summaries[file]]
 
+    @property
+    def damage(self) -> list[str]:
+        """Reasons why lines and files are left out; each names its line or file."""
+        with self._lock:
+            return [text for file in sorted(self._damage) for text in self._damage[file]]
+
     def file(self, split: str, step: int) -> Path:
-        """Return the file of a step."""
-        return self._directory / "trajectories" / split / f"step_{step:06d}.jsonl"
+        """Return the file of a step.
+
+        Raises:
+            MachineError: the split is none of a run, or the file is a link out of the run's directory.
+        """
+        if split not in SPLITS:
+            raise MachineError(f"{split!r:.60} is no split of a run", f"the splits are {', '.join(SPLITS)}")
+        return contained_path(self._directory, f"trajectories/{split}/step_{step:06d}.jsonl")
 
     def _index(self, files: list[TrajectoryFile]) -> None:
         for file in files:
+            damage: list[str] = []
             try:
-                summaries = list(summarize(file))
-            except (OSError, MachineError):
-                summaries = []  # removed or damaged meanwhile: the others can still be shown
+                contained_path(self._directory, file.path.relative_to(self._directory))
+                summaries = list(summarize(file, damage.append))
+            except (OSError, MachineError) as error:
+                summaries = []  # removed meanwhile, or a link: the others can still be shown
+                damage = [str(error)]
             with self._lock:
-                self._summaries[file] = summaries
+                self._summaries[file], self._damage[file] = summaries, damage
                 self.version += 1
 
 
 def trajectory_files(directory: Path) -> Iterator[TrajectoryFile]:
     """Yield the trajectory files of a run."""
-    for split in ("train", "validation"):
+    for split in SPLITS:
         for path in (directory / "trajectories" / split).glob("step_*.jsonl"):
             if match := _STEP.fullmatch(path.name):
                 yield TrajectoryFile(path, split, int(match[1]), path.stat().st_mtime_ns)
 
 
-def summarize(file: TrajectoryFile) -> Iterator[EpisodeSummary]:
-    """Yield the summary of each episode in a file.
-
-    Raises:
-        MachineError: a line is not a trajectory.
-    """
+def summarize(file: TrajectoryFile, reject: Callable[[str], None]) -> Iterator[EpisodeSummary]:
+    """Yield the summary of each episode in a file; `reject(reason)` is called for each line that is not a
+    trajectory."""
     offset = 0
     with file.path.open("rb") as lines:
         for number, line in enumerate(lines):
-            yield _summary(file, number, offset, line)
+            try:
+                yield _summary(file, number, offset, line)
+            except MachineError as error:
+                reject(error.message)
             offset += len(line)
 
 
 def _summary(file: TrajectoryFile, number: int, offset: int, line: bytes) -> EpisodeSummary:
+    """Return the summary of an episode.
+
+    Raises:
+        MachineError: the line is not a trajectory.
+    """
     head, separator, turns = line.partition(_TURNS)
     numbers = _TURN_NUMBERS.findall(turns)
     episode = _parse_head(head) if separator else None
     if episode is None:
         # written by an earlier version with other keys
-        episode = parse_trajectory(file.path, number + 1, line.decode(errors="replace"))
-        numbers = [(str(t["finish_reason"]).encode(), t.get("response_tokens", 0)) for t in episode["turns"]]
-    failure = episode.get("failure")
+        stored = parse_trajectory(file.path, number + 1, line.decode(errors="replace"))
+        numbers = [(turn["finish_reason"].encode(), turn.get("response_tokens", 0)) for turn in stored["turns"]]
+        episode = StoredEpisode.model_validate(stored)
+    failure = episode.failure
     return EpisodeSummary(
         file.split,
         file.step,
         number,
         offset,
-        str(episode["env"]),
-        episode["seed"],
-        episode["group"],
-        episode["sample"],
-        episode["outcome"],
-        bool(episode["success"]),
-        episode["reward"],
-        f"{failure['where']}: {failure['error_type']}" if failure else None,
+        episode.env,
+        episode.seed,
+        episode.group,
+        episode.sample,
+        episode.outcome,
+        episode.success,
+        episode.reward,
+        f"{failure.where}: {failure.error_type}" if failure else None,
         len(numbers),
         sum(int(tokens) for _, tokens in numbers),
         numbers[-1][0].decode() if numbers else "",
     )
 
 
-def _parse_head(head: bytes) -> dict[str, Any] | None:
+def _parse_head(head: bytes) -> StoredEpisode | None:
     """Return the keys before the turns, None if some are missing."""
     try:
-        episode: dict[str, Any] = json.loads(head + b"}")
-    except ValueError:
+        return StoredEpisode.model_validate_json(head + b"}")
+    except ValidationError:
         return None
-    return episode if "env" in episode and not (episode["failure"] and "kind" in episode["failure"]) else None

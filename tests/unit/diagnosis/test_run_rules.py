@@ -47,8 +47,19 @@ def write_episodes(run: RunDirectory, episodes: Sequence[Mapping[str, Any]], ste
 
 
 def episode(number: int, text: str, reward: float = 0.0, *, success: bool = False) -> dict[str, Any]:
-    turn = {"observation": f"board {number}", "text": text, "finish_reason": "stop"}
-    return {"step": 10, "split": "train", "env": "lake", "success": success, "reward": reward, "turns": [turn]}
+    turn = {"observation": f"board {number}", "text": text, "finish_reason": "stop", "actions": [], "frames": []}
+    turns = [turn | {"reward": reward, "valid_format": True}]
+    identity = {"step": 10, "split": "train", "env": "lake", "seed": number, "group": number, "sample": 0}
+    return identity | {"outcome": "terminated", "success": success, "reward": reward, "turns": turns}
+
+
+def test_a_damaged_trajectory_file_is_reported(tmp_path: Path) -> None:
+    run = make_run(tmp_path, healthy_rows(60))
+    write_episodes(run, [episode(0, "a"), {"turns": []}, episode(2, "b")])
+    finding = only(diagnose_run(tmp_path))
+    assert finding.rule == "damaged-episodes"
+    assert finding.evidence.startswith("1 of 3 lines: ")
+    assert "step_000010.jsonl:2 is not a trajectory" in finding.evidence
 
 
 def only(findings: Sequence[Finding]) -> Finding:
@@ -183,7 +194,14 @@ def test_memory_is_compared_with_that_of_the_machine(tmp_path: Path, monkeypatch
 
 def test_every_rule_of_runs_has_limits_and_words() -> None:
     names = {rule_name(rule) for rule in (*STATE_RULES, *EPISODE_RULES)}
-    assert names == {"run-ended-early", "run-hangs", "memory-full", "same-response", "degenerate-text"}
+    assert names == {
+        "run-ended-early",
+        "run-hangs",
+        "memory-full",
+        "same-response",
+        "degenerate-text",
+        "damaged-episodes",
+    }
     assert names <= rule_specs().keys()
 
 

@@ -81,7 +81,7 @@ def test_a_page_has_the_images_before_each_response(tmp_path: Path) -> None:
 def test_images_of_trajectories_are_stored_once_and_read_back(tmp_path: Path) -> None:
     path = tmp_path / "train/step_000010.jsonl"
     write_trajectories(path, 10, "train", [seen(3), seen(4), seen(5)], image_episodes=2)
-    first, second, third = read_trajectories(path)
+    first, second, third = read_trajectories(path).by_line.values()
     assert not any("image_files" in played for played in third["turns"])
     (name,) = first["turns"][0]["image_files"]
     np.testing.assert_array_equal(decode_png(read_png(path.parent, name) or b""), image(3))

@@ -186,33 +186,42 @@ def test_durations_are_rounded() -> None:
 def test_trajectories_round_trip_through_a_file(tmp_path: Path) -> None:
     path = tmp_path / "validation/step_000001.jsonl"
     write_trajectories(path, 1, "validation", [episode(3), episode(4, outcome=Outcome.MAX_TOKENS)])
-    first, second = read_trajectories(path)
+    first, second = read_trajectories(path).by_line.values()
     assert ("truncated" in first, second["truncated"]) == (False, True)
     assert (first["seed"], first["outcome"], second["outcome"]) == (3, "success", "max_tokens")
     assert first["turns"][0]["text"] == "<answer> Right </answer>"
 
 
 def test_trajectory_files_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    turn = {"text": "a", "observation": "o", "actions": [], "valid_format": False, "reward": 0.0, "frames": []}
     former = {
         "world": "lake",
+        "seed": 1,
+        "group": 0,
+        "sample": 0,
+        "outcome": "failed",
+        "success": False,
+        "reward": 0.0,
         "kind": "frozenlake",
         "parts": {"acc": 1.0},
         "predicted": "7",
         "failure": {"where": "step", "kind": "ValueError", "message": "m"},
-        "turns": [{"text": "a", "stop": "length"}],
+        "turns": [turn | {"stop": "length"}],
     }
     path = tmp_path / "former.jsonl"
     path.write_text(json.dumps(former) + "\n")
-    assert read_trajectories(path) == [
-        {
+    renamed = ("world", "kind", "parts", "predicted")
+    assert read_trajectories(path).by_line == {
+        1: {key: value for key, value in former.items() if key not in renamed}
+        | {
             "env": "lake",
             "env_type": "frozenlake",
             "reward_components": {"acc": 1.0},
             "extracted_answer": "7",
             "failure": {"where": "step", "error_type": "ValueError", "message": "m"},
-            "turns": [{"text": "a", "finish_reason": "length"}],
+            "turns": [turn | {"finish_reason": "length"}],
         }
-    ]
+    }
 
 
 def test_episode_summaries_match_hand_computed_values() -> None:
@@ -258,7 +267,7 @@ def test_episodes_of_a_renamed_env_are_rendered_by_its_type(tmp_path: Path) -> N
     lake = replace(episode(3, replace(turn(), observation=shown)), env="lake")
     for env_type, boards in ((None, 0), ("frozenlake", 1)):
         write_trajectories(run.trajectories("validation", 1), 1, "validation", [replace(lake, env_type=env_type)])
-        (stored,) = read_trajectories(run.trajectories("validation", 1))
+        (stored,) = read_trajectories(run.trajectories("validation", 1)).by_line.values()
         assert stored.get("env_type") == env_type
         page = write_report(tmp_path, "mixed", {}, []).read_text()
         assert page.count('<symbol id="b0"') == boards

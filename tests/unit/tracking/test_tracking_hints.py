@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,8 +16,8 @@ from quintet.cli.configuration import inspect_config
 from quintet.config.compose import load_experiment
 from quintet.errors import MachineError
 from quintet.tracking.atomic_files import translate_os_errors, write_atomic
-from quintet.tracking.run_directory import RunDirectory
-from quintet.tracking.trajectories import read_trajectories
+from quintet.tracking.run_directory import RunDirectory, contained_path
+from quintet.tracking.trajectories import parse_trajectory
 
 
 def created(overrides: list[str]) -> None:
@@ -56,7 +57,18 @@ def trajectories(lines: Sequence[str | None]) -> None:
         if line is not None:
             path = Path(f"{number}.jsonl")
             path.write_text(line)
-            read_trajectories(path)
+            parse_trajectory(path, 1, path.read_text())
+
+
+def linked(is_link: bool) -> None:
+    """Read a file of a run that is a link out of its directory, or a copy of what the link names."""
+    path = Path("there/config.yaml")
+    path.unlink(missing_ok=True)
+    if is_link:
+        path.symlink_to(Path("file").resolve())
+    else:
+        shutil.copy("file", path)
+    contained_path(Path("there"), path.name)
 
 
 def written(directory: str) -> None:
@@ -73,6 +85,8 @@ CASES = [
     case(state_of, "[]", "remove the file, or choose another run `name`", None),
     case(running, ["a", "a"], "wait for that run, stop it, or choose another `name` for this one", ["a"], ["a", "b"]),
     case(trajectories, ["{"], "the file was changed or cut: remove it", [None]),
+    case(trajectories, ['{"turns": []}'], "the file was changed or cut: remove it", [None]),
+    case(linked, True, "replace the link by a copy of what it names", False),
     case(trajectories, ["{}"], "the file was changed or cut: remove it", [None]),
 ]
 

@@ -14,6 +14,7 @@ from quintet import trace
 from quintet.errors import MachineError
 from quintet.runtime.http_service.address import Address
 from quintet.trace import TraceRecorder
+from quintet.tracking.run_directory import RunDirectory
 from quintet.viewer import traces
 from quintet.viewer.app import build_app
 from quintet.viewer.run_catalog import RunCatalog
@@ -50,7 +51,7 @@ def run_with_trace(run_path: Path) -> Path:
 
 
 def test_spans_are_nested_and_requests_beside_each_other(run_with_trace: Path) -> None:
-    read = read_trace(run_with_trace / "profile", 2, 0)
+    read = read_trace(RunDirectory(run_with_trace), 2, 0)
     assert [track["name"] for track in read["tracks"]] == ["MainThread", "engine 0", "requests of engine 0"]
     assert spans_of(read, "MainThread") == [("step", 0, {}), ("gen", 1, {"episodes": 2}), ("update_actor", 1, {})]
     assert spans_of(read, "engine 0") == [("forward", 0, {"running": 2})]
@@ -82,7 +83,7 @@ def test_the_viewer_serves_the_traces_of_a_run(run_with_trace: Path) -> None:
 def test_a_trace_that_would_stop_the_browser_is_refused(run_with_trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "MAX_BYTES", 100)
     with pytest.raises(MachineError, match=r"more than 0 MiB[\s\S]*perfetto"):
-        read_trace(run_with_trace / "profile", 2, 0)
+        read_trace(RunDirectory(run_with_trace), 2, 0)
 
 
 def test_a_run_without_profiles_has_no_traces(tmp_path: Path) -> None:
@@ -91,5 +92,6 @@ def test_a_run_without_profiles_has_no_traces(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("events", [[], [{"ph": "M", "name": "thread_name", "tid": 1, "args": {"name": "MainThread"}}]])
 def test_an_empty_trace_has_no_tracks(tmp_path: Path, events: list[Any]) -> None:
-    (tmp_path / "step_000001_rank_0.json").write_text(json.dumps({"traceEvents": events}))
-    assert read_trace(tmp_path, 1, 0)["tracks"] == []
+    (tmp_path / "profile").mkdir()
+    (tmp_path / "profile/step_000001_rank_0.json").write_text(json.dumps({"traceEvents": events}))
+    assert read_trace(RunDirectory(tmp_path), 1, 0)["tracks"] == []

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from quintet.config.capabilities import Capability, Requires
 from quintet.config.native.registry_union import NamedSection, RegistryUnion, register
-from quintet.config.native.section import Share
+from quintet.config.native.section import RunsCode, Share
 from quintet.registry import Registry
 
 ADVANTAGES: Registry[Any] = Registry("advantage estimator", entry_points="quintet.advantages")
@@ -341,7 +341,7 @@ class NoAdvantageConfig(AdvantageSection, name="none"):
 class CustomAdvantageConfig(AdvantageSection, name="custom"):
     """Custom function `(batch, options) -> (advantages, returns)`, both [N] like `batch.rewards`."""
 
-    function: str
+    function: Annotated[str, RunsCode()]
     """`file.py:function`, `module:function`, or a name that another package registers."""
     options: Annotated[dict[str, Any], Field(default_factory=dict)]
     """Second argument of the function; validated by the function's `config_class`, if it has one."""

@@ -7,11 +7,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from quintet.config.native.section import (
+    AllowsCode,
     Count,
     ListOf,
     NonNegative,
     NotEmpty,
     PositiveShare,
+    RunsCode,
     Section,
     Share,
     Texts,
@@ -103,7 +105,7 @@ class DataConfig(Section):
     """Pass the chat messages to reward functions, as `raw_prompt` in `extra_info`."""
     keep_text: bool = False
     """Pass the prompt as text, chat template applied, to reward functions, as `full_prompts` in `extra_info`."""
-    dataset_class: str | None = None
+    dataset_class: Annotated[str | None, RunsCode()] = None
     """Custom dataset, `file.py:Class`: `Class(data_files, tokenizer, config)` with `len()` and rows by index, each a
     mapping like a row of a file."""
     cache_dir: str | None = None
@@ -151,9 +153,9 @@ class RewardModelConfig(Section):
     tokenizer: str | None = None
     """Set this to the policy's tokenizer if the reward model has a different one: prompt and response are then decoded
     and formatted with the reward model's chat template. null passes the token ids of the policy."""
-    external_libs: Texts = ()
+    external_libs: Annotated[Texts, RunsCode()] = ()
     """Python modules that are imported before the model is loaded."""
-    trust_remote_code: bool = False
+    trust_remote_code: AllowsCode = False
     """Run Python code from the model directory."""
     max_tokens: PositiveInt | None = None
     """Maximum tokens of prompt and response, which are truncated from the right; null uses the sum of their limits."""
@@ -295,7 +297,7 @@ class RewardConfig(Section):
     """Calls of the verifier: one response after another (`naive`; also `gdpo`, and `dapo` with `overlong` and without
     end-of-sequence tokens), in one process per core (`prime`; `remote` with a URL; `rate_limited` with a rate limit),
     or all responses in one call (`batch`)."""
-    function: str | None = None
+    function: Annotated[str | None, RunsCode()] = None
     """Custom reward function, `file.py:function`, called with `data_source`, `solution_str`, `ground_truth` and
     `extra_info` (`batch`: lists under `data_sources` and so on). It returns a number, or a mapping with `score` and
     further values to log. A URL, `http://…`, receives the same as JSON."""
@@ -372,7 +374,7 @@ class EvaluationConfig(Section):
     """Column of the data source, which selects the verifier."""
     truth_key: str = "reward_model"
     """Column of the ground truth."""
-    function: str | None = None
+    function: Annotated[str | None, RunsCode()] = None
     """Custom reward function, `file.py:function`; null uses the verifier of each row's data source."""
     samples: ListOf[PositiveInt] = (1, 2, 4, 8)
     """Values of k for pass@k and maj@k; those above the number of responses are left out."""

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from quintet.config.native.env_section import InteractiveEnvSection, Rendered, register_env
-from quintet.config.native.section import Count, NonNegative, NotEmpty, PositiveShare
+from quintet.config.native.section import Count, NonNegative, NotEmpty, PositiveShare, RunsCode
 
 VAGEN_BUILDER = "vagen.env.primitive_skill.maniskill.utils:build_env"
 Resolution = Annotated[int, Field(ge=16, le=1024)]
@@ -98,7 +98,7 @@ class PrimitiveSkillConfig(InteractiveEnvSection, name="primitive_skill"):
     """Total reward of all stages once the task is solved."""
     step_penalty: NonNegative = 0.1
     """Subtracted from the reward of each skill."""
-    maniskill_builder: NotEmpty = VAGEN_BUILDER
+    maniskill_builder: Annotated[NotEmpty, RunsCode()] = VAGEN_BUILDER
     """Function `module:name` that builds the task by its name with skills as actions, as VAGEN's does."""
 
     @property

@@ -22,7 +22,7 @@ from quintet.config.native.package_envs import GymnasiumConfig, TextArenaConfig
 from quintet.config.native.puzzle_envs import Game2048Config, PocketCubeConfig, SudokuConfig
 from quintet.config.native.registry_union import RegistryUnion
 from quintet.config.native.relations import RelationScoring
-from quintet.config.native.section import Count, NonNegative, NotEmpty, PositiveShare, Section, Seed
+from quintet.config.native.section import Count, NonNegative, NotEmpty, PositiveShare, RunsCode, Section, Seed
 from quintet.config.native.text_envs import (
     BanditConfig,
     CountdownConfig,
@@ -228,7 +228,7 @@ class CustomEnvConfig(InteractiveEnvSection, name="custom"):
     runs_external_code: ClassVar[bool] = True
     relation_scoring: ClassVar = RelationScoring()
 
-    path: str
+    path: Annotated[str, RunsCode()]
     """Env class or factory: `file.py:Class`, `module:Class`, or a name that a package registers as `quintet.envs`. See
     `docs/envs.md` for its methods."""
     arguments: Annotated[dict[str, Any], Field(default_factory=dict)]
@@ -249,7 +249,7 @@ class SimulatorConfig(EnvSection, name="simulator"):
 
     is_simulator: ClassVar[bool] = True
 
-    simulator: NotEmpty = "libero"
+    simulator: Annotated[NotEmpty, RunsCode()] = "libero"
     """Simulator: a name that `quintet list` shows, or your own class or function as `file.py:name` or `module:name`."""
     task_suite: str | None = None
     """Task suite of the simulator; null uses its default."""

@@ -13,7 +13,7 @@ from quintet.config.native.mixed_envs import RunEnv, apportion
 from quintet.config.native.placement import PlacementConfig
 from quintet.config.native.policy import PolicyConfig
 from quintet.config.native.rollout import RolloutConfig, ValidationConfig
-from quintet.config.native.section import Section, Seed, Texts
+from quintet.config.native.section import RunsCode, Section, Seed, Texts
 from quintet.config.native.tracking import CheckpointConfig, TrackingConfig
 from quintet.config.native.training import SftConfig, TrainingConfig, WarmStartConfig
 
@@ -30,7 +30,7 @@ class Experiment(Section):
     resume: str = "auto"
     """`auto` continues from the newest valid checkpoint of the run, `never` starts from scratch, a path continues from
     that checkpoint."""
-    external_libs: Texts = ()
+    external_libs: Annotated[Texts, RunsCode()] = ()
     """Python modules that are imported first, for example to register envs or loggers."""
     policy: PolicyConfig = PolicyConfig(overrides={})
     """Model to train."""

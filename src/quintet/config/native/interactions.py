@@ -5,13 +5,13 @@ from typing import Annotated, Any
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from quintet.config.native.section import NonNegative, NotEmpty, Section
+from quintet.config.native.section import NonNegative, NotEmpty, RunsCode, Section
 
 
 class UserConfig(Section):
     """Configuration of a simulated user."""
 
-    user: NotEmpty | None = None
+    user: Annotated[NotEmpty | None, RunsCode()] = None
     """Built-in user (`gsm8k`), or your own class as `file.py:Class` or `module:Class`; null takes the built-in user of
     the entry's name."""
     arguments: Annotated[dict[str, Any], Field(default_factory=dict)]
@@ -29,7 +29,7 @@ class InteractionsConfig(Section):
     users: Annotated[dict[str, UserConfig], Field(default_factory=dict)]
     """The users by name. A row names its user as `name` in `extra_info.interaction_kwargs`; of only one user, rows need
     not."""
-    file: NotEmpty | None = None
+    file: Annotated[NotEmpty | None, RunsCode()] = None
     """Interaction file of verl (`interaction: [{name: …, class_name: …, config: …}]`) with further users; null for
     none."""
     reward_weight: NonNegative = 1.0

@@ -8,7 +8,7 @@ from pydantic import Field, PositiveFloat
 
 from quintet.config.capabilities import Capability, Requires
 from quintet.config.native.registry_union import NamedSection, RegistryUnion, register
-from quintet.config.native.section import NonNegative, Share, UnitInterval
+from quintet.config.native.section import NonNegative, RunsCode, Share, UnitInterval
 from quintet.registry import Registry
 
 DualClipBound = Annotated[float, Field(gt=1.0)] | None
@@ -240,7 +240,7 @@ class EmbodiedLossConfig(LossSection):
 class CustomLossConfig(LossSection, name="custom"):
     """Custom function `(logprobs, targets, options) -> PolicyLoss`, one loss per token, all [M]."""
 
-    function: str
+    function: Annotated[str, RunsCode()]
     """`file.py:function`, `module:function`, or a name that another package registers."""
     options: Annotated[dict[str, Any], Field(default_factory=dict)]
     """Third argument of the function; validated by the function's `config_class`, if it has one."""

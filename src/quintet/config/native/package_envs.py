@@ -11,7 +11,7 @@ from quintet.config.native.env_section import (
     Rendered,
     register_env,
 )
-from quintet.config.native.section import ListOf, NotEmpty
+from quintet.config.native.section import ListOf, NotEmpty, RunsCode
 
 
 class PackageEnvSection(InteractiveEnvSection):
@@ -30,7 +30,7 @@ class PackageEnvSection(InteractiveEnvSection):
 class GymnasiumConfig(PackageEnvSection, name="gymnasium"):
     """Environment of Gymnasium, or of a package that registers its environments there."""
 
-    id: NotEmpty = "FrozenLake-v1"
+    id: Annotated[NotEmpty, RunsCode()] = "FrozenLake-v1"
     """Registered id; `module:id` imports the module that registers it first. Clients of an environment service may not
     name modules."""
     actions: Annotated[ListOf[NotEmpty], Field(min_length=1)] | None = None

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, SerializerFunctionWrapHandler, model_serializer
 
 from quintet.config.capabilities import Capability, Requires
-from quintet.config.native.section import Count, Section, Texts
+from quintet.config.native.section import AllowsCode, Count, Section, Texts
 
 FURTHER_POLICIES = (
     *("openpi", "openpi_rlinf", "gr00t", "gr00t_n1d6", "gr00t_n1d7", "dexbotic_pi", "dexbotic_dm0", "starvla"),
@@ -104,13 +104,13 @@ class PolicyConfig(Section):
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
     """Type of weights in the engine and of matrix products in training; the optimizer always keeps float32 weights.
     `auto` takes the type in the model's configuration."""
-    trust_remote_code: bool = False
+    trust_remote_code: AllowsCode = False
     """Run Python code from the model directory."""
     tokenizer: str | None = None
     """Directory of the tokenizer; null uses the model directory."""
     fast_tokenizer: bool = True
     """Use the Rust tokenizer, not the Python one, if both exist; transformers 5 has one of each."""
-    trust_tokenizer_code: bool = False
+    trust_tokenizer_code: AllowsCode = False
     """Run Python code from the tokenizer directory."""
     overrides: Annotated[dict[str, Any], Field(default_factory=dict)]
     """Values that override the model's `config.json`."""

@@ -1,6 +1,7 @@
 """Base class and common types of configuration sections."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Self, TypeVar
 
@@ -19,6 +20,13 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 NonNegative = Annotated[float, Field(ge=0.0)]
 NotEmpty = Annotated[str, Field(min_length=1)]
 
+
+@dataclass(frozen=True, slots=True)
+class RunsCode:
+    """Mark of a field whose value runs Python code of a file, a module or a model directory."""
+
+
+AllowsCode = Annotated[bool, RunsCode()]
 
 CONFLICT = "conflict"
 """Type of pydantic's error for values that contradict each other."""

@@ -5,13 +5,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from quintet.config.native.section import NonNegative, NotEmpty, Section
+from quintet.config.native.section import NonNegative, NotEmpty, RunsCode, Section
 
 
 class ToolConfig(Section):
     """Configuration of a tool."""
 
-    tool: NotEmpty | None = None
+    tool: Annotated[NotEmpty | None, RunsCode()] = None
     """Built-in tool (`calculator`, `gsm8k_answer`, `geometry3k_answer`, `python`, `search`, `code_service`), or your
     own class or function as `file.py:Class` or `module:Class`; null takes the built-in tool with the name of the
     function."""
@@ -32,9 +32,9 @@ class ToolCallsConfig(Section):
 
     tools: Annotated[dict[str, ToolConfig], Field(default_factory=dict)]
     """The tools, each under the name of the function that the policy calls."""
-    file: NotEmpty | None = None
+    file: Annotated[NotEmpty | None, RunsCode()] = None
     """Tool file of verl (`tools: [{class_name: …, tool_schema: …}]`) with further tools; null for none."""
-    function_file: NotEmpty | None = None
+    function_file: Annotated[NotEmpty | None, RunsCode()] = None
     """Python file whose functions with the decorator `function_tool` are further tools; null for none."""
     max_parallel_calls: PositiveInt = 1
     """Maximum calls executed from one response; the rest is ignored."""

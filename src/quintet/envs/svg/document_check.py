@@ -104,6 +104,8 @@ class _Reader:
             raise InvalidSvgError(f"it has more than {MAX_ELEMENTS} elements")
         if len(self._open) > MAX_DEPTH:
             raise InvalidSvgError(f"elements are nested more than {MAX_DEPTH} deep")
+        if self._style is not None:
+            raise InvalidSvgError("a <style> may contain only text")
         namespace, _, name = qualified_name.rpartition(" ")
         if self._num_elements == 1 and name != "svg":
             raise InvalidSvgError(f"its root is <{name:.40}>, not <svg>")

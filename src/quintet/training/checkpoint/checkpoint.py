@@ -28,6 +28,8 @@ LATEST_STEP_FILE = "latest_checkpointed_iteration.txt"
 """File name of verl, which its users' scripts read."""
 CHECKPOINT_PREFIX = "global_step_"
 STAGING_PREFIX = ".staging_"
+REPLACED_PREFIX = f"{STAGING_PREFIX}old_"
+"""Prefix of a checkpoint that is being replaced by another one of its step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class Checkpoint:
 def create_staging_directory(root: Path, step: int) -> Path:
     """Create the empty staging directory of a step, and delete those of interrupted saves."""
     root.mkdir(parents=True, exist_ok=True)
+    finish_interrupted_replacements(root)
     _delete_staging_directories(root)
     staging = staging_directory(root, step)
     staging.mkdir()
@@ -74,11 +77,22 @@ def move_into_place(root: Path, staging: Path, step: int) -> Path:
         _fsync(path)
     final = root / f"{CHECKPOINT_PREFIX}{step}"
     if final.exists():
-        final.rename(root / f"{STAGING_PREFIX}old_{step}")
+        final.rename(root / f"{REPLACED_PREFIX}{step}")
     staging.rename(final)
     _delete_staging_directories(root)
     _fsync(root)
     return final
+
+
+def finish_interrupted_replacements(root: Path) -> None:
+    """Restore checkpoints whose replacement ended between the two renames of `move_into_place`: the complete new
+    checkpoint, or else the one before."""
+    for replaced in root.glob(f"{REPLACED_PREFIX}*"):
+        step = int(replaced.name.removeprefix(REPLACED_PREFIX))
+        final = root / f"{CHECKPOINT_PREFIX}{step}"
+        if not final.exists():
+            candidates = (staging_directory(root, step), replaced)
+            next((path for path in candidates if find_damage(path) is None), replaced).rename(final)
 
 
 def _write_latest_step(root: Path, step: int) -> None:

@@ -25,7 +25,8 @@ export async function episodesView(page) {
       if (first === 0) {
         complete = result.complete;
         const share = result.total ? ` · ${number((100 * result.solved) / result.total)} % solved` : "";
-        summary.textContent = `${count(result.total, "episode")}${share}${complete ? "" : " · reading more…"}`;
+        const damage = result.damage.length ? ` · left out as damaged: ${result.damage.join("; ")}` : "";
+        summary.textContent = `${count(result.total, "episode")}${share}${complete ? "" : " · reading more…"}${damage}`;
       }
       return result;
     },

@@ -81,6 +81,7 @@ HOSTILE = {
     "external paint in characters": (svg('<rect fill="&#117;rl(//127.0.0.1/a)"/>'), "outside"),
     "external paint in a style": (svg("<rect style=\"fill: URL ( 'file:///a#p' )\"/>"), "external"),
     "escapes in a style": (svg('<rect style="fill:\\75rl(file:///a)"/>'), "escapes"),
+    "element in a style sheet": (svg("<style>@import<title/> 'file:///etc/passwd';</style>"), "only text"),
     "import": (svg("<style>@import 'file:///etc/passwd';</style>"), "style sheet"),
     "import in pieces": (svg("<style>@im<![CDATA[port 'file:///etc/passwd';]]></style>"), "style sheet"),
     "url of a style sheet": (svg("<style>rect {fill: url(http://127.0.0.1/)}</style>"), "style sheet"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,14 @@ import pytest
 from saved_checkpoints import save_checkpoint
 
 from quintet.errors import MachineError
-from quintet.training.checkpoint.checkpoint import find_checkpoint, open_checkpoint
+from quintet.training.checkpoint.checkpoint import (
+    MANIFEST_FILE,
+    REPLACED_PREFIX,
+    find_checkpoint,
+    finish_interrupted_replacements,
+    open_checkpoint,
+    staging_directory,
+)
 
 
 def save(root: Path, step: int, keep: int = 3) -> Path:
@@ -135,6 +143,32 @@ def test_saving_a_step_again_replaces_its_checkpoint(tmp_path: Path) -> None:
     save(tmp_path, 1)
     save(tmp_path, 1)
     assert steps(tmp_path) == ["global_step_1"]
+
+
+@pytest.mark.parametrize("is_new_complete", [True, False])
+def test_a_checkpoint_whose_replacement_was_killed_between_its_renames_is_restored(
+    tmp_path: Path, is_new_complete: bool
+) -> None:
+    save(tmp_path, 2)
+    replaced = tmp_path / f"{REPLACED_PREFIX}2"
+    (tmp_path / "global_step_2").rename(replaced)
+    new = shutil.copytree(replaced, staging_directory(tmp_path, 2))
+    (new / "new").write_text("x")
+    if not is_new_complete:
+        (new / MANIFEST_FILE).unlink()
+    finish_interrupted_replacements(tmp_path)
+    actual = find_checkpoint(tmp_path, never)
+    assert actual is not None
+    assert (actual.step, (actual.directory / "new").exists()) == (2, is_new_complete)
+    save(tmp_path, 3)
+    assert steps(tmp_path) == ["global_step_2", "global_step_3"]
+
+
+def test_the_next_save_deletes_no_checkpoint_whose_replacement_was_killed(tmp_path: Path) -> None:
+    save(tmp_path, 2)
+    (tmp_path / "global_step_2").rename(tmp_path / f"{REPLACED_PREFIX}2")
+    save(tmp_path, 3)
+    assert steps(tmp_path) == ["global_step_2", "global_step_3"]
 
 
 def test_the_latest_step_file_is_verls(tmp_path: Path) -> None:

@@ -1,0 +1,55 @@
+"""Settings that run Python code of others, which a run directory must not bring with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from quintet.config.composed import ComposedConfig
+from quintet.config.native.experiment import Experiment
+from quintet.config.native.section import RunsCode, Section
+from quintet.config.problems import ConfigProblem
+from quintet.config.schema import format_value
+from quintet.config.yaml_reader import COMMAND_LINE
+
+_NAMED_CODE = re.compile(r"[:/]|\.py$")
+"""Part of a reference to a file or module; the names of built-in and of registered objects have none of these."""
+_ENGINE_CODE = re.compile(r"trust_remote_code|_(cls|class)$|logits_processors?|plugin|hf_overrides")
+"""Options of engines that run code."""
+
+
+def code_settings(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the keys and values below a section that run Python code of a file, a module or a model directory."""
+    for name, field in type(section).model_fields.items():
+        value, key = getattr(section, name), f"{prefix}{name}"
+        if any(isinstance(mark, RunsCode) for mark in field.metadata):
+            if _runs_code(value):
+                yield key, value
+        elif isinstance(value, Section):
+            yield from code_settings(value, f"{key}.")
+        elif isinstance(value, dict):
+            for entry, part in value.items():
+                if isinstance(part, Section):
+                    yield from code_settings(part, f"{key}.{entry}.")
+
+
+def _runs_code(value: object) -> bool:
+    if isinstance(value, str):
+        return _NAMED_CODE.search(value) is not None
+    return bool(value)
+
+
+def _engine_code(config: Experiment) -> Iterator[tuple[str, Any]]:
+    arguments = config.rollout.engine_options.arguments
+    prefix = "rollout.engine_options.arguments"
+    return ((f"{prefix}.{name}", value) for name, value in arguments.items() if _ENGINE_CODE.search(name) and value)
+
+
+def run_code_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+    """Yield the settings of a run's own configuration that run code: the run directory may come from somebody else, so
+    only the command line may set them."""
+    for key, value in (*code_settings(composed.experiment), *_engine_code(composed.experiment)):
+        if composed.source(key) != COMMAND_LINE:
+            problem = "it runs code that the run directory names, which only the command line may ask for"
+            yield composed.problem(key, problem, f"{key}={format_value(value)}")

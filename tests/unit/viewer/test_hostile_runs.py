@@ -1,0 +1,145 @@
+"""If these fail, a run directory from somebody else shows files of this machine, or one damaged file hides the rest."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from tests.unit.viewer.test_app import client
+
+from quintet.tracking.image_files import write_image
+from quintet.tracking.report import write_report
+from quintet.tracking.run_directory import RunDirectory
+from quintet.tracking.trajectories import read_trajectories
+
+SECRET = "the secret of this machine"
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A directory outside of the run, with a file of each kind that the viewer shows."""
+    directory = tmp_path / "outside"
+    directory.mkdir()
+    return directory
+
+
+def link(path: Path, target: Path, content: str | bytes) -> None:
+    """Replace a file of a run by a link to a new file outside of it."""
+    target.write_bytes(content if isinstance(content, bytes) else content.encode())
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(target)
+
+
+def everything(viewer: TestClient, run: str) -> str:
+    """Return what the viewer says of a run by all routes that read its files."""
+    routes: dict[str, dict[str, Any]] = {
+        "runs": {},
+        "facets": {"run": run},
+        "episodes": {"run": run},
+        "config": {"run": run},
+        "metrics": {"run": run},
+        "curves": {"run": run, "metric": "leak"},
+        "timeline": {"run": run},
+        "videos": {"run": run},
+        "traces": {"run": run},
+        "trace": {"run": run, "step": 1, "rank": 0},
+        "video": {"run": run, "name": "leak.gif"},
+        "group": {"run": run, "split": "train", "step": 2, "line": 0},
+    }
+    return "".join(viewer.get(f"/api/{route}", params=params).text for route, params in routes.items())
+
+
+def test_links_out_of_a_run_directory_show_nothing(run_path: Path, outside: Path) -> None:
+    run = RunDirectory(run_path)
+    stored = run.trajectories("train", 2)
+    link(stored, outside / "train.jsonl", stored.read_text().replace("first", SECRET))
+    link(run.config, outside / "config.yaml", f"name: {SECRET}\n")
+    link(run.metrics, outside / "metrics.jsonl", json.dumps({"step": 1, SECRET: 1.0, "leak": 1.0}) + "\n")
+    link(run.profile / "step_000001_rank_0.json", outside / "trace.json", json.dumps({"traceEvents": [SECRET]}))
+    link(run_path / "videos/leak.gif", outside / "leak.gif", SECRET)
+    assert SECRET not in everything(client(run_path), "lake")
+
+
+def test_links_out_of_a_run_directory_are_not_in_its_report(run_path: Path, outside: Path) -> None:
+    run = RunDirectory(run_path)
+    stored = run.trajectories("validation", 3)
+    link(stored, outside / "validation.jsonl", stored.read_text().replace("Right", SECRET))
+    with pytest.raises(Exception, match="leads out of the run directory"):
+        write_report(run_path, "lake", {}, [], episodes=3)
+
+
+def test_an_image_that_is_a_link_or_of_another_directory_is_not_shown(run_path: Path, outside: Path) -> None:
+    folder = RunDirectory(run_path).trajectories("train", 2).parent
+    name = write_image(folder, np.zeros((2, 2, 3), np.uint8))
+    link(folder / name, outside / "image.png", SECRET)
+    viewer = client(run_path)
+    assert SECRET not in viewer.get("/api/image", params={"run": "lake", "split": "train", "name": name}).text
+    (outside / "images").mkdir()
+    shutil.copy(outside / "image.png", outside / name)
+    elsewhere = {"run": "lake", "split": "../../../outside", "name": name}
+    refused = viewer.get("/api/image", params=elsewhere)
+    assert (refused.status_code, "is no split" in refused.text, SECRET in refused.text) == (404, True, False)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        "{",
+        "[]",
+        '{"turns": []}',
+        '{"env": "lake", "seed": 0, "turns": [{"finish_reason": "stop"}]}',
+        '{"env": 7, "turns": [7]}',
+        "[" * 100_000,
+        "\ud800".encode("utf-8", "surrogatepass").decode("latin-1"),
+    ],
+)
+def test_a_damaged_line_costs_only_itself_and_is_named(run_path: Path, damaged: str) -> None:
+    path = RunDirectory(run_path).trajectories("validation", 3)
+    first, second, third = path.read_text().splitlines()
+    path.write_text("\n".join((first, damaged, third, second)) + "\n")
+    viewer = client(run_path)
+    episodes = viewer.get("/api/episodes", params={"run": "lake"}).json()
+    assert [(row["step"], row["line"]) for row in episodes["rows"] if row["step"] == 3] == [(3, 0), (3, 2), (3, 3)]
+    (reason,) = episodes["damage"]
+    assert "step_000003.jsonl:2" in reason
+    stored = read_trajectories(path)
+    assert (list(stored.by_line), len(stored.damage)) == ([1, 3, 4], 1)
+    assert "step_000003.jsonl:2" in write_report(run_path, "lake", {}, [], episodes=3).read_text()
+
+
+def test_a_line_that_is_damaged_in_its_turns_does_not_hide_the_list(run_path: Path) -> None:
+    path = RunDirectory(run_path).trajectories("validation", 3)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join((lines[0][:-40], *lines[1:])) + "\n")
+    rows = client(run_path).get("/api/episodes", params={"run": "lake"}).json()["rows"]
+    assert len([row for row in rows if row["step"] == 3]) == 3
+    assert "step_000003.jsonl:1 is not JSON" in next(r["preview"] for r in rows if (r["step"], r["line"]) == (3, 0))
+
+
+def test_a_run_with_a_damaged_state_does_not_hide_the_others(run_path: Path) -> None:
+    damaged = shutil.copytree(run_path, run_path.parent / "damaged")
+    RunDirectory(damaged).state.write_text("{")
+    RunDirectory(damaged).progress.write_text('{"phase": [], "done": "x", "total": null, "unit": 1}')
+    states = {run["name"]: run["state"] for run in client(run_path.parent).get("/api/runs").json()}
+    assert states == {"lake": "finished", "damaged": "unknown"}
+
+
+def test_the_token_is_not_sent_to_another_host(run_path: Path) -> None:
+    viewer = client(run_path, token="secret")
+    for path in ("//evil.example/x", "/\\evil.example/x", "///evil.example"):
+        answer = viewer.get(f"http://127.0.0.1:8080{path}?token=secret", follow_redirects=False)
+        location = answer.headers.get("location", "/")
+        assert location.startswith("/")
+        assert not location.startswith(("//", "/\\"))
+
+
+@pytest.mark.parametrize("points", [-5, 0, "x"])
+def test_a_wrong_number_of_points_is_a_clients_error(run_path: Path, points: object) -> None:
+    params = {"run": "lake", "metric": "actor/entropy", "points": str(points)}
+    assert client(run_path).get("/api/curves", params=params).status_code == 422
