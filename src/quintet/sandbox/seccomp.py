@@ -16,6 +16,7 @@ import struct
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
+from importlib.resources import files
 
 Instruction = tuple[int, int, int, int]
 """Instruction of a classic BPF program: code, jump if true, jump if false, operand."""
@@ -36,48 +37,38 @@ CLONE_THREAD = 0x10000
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 NOT_STREAM = 0xE
 """Bits of the types of sockets other than SOCK_STREAM."""
-REFUSED_IOCTLS = (0x5412, 0x5452, 0x8901, 0x8902)
-"""TIOCSTI, and those by which a descriptor sends signals: FIOASYNC, FIOSETOWN, SIOCSPGRP."""
-REFUSED_FCNTLS = (5, 6, 7, 8, 10, 15, 37, 38, 1024, 1026)
-"""Locks, leases and notifications, and those by which a descriptor sends signals: F_SETOWN, F_SETSIG, F_SETOWN_EX."""
+ALLOWED_IOCTLS = (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+"""TCGETS, TCGETS2, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX and FIOCLEX; others could type into a terminal or make a
+descriptor send signals."""
+ALLOWED_FCNTLS = (0, 1, 2, 3, 4, 9, 11, 1030, 1032, 1034)
+"""F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_GETOWN, F_GETSIG, F_DUPFD_CLOEXEC, F_GETPIPE_SZ and F_GET_SEALS;
+others lock files, notify, or make a descriptor send signals (F_SETOWN, F_SETSIG)."""
+ALLOWED_PRCTLS = (3, 15, 16, 21, 23, 39, 0x53564D41)
+"""PR_GET_DUMPABLE, PR_SET_NAME, PR_GET_NAME, PR_GET_SECCOMP, PR_CAPBSET_READ, PR_GET_NO_NEW_PRIVS and PR_SET_VMA."""
 
 # audit architecture and system call numbers by machine (asm/unistd_64.h, asm-generic/unistd.h)
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 ARGUMENT_CHECKED = {
     "x86_64": {"open": 2, "openat": 257, "clone": 56, "kill": 62, "tgkill": 234, "prctl": 157, "prlimit64": 302}
-    | {"ioctl": 16, "fcntl": 72, "socketpair": 53, "execve": 59, "execveat": 322, "clone3": 435, "openat2": 437},
+    | {"ioctl": 16, "fcntl": 72, "socketpair": 53},
     "aarch64": {"openat": 56, "clone": 220, "kill": 129, "tgkill": 131, "prctl": 167, "prlimit64": 261}
-    | {"ioctl": 29, "fcntl": 25, "socketpair": 199, "execve": 221, "execveat": 281, "clone3": 435, "openat2": 437},
+    | {"ioctl": 29, "fcntl": 25, "socketpair": 199},
 }
-NEWER = (424, 425, 428, 429, 430, 432, 434, 438, 440, 442, 447)
-"""pidfd_*, io_uring_setup, the new mount calls, process_madvise, memfd_secret; same numbers on all machines."""
-REFUSED = {
-    "x86_64": (
-        *(41, 42, 49, 50),  # socket, connect, bind, listen
-        *(57, 58, 101, 112, 109),  # fork, vfork, ptrace, setsid, setpgid
-        *(200, 129, 297, 310, 311, 312),  # tkill, rt_(tg)sigqueueinfo, process_vm_*, kcmp
-        *(76, 82, 83, 84, 85, 86, 87, 88, 90, 91, 92, 93, 94),  # truncate, rename, mkdir … lchown
-        *(132, 133, 188, 189, 190, 197, 198, 199, 235),  # utime, mknod, *xattr, utimes
-        *(258, 259, 260, 261, 263, 264, 265, 266, 268, 280, 316),  # the same with a directory
-        *(29, 30, 31, 64, 65, 66, 68, 69, 70, 71, 220),  # System V memory, semaphores and queues, those that exist too
-        *(240, 241, 242, 243, 244, 245, 319),  # POSIX queues, memfd_create
-        *(105, 106, 113, 114, 116, 117, 119, 122, 123, 126, 135),  # set*id, capset, personality
-        *(154, 155, 159, 160, 161, 163, 164, 165, 166, 167, 168, 169, 170, 171, 172, 173),  # limits, mounts, machine
-        *(73, 141, 142, 144, 203, 251, 256, 314),  # flock; priorities and scheduling, also of other processes
-        *(175, 176, 179, 227, 246, 248, 249, 250, 272, 279, 298, 303, 304, 305, 308, 313, 320, 321, 323),
-    ),
-    "aarch64": (
-        *(198, 203, 200, 201, 117, 157, 154, 130, 138, 240, 270, 271, 272),
-        *(45, 33, 34, 35, 36, 37, 38, 276, 52, 53, 54, 55, 88, 5, 6, 7, 14, 15, 16),
-        *(194, 196, 195, 190, 193, 191, 186, 189, 188, 187, 192),
-        *(180, 181, 182, 183, 184, 185, 279),
-        *(146, 144, 145, 143, 159, 147, 149, 151, 152, 91, 92),
-        *(41, 171, 164, 51, 89, 170, 40, 39, 224, 225, 142, 161, 162),
-        *(32, 140, 118, 119, 122, 30, 274),
-        *(105, 106, 60, 112, 104, 217, 218, 219, 97, 239, 241, 264, 265, 266, 268, 273, 294, 280, 282),
-    ),
-}
+FLAGS_IN_MEMORY = (435, 437)
+"""clone3 and openat2, the same numbers on all machines: a filter cannot read their flags. They return ENOSYS, so
+that the C library falls back to the older calls."""
 
+
+def _allowed_system_calls() -> dict[str, dict[str, int]]:
+    """Return the numbers of the system calls that are allowed with any arguments, by machine and name."""
+    lines = files("quintet.sandbox").joinpath("system_calls.txt").read_text().splitlines()
+    rows = [line.split() for line in lines if not line.startswith("#")]
+    machines = enumerate(ARCHITECTURES, 1)
+    return {machine: {row[0]: int(row[i]) for row in rows if row[i] != "-"} for i, machine in machines}
+
+
+ALLOWED = _allowed_system_calls()
+"""Read when this module is imported: a process may no longer be able to read files when it is confined."""
 _confined = False
 
 
@@ -114,33 +105,41 @@ def confine(*, read_files: bool = True) -> None:
 
 
 def _program(machine: str, process_id: int, read_files: bool) -> Iterator[Instruction]:
-    """Yield the instructions of the filter: refuse listed calls, check the arguments of some, allow the rest."""
-    call_numbers = ARGUMENT_CHECKED[machine]
+    """Yield the instructions of the filter: check the arguments of some calls, allow listed ones, refuse the rest."""
+    checked = ARGUMENT_CHECKED[machine]
     yield from [(LOAD, 0, 0, 4), (EQUAL, 1, 0, ARCHITECTURES[machine]), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
     yield from [(GREATER, 0, 1, LAST_KNOWN_SYSCALL), _refusal(errno.ENOSYS)]
-    # the flags of these two are in memory, which a filter cannot read; the C library falls back to the older calls
-    for name in ("clone3", "openat2"):
-        yield from [(EQUAL, 0, 1, call_numbers[name]), _refusal(errno.ENOSYS)]
-    for number in (*REFUSED[machine], *NEWER, call_numbers["execve"], call_numbers["execveat"]):
-        yield from [(EQUAL, 0, 1, number), _refusal()]
-    for name in () if read_files else {"open", "openat"} & call_numbers.keys():
-        yield from [(EQUAL, 0, 1, call_numbers[name]), _refusal(errno.EACCES)]
-    yield from _where(call_numbers["clone"], 0, (ANY_BIT, 1, 0, CLONE_THREAD))
-    yield from _where(call_numbers["openat"], 2, (ANY_BIT, 0, 1, WRITING), errno.EACCES)
-    if "open" in call_numbers:
-        yield from _where(call_numbers["open"], 1, (ANY_BIT, 0, 1, WRITING), errno.EACCES)
-    yield from _where(call_numbers["kill"], 0, (EQUAL, 1, 0, process_id))
-    yield from _where(call_numbers["tgkill"], 0, (EQUAL, 1, 0, process_id))
-    yield from _where(call_numbers["prctl"], 0, (EQUAL, 0, 1, PDEATHSIG))
+    for number in FLAGS_IN_MEMORY:
+        yield from [(EQUAL, 0, 1, number), _refusal(errno.ENOSYS)]
+    for number in ALLOWED[machine].values():
+        yield from [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
+    for name in () if read_files else {"open", "openat"} & checked.keys():
+        yield from [(EQUAL, 0, 1, checked[name]), _refusal(errno.EACCES)]
+    yield from _where(checked["clone"], 0, (ANY_BIT, 1, 0, CLONE_THREAD))
+    yield from _where(checked["openat"], 2, (ANY_BIT, 0, 1, WRITING), errno.EACCES)
+    if "open" in checked:
+        yield from _where(checked["open"], 1, (ANY_BIT, 0, 1, WRITING), errno.EACCES)
+    yield from _where(checked["kill"], 0, (EQUAL, 1, 0, process_id))
+    yield from _where(checked["tgkill"], 0, (EQUAL, 1, 0, process_id))
     # pairs of stream sockets, as asyncio has them, cannot be connected elsewhere
-    yield from _where(call_numbers["socketpair"], 1, (ANY_BIT, 0, 1, NOT_STREAM))
-    for call, requests in (("ioctl", REFUSED_IOCTLS), ("fcntl", REFUSED_FCNTLS)):
-        for request in requests:
-            yield from _where(call_numbers[call], 1, (EQUAL, 0, 1, request))
+    yield from _where(checked["socketpair"], 1, (ANY_BIT, 0, 1, NOT_STREAM))
     # prlimit64 changes a limit if the third argument, an address, is not null; check both halves
-    yield from _where(call_numbers["prlimit64"], 2, (EQUAL, 1, 0, 0))
-    yield from _where(call_numbers["prlimit64"], 2, (EQUAL, 1, 0, 0), high=True)
-    yield (RETURN, 0, 0, ALLOW)
+    yield from _where(checked["prlimit64"], 2, (EQUAL, 1, 0, 0))
+    yield from _where(checked["prlimit64"], 2, (EQUAL, 1, 0, 0), high=True)
+    yield from _only(checked["ioctl"], 1, ALLOWED_IOCTLS)
+    yield from _only(checked["fcntl"], 1, ALLOWED_FCNTLS)
+    yield from _only(checked["prctl"], 0, ALLOWED_PRCTLS)
+    for number in checked.values():
+        yield from [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
+    yield _refusal()
+
+
+def _only(number: int, argument: int, values: Sequence[int]) -> Iterator[Instruction]:
+    """Refuse a call unless the lower half of an argument has one of the values; then load the call number again."""
+    yield from [(EQUAL, 0, len(values) + 3, number), (LOAD, 0, 0, 16 + 8 * argument)]
+    for index, value in enumerate(values):
+        yield (EQUAL, len(values) - index, 0, value)
+    yield from [_refusal(), (LOAD, 0, 0, 0)]
 
 
 def _where(

@@ -207,36 +207,3 @@ def test_no_program_runs_without_confinement(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(seccomp.ConfinementError, match="seccomp"):
         code.verify(DOUBLE, STDIN, {})
     check_confinement.cache_clear()
-
-
-def test_the_system_call_filter_covers_both_architectures() -> None:
-    """Jumps and numbers for a machine that this isn't: each refusal is reached by its own number alone."""
-    for machine, loaded in (("x86_64", 41), ("aarch64", 198)):
-        program = list(seccomp._program(machine, 1234, True))
-        assert _verdict(program, machine, loaded) == seccomp.REFUSE | 1
-        assert _verdict(program, machine, 0) == seccomp.ALLOW
-        assert _verdict(program, machine, seccomp.ARGUMENT_CHECKED[machine]["kill"], 1234) == seccomp.ALLOW
-        assert _verdict(program, machine, seccomp.ARGUMENT_CHECKED[machine]["kill"], 1) == seccomp.REFUSE | 1
-        assert _verdict(program, machine, seccomp.ARGUMENT_CHECKED[machine]["clone3"]) == seccomp.REFUSE | 38
-        assert _verdict(program, machine, 500) == seccomp.REFUSE | 38
-        assert _verdict(program, "x86_64" if machine == "aarch64" else "aarch64", 0) == seccomp.KILL
-
-
-def _verdict(program: list, machine: str, number: int, first: int = 0) -> int:
-    """What the kernel would make of a call: classic BPF, as far as the filter uses it."""
-    data = {0: number, 4: seccomp.ARCHITECTURES[machine], 16: first}
-    at, loaded = 0, 0
-    while True:
-        operation, yes, no, operand = program[at]
-        if operation == seccomp.RETURN:
-            return operand
-        if operation == seccomp.LOAD:
-            loaded, jump = data.get(operand, 0), 0
-        else:
-            tests = {
-                seccomp.EQUAL: loaded == operand,
-                seccomp.GREATER: loaded > operand,
-                seccomp.ANY_BIT: bool(loaded & operand),
-            }
-            jump = yes if tests[operation] else no
-        at += 1 + jump
