@@ -109,8 +109,11 @@ class Controller:
             return StandaloneEngines((), config, policy, actor.weights)
         ranks = standalone_engine_ranks(config)
         workers = self._listener.wait_for(ranks, config.placement.join_timeout_seconds)
-        adapted, take_arrived = actor if config.policy.lora else None, partial(self._listener.take_arrived, ranks)
-        engines = StandaloneEngines(workers, config, policy, actor.weights, take_arrived, adapted)
+        adapted, take_connected_workers = (
+            actor if config.policy.lora else None,
+            partial(self._listener.take_connected_workers, ranks),
+        )
+        engines = StandaloneEngines(workers, config, policy, actor.weights, take_connected_workers, adapted)
         self._staging.append(engines)
         return engines
 
@@ -138,8 +141,8 @@ class Controller:
         ranks, seconds = process_layout(config).standalone.get("envs", ()), config.placement.join_timeout_seconds
         if self._listener is None or not ranks:
             return None
-        take_arrived = partial(self._listener.take_arrived, ranks)
-        return hosted_vector_env(self._listener.wait_for(ranks, seconds), config, take_arrived)
+        take_connected_workers = partial(self._listener.take_connected_workers, ranks)
+        return hosted_vector_env(self._listener.wait_for(ranks, seconds), config, take_connected_workers)
 
     def build_robot_workers(self, config: Experiment, policy: Path) -> RobotWorkers:
         """Build the robots and the learner of the action policy at `policy` on all workers; robots, or copies of the
@@ -155,7 +158,9 @@ class Controller:
         workers = self._listener.wait_for(joined, seconds) if self._listener is not None and joined else []
         listener = self._listener
         by_rank = {
-            worker.rank: OrderedCalls(worker, partial(listener.take_arrived, [worker.rank]) if listener else tuple)
+            worker.rank: OrderedCalls(
+                worker, partial(listener.take_connected_workers, [worker.rank]) if listener else tuple
+            )
             for worker in workers
         }
         components = {name: [by_rank[rank] for rank in component_ranks] for name, component_ranks in ranks.items()}

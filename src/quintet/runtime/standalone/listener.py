@@ -67,7 +67,7 @@ class WorkerHello:
 
 
 @dataclass(slots=True)
-class StandaloneWorker:
+class WorkerConnection:
     """A worker that the controller can call."""
 
     rank: int
@@ -160,7 +160,7 @@ class _Connections:
     calls: socket.socket | None = None
     heartbeats: socket.socket | None = None
     last_heartbeat: float = field(default_factory=time.monotonic)
-    worker: StandaloneWorker | None = None
+    worker: WorkerConnection | None = None
 
 
 class WorkerListener:
@@ -179,7 +179,7 @@ class WorkerListener:
         self._server = socket.create_server((host, 0))
         self._lock = threading.Lock()
         self._connections: dict[str, _Connections] = {}
-        self._arrived: list[StandaloneWorker] = []
+        self._newly_connected: list[WorkerConnection] = []
         self._closed = threading.Event()
         for name in ("accept", "watch"):
             threading.Thread(target=getattr(self, f"_{name}"), name=f"workers-{name}", daemon=True).start()
@@ -190,14 +190,14 @@ class WorkerListener:
         host, port = self._server.getsockname()[:2]
         return str(host), int(port)
 
-    def take_arrived(self, ranks: Collection[int], role: Role = "engine") -> list[StandaloneWorker]:
+    def take_connected_workers(self, ranks: Collection[int], role: Role = "engine") -> list[WorkerConnection]:
         """Return the workers of `ranks` with this role that have connected since the last call, by rank."""
         with self._lock:
-            arrived = [peer for peer in self._arrived if peer.role == role and peer.rank in ranks]
-            self._arrived = [peer for peer in self._arrived if peer not in arrived]
-        return sorted((worker for worker in arrived if worker.lost_reason is None), key=lambda worker: worker.rank)
+            connected = [worker for worker in self._newly_connected if worker.role == role and worker.rank in ranks]
+            self._newly_connected = [worker for worker in self._newly_connected if worker not in connected]
+        return sorted((worker for worker in connected if worker.lost_reason is None), key=lambda worker: worker.rank)
 
-    def wait_for(self, ranks: Collection[int], timeout_seconds: float, role: Role = "engine") -> list[StandaloneWorker]:
+    def wait_for(self, ranks: Collection[int], timeout_seconds: float, role: Role = "engine") -> list[WorkerConnection]:
         """Wait until the workers of all `ranks` with this role have connected; return them by rank.
 
         Raises:
@@ -215,10 +215,12 @@ class WorkerListener:
             time.sleep(POLL_SECONDS)
         workers = self._connected_workers(role)
         with self._lock:
-            self._arrived = [peer for peer in self._arrived if peer.role != role or peer.rank not in ranks]
+            self._newly_connected = [
+                worker for worker in self._newly_connected if worker.role != role or worker.rank not in ranks
+            ]
         return [workers[rank] for rank in sorted(ranks)]
 
-    def _connected_workers(self, role: Role) -> dict[int, StandaloneWorker]:
+    def _connected_workers(self, role: Role) -> dict[int, WorkerConnection]:
         """Return the workers with this role that are connected, by rank."""
         workers = [connections.worker for connections in list(self._connections.values())]
         alive = (worker for worker in workers if worker is not None and worker.lost_reason is None)
@@ -280,10 +282,10 @@ class WorkerListener:
                 connections.last_heartbeat = time.monotonic()
                 connections.heartbeats.setblocking(False)
                 messages = MessageSocket(connections.calls)
-                connections.worker = StandaloneWorker(
+                connections.worker = WorkerConnection(
                     hello.rank, hello.pid, hello.host, messages, hello.role, self._ranks[hello.rank]
                 )
-                self._arrived.append(connections.worker)
+                self._newly_connected.append(connections.worker)
 
     def _watch(self) -> None:
         while not self._closed.wait(HEARTBEAT_SECONDS / 4):
