@@ -9,8 +9,8 @@ import sys
 import threading
 from contextlib import suppress
 
+from quintet.runtime.standalone.connection import WorkerConnection
 from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
-from quintet.runtime.standalone.listener import WorkerConnection
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket
 from quintet.runtime.standalone.worker import ControllerAddress, StandaloneComponents, _serve
 

@@ -16,7 +16,7 @@ from quintet.errors import ConfigError
 from quintet.rollout.engines.shared_weights import StagedTensors
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import STANDALONE_ENGINE
-from quintet.runtime.standalone.listener import WorkerConnection
+from quintet.runtime.standalone.connection import WorkerConnection
 from quintet.runtime.standalone.staged_weights import StagedWeights
 from quintet.tracking.run_processes import process_namespace
 from quintet.training.parallel.broadcast_group import BroadcastGroup, GroupAddress, create_store

@@ -16,8 +16,8 @@ from quintet.rollout.engines.engine import EngineError
 from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import STANDALONE_ENGINE, EngineAction
+from quintet.runtime.standalone.connection import WorkerConnection, WorkerLostError
 from quintet.runtime.standalone.engine_weights import EngineWeights
-from quintet.runtime.standalone.listener import WorkerConnection, WorkerLostError
 from quintet.training.protocols import Actor
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from quintet.envs.hosted_envs import EnvRequest, HostedVectorEnv, HostWait
 from quintet.envs.vector_env import EnvEvent
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import STANDALONE_ENVS
-from quintet.runtime.standalone.listener import WorkerConnection
+from quintet.runtime.standalone.connection import WorkerConnection
 
 HOST_POLL_SECONDS = 0.01
 """How long a host waits for an event of its worker processes before it takes further requests."""

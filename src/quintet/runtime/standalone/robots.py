@@ -21,7 +21,7 @@ from quintet.records import Failure
 from quintet.runtime.embodied.simulator_config import simulator_of
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import STANDALONE_POLICY, STANDALONE_ROBOTS
-from quintet.runtime.standalone.listener import WorkerConnection, WorkerLostError
+from quintet.runtime.standalone.connection import WorkerConnection, WorkerLostError
 from quintet.runtime.standalone.messages import RemoteCallError
 from quintet.runtime.standalone.staged_weights import StagedWeights
 from quintet.runtime.standalone.transport import translate_worker_errors

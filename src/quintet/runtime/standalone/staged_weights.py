@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from quintet.rollout.engines.shared_weights import SharedTensor, SharedWeights, SharedWeightsReader, StagedTensors
-from quintet.runtime.standalone.listener import WorkerConnection
+from quintet.runtime.standalone.connection import WorkerConnection
 from quintet.tracking.run_processes import process_namespace
 
 if TYPE_CHECKING:

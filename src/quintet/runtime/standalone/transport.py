@@ -10,7 +10,7 @@ from typing import Any
 
 from quintet.errors import MachineError
 from quintet.runtime.remote_call import RemoteCall
-from quintet.runtime.standalone.listener import WorkerConnection, WorkerLostError
+from quintet.runtime.standalone.connection import WorkerConnection, WorkerLostError
 from quintet.runtime.standalone.messages import RemoteCallError
 from quintet.training.parallel.rendezvous import RankDiedError
 

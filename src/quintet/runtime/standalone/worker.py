@@ -33,10 +33,11 @@ from quintet.runtime.remote_interface import (
     STANDALONE_POLICY,
     STANDALONE_ROBOTS,
 )
+from quintet.runtime.standalone.connection import Role
 from quintet.runtime.standalone.engine_worker import LocalStandaloneEngine
 from quintet.runtime.standalone.env_worker import LocalStandaloneEnvs
 from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
-from quintet.runtime.standalone.listener import HEARTBEAT_SECONDS, Role, WorkerHello, WorkerListener
+from quintet.runtime.standalone.listener import HEARTBEAT_SECONDS, WorkerHello, WorkerListener
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket
 from quintet.runtime.standalone.robot_worker import LocalStandalonePolicy, LocalStandaloneRobots
 from quintet.runtime.worker import execute_call, ignored_signals

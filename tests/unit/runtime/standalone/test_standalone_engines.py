@@ -38,9 +38,10 @@ from quintet.runtime.controller import Controller
 from quintet.runtime.engine_group import RoutedEngines
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import STANDALONE_ENGINE
+from quintet.runtime.standalone.connection import WorkerConnection, WorkerLostError
 from quintet.runtime.standalone.engine_weights import EngineWeights
 from quintet.runtime.standalone.engines import StandaloneEngine, StandaloneEngines, _one_per_device
-from quintet.runtime.standalone.listener import WorkerConnection, WorkerHello, WorkerListener, WorkerLostError
+from quintet.runtime.standalone.listener import WorkerHello, WorkerListener
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket, RemoteCallError
 from quintet.runtime.standalone.worker import ControllerAddress, StandaloneComponents
 from quintet.runtime.transport import InProcessTransport
@@ -375,7 +376,7 @@ def test_an_error_of_a_call_names_itself_and_the_worker_lives_on(workers: Worker
 
 
 def test_workers_that_do_not_come_are_named(listener: WorkerListener) -> None:
-    with pytest.raises(MachineError, match=r"standalone workers of rank 1, rank 2 did not connect within 0\.2 seconds"):
+    with pytest.raises(MachineError, match=r"workers of rank 1, rank 2 did not connect within 0\.2 seconds"):
         listener.wait_for([1, 2], 0.2)
 
 
@@ -383,7 +384,7 @@ def test_workers_that_do_not_come_are_named(listener: WorkerListener) -> None:
     ("changes", "refusal"),
     [
         ({"token": "guessed"}, "token"),
-        ({"rank": 7}, "rank 7 is no standalone worker of this run"),
+        ({"rank": 7}, "rank 7 is no worker of this run"),
         ({"fingerprint": "of another run"}, "another configuration or version"),
     ],
 )

@@ -25,7 +25,7 @@ from quintet.policies.vla.build import create_action_preset, load_action_policy
 from quintet.records import Outcome
 from quintet.runtime.embodied.simulator_config import simulator_of
 from quintet.runtime.remote_call import RemoteCall
-from quintet.runtime.standalone.listener import WorkerConnection, WorkerLostError
+from quintet.runtime.standalone.connection import WorkerConnection, WorkerLostError
 from quintet.runtime.standalone.messages import RemoteCallError
 from quintet.runtime.standalone.robots import OrderedCalls, StandalonePolicies, standalone_robots
 from quintet.training.parallel.rendezvous import RankDiedError
@@ -323,7 +323,7 @@ def test_a_lost_copy_of_the_policy_ends_the_run_although_its_worker_was_started_
         workers.restart(2)
         envs.reset(0, np.arange(4))
         assert failed(chunk(envs)) == []
-        message = r"the standalone worker of rank 2 \(process \d+\) has ended, and the run needs its copy of the policy"
+        message = r"the worker of rank 2 \(process \d+\) has ended, and the run needs its copy of the policy"
         inputs = sample_inputs(module)
         calls = {
             "sample": lambda: copies.sample(inputs, None, ActionSampling()),
