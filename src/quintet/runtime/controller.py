@@ -19,12 +19,14 @@ from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_engines import RemoteEngines
 from quintet.runtime.remote_interface import WORKER
 from quintet.runtime.remote_learners import RemoteLearnerGroup
+from quintet.runtime.standalone.connection import WorkerConnection
 from quintet.runtime.standalone.engines import StandaloneEngines
 from quintet.runtime.standalone.envs import hosted_vector_env
 from quintet.runtime.standalone.learners import StandaloneLearnerGroup
 from quintet.runtime.standalone.listener import WorkerListener
 from quintet.runtime.standalone.robots import OrderedCalls
 from quintet.runtime.standalone.transport import StandaloneTransport
+from quintet.runtime.standalone.worker import listen_at
 from quintet.runtime.torchrun_transport import TorchrunTransport
 from quintet.runtime.transport import InProcessTransport, Transport
 from quintet.runtime.worker import Worker
@@ -50,13 +52,28 @@ class Controller:
         return cls(InProcessTransport(Worker()))
 
     @classmethod
-    def on_ranks(cls, rendezvous: Rendezvous, listener: WorkerListener | None = None) -> Controller:
+    def on_ranks(
+        cls, rendezvous: Rendezvous, listener: WorkerListener | None = None, join_seconds: float = 60.0
+    ) -> Controller:
         """Return a controller of all ranks; call it on rank 0 while the others are in `run_worker` or
-        `StandaloneProcess.run`."""
+        `StandaloneProcess.run`. Without a `listener` it publishes the address of a new one in the rendezvous store.
+
+        Raises:
+            MachineError: ranks did not connect within `join_seconds`.
+        """
         worker = Worker(rendezvous.ranks, rendezvous.address)
         if rendezvous.ranks.size == 1:
             return cls(InProcessTransport(worker), listener)
-        return cls(TorchrunTransport(worker, rendezvous), listener)
+        if listener is None:
+            listener = listen_at(rendezvous)
+        ranks = [peer.rank for peer in rendezvous.peers[1:]]
+        workers = listener.wait_for(ranks, join_seconds, "learners")
+        return cls(TorchrunTransport(worker, rendezvous, workers), listener)
+
+    @property
+    def connected_ranks(self) -> tuple[WorkerConnection, ...]:
+        """Connections to the ranks of the actor except rank 0."""
+        return self._transport.workers if isinstance(self._transport, TorchrunTransport) else ()
 
     @property
     def world_size(self) -> int:
@@ -192,8 +209,8 @@ class Controller:
 
     def close(self) -> None:
         """Stop all workers, and release the memory of staged weights; workers that have already ended are ignored."""
+        self._transport.close()
         if self._listener is not None:
             self._listener.close()
         for staging in self._staging:
             staging.close()
-        self._transport.close()
