@@ -29,6 +29,8 @@ class TorchrunTransport:
         """Whether a call has not been completed by this rank."""
         self._started: Sequence[StartedCall] = ()
         """The last call on the other ranks, if its results were not taken."""
+        self._results: list[Any] = []
+        """Its results, by rank from 1 on; the list is the one that `call_others` returns."""
 
     @property
     def world_size(self) -> int:
@@ -60,13 +62,11 @@ class TorchrunTransport:
         self._finish()
         with self._translate_rank_loss():
             self._start(call)
-        results: list[Any] | None = None
-        started = self._started
+        results = self._results
 
         def finish() -> Sequence[Any]:
-            nonlocal results
-            if results is None:
-                results = self._finish() if started is self._started else []
+            if results is self._results:
+                self._finish()
             return results
 
         return finish
@@ -75,14 +75,15 @@ class TorchrunTransport:
         """Send a call to the other ranks, its tensors to all of them at once."""
         _, tensors = encode(call)
         call = replace(call, broadcasts_tensors=bool(tensors))
+        self._results = []
         self._started = [worker.start(call) for worker in self.workers]
         broadcast_tensors(tensors, self._rendezvous.control_group)
 
-    def _finish(self) -> list[Any]:
-        """Take the results of the last call on the other ranks."""
+    def _finish(self) -> None:
+        """Take the results of the last call on the other ranks, unless they were taken."""
         started, self._started = self._started, ()
         with self._translate_rank_loss():
-            return [each.finish() for each in started]
+            self._results += [each.finish() for each in started]
 
     @contextmanager
     def _translate_rank_loss(self) -> Iterator[None]:
