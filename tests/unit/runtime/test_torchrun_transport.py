@@ -19,7 +19,7 @@ from quintet.training.parallel.rendezvous import RankDiedError
 def connected_rank() -> tuple[TorchrunTransport, MessageSocket]:
     """A transport to rank 1, and the end of its connection in rank 1."""
     ours, theirs = socket.socketpair()
-    rendezvous = SimpleNamespace(control_group=None, death_cause=lambda error: None, dead_ranks=lambda: [])
+    rendezvous = SimpleNamespace(control_group=None, death_cause=lambda error: None, dead_ranks=list)
     worker = WorkerConnection(1, os.getpid(), "this one", MessageSocket(ours))
     return TorchrunTransport(cast("Any", None), cast("Any", rendezvous), [worker]), MessageSocket(theirs)
 
@@ -29,7 +29,7 @@ def test_a_corrupted_result_ends_the_run_instead_of_hanging_it() -> None:
     transport, rank = connected_rank()
     finish = transport.call_others(RemoteCall("engine", "step"))
     rank._socket.sendall(b"R" + bytes(20))
-    with pytest.raises(RankDiedError, match="rank 1 .*corrupted"):
+    with pytest.raises(RankDiedError, match=r"rank 1 .*corrupted"):
         finish()
     with pytest.raises(RankDiedError, match="rank 1"):
         transport.call_others(RemoteCall("engine", "abort"))()
