@@ -9,8 +9,8 @@ import sys
 import threading
 from contextlib import suppress
 
+from quintet.runtime.standalone.connection import WorkerConnection
 from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
-from quintet.runtime.standalone.listener import StandaloneWorker
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket
 from quintet.runtime.standalone.worker import ControllerAddress, StandaloneComponents, _serve
 
@@ -28,7 +28,7 @@ def start_worker(address: ControllerAddress, rank: int) -> subprocess.Popen[byte
     return subprocess.Popen([sys.executable, "-c", WORKER, *arguments], env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
-class ThreadWorker(StandaloneWorker):
+class ThreadWorker(WorkerConnection):
     """A worker in a thread of this process."""
 
     def __init__(self, rank: int, learners: LocalStandaloneLearners | None = None) -> None:

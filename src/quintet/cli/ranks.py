@@ -110,9 +110,8 @@ def _run_as_rank(rank: RankInfo, config: Experiment, run: Callable[[Controller |
         if is_standalone:
             return _run_standalone(rank, config, store)
         listener = None
-        others = sorted(set(range(layout.size)) - set(layout.learner_ranks))
-        if rank.rank == 0 and others:
-            listener = _listen(address, others, config, store)
+        if rank.rank == 0:
+            listener = _listen(address, range(1, layout.size), config, store)
         return _run_with_learners(rank, layout.learner_ranks, config, run, store, listener, address)
 
 
@@ -126,7 +125,7 @@ def _run_with_learners(
     address: str,
 ) -> int:
     from quintet.runtime.controller import Controller
-    from quintet.runtime.worker import run_worker
+    from quintet.runtime.standalone.worker import run_worker
     from quintet.training.parallel.rendezvous import rendezvous
 
     placement = config.placement
@@ -141,18 +140,19 @@ def _run_with_learners(
         address=address,
     )
     try:
-        with ranks.watchdog(partial(_exit_at_once, rank.rank, config)):
+        lost_reason = partial(listener.lost_reason, learner_ranks) if listener is not None else lambda: None
+        with ranks.watchdog(partial(_exit_at_once, rank.rank, config), lost_reason):
             if rank.rank:
-                run_worker(ranks)
+                run_worker(ranks, placement.join_timeout_seconds)
                 return 0
-            with closing(Controller.on_ranks(ranks, listener)) as controller:
+            with closing(Controller.on_ranks(ranks, listener, placement.join_timeout_seconds)) as controller:
                 return run(controller)
     finally:
         ranks.close()
 
 
 def _listen(host: str, ranks: Sequence[int], config: Experiment, store: Store) -> WorkerListener:
-    """Listen for the standalone workers of `ranks`, and publish the address."""
+    """Listen for the workers of `ranks`, and publish the address."""
     from quintet.runtime.standalone.listener import WorkerListener
     from quintet.runtime.standalone.worker import ControllerAddress
 

@@ -19,12 +19,14 @@ from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_engines import RemoteEngines
 from quintet.runtime.remote_interface import WORKER
 from quintet.runtime.remote_learners import RemoteLearnerGroup
+from quintet.runtime.standalone.connection import WorkerConnection
 from quintet.runtime.standalone.engines import StandaloneEngines
 from quintet.runtime.standalone.envs import hosted_vector_env
 from quintet.runtime.standalone.learners import StandaloneLearnerGroup
 from quintet.runtime.standalone.listener import WorkerListener
 from quintet.runtime.standalone.robots import OrderedCalls
 from quintet.runtime.standalone.transport import StandaloneTransport
+from quintet.runtime.standalone.worker import listen_at
 from quintet.runtime.torchrun_transport import TorchrunTransport
 from quintet.runtime.transport import InProcessTransport, Transport
 from quintet.runtime.worker import Worker
@@ -50,13 +52,28 @@ class Controller:
         return cls(InProcessTransport(Worker()))
 
     @classmethod
-    def on_ranks(cls, rendezvous: Rendezvous, listener: WorkerListener | None = None) -> Controller:
+    def on_ranks(
+        cls, rendezvous: Rendezvous, listener: WorkerListener | None = None, join_seconds: float = 60.0
+    ) -> Controller:
         """Return a controller of all ranks; call it on rank 0 while the others are in `run_worker` or
-        `StandaloneProcess.run`."""
+        `StandaloneProcess.run`. Without a `listener` it publishes the address of a new one in the rendezvous store.
+
+        Raises:
+            MachineError: ranks did not connect within `join_seconds`.
+        """
         worker = Worker(rendezvous.ranks, rendezvous.address)
         if rendezvous.ranks.size == 1:
             return cls(InProcessTransport(worker), listener)
-        return cls(TorchrunTransport(worker, rendezvous), listener)
+        if listener is None:
+            listener = listen_at(rendezvous)
+        ranks = [peer.rank for peer in rendezvous.peers[1:]]
+        workers = listener.wait_for(ranks, join_seconds, "learners")
+        return cls(TorchrunTransport(worker, rendezvous, workers), listener)
+
+    @property
+    def connected_ranks(self) -> tuple[WorkerConnection, ...]:
+        """Connections to the ranks of the actor except rank 0."""
+        return self._transport.workers if isinstance(self._transport, TorchrunTransport) else ()
 
     @property
     def world_size(self) -> int:
@@ -109,8 +126,11 @@ class Controller:
             return StandaloneEngines((), config, policy, actor.weights)
         ranks = standalone_engine_ranks(config)
         workers = self._listener.wait_for(ranks, config.placement.join_timeout_seconds)
-        adapted, take_arrived = actor if config.policy.lora else None, partial(self._listener.take_arrived, ranks)
-        engines = StandaloneEngines(workers, config, policy, actor.weights, take_arrived, adapted)
+        adapted, take_connected_workers = (
+            actor if config.policy.lora else None,
+            partial(self._listener.take_connected_workers, ranks),
+        )
+        engines = StandaloneEngines(workers, config, policy, actor.weights, take_connected_workers, adapted)
         self._staging.append(engines)
         return engines
 
@@ -138,8 +158,8 @@ class Controller:
         ranks, seconds = process_layout(config).standalone.get("envs", ()), config.placement.join_timeout_seconds
         if self._listener is None or not ranks:
             return None
-        take_arrived = partial(self._listener.take_arrived, ranks)
-        return hosted_vector_env(self._listener.wait_for(ranks, seconds), config, take_arrived)
+        take_connected_workers = partial(self._listener.take_connected_workers, ranks)
+        return hosted_vector_env(self._listener.wait_for(ranks, seconds), config, take_connected_workers)
 
     def build_robot_workers(self, config: Experiment, policy: Path) -> RobotWorkers:
         """Build the robots and the learner of the action policy at `policy` on all workers; robots, or copies of the
@@ -155,7 +175,9 @@ class Controller:
         workers = self._listener.wait_for(joined, seconds) if self._listener is not None and joined else []
         listener = self._listener
         by_rank = {
-            worker.rank: OrderedCalls(worker, partial(listener.take_arrived, [worker.rank]) if listener else tuple)
+            worker.rank: OrderedCalls(
+                worker, partial(listener.take_connected_workers, [worker.rank]) if listener else tuple
+            )
             for worker in workers
         }
         components = {name: [by_rank[rank] for rank in component_ranks] for name, component_ranks in ranks.items()}
@@ -187,8 +209,8 @@ class Controller:
 
     def close(self) -> None:
         """Stop all workers, and release the memory of staged weights; workers that have already ended are ignored."""
+        self._transport.close()
         if self._listener is not None:
             self._listener.close()
         for staging in self._staging:
             staging.close()
-        self._transport.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,11 +18,10 @@ from quintet.runtime.judge_servers import LOOPBACK, JudgeServers
 from quintet.runtime.local_learners import LocalLearners
 from quintet.runtime.process_settings import configure_process, seed_torch
 from quintet.runtime.profiler import RankProfiler
-from quintet.runtime.remote_call import STOP, RemoteCall, RemoteRef, receive, send_result
+from quintet.runtime.remote_call import RemoteCall, RemoteRef
 from quintet.runtime.remote_interface import ENGINE, LEARNERS, REMOTE_OBJECTS, ROBOTS, WORKER, remote_methods
 from quintet.runtime.sft_learner import build_sft_learners
 from quintet.training.parallel.process_group import RankGroup
-from quintet.training.parallel.rendezvous import RankDiedError, Rendezvous
 
 if TYPE_CHECKING:
     from quintet.runtime.embodied.robot_worker import LocalRobotWorker
@@ -142,22 +141,6 @@ def execute_call(call: RemoteCall, resolve: Callable[[str], Any]) -> Any:
         return member(**arguments)
 
 
-def run_worker(rendezvous: Rendezvous) -> None:
-    """Execute the calls of rank 0 until it sends `STOP`. SIGINT and SIGTERM are ignored: rank 0 ends the run.
-
-    Raises:
-        RankDiedError: another rank has died.
-    """
-    worker = Worker(rendezvous.ranks, rendezvous.address)
-    with ignored_signals(), _errors_with_rank(rendezvous), closing(worker):
-        while (call := receive(rendezvous.control_group)) != STOP:
-            result = worker.execute(call)
-            if call.returns_results:
-                send_result(result, rendezvous.control_group)
-            for _ in result if isinstance(result, Iterator) else ():
-                pass  # all ranks gather the weights, and rank 0 uses them
-
-
 @contextmanager
 def ignored_signals() -> Iterator[None]:
     """Ignore SIGINT and SIGTERM: the controller ends the run."""
@@ -167,19 +150,3 @@ def ignored_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def _errors_with_rank(rendezvous: Rendezvous) -> Iterator[None]:
-    """Add this rank to errors."""
-    rank = rendezvous.ranks.rank
-    try:
-        yield
-    except RuntimeError as error:
-        if cause := rendezvous.death_cause(error):
-            raise RankDiedError(f"rank {rank} ends: {cause}") from error
-        error.add_note(f"on rank {rank}")
-        raise
-    except BaseException as error:
-        error.add_note(f"on rank {rank}")
-        raise

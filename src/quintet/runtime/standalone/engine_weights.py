@@ -16,7 +16,7 @@ from quintet.errors import ConfigError
 from quintet.rollout.engines.shared_weights import StagedTensors
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import STANDALONE_ENGINE
-from quintet.runtime.standalone.listener import StandaloneWorker
+from quintet.runtime.standalone.connection import WorkerConnection
 from quintet.runtime.standalone.staged_weights import StagedWeights
 from quintet.tracking.run_processes import process_namespace
 from quintet.training.parallel.broadcast_group import BroadcastGroup, GroupAddress, create_store
@@ -48,7 +48,7 @@ class EngineWeights:
         """Workers that were called to load the staged weights."""
         self._broadcast: _Broadcast | None = None
 
-    def connect(self, workers: Sequence[StandaloneWorker]) -> None:
+    def connect(self, workers: Sequence[WorkerConnection]) -> None:
         """Connect the workers to which weights are broadcast. Workers that are started again later receive weights over
         their connections.
 
@@ -61,7 +61,7 @@ class EngineWeights:
             backend = "nccl" if torch.cuda.is_available() and not self._share_devices(members) else "gloo"
             self._broadcast = _Broadcast(members, self._config.placement.join_timeout_seconds, backend)
 
-    def _share_devices(self, workers: Sequence[StandaloneWorker]) -> bool:
+    def _share_devices(self, workers: Sequence[WorkerConnection]) -> bool:
         """Return whether two workers are on the same device, which NCCL refuses."""
         layout = process_layout(self._config)
         return len({layout.devices[worker.rank] for worker in workers}) < len(workers)
@@ -86,7 +86,7 @@ class EngineWeights:
             self._adapter_scales = actor.adapter_scales()
         self.stage(actor.adapters())
 
-    def load_call(self, worker: StandaloneWorker, version: int) -> RemoteCall:
+    def load_call(self, worker: WorkerConnection, version: int) -> RemoteCall:
         """Return the call by which a worker's engine loads the staged weights as `version`. An engine that loads them
         once more, after a restart, does so over its connection instead of a broadcast."""
         transfer, method = checked_transfer(self._config, worker), "load_weights"
@@ -113,7 +113,7 @@ class EngineWeights:
             self._broadcast = None
 
 
-def checked_transfer(config: Experiment, worker: StandaloneWorker) -> str:
+def checked_transfer(config: Experiment, worker: WorkerConnection) -> str:
     """Return how weights reach a worker.
 
     Raises:
@@ -130,7 +130,7 @@ def checked_transfer(config: Experiment, worker: StandaloneWorker) -> str:
 class _Broadcast:
     """A broadcast group of the controller and workers, and the broadcast of the staged weights in a thread."""
 
-    def __init__(self, workers: Sequence[StandaloneWorker], timeout_seconds: float, backend: str) -> None:
+    def __init__(self, workers: Sequence[WorkerConnection], timeout_seconds: float, backend: str) -> None:
         self.members = frozenset((worker.rank, worker.pid) for worker in workers)
         self._pending: set[Member] = set()
         """Members that have not yet been called to receive the staged weights."""

@@ -16,8 +16,8 @@ from quintet.rollout.engines.engine import EngineError
 from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import STANDALONE_ENGINE, EngineAction
+from quintet.runtime.standalone.connection import WorkerConnection, WorkerLostError
 from quintet.runtime.standalone.engine_weights import EngineWeights
-from quintet.runtime.standalone.listener import StandaloneWorker, WorkerLostError
 from quintet.training.protocols import Actor
 
 if TYPE_CHECKING:
@@ -29,19 +29,20 @@ class StandaloneEngines:
 
     def __init__(
         self,
-        workers: Sequence[StandaloneWorker],
+        workers: Sequence[WorkerConnection],
         config: Experiment,
         policy: Path,
         weights: Callable[[], Iterator[tuple[str, Tensor]]],
-        take_arrived: Callable[[], Sequence[StandaloneWorker]] = tuple,
+        take_connected_workers: Callable[[], Sequence[WorkerConnection]] = tuple,
         adapted: Actor | None = None,
     ) -> None:
         """Start to build engines with the model at `policy` on the workers; `weights` yields those of the learner, and
-        `take_arrived` returns workers that were started again. `adapted` is the learner if it only trains adapters."""
+        `take_connected_workers` returns workers that were started again. `adapted` is the learner if it only trains
+        adapters."""
         self._build_call = RemoteCall(STANDALONE_ENGINE, "build", {"config": config, "policy": policy})
         self._weights = weights
         self._adapted = adapted
-        self._take_arrived = take_arrived
+        self._take_connected_workers = take_connected_workers
         self.staged = EngineWeights(config)
         """Weights of the last `stage`."""
         self._engines = {worker.rank: StandaloneEngine(self, worker) for worker in workers}
@@ -66,7 +67,7 @@ class StandaloneEngines:
     def _is_available(self, engine: StandaloneEngine) -> bool:
         """Return whether the engine's worker can build it now; give workers that were started again to their engines,
         which they start to build."""
-        for worker in self._take_arrived():
+        for worker in self._take_connected_workers():
             if (restarted := self._engines.get(worker.rank)) is not None:
                 restarted.worker = worker
                 restarted.start_build(self._build_call)
@@ -104,7 +105,7 @@ class StandaloneEngine:
     that several engines compute at the same time.
     """
 
-    def __init__(self, group: StandaloneEngines, worker: StandaloneWorker) -> None:
+    def __init__(self, group: StandaloneEngines, worker: WorkerConnection) -> None:
         self.worker = worker
         self.max_model_len = 0
         self.weight_version = 0

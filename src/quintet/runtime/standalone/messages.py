@@ -44,8 +44,12 @@ class RemoteCallError(Exception):
 class MessageSocket:
     """A connected socket that carries messages; one thread at a time sends, and one receives."""
 
-    def __init__(self, connected: socket.socket) -> None:
+    def __init__(
+        self, connected: socket.socket, receive_broadcast: Callable[[Sequence[Tensor]], None] | None = None
+    ) -> None:
+        """`receive_broadcast` receives the tensors of a call over the process group of the ranks, if there is one."""
         self._socket = connected
+        self._receive_broadcast = receive_broadcast
         if connected.family in (socket.AF_INET, socket.AF_INET6):
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -65,7 +69,8 @@ class MessageSocket:
             ConnectionLostError: the other end is gone.
             ValueError: an argument has a type that cannot be sent.
         """
-        self._send(CALL, *encode(call))
+        header, tensors = encode(call)
+        self._send(CALL, header, () if call.broadcasts_tensors else tensors)
 
     def send_result(self, result: Any) -> None:
         """Send the result of a call; raises as `send_call` does."""
@@ -92,7 +97,11 @@ class MessageSocket:
         kind, header = self._receive_header()
         if kind != CALL:
             raise ValueError("the message is not a call")
-        call: RemoteCall = self._receive_tensors(*decode_header(header))
+        tensors, decoded = decode_header(header)
+        if self._receive_broadcast is not None and json.loads(header).get("broadcasts_tensors"):
+            self._receive_broadcast(tensors)
+            return decoded()
+        call: RemoteCall = self._receive_tensors(tensors, decoded)
         return call
 
     def receive_result(self) -> Any:

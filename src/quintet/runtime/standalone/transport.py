@@ -10,7 +10,7 @@ from typing import Any
 
 from quintet.errors import MachineError
 from quintet.runtime.remote_call import RemoteCall
-from quintet.runtime.standalone.listener import StandaloneWorker, WorkerLostError
+from quintet.runtime.standalone.connection import WorkerConnection, WorkerLostError
 from quintet.runtime.standalone.messages import RemoteCallError
 from quintet.training.parallel.rendezvous import RankDiedError
 
@@ -20,7 +20,7 @@ HINT = "see its log in the run directory; rerun the same command to continue fro
 class StandaloneTransport:
     """`Transport` to standalone workers, which execute a call at the same time. Several threads may call it."""
 
-    def __init__(self, workers: Sequence[StandaloneWorker], components: str) -> None:
+    def __init__(self, workers: Sequence[WorkerConnection], components: str) -> None:
         """`components` are those of the workers, for messages."""
         self.workers = tuple(workers)
         self._components = components
@@ -94,13 +94,13 @@ class StandaloneTransport:
         for worker in self.workers:
             worker.stop()
 
-    def _start(self, workers: Sequence[StandaloneWorker], calls: Sequence[RemoteCall]) -> None:
+    def _start(self, workers: Sequence[WorkerConnection], calls: Sequence[RemoteCall]) -> None:
         self.check_alive()
         for worker, call in zip(workers, calls, strict=True):
             with self._translate_errors(worker):
                 worker.start(call)
 
-    def _finish(self, workers: Sequence[StandaloneWorker]) -> list[Any]:
+    def _finish(self, workers: Sequence[WorkerConnection]) -> list[Any]:
         """Take the results in the order in which they arrive: the first error is the cause of the others."""
         results: dict[int, Any] = {}
         with DefaultSelector() as selector:
@@ -114,7 +114,7 @@ class StandaloneTransport:
         return [results[worker.rank] for worker in workers]
 
     @contextmanager
-    def _translate_errors(self, worker: StandaloneWorker) -> Iterator[None]:
+    def _translate_errors(self, worker: WorkerConnection) -> Iterator[None]:
         try:
             with translate_worker_errors(worker, self._components):
                 yield
@@ -131,7 +131,7 @@ class StandaloneTransport:
 
 
 @contextmanager
-def translate_worker_errors(worker: StandaloneWorker, components: str) -> Iterator[None]:
+def translate_worker_errors(worker: WorkerConnection, components: str) -> Iterator[None]:
     """Raise errors of a worker as user errors that name its rank; `components` are the components that the run needs.
 
     Raises:

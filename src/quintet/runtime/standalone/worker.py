@@ -11,17 +11,17 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from quintet.errors import MachineError
-from quintet.runtime.remote_call import STOP, RemoteCall
+from quintet.runtime.remote_call import STOP, RemoteCall, broadcast_tensors
 from quintet.runtime.remote_interface import (
     CRITIC,
     POLICY_SCORER,
@@ -33,17 +33,19 @@ from quintet.runtime.remote_interface import (
     STANDALONE_POLICY,
     STANDALONE_ROBOTS,
 )
+from quintet.runtime.standalone.connection import Role
 from quintet.runtime.standalone.engine_worker import LocalStandaloneEngine
 from quintet.runtime.standalone.env_worker import LocalStandaloneEnvs
 from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
-from quintet.runtime.standalone.listener import HEARTBEAT_SECONDS, Role, WorkerHello, WorkerListener
+from quintet.runtime.standalone.listener import HEARTBEAT_SECONDS, WorkerHello, WorkerListener
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket
 from quintet.runtime.standalone.robot_worker import LocalStandalonePolicy, LocalStandaloneRobots
-from quintet.runtime.worker import execute_call, ignored_signals
+from quintet.runtime.worker import Worker, execute_call, ignored_signals
 from quintet.tracking.run_processes import process_namespace
 from quintet.training.parallel.rendezvous import RankDiedError, Rendezvous
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.distributed.distributed_c10d import Store
 
 logger = logging.getLogger(__name__)
@@ -91,6 +93,13 @@ class ControllerAddress:
                 f"the controller (rank 0) did not start within {timeout_seconds:g} seconds",
                 "see its output; start all ranks together, or raise placement.join_timeout_seconds",
             ) from error
+
+
+class CallExecutor(Protocol):
+    """Components of a process."""
+
+    def execute(self, call: RemoteCall) -> Any:
+        """Call the method, or return the property, that the call names."""
 
 
 class StandaloneComponents:
@@ -161,7 +170,13 @@ class StandaloneProcess:
             finally:
                 components.close()
 
-    def _work(self, role: Role, components: StandaloneComponents) -> None:
+    def run_with_controller(self, worker: Worker) -> None:
+        """Execute the calls of the controller, which is in the same process group, until it sends `STOP`; raises as
+        `run` does. The process ends with the first error of a call: the controller may wait for it in a collective."""
+        with ignored_signals(), closing(worker):
+            self._work("learners", worker, ends_with_errors=True)
+
+    def _work(self, role: Role, components: CallExecutor, *, ends_with_errors: bool = False) -> None:
         """Connect to the controller, and execute its calls to this role."""
         process = (self.rank, os.getpid(), process_namespace(), self.fingerprint)
         calls, heartbeats = _connect_twice(
@@ -169,10 +184,16 @@ class StandaloneProcess:
         )
         with _sent_heartbeats(heartbeats):
             try:
-                _serve(MessageSocket(calls), components, self._translated)
+                messages = MessageSocket(calls, self._receive_broadcast)
+                _serve(messages, components, self._translated, ends_with_errors=ends_with_errors)
             except ConnectionLostError as error:
                 cause = f"the controller (rank 0) has ended, or the connection to it broke ({error})"
                 raise MachineError(f"rank {self.rank} ends: {cause}") from error
+
+    def _receive_broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Receive the tensors of a call over the process group."""
+        if self.rendezvous is not None:
+            broadcast_tensors(tensors, self.rendezvous.control_group)
 
     def _translated(self, error: Exception) -> Exception:
         """Return the death of another rank as the cause of an error if it is."""
@@ -180,6 +201,22 @@ class StandaloneProcess:
             cause = self.rendezvous.death_cause(error)
             return error if cause is None else RankDiedError(f"another rank is lost: {cause}")
         return error
+
+
+def listen_at(rendezvous: Rendezvous, lost_seconds: float = 60.0) -> WorkerListener:
+    """Listen for the other ranks of a rendezvous, and publish the address in its store."""
+    ranks = {peer.rank: peer.components for peer in rendezvous.peers[1:]}
+    listener = WorkerListener(rendezvous.address, ranks, rendezvous.peers[0].fingerprint, lost_seconds)
+    ControllerAddress.of(listener).publish(rendezvous.shared_store)
+    return listener
+
+
+def run_worker(rendezvous: Rendezvous, timeout_seconds: float = 60.0) -> None:
+    """Work for rank 0, which is in the same process group; see `StandaloneProcess.run_with_controller`."""
+    peer = rendezvous.peers[rendezvous.ranks.rank]
+    address = ControllerAddress.wait_for(rendezvous.shared_store, timeout_seconds)
+    process = StandaloneProcess(address, peer.rank, peer.fingerprint, rendezvous)
+    process.run_with_controller(Worker(rendezvous.ranks, rendezvous.address))
 
 
 def _use_gpu(gpu: int | None) -> None:
@@ -211,11 +248,13 @@ def _connect(address: ControllerAddress, hello: WorkerHello) -> socket.socket:
 
 def _serve(
     messages: MessageSocket,
-    components: StandaloneComponents,
+    components: CallExecutor,
     translated: Callable[[Exception], Exception] = lambda error: error,
+    *,
+    ends_with_errors: bool = False,
 ) -> None:
     """Execute calls until `STOP`. An error of a call is sent to the controller as `translated`; the controller decides
-    what follows from it.
+    what follows from it, unless the process `ends_with_errors`.
 
     Raises:
         ConnectionLostError: the controller is gone.
@@ -226,12 +265,17 @@ def _serve(
             messages.send_result(result)
         else:
             messages.send_error(translated(error))
+            if ends_with_errors:
+                raise translated(error)
 
 
-def _outcome(components: StandaloneComponents, call: RemoteCall) -> tuple[Any, Exception | None]:
+def _outcome(components: CallExecutor, call: RemoteCall) -> tuple[Any, Exception | None]:
     """Return the result of a call, or its error."""
     try:
-        return components.execute(call), None
+        result = components.execute(call)
+        for _ in result if isinstance(result, Iterator) else ():
+            pass  # all ranks gather the weights, and rank 0 uses them
+        return None if call.discards_result else result, None
     except Exception as error:  # whatever it is, the controller reports it
         logger.warning("%s.%s failed", call.target, call.method, exc_info=True)
         return None, error

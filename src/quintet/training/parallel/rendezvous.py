@@ -30,6 +30,8 @@ CONTROL_TIMEOUT_DAYS = 365
 """Timeout for a worker's next call: rollouts may take any time, and a rank that dies is detected at once."""
 POLL_SECONDS, GRACE_SECONDS = 1.0, 10.0
 """Interval of checks for dead ranks, and time in which this rank may then end by an ordinary error."""
+STOPPED_GRACE_SECONDS = 0.5
+"""The same for ranks that are stopped: no collective fails because of them."""
 REAPED_SECONDS = 3.0
 """Time until a dead process disappears from the process list."""
 
@@ -82,6 +84,19 @@ class Rendezvous:
     peers: tuple[Peer, ...]
     address: str = "127.0.0.1"
     """Address of this machine under which the others reach it."""
+    store: Store | None = None
+    """The store of all processes."""
+
+    @property
+    def shared_store(self) -> Store:
+        """The store of all processes.
+
+        Raises:
+            ValueError: the ranks have found each other without one.
+        """
+        if self.store is None:
+            raise ValueError("the rendezvous has no store")
+        return self.store
 
     def dead_ranks(self) -> list[Peer]:
         """Return the other ranks that have died."""
@@ -95,7 +110,7 @@ class Rendezvous:
             time.sleep(0.05)
         return dead
 
-    def death_cause(self, error: RuntimeError) -> str | None:
+    def death_cause(self, error: Exception) -> str | None:
         """Describe the dead rank or broken connection behind this error; None if it has another cause."""
         if dead := self._wait_for_dead_ranks():
             return describe_dead_ranks(dead)
@@ -104,16 +119,21 @@ class Rendezvous:
         return None
 
     @contextmanager
-    def watchdog(self, on_rank_death: Callable[[str], None]) -> Iterator[None]:
+    def watchdog(
+        self, on_rank_death: Callable[[str], None], lost_reason: Callable[[], str | None] = lambda: None
+    ) -> Iterator[None]:
         """Call `on_rank_death(reason)` from a thread if a rank dies and this one is still within the context
         `GRACE_SECONDS` later: a rank that waits on its GPU, or for the dead rank's part of a checkpoint, does not
-        notice the death."""
+        notice the death. `lost_reason` says why a rank is lost that has not ended, for example a stopped one."""
         closed = threading.Event()
 
         def watch() -> None:
             while not closed.wait(POLL_SECONDS):
                 if (dead := self.dead_ranks()) and not closed.wait(GRACE_SECONDS):
                     on_rank_death(describe_dead_ranks(dead))
+                    return
+                if not dead and (reason := lost_reason()) and not closed.wait(STOPPED_GRACE_SECONDS):
+                    on_rank_death(describe_dead_ranks(self.dead_ranks()) if self.dead_ranks() else reason)
                     return
 
         thread = threading.Thread(target=watch, name="ranks", daemon=True)
@@ -168,7 +188,7 @@ def rendezvous(
         timeout=timedelta(seconds=collective_seconds),
     )
     control_group = dist.new_group(backend="gloo", timeout=timedelta(days=CONTROL_TIMEOUT_DAYS))
-    return Rendezvous(RankGroup(rank, size), control_group, peers, address)
+    return Rendezvous(RankGroup(rank, size), control_group, peers, address, store)
 
 
 def join_run(info: RankInfo, device: LocalDevice | None, timeout_seconds: float) -> Store:

@@ -38,9 +38,10 @@ from quintet.runtime.controller import Controller
 from quintet.runtime.engine_group import RoutedEngines
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import STANDALONE_ENGINE
+from quintet.runtime.standalone.connection import WorkerConnection, WorkerLostError
 from quintet.runtime.standalone.engine_weights import EngineWeights
 from quintet.runtime.standalone.engines import StandaloneEngine, StandaloneEngines, _one_per_device
-from quintet.runtime.standalone.listener import StandaloneWorker, WorkerHello, WorkerListener, WorkerLostError
+from quintet.runtime.standalone.listener import WorkerHello, WorkerListener
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket, RemoteCallError
 from quintet.runtime.standalone.worker import ControllerAddress, StandaloneComponents
 from quintet.runtime.transport import InProcessTransport
@@ -58,7 +59,7 @@ def listener() -> Iterator[WorkerListener]:
     listener.close()
 
 
-Workers = dict[int, tuple[subprocess.Popen[bytes], StandaloneWorker]]
+Workers = dict[int, tuple[subprocess.Popen[bytes], WorkerConnection]]
 
 
 @pytest.fixture
@@ -209,7 +210,7 @@ def _has_weights_of(engine: RestartingEngine, actor: ActorLearner) -> bool:
     return all(torch.equal(weights[name], tensor) for name, tensor in actor.weights())
 
 
-def _sent_bytes(group: StandaloneEngines, worker: StandaloneWorker, broadcasts: list[int]) -> int:
+def _sent_bytes(group: StandaloneEngines, worker: WorkerConnection, broadcasts: list[int]) -> int:
     """Bytes of the staged weights that would go to a worker, or have been broadcast since the last call."""
     if broadcasts:
         sent = sum(broadcasts)
@@ -257,8 +258,11 @@ def test_an_engine_that_is_started_again_gets_the_weights_that_adapters_adapt(
     listener: WorkerListener, workers: Workers, policy_directory: Path
 ) -> None:
     actor, config = _lora_actor(policy_directory), experiment("placement.weight_transfer=tcp")
-    connected, take_arrived = [worker for _, worker in workers.values()], partial(listener.take_arrived, [1, 2])
-    group = StandaloneEngines(connected, config, policy_directory, actor.weights, take_arrived, actor)
+    connected, take_connected_workers = (
+        [worker for _, worker in workers.values()],
+        partial(listener.take_connected_workers, [1, 2]),
+    )
+    group = StandaloneEngines(connected, config, policy_directory, actor.weights, take_connected_workers, actor)
     engines = group.engines()
     for version in (1, 2):
         _train_adapters(actor, version)
@@ -372,7 +376,7 @@ def test_an_error_of_a_call_names_itself_and_the_worker_lives_on(workers: Worker
 
 
 def test_workers_that_do_not_come_are_named(listener: WorkerListener) -> None:
-    with pytest.raises(MachineError, match=r"standalone workers of rank 1, rank 2 did not connect within 0\.2 seconds"):
+    with pytest.raises(MachineError, match=r"workers of rank 1, rank 2 did not connect within 0\.2 seconds"):
         listener.wait_for([1, 2], 0.2)
 
 
@@ -380,7 +384,7 @@ def test_workers_that_do_not_come_are_named(listener: WorkerListener) -> None:
     ("changes", "refusal"),
     [
         ({"token": "guessed"}, "token"),
-        ({"rank": 7}, "rank 7 is no standalone worker of this run"),
+        ({"rank": 7}, "rank 7 is no worker of this run"),
         ({"fingerprint": "of another run"}, "another configuration or version"),
     ],
 )
@@ -400,7 +404,7 @@ def test_what_is_no_worker_is_disconnected(listener: WorkerListener, sent: bytes
         stranger.sendall(sent)
         with suppress(ConnectionResetError):
             assert stranger.recv(100) == b""
-    assert listener.take_arrived([1, 2]) == []
+    assert listener.take_connected_workers([1, 2]) == []
 
 
 def test_messages_that_are_none_end_the_connection() -> None:
@@ -429,7 +433,7 @@ def test_a_result_that_was_changed_on_its_way_is_never_used_and_its_rank_is_name
     message[place] ^= 1
     ours, theirs = socket.socketpair()
     theirs.sendall(bytes(message))
-    worker = StandaloneWorker(2, 77, "host", MessageSocket(ours))
+    worker = WorkerConnection(2, 77, "host", MessageSocket(ours))
     with pytest.raises(WorkerLostError, match=r"rank 2 \(process 77\) cannot be understood: received .*corrupted"):
         worker.finish()
     assert theirs.recv(1) == b""  # the worker ends, and can be started again
@@ -477,8 +481,10 @@ def test_a_killed_engine_costs_no_request_and_one_that_is_started_again_joins(
     model, config = load_model(policy_directory), experiment()
     connected = [worker for _, worker in workers.values()]
     weights = dict(model.state_dict())
-    take_arrived = partial(listener.take_arrived, [1, 2])
-    group = StandaloneEngines(connected, config, policy_directory, lambda: iter(weights.items()), take_arrived)
+    take_connected_workers = partial(listener.take_connected_workers, [1, 2])
+    group = StandaloneEngines(
+        connected, config, policy_directory, lambda: iter(weights.items()), take_connected_workers
+    )
     engines = RoutedEngines(group.engines(), max_wait_seconds=60)
     group.stage()
     engines.sync_weights(3, lambda: iter(()))
