@@ -87,15 +87,14 @@ def measure(policy: Path, engine_name: str, options: list[str], *, lora: bool = 
         adapted = actor if lora else None
         group = StandaloneEngines([worker], configs["shared_memory"], policy, actor.weights, adapted=adapted)
         (engine,) = group.engines()
-        staged = {name: EngineWeights(config) for name, config in configs.items()}
+        staged = {name: EngineWeights(config, actor.weights, adapted) for name, config in configs.items()}
         for each in staged.values():
             each.connect([worker])
         copied = [torch.empty_like(tensor) for tensor in tensors]
 
         def sync(transfer: str) -> None:
-            group.staged = staged[transfer]
-            group.stage()
-            engine.load_weights(1, ())
+            staged[transfer].stage()
+            engine.load_weights(1, staged[transfer])
             engine.current.finish()
 
         def copy_and_pack() -> None:

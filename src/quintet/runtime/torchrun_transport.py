@@ -102,7 +102,7 @@ class TorchrunTransport:
     def _reported_error(self) -> str | None:
         """Return the error that a rank has sent before it ended, if one has."""
         for each in self._started:
-            if wait([each.worker], 0):
+            if wait([each.worker.messages], 0):
                 try:
                     each.finish()
                 except (RemoteCallError, MachineError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -31,13 +31,25 @@ Member = tuple[int, int]
 
 
 class EngineWeights:
-    """Staged weights, and their transfer to each engine as `placement.weight_transfer` says.
+    """See `StagedWeightSource`: the learner's weights, copied to where engines load them from, and their transfer to
+    each engine as `placement.weight_transfer` says.
 
     If only adapters are trained, the weights that they adapt are staged once and go to each worker once.
     """
 
-    def __init__(self, config: Experiment) -> None:
+    module = None
+    """Engines of other processes do not compute with the learner's module."""
+
+    def __init__(
+        self,
+        config: Experiment,
+        weights: Callable[[], Iterator[tuple[str, Tensor]]],
+        adapted: Actor | None = None,
+    ) -> None:
+        """`weights` yields the learner's weights; `adapted` is the learner if it only trains adapters."""
         self._config = config
+        self._weights = weights
+        self._adapted = adapted
         self._staged = StagedWeights()
         self._base = StagedWeights()
         """The weights that adapters adapt; empty if all weights are trained."""
@@ -66,9 +78,24 @@ class EngineWeights:
         layout = process_layout(self._config)
         return len({layout.devices[worker.rank] for worker in workers}) < len(workers)
 
-    def stage(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy the weights: full tensors under Hugging Face names. The weights of the last call remain until the next
-        call."""
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        return self._weights()
+
+    def finish(self) -> None:
+        """See `WeightSource.finish`: weights are gathered when they are staged."""
+
+    def stage(self) -> None:
+        """Copy the learner's current weights, or its adapters, and with the first of these the weights that they adapt,
+        which must not change. The weights of the last call remain until the next call."""
+        if self._adapted is None:
+            self._stage(self._weights())
+            return
+        if not self._base.shared_tensors:
+            self._base.stage(self._adapted.base_weights())
+            self._adapter_scales = self._adapted.adapter_scales()
+        self._stage(self._adapted.adapters())
+
+    def _stage(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         if self._broadcast is not None and not self._broadcast.finish():
             self._close_broadcast()
         else:
@@ -78,13 +105,6 @@ class EngineWeights:
         if self._broadcast is not None:
             base = () if self._broadcast.members <= self._with_base else self._base.buffers()
             self._broadcast.prepare([*base, *self._staged.buffers()])
-
-    def stage_adapters(self, actor: Actor) -> None:
-        """Copy the actor's adapters; with the first call also the weights that they adapt, which must not change."""
-        if not self._base.shared_tensors:
-            self._base.stage(actor.base_weights())
-            self._adapter_scales = actor.adapter_scales()
-        self.stage(actor.adapters())
 
     def load_call(self, worker: WorkerConnection, version: int) -> RemoteCall:
         """Return the call by which a worker's engine loads the staged weights as `version`. An engine that loads them
