@@ -49,7 +49,9 @@ def measure_rank(policy: Path) -> None:
     from quintet.runtime.controller import Controller
     from quintet.runtime.engine_group import RoutedEngines
     from quintet.runtime.engines import engine_builder_of_rank, load_policy_tokenizer
-    from quintet.runtime.worker import run_worker
+    from quintet.runtime.weight_sources import GatheredWeights
+    from quintet.runtime.weight_sync import PolicyWeights
+    from quintet.runtime.worker_process import run_worker
     from quintet.training.parallel.rendezvous import rendezvous
 
     rank = current_rank()
@@ -66,8 +68,9 @@ def measure_rank(policy: Path) -> None:
     learners = controller.build_learners(config, policy)
     tokenizer = load_policy_tokenizer(config, policy, learners.actor.model.config.vocab_size)
     remote = controller.build_remote_engines(config, policy)
-    local = RestartingEngine(engine_builder_of_rank(config, policy, learners, tokenizer), learners.actor.weights)
-    engines = RoutedEngines([local, *remote.engines()])
+    weights = PolicyWeights(learners, remote)
+    builder = engine_builder_of_rank(config, policy, learners, tokenizer)
+    engines = RoutedEngines([RestartingEngine(builder, GatheredWeights(learners)), *remote.engines(weights)])
     speeds = {count: statistics.median(_speed(engines, count) for _ in range(ROUNDS)) for count in REQUESTS}
     result: dict[str, Any] = {"tokens_per_second": {count: round(speed) for count, speed in speeds.items()}}
     started = time.perf_counter()

@@ -143,6 +143,7 @@ class QuintetStep:
 
     def step(self, number: int) -> dict[str, float]:
         """Return the seconds of each phase."""
+        from quintet.rollout.engines.weight_source import TensorWeights
         from quintet.training.packing import mini_batches
 
         times = [clock()]
@@ -156,7 +157,7 @@ class QuintetStep:
         times.append(clock())
         for part in mini_batches(batch, PROMPTS // self.updates, None):
             self.actor.update(part, self.objective, "token-mean", RATE)
-        self.engine.load_weights(number, self.actor.weights())
+        self.engine.load_weights(number, TensorWeights(self.actor.weights(), self.actor.model))
         times.append(clock())
         names = ("generate", "score", "logprobs", "update")
         parts = {name: times[i + 1] - times[i] for i, name in enumerate(names)}

@@ -37,6 +37,7 @@ from quintet.rollout.agent_loop import AgentLoop
 from quintet.rollout.background_rollout import BackgroundRollout
 from quintet.rollout.chat.chat_format import ChatFormat
 from quintet.rollout.engines.restarting_engine import RestartingEngine
+from quintet.rollout.engines.weight_source import TensorWeights
 from quintet.rollout.episode import Episode
 from quintet.rollout.sampling_params import SamplingParams
 from quintet.runtime.engine_group import RoutedEngines
@@ -108,6 +109,7 @@ def _seconds_alone(trajectory: Trajectory) -> float:
     return sum(len(turn.tokens) * DECODE_SECONDS + ENV_SECONDS for turn in trajectory.turns)
 
 
+NO_WEIGHTS = TensorWeights(())
 GROUPS, SAMPLES, STEPS = 32, 8, 10
 RESPONSES = {"median": 150, "sigma": 0.8, "maximum": 1000}
 """Response tokens of the part `overlap`."""
@@ -122,7 +124,7 @@ def run_steps(chat: ChatFormat, response: Callable[[Request], tuple[int, ...]], 
     def build() -> SleepingEngine:
         return SleepingEngine(OVERLAP_DECODE, SLOTS, response)
 
-    wrapped = [RestartingEngine(build, None if ratio else tuple) for _ in range(OVERLAP_ENGINES)]
+    wrapped = [RestartingEngine(build, None if ratio else NO_WEIGHTS) for _ in range(OVERLAP_ENGINES)]
     engines = (FreeRunningEngines if ratio else RoutedEngines)(wrapped)
     for engine in engines.engines:
         engine.load_seconds = LOAD_SECONDS  # type: ignore[attr-defined]
@@ -144,7 +146,7 @@ def run_steps(chat: ChatFormat, response: Callable[[Request], tuple[int, ...]], 
         generated = time.monotonic()
         time.sleep(train)
         trained = time.monotonic()
-        engines.sync_weights(step, tuple)
+        engines.load_weights(step, NO_WEIGHTS)
         updates.append((generated, trained))
         syncs.append((trained, time.monotonic()))
         seconds.append((syncs[-1][1] - started, generated - started))

@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +107,7 @@ class GenerateEngine:
     def abort(self, ids: Collection[int]) -> list[Generation]:
         raise NotImplementedError
 
-    def load_weights(self, version: int, weights: Iterable[Any]) -> None:
+    def load_weights(self, version: int, weights: Any) -> None:
         raise NotImplementedError
 
     def reset_prefix_cache(self) -> None: ...
@@ -217,13 +217,15 @@ def exactness(engine: Engine, model: Any) -> dict[str, float]:
     """Compare log-probs with transformers' forward pass before and after twenty weight syncs; time a sync (ms)."""
     import torch
 
+    from quintet.rollout.engines.weight_source import ModuleWeights
+
     before, seconds = gap(engine, model), []
     for version in range(1, 21):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.002)
         started = time.perf_counter()
-        engine.load_weights(version, model.named_parameters())
+        engine.load_weights(version, ModuleWeights(model))
         seconds.append(time.perf_counter() - started)
     return {
         "logprobs_gap": before,

@@ -8,13 +8,14 @@ import os
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
 
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeStarted
 from quintet.records import FinishReason, Generation, Observation, Request, Step
+from quintet.rollout.engines.weight_source import WeightSource
 
 STEPS_PER_CALL = 4
 """Decode steps between two exchanges with the controller, as for other engines."""
@@ -112,7 +113,7 @@ class SleepingEngine:
         self._waiting = deque(request for request in self._waiting if request.id not in ids)
         return [self._generation(running, FinishReason.ABORT) for running in aborted]
 
-    def load_weights(self, version: int, weights: Iterable[tuple[str, Any]]) -> None:
+    def load_weights(self, version: int, weights: WeightSource) -> None:
         time.sleep(self.load_seconds)
         self.weight_version = version
         for running in self._running.values():

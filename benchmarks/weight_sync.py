@@ -36,18 +36,19 @@ LORA_SIZE = "100 M"
 """Size that is also measured with LoRA."""
 WORKER = """
 import sys
-from quintet.runtime.standalone.worker import ControllerAddress, StandaloneProcess
+from quintet.runtime.standalone.listener import ControllerAddress
+from quintet.runtime.worker import Worker
+from quintet.runtime.worker_process import WorkerProcess
 if __name__ == "__main__":
     host, port, token = sys.argv[1:]
-    StandaloneProcess(ControllerAddress(host, int(port), token), 1, "benchmark").run()
+    WorkerProcess(ControllerAddress(host, int(port), token), 1, "benchmark").run(Worker())
 """
 
 
 @contextmanager
 def standalone_worker() -> Iterator[Any]:
     """Start a standalone worker and yield the controller's connection to it."""
-    from quintet.runtime.standalone.listener import WorkerListener
-    from quintet.runtime.standalone.worker import ControllerAddress
+    from quintet.runtime.standalone.listener import ControllerAddress, WorkerListener
 
     listener = WorkerListener("127.0.0.1", {1: ""}, "benchmark", lost_seconds=60.0)
     address = ControllerAddress.of(listener)
@@ -87,15 +88,14 @@ def measure(policy: Path, engine_name: str, options: list[str], *, lora: bool = 
         adapted = actor if lora else None
         group = StandaloneEngines([worker], configs["shared_memory"], policy, actor.weights, adapted=adapted)
         (engine,) = group.engines()
-        staged = {name: EngineWeights(config) for name, config in configs.items()}
+        staged = {name: EngineWeights(config, actor.weights, adapted) for name, config in configs.items()}
         for each in staged.values():
             each.connect([worker])
         copied = [torch.empty_like(tensor) for tensor in tensors]
 
         def sync(transfer: str) -> None:
-            group.staged = staged[transfer]
-            group.stage()
-            engine.load_weights(1, ())
+            staged[transfer].stage()
+            engine.load_weights(1, staged[transfer])
             engine.current.finish()
 
         def copy_and_pack() -> None:

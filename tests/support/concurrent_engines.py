@@ -6,10 +6,10 @@ import socket
 import threading
 import time
 from collections.abc import Collection, Iterable
-from typing import Any
 
 from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.engine import EngineError
+from quintet.rollout.engines.weight_source import WeightSource
 
 
 class ThreadedEngine:
@@ -76,11 +76,11 @@ class ThreadedEngine:
         self._check_idle()
         return self._finish(ids, FinishReason.ABORT)
 
-    def load_weights(self, version: int, weights: Iterable[tuple[str, Any]]) -> None:
+    def load_weights(self, version: int, weights: WeightSource) -> None:
         self._check_idle()
         time.sleep(self.load_seconds)
         self.weight_version = version
-        self.loaded.append((version, {name: float(value) for name, value in weights}))
+        self.loaded.append((version, {name: float(value) for name, value in weights.tensors()}))
 
     def reset_prefix_cache(self) -> None:
         self._check_idle()

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from quintet.config.composed import ComposedConfig
     from quintet.config.native.experiment import Experiment
     from quintet.runtime.controller import Controller
-    from quintet.runtime.standalone.listener import WorkerListener
+    from quintet.training.parallel.rendezvous import LostRank, Rendezvous
 
 START_SECONDS = 60
 """Ranks start within this time of each other."""
@@ -101,91 +102,81 @@ def _run_as_rank(rank: RankInfo, config: Experiment, run: Callable[[Controller |
 
     # torchrun ends rank 0 because of the others
     write_rank_report(sudden_death_report(rank, config), delay=0 if rank.rank else START_SECONDS)
-    layout, seconds = layout_of(config), config.placement.join_timeout_seconds
+    layout = layout_of(config)
     is_standalone = rank.rank not in layout.learner_ranks
     with output_to_log(rank, config, always=is_standalone), _reported_errors():
         address = local_address()
         device = None if rank.rank in layout.cpu_ranks else layout.local_device(rank.rank)
-        store = join_run(rank, device, seconds)
-        if is_standalone:
-            return _run_standalone(rank, config, store)
-        listener = None
-        others = sorted(set(range(layout.size)) - set(layout.learner_ranks))
-        if rank.rank == 0 and others:
-            listener = _listen(address, others, config, store)
-        return _run_with_learners(rank, layout.learner_ranks, config, run, store, listener, address)
+        store = join_run(rank, device, config.placement.join_timeout_seconds)
+        if rank.rank == 0:
+            return _run_as_controller(rank, config, run, store, address)
+        _run_as_worker(rank, config, store, address)
+        return 0
 
 
-def _run_with_learners(
-    rank: RankInfo,
-    learner_ranks: Sequence[int],
-    config: Experiment,
-    run: Callable[[Controller | None], int],
-    store: Store,
-    listener: WorkerListener | None,
-    address: str,
+def _run_as_controller(
+    rank: RankInfo, config: Experiment, run: Callable[[Controller | None], int], store: Store, address: str
 ) -> int:
     from quintet.runtime.controller import Controller
-    from quintet.runtime.worker import run_worker
+    from quintet.runtime.standalone.listener import ControllerAddress, WorkerListener
+
+    layout, placement = layout_of(config), config.placement
+    components = {number: layout.components_of(number) for number in range(1, layout.size)}
+    limits = placement.lost_after_seconds, placement.call_timeout_seconds
+    listener = WorkerListener(address, components, _fingerprint(config), *limits)
+    ControllerAddress.of(listener).publish(store)
+    with _watched_group(rank, config, layout.learner_ranks, store, address, lambda: listener.lost_rank) as ranks:
+        controller = Controller.on_ranks(ranks, listener, placement.join_timeout_seconds)
+        with closing(controller):
+            return run(controller)
+
+
+def _run_as_worker(rank: RankInfo, config: Experiment, store: Store, address: str) -> None:
+    from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
+    from quintet.runtime.standalone.listener import ControllerAddress
+    from quintet.runtime.worker import Worker
+    from quintet.runtime.worker_process import WorkerProcess, run_worker
+
+    layout, seconds = layout_of(config), config.placement.join_timeout_seconds
+    if rank.rank in layout.learner_ranks:
+        with _watched_group(rank, config, layout.learner_ranks, store, address) as ranks:
+            run_worker(ranks, seconds)
+        return
+    process = WorkerProcess(ControllerAddress.wait_for(store, seconds), rank.rank, _fingerprint(config))
+    learners = layout.standalone_learners_of(rank.rank)
+    if learners is None:
+        process.run(Worker())
+        return
+    has_engine = rank.rank in layout.standalone.get("envs", ()) or layout.has_engine(rank.rank)
+    with _watched_group(rank, config, learners.ranks, store, address) as ranks:
+        worker = Worker(standalone_learners=LocalStandaloneLearners(ranks.ranks, learners.shard_writer(rank.rank)))
+        replace(process, rendezvous=ranks).run(worker, ["learners", "engine"] if has_engine else ["learners"])
+
+
+@contextmanager
+def _watched_group(
+    rank: RankInfo,
+    config: Experiment,
+    group: Sequence[int],
+    store: Store,
+    address: str,
+    lost_rank: Callable[[], LostRank | None] = lambda: None,
+) -> Iterator[Rendezvous]:
+    """Meet the ranks of a process group, and end this process if one is lost while it waits for it."""
     from quintet.training.parallel.rendezvous import rendezvous
 
-    placement = config.placement
     ranks = rendezvous(
         rank,
         _fingerprint(config),
-        placement.join_timeout_seconds,
-        placement.call_timeout_seconds,
-        ranks=learner_ranks,
+        config.placement.join_timeout_seconds,
+        config.placement.call_timeout_seconds,
+        ranks=group,
         store=store,
         components=layout_of(config).components_of(rank.rank),
         address=address,
     )
-    try:
-        with ranks.watchdog(partial(_exit_at_once, rank.rank, config)):
-            if rank.rank:
-                run_worker(ranks)
-                return 0
-            with closing(Controller.on_ranks(ranks, listener)) as controller:
-                return run(controller)
-    finally:
-        ranks.close()
-
-
-def _listen(host: str, ranks: Sequence[int], config: Experiment, store: Store) -> WorkerListener:
-    """Listen for the standalone workers of `ranks`, and publish the address."""
-    from quintet.runtime.standalone.listener import WorkerListener
-    from quintet.runtime.standalone.worker import ControllerAddress
-
-    placement = config.placement
-    limits = placement.lost_after_seconds, placement.call_timeout_seconds
-    layout = layout_of(config)
-    components = {rank: layout.components_of(rank) for rank in ranks}
-    listener = WorkerListener(host, components, _fingerprint(config), *limits)
-    ControllerAddress.of(listener).publish(store)
-    return listener
-
-
-def _run_standalone(rank: RankInfo, config: Experiment, store: Store) -> int:
-    from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
-    from quintet.runtime.standalone.worker import ControllerAddress, StandaloneProcess
-    from quintet.training.parallel.rendezvous import rendezvous
-
-    layout, seconds = layout_of(config), config.placement.join_timeout_seconds
-    learners, fingerprint = layout.standalone_learners_of(rank.rank), _fingerprint(config)
-
-    address = ControllerAddress.wait_for(store, seconds)
-    if learners is None:
-        StandaloneProcess(address, rank.rank, fingerprint).run()
-        return 0
-    limit = config.placement.call_timeout_seconds
-    meet = partial(rendezvous, ranks=learners.ranks, store=store, components=layout.components_of(rank.rank))
-    with closing(meet(rank, fingerprint, seconds, limit)) as ranks:
-        local = LocalStandaloneLearners(ranks.ranks, learners.shard_writer(rank.rank))
-        process = StandaloneProcess(address, rank.rank, fingerprint, ranks)
-        with ranks.watchdog(partial(_exit_at_once, rank.rank, config)):
-            hosts_envs = rank.rank in layout.standalone.get("envs", ())
-            process.run(local, has_engine=hosts_envs or layout.has_engine(rank.rank))
-    return 0
+    with closing(ranks), ranks.watchdog(partial(_exit_at_once, rank.rank, config), lost_rank):
+        yield ranks
 
 
 @contextmanager

@@ -38,4 +38,4 @@ def run(config: str | None, overrides: list[str], dialect: str | None, unknown_k
 
     from quintet.pipelines.rl import train
 
-    return run_on_all_ranks(composed, lambda conductor: train(composed, Console(), conductor))
+    return run_on_all_ranks(composed, lambda controller: train(composed, Console(), controller))

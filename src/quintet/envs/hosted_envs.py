@@ -182,15 +182,16 @@ class HostedVectorEnv:
         wait: HostWait,
         *,
         waits_for_all: bool,
-        take_arrived: Callable[[], Sequence[HostConnection]] = tuple,
+        take_connected_hosts: Callable[[], Sequence[HostConnection]] = tuple,
     ) -> None:
-        """Build the environments on the hosts; `take_arrived` returns connections to hosts that were started again.
+        """Build the environments on the hosts; `take_connected_hosts` returns connections to hosts that were
+        started again.
 
         Raises:
             MachineError: all hosts are lost, or one cannot build them.
         """
         self.seconds = 0.0
-        self._wait, self._take_arrived, self._waits_for_all = wait, take_arrived, waits_for_all
+        self._wait, self._take_connected_hosts, self._waits_for_all = wait, take_connected_hosts, waits_for_all
         self._hosts: dict[int, EnvHost] = {}
         self._episodes: dict[int, HostedEpisode] = {}
         self._pending: set[int] = set()
@@ -272,7 +273,7 @@ class HostedVectorEnv:
 
     def _advance(self, seconds: float) -> None:
         """Send queued requests, and handle the results that arrive within `seconds`."""
-        self._join(self._take_arrived())
+        self._join(self._take_connected_hosts())
         self._check_hosts()
         for host in list(self._hosts.values()):
             try:

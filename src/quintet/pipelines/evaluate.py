@@ -33,6 +33,7 @@ from quintet.rollout.engines.openai_endpoint import (
     without_tokens,
 )
 from quintet.rollout.engines.restarting_engine import RestartingEngine
+from quintet.rollout.engines.weight_source import ModuleWeights
 from quintet.rollout.episode import Episode
 from quintet.rollout.episode_limits import build_episode_rules
 from quintet.rollout.multi_turn_loop import build_prompt_loop
@@ -307,14 +308,16 @@ def _load_policy(config: Experiment) -> _Policy:
 
     check_tokens(config, model.config.get_text_config().vocab_size)
 
+    weights = ModuleWeights(model)
+
     def build_engine(prompt_tokens: int) -> Engine:
         needed = prompt_tokens + config.rollout.max_response_tokens
         context = min(needed, config.rollout.engine_options.max_model_tokens or needed)
         setup = engine_setup(config, directory, model, tokenizer, context)
         create = ENGINES.get(config.rollout.engine).load()
-        engine = RestartingEngine(lambda: create(setup), model.named_parameters)
+        engine = RestartingEngine(lambda: create(setup), weights)
         if adapters:  # an engine may have read the model's own files
-            engine.load_weights(0, model.named_parameters())
+            engine.load_weights(0, weights)
         return engine
 
     images = ImagePrompts.from_model(model, config.policy.vision)

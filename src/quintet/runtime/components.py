@@ -36,7 +36,8 @@ from quintet.runtime.groups import EngineGroup, EnvGroup, LearnerGroup
 from quintet.runtime.optimizer_schedules import OptimizerSchedules
 from quintet.runtime.reward_scorer import build_reward_scorer
 from quintet.runtime.run_checkpoint import RunCheckpoint, TokenizerFiles
-from quintet.runtime.weight_sync import WeightSync
+from quintet.runtime.weight_sources import GatheredWeights
+from quintet.runtime.weight_sync import PolicyWeights, WeightSync
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -104,7 +105,7 @@ def build_components(
     schedules = OptimizerSchedules(config)
     penalty = config.algorithm.kl_in_reward
     kl = None if penalty is None else KlControl.from_config(penalty)
-    async_rollout = _build_async_rollout(config, envs, start_states, weight_sync)
+    async_rollout = _build_async_rollout(config, envs, start_states, engines)
     tokenizer_files, groups = TokenizerFiles(tokenizer), config.placement.rollout.channel
     return Components(
         config=config,
@@ -134,22 +135,23 @@ def build_engines(
     """
     standalone = controller.build_standalone_engines(config, policy, learners.actor)
     remote = controller.build_remote_engines(config, policy)
-    engines = [*remote.engines(), *standalone.engines()]
+    weights = PolicyWeights(learners, remote, standalone)
+    engines = [*remote.engines(weights), *standalone.engines()]
     if process_layout(config).has_engine(0) or not engines:
         builder = engine_builder_of_rank(config, policy, learners, tokenizer)
-        engines.insert(0, RestartingEngine(builder, learners.actor.weights))
+        engines.insert(0, RestartingEngine(builder, GatheredWeights(learners)))
     group_class = FreeRunningEngines if overlaps_training(config) else RoutedEngines
     group = group_class(engines, config.placement.join_timeout_seconds)
-    return group, WeightSync(remote.weights, group, config, standalone.stage)
+    return group, WeightSync(weights, group, config)
 
 
 def _build_async_rollout(
-    config: Experiment, envs: AgentLoop | SingleTurnLoop, start_states: StartStates, weight_sync: WeightSync
+    config: Experiment, envs: AgentLoop | SingleTurnLoop, start_states: StartStates, engines: EngineGroup
 ) -> AsyncRollout | None:
     """Return what runs episodes across steps: in a thread if engines have devices of their own, between updates
     otherwise."""
-    if overlaps_training(config):
-        return BackgroundRollout(envs, start_states, config, weight_sync.load_missing)
+    if isinstance(engines, FreeRunningEngines):
+        return BackgroundRollout(envs, start_states, config, engines.load_missing_weights)
     return AsyncRollout(envs, start_states, config) if config.rollout.async_ratio else None
 
 

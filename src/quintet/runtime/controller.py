@@ -22,11 +22,9 @@ from quintet.runtime.remote_learners import RemoteLearnerGroup
 from quintet.runtime.standalone.engines import StandaloneEngines
 from quintet.runtime.standalone.envs import hosted_vector_env
 from quintet.runtime.standalone.learners import StandaloneLearnerGroup
-from quintet.runtime.standalone.listener import WorkerListener
+from quintet.runtime.standalone.listener import WorkerListener, listen_at
 from quintet.runtime.standalone.robots import OrderedCalls
-from quintet.runtime.standalone.transport import StandaloneTransport
-from quintet.runtime.torchrun_transport import TorchrunTransport
-from quintet.runtime.transport import InProcessTransport, Transport
+from quintet.runtime.transport import Transport
 from quintet.runtime.worker import Worker
 from quintet.training.parallel.rendezvous import Rendezvous
 from quintet.training.protocols import Actor
@@ -39,7 +37,7 @@ class Controller:
         """`listener` is where standalone workers connect, if the run has any."""
         self._transport = transport
         self._listener = listener
-        self._standalone: dict[str, StandaloneTransport] = {}
+        self._standalone: dict[str, Transport] = {}
         """Transports of standalone components besides engines, by the name of their section of `placement`."""
         self._staging: list[StandaloneLearnerGroup | StandaloneEngines] = []
         """Handles with memory of staged weights."""
@@ -47,16 +45,24 @@ class Controller:
     @classmethod
     def in_process(cls) -> Controller:
         """Return a controller whose only worker runs in this process."""
-        return cls(InProcessTransport(Worker()))
+        return cls(Transport(local=Worker()))
 
     @classmethod
-    def on_ranks(cls, rendezvous: Rendezvous, listener: WorkerListener | None = None) -> Controller:
-        """Return a controller of all ranks; call it on rank 0 while the others are in `run_worker` or
-        `StandaloneProcess.run`."""
-        worker = Worker(rendezvous.ranks, rendezvous.address)
-        if rendezvous.ranks.size == 1:
-            return cls(InProcessTransport(worker), listener)
-        return cls(TorchrunTransport(worker, rendezvous), listener)
+    def on_ranks(
+        cls, rendezvous: Rendezvous, listener: WorkerListener | None = None, join_seconds: float = 60.0
+    ) -> Controller:
+        """Return a controller of all ranks; call it on rank 0 while the others are in `run_worker`. Without a
+        `listener` it publishes the address of a new one in the rendezvous store.
+
+        Raises:
+            MachineError: ranks did not connect within `join_seconds`.
+        """
+        worker, others = Worker(rendezvous.ranks, rendezvous.address), rendezvous.processes[1:]
+        if others and listener is None:
+            listener = listen_at(rendezvous)
+        ranks = [process.rank for process in others]
+        workers = listener.wait_for(ranks, join_seconds, "actor") if listener is not None else ()
+        return cls(Transport(workers, local=worker, rendezvous=rendezvous), listener)
 
     @property
     def world_size(self) -> int:
@@ -85,7 +91,7 @@ class Controller:
         for learners in process_layout(config).standalone_learners:
             seconds = config.placement.join_timeout_seconds
             workers = self._listener.wait_for(learners.ranks, seconds, "learners")
-            transport = StandaloneTransport(workers, learners.name)
+            transport = Transport(workers, learners.name)
             self._standalone |= dict.fromkeys(learners.components, transport)
 
     def shard_writers(self, config: Experiment) -> list[str]:
@@ -109,8 +115,11 @@ class Controller:
             return StandaloneEngines((), config, policy, actor.weights)
         ranks = standalone_engine_ranks(config)
         workers = self._listener.wait_for(ranks, config.placement.join_timeout_seconds)
-        adapted, take_arrived = actor if config.policy.lora else None, partial(self._listener.take_arrived, ranks)
-        engines = StandaloneEngines(workers, config, policy, actor.weights, take_arrived, adapted)
+        adapted, take_connected_workers = (
+            actor if config.policy.lora else None,
+            partial(self._listener.take_connected_workers, ranks),
+        )
+        engines = StandaloneEngines(workers, config, policy, actor.weights, take_connected_workers, adapted)
         self._staging.append(engines)
         return engines
 
@@ -138,8 +147,8 @@ class Controller:
         ranks, seconds = process_layout(config).standalone.get("envs", ()), config.placement.join_timeout_seconds
         if self._listener is None or not ranks:
             return None
-        take_arrived = partial(self._listener.take_arrived, ranks)
-        return hosted_vector_env(self._listener.wait_for(ranks, seconds), config, take_arrived)
+        take_connected_workers = partial(self._listener.take_connected_workers, ranks)
+        return hosted_vector_env(self._listener.wait_for(ranks, seconds), config, take_connected_workers)
 
     def build_robot_workers(self, config: Experiment, policy: Path) -> RobotWorkers:
         """Build the robots and the learner of the action policy at `policy` on all workers; robots, or copies of the
@@ -155,7 +164,9 @@ class Controller:
         workers = self._listener.wait_for(joined, seconds) if self._listener is not None and joined else []
         listener = self._listener
         by_rank = {
-            worker.rank: OrderedCalls(worker, partial(listener.take_arrived, [worker.rank]) if listener else tuple)
+            worker.rank: OrderedCalls(
+                worker, partial(listener.take_connected_workers, [worker.rank]) if listener else tuple
+            )
             for worker in workers
         }
         components = {name: [by_rank[rank] for rank in component_ranks] for name, component_ranks in ranks.items()}
@@ -187,8 +198,8 @@ class Controller:
 
     def close(self) -> None:
         """Stop all workers, and release the memory of staged weights; workers that have already ended are ignored."""
+        self._transport.close()
         if self._listener is not None:
             self._listener.close()
         for staging in self._staging:
             staging.close()
-        self._transport.close()

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Sequence
 
 from quintet import trace
 from quintet.errors import MachineError
 from quintet.records import Failure, Generation, Request
 from quintet.rollout.engines.engine import Engine
 from quintet.rollout.engines.restarting_engine import LostRequest, RestartingEngine, engine_failure, failed_generation
+from quintet.rollout.engines.weight_source import WeightSource
 from quintet.runtime.remote_interface import STEPS_PER_CALL
 from quintet.runtime.request_router import RequestRouter
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 POLL_SECONDS = 0.05
 MAX_REASSIGNMENTS = 2
@@ -191,20 +188,13 @@ class RoutedEngines:
         self._num_losses.pop(request.id, None)
         self._failed.append(failed_generation(request, self.weight_version, failure))
 
-    def sync_weights(self, version: int, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
+    def load_weights(self, version: int, weights: WeightSource) -> None:
         self.weight_version = version
         self._router.forget_prompts()
         for index, engine in enumerate(self._engines):
             with trace.span("load_weights", engine_track(index), version=version):
-                engine.load_weights(version, weights())
+                engine.load_weights(version, weights)
         self._reassign_all_lost()
-
-    def load_missing_weights(self, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
-        """See `EngineGroup.load_missing_weights`: a rebuilt engine loads its weights at once."""
-
-    def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
-        shared = weights if len(self._engines) == 1 else list(weights)
-        self.sync_weights(version, lambda: shared)
 
     def reset_prefix_cache(self) -> None:
         self._router.forget_prompts()

@@ -12,10 +12,12 @@ from quintet.errors import ConfigError
 from quintet.records import Failure, FinishReason, Generation, Request
 from quintet.rollout.engines.engine import Engine, take_steps
 from quintet.rollout.engines.restarting_engine import FATAL_ERRORS, engine_failure
+from quintet.rollout.engines.weight_source import TensorWeights, WeightSource
 from quintet.rollout.engines.weight_verification import read_weights
 from quintet.runtime.engines import engine_builder_of_rank, load_policy_tokenizer, ranks_per_engine
 from quintet.runtime.groups import PolicyGroup
 from quintet.runtime.remote_interface import STEPS_PER_CALL, EngineAction, EngineReport, EngineWorker
+from quintet.runtime.weight_sources import shared_module
 from quintet.training.parallel.process_group import RankGroup
 
 if TYPE_CHECKING:
@@ -102,7 +104,7 @@ class EngineRunner:
         """Abort requests; see `Engine.abort`."""
         return self._report(lambda: self._engine.abort(ids))
 
-    def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> EngineReport | None:
+    def load_weights(self, version: int, weights: WeightSource) -> EngineReport | None:
         """Load new weights; see `Engine.load_weights`."""
         return self._report(lambda: self._engine.load_weights(version, weights))
 
@@ -176,7 +178,8 @@ class LocalEngineWorker:
 
     def load_weights(self, version: int, ranks: Sequence[int]) -> EngineReport | None:
         weights = self._learners.actor.weights()
-        report = self._runner.load_weights(version, weights) if self._rank in ranks else None
+        source = TensorWeights(weights, shared_module(self._learners))
+        report = self._runner.load_weights(version, source) if self._rank in ranks else None
         gather_rest(self._learners, weights)
         return report
 

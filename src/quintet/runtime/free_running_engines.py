@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 from selectors import EVENT_READ, DefaultSelector
 from threading import Lock
-from typing import TYPE_CHECKING
 
 from quintet import trace
 from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.restarting_engine import LostRequest, RestartingEngine, engine_failure
+from quintet.rollout.engines.weight_source import WeightSource
 from quintet.runtime.engine_group import RoutedEngines, engine_track, requests_track
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MAX_WAIT_SECONDS = 1.0
 """Time after which a step returns without a result, so that its thread can be stopped."""
@@ -30,7 +27,7 @@ class FreeRunningEngines(RoutedEngines):
     """See `RoutedEngines`. A step starts a step of every engine that is idle and has requests, and returns as soon as
     one result is there.
 
-    One thread submits requests and takes steps; another may call `sync_weights` and `load_missing_weights` at the same
+    One thread submits requests and takes steps; another may call `load_weights` and `load_missing_weights` at the same
     time, which interrupts only the engine that loads. Requests and aborts are sent before an engine's next step. A dead
     engine is rebuilt when it loads weights the next time, since they cannot be read while the learner trains.
     """
@@ -38,6 +35,8 @@ class FreeRunningEngines(RoutedEngines):
     def __init__(self, engines: Sequence[RestartingEngine], max_wait_seconds: float = 300.0) -> None:
         """The engines must not read the learner's weights: they are created without `weights`, or with staged ones."""
         super().__init__(engines, max_wait_seconds)
+        self._weights: WeightSource | None = None
+        """Source of the last `load_weights`."""
         self._locks = [Lock() for _ in engines]
         """Held by the thread that calls the engine."""
         self._stepping: set[int] = set()
@@ -232,9 +231,10 @@ class FreeRunningEngines(RoutedEngines):
         self._count_completed(aborted)
         return aborted
 
-    def sync_weights(self, version: int, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
-        """See `EngineGroup.sync_weights`: first the engines whose step is complete, the dead ones last."""
+    def load_weights(self, version: int, weights: WeightSource) -> None:
+        """See `Engine.load_weights`: first the engines whose step is complete, the dead ones last."""
         self.weight_version = version
+        self._weights = weights
         self._router.forget_prompts()
         pending = sorted(range(len(self._engines)), key=self._dead.__contains__)
         while pending:
@@ -247,14 +247,16 @@ class FreeRunningEngines(RoutedEngines):
         descriptor = self._watched.get(index)
         return index not in self._stepping or (descriptor is not None and bool(wait([descriptor], 0)))
 
-    def load_missing_weights(self, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
-        """Rebuild dead engines with `weights`, the weights of the other engines."""
-        for index in sorted(self._dead):
-            self._load_weights(index, weights)
+    def load_missing_weights(self) -> None:
+        """Rebuild dead engines with the weights of the other engines, those of the last `load_weights`; the learner
+        must not have been updated since."""
+        if self._weights is not None:
+            for index in sorted(self._dead):
+                self._load_weights(index, self._weights)
 
-    def _load_weights(self, index: int, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
+    def _load_weights(self, index: int, weights: WeightSource) -> None:
         with self._interrupted(index) as engine:
-            engine.load_weights(self.weight_version, weights())
+            engine.load_weights(self.weight_version, weights)
 
     @contextmanager
     def _interrupted(self, index: int) -> Iterator[RestartingEngine]:

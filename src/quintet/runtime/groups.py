@@ -6,7 +6,7 @@ for engines, and `rollout/agent_loop.py` and `rollout/single_turn_loop.py` for e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -121,13 +121,6 @@ class EngineGroup(Engine, Protocol):
     @property
     def engines(self) -> Sequence[Engine]:
         """The engines that the requests are routed to."""
-
-    def sync_weights(self, version: int, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
-        """Load new weights into every engine; `weights` is called once per engine and yields full tensors under
-        Hugging Face names."""
-
-    def load_missing_weights(self, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> None:
-        """Load the current `weights` into engines that were dead at the last sync, or have died since."""
 
     def pop_metrics(self) -> dict[str, float]:
         """Return the metrics since the last call."""

@@ -1,4 +1,4 @@
-"""Calls from the controller to workers, their encoding as JSON and tensors, and results as JSON.
+"""Calls from the controller to workers, their encoding as JSON and tensors, and results likewise.
 
 A call is sent as a JSON header followed by its tensors, whose dtypes and shapes the header lists. Only methods of
 `REMOTE_OBJECTS` and values of the types below can be sent: nothing that is received is executed or unpickled.
@@ -7,7 +7,6 @@ A call is sent as a JSON header followed by its tensors, whose dtypes and shapes
 from __future__ import annotations
 
 import json
-import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -34,7 +33,6 @@ from quintet.embodied_records import ChunkBatch, RobotEpisode, RolloutRequest
 from quintet.envs.event_messages import event_from_text, event_text
 from quintet.envs.hosted_envs import EnvRequest
 from quintet.envs.vector_env import EnvEvent
-from quintet.errors import MachineError
 from quintet.records import Batch, ImageInput, PromptRow, Request
 from quintet.rollout.engines.shared_weights import SharedTensor
 from quintet.runtime.remote_interface import REMOTE_OBJECTS, EngineReport, properties_of, remote_methods
@@ -55,10 +53,6 @@ DTYPES = {
     )
 }
 """Tensor types that can be sent, by name."""
-BLOCK_BYTES = 4096
-"""Size of the first message of a call: the length of the header and its beginning, in most calls all of it."""
-LENGTH_BYTES = 8
-"""Size of that length."""
 CHECKSUM_BYTES = 4
 """Size of a CRC-32."""
 
@@ -77,8 +71,10 @@ class RemoteCall:
     target: str
     method: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    returns_results: bool = False
-    """Whether every worker sends its result to the controller."""
+    broadcasts_tensors: bool = False
+    """Whether the tensors follow over the process group of the ranks instead of the connection."""
+    discards_result: bool = False
+    """Whether the worker answers with None: the controller has the same result."""
 
 
 STOP = RemoteCall("worker", "stop")
@@ -172,7 +168,8 @@ def encode(call: RemoteCall) -> tuple[bytes, list[Tensor]]:
         "method": call.method,
         "arguments": arguments,
         "tensors": _tensor_specs(tensors),
-        "returns_results": call.returns_results,
+        "broadcasts_tensors": call.broadcasts_tensors,
+        "discards_result": call.discards_result,
     }
     return json.dumps(header).encode(), _on_host(tensors)
 
@@ -188,13 +185,13 @@ def encode_value(value: Any) -> tuple[bytes, list[Tensor]]:
     return json.dumps({"value": content, "tensors": _tensor_specs(tensors)}).encode(), _on_host(tensors)
 
 
-def decode_value(header: bytes) -> tuple[list[Tensor], Callable[[], Any]]:
-    """Return empty tensors to receive into, and a function that returns the result once they are filled.
+def decode_value(content: Any) -> tuple[list[Tensor], Callable[[], Any]]:
+    """Return empty tensors to receive into, and a function that returns the result once they are filled; `content` is
+    the JSON value of its header.
 
     Raises:
         ValueError: the header lists tensors of another type.
     """
-    content = json.loads(header)
     tensors = [_empty(dtype, shape) for dtype, shape in content["tensors"]]
     return tensors, lambda: _from_json(content["value"], tensors)
 
@@ -207,13 +204,13 @@ def _on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.detach().contiguous().cpu() for tensor in tensors]
 
 
-def decode_header(header: bytes) -> tuple[list[Tensor], Callable[[], RemoteCall]]:
-    """Return empty tensors to receive into, and a function that returns the call once they are filled.
+def decode_header(content: Any) -> tuple[list[Tensor], Callable[[], RemoteCall]]:
+    """Return empty tensors to receive into, and a function that returns the call once they are filled; `content` is the
+    JSON value of its header.
 
     Raises:
         ValueError: the header is no call of a remote method, or lists tensors of another type.
     """
-    content = json.loads(header)
     if not isinstance(content, dict):
         raise ValueError("the header of a call is a JSON object")
     target, method = content.get("target"), content.get("method")
@@ -221,10 +218,11 @@ def decode_header(header: bytes) -> tuple[list[Tensor], Callable[[], RemoteCall]
         raise ValueError(f"{target}.{method} is not a remote method")
     _check_method(target, method)
     tensors = [_empty(dtype, shape) for dtype, shape in content["tensors"]]
+    broadcasts_tensors = bool(content.get("broadcasts_tensors"))
 
     def decoded() -> RemoteCall:
         arguments = {name: _from_json(value, tensors) for name, value in content["arguments"].items()}
-        return RemoteCall(target, method, arguments, bool(content.get("returns_results")))
+        return RemoteCall(target, method, arguments, broadcasts_tensors, bool(content.get("discards_result")))
 
     return tensors, decoded
 
@@ -293,98 +291,8 @@ def _dtype_name(tensor: Tensor) -> str:
     return name
 
 
-def send(call: RemoteCall, control_group: dist.ProcessGroup) -> None:
-    """Broadcast a call from rank 0 to all other ranks."""
-    header, tensors = encode(call)
-    text = len(header).to_bytes(LENGTH_BYTES) + header
-    parts = [text[:BLOCK_BYTES].ljust(BLOCK_BYTES), text[BLOCK_BYTES:]]
-    _broadcast_tensors([_as_tensor(part) for part in parts if part], control_group)
-    _broadcast_tensors(tensors, control_group)
-
-
-def receive(control_group: dist.ProcessGroup) -> RemoteCall:
-    """Wait for the next call of rank 0.
-
-    Raises:
-        ValueError: the message is not a call.
-        RuntimeError: the connection to rank 0 broke.
-    """
-    block = _as_tensor(bytes(BLOCK_BYTES))
-    _broadcast_tensors([block], control_group)
-    text = block.numpy().tobytes()
-    length = LENGTH_BYTES + int.from_bytes(text[:LENGTH_BYTES])
-    rest = _as_tensor(bytes(max(0, length - BLOCK_BYTES)))
-    _broadcast_tensors([rest], control_group)
-    tensors, decoded = decode_header((text + rest.numpy().tobytes())[LENGTH_BYTES:length])
-    _broadcast_tensors(tensors, control_group)
-    return decoded()
-
-
-def _broadcast_tensors(tensors: Sequence[Tensor], control_group: dist.ProcessGroup) -> None:
+def broadcast_tensors(tensors: Sequence[Tensor], control_group: dist.ProcessGroup) -> None:
+    """Send tensors on the host from rank 0 to all ranks of the group, which receive into theirs."""
     for tensor in tensors:
         if tensor.numel():
             dist.broadcast(tensor.view(-1).view(torch.uint8), 0, group=control_group)
-
-
-def send_result(result: Any, control_group: dist.ProcessGroup) -> None:
-    """Send the result of a call to rank 0; all other ranks call this at the same time."""
-    _gather(encode_result(result), control_group)
-
-
-def receive_results(control_group: dist.ProcessGroup) -> list[Any]:
-    """Return the results that the other ranks send, by rank from 1 on.
-
-    Raises:
-        MachineError: a result was changed on its way; the message names the rank.
-    """
-    return [_decode_result_of(rank, text) for rank, text in enumerate(_gather(b"", control_group)[1:], 1)]
-
-
-def _decode_result_of(rank: int, text: bytes) -> Any:
-    try:
-        return decode_result(text)
-    except ValueError as error:
-        hint = "rerun the same command to continue from the last checkpoint"
-        raise MachineError(f"rank {rank}: {error}", hint) from error
-
-
-def encode_result(result: Any) -> bytes:
-    """Return a result without tensors as JSON after its checksum; empty for None.
-
-    Raises:
-        ValueError: it has a type that cannot be sent.
-    """
-    if result is None:
-        return b""
-    text = json.dumps(_to_json(result, [])).encode()
-    return zlib.crc32(text).to_bytes(CHECKSUM_BYTES) + text
-
-
-def decode_result(text: bytes) -> Any:
-    """Decode a result of `encode_result`.
-
-    Raises:
-        ValueError: the text was changed on its way.
-    """
-    checksum, content = text[:CHECKSUM_BYTES], text[CHECKSUM_BYTES:]
-    if text and checksum != zlib.crc32(content).to_bytes(CHECKSUM_BYTES):
-        raise ValueError("received a corrupted result: its checksum is wrong")
-    return _from_json(json.loads(content), ()) if text else None
-
-
-def _gather(text: bytes, control_group: dist.ProcessGroup) -> list[bytes]:
-    """Return the texts of all ranks on rank 0, and nothing on the others."""
-    rank, size = dist.get_rank(control_group), dist.get_world_size(control_group)
-    lengths = torch.zeros(size, dtype=torch.long)
-    dist.all_gather_single(lengths, torch.tensor([len(text)]), group=control_group)
-    longest = int(lengths.max())
-    if not longest:
-        return [b""] * size
-    padded = _as_tensor(text.ljust(longest))
-    received = [torch.empty(longest, dtype=torch.uint8) for _ in range(size)] if rank == 0 else None
-    dist.gather(padded, received, 0, group=control_group)
-    return [each.numpy().tobytes()[:length] for each, length in zip(received or (), lengths.tolist(), strict=False)]
-
-
-def _as_tensor(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)

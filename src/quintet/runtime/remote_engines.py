@@ -6,7 +6,7 @@ order of results does not depend on timing, and a run remains reproducible.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from quintet.config.native.experiment import Experiment
 from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.engine import EngineError
 from quintet.rollout.engines.restarting_engine import RestartingEngine
+from quintet.rollout.engines.weight_source import WeightSource
 from quintet.runtime.engines import ranks_per_engine
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import ACTOR, ENGINE, WORKER, EngineAction, EngineReport
@@ -37,10 +38,10 @@ class RemoteEngines:
             arguments = {"config": config, "policy": policy}
             self._built = transport.call_others(RemoteCall(WORKER, "build_engine", arguments))
 
-    def engines(self) -> list[RestartingEngine]:
-        """Return the engines by rank."""
+    def engines(self, weights: WeightSource) -> list[RestartingEngine]:
+        """Return the engines by rank, which load `weights` when they are rebuilt; see `PolicyWeights`."""
         self._engines = [RemoteEngine(self, rank, length) for rank, length in enumerate(self._built(), 1) if length]
-        return [RestartingEngine(partial(self._build, engine), tuple) for engine in self._engines]
+        return [RestartingEngine(partial(self._build, engine), weights) for engine in self._engines]
 
     def _build(self, engine: RemoteEngine) -> RemoteEngine:
         """Return the engine, after replacing it if it has died.
@@ -78,13 +79,14 @@ class RemoteEngines:
         if engine is self._engines[0]:
             self.call("control", action=action)
 
-    def weights(self, version: int, ranks: Collection[int] | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Yield the actor's weights, while the engines of `ranks` (default: all) load them as `version`."""
+    def gather_weights(self, version: int) -> Iterator[tuple[str, Tensor]]:
+        """Yield the actor's weights, which all ranks gather together, while the engines load them as `version`: those
+        that were built anew, since the others have these weights, or else all."""
         if not self._engines:
             yield from self._transport.broadcast(RemoteCall(ACTOR, "weights"))
             return
         self.finish_step()
-        loading = [engine for engine in self._engines if ranks is None or engine.rank in ranks]
+        loading = [engine for engine in self._engines if engine.is_replacement] or self._engines
         wait = self._start("load_weights", version=version, ranks=[engine.rank for engine in loading])
         weights: Iterator[tuple[str, Tensor]] = self._transport.call(RemoteCall(ACTOR, "weights"))
         try:
@@ -172,11 +174,18 @@ class RemoteEngine:
             Generation(request_id, (), (), FinishReason.ABORT, self.weight_version) for request_id in unsent
         ]
 
-    def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `Engine.load_weights`: the rank gathers the weights itself, so `weights` are not read."""
+    def load_weights(self, version: int, weights: WeightSource) -> None:
+        """See `Engine.load_weights`: the ranks load weights while they gather them, see `RemoteEngines.gather_weights`.
+
+        Raises:
+            EngineError: the engine died.
+            ValueError: the ranks do not gather the tensors of `weights`.
+        """
         if not self.has_synced:
-            for _ in self._group.weights(version, [self.rank] if self.is_replacement else None):
+            for _ in weights.tensors():
                 pass
+        if not self.has_synced:
+            raise ValueError(f"rank {self.rank} cannot load weights that only rank 0 has")
         self.has_synced = self.is_replacement = False
         self.raise_failure()
         self.weight_version = version

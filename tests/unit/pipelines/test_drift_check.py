@@ -14,6 +14,7 @@ import torch
 from quintet.cli import main as command
 from quintet.pipelines import drift_check as pipeline
 from quintet.policies.tiny_models import create_preset_policy
+from quintet.rollout.engines.weight_source import TensorWeights
 from quintet.runtime.components import Components
 from quintet.runtime.weight_sync import WeightSync
 
@@ -46,11 +47,11 @@ def perturbed(monkeypatch: pytest.MonkeyPatch, noise: float) -> None:
     def sync(weight_sync: WeightSync, version: int) -> None:
         real(weight_sync, version)
         generator = torch.Generator().manual_seed(3)
-        own = {name: value.clone() for name, value in weight_sync._weights(version)}
+        own = {name: value.clone() for name, value in weight_sync._weights.tensors()}
         other = [
             (name, value * (1 + noise * torch.randn(value.shape, generator=generator))) for name, value in own.items()
         ]
-        weight_sync._engines.load_weights(version, other)
+        weight_sync._engines.load_weights(version, TensorWeights(other))
 
     monkeypatch.setattr(WeightSync, "sync", sync)
 

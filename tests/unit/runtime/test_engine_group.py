@@ -10,6 +10,7 @@ import torch
 from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.engine import EngineError
 from quintet.rollout.engines.restarting_engine import RestartingEngine
+from quintet.rollout.engines.weight_source import TensorWeights, WeightSource
 from quintet.runtime.engine_group import RoutedEngines
 from quintet.tracking.metrics import describe
 
@@ -52,10 +53,10 @@ class ScriptedEngine:
         self.running = [request for request in self.running if request not in requests]
         return [Generation(each.id, (self.number,), (0.0,), reason, self.weight_version) for each in requests]
 
-    def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def load_weights(self, version: int, weights: WeightSource) -> None:
         self._die()
         self.weight_version = version
-        self.loaded = {name: float(tensor) for name, tensor in weights}
+        self.loaded = {name: float(tensor) for name, tensor in weights.tensors()}
 
     def close(self) -> None:
         """Nothing to close."""
@@ -68,9 +69,7 @@ def engines() -> list[ScriptedEngine]:
 
 @pytest.fixture
 def group(engines: list[ScriptedEngine]) -> RoutedEngines:
-    def weights() -> Iterable[tuple[str, torch.Tensor]]:
-        return [("w", torch.tensor(7.0))]
-
+    weights = TensorWeights([("w", torch.tensor(7.0))])
     return RoutedEngines([RestartingEngine(lambda engine=engine: engine, weights) for engine in engines])
 
 
@@ -189,20 +188,20 @@ def test_engines_that_die_while_they_load_weights_keep_their_requests(
 ) -> None:
     group.add_request(request(0))
     engines[0].dies = True
-    group.sync_weights(1, lambda: [("w", torch.tensor(1.0))])
+    group.load_weights(1, TensorWeights([("w", torch.tensor(1.0))]))
     assert [generation.finish_reason for generation in group.step()] == [FinishReason.STOP]
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["sync_weights", "load_weights"])
-def test_all_engines_get_all_new_weights(group: RoutedEngines, engines: list[ScriptedEngine], shared: bool) -> None:
-    def weights() -> Iterable[tuple[str, torch.Tensor]]:
+class GeneratedWeights(TensorWeights):
+    """Weights that are gathered for each load."""
+
+    def tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
         yield "a", torch.tensor(1.0)
         yield "b", torch.tensor(2.0)
 
-    if shared:
-        group.load_weights(5, weights())
-    else:
-        group.sync_weights(5, weights)
+
+def test_all_engines_get_all_new_weights(group: RoutedEngines, engines: list[ScriptedEngine]) -> None:
+    group.load_weights(5, GeneratedWeights(()))
     assert group.weight_version == 5
     assert [(engine.weight_version, engine.loaded) for engine in engines] == [(5, {"a": 1.0, "b": 2.0})] * 3
 

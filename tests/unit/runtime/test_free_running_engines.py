@@ -7,13 +7,15 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 from concurrent_engines import ThreadedEngine
 
 from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.restarting_engine import RestartingEngine
+from quintet.rollout.engines.weight_source import TensorWeights
 from quintet.runtime.free_running_engines import FreeRunningEngines
 
-WEIGHTS = [("w", 7.0)]
+WEIGHTS = TensorWeights([("w", torch.tensor(7.0))])
 
 
 class Engines:
@@ -71,7 +73,7 @@ def test_an_engine_generates_while_others_load_weights() -> None:
     engines[1].load_seconds = 0.5
     engines.add(0, 1)
     engines.group.step()
-    sync = threading.Thread(target=engines.group.sync_weights, args=(3, lambda: WEIGHTS))
+    sync = threading.Thread(target=engines.group.load_weights, args=(3, WEIGHTS))
     sync.start()
     steps_of_first, number = 0, 10
     while sync.is_alive():
@@ -92,7 +94,7 @@ def test_all_requests_are_answered_once_while_weights_are_loaded_again_and_again
         version = 0
         while not stop.is_set():
             version += 1
-            engines.group.sync_weights(version, lambda: WEIGHTS)
+            engines.group.load_weights(version, WEIGHTS)
 
     thread = threading.Thread(target=sync)
     thread.start()
@@ -121,16 +123,16 @@ def test_requests_of_a_dead_engine_go_to_others_which_do_not_wait_for_its_replac
     assert engines.group.pop_metrics() == {"engine/restarts": 0, "engine/requests_reassigned": 2}
 
 
-@pytest.mark.parametrize("is_sync", [False, True], ids=["load_missing_weights", "sync_weights"])
+@pytest.mark.parametrize("is_sync", [False, True], ids=["load_missing_weights", "load_weights"])
 def test_a_dead_engine_is_rebuilt_with_the_next_weights(engines: Engines, is_sync: bool) -> None:
-    engines.group.sync_weights(4, lambda: WEIGHTS)
+    engines.group.load_weights(4, WEIGHTS)
     engines.add(*range(3))
     engines[1].dies = True
     engines.drain()
     if is_sync:
-        engines.group.sync_weights(5, lambda: WEIGHTS)
+        engines.group.load_weights(5, WEIGHTS)
     else:
-        engines.group.load_missing_weights(lambda: WEIGHTS)
+        engines.group.load_missing_weights()
     engines.drain()
     assert engines[1].loaded == [(4 + is_sync, {"w": 7.0})]
     assert len(engines[0].loaded) == 1 + is_sync
@@ -141,11 +143,13 @@ def test_a_dead_engine_is_rebuilt_with_the_next_weights(engines: Engines, is_syn
 
 def test_requests_wait_if_every_engine_is_dead() -> None:
     engines = Engines([0.0])
+    engines.group.load_weights(0, WEIGHTS)
+    engines.drain()
     engines[0].dies = True
     engines.add(0, 1)
     assert engines.group.step() == []
     assert engines.group.busy
-    engines.group.load_missing_weights(lambda: WEIGHTS)
+    engines.group.load_missing_weights()
     assert sorted(engines.drain()) == [0, 1]
     engines.group.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ from quintet.config.compose import load_experiment
 from quintet.records import FinishReason, Generation, Request, StructuredOutput
 from quintet.rollout.engines.engine import EngineError
 from quintet.rollout.engines.restarting_engine import RestartingEngine
+from quintet.rollout.engines.weight_source import TensorWeights, WeightSource
 from quintet.runtime.engine_group import RoutedEngines
 from quintet.runtime.engine_worker import LocalEngineWorker, RankWithoutEngine, build_engine_worker
 from quintet.runtime.engines import ranks_per_engine
@@ -23,6 +24,7 @@ from quintet.runtime.local_learners import LocalLearners
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_engines import RemoteEngines
 from quintet.runtime.remote_interface import ENGINE, STEPS_PER_CALL, WORKER
+from quintet.runtime.weight_sync import PolicyWeights
 
 CONTEXT = 100
 
@@ -63,9 +65,9 @@ class CountingEngine:
         _, length = self.running.pop(number)
         return Generation(number, (self.rank,) * length, (-0.5,) * length, reason, self.weight_version)
 
-    def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def load_weights(self, version: int, weights: WeightSource) -> None:
         self.weight_version = version
-        self.loaded.append({name: float(tensor) for name, tensor in weights})
+        self.loaded.append({name: float(tensor) for name, tensor in weights.tensors()})
 
     def sleep(self) -> None:
         self.actions.append("sleep")
@@ -138,13 +140,28 @@ def remote(ranks: Ranks) -> RemoteEngines:
 
 
 @pytest.fixture
+def weights(remote: RemoteEngines) -> PolicyWeights:
+    return weights_of(remote)
+
+
+def weights_of(remote: RemoteEngines) -> PolicyWeights:
+    policy: Any = SimpleNamespace(has_full_weights=False)
+    return PolicyWeights(policy, remote)
+
+
+def sync(group: RoutedEngines, weights: PolicyWeights, version: int) -> None:
+    weights.stage(version)
+    group.load_weights(version, weights)
+
+
+@pytest.fixture
 def local() -> CountingEngine:
     return CountingEngine(0)
 
 
 @pytest.fixture
-def group(remote: RemoteEngines, local: CountingEngine) -> RoutedEngines:
-    return RoutedEngines([RestartingEngine(lambda: local, tuple), *remote.engines()])
+def group(remote: RemoteEngines, local: CountingEngine, weights: PolicyWeights) -> RoutedEngines:
+    return RoutedEngines([RestartingEngine(lambda: local, weights), *remote.engines(weights)])
 
 
 def request(number: int, tokens: int = 8) -> Request:
@@ -191,9 +208,9 @@ def test_responses_of_one_rank_may_come_later_than_those_of_another(group: Route
 
 
 def test_all_ranks_load_the_weights_that_are_gathered_once(
-    group: RoutedEngines, remote: RemoteEngines, ranks: Ranks, local: CountingEngine
+    group: RoutedEngines, weights: PolicyWeights, ranks: Ranks, local: CountingEngine
 ) -> None:
-    group.sync_weights(3, lambda: remote.weights(3))
+    sync(group, weights, 3)
     # each of the three ranks gathers two tensors
     assert ranks.gathered == 6
     assert len(local.loaded) == len(ranks.built[1][0].loaded) == len(ranks.built[2][0].loaded) == 1
@@ -202,19 +219,24 @@ def test_all_ranks_load_the_weights_that_are_gathered_once(
     assert [generation.weight_version for generation in run(group).values()] == [3, 3]
 
 
+def test_weights_that_the_ranks_do_not_gather_are_refused(group: RoutedEngines) -> None:
+    with pytest.raises(ValueError, match="rank 1 cannot load weights that only rank 0 has"):
+        group.load_weights(1, TensorWeights([("a", torch.tensor(1.0)), ("b", torch.tensor(1.0))]))
+
+
 @pytest.mark.parametrize("shares_weights", [False, True])
 def test_weights_are_loaded_again_under_the_same_version(
-    remote: RemoteEngines, ranks: Ranks, shares_weights: bool
+    remote: RemoteEngines, weights: PolicyWeights, ranks: Ranks, shares_weights: bool
 ) -> None:
     """A warm start validates several times as version 0; rank 0 may not read the weights at all."""
 
     class Sharing(CountingEngine):
-        def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None: ...
+        def load_weights(self, version: int, weights: WeightSource) -> None: ...
 
     first = Sharing(0) if shares_weights else CountingEngine(0)
-    group = RoutedEngines([RestartingEngine(lambda: first, tuple), *remote.engines()])
+    group = RoutedEngines([RestartingEngine(lambda: first, weights), *remote.engines(weights)])
     for _ in range(3):
-        group.sync_weights(0, lambda: remote.weights(0))
+        sync(group, weights, 0)
     for engines in ranks.built.values():
         values = [loaded["a"] for loaded in engines[0].loaded]
         assert len(values) == 3
@@ -233,21 +255,21 @@ def test_a_dead_engine_that_fails_while_it_takes_a_request_is_replaced(group: Ro
 
 
 def test_an_engine_that_shares_the_learners_weights_does_not_keep_the_others_from_loading(
-    remote: RemoteEngines, ranks: Ranks
+    remote: RemoteEngines, weights: PolicyWeights, ranks: Ranks
 ) -> None:
     class Sharing(CountingEngine):
-        def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None: ...
+        def load_weights(self, version: int, weights: WeightSource) -> None: ...
 
-    group = RoutedEngines([RestartingEngine(lambda: Sharing(0), tuple), *remote.engines()])
-    group.sync_weights(3, lambda: remote.weights(3))
+    group = RoutedEngines([RestartingEngine(lambda: Sharing(0), weights), *remote.engines(weights)])
+    sync(group, weights, 3)
     assert [engine.weight_version for engines in ranks.built.values() for engine in engines] == [3, 3]
     assert len(ranks.built[2][0].loaded) == 1
 
 
 def test_the_requests_of_a_dead_engine_go_to_others_and_it_is_replaced_with_the_current_weights(
-    group: RoutedEngines, remote: RemoteEngines, ranks: Ranks
+    group: RoutedEngines, weights: PolicyWeights, ranks: Ranks
 ) -> None:
-    group.sync_weights(5, lambda: remote.weights(5))
+    sync(group, weights, 5)
     for number in range(3):
         group.add_request(request(number))
     ranks.built[1][0].dies = True
@@ -297,9 +319,10 @@ def test_ranks_whose_devices_belong_to_another_engine_take_part_in_the_weight_sy
     ranks = Ranks(world_size=4, without_engine=(1, 3), built={1: [], 2: [], 3: []})
     overrides = ("rollout.engine=vllm", "rollout.engine_options.tensor_parallel=2", "placement.devices_per_node=4")
     remote = RemoteEngines(ranks, load_experiment(None, overrides).experiment, Path("policy"))
-    group = RoutedEngines([RestartingEngine(lambda: CountingEngine(0), tuple), *remote.engines()])
+    weights = weights_of(remote)
+    group = RoutedEngines([RestartingEngine(lambda: CountingEngine(0), weights), *remote.engines(weights)])
     assert len(group.engines) == 2
-    group.sync_weights(3, lambda: remote.weights(3))
+    sync(group, weights, 3)
     assert ranks.gathered == 4 * 2
     group.sleep()
     for number in range(4):

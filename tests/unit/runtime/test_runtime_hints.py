@@ -197,7 +197,6 @@ EXEMPT = (
         f"runtime/{function}": "another start of processes is the remedy"
         for function in (
             "engine_group.py _revive_dead",
-            "remote_call.py _decode_result_of",
             "http_service/server.py __init__",
             "env_service/worker_pool.py check_platform",
             "standalone/listener.py wait_for",

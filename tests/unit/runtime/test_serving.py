@@ -22,6 +22,7 @@ from quintet.policies.token_statistics import log_probs_and_entropy
 from quintet.records import Outcome, Request, Trajectory
 from quintet.rollout.collate import collate
 from quintet.rollout.engines.hf.engine import HfEngine
+from quintet.rollout.engines.weight_source import TensorWeights
 from quintet.rollout.sessions import build_turns, read_session
 from quintet.runtime.serving.server import ServingServer
 from quintet.runtime.serving.tokenization import ChatTokenizer
@@ -532,7 +533,7 @@ def test_new_weights_come_between_two_steps(policy_directory: Path) -> None:
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(client.ask, GENERATE, body)
             wait_for(lambda: client.get("/load")["steps"] > 5)
-            client.handler.engine.call(lambda engine: engine.load_weights(4, weights.items()))
+            client.handler.engine.call(lambda engine: engine.load_weights(4, TensorWeights(weights.items())))
             actual = asked.result()
         assert actual["weight_version"] == 0
         ((place, version),) = actual["version_changes"]

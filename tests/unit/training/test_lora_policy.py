@@ -21,6 +21,7 @@ from quintet.policies.lora import BaseWeights, add_lora, iter_merged_weights, re
 from quintet.policies.model_loading import load_model
 from quintet.records import Batch, Request
 from quintet.rollout.engines.hf.engine import HfEngine, _inference_model
+from quintet.rollout.engines.weight_source import TensorWeights
 from quintet.runtime.learner_builders import build_critic, build_reference
 from quintet.training.checkpoint.state_dict import optimizer_state_dict
 from quintet.training.learner import ActorLearner
@@ -119,7 +120,7 @@ def test_the_in_process_engine_generates_with_the_adapters(policy_directory: Pat
     )
     assert engine._runner._decoder is not None  # the fast forward pass knows adapters
     for version in (1, 2):
-        engine.load_weights(version, actor.weights())
+        engine.load_weights(version, TensorWeights(actor.weights(), actor.model))
         prompt = (5, 9, 11, 3, 8)
         engine.add_request(Request(id=0, prompt=prompt, max_tokens=12, seed=3, temperature=1.0))
         written = next(found for _ in range(64) for found in engine.step())

@@ -198,9 +198,11 @@ def service_vector_env(
     wait = HostWait(service.timeout_seconds, "env.service.timeout_seconds", HINT)
     envs: HostedVectorEnv | None = None
 
-    def take_arrived() -> Sequence[HostConnection]:
+    def take_connected_hosts() -> Sequence[HostConnection]:
         lost = [] if envs is None else envs.lost_ranks(ranks)
         return [connect(rank) for rank in lost if servers[rank].is_reachable()]
 
-    envs = HostedVectorEnv(list(map(connect, ranks)), wait, waits_for_all=True, take_arrived=take_arrived)
+    envs = HostedVectorEnv(
+        list(map(connect, ranks)), wait, waits_for_all=True, take_connected_hosts=take_connected_hosts
+    )
     return envs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Protocol
 from quintet.config.native.rollout import EngineConfig
 from quintet.records import Generation, Request
 from quintet.registry import Registry
+from quintet.rollout.engines.weight_source import WeightSource
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
     from transformers import PreTrainedModel
 
     from quintet.rollout.engines.grammars import GrammarCompiler
@@ -62,9 +62,9 @@ class Engine(RequestEngine, Protocol):
     def max_model_len(self) -> int:
         """Maximum number of tokens of prompt and response together."""
 
-    def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Load full tensors under Hugging Face names and drop all cached keys and values; running requests continue
-        under the new weights. An engine that shares the learner's model does not read `weights`.
+    def load_weights(self, version: int, weights: WeightSource) -> None:
+        """Load the weights of a source and drop all cached keys and values; running requests continue under the new
+        weights. The caller ends the load with `WeightSource.finish`.
 
         Raises:
             EngineError: a weight is unknown to the engine, or one is missing.

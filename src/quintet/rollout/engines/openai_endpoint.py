@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from queue import Empty, SimpleQueue
@@ -38,9 +38,9 @@ from quintet.records import (
 )
 from quintet.rewards.chat_endpoint import ChatEndpoint, EndpointError, with_retries
 from quintet.rollout.chat.image_prompts import ImagePrompts
+from quintet.rollout.engines.weight_source import WeightSource
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedTokenizerFast
 
 UNLIMITED = 2**31 - 1
@@ -204,7 +204,7 @@ class EndpointEngine:
         aborted = [number for number in ids if self._unfinished.pop(number, None) is not None]
         return [Generation(number, (), (), FinishReason.ABORT, 0) for number in aborted]
 
-    def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
+    def load_weights(self, version: int, weights: WeightSource) -> None:
         """
         Raises:
             ConfigError: always.

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast, runtime_checkable
+from typing import Protocol, TypeVar, cast, runtime_checkable
 
 from quintet.errors import MachineError
 from quintet.records import Failure, FinishReason, Generation, Request
 from quintet.rollout.engines.engine import Engine, take_steps
+from quintet.rollout.engines.weight_source import WeightSource
 from quintet.sandbox.sandboxed_process import error_message
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -60,7 +58,7 @@ class RestartingEngine:
     def __init__(
         self,
         build_engine: Callable[[], Engine],
-        weights: Callable[[], Iterable[tuple[str, Tensor]]] | None,
+        weights: WeightSource | None,
         max_restarts: int = MAX_RESTARTS,
         is_available: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -158,22 +156,20 @@ class RestartingEngine:
             self._unfinished.pop(number, None)
         return self._call(lambda: self._engine.abort(ids)) or []
 
-    def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
+    def load_weights(self, version: int, weights: WeightSource) -> None:
         self.weight_version = version
         if self._death is not None:
             if self._is_available():
-                self._death = self._replace_engine(lambda: weights)
+                self._death = self._replace_engine(weights)
                 self._count_restart(self._death)
             return
+        self._call(lambda: self._load(version, weights))
 
-        def load() -> None:
-            try:
-                self._engine.load_weights(version, weights)
-            finally:
-                if isinstance(weights, Generator):
-                    weights.close()  # other ranks wait for the rest
-
-        self._call(load)
+    def _load(self, version: int, weights: WeightSource) -> None:
+        try:
+            self._engine.load_weights(version, weights)
+        finally:
+            weights.finish()
 
     def reset_prefix_cache(self) -> None:
         self._call(self._engine.reset_prefix_cache)
@@ -246,13 +242,13 @@ class RestartingEngine:
         if self._consecutive_restarts > self._max_restarts:
             raise _too_many_restarts(self._max_restarts, cause)
 
-    def _replace_engine(self, weights: Callable[[], Iterable[tuple[str, Tensor]]]) -> Failure | None:
+    def _replace_engine(self, weights: WeightSource) -> Failure | None:
         """Build another engine and load the weights. Return the cause if it dies at once."""
         self.restarts += 1
         _close(self._engine)
         try:
             self._use(self._build_engine())
-            self._engine.load_weights(self.weight_version, weights())
+            self._load(self.weight_version, weights)
         except FATAL_ERRORS as error:
             return engine_failure(error)
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from quintet.errors import ConfigError
 from quintet.rollout.engines.shared_weights import StagedTensors
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import STANDALONE_ENGINE
-from quintet.runtime.standalone.listener import StandaloneWorker
+from quintet.runtime.standalone.connection import WorkerConnection
 from quintet.runtime.standalone.staged_weights import StagedWeights
 from quintet.tracking.run_processes import process_namespace
 from quintet.training.parallel.broadcast_group import BroadcastGroup, GroupAddress, create_store
@@ -31,13 +31,25 @@ Member = tuple[int, int]
 
 
 class EngineWeights:
-    """Staged weights, and their transfer to each engine as `placement.weight_transfer` says.
+    """See `StagedWeightSource`: the learner's weights, copied to where engines load them from, and their transfer to
+    each engine as `placement.weight_transfer` says.
 
     If only adapters are trained, the weights that they adapt are staged once and go to each worker once.
     """
 
-    def __init__(self, config: Experiment) -> None:
+    module = None
+    """Engines of other processes do not compute with the learner's module."""
+
+    def __init__(
+        self,
+        config: Experiment,
+        weights: Callable[[], Iterator[tuple[str, Tensor]]],
+        adapted: Actor | None = None,
+    ) -> None:
+        """`weights` yields the learner's weights; `adapted` is the learner if it only trains adapters."""
         self._config = config
+        self._weights = weights
+        self._adapted = adapted
         self._staged = StagedWeights()
         self._base = StagedWeights()
         """The weights that adapters adapt; empty if all weights are trained."""
@@ -48,7 +60,7 @@ class EngineWeights:
         """Workers that were called to load the staged weights."""
         self._broadcast: _Broadcast | None = None
 
-    def connect(self, workers: Sequence[StandaloneWorker]) -> None:
+    def connect(self, workers: Sequence[WorkerConnection]) -> None:
         """Connect the workers to which weights are broadcast. Workers that are started again later receive weights over
         their connections.
 
@@ -61,14 +73,29 @@ class EngineWeights:
             backend = "nccl" if torch.cuda.is_available() and not self._share_devices(members) else "gloo"
             self._broadcast = _Broadcast(members, self._config.placement.join_timeout_seconds, backend)
 
-    def _share_devices(self, workers: Sequence[StandaloneWorker]) -> bool:
+    def _share_devices(self, workers: Sequence[WorkerConnection]) -> bool:
         """Return whether two workers are on the same device, which NCCL refuses."""
         layout = process_layout(self._config)
         return len({layout.devices[worker.rank] for worker in workers}) < len(workers)
 
-    def stage(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy the weights: full tensors under Hugging Face names. The weights of the last call remain until the next
-        call."""
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        return self._weights()
+
+    def finish(self) -> None:
+        """See `WeightSource.finish`: weights are gathered when they are staged."""
+
+    def stage(self) -> None:
+        """Copy the learner's current weights, or its adapters, and with the first of these the weights that they adapt,
+        which must not change. The weights of the last call remain until the next call."""
+        if self._adapted is None:
+            self._stage(self._weights())
+            return
+        if not self._base.shared_tensors:
+            self._base.stage(self._adapted.base_weights())
+            self._adapter_scales = self._adapted.adapter_scales()
+        self._stage(self._adapted.adapters())
+
+    def _stage(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         if self._broadcast is not None and not self._broadcast.finish():
             self._close_broadcast()
         else:
@@ -79,14 +106,7 @@ class EngineWeights:
             base = () if self._broadcast.members <= self._with_base else self._base.buffers()
             self._broadcast.prepare([*base, *self._staged.buffers()])
 
-    def stage_adapters(self, actor: Actor) -> None:
-        """Copy the actor's adapters; with the first call also the weights that they adapt, which must not change."""
-        if not self._base.shared_tensors:
-            self._base.stage(actor.base_weights())
-            self._adapter_scales = actor.adapter_scales()
-        self.stage(actor.adapters())
-
-    def load_call(self, worker: StandaloneWorker, version: int) -> RemoteCall:
+    def load_call(self, worker: WorkerConnection, version: int) -> RemoteCall:
         """Return the call by which a worker's engine loads the staged weights as `version`. An engine that loads them
         once more, after a restart, does so over its connection instead of a broadcast."""
         transfer, method = checked_transfer(self._config, worker), "load_weights"
@@ -113,7 +133,7 @@ class EngineWeights:
             self._broadcast = None
 
 
-def checked_transfer(config: Experiment, worker: StandaloneWorker) -> str:
+def checked_transfer(config: Experiment, worker: WorkerConnection) -> str:
     """Return how weights reach a worker.
 
     Raises:
@@ -130,7 +150,7 @@ def checked_transfer(config: Experiment, worker: StandaloneWorker) -> str:
 class _Broadcast:
     """A broadcast group of the controller and workers, and the broadcast of the staged weights in a thread."""
 
-    def __init__(self, workers: Sequence[StandaloneWorker], timeout_seconds: float, backend: str) -> None:
+    def __init__(self, workers: Sequence[WorkerConnection], timeout_seconds: float, backend: str) -> None:
         self.members = frozenset((worker.rank, worker.pid) for worker in workers)
         self._pending: set[Member] = set()
         """Members that have not yet been called to receive the staged weights."""

@@ -12,6 +12,7 @@ from quintet.config.native.experiment import Experiment
 from quintet.policies.lora import BaseWeights
 from quintet.records import Request
 from quintet.rollout.engines.shared_weights import SharedTensor, SharedWeightsReader, StagedTensors
+from quintet.rollout.engines.weight_source import TensorWeights
 from quintet.runtime.engine_worker import EngineRunner
 from quintet.runtime.engines import load_engine_model, load_policy_tokenizer, local_engine_builder
 from quintet.runtime.memory import return_freed_memory
@@ -82,7 +83,8 @@ class LocalStandaloneEngine:
     def load_weights(
         self, version: int, weights: StagedTensors, adapter_scales: Mapping[str, float]
     ) -> EngineReport | None:
-        return self._engine.load_weights(version, self._merged(self._shared_weights.read(weights), adapter_scales))
+        read = self._shared_weights.read(weights)
+        return self._engine.load_weights(version, TensorWeights(self._merged(read, adapter_scales)))
 
     def join_broadcast_group(self, address: GroupAddress, rank: int) -> None:
         self._broadcast_weights = BroadcastWeights(BroadcastGroup(address, rank))
@@ -103,7 +105,7 @@ class LocalStandaloneEngine:
             # received when the engine reads them, so that a lost connection is a failure of the engine
             yield from self._merged(received, adapter_scales)
 
-        return self._engine.load_weights(version, merged())
+        return self._engine.load_weights(version, TensorWeights(merged()))
 
     def _merged(
         self, weights: Iterable[tuple[str, Tensor]], adapter_scales: Mapping[str, float]

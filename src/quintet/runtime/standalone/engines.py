@@ -14,10 +14,12 @@ from quintet.config.plan.process_layout import process_layout
 from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.engine import EngineError
 from quintet.rollout.engines.restarting_engine import RestartingEngine
+from quintet.rollout.engines.weight_source import WeightSource
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import STANDALONE_ENGINE, EngineAction
+from quintet.runtime.standalone.connection import WorkerConnection, WorkerLostError
 from quintet.runtime.standalone.engine_weights import EngineWeights
-from quintet.runtime.standalone.listener import StandaloneWorker, WorkerLostError
+from quintet.runtime.weight_sources import StagedWeightSource
 from quintet.training.protocols import Actor
 
 if TYPE_CHECKING:
@@ -29,22 +31,20 @@ class StandaloneEngines:
 
     def __init__(
         self,
-        workers: Sequence[StandaloneWorker],
+        workers: Sequence[WorkerConnection],
         config: Experiment,
         policy: Path,
         weights: Callable[[], Iterator[tuple[str, Tensor]]],
-        take_arrived: Callable[[], Sequence[StandaloneWorker]] = tuple,
+        take_connected_workers: Callable[[], Sequence[WorkerConnection]] = tuple,
         adapted: Actor | None = None,
     ) -> None:
         """Start to build engines with the model at `policy` on the workers; `weights` yields those of the learner, and
-        `take_arrived` returns workers that were started again. `adapted` is the learner if it only trains adapters."""
+        `take_connected_workers` returns workers that were started again. `adapted` is the learner if it only trains
+        adapters."""
         self._build_call = RemoteCall(STANDALONE_ENGINE, "build", {"config": config, "policy": policy})
-        self._weights = weights
-        self._adapted = adapted
-        self._take_arrived = take_arrived
-        self.staged = EngineWeights(config)
-        """Weights of the last `stage`."""
-        self._engines = {worker.rank: StandaloneEngine(self, worker) for worker in workers}
+        self._take_connected_workers = take_connected_workers
+        self.weights = EngineWeights(config, weights, adapted)
+        self._engines = {worker.rank: StandaloneEngine(worker) for worker in workers}
         self._builds = _one_per_device(list(self._engines.values()), process_layout(config).devices)
         for engine in self._builds[0] if self._builds else ():
             engine.start_build(self._build_call)
@@ -57,31 +57,29 @@ class StandaloneEngines:
                 engine.start_build(self._build_call)
             for engine in builds:
                 engine.finish_build()
-        self.staged.connect([engine.worker for engine in self._engines.values()])
+        self.weights.connect([engine.worker for engine in self._engines.values()])
         return [
-            RestartingEngine(engine.rebuilt, tuple, is_available=partial(self._is_available, engine))
+            RestartingEngine(engine.rebuilt, self.weights, is_available=partial(self._is_available, engine))
             for engine in self._engines.values()
         ]
 
     def _is_available(self, engine: StandaloneEngine) -> bool:
         """Return whether the engine's worker can build it now; give workers that were started again to their engines,
         which they start to build."""
-        for worker in self._take_arrived():
+        for worker in self._take_connected_workers():
             if (restarted := self._engines.get(worker.rank)) is not None:
                 restarted.worker = worker
                 restarted.start_build(self._build_call)
         return engine.is_available
 
-    def stage(self) -> None:
-        """Copy the learner's current weights to where the engines load them from."""
-        if self._engines and self._adapted is not None:
-            self.staged.stage_adapters(self._adapted)
-        elif self._engines:
-            self.staged.stage(self._weights())
+    @property
+    def has_engines(self) -> bool:
+        """Whether any worker has an engine."""
+        return bool(self._engines)
 
     def close(self) -> None:
         """Release the memory of the weights."""
-        self.staged.close()
+        self.weights.close()
 
 
 def _one_per_device(engines: Sequence[StandaloneEngine], devices: Sequence[int]) -> list[list[StandaloneEngine]]:
@@ -104,13 +102,12 @@ class StandaloneEngine:
     that several engines compute at the same time.
     """
 
-    def __init__(self, group: StandaloneEngines, worker: StandaloneWorker) -> None:
+    def __init__(self, worker: WorkerConnection) -> None:
         self.worker = worker
         self.max_model_len = 0
         self.weight_version = 0
         self._has_died = False
         """Whether the engine has died, and its worker lives."""
-        self._group = group
         self._started: str | None = None
         """Method whose result has not been taken."""
         self._failure: str | None = None
@@ -194,11 +191,14 @@ class StandaloneEngine:
             Generation(request_id, (), (), FinishReason.ABORT, self.weight_version) for request_id in unsent
         ]
 
-    def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `Engine.load_weights`: the engine loads the staged weights of its group, so `weights` are not read. A
+    def load_weights(self, version: int, weights: WeightSource) -> None:
+        """See `Engine.load_weights`: the engine loads the staged weights, or receives those that are not staged. A
         failure is raised by the next call."""
         self.finish()
-        self._start(self._group.staged.load_call(self.worker, version))
+        if isinstance(weights, StagedWeightSource):
+            self._start(weights.load_call(self.worker, version))
+        else:
+            self._start_call("load_weights", version=version, weights=dict(weights.tensors()), adapter_scales={})
         self.weight_version = version
 
     def weights(self) -> Iterable[tuple[str, Tensor]] | None:

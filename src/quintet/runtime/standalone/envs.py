@@ -11,7 +11,7 @@ from quintet.envs.hosted_envs import EnvRequest, HostedVectorEnv, HostWait
 from quintet.envs.vector_env import EnvEvent
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import STANDALONE_ENVS
-from quintet.runtime.standalone.listener import StandaloneWorker
+from quintet.runtime.standalone.connection import WorkerConnection
 
 HOST_POLL_SECONDS = 0.01
 """How long a host waits for an event of its worker processes before it takes further requests."""
@@ -22,7 +22,7 @@ HINT = "see the logs of their ranks in the run directory; rerun the same command
 class StandaloneEnvHost:
     """See `HostConnection`. Heartbeats of the worker limit the time of calls."""
 
-    worker: StandaloneWorker
+    worker: WorkerConnection
     config: Experiment
     wait_seconds: float
     """How long an exchange waits for an event."""
@@ -59,11 +59,12 @@ class StandaloneEnvHost:
 
 
 def hosted_vector_env(
-    workers: Sequence[StandaloneWorker],
+    workers: Sequence[WorkerConnection],
     config: Experiment,
-    take_arrived: Callable[[], Sequence[StandaloneWorker]] = tuple,
+    take_connected_workers: Callable[[], Sequence[WorkerConnection]] = tuple,
 ) -> HostedVectorEnv:
-    """Build the environments of a run on standalone workers; `take_arrived` returns those that were started again.
+    """Build the environments of a run on standalone workers; `take_connected_workers` returns those that
+    were started again.
 
     If the envs run in the processes of the hosts themselves, all events are awaited, so that their order is that of a
     single process. If they run in worker processes of the hosts (`env.processes`), none waits for another.
@@ -76,8 +77,8 @@ def hosted_vector_env(
     wait_seconds = 0.0 if waits_for_all else HOST_POLL_SECONDS
     wait = HostWait(float(config.placement.join_timeout_seconds), "placement.join_timeout_seconds", HINT)
 
-    def connect(workers: Sequence[StandaloneWorker]) -> list[StandaloneEnvHost]:
+    def connect(workers: Sequence[WorkerConnection]) -> list[StandaloneEnvHost]:
         return [StandaloneEnvHost(worker, config, wait_seconds) for worker in workers]
 
-    arrived = lambda: connect(take_arrived())  # noqa: E731
-    return HostedVectorEnv(connect(workers), wait, waits_for_all=waits_for_all, take_arrived=arrived)
+    connected = lambda: connect(take_connected_workers())  # noqa: E731
+    return HostedVectorEnv(connect(workers), wait, waits_for_all=waits_for_all, take_connected_hosts=connected)

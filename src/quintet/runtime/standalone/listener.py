@@ -1,4 +1,4 @@
-"""Connections of standalone workers to the controller: where workers connect, and which of them are alive.
+"""Connections of workers to the controller: where workers connect, and which of them are alive.
 
 A worker opens two connections: one for calls, and one over which it sends a heartbeat every second, so that a worker
 that is stopped, or whose node is lost, is noticed while the controller waits for its result.
@@ -15,27 +15,25 @@ import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from multiprocessing.connection import wait
-from typing import Any, Literal
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
 
 from quintet.config.torchrun import describe_rank
-from quintet.envs.hosted_envs import HostLostError
 from quintet.errors import MachineError
-from quintet.runtime.remote_call import STOP, RemoteCall
-from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket, RemoteCallError
+from quintet.runtime.standalone.connection import Role, WorkerConnection
+from quintet.runtime.standalone.messages import MessageSocket
+from quintet.training.parallel.rendezvous import LostRank, Rendezvous
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 HELLO_SECONDS = 10.0
 """Time for a new connection to say who it is."""
 HEARTBEAT_SECONDS = 1.0
 POLL_SECONDS = 0.05
 MAX_HELLO_BYTES = 1 << 14
-Role = Literal["engine", "learners"]
-"""What the calls of a worker are about; `engine` stands for environments, too. A process with both connects as two
-workers, which execute their calls at the same time."""
-
-
-class WorkerLostError(HostLostError):
-    """A standalone worker has ended, hangs, or cannot be reached, whether it hosts envs or another component."""
+ADDRESS_KEY = "controller"
+"""Key of the rendezvous store under which the controller's address is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,91 +64,38 @@ class WorkerHello:
             raise MachineError(refusal)
 
 
-@dataclass(slots=True)
-class StandaloneWorker:
-    """A worker that the controller can call."""
+@dataclass(frozen=True, slots=True)
+class ControllerAddress:
+    """Address at which the controller listens for workers, and the token that it requires."""
 
-    rank: int
-    pid: int
     host: str
-    messages: MessageSocket
-    role: Role = "engine"
-    components: str = ""
-    """Names of the components of its rank in messages."""
-    lost_reason: str | None = None
-    """Why the worker cannot be called any more."""
-    called_at: float | None = None
-    """When the call was started whose result has not been taken, seconds of the monotonic clock."""
+    port: int
+    token: str
 
-    @property
-    def name(self) -> str:
-        """Name of its rank in messages."""
-        return describe_rank(self.rank, self.components)
+    @classmethod
+    def of(cls, listener: WorkerListener) -> ControllerAddress:
+        """Return the address of a listener."""
+        return cls(*listener.address, listener.token)
 
-    def fileno(self) -> int:
-        """Return the file descriptor, which is readable when the result of the started call is there."""
-        return self.messages.fileno()
+    def publish(self, store: Store) -> None:
+        """Write the address to the rendezvous store."""
+        store.set(ADDRESS_KEY, json.dumps([self.host, self.port, self.token]))
 
-    def start(self, call: RemoteCall) -> None:
-        """Send a call; `finish` returns its result.
+    @classmethod
+    def wait_for(cls, store: Store, timeout_seconds: float) -> ControllerAddress:
+        """Read the address from the rendezvous store.
 
         Raises:
-            WorkerLostError: the worker is lost.
-        """
-        self.called_at = time.monotonic()
-        try:
-            self.messages.send_call(call)
-        except ConnectionLostError as error:
-            raise self._lost(error) from error
-
-    def finish(self) -> Any:
-        """Wait for the result of the started call.
-
-        Raises:
-            WorkerLostError: the worker is lost.
-            RemoteCallError: the call failed.
-            MachineError: the call failed by an error of the user or the machine.
+            MachineError: the controller did not publish it in time.
         """
         try:
-            return self.messages.receive_result()
-        except RemoteCallError as error:
-            raise RemoteCallError(error.error_type, f"{error.message} (on {self.name})") from error
-        except ValueError as error:
-            self.mark_lost(f"cannot be understood: {error}")
-            raise self._lost(error) from error
-        except ConnectionLostError as error:
-            raise self._lost(error) from error
-        finally:
-            self.called_at = None
-
-    def has_answered_in(self, seconds: float) -> bool:
-        """Return whether no call has been executed for longer than `seconds`."""
-        called_at = self.called_at
-        return called_at is None or time.monotonic() - called_at <= seconds or bool(wait([self.fileno()], 0))
-
-    def call(self, call: RemoteCall) -> Any:
-        """Execute a call and return its result; raises as `finish` does."""
-        self.start(call)
-        return self.finish()
-
-    def stop(self) -> None:
-        """Ask the worker to exit, unless its connection is lost."""
-        with suppress(ConnectionLostError):
-            self.messages.send_call(STOP)
-
-    def mark_lost(self, reason: str) -> None:
-        """End the connection, so that a thread that waits for a result raises `WorkerLostError`."""
-        self.lost_reason = self.lost_reason or reason
-        self.messages.shutdown()
-
-    def _lost(self, error: Exception) -> WorkerLostError:
-        self.lost_reason = self.lost_reason or f"has ended, or its connection broke ({error})"
-        return self.lost_error()
-
-    def lost_error(self) -> WorkerLostError:
-        """Return the error that says why the worker is lost."""
-        details = ", ".join(filter(None, (self.components, f"process {self.pid}")))
-        return WorkerLostError(f"the standalone worker of {describe_rank(self.rank, details)} {self.lost_reason}")
+            store.wait([ADDRESS_KEY], timedelta(seconds=timeout_seconds))
+            return cls(*json.loads(store.get(ADDRESS_KEY)))
+        except RuntimeError as error:
+            raise MachineError(
+                f"the controller (rank 0) did not start within {timeout_seconds:g} seconds",
+                "see its output; start all ranks together, or raise placement.join_timeout_seconds",
+            ) from error
 
 
 @dataclass(slots=True)
@@ -160,17 +105,18 @@ class _Connections:
     calls: socket.socket | None = None
     heartbeats: socket.socket | None = None
     last_heartbeat: float = field(default_factory=time.monotonic)
-    worker: StandaloneWorker | None = None
+    worker: WorkerConnection | None = None
 
 
 class WorkerListener:
-    """Accepts the connections of standalone workers in a thread, and watches their heartbeats in another one."""
+    """Accepts the connections of workers in a thread, and watches their heartbeats in another one."""
 
     def __init__(
         self, host: str, ranks: Mapping[int, str], fingerprint: str, lost_seconds: float, call_seconds: float = 1800.0
     ) -> None:
         """Listen at a free port of `host` for the workers of `ranks`, which map to the names of their components; one
-        that sends no heartbeat for `lost_seconds`, or does not answer a call within `call_seconds`, is lost."""
+        that sends no heartbeat for `lost_seconds`, or does not answer a call within `call_seconds`, is lost. Calls of
+        ranks of the actor may take any time: they contain whole rollouts, and their collectives have a timeout."""
         self.token = secrets.token_hex(32)
         self._ranks = dict(ranks)
         self._fingerprint = fingerprint
@@ -179,7 +125,9 @@ class WorkerListener:
         self._server = socket.create_server((host, 0))
         self._lock = threading.Lock()
         self._connections: dict[str, _Connections] = {}
-        self._arrived: list[StandaloneWorker] = []
+        self._newly_connected: list[WorkerConnection] = []
+        self.lost_rank: LostRank | None = None
+        """The first rank that was lost with a learner, so that the run cannot continue."""
         self._closed = threading.Event()
         for name in ("accept", "watch"):
             threading.Thread(target=getattr(self, f"_{name}"), name=f"workers-{name}", daemon=True).start()
@@ -190,14 +138,14 @@ class WorkerListener:
         host, port = self._server.getsockname()[:2]
         return str(host), int(port)
 
-    def take_arrived(self, ranks: Collection[int], role: Role = "engine") -> list[StandaloneWorker]:
+    def take_connected_workers(self, ranks: Collection[int], role: Role = "engine") -> list[WorkerConnection]:
         """Return the workers of `ranks` with this role that have connected since the last call, by rank."""
         with self._lock:
-            arrived = [peer for peer in self._arrived if peer.role == role and peer.rank in ranks]
-            self._arrived = [peer for peer in self._arrived if peer not in arrived]
-        return sorted((worker for worker in arrived if worker.lost_reason is None), key=lambda worker: worker.rank)
+            connected = [worker for worker in self._newly_connected if worker.role == role and worker.rank in ranks]
+            self._newly_connected = [worker for worker in self._newly_connected if worker not in connected]
+        return sorted((worker for worker in connected if worker.lost_reason is None), key=lambda worker: worker.rank)
 
-    def wait_for(self, ranks: Collection[int], timeout_seconds: float, role: Role = "engine") -> list[StandaloneWorker]:
+    def wait_for(self, ranks: Collection[int], timeout_seconds: float, role: Role = "engine") -> list[WorkerConnection]:
         """Wait until the workers of all `ranks` with this role have connected; return them by rank.
 
         Raises:
@@ -208,17 +156,19 @@ class WorkerListener:
             if time.monotonic() > deadline:
                 names = ", ".join(describe_rank(rank, self._ranks[rank]) for rank in missing)
                 raise MachineError(
-                    f"the standalone workers of {names} did not connect within {timeout_seconds:g} seconds",
+                    f"the workers of {names} did not connect within {timeout_seconds:g} seconds",
                     "see their logs in the run directory; start all ranks together, or raise "
                     "placement.join_timeout_seconds",
                 )
             time.sleep(POLL_SECONDS)
         workers = self._connected_workers(role)
         with self._lock:
-            self._arrived = [peer for peer in self._arrived if peer.role != role or peer.rank not in ranks]
+            self._newly_connected = [
+                worker for worker in self._newly_connected if worker.role != role or worker.rank not in ranks
+            ]
         return [workers[rank] for rank in sorted(ranks)]
 
-    def _connected_workers(self, role: Role) -> dict[int, StandaloneWorker]:
+    def _connected_workers(self, role: Role) -> dict[int, WorkerConnection]:
         """Return the workers with this role that are connected, by rank."""
         workers = [connections.worker for connections in list(self._connections.values())]
         alive = (worker for worker in workers if worker is not None and worker.lost_reason is None)
@@ -266,7 +216,7 @@ class WorkerListener:
         if not hmac.compare_digest(str(hello.token).encode(), self.token.encode()):
             return "the token of the run is another one"
         if hello.rank not in self._ranks:
-            return f"rank {hello.rank} is no standalone worker of this run"
+            return f"rank {hello.rank} is no worker of this run"
         if hello.fingerprint != self._fingerprint:
             name = describe_rank(hello.rank, self._ranks[hello.rank])
             return f"{name} started with another configuration or version than the controller"
@@ -280,17 +230,24 @@ class WorkerListener:
                 connections.last_heartbeat = time.monotonic()
                 connections.heartbeats.setblocking(False)
                 messages = MessageSocket(connections.calls)
-                connections.worker = StandaloneWorker(
+                connections.worker = WorkerConnection(
                     hello.rank, hello.pid, hello.host, messages, hello.role, self._ranks[hello.rank]
                 )
-                self._arrived.append(connections.worker)
+                self._newly_connected.append(connections.worker)
 
     def _watch(self) -> None:
+        watched_at = time.monotonic()
         while not self._closed.wait(HEARTBEAT_SECONDS / 4):
+            # after a pause of this process, the heartbeats that came meanwhile must be read before any is missed
+            pause, watched_at = time.monotonic() - watched_at, time.monotonic()
             for name, connections in list(self._connections.items()):
-                reason = self._lost_reason(connections)
-                if reason and connections.worker is not None:
-                    connections.worker.mark_lost(reason)
+                if pause > self._lost_seconds / 2:
+                    connections.last_heartbeat = watched_at
+                reason, worker = self._lost_reason(connections), connections.worker
+                if reason and worker is not None:
+                    worker.mark_lost(reason)
+                    if worker.role != "engine" and self.lost_rank is None:
+                        self.lost_rank = LostRank(str(worker.lost_error()), connections.last_heartbeat)
                     del self._connections[name]
 
     def _lost_reason(self, connections: _Connections) -> str | None:
@@ -305,9 +262,17 @@ class WorkerListener:
                 return f"has sent no heartbeat for {self._lost_seconds:g} seconds: it is stopped, or its node is lost"
         except OSError as error:
             return f"has ended, or its connection broke ({error})"
-        if not connections.worker.has_answered_in(self._call_seconds):
+        if connections.worker.role != "actor" and not connections.worker.has_answered_in(self._call_seconds):
             return f"has not answered a call for {self._call_seconds:g} seconds (placement.call_timeout_seconds)"
         return None
+
+
+def listen_at(rendezvous: Rendezvous, lost_seconds: float = 60.0) -> WorkerListener:
+    """Listen for the other ranks of a rendezvous, and publish the address in its store."""
+    ranks = {process.rank: process.components for process in rendezvous.processes[1:]}
+    listener = WorkerListener(rendezvous.address, ranks, rendezvous.processes[0].fingerprint, lost_seconds)
+    ControllerAddress.of(listener).publish(rendezvous.shared_store)
+    return listener
 
 
 def _read_line(connected: socket.socket) -> str:

@@ -21,10 +21,10 @@ from quintet.records import Failure
 from quintet.runtime.embodied.simulator_config import simulator_of
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import STANDALONE_POLICY, STANDALONE_ROBOTS
-from quintet.runtime.standalone.listener import StandaloneWorker, WorkerLostError
+from quintet.runtime.standalone.connection import WorkerConnection, WorkerLostError
 from quintet.runtime.standalone.messages import RemoteCallError
 from quintet.runtime.standalone.staged_weights import StagedWeights
-from quintet.runtime.standalone.transport import translate_worker_errors
+from quintet.runtime.transport import translate_worker_errors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 
 CallError = WorkerLostError | RemoteCallError | MachineError
 CALL_ERRORS = (WorkerLostError, RemoteCallError, MachineError)
-"""What `StandaloneWorker.finish` raises."""
+"""What `WorkerConnection.finish` raises."""
 
 
 class OrderedCalls:
     """Calls to a worker, which executes them in order; their results can be taken in any order."""
 
     def __init__(
-        self, worker: StandaloneWorker, take_arrived: Callable[[], Sequence[StandaloneWorker]] = tuple
+        self, worker: WorkerConnection, take_connected_workers: Callable[[], Sequence[WorkerConnection]] = tuple
     ) -> None:
-        """`take_arrived` returns the worker if it was started again."""
-        self.worker, self._take_arrived = worker, take_arrived
+        """`take_connected_workers` returns the worker if it was started again."""
+        self.worker, self._take_connected_workers = worker, take_connected_workers
         self._pending: deque[int] = deque()
         self._results: dict[int, Any] = {}
         self._count = 0
 
-    def start(self, call: RemoteCall, worker: StandaloneWorker | None = None) -> int:
+    def start(self, call: RemoteCall, worker: WorkerConnection | None = None) -> int:
         """Send a call; return its number for `finish`. `worker` is the worker that has the state that the call needs:
         if it was restarted since, the call fails like one to a lost worker."""
         self._count += 1
@@ -81,7 +81,7 @@ class OrderedCalls:
 
     def take_restarted(self) -> None:
         """Continue with the worker that was started again in place of a lost one."""
-        if self.worker.lost_reason is not None and (arrived := self._take_arrived()):
+        if self.worker.lost_reason is not None and (arrived := self._take_connected_workers()):
             self._results |= dict.fromkeys(self._pending, self.worker.lost_error())
             self._pending.clear()
             self.worker = arrived[-1]
@@ -122,7 +122,7 @@ class RobotsOfWorker:
             raise error
         return self._description
 
-    def build_if_needed(self) -> StandaloneWorker:
+    def build_if_needed(self) -> WorkerConnection:
         """Start to build the robots again if the worker does not have them; return the worker."""
         self.calls.take_restarted()
         if self._built_by is not self.calls.worker or self.build_error is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from quintet.rollout.engines.shared_weights import SharedTensor, SharedWeights, SharedWeightsReader, StagedTensors
-from quintet.runtime.standalone.listener import StandaloneWorker
+from quintet.runtime.standalone.connection import WorkerConnection
 from quintet.tracking.run_processes import process_namespace
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class StagedWeights:
         self._buffers = self._buffers[::-1]
         self.shared_tensors = self._buffers[0].write(weights)
 
-    def for_worker(self, worker: StandaloneWorker) -> StagedTensors:
+    def for_worker(self, worker: WorkerConnection) -> StagedTensors:
         """Return the weights as they are sent to a worker: descriptors of shared memory on this machine, otherwise
         tensors."""
         return self.shared_tensors if worker.host == process_namespace() else self.tensors()

@@ -38,6 +38,7 @@ from quintet.rollout.engines.sglang.server import ServerAddress
 from quintet.rollout.engines.vllm import engine as vllm_engine
 from quintet.rollout.engines.vllm import llm_engine
 from quintet.rollout.engines.vllm import options as vllm_options
+from quintet.rollout.engines.weight_source import TensorWeights
 from quintet.rollout.engines.weight_verification import check_weights
 
 REQUIRED = {"model_path", "trust_remote_code", "dtype", "context_length", "max_running_requests", "random_seed"}
@@ -90,7 +91,7 @@ def asked(url: str) -> None:
 def served(deaths: int) -> None:
     """A step of an engine that dies so many times."""
     scripted: dict[str, list[BaseException | None]] = {"step": [EngineError("no memory")] * deaths}
-    engine: Any = RestartingEngine(lambda: Mortal(scripted, []), list, max_restarts=1)  # type: ignore[arg-type,return-value]
+    engine: Any = RestartingEngine(lambda: Mortal(scripted, []), TensorWeights([]), max_restarts=1)  # type: ignore[arg-type,return-value]
     engine.add_request(Request(id=0, prompt=(1,), max_tokens=1, seed=0))
     for _ in range(2 * deaths + 1):  # a step returns what the last one has lost
         if engine.busy:

@@ -19,6 +19,7 @@ from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.engine import EngineError, EngineSetup
 from quintet.rollout.engines.hf import attention_layouts, prefill
 from quintet.rollout.engines.hf.engine import HfEngine, build_hf_engine
+from quintet.rollout.engines.weight_source import ModuleWeights, TensorWeights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -154,7 +155,7 @@ def test_new_weights_are_used_at_once(policy_directory: Path) -> None:
     with torch.no_grad():
         for parameter in fresh.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
-    engine.load_weights(5, fresh.named_parameters())
+    engine.load_weights(5, ModuleWeights(fresh))
     after = run(engine, [request(n, temperature=0.0) for n in range(3)])
     expected = run(HfEngine(fresh, max_num_seqs=4, max_model_len=64), [request(n, temperature=0.0) for n in range(3)])
     assert {n: g.tokens for n, g in after.items()} == {n: g.tokens for n, g in expected.items()}
@@ -317,7 +318,7 @@ def test_a_weight_sync_during_generation_is_recorded(policy_directory: Path, tmp
     with torch.no_grad():
         for parameter in fresh.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
-    engine.load_weights(4, fresh.named_parameters())
+    engine.load_weights(4, ModuleWeights(fresh))
     done: dict[int, Generation] = {}
     while engine.busy:
         done |= {generation.id: generation for generation in engine.step()}
@@ -399,23 +400,23 @@ def test_nan_weights_fail_requests_but_not_the_engine(
     engine = HfEngine(model, max_num_seqs=2, max_model_len=64)
     good = {name: tensor.clone() for name, tensor in model.named_parameters()}
     bad = {name: torch.full_like(tensor, torch.nan) for name, tensor in good.items()}
-    engine.load_weights(3, bad.items())
+    engine.load_weights(3, TensorWeights(bad.items()))
     done = run(engine, [request(n) for n in range(3)])
     assert {(g.finish_reason, len(g.tokens), g.failure.error_type) for g in done.values() if g.failure} == {
         (FinishReason.FAILED, 0, "NonFinite")
     }
     assert len(done) == 3
-    engine.load_weights(4, good.items())
+    engine.load_weights(4, TensorWeights(good.items()))
     agrees(policy_directory, request(1), run(engine, [request(1)])[1])
 
 
 def test_unknown_and_missing_weights_are_errors(engine: HfEngine, policy_directory: Path) -> None:
     weights = dict(load_model(policy_directory).named_parameters())
     with pytest.raises(EngineError, match=r"no weight model\.nonsense"):
-        engine.load_weights(1, [("model.nonsense", torch.zeros(1))])
+        engine.load_weights(1, TensorWeights([("model.nonsense", torch.zeros(1))]))
     first = next(iter(weights))
     with pytest.raises(EngineError, match=f"1 weights are missing from the weight sync, among them {first}"):
-        engine.load_weights(1, [(name, tensor) for name, tensor in weights.items() if name != first])
+        engine.load_weights(1, TensorWeights([(name, tensor) for name, tensor in weights.items() if name != first]))
 
 
 def build_test_engine(directory: Path, dtype: torch.dtype = torch.float32, **options: object) -> HfEngine:

@@ -17,6 +17,7 @@ from quintet.rollout.agent_loop import AgentLoop
 from quintet.rollout.chat.chat_format import ChatFormat
 from quintet.rollout.engines.engine import EngineError
 from quintet.rollout.engines.restarting_engine import RestartingEngine
+from quintet.rollout.engines.weight_source import TensorWeights, WeightSource
 from quintet.rollout.episode import Episode
 from quintet.rollout.sampling_params import SamplingParams
 from quintet.tracking.metrics import describe
@@ -62,8 +63,8 @@ class Mortal:
         self.waiting = [request for request in self.waiting if request not in gone]
         return [Generation(one.id, (4,), (-0.5,), FinishReason.ABORT, self.weight_version) for one in gone]
 
-    def load_weights(self, version: int, weights: Weights) -> None:
-        names = ",".join(name for name, _ in weights)
+    def load_weights(self, version: int, weights: WeightSource) -> None:
+        names = ",".join(name for name, _ in weights.tensors())
         self.log.append(f"load {version} {names}")
         self.die("load")
         self.weight_version = version
@@ -84,7 +85,7 @@ class Mortal:
 
 def supervised(deaths: dict[str, list[BaseException | None]], most: int = 3) -> tuple[RestartingEngine, list[str]]:
     log: list[str] = []
-    engine = RestartingEngine(lambda: Mortal(deaths, log), lambda: [("present", torch.zeros(1))], most)
+    engine = RestartingEngine(lambda: Mortal(deaths, log), TensorWeights([("present", torch.zeros(1))]), most)
     return engine, log
 
 
@@ -107,7 +108,7 @@ def drain(engine: RestartingEngine) -> list[Generation]:
 )
 def test_a_dead_engine_is_rebuilt_and_its_requests_fail(death: Exception) -> None:
     engine, log = supervised({"step": [None, death]})
-    engine.load_weights(7, [("old", torch.zeros(1))])
+    engine.load_weights(7, TensorWeights([("old", torch.zeros(1))]))
     ask(engine, 1, 2, 3)
     actual = drain(engine)
     assert [(one.id, one.finish_reason) for one in actual] == [
@@ -167,7 +168,7 @@ def test_an_engine_may_die_at_any_time(where: str) -> None:
     calls: dict[str, Callable[[], object]] = {
         "add_request": lambda: ask(engine, 3),
         "abort": lambda: engine.abort([2]),
-        "load": lambda: engine.load_weights(5, []),
+        "load": lambda: engine.load_weights(5, TensorWeights([])),
     }
     calls.get(where, getattr(engine, where, lambda: None))()
     expected = {"add_request": [1, 2, 3], "abort": [1]}.get(where, [1, 2])
@@ -228,7 +229,7 @@ def test_a_dead_engine_frees_its_memory_before_the_next_one_starts() -> None:
         alive.extend(one() is not None for one in held)
         return Greedy({}, [])
 
-    engine = RestartingEngine(build_mortal, list)
+    engine = RestartingEngine(build_mortal, TensorWeights([]))
     ask(engine, 1)
     drain(engine)
     assert alive == [False]

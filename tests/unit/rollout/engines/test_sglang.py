@@ -27,6 +27,7 @@ from quintet.policies.token_statistics import log_probs_and_entropy
 from quintet.records import FinishReason, Generation, Request, StructuredOutput
 from quintet.rollout.engines.engine import ENGINES, Engine, EngineError, EngineSetup
 from quintet.rollout.engines.sglang.engine import SglangEngine, build_sglang_engine, build_sglang_server_engine
+from quintet.rollout.engines.weight_source import ModuleWeights, TensorWeights
 
 CONTEXT = 64
 LOG_PROBS = 1e-5
@@ -270,12 +271,12 @@ def test_a_rejected_request_fails_alone(remote: Engine) -> None:
 
 def test_nan_weights_fail_requests(setup: EngineSetup, remote: Engine) -> None:
     broken = {name: tensor * float("nan") for name, tensor in setup.model.named_parameters()}
-    remote.load_weights(1, broken.items())
+    remote.load_weights(1, TensorWeights(broken.items()))
     got = run(remote, [request(0)])[0]
     assert got.finish_reason is FinishReason.FAILED
     assert got.failure is not None
     assert "NaN" in got.failure.message
-    remote.load_weights(2, setup.model.named_parameters())
+    remote.load_weights(2, ModuleWeights(setup.model))
     assert run(remote, [request(0)])[0].finish_reason is FinishReason.LENGTH
 
 
@@ -293,7 +294,7 @@ def test_new_weights_are_used_after_the_sync(setup: EngineSetup, remote: Engine)
     before = run(remote, [request(3)])[3]
     for version in range(1, 6):
         model = other(setup, version)
-        remote.load_weights(version, model.named_parameters())
+        remote.load_weights(version, ModuleWeights(model))
         got = run(remote, [request(3)])[3]
         assert got.weight_version == remote.weight_version == version
         agree(setup, request(3), got, model)
@@ -304,7 +305,7 @@ def test_new_weights_are_used_after_the_sync(setup: EngineSetup, remote: Engine)
 def test_tied_weights_may_be_sent_twice(setup: EngineSetup, form: str, request: pytest.FixtureRequest) -> None:
     model, engine = other(setup, 1), request.getfixturevalue(form)
     assert len(model.state_dict()) > len(dict(model.named_parameters()))
-    engine.load_weights(1, model.state_dict().items())
+    engine.load_weights(1, TensorWeights(model.state_dict().items()))
     agree(setup, asked_for(3), run(engine, [asked_for(3)])[3], model)
 
 
@@ -315,7 +316,7 @@ def test_a_weight_sync_during_sglang_generation_is_recorded(setup: EngineSetup, 
         remote.add_request(each)
     done: dict[int, Generation] = {}
     until(remote, lambda: any(len(one.tokens) > 4 for one in list(server.brain.running.values())), done)
-    remote.load_weights(1, model.named_parameters())
+    remote.load_weights(1, ModuleWeights(model))
     until(remote, lambda: not remote.busy, done)
     assert not server.brain.paused
     spread = [one for one in done.values() if one.version_changes]
@@ -335,7 +336,7 @@ def test_responses_of_mixed_weights_without_positions_fail(setup: EngineSetup, r
     remote.add_request(request(0, max_tokens=40))
     done: dict[int, Generation] = {}
     until(remote, lambda: any(len(one.tokens) > 2 for one in list(server.brain.running.values())), done)
-    remote.load_weights(1, other(setup, 1).named_parameters())
+    remote.load_weights(1, ModuleWeights(other(setup, 1)))
     until(remote, lambda: not remote.busy, done)
     assert done[0].finish_reason is FinishReason.FAILED
     assert run(remote, [request(1)])[1].weight_version == 1
@@ -353,7 +354,7 @@ def test_weights_that_sglang_would_ignore_are_errors(
     if fault == "unknown":
         weights["model.layers.1.mlp.upproj.weight"] = moved
     with pytest.raises(EngineError, match=r"up_?proj"):
-        engine.load_weights(1, weights.items())
+        engine.load_weights(1, TensorWeights(weights.items()))
 
 
 def test_aborted_requests_return_partial_responses(setup: EngineSetup, remote: Engine, server: Server) -> None:
@@ -406,7 +407,7 @@ def test_sleep_frees_what_the_options_allow(setup: EngineSetup, start: Callable[
         run(engine, [])
         engine.sleep()
         assert server.brain.asleep == tags
-        engine.load_weights(1, setup.model.named_parameters())
+        engine.load_weights(1, ModuleWeights(setup.model))
         assert server.brain.asleep == [tag for tag in tags if tag != "weights"]
         if tags:
             with pytest.raises(RuntimeError, match="asleep"):
@@ -445,7 +446,7 @@ def test_api_keys_come_from_the_environment(
     monkeypatch.setenv("SGLANG_API_KEY", "a")
     monkeypatch.setenv("SGLANG_ADMIN_API_KEY", "b")
     engine = build_sglang_server_engine(with_options(setup, server_url=server.url))
-    engine.load_weights(1, setup.model.named_parameters())
+    engine.load_weights(1, ModuleWeights(setup.model))
     assert run(engine, [request(0)])[0].weight_version == 1
 
 
@@ -468,7 +469,7 @@ def test_a_vanished_server_is_an_engine_error(setup: EngineSetup, remote: Engine
     remote.step()
     server.close()
     with pytest.raises(EngineError, match=r"failed in SGLang.*refused"):
-        remote.load_weights(1, setup.model.named_parameters())
+        remote.load_weights(1, ModuleWeights(setup.model))
 
 
 def test_a_silent_server_is_probed(remote: Engine, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -502,7 +503,7 @@ def test_a_launched_server_is_started_and_ended(setup: EngineSetup, package: Pat
     asked = request(1)
     agree(setup, asked, run(engine, [asked])[1])
     model = other(setup, 1)
-    engine.load_weights(1, model.named_parameters())
+    engine.load_weights(1, ModuleWeights(model))
     got = run(engine, [asked])[1]
     assert got.weight_version == 1
     agree(setup, asked, got, model)
@@ -545,7 +546,7 @@ def test_the_in_process_engine_generates_and_loads_weights(setup: EngineSetup, l
     for each in asked:
         agree(setup, each, run(local, [each])[each.id])
     model = other(setup, 1)
-    local.load_weights(1, model.named_parameters())
+    local.load_weights(1, ModuleWeights(model))
     brain: Brain = local._transport._engine.brain
     assert [name for name, _ in brain.calls][-4:] == [
         *("begin_weight_update", "update_weights_from_tensor", "end_weight_update", "flush_cache")
@@ -563,7 +564,7 @@ def test_the_in_process_engine_aborts_requests(setup: EngineSetup, local: Sglang
         local.add_request(request(n, max_tokens=30))
     done: dict[int, Generation] = {}
     until(local, lambda: any(len(one.tokens) > 3 for one in list(brain.running.values())), done)
-    local.load_weights(1, other(setup, 1).named_parameters())
+    local.load_weights(1, ModuleWeights(other(setup, 1)))
     assert [one.id for one in local.abort([2])] == [2]
     until(local, lambda: not local.busy, done)
     assert sorted(done) == [0, 1, 3]

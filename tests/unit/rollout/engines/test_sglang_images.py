@@ -19,6 +19,7 @@ from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.engine import ENGINES, Engine, EngineSetup
 from quintet.rollout.engines.sglang.image_data import ImageData
 from quintet.rollout.engines.sglang.protocol import MalformedResponseError, ResponseChunk
+from quintet.rollout.engines.weight_source import ModuleWeights
 from quintet.training.packing import MicroBatchBudget, iter_micro_batches
 
 CONTEXT = 128
@@ -90,7 +91,7 @@ def test_log_probs_are_those_of_the_learner_also_with_new_weights(engine: Engine
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.02)
-    engine.load_weights(1, model.named_parameters())
+    engine.load_weights(1, ModuleWeights(model))
     assert_logprobs_of_model(model, asked, run(engine, asked))
 
 

@@ -16,6 +16,7 @@ from quintet.errors import ConfigError
 from quintet.policies.model_loading import load_model
 from quintet.records import FinishReason, Generation, StructuredOutput
 from quintet.rollout.engines.engine import EngineError
+from quintet.rollout.engines.weight_source import ModuleWeights, TensorWeights
 
 pytestmark = needs_vllm
 
@@ -37,7 +38,7 @@ def started_bench(tied_policy: Path) -> Iterator[Bench]:
 def bench(started_bench: Bench, tied_policy: Path) -> Bench:
     """The engine with its initial weights."""
     started_bench.model.load_state_dict(load_model(tied_policy).state_dict())
-    started_bench.engine.load_weights(0, started_bench.model.named_parameters())
+    started_bench.engine.load_weights(0, ModuleWeights(started_bench.model))
     return started_bench
 
 
@@ -74,7 +75,7 @@ def test_logprobs_match_after_twenty_weight_syncs(bench: Bench) -> None:
     for version in range(1, 21):
         bench.run(replace(asked[0], max_tokens=2))
         shift(bench.model, version)
-        bench.engine.load_weights(version, bench.model.named_parameters())
+        bench.engine.load_weights(version, ModuleWeights(bench.model))
     done = bench.run(*asked)
     assert max(bench.gap(one, done[one.id]) for one in asked) < 1e-4
     assert {generation.weight_version for generation in done.values()} == {20}
@@ -89,7 +90,7 @@ def test_weights_loaded_by_vllm_itself_and_directly_are_the_same(bench: Bench) -
     for version, loader in ((1, False), (2, direct)):
         worker._quintet_loader = loader
         shift(bench.model, version)
-        bench.engine.load_weights(version, bench.model.named_parameters())
+        bench.engine.load_weights(version, ModuleWeights(bench.model))
         gaps.append(bench.gap(asked, bench.run(asked)[0]))
     assert max(gaps) < 1e-4
 
@@ -187,7 +188,7 @@ def test_a_weight_sync_during_vllm_generation(bench: Bench, tied_policy: Path) -
         bench.engine.step()
     before = load_model(tied_policy)
     shift(bench.model, 3, scale=0.1)
-    bench.engine.load_weights(6, bench.model.named_parameters())
+    bench.engine.load_weights(6, ModuleWeights(bench.model))
     done: dict[int, Generation] = {}
     while bench.engine.busy:
         done |= {one.id: one for one in bench.engine.step()}
@@ -208,18 +209,18 @@ def test_a_weight_sync_during_vllm_generation(bench: Bench, tied_policy: Path) -
 def test_incomplete_weights_leave_the_engine_unchanged(bench: Bench) -> None:
     before = bench.run(request(0))[0]
     with pytest.raises(EngineError, match="lacks"):
-        bench.engine.load_weights(1, list(bench.model.named_parameters())[:-1])
+        bench.engine.load_weights(1, TensorWeights(list(bench.model.named_parameters())[:-1]))
     assert bench.run(request(0))[0] == before
 
 
 def test_nan_weights_fail_their_own_requests(bench: Bench) -> None:
     good = {name: tensor.detach().clone() for name, tensor in bench.model.named_parameters()}
     bad = {**good, "model.layers.1.mlp.up_proj.weight": good["model.layers.1.mlp.up_proj.weight"] * math.nan}
-    bench.engine.load_weights(1, bad.items())
+    bench.engine.load_weights(1, TensorWeights(bad.items()))
     done = bench.run(*(request(n, prompt=(*LONG, n), temperature=n % 2) for n in range(4)))
     assert {one.finish_reason for one in done.values()} == {FinishReason.FAILED}
     assert {len(one.tokens) for one in done.values()} == {0}
-    bench.engine.load_weights(2, good.items())
+    bench.engine.load_weights(2, TensorWeights(good.items()))
     healed = [request(n, prompt=(*LONG, n)) for n in range(4)]
     done = bench.run(*healed)
     assert max(bench.gap(one, done[one.id]) for one in healed) < 1e-4

@@ -26,6 +26,7 @@ from quintet.policies.tiny_models import train_tokenizer
 from quintet.policies.token_statistics import compute_token_statistics
 from quintet.policies.vision.image_encoder import placeholder_tokens
 from quintet.records import Generation, Request
+from quintet.rollout.engines.weight_source import ModuleWeights
 from quintet.training.packing import MicroBatchBudget, iter_micro_batches
 
 pytestmark = needs_vllm
@@ -75,7 +76,7 @@ def test_log_probs_are_those_of_the_learner_also_with_new_weights(bench: Bench) 
     asked = requests()
     assert_logprobs_of_learner(bench, asked, bench.run(*asked))
     shift(bench.model, seed=3)
-    bench.engine.load_weights(1, bench.model.named_parameters())
+    bench.engine.load_weights(1, ModuleWeights(bench.model))
     assert_logprobs_of_learner(bench, asked, bench.run(*asked))
 
 

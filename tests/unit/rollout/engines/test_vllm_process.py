@@ -17,6 +17,7 @@ from vllm_bench import LONG, Bench, logprobs, make_policy, needs_vllm, open_benc
 from quintet.policies.model_loading import load_model
 from quintet.records import FinishReason, Generation, StructuredOutput
 from quintet.rollout.engines.engine import EngineError
+from quintet.rollout.engines.weight_source import ModuleWeights
 
 pytestmark = needs_vllm
 CACHE = {"kv_cache_memory_bytes": 5 * 128 * 2 * 2 * 2 * 32 * 4}
@@ -117,7 +118,7 @@ def test_a_weight_sync_assigns_each_token_its_version(bench: Bench, untied_polic
         bench.engine.add_request(one)
     bench.engine.step()
     shift(bench.model, 3, scale=0.1)
-    bench.engine.load_weights(4, bench.model.named_parameters())
+    bench.engine.load_weights(4, ModuleWeights(bench.model))
     done = finish(bench)
     before = load_model(untied_policy)
     for one in asked:

@@ -26,8 +26,9 @@ from quintet.envs.svg.env import SvgEnv
 from quintet.envs.svg.icons import icon_code
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, EpisodeStarted, VectorEnv
 from quintet.hardware import is_installed
+from quintet.runtime.standalone.connection import WorkerConnection
 from quintet.runtime.standalone.envs import hosted_vector_env
-from quintet.runtime.standalone.listener import StandaloneWorker, WorkerListener
+from quintet.runtime.standalone.listener import WorkerListener
 
 PAINTER = """
 import numpy as np
@@ -59,9 +60,11 @@ class Painter:
 """
 HOST = """
 import os, sys
-from quintet.runtime.standalone.worker import ControllerAddress, StandaloneProcess
+from quintet.runtime.standalone.listener import ControllerAddress
+from quintet.runtime.worker import Worker
+from quintet.runtime.worker_process import WorkerProcess
 host, port, token = sys.argv[1:]
-StandaloneProcess(ControllerAddress(host, int(port), token), int(os.environ["RANK"]), "the run").run()
+WorkerProcess(ControllerAddress(host, int(port), token), int(os.environ["RANK"]), "the run").run(Worker())
 """
 LAUNCHER = """
 import os, sys
@@ -118,13 +121,13 @@ def experiment(*overrides: str) -> Experiment:
     return load_experiment(None, overrides).experiment
 
 
-def on_hosts(workers: Sequence[StandaloneWorker], overrides: Sequence[str]) -> VectorEnv:
+def on_hosts(workers: Sequence[WorkerConnection], overrides: Sequence[str]) -> VectorEnv:
     placed = experiment(*overrides, "placement.devices_per_node=3", "placement.envs.devices=[1,2]")
     return hosted_vector_env(workers, placed)
 
 
 @contextmanager
-def ray_workers(directory: Path) -> Iterator[list[StandaloneWorker]]:
+def ray_workers(directory: Path) -> Iterator[list[WorkerConnection]]:
     """Two env hosts, started as the ranks of a run are: by an actor of a Ray that runs on this machine."""
     if not is_installed("ray"):
         pytest.skip("pip install 'quintet[ray]'")
@@ -153,7 +156,7 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backends]:
             return stack.enter_context(env_service(*names, "painter.py:Painter")).url
 
         @cache
-        def workers() -> list[StandaloneWorker]:
+        def workers() -> list[WorkerConnection]:
             return stack.enter_context(ray_workers(directory))
 
         yield {

@@ -19,9 +19,9 @@ from quintet.envs.mixed_env import build_run_envs
 from quintet.envs.start_states import env_start
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, EpisodeStarted, VectorEnv
 from quintet.errors import MachineError
+from quintet.runtime.standalone.connection import WorkerConnection
 from quintet.runtime.standalone.envs import hosted_vector_env
-from quintet.runtime.standalone.listener import StandaloneWorker, WorkerListener
-from quintet.runtime.standalone.worker import ControllerAddress
+from quintet.runtime.standalone.listener import ControllerAddress, WorkerListener
 
 EPISODES = 8
 TURNS = 6
@@ -223,14 +223,14 @@ def test_an_episode_that_its_seed_does_not_reproduce_fails_and_says_so(counter: 
 
 
 def test_an_episode_that_takes_three_hosts_with_it_fails() -> None:
-    arrived: list[StandaloneWorker] = []
+    arrived: list[WorkerConnection] = []
 
-    def take_arrived() -> list[StandaloneWorker]:
+    def take_connected_workers() -> list[WorkerConnection]:
         taken, arrived[:] = list(arrived), []
         return taken
 
     worker = ThreadWorker(1)
-    envs = hosted_vector_env([worker], experiment(), take_arrived)
+    envs = hosted_vector_env([worker], experiment(), take_connected_workers)
     envs.start(0, 0)
     for _ in range(2):
         worker.lose()
@@ -269,7 +269,7 @@ def test_a_process_that_hangs_costs_nothing_and_one_that_is_started_again_joins(
     processes: dict[int, subprocess.Popen[bytes]] = {rank: start_worker(address, rank) for rank in (1, 2)}
     try:
         workers = listener.wait_for([1, 2], 60.0)
-        envs = hosted_vector_env(workers, config, partial(listener.take_arrived, [1, 2]))
+        envs = hosted_vector_env(workers, config, partial(listener.take_connected_workers, [1, 2]))
         expected = without_hosts(config)
 
         def stop(turn: int) -> None:

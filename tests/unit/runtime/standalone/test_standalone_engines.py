@@ -33,17 +33,18 @@ from quintet.policies.model_loading import load_model
 from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.rollout.engines.shared_weights import SharedWeights, SharedWeightsReader
+from quintet.rollout.engines.weight_source import ModuleWeights
 from quintet.rollout.engines.weight_verification import check_weights, read_weights
 from quintet.runtime.controller import Controller
 from quintet.runtime.engine_group import RoutedEngines
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import STANDALONE_ENGINE
+from quintet.runtime.standalone.connection import WorkerConnection, WorkerLostError
 from quintet.runtime.standalone.engine_weights import EngineWeights
 from quintet.runtime.standalone.engines import StandaloneEngine, StandaloneEngines, _one_per_device
-from quintet.runtime.standalone.listener import StandaloneWorker, WorkerHello, WorkerListener, WorkerLostError
+from quintet.runtime.standalone.listener import ControllerAddress, WorkerHello, WorkerListener
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket, RemoteCallError
-from quintet.runtime.standalone.worker import ControllerAddress, StandaloneComponents
-from quintet.runtime.transport import InProcessTransport
+from quintet.runtime.transport import Transport
 from quintet.runtime.worker import Worker
 from quintet.training.learner import ActorLearner
 from quintet.training.learner_setup import LearnerSetup
@@ -58,7 +59,7 @@ def listener() -> Iterator[WorkerListener]:
     listener.close()
 
 
-Workers = dict[int, tuple[subprocess.Popen[bytes], StandaloneWorker]]
+Workers = dict[int, tuple[subprocess.Popen[bytes], WorkerConnection]]
 
 
 @pytest.fixture
@@ -96,12 +97,12 @@ def generate(engines: RoutedEngines, requests: list[Request]) -> dict[int, Gener
 
 
 def test_the_end_of_a_run_frees_the_memory_of_its_weights(tmp_path: Path) -> None:
-    controller = Controller(InProcessTransport(Worker()), WorkerListener("127.0.0.1", {}, "the run", lost_seconds=20.0))
+    controller = Controller(Transport(local=Worker()), WorkerListener("127.0.0.1", {}, "the run", lost_seconds=20.0))
     config = load_experiment(None).experiment
-    actor: Any = SimpleNamespace(weights=lambda: iter(()))
+    actor: Any = SimpleNamespace(weights=lambda: iter([("weight", torch.ones(3))]))
     engines = controller.build_standalone_engines(config, tmp_path, actor)
-    engines.staged.stage([("weight", torch.ones(3))])
-    (shared_tensor,) = engines.staged._staged.shared_tensors
+    engines.weights.stage()
+    (shared_tensor,) = engines.weights._staged.shared_tensors
     assert Path(shared_tensor.file).exists()
     controller.close()
     assert not Path(shared_tensor.file).exists()
@@ -118,12 +119,12 @@ def test_two_processes_generate_with_the_learners_new_weights_and_one_is_rebuilt
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.5)
-    group.stage()
-    engines.sync_weights(1, lambda: iter(()))
+    group.weights.stage()
+    engines.load_weights(1, group.weights)
     after = generate(engines, requests(6))
     assert {generation.weight_version for generation in after.values()} == {1}
     assert [after[number].logprobs for number in after] != [before[number].logprobs for number in after]
-    local = RoutedEngines([RestartingEngine(lambda: _hf_engine(model), tuple)])
+    local = RoutedEngines([RestartingEngine(lambda: _hf_engine(model), None)])
     expected = generate(local, requests(6))
     for number, generation in after.items():
         assert generation.tokens == expected[number].tokens
@@ -139,11 +140,20 @@ def test_weights_that_differ_from_the_learners_are_named(workers: Workers, polic
     assert str(check).startswith(f"engine and learner agree: {len(list(model.parameters()))} weights")
     with torch.no_grad():
         other.base_model.norm.weight[0] += 0.5
-    group.stage()
-    engine.load_weights(1, ())
+    group.weights.stage()
+    engine.load_weights(1, group.weights)
     with pytest.raises(MachineError, match=r"differ in 1 weights \(model\.norm\.weight: differs by 0\.5\)"):
         check_weights(engine.current, model, [], same_dtype=True)
     group.close()
+
+
+def test_weights_that_are_not_staged_are_sent_to_the_worker(workers: Workers, policy_directory: Path) -> None:
+    other = load_model(policy_directory)
+    with torch.no_grad():
+        other.base_model.norm.weight[0] += 0.5
+    (engine,) = StandaloneEngines([workers[1][1]], experiment(), policy_directory, lambda: iter(())).engines()
+    engine.load_weights(1, ModuleWeights(other))
+    assert str(check_weights(engine.current, other, [], same_dtype=True)).startswith("engine and learner agree")
 
 
 def test_a_sleeping_engine_returns_the_memory_of_its_kv_cache(workers: Workers, policy_directory: Path) -> None:
@@ -181,10 +191,10 @@ def test_weights_of_another_machine_are_sent_instead_of_shared(
     for version in (1, 2):
         with torch.no_grad():
             model.base_model.norm.weight.mul_(1.5)
-        group.stage()
+        group.weights.stage()
         for engine in engines:
-            engine.load_weights(version, ())
-        engines[1].load_weights(version, ())
+            engine.load_weights(version, group.weights)
+        engines[1].load_weights(version, group.weights)
         for engine in engines:
             check_weights(engine.current, model, [(5, 6, 7)], same_dtype=True)
     group.close()
@@ -209,13 +219,13 @@ def _has_weights_of(engine: RestartingEngine, actor: ActorLearner) -> bool:
     return all(torch.equal(weights[name], tensor) for name, tensor in actor.weights())
 
 
-def _sent_bytes(group: StandaloneEngines, worker: StandaloneWorker, broadcasts: list[int]) -> int:
+def _sent_bytes(group: StandaloneEngines, worker: WorkerConnection, broadcasts: list[int]) -> int:
     """Bytes of the staged weights that would go to a worker, or have been broadcast since the last call."""
     if broadcasts:
         sent = sum(broadcasts)
         broadcasts.clear()
         return sent
-    weights = group.staged.load_call(worker, 0).arguments["weights"]
+    weights = group.weights.load_call(worker, 0).arguments["weights"]
     tensors = weights if isinstance(weights, dict) else dict(SharedWeightsReader().read(weights))
     return sum(tensor.nbytes for tensor in tensors.values())
 
@@ -240,11 +250,11 @@ def test_after_the_first_sync_only_adapters_are_sent_and_the_weights_are_those_o
     base = sum(tensor.nbytes for _, tensor in actor.base_weights())
     for version in (1, 2, 3):
         _train_adapters(actor, version)
-        group.stage()
+        group.weights.stage()
         if version == 3:
             connected[1].call(RemoteCall(STANDALONE_ENGINE, "rebuild"))
         for engine in engines:
-            engine.load_weights(version, ())
+            engine.load_weights(version, group.weights)
         assert all(_has_weights_of(engine, actor) for engine in engines)
         check_weights(engines[1].current, actor.model, [(5, 6, 7)], same_dtype=True)
         padding = 64 * len(list(actor.model.parameters())) if transfer == "process_group" else 0
@@ -257,14 +267,17 @@ def test_an_engine_that_is_started_again_gets_the_weights_that_adapters_adapt(
     listener: WorkerListener, workers: Workers, policy_directory: Path
 ) -> None:
     actor, config = _lora_actor(policy_directory), experiment("placement.weight_transfer=tcp")
-    connected, take_arrived = [worker for _, worker in workers.values()], partial(listener.take_arrived, [1, 2])
-    group = StandaloneEngines(connected, config, policy_directory, actor.weights, take_arrived, actor)
+    connected, take_connected_workers = (
+        [worker for _, worker in workers.values()],
+        partial(listener.take_connected_workers, [1, 2]),
+    )
+    group = StandaloneEngines(connected, config, policy_directory, actor.weights, take_connected_workers, actor)
     engines = group.engines()
     for version in (1, 2):
         _train_adapters(actor, version)
-        group.stage()
+        group.weights.stage()
         for engine in engines:
-            engine.load_weights(version, ())
+            engine.load_weights(version, group.weights)
     workers[2][0].kill()
     engines[1].sleep()
     assert engines[1].is_dead
@@ -274,7 +287,7 @@ def test_an_engine_that_is_started_again_gets_the_weights_that_adapters_adapt(
         while not engines[1].revive():
             assert time.monotonic() < end
             time.sleep(0.05)
-        engines[1].load_weights(2, ())
+        engines[1].load_weights(2, group.weights)
         assert all(_has_weights_of(engine, actor) for engine in engines)
     finally:
         restarted.kill()
@@ -289,7 +302,7 @@ def test_gpus_with_several_engines_receive_weights_without_nccl(monkeypatch: pyt
     monkeypatch.setattr("quintet.runtime.standalone.engine_weights._Broadcast", joined)
     workers: Any = [MagicMock(rank=rank, host="another machine") for rank in (1, 2)]
     for devices in ("[1,2]", "[1,1]"):
-        EngineWeights(experiment(f"placement.rollout.devices={devices}")).connect(workers)
+        EngineWeights(experiment(f"placement.rollout.devices={devices}"), lambda: iter(())).connect(workers)
     assert [call.args[-1] for call in joined.call_args_list] == ["nccl", "gloo"]
 
 
@@ -307,12 +320,12 @@ def test_engines_of_a_lost_broadcast_load_their_weights_over_the_connection(
     group = StandaloneEngines(connected, config, policy_directory, lambda: iter(model.state_dict().items()))
     engine, _ = group.engines()
     workers[2][0].kill()
-    group.stage()
-    engine.load_weights(1, ())
-    group.staged.load_call(connected[1], 1)  # the lost worker does not receive it
+    group.weights.stage()
+    engine.load_weights(1, group.weights)
+    group.weights.load_call(connected[1], 1)  # the lost worker does not receive it
     assert generate(RoutedEngines([engine]), requests(2)).keys() == {0, 1}
-    group.stage()
-    engine.load_weights(2, ())
+    group.weights.stage()
+    engine.load_weights(2, group.weights)
     check_weights(engine.current, model, [], same_dtype=True)
     group.close()
 
@@ -372,7 +385,7 @@ def test_an_error_of_a_call_names_itself_and_the_worker_lives_on(workers: Worker
 
 
 def test_workers_that_do_not_come_are_named(listener: WorkerListener) -> None:
-    with pytest.raises(MachineError, match=r"standalone workers of rank 1, rank 2 did not connect within 0\.2 seconds"):
+    with pytest.raises(MachineError, match=r"workers of rank 1, rank 2 did not connect within 0\.2 seconds"):
         listener.wait_for([1, 2], 0.2)
 
 
@@ -380,7 +393,7 @@ def test_workers_that_do_not_come_are_named(listener: WorkerListener) -> None:
     ("changes", "refusal"),
     [
         ({"token": "guessed"}, "token"),
-        ({"rank": 7}, "rank 7 is no standalone worker of this run"),
+        ({"rank": 7}, "rank 7 is no worker of this run"),
         ({"fingerprint": "of another run"}, "another configuration or version"),
     ],
 )
@@ -400,7 +413,7 @@ def test_what_is_no_worker_is_disconnected(listener: WorkerListener, sent: bytes
         stranger.sendall(sent)
         with suppress(ConnectionResetError):
             assert stranger.recv(100) == b""
-    assert listener.take_arrived([1, 2]) == []
+    assert listener.take_connected_workers([1, 2]) == []
 
 
 def test_messages_that_are_none_end_the_connection() -> None:
@@ -429,15 +442,15 @@ def test_a_result_that_was_changed_on_its_way_is_never_used_and_its_rank_is_name
     message[place] ^= 1
     ours, theirs = socket.socketpair()
     theirs.sendall(bytes(message))
-    worker = StandaloneWorker(2, 77, "host", MessageSocket(ours))
+    worker = WorkerConnection(2, 77, "host", MessageSocket(ours))
     with pytest.raises(WorkerLostError, match=r"rank 2 \(process 77\) cannot be understood: received .*corrupted"):
         worker.finish()
     assert theirs.recv(1) == b""  # the worker ends, and can be started again
 
 
 def test_only_methods_of_the_protocol_are_called() -> None:
-    with pytest.raises(ValueError, match="has no learners"):
-        StandaloneComponents().execute(RemoteCall("learners", "save"))
+    with pytest.raises(ValueError, match="learners was called before it was built"):
+        Worker().execute(RemoteCall("learners", "save"))
 
 
 def test_shared_weights_are_those_that_were_written_last_and_leave_no_file() -> None:
@@ -477,11 +490,13 @@ def test_a_killed_engine_costs_no_request_and_one_that_is_started_again_joins(
     model, config = load_model(policy_directory), experiment()
     connected = [worker for _, worker in workers.values()]
     weights = dict(model.state_dict())
-    take_arrived = partial(listener.take_arrived, [1, 2])
-    group = StandaloneEngines(connected, config, policy_directory, lambda: iter(weights.items()), take_arrived)
+    take_connected_workers = partial(listener.take_connected_workers, [1, 2])
+    group = StandaloneEngines(
+        connected, config, policy_directory, lambda: iter(weights.items()), take_connected_workers
+    )
     engines = RoutedEngines(group.engines(), max_wait_seconds=60)
-    group.stage()
-    engines.sync_weights(3, lambda: iter(()))
+    group.weights.stage()
+    engines.load_weights(3, group.weights)
     expected = generate(engines, requests(8))
     for request in requests(8):
         engines.add_request(request)

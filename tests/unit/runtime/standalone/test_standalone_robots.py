@@ -25,7 +25,7 @@ from quintet.policies.vla.build import create_action_preset, load_action_policy
 from quintet.records import Outcome
 from quintet.runtime.embodied.simulator_config import simulator_of
 from quintet.runtime.remote_call import RemoteCall
-from quintet.runtime.standalone.listener import StandaloneWorker, WorkerLostError
+from quintet.runtime.standalone.connection import WorkerConnection, WorkerLostError
 from quintet.runtime.standalone.messages import RemoteCallError
 from quintet.runtime.standalone.robots import OrderedCalls, StandalonePolicies, standalone_robots
 from quintet.training.parallel.rendezvous import RankDiedError
@@ -62,7 +62,7 @@ def start_calls(
     *methods: str, worker: EchoWorker | None = None, arrived: list[EchoWorker] | None = None
 ) -> tuple[OrderedCalls, list[int]]:
     worker = worker or EchoWorker()
-    calls = OrderedCalls(cast(StandaloneWorker, worker), lambda: cast("list[StandaloneWorker]", arrived or []))
+    calls = OrderedCalls(cast(WorkerConnection, worker), lambda: cast("list[WorkerConnection]", arrived or []))
     return calls, [calls.start(RemoteCall("robots", method, {})) for method in methods]
 
 
@@ -99,7 +99,7 @@ def test_a_worker_that_was_started_again_does_not_answer_calls_to_the_one_before
     worker.lost_reason = "has ended"
     calls.take_restarted()
     second = calls.start(RemoteCall("robots", "b", {}))
-    third = calls.start(RemoteCall("robots", "c", {}), cast(StandaloneWorker, worker))
+    third = calls.start(RemoteCall("robots", "c", {}), cast(WorkerConnection, worker))
     assert calls.finish(second) == "b"
     for number in (first, third):
         with pytest.raises(WorkerLostError, match="the worker has ended"):
@@ -111,11 +111,11 @@ class Workers:
 
     def __init__(self) -> None:
         self.by_rank = {rank: ThreadWorker(rank) for rank in (1, 2)}
-        self._arrived: dict[int, list[StandaloneWorker]] = {1: [], 2: []}
-        self.calls = [OrderedCalls(worker, self._take_arrived(rank)) for rank, worker in self.by_rank.items()]
+        self._arrived: dict[int, list[WorkerConnection]] = {1: [], 2: []}
+        self.calls = [OrderedCalls(worker, self._take_connected_workers(rank)) for rank, worker in self.by_rank.items()]
 
-    def _take_arrived(self, rank: int) -> Any:
-        def take() -> list[StandaloneWorker]:
+    def _take_connected_workers(self, rank: int) -> Any:
+        def take() -> list[WorkerConnection]:
             taken, self._arrived[rank] = self._arrived[rank], []
             return taken
 
@@ -323,7 +323,7 @@ def test_a_lost_copy_of_the_policy_ends_the_run_although_its_worker_was_started_
         workers.restart(2)
         envs.reset(0, np.arange(4))
         assert failed(chunk(envs)) == []
-        message = r"the standalone worker of rank 2 \(process \d+\) has ended, and the run needs its copy of the policy"
+        message = r"the worker of rank 2 \(process \d+\) has ended, and the run needs its copy of the policy"
         inputs = sample_inputs(module)
         calls = {
             "sample": lambda: copies.sample(inputs, None, ActionSampling()),

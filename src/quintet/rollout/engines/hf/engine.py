@@ -27,6 +27,7 @@ from quintet.rollout.engines.hf.model_runner import ModelRunner
 from quintet.rollout.engines.hf.running_batch import ScheduledRequest
 from quintet.rollout.engines.hf.scheduler import Scheduler
 from quintet.rollout.engines.stats_log import StatsLog
+from quintet.rollout.engines.weight_source import WeightSource
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -108,7 +109,6 @@ class HfEngine:
         self._runner = ModelRunner(model)
         self._max_num_seqs = max_num_seqs
         self._max_model_len = max_model_len
-        self._shares_learner_model = shares_learner_model
         self._detokenize = detokenize
         self._grammars = grammars
         self._prefill_tokens = prefill_tokens
@@ -188,9 +188,9 @@ class HfEngine:
     def abort(self, ids: Collection[int]) -> list[Generation]:
         return [_generation(scheduled, FinishReason.ABORT) for scheduled in self._scheduler.abort(ids)]
 
-    def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
-        if not self._shares_learner_model:
-            self._copy_weights(weights)
+    def load_weights(self, version: int, weights: WeightSource) -> None:
+        if weights.module is not self._model:
+            self._copy_weights(weights.tensors())
         self.weight_version = version
         self._scheduler.preempt_all()
         self._scheduler.record_weight_update(version)

@@ -34,6 +34,7 @@ from quintet.rollout.engines.sglang.protocol import (
     score_body,
 )
 from quintet.rollout.engines.sglang.weight_sync import WeightNames, buckets
+from quintet.rollout.engines.weight_source import WeightSource
 
 if TYPE_CHECKING:
     from quintet.rollout.engines.sglang.server import ServerAddress
@@ -204,12 +205,12 @@ class SglangEngine:
         self._finished = [generation for generation in self._finished if generation.id not in aborted]
         return generations
 
-    def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
+    def load_weights(self, version: int, weights: WeightSource) -> None:
         """See `Engine.load_weights`. Sleeping weights are woken up, a sleeping KV cache is not."""
         if "weights" in self._sleeping:
             self._wake_up(["weights"])
         with self._generation_paused():
-            checked = self._weight_names.check(hf_named_weights(self._setup.model, weights))
+            checked = self._weight_names.check(hf_named_weights(self._setup.model, weights.tensors()))
             self._transport.load(version, buckets(checked, self._setup.dtype))
         self.weight_version = version
 

@@ -24,9 +24,10 @@ from quintet.rollout.engines.vllm.llm_engine import LlmEngine, RequestRejectedEr
 from quintet.rollout.engines.vllm.options import has_dummy_weights
 from quintet.rollout.engines.vllm.stop_strings import StopStringMatcher
 from quintet.rollout.engines.vllm.weight_sync import WeightPlan
+from quintet.rollout.engines.weight_source import ModuleWeights, WeightSource
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 T = TypeVar("T")
 MIN_TEMPERATURE = 0.01
@@ -42,7 +43,7 @@ def build_vllm_engine(setup: EngineSetup) -> VllmEngine:
     """
     engine = VllmEngine(setup, LlmEngine(setup))
     if has_dummy_weights(setup.options):
-        engine.load_weights(0, setup.model.named_parameters())
+        engine.load_weights(0, ModuleWeights(setup.model))
     _warm_up(engine, setup)
     return engine
 
@@ -236,15 +237,16 @@ class VllmEngine:
         runs = [self._running[self._name_by_id[number]] for number in ids if number in self._name_by_id]
         return {run.request.id: (run.tokens, run.logprobs, run.top_logprobs) for run in runs}
 
-    def load_weights(self, version: int, weights: Iterable[tuple[str, Tensor]]) -> None:
+    def load_weights(self, version: int, weights: WeightSource) -> None:
         """See `Engine.load_weights`. Running requests are prefilled again under the new weights. All weights are
         checked first: an incomplete stream leaves the engine unchanged."""
-        full_weights = self._plan.collect(weights)
+        tensors = weights.tensors()
+        full_weights = self._plan.collect(tensors)
         is_running = bool(self._running)
         if is_running:
             # exactly the tokens from before the pause come from the old weights
             self._finished += self._handle_outputs(self._call(self._llm_engine.pause))
-        mapped = weights if isinstance(weights, MappedWeights) else None
+        mapped = tensors if isinstance(tensors, MappedWeights) else None
         self._call(self._llm_engine.load_weights, full_weights, self._plan, mapped)
         self.weight_version = version
         for run in self._running.values():
