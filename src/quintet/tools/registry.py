@@ -25,7 +25,6 @@ TOOLS.add(
     "geometry3k_answer",
     "quintet.tools.geometry3k_answer:Geometry3kAnswer",
     help="check of an answer, as verl's Geo3kTool",
-    requires=("math_verify",),
 )
 TOOLS.add("search", "quintet.tools.search:Search", help="passages of a retrieval service, as verl's SearchTool")
 TOOLS.add("code_service", "quintet.tools.code_service:CodeService", help="program in a service of Sandbox Fusion")

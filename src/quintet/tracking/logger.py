@@ -67,7 +67,6 @@ LOGGERS.add(
     "tensorboard",
     "quintet.tracking.loggers:TensorboardLogger",
     help="TensorBoard events",
-    requires=("tensorboard",),
 )
 LOGGERS.add(
     "file",

@@ -10,21 +10,17 @@ VERIFIERS: Registry[Score] = Registry("verifier", entry_points="quintet.verifier
 """Functions `(text, ground_truth, extra) -> Score`, run in worker processes; see `quintet.rewards.score.Verifier`."""
 
 _HOME = "quintet.rewards.verifiers"
-_MATH = ("math_verify",)
 
-VERIFIERS.add("math", f"{_HOME}.math:verify_anywhere", help="equal in value, anywhere in the text", requires=_MATH)
-VERIFIERS.add("math_boxed", f"{_HOME}.math:verify_boxed", help=r"equal in value, in \boxed{}", requires=_MATH)
-VERIFIERS.add("math_dapo", f"{_HOME}.math:verify_answer_line", help="equal in value, after `Answer:`", requires=_MATH)
-VERIFIERS.add(
-    "geometry3k", f"{_HOME}.math:verify_geometry3k", help="0.9 for the boxed value, 0.1 for the format", requires=_MATH
-)
-VERIFIERS.add("rstar2", f"{_HOME}.math:verify_anywhere", help="same as `math`, RLinf's name", requires=_MATH)
+VERIFIERS.add("math", f"{_HOME}.math:verify_anywhere", help="equal in value, anywhere in the text")
+VERIFIERS.add("math_boxed", f"{_HOME}.math:verify_boxed", help=r"equal in value, in \boxed{}")
+VERIFIERS.add("math_dapo", f"{_HOME}.math:verify_answer_line", help="equal in value, after `Answer:`")
+VERIFIERS.add("geometry3k", f"{_HOME}.math:verify_geometry3k", help="0.9 for the boxed value, 0.1 for the format")
+VERIFIERS.add("rstar2", f"{_HOME}.math:verify_anywhere", help="same as `math`, RLinf's name")
 VERIFIERS.add(
     "math_rule",
     f"{_HOME}.math_rule:verify",
     help="equal in value, in the box or text after </think>: ROLL's MathRuleRewardWorker",
     config=MathRuleOptions,
-    requires=_MATH,
 )
 VERIFIERS.add("gsm8k", f"{_HOME}.gsm8k:verify_strict", help="same number after the last `####`")
 VERIFIERS.add("gsm8k_flexible", f"{_HOME}.gsm8k:verify_flexible", help="same number, last in the text")
