@@ -184,7 +184,7 @@ def _engine_to_native(engine: Worker, native: NativeBuilder) -> None:
 def _parallel_to_native(engine: Worker, native: NativeBuilder) -> None:
     """Set the devices of an engine: ROLL takes vLLM's from its own options if these are set."""
     values = engine.values
-    tensor, pipeline = (engine.option(f"{name}_parallel_size") for name in ("tensor", "pipeline"))
+    tensor, pipeline = engine.option("tensor_parallel_size"), engine.option("pipeline_parallel_size")
     if engine.strategy == "vllm" and (values[tensor] or values[pipeline]):
         sizes = (values[tensor] or 1, values[pipeline] or 1)
         native.set("rollout.engine_options.tensor_parallel", sizes[0], tensor)

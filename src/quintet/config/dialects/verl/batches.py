@@ -1,7 +1,7 @@
 """verl's batch arithmetic: what one forward pass holds on one GPU, and which sizes must divide which."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -59,16 +59,6 @@ class StepSize:
     max_tokens_from: tuple[str, ...]
 
 
-def _pass_keys(
-    native: Sequence[str], section: str, trainer: str, prefix: str, *, has_backward: bool = False
-) -> PassKeys:
-    """Return the keys in `section` with that prefix; sequences are shared as in the section `trainer`."""
-    per_gpu, total = (f"{section}.{prefix}_{size}" for size in ("micro_batch_size_per_gpu", "micro_batch_size"))
-    dynamic = f"{section}.use_dynamic_bsz" if has_backward else f"{section}.{prefix}_use_dynamic_bsz"
-    tokens, ulysses = f"{section}.{prefix}_max_token_len_per_gpu", f"{trainer}.ulysses_sequence_parallel_size"
-    return PassKeys(tuple(native), per_gpu, total, dynamic, tokens, ulysses, section=trainer, has_backward=has_backward)
-
-
 _SPLITS = {
     "veomni": ("ulysses_parallel_size",),
     "torchtitan": ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"),
@@ -77,10 +67,44 @@ _SPLITS = {
 of a pass."""
 
 
-_POLICY = _pass_keys(["actor.budget"], ACTOR, ACTOR, "ppo", has_backward=True)
-_POLICY_LOG_PROBS = _pass_keys(["actor.inference_budget"], ROLLOUT, ACTOR, "log_prob")
-_REFERENCE = _pass_keys(["reference.inference_budget"], REF, REF, "log_prob")
-_CRITIC = _pass_keys(["critic.budget", "critic.inference_budget"], "critic", "critic", "ppo", has_backward=True)
+_POLICY = PassKeys(
+    native=("actor.budget",),
+    per_gpu="actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+    total="actor_rollout_ref.actor.ppo_micro_batch_size",
+    dynamic="actor_rollout_ref.actor.use_dynamic_bsz",
+    tokens="actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+    ulysses="actor_rollout_ref.actor.ulysses_sequence_parallel_size",
+    section=ACTOR,
+    has_backward=True,
+)
+_POLICY_LOG_PROBS = PassKeys(
+    native=("actor.inference_budget",),
+    per_gpu="actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
+    total="actor_rollout_ref.rollout.log_prob_micro_batch_size",
+    dynamic="actor_rollout_ref.rollout.log_prob_use_dynamic_bsz",
+    tokens="actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu",
+    ulysses="actor_rollout_ref.actor.ulysses_sequence_parallel_size",
+    section=ACTOR,
+)
+_REFERENCE = PassKeys(
+    native=("reference.inference_budget",),
+    per_gpu="actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
+    total="actor_rollout_ref.ref.log_prob_micro_batch_size",
+    dynamic="actor_rollout_ref.ref.log_prob_use_dynamic_bsz",
+    tokens="actor_rollout_ref.ref.log_prob_max_token_len_per_gpu",
+    ulysses="actor_rollout_ref.ref.ulysses_sequence_parallel_size",
+    section=REF,
+)
+_CRITIC = PassKeys(
+    native=("critic.budget", "critic.inference_budget"),
+    per_gpu="critic.ppo_micro_batch_size_per_gpu",
+    total="critic.ppo_micro_batch_size",
+    dynamic="critic.use_dynamic_bsz",
+    tokens="critic.ppo_max_token_len_per_gpu",
+    ulysses="critic.ulysses_sequence_parallel_size",
+    section="critic",
+    has_backward=True,
+)
 
 
 def _critic_pass(values: ForeignValues) -> PassKeys:
