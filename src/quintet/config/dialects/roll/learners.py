@@ -189,8 +189,8 @@ def _batches_from_native(foreign: ForeignBuilder) -> None:
         raise ConfigError(message, key="training.mini_batches")
     local = sequences // ranks
     micro_batch = max(size for size in divisors(local) if size <= (run.actor.budget.sequences or 1))
-    foreign.set(f"actor_train.{MICRO_BATCH}", micro_batch)
-    foreign.set(f"actor_train.{ACCUMULATION}", local // micro_batch)
+    foreign.set("actor_train.training_args.per_device_train_batch_size", micro_batch)
+    foreign.set("actor_train.training_args.gradient_accumulation_steps", local // micro_batch)
     for phase, budget in (("train", run.actor.budget), ("infer", run.actor.inference_budget)):
         if budget.tokens is not None:
             foreign.set(f"actor_train.use_dynamic_batching_in_{phase}", True)

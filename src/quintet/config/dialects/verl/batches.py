@@ -195,14 +195,14 @@ def _model_size(values: ForeignValues, keys: PassKeys) -> int:
     """Return the number of GPUs that share one sequence, or one copy of the weights under Megatron and TorchTitan."""
     if engine_keys := _engine_keys(values, keys):
         return math.prod(int(values[key] or 1) for key in engine_keys)
-    if values[f"{ACTOR}.strategy"] != "megatron":
+    if values["actor_rollout_ref.actor.strategy"] != "megatron":
         return int(values[keys.ulysses])
     return math.prod(int(values[_megatron_key(keys, size)] or 1) for size in ("tensor", "pipeline", "context"))
 
 
 def _engine_keys(values: ForeignValues, keys: PassKeys) -> tuple[str, ...]:
     """Return the keys by which VeOmni or TorchTitan splits a learner; none under other engines."""
-    engine = values[f"{ACTOR}.strategy"]
+    engine = values["actor_rollout_ref.actor.strategy"]
     return tuple(f"{keys.section}.{engine}.{name}" for name in _SPLITS.get(engine, ()))
 
 
@@ -265,7 +265,11 @@ def _mini_batch_problems(
 def _split_problems(values: ForeignValues, step: StepSize) -> Iterator[ConfigProblem]:
     """Yield a problem if the GPUs cannot share the sequences evenly, or one sequence, or one model."""
     gpus, source = num_gpus(values), values.describe(*GPUS)
-    engine = (f"{ROLLOUT}.tensor_model_parallel_size",) if values[f"{ROLLOUT}.name"] != "hf" else ()
+    engine = (
+        ("actor_rollout_ref.rollout.tensor_model_parallel_size",)
+        if values["actor_rollout_ref.rollout.name"] != "hf"
+        else ()
+    )
     separate = filter(values.is_set, (_REFERENCE.ulysses, "critic.ulysses_sequence_parallel_size"))
     for key in _engine_keys(values, _POLICY) or (_POLICY.ulysses, *separate):
         yield from values.divisor_problems(key, gpus, f"GPU{'s' if gpus > 1 else ''}, from {source}")
