@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from quintet.config.native.advantages import ADVANTAGES
+from quintet.config.native.env_section import ENVS
+from quintet.config.native.losses import LOSSES
+from quintet.data.tasks.task import TASKS
+from quintet.envs.simulators.registry import SIMULATORS
 from quintet.errors import ConfigError, nearest
 from quintet.registry import Registry, load_user_object, user_errors
+from quintet.rewards.verifiers.registry import VERIFIERS
+from quintet.rollout.engines.engine import ENGINES
+from quintet.runtime.learner_backends import LEARNER_BACKENDS
+from quintet.tools.registry import TOOLS
+from quintet.tools.users import USERS
+from quintet.tracking.logger import LOGGERS
+
+REGISTRIES: tuple[Registry[object], ...] = (
+    ADVANTAGES, ENGINES, ENVS, LEARNER_BACKENDS, LOGGERS, LOSSES, SIMULATORS, TASKS, TOOLS, USERS, VERIFIERS,
+)  # fmt: skip
+PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 
 
 def make() -> Registry[float]:
@@ -40,6 +58,16 @@ def test_a_missing_package_says_what_to_install() -> None:
     assert entry.missing() == ("no_such_package",)
     with pytest.raises(ConfigError, match=r"pip install 'einops<1,>=0.8' megatron-core==0.16.1"):
         entry.load()
+
+
+@pytest.mark.parametrize("registry", REGISTRIES, ids=lambda registry: registry.kind)
+def test_only_packages_that_may_be_missing_are_required(registry: Registry[object]) -> None:
+    """Others come with Quintet, and a package of an extra says which one installs it."""
+    dependencies = {re.split(r"[<>=!\[]", each)[0].replace("-", "_") for each in PYPROJECT["dependencies"]}
+    for entry in registry.in_order():
+        assert not dependencies.intersection(entry.requires), entry.name
+        assert entry.extra is None or entry.extra in PYPROJECT["optional-dependencies"], entry.name
+        assert entry.requires or (entry.extra, entry.how) == (None, None), entry.name
 
 
 def test_an_exception_of_user_code_names_its_line_without_a_traceback(tmp_path: Path) -> None:

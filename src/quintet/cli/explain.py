@@ -156,6 +156,7 @@ def _spec_object(entry: Entry) -> dict[str, Any]:
         "takes": spec.value_type.description,
         "default": spec.default,
         "native": list(spec.native),
+        "computed_by": spec.computed_by if spec.computed else None,
         "unit": spec.unit,
         "state": spec.state,
         "releases": load_releases(dialect).of(spec.key),
@@ -287,6 +288,8 @@ def _print_spec(dialect: str, reference: str, spec: KeySpec) -> None:
         print(f"  unit     {spec.unit}")
     if spec.native:
         print(f"  native   {', '.join(spec.native)}")
+    if spec.computed:
+        print(f"  computed by {spec.computed_by}")
     if spec.aliases:
         print(f"  aliases  {', '.join(spec.aliases)}")
     if releases := load_releases(dialect).of(spec.key):

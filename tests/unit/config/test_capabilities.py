@@ -11,7 +11,7 @@ import quintet
 from quintet.config.capabilities import Capability
 
 SOURCE = Path(quintet.__file__).parent
-PYTHON = "\n".join(path.read_text() for path in SOURCE.rglob("*.py"))
+PYTHON = "\n".join(path.read_text() for path in SOURCE.rglob("*.py") if path.name != "capabilities.py")
 KEY_FILES = "\n".join(path.read_text() for path in SOURCE.glob("config/dialects/*/keys/*.yaml"))
 
 

@@ -11,6 +11,7 @@ framework's code fixes to their values (`constants`):
       value: {type: bool, default: false}     # and the unit of numbers
       native: algorithm.kl.enabled            # the native keys that take the value as it is, by `native_values` at most
       computed: [...]                         # or the native keys that the converter computes from this and other keys
+      computed_by: batches.budgets_to_native  # the function, or table of rules, that computes them
       native_values: {mse: k2}                # differing native values, or the name of a mapping in `native_values`
       requires: {capability: loggers, noop: [0]}  # missing capability, and values that do not need it; or its name
       aliases: [...]                          # names in older and newer releases
@@ -31,6 +32,8 @@ from pydantic import BaseModel, ConfigDict, InstanceOf, model_validator
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.value_types import ValueType, parse_type
 from quintet.config.dotted import flatten
+
+_DIALECTS = "quintet.config.dialects"
 
 
 class KeySpec(BaseModel):
@@ -54,6 +57,8 @@ class KeySpec(BaseModel):
     """Native keys that it sets; a translation takes the value of the first."""
     computed: bool = False
     """Whether a converter computes the native values; otherwise all native keys take the value."""
+    computed_by: str | None = None
+    """Full name of the function, or table of rules, that computes the native values."""
     native_values: Mapping[Any, Any] = {}
     """Native values by foreign values, where they differ: `{-1: 0}`."""
     requires: Capability | None = None
@@ -91,7 +96,7 @@ class KeySpec(BaseModel):
 def load_keys(framework: str, name: str) -> tuple[KeySpec, ...]:
     """Return the keys of the file `FRAMEWORK/keys/NAME.yaml`."""
     document = _key_file(framework, name)
-    types = dict(getattr(import_module(f"quintet.config.dialects.{framework}.key_values"), "VALUE_TYPES", {}))
+    types = dict(getattr(import_module(f"{_DIALECTS}.{framework}.key_values"), "VALUE_TYPES", {}))
     for type_name, expression in document.get("types", {}).items():
         types[type_name] = parse_type(expression, types)
     for section, condition in document.get("only_if", {}).items():
@@ -99,7 +104,16 @@ def load_keys(framework: str, name: str) -> tuple[KeySpec, ...]:
             if key.startswith(f"{section}."):
                 entry.setdefault("only_if", condition)
     tables = document.get("native_values", {})
+    for entry in document["keys"].values():
+        if "computed_by" in entry:
+            entry["computed_by"] = _full_name(framework, entry["computed_by"])
     return tuple(_key_spec(key, entry, types, tables) for key, entry in document["keys"].items())
+
+
+def _full_name(framework: str, name: str) -> str:
+    """Return the full name of a function: `batches.f` of the framework's dialect, `verl.batches.f` of verl's."""
+    has_framework = (files(_DIALECTS) / name.partition(".")[0] / "keys").is_dir()
+    return f"{_DIALECTS}.{name}" if has_framework else f"{_DIALECTS}.{framework}.{name}"
 
 
 @cache
@@ -110,7 +124,7 @@ def load_constants(framework: str, name: str) -> dict[str, Any]:
 
 def key_file_text(framework: str, name: str) -> str:
     """Return the text of the file `FRAMEWORK/keys/NAME.yaml`."""
-    return (files("quintet.config.dialects") / framework / "keys" / f"{name}.yaml").read_text(encoding="utf-8")
+    return (files(_DIALECTS) / framework / "keys" / f"{name}.yaml").read_text(encoding="utf-8")
 
 
 def _key_file(framework: str, name: str) -> dict[str, Any]:

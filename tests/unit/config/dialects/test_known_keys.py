@@ -9,6 +9,7 @@ from foreign import read_merged
 
 from quintet.config.dialects.composition.foreign_config import compose_config
 from quintet.config.dialects.conversion import ForeignValues
+from quintet.config.dialects.dialect import known_names
 from quintet.config.dialects.key_checks import UnknownReason, unknown_keys
 from quintet.config.dialects.registry import DIALECTS
 
@@ -48,6 +49,13 @@ def test_a_list_holds_the_frameworks_keys_and_none_that_is_documented_here(name:
     ours = {*rows, *(alias for row in rows.values() for alias in row.aliases)}
     assert listed & ours == set()
     assert [key for key in listed if any(row.startswith(f"{key}.") for row in rows)] == []
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_a_list_names_no_key_that_is_known_without_it(name: str) -> None:
+    dialect = DIALECTS[name]
+    elsewhere = dialect.specs().keys() | (dialect.base.known_keys() if dialect.base else set())
+    assert sorted(known_names(name) & elsewhere) == []
 
 
 def test_every_list_says_where_its_names_are_from() -> None:

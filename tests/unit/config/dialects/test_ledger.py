@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from importlib.resources import files
 from pathlib import Path
+from pkgutil import resolve_name
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import pytest
 import yaml
 from pydantic import ValidationError
 
+from quintet.cli import explain
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.dialect import Reference
-from quintet.config.dialects.ledger import KeySpec, is_effective, unmet_condition
+from quintet.config.dialects.ledger import KeySpec, is_effective, load_keys, unmet_condition
 from quintet.config.dialects.registry import DIALECTS
 from quintet.config.dialects.value_types import BOOLEAN, SECTION, ValueType, one_of, optional, parse_type
 from quintet.config.schema import keys
@@ -119,3 +125,59 @@ def test_a_type_that_does_not_exist_is_refused() -> None:
     assert parse_type("section") is SECTION
     with pytest.raises(ValueError, match="no type is called 'txet'"):
         parse_type("txet")
+
+
+def framework_keys(framework: str) -> list[KeySpec]:
+    names = (path.name for path in (files("quintet.config.dialects") / framework / "keys").iterdir())
+    return [spec for name in names for spec in load_keys(framework, name.removesuffix(".yaml"))]
+
+
+def texts(value: object) -> Iterator[str]:
+    """The texts in a function, with those of the constants that it names, or in a table of rules."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, FunctionType):
+        yield from code_texts(value.__code__, value.__globals__)
+        yield from texts((value.__defaults__, *(cell.cell_contents for cell in value.__closure__ or ())))
+    elif isinstance(value, Mapping):
+        yield from texts([*value.keys(), *value.values()])
+    elif isinstance(value, tuple | list | set | frozenset):
+        yield from (text for item in value for text in texts(item))
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from texts([getattr(value, field.name) for field in fields(value)])
+
+
+def code_texts(code: CodeType, constants: Mapping[str, Any]) -> Iterator[str]:
+    for item in code.co_consts:
+        yield from code_texts(item, constants) if isinstance(item, CodeType) else texts(item)
+    named = (constants.get(name) for name in code.co_names)
+    yield from texts([value for value in named if not isinstance(value, FunctionType | ModuleType | type)])
+
+
+def reads(spec: KeySpec, framework: str) -> bool:
+    """Whether the function of a key has the last part of its name whole, or its module has the name.
+
+    Otherwise the default of a key that it reads refers to this one.
+    """
+    assert spec.computed_by is not None
+    last = re.compile(rf"(?<!\w){re.escape(spec.key.rpartition('.')[2])}(?!\w)")
+    if any(map(last.search, texts(resolve_name(spec.computed_by)))):
+        return True
+    module = resolve_name(spec.computed_by.rpartition(".")[0])
+    constants = [value for value in vars(module).values() if not isinstance(value, FunctionType | ModuleType | type)]
+    if spec.key in texts([value for value in constants if not isinstance(value, dict)]):
+        return True
+    followers = (other for other in framework_keys(framework) if other.default == f"${{{spec.key}}}")
+    return any(other.direct or (other.computed and reads(other, framework)) for other in followers)
+
+
+@pytest.mark.parametrize("framework", DIALECTS)
+def test_a_computed_key_names_the_function_that_computes_it(framework: str) -> None:
+    specs = framework_keys(framework)
+    assert [spec.key for spec in specs if spec.computed != (spec.computed_by is not None)] == []
+    assert [(spec.key, spec.computed_by) for spec in specs if spec.computed and not reads(spec, framework)] == []
+
+
+def test_explain_prints_the_function_that_computes_a_key(capsys: pytest.CaptureFixture[str]) -> None:
+    explain.run(["actor_rollout_ref.actor.use_dynamic_bsz"], "verl", every=False, metrics=False, as_json=False)
+    assert "computed by quintet.config.dialects.verl.batches.budgets_to_native" in capsys.readouterr().out

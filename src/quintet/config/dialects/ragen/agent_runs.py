@@ -9,7 +9,6 @@ from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, Na
 from quintet.config.dialects.conversion_rules import Derived, MiniBatches, OptionalSection, Same, file_list
 from quintet.config.dialects.ragen.custom_envs import (
     TRAIN,
-    VALIDATION,
     env_problems,
     envs_from_native,
     envs_to_native,
@@ -26,7 +25,7 @@ from quintet.config.dialects.ragen.group_filter import (
     filter_to_native,
 )
 from quintet.config.dialects.ragen.key_values import TABLES, format_devices, parse_devices
-from quintet.config.dialects.verl.batches import ACTOR, MODEL, ROLLOUT, StepSize, batch_problems
+from quintet.config.dialects.verl.batches import StepSize, batch_problems
 from quintet.config.dialects.verl.critic import critic_defaults, critic_problems
 from quintet.config.dialects.verl.kl import KL_IN_LOSS, KL_IN_REWARD, kl_from_native, kl_to_native
 from quintet.config.dialects.verl.learners import learning_from_native, learning_to_native
@@ -34,8 +33,8 @@ from quintet.config.dialects.verl.objective import objective_problems
 from quintet.config.dialects.verl.run_settings import run_from_native, run_setting_problems, run_to_native
 from quintet.config.problems import ConfigProblem
 
-MODEL_TOKENS = f"{ROLLOUT}.max_model_len"
-PROMPT, RESPONSE = f"{ROLLOUT}.prompt_length", f"{ROLLOUT}.response_length"
+MODEL_TOKENS = "actor_rollout_ref.rollout.max_model_len"
+PROMPT, RESPONSE = "actor_rollout_ref.rollout.prompt_length", "actor_rollout_ref.rollout.response_length"
 SHARED_MINI_BATCH, CRITIC_MINI_BATCH = "ppo_mini_batch_size", "critic.ppo_mini_batch_size"
 CONTEXT, WINDOW, BY_DEVIATION = (
     "agent_proxy.context_window_mode",
@@ -47,16 +46,19 @@ NEWER = (STRATEGY, AMOUNT, CONTEXT, "algorithm.zero_task_advantage", SOFT_WEIGHT
 """Keys by which files of the releases since 2026 are recognised."""
 SHARED_MODEL, ADAPTERS = "model_path", "lora.enabled"
 ESTIMATOR, BI_LEVEL, LENGTH_WEIGHT = "algorithm.adv_estimator", "algorithm.bi_level_gae", "grpo_advantage_length_weight"
-GAMMA, TURN_GAMMA, LAMBDA = (f"algorithm.{key}" for key in ("gamma", "high_level_gamma", "lam"))
-GROUPING, METHOD = (f"agent_proxy.reward_normalization.{key}" for key in ("grouping", "method"))
+GAMMA = "algorithm.gamma"
+TURN_GAMMA = "algorithm.high_level_gamma"
+LAMBDA = "algorithm.lam"
+GROUPING = "agent_proxy.reward_normalization.grouping"
+METHOD = "agent_proxy.reward_normalization.method"
 TURN_SCORES = "agent_proxy.use_turn_scores"
-USE_REFERENCE = f"{ACTOR}.use_ref"
+USE_REFERENCE = "actor_rollout_ref.actor.use_ref"
 DEVICES, DEVICES_PER_NODE = "system.CUDA_VISIBLE_DEVICES", "trainer.n_gpus_per_node"
-BETAS = {"actor": f"{ACTOR}.optim.betas", "critic": "critic.optim.betas"}
+BETAS = {"actor": "actor_rollout_ref.actor.optim.betas", "critic": "critic.optim.betas"}
 LOWEST, HIGHEST = 1.0, 3.0
 """Bounds of `asym_clip`, the first one negative."""
 CENTER = {"state": "group", "batch": "batch", "inductive": "batch"}
-VALIDATION_SAMPLES = (f"{VALIDATION}.group_size", "trainer.validation_steps")
+VALIDATION_SAMPLES = ("es_manager.val.group_size", "trainer.validation_steps")
 RULES = (
     MiniBatches(MINI_BATCH, (GROUPS, SAMPLES), ("training.groups_per_step", "training.samples_per_group")),
     Same("seed", "seed.train", to_value=lambda seed: seed or 0),
@@ -77,11 +79,11 @@ RULES = (
     ),
     OptionalSection(
         "policy.lora",
-        f"{MODEL}.lora_rank",
+        "actor_rollout_ref.model.lora_rank",
         (
-            Same("policy.lora.rank", f"{MODEL}.lora_rank"),
-            Same("policy.lora.alpha", f"{MODEL}.lora_alpha", to_value=float),
-            file_list("policy.lora.target_modules", f"{MODEL}.target_modules"),
+            Same("policy.lora.rank", "actor_rollout_ref.model.lora_rank"),
+            Same("policy.lora.alpha", "actor_rollout_ref.model.lora_alpha", to_value=float),
+            file_list("policy.lora.target_modules", "actor_rollout_ref.model.target_modules"),
         ),
         off_value=0,
     ),

@@ -19,12 +19,16 @@ from quintet.config.problems import ConfigProblem
 
 DEFAULT_START_STATES = 10_000
 """Start states in RAGEN's training and validation files."""
-GROUPS, SAMPLES, BATCH = (f"training.{name}" for name in ("train_batch_size", "n_rollout", "ppo_batch_size"))
-STEPS, EPOCHS, START_STATES = (
-    f"training.{name}" for name in ("total_training_steps", "total_epochs", "train_data_num")
-)
+GROUPS = "training.train_batch_size"
+SAMPLES = "training.n_rollout"
+BATCH = "training.ppo_batch_size"
+STEPS = "training.total_training_steps"
+EPOCHS = "training.total_epochs"
+START_STATES = "training.train_data_num"
 VALIDATION_EPISODES, VALIDATION_BATCH = "training.val_data_num", "training.val_batch_size"
-START, RESPONSE, OBSERVATION = (f"training.max_{name}_length" for name in ("start", "response", "obs"))
+START = "training.max_start_length"
+RESPONSE = "training.max_response_length"
+OBSERVATION = "training.max_obs_length"
 TURNS, ESTIMATOR, PROJECT = "training.max_turns", "optimization.adv_estimator", "trainer.project_name"
 DEVICES, ENV = "system.cuda_visible_devices", "sft.env_type"
 ALONE, FIRST = "rl_or_sft", "training.use_sft"

@@ -125,17 +125,24 @@ def envs_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set the run's environment, or several with their shares of a step."""
     train, validation = (group_counts(values, side) for side in (TRAIN, VALIDATION))
     for env in custom_envs(values):
-        kind, origins = env["env_type"], (env.key("env_type"), f"{TRAIN}.{TAGS}")
+        kind, origins = env["env_type"], (env.key("env_type"), "es_manager.train.env_configs.tags")
         if kind in ENV_TYPES:
             native.set(env.native, {"name": ENV_TYPES[kind]}, *origins)
             _env_to_native(env, native)
         else:  # it waits
             native.set(env.native, {"name": "custom", "path": kind}, *origins)
         if env.is_mixed:
-            entry, groups = f"envs.{env.tag}", f"{VALIDATION}.{N_GROUPS}"
-            native.set(f"{entry}.share", float(train.get(env.tag, 0)), f"{TRAIN}.{N_GROUPS}", f"{TRAIN}.{TAGS}")
-            native.set(f"{entry}.validation_episodes", validation.get(env.tag, 0), groups, f"{VALIDATION}.{TAGS}")
-    native.set("validation.episodes", values[f"{VALIDATION}.{GROUPS}"], f"{VALIDATION}.{GROUPS}")
+            entry, groups = f"envs.{env.tag}", "es_manager.val.env_configs.n_groups"
+            native.set(
+                f"{entry}.share",
+                float(train.get(env.tag, 0)),
+                "es_manager.train.env_configs.n_groups",
+                "es_manager.train.env_configs.tags",
+            )
+            native.set(
+                f"{entry}.validation_episodes", validation.get(env.tag, 0), groups, "es_manager.val.env_configs.tags"
+            )
+    native.set("validation.episodes", values["es_manager.val.env_groups"], "es_manager.val.env_groups")
 
 
 def _env_to_native(env: CustomEnv, native: NativeBuilder) -> None:
@@ -297,10 +304,10 @@ def _tags_from_native(foreign: ForeignBuilder) -> None:
         (tag, round(total * env.share / shares)) for tag, env in zip(tags, run.run_envs, strict=True) if env.share
     ]
     if trained:
-        foreign.set(f"{TRAIN}.{TAGS}", [tag for tag, _ in trained])
-        foreign.set(f"{TRAIN}.{N_GROUPS}", [count for _, count in trained])
+        foreign.set("es_manager.train.env_configs.tags", [tag for tag, _ in trained])
+        foreign.set("es_manager.train.env_configs.n_groups", [count for _, count in trained])
     validated = [(tag, env.validation_episodes) for tag, env in zip(tags, run.run_envs, strict=True)]
     validated = [(tag, count) for tag, count in validated if count]
-    foreign.set(f"{VALIDATION}.{TAGS}", [tag for tag, _ in validated])
-    foreign.set(f"{VALIDATION}.{N_GROUPS}", [count for _, count in validated])
-    foreign.set(f"{VALIDATION}.{GROUPS}", sum(count for _, count in validated))
+    foreign.set("es_manager.val.env_configs.tags", [tag for tag, _ in validated])
+    foreign.set("es_manager.val.env_configs.n_groups", [count for _, count in validated])
+    foreign.set("es_manager.val.env_groups", sum(count for _, count in validated))

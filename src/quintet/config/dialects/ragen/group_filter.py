@@ -3,19 +3,22 @@
 from collections.abc import Iterator, Mapping
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
-from quintet.config.dialects.ragen.custom_envs import TRAIN
 from quintet.config.dialects.ragen.key_values import TABLES
-from quintet.config.dialects.verl.batches import ACTOR, ROLLOUT
+from quintet.config.dialects.verl.batches import ROLLOUT
 from quintet.config.problems import ConfigProblem
 
-GROUPS, SAMPLES = f"{TRAIN}.env_groups", f"{TRAIN}.group_size"
-MINI_BATCH = f"{ACTOR}.ppo_mini_batch_size"
+GROUPS, SAMPLES = "es_manager.train.env_groups", "es_manager.train.group_size"
+MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
 _FILTER, _NATIVE = f"{ROLLOUT}.rollout_filter", "algorithm.filter"
-RATIO, ORDER = f"{_FILTER}_ratio", f"{_FILTER}_type"
-STRATEGY, AMOUNT, METRIC = f"{_FILTER}_strategy", f"{_FILTER}_value", f"{_FILTER}_metric"
-TOLERANCE, WEIGHTS, EMPTY_STEPS = (
-    f"{_FILTER}_{name}" for name in ("selection_eps", "top_p_prob_mode", "empty_stop_steps")
+RATIO, ORDER = "actor_rollout_ref.rollout.rollout_filter_ratio", "actor_rollout_ref.rollout.rollout_filter_type"
+STRATEGY, AMOUNT, METRIC = (
+    "actor_rollout_ref.rollout.rollout_filter_strategy",
+    "actor_rollout_ref.rollout.rollout_filter_value",
+    "actor_rollout_ref.rollout.rollout_filter_metric",
 )
+TOLERANCE = "actor_rollout_ref.rollout.rollout_filter_selection_eps"
+WEIGHTS = "actor_rollout_ref.rollout.rollout_filter_top_p_prob_mode"
+EMPTY_STEPS = "actor_rollout_ref.rollout.rollout_filter_empty_stop_steps"
 SCORES: Mapping[str, str] = TABLES["filter_scores"]
 """Native score by metric; what RAGEN calls a variance is a standard deviation."""
 ORDERS = {"std": "deviation", "std_rev": "least_deviation", "max_mean": "lead"}

@@ -6,15 +6,20 @@ from quintet.config.dialects.rlinf.component_placement import PIPELINE, TENSOR
 
 BACKEND, STRATEGY, PRECISION = "actor.training_backend", "actor.fsdp_config.strategy", "actor.model.precision"
 MIXED_PRECISION, AUTOCAST = "actor.fsdp_config.mixed_precision", "actor.fsdp_config.amp_autocast"
-PARAMETER_DTYPE, BUFFER_DTYPE = f"{MIXED_PRECISION}.param_dtype", f"{MIXED_PRECISION}.buffer_dtype"
-_AUTOCAST = switched("actor.sharding.autocast", f"{AUTOCAST}.enabled", f"{AUTOCAST}.precision")
+PARAMETER_DTYPE, BUFFER_DTYPE = (
+    "actor.fsdp_config.mixed_precision.param_dtype",
+    "actor.fsdp_config.mixed_precision.buffer_dtype",
+)
+_AUTOCAST = switched(
+    "actor.sharding.autocast", "actor.fsdp_config.amp_autocast.enabled", "actor.fsdp_config.amp_autocast.precision"
+)
 CONVERTER = "actor.megatron.ckpt"
 MEGATRON_DEFAULTS = {
     "seq_length": ("actor.model.seq_length", "runner.seq_length"),
     "encoder_seq_length": ("actor.model.encoder_seq_length", "runner.seq_length"),
-    "conversion.source": (f"{CONVERTER}.hf_model_path", "rollout.model.model_path"),
-    "conversion.tensor_parallel": (f"{CONVERTER}.tensor_model_parallel_size", TENSOR),
-    "conversion.pipeline_parallel": (f"{CONVERTER}.pipeline_model_parallel_size", PIPELINE),
+    "conversion.source": ("actor.megatron.ckpt.hf_model_path", "rollout.model.model_path"),
+    "conversion.tensor_parallel": ("actor.megatron.ckpt.tensor_model_parallel_size", TENSOR),
+    "conversion.pipeline_parallel": ("actor.megatron.ckpt.pipeline_model_parallel_size", PIPELINE),
 }
 """By native key of Megatron: its foreign key, and another one with the same value by default; the native default is
 null."""
@@ -22,7 +27,7 @@ FORMAT = "actor.megatron.ckpt_format"
 CHECKPOINT, FROM_HF = "actor.model.megatron_checkpoint", "actor.megatron.use_hf_ckpt"
 PROFILER, PROFILES = "actor.megatron.use_profiler", "actor.megatron.profiler"
 REPEAT, EXPORTS = (
-    f"{PROFILES}.schedule_repeat",
+    "actor.megatron.profiler.schedule_repeat",
     [f"{PROFILES}.export_{kind}" for kind in ("tensorboard", "chrome_trace")],
 )
 MIXED_PRECISION_FLAGS = {"bf16": "bfloat16", "fp16": "float16"}

@@ -16,7 +16,7 @@ from quintet.config.plan.placement import RESTARTABLE, format_ranges
 from quintet.config.problems import ConfigProblem
 
 SECTION, NUM_NODES, NODE_DEVICES = "cluster.component_placement", "cluster.num_nodes", "cluster.num_gpus_per_node"
-DOCUMENTED = f"{SECTION}.actor,inference,rollout"
+DOCUMENTED = "cluster.component_placement.actor,inference,rollout"
 TENSOR, PIPELINE = "actor.model.tensor_model_parallel_size", "actor.model.pipeline_model_parallel_size"
 ENGINE_TENSOR, ENGINE_PIPELINE = "rollout.tensor_parallel_size", "rollout.pipeline_parallel_size"
 SPLITS = ((TENSOR, PIPELINE), (ENGINE_TENSOR, ENGINE_PIPELINE))

@@ -15,11 +15,9 @@ from quintet.config.dialects.rlinf.algorithm import (
     only_evaluates,
 )
 from quintet.config.dialects.rlinf.backend import (
-    AUTOCAST,
     BACKEND,
     CHECKPOINT,
     FROM_HF,
-    MIXED_PRECISION,
     MIXED_PRECISION_FLAGS,
     PRECISION,
 )
@@ -60,8 +58,8 @@ def shared_problems(values: ForeignValues, placement: ComponentPlacement) -> Ite
         if values[HAS_CRITIC]:
             problem = f"{estimator} does not use a critic"
             yield values.problem(HAS_CRITIC, problem, f"set {HAS_CRITIC}=false, or {ESTIMATOR}=gae")
-    autocast, weights = f"{AUTOCAST}.precision", f"{MIXED_PRECISION}.param_dtype"
-    is_enabled = values[BACKEND] == "fsdp" and values[f"{AUTOCAST}.enabled"]
+    autocast, weights = "actor.fsdp_config.amp_autocast.precision", "actor.fsdp_config.mixed_precision.param_dtype"
+    is_enabled = values[BACKEND] == "fsdp" and values["actor.fsdp_config.amp_autocast.enabled"]
     if is_enabled and values.native(weights) not in ("float32", None, values.native(autocast)):
         problem = f"autocast needs weights in float32 or in its type: {values.describe(weights)}"
         yield values.problem(autocast, problem, f"set {weights}=fp32, or {autocast}={values[weights]}")

@@ -28,16 +28,23 @@ from quintet.config.dialects.rlinf.simulators import SIDES, episode_steps, simul
 from quintet.config.native.envs import SimulatorConfig
 from quintet.config.plan.robot_batches import robot_arithmetic
 
-LORA, LORA_RANK, LORA_PATH = (f"actor.model.{name}" for name in ("is_lora", "lora_rank", "lora_path"))
+LORA = "actor.model.is_lora"
+LORA_RANK = "actor.model.lora_rank"
+LORA_PATH = "actor.model.lora_path"
 ACTION_SIZE = "actor.model.action_dim"
 RESPONSE, PROMPT = "algorithm.length_params.max_new_token", "runner.max_prompt_length"
 SAMPLES, TEMPERATURE = "actor.model.do_sample", "algorithm.sampling_params.temperature"
-TRAIN_TEMPERATURE, EVAL_TEMPERATURE = f"{TEMPERATURE}_train", f"{TEMPERATURE}_eval"
-POLICY_PROMPT, HIDDEN_SIZE, STATE_HIDDEN_SIZE = (
-    f"actor.model.{name}" for name in ("max_prompt_length", "hidden_size", "hidden_dim")
+TRAIN_TEMPERATURE, EVAL_TEMPERATURE = (
+    "algorithm.sampling_params.temperature_train",
+    "algorithm.sampling_params.temperature_eval",
 )
+POLICY_PROMPT = "actor.model.max_prompt_length"
+HIDDEN_SIZE = "actor.model.hidden_size"
+STATE_HIDDEN_SIZE = "actor.model.hidden_dim"
 WARMUP, UPDATE_EPOCHS = "actor.optim.critic_warmup_steps", "algorithm.update_epoch"
-NORMALIZATION, IMAGE_SIZE, VOCABULARY = (f"actor.model.{name}" for name in ("unnorm_key", "image_size", "vocab_size"))
+NORMALIZATION = "actor.model.unnorm_key"
+IMAGE_SIZE = "actor.model.image_size"
+VOCABULARY = "actor.model.vocab_size"
 SETUP_OPTION = "options.policy_setup"
 MIN_RATE, RATE = "actor.optim.min_lr", "actor.optim.lr"
 RULES = (

@@ -12,10 +12,14 @@ from quintet.config.divisors import divisors, nearest_divisor, nearest_multiple,
 from quintet.config.problems import ConfigProblem
 
 NUM_ENVS, MAX_STEPS = "env.train.total_num_envs", "env.train.max_episode_steps"
-EVAL_ENVS, EVAL_EPOCHS, EVAL_GROUP = (f"env.eval.{name}" for name in ("total_num_envs", "rollout_epoch", "group_size"))
+EVAL_ENVS = "env.eval.total_num_envs"
+EVAL_EPOCHS = "env.eval.rollout_epoch"
+EVAL_GROUP = "env.eval.group_size"
 EPOCHS, CHUNK, STAGES = "algorithm.rollout_epoch", "actor.model.num_action_chunks", "rollout.pipeline_stage_num"
 BATCH, MICRO_BATCH = "actor.global_batch_size", "actor.micro_batch_size"
-KIND, PATH, VALUE_HEAD = (f"actor.model.{name}" for name in ("model_type", "model_path", "add_value_head"))
+KIND = "actor.model.model_type"
+PATH = "actor.model.model_path"
+VALUE_HEAD = "actor.model.add_value_head"
 SETUP = "actor.model.policy_setup"
 
 

@@ -209,7 +209,7 @@ def _validation_groups_to_native(values: ForeignValues, train_tags: list[Tag], n
         return
     parts = apportion(starts, [tag.validation_groups for tag in train_tags])
     for tag, part in zip(train_tags, parts, strict=True):
-        native.set(f"envs.{tag.name}.share", float(tag.groups), f"{TRAINING}.num_groups_partition")
+        native.set(f"envs.{tag.name}.share", float(tag.groups), "train_env_manager.num_groups_partition")
         native.set(f"envs.{tag.name}.validation_episodes", part, f"{VALIDATION}.num_groups_partition", *origins)
 
 

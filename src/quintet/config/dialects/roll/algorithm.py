@@ -20,22 +20,22 @@ from quintet.config.dialects.algorithm_choice import (
 )
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import Same, inverted
-from quintet.config.dialects.roll.key_values import LEVELS, POLICY, SEGMENT
+from quintet.config.dialects.roll.key_values import LEVELS, SEGMENT
 from quintet.config.dialects.value_types import is_function_address
 from quintet.config.problems import ConfigProblem
 
 ESTIMATOR, RATIOS = "adv_estimator", "importance_sampling"
-VARIANT, WORKER_CLASS = f"{POLICY}pg_variant", f"{POLICY}worker_cls"
+VARIANT, WORKER_CLASS = "actor_train.pg_variant", "actor_train.worker_cls"
 CLIP, DUAL_CLIP, LOW_AND_HIGH = "pg_clip", "dual_clip_loss", "use_pg_clip_range"
 KL_IN_LOSS, KL_IN_REWARD, KL_COEFFICIENT = "use_kl_loss", "add_token_level_kl", "init_kl_coef"
 KL_LOSS_COEFFICIENT = "kl_loss_coef"
 PENALTY_KEYS = {"estimator": "kl_penalty", "target": "target_kl", "horizon": "kl_horizon"}
-WEIGHTS, WEIGHT_LEVEL, DETACH, FILTERS = (
-    f"train_infer_correction.{name}"
-    for name in ("is_weight.enabled", "is_weight.weight_type", "is_weight.detach", "filters")
-)
+WEIGHTS = "train_infer_correction.is_weight.enabled"
+WEIGHT_LEVEL = "train_infer_correction.is_weight.weight_type"
+DETACH = "train_infer_correction.is_weight.detach"
+FILTERS = "train_infer_correction.filters"
 NORMALIZATION = "reward_normalization"
-GROUPING, METHOD = f"{NORMALIZATION}.grouping", f"{NORMALIZATION}.method"
+GROUPING, METHOD = "reward_normalization.grouping", "reward_normalization.method"
 TINY = 1e-12
 """Replaces 0, as the native `cispo` needs bounds above and below 1. No weight in float32 differs by it."""
 OPTIONS = AlgorithmOptions(
@@ -153,8 +153,8 @@ def _normalization(values: ForeignValues, native: NativeBuilder) -> tuple[str, s
     """Return the episodes whose mean is subtracted, and by whose deviation rewards are divided."""
     scope = "batch" if values[GROUPING] in ("batch", "global") else "group"
     method = values[METHOD]
-    mean = values[f"{NORMALIZATION}.norm_mean_type"] or (None if method == "identity" else scope)
-    deviation = values[f"{NORMALIZATION}.norm_std_type"] or (scope if method in ("mean_std", "asym_clip") else None)
+    mean = values["reward_normalization.norm_mean_type"] or (None if method == "identity" else scope)
+    deviation = values["reward_normalization.norm_std_type"] or (scope if method in ("mean_std", "asym_clip") else None)
     if values[GROUPING] == "tags" and "group" in (mean, deviation):
         # the episodes of the only tag are those of the step
         if len(values["train_env_manager.tags"]) > 1:
@@ -185,7 +185,7 @@ def _loss_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     if loss == "ppo":
         native.set(f"{LOSS}.clip_dual", 1.0 + 2.0 * values[CLIP] if values[DUAL_CLIP] else None, DUAL_CLIP, CLIP)
     if values[VARIANT] == "tis":
-        low, high = f"{POLICY}tis_lower_bound", f"{POLICY}tis_upper_bound"
+        low, high = "actor_train.tis_lower_bound", "actor_train.tis_upper_bound"
         native.set(f"{LOSS}.clip_low", min(1.0 - values[low], 1.0 - TINY), low)
         native.set(f"{LOSS}.clip_high", max(values[high] - 1.0, TINY), high)
 

@@ -8,7 +8,6 @@ from quintet.config.dialects.roll.agentic import env_problems
 from quintet.config.dialects.roll.algorithm import algorithm_problems
 from quintet.config.dialects.roll.deepspeed import deepspeed_problems
 from quintet.config.dialects.roll.judge import is_judge, judge_problems
-from quintet.config.dialects.roll.key_values import VALIDATION
 from quintet.config.dialects.roll.rewards import SHARES, domain_names
 from quintet.config.dialects.roll.workers import (
     ACCUMULATION,
@@ -104,7 +103,7 @@ def _length_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
         return
     lengths = (values[total], values[response]) if sequence is None else (sequence - values[prompt],)
     max_response = min(length for length in lengths if length is not None)
-    validation = f"{VALIDATION}max_new_tokens"
+    validation = "validation.generating_args.max_new_tokens"
     if values.is_set(validation) and values[validation] != max_response and sequence is None:
         problem = f"must be the maximum response length of training, {max_response} tokens"
         yield values.problem(validation, problem, f"leave it out, or {validation}={max_response}")

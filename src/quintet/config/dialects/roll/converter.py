@@ -28,7 +28,6 @@ from quintet.config.dialects.roll.algorithm import algorithm_from_native, algori
 from quintet.config.dialects.roll.constraints import conflicts as run_conflicts
 from quintet.config.dialects.roll.deepspeed import deepspeed_problems
 from quintet.config.dialects.roll.judge import served_devices
-from quintet.config.dialects.roll.key_values import VALIDATION
 from quintet.config.dialects.roll.kinds import Kind, kind_of
 from quintet.config.dialects.roll.learners import WeightDtype, learners_from_native, learners_to_native, strategy_name
 from quintet.config.dialects.roll.rewards import domain_names, filters_from_native, rewards_to_native
@@ -59,12 +58,13 @@ from quintet.config.dotted import unflatten
 from quintet.config.native.experiment import Experiment
 from quintet.config.problems import ConfigProblem
 
-FILE, TEMPLATE, PROMPT, MESSAGES = (
-    f"actor_train.data_args.{name}" for name in ("file_name", "template", "prompt", "messages")
-)
+FILE = "actor_train.data_args.file_name"
+TEMPLATE = "actor_train.data_args.template"
+PROMPT = "actor_train.data_args.prompt"
+MESSAGES = "actor_train.data_args.messages"
 GLOBAL_TEMPLATE, WORKERS = "global_template", "actor_train.data_args.preprocessing_num_workers"
 ASYNC_RATIO, WORKER_GPUS = "async_generation_ratio", "actor_infer.num_gpus_per_worker"
-SAMPLES, TEMPERATURE = f"{VALIDATION}do_sample", f"{VALIDATION}temperature"
+SAMPLES, TEMPERATURE = "validation.generating_args.do_sample", "validation.generating_args.temperature"
 TRAIN_FILES = file_list("data.train_files", FILE, empty="xxx/train.json")
 VALIDATION_FILES = file_list("data.validation_files", "validation.data_args.file_name")
 GENERATION_RULES = (
@@ -73,12 +73,12 @@ GENERATION_RULES = (
     Same("rollout.async_ratio", ASYNC_RATIO, to_value=float),
 )
 LOAD_FORMAT = Same(
-    "rollout.engine_options.load_format", f"actor_infer.{STRATEGY_OPTIONS}.load_format", export_none=False
+    "rollout.engine_options.load_format", "actor_infer.strategy_args.strategy_config.load_format", export_none=False
 )
 VALIDATION_SAMPLING = (
     Same("validation.sampling.temperature", TEMPERATURE),
-    Same("validation.sampling.top_p", f"{VALIDATION}top_p"),
-    Same("validation.sampling.top_k", f"{VALIDATION}top_k", to_value=lambda top_k: max(0, top_k)),
+    Same("validation.sampling.top_p", "validation.generating_args.top_p"),
+    Same("validation.sampling.top_k", "validation.generating_args.top_k", to_value=lambda top_k: max(0, top_k)),
 )
 
 STAGES = {Kind.SFT: (WORKER,), Kind.DISTILLATION: (STUDENT, TEACHER)}
@@ -165,7 +165,7 @@ def _prompts_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 def _generation_to_native(engine: Worker, native: NativeBuilder) -> None:
     values = engine.values
     response, lengths = max_response(values)
-    native.set("rollout.max_response_tokens", response, *lengths, f"{VALIDATION}max_new_tokens")
+    native.set("rollout.max_response_tokens", response, *lengths, "validation.generating_args.max_new_tokens")
     _engine_to_native(engine, native)
 
 
@@ -184,7 +184,7 @@ def _engine_to_native(engine: Worker, native: NativeBuilder) -> None:
 def _parallel_to_native(engine: Worker, native: NativeBuilder) -> None:
     """Set the devices of an engine: ROLL takes vLLM's from its own options if these are set."""
     values = engine.values
-    tensor, pipeline = (engine.option(f"{name}_parallel_size") for name in ("tensor", "pipeline"))
+    tensor, pipeline = engine.option("tensor_parallel_size"), engine.option("pipeline_parallel_size")
     if engine.strategy == "vllm" and (values[tensor] or values[pipeline]):
         sizes = (values[tensor] or 1, values[pipeline] or 1)
         native.set("rollout.engine_options.tensor_parallel", sizes[0], tensor)
@@ -233,7 +233,7 @@ def base_tree(experiment: Experiment) -> dict[str, Any]:
         tree[RESUME] = False
     limit = experiment.rollout.engine_options.max_model_tokens
     if experiment.rollout.engine == "vllm" and limit is not None:
-        tree[f"actor_infer.{STRATEGY_OPTIONS}.max_model_len"] = limit
+        tree["actor_infer.strategy_args.strategy_config.max_model_len"] = limit
     return unflatten(tree)
 
 

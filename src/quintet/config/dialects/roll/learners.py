@@ -57,6 +57,11 @@ BETAS = Derived(
 )
 REFERENCE_DTYPE = WeightDtype("reference.dtype", "reference.model_args.dtype")
 CRITIC_DTYPE = WeightDtype("critic.dtype", "critic.model_args.dtype")
+DYNAMIC_BATCHES = {
+    "actor.budget": ("use_dynamic_batching_in_train", "max_tokens_per_microbatch_in_train"),
+    "actor.inference_budget": ("use_dynamic_batching_in_infer", "max_tokens_per_microbatch_in_infer"),
+}
+"""By native budget: keys of a worker that limit the tokens of a micro-batch, and by how many."""
 
 
 def learners_to_native(values: ForeignValues, native: NativeBuilder) -> None:
@@ -92,11 +97,8 @@ def _policy_to_native(policy: Worker, native: NativeBuilder) -> None:
 def _dynamic_batches_to_native(policy: Worker, native: NativeBuilder) -> None:
     """Set the tokens of a micro-batch, if the worker limits these."""
     values = policy.values
-    for phase, budget in (("train", "actor.budget"), ("infer", "actor.inference_budget")):
-        switch, tokens = (
-            policy.key(f"use_dynamic_batching_in_{phase}"),
-            policy.key(f"max_tokens_per_microbatch_in_{phase}"),
-        )
+    for budget, names in DYNAMIC_BATCHES.items():
+        switch, tokens = map(policy.key, names)
         if values[switch] and values[tokens]:
             native.set(f"{budget}.tokens", values[tokens], tokens, switch)
             native.set(f"{budget}.sequences", None, switch, tokens)
@@ -187,8 +189,8 @@ def _batches_from_native(foreign: ForeignBuilder) -> None:
         raise ConfigError(message, key="training.mini_batches")
     local = sequences // ranks
     micro_batch = max(size for size in divisors(local) if size <= (run.actor.budget.sequences or 1))
-    foreign.set(f"actor_train.{MICRO_BATCH}", micro_batch)
-    foreign.set(f"actor_train.{ACCUMULATION}", local // micro_batch)
+    foreign.set("actor_train.training_args.per_device_train_batch_size", micro_batch)
+    foreign.set("actor_train.training_args.gradient_accumulation_steps", local // micro_batch)
     for phase, budget in (("train", run.actor.budget), ("infer", run.actor.inference_budget)):
         if budget.tokens is not None:
             foreign.set(f"actor_train.use_dynamic_batching_in_{phase}", True)

@@ -13,10 +13,11 @@ TIMELINE, MEMORY, PROFILES = "profiler_timeline", "profiler_memory", "profiler_o
 LOGGERS = {"stdout": "console"}
 ALWAYS = ("console", "jsonl")
 _MODEL = "actor_train.model_args."
-RANK, ALPHA, TARGETS, ADAPTERS, FROZEN = (
-    f"{_MODEL}{name}"
-    for name in ("lora_rank", "lora_alpha", "lora_target", "adapter_name_or_path", "freeze_module_prefix")
-)
+RANK = "actor_train.model_args.lora_rank"
+ALPHA = "actor_train.model_args.lora_alpha"
+TARGETS = "actor_train.model_args.lora_target"
+ADAPTERS = "actor_train.model_args.adapter_name_or_path"
+FROZEN = "actor_train.model_args.freeze_module_prefix"
 PIXELS = {f"policy.vision.{bound}_pixels": f"actor_train.data_args.image_{bound}_pixels" for bound in ("min", "max")}
 VISION_ENCODERS = ("vision_model", "model.visual", "visual")
 ALL_LINEAR = ("all", "all-linear")

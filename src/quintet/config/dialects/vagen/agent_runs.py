@@ -11,7 +11,6 @@ from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.vagen.agent_dialect import AGENT_KEYS
 from quintet.config.dialects.vagen.agent_envs import TRAIN, entries, env_list_problems, envs_to_native
 from quintet.config.dialects.vagen.key_values import LISTS, TABLES
-from quintet.config.dialects.verl.batches import ROLLOUT
 from quintet.config.dialects.verl.constraints import ESTIMATOR, MINI_BATCH, PROMPTS, SAMPLES, shared_problems, step_size
 from quintet.config.dialects.verl.converter import estimator_to_native
 from quintet.config.dialects.verl.critic import critic_defaults
@@ -22,14 +21,16 @@ from quintet.config.problems import ConfigProblem
 from quintet.errors import ConfigError
 
 EPOCHS, SEED = "trainer.total_epochs", "data.seed"
-PROMPT, RESPONSE = f"{ROLLOUT}.prompt_length", f"{ROLLOUT}.response_length"
-CONCATENATES, LOOP = "trainer.concat_multi_turn", f"{ROLLOUT}.agent.agent_loop_config_path"
+PROMPT, RESPONSE = "actor_rollout_ref.rollout.prompt_length", "actor_rollout_ref.rollout.response_length"
+CONCATENATES, LOOP = "trainer.concat_multi_turn", "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 UNMASKED = "no_concat_gae"
 TURN_VALUES = {UNMASKED: "first", "no_concat_gae_first": "first", "no_concat_gae_last": "last"}
 """Token of a turn with its value, by estimator over turns."""
 CRITIC = "critic.enable"
 FILTER, FILTER_NAME = "filter.enable", "filter.name"
-TOP_P, TOP_K, DDOF = (f"filter.filter_kwargs.{name}" for name in ("top_p", "topk", "ddof"))
+TOP_P = "filter.filter_kwargs.top_p"
+TOP_K = "filter.filter_kwargs.topk"
+DDOF = "filter.filter_kwargs.ddof"
 RULES = (
     MiniBatches(MINI_BATCH, (PROMPTS,), ("training.groups_per_step",)),
     AlgorithmOptions(ADVANTAGE, {"gamma": "algorithm.gamma", "lam": "algorithm.lam"}, default=1.0),

@@ -21,7 +21,7 @@ from quintet.config.dialects.vagen.env_sections import (
 )
 from quintet.config.dialects.vagen.evaluation_file import is_evaluation_run
 from quintet.config.dialects.vagen.key_values import ENV
-from quintet.config.dialects.verl.batches import ACTOR, ROLLOUT, StepSize
+from quintet.config.dialects.verl.batches import StepSize
 from quintet.config.dialects.verl.constraints import REWARDS_OF_SINGLES, shared_problems
 from quintet.config.dialects.verl.critic import critic_defaults
 from quintet.config.dialects.verl.learners import learning_from_native, learning_to_native, policy_tree
@@ -37,21 +37,31 @@ from quintet.config.native.data import DataConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.problems import ConfigProblem
 
-GROUPS, SAMPLES, RESPONSES = "data.train_batch_size", "rollout_manager.n_trajectory", f"{ROLLOUT}.n"
-MINI_BATCH = f"{ACTOR}.ppo_mini_batch_size"
+GROUPS, SAMPLES, RESPONSES = "data.train_batch_size", "rollout_manager.n_trajectory", "actor_rollout_ref.rollout.n"
+MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
 STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
-TRAJECTORY, START, RESPONSE = (f"data.max_{name}_length" for name in ("trajectory", "prompt", "response"))
-ESTIMATOR, TURN_DISCOUNT, DISCOUNT, LAMBDA = (
-    f"algorithm.{key}" for key in ("adv_estimator", "high_level_gamma", "gamma", "lam")
-)
-GAE_MASK, WINDOW, TURN_UPDATE = (f"rollout_manager.{key}" for key in ("use_gae_mask", "window_size", "use_turn_update"))
+TRAJECTORY = "data.max_trajectory_length"
+START = "data.max_prompt_length"
+RESPONSE = "data.max_response_length"
+ESTIMATOR = "algorithm.adv_estimator"
+TURN_DISCOUNT = "algorithm.high_level_gamma"
+DISCOUNT = "algorithm.gamma"
+LAMBDA = "algorithm.lam"
+GAE_MASK = "rollout_manager.use_gae_mask"
+WINDOW = "rollout_manager.window_size"
+TURN_UPDATE = "rollout_manager.use_turn_update"
 REWARD_MASK, USE_REFERENCE = "critic.use_reward_mask", "actor_rollout_ref.ref.use_ref"
 CONCURRENT = "rollout_manager.mini_batch_size"
 TOKEN_REWARD, DEVICES = "algorithm.token_reward_type", "trainer.n_gpus_per_node"
-KL_IN_LOSS, KL_IN_REWARD, KL_PENALTY = f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward", "algorithm.kl_penalty"
-KL_REWARD_COEFFICIENT, KL_CONTROL, KL_TARGET, KL_HORIZON = (
-    f"algorithm.kl_ctrl.{key}" for key in ("kl_coef", "type", "target_kl", "horizon")
+KL_IN_LOSS, KL_IN_REWARD, KL_PENALTY = (
+    "actor_rollout_ref.actor.use_kl_loss",
+    "algorithm.use_kl_in_reward",
+    "algorithm.kl_penalty",
 )
+KL_REWARD_COEFFICIENT = "algorithm.kl_ctrl.kl_coef"
+KL_CONTROL = "algorithm.kl_ctrl.type"
+KL_TARGET = "algorithm.kl_ctrl.target_kl"
+KL_HORIZON = "algorithm.kl_ctrl.horizon"
 KL_IN_REWARD_RULES = (
     Same("algorithm.kl.estimator", KL_PENALTY, export_none=False),
     Same("algorithm.kl.horizon", KL_HORIZON),
@@ -149,7 +159,7 @@ def _length_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
 
 
 def _step_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
-    optimizer_steps = f"{ACTOR}.optim.total_training_steps"
+    optimizer_steps = "actor_rollout_ref.actor.optim.total_training_steps"
     if (values[optimizer_steps] or -1) > 0 and values[optimizer_steps] != values[STEPS]:
         problem = f"the trainer sets it to {values.describe(STEPS)}"
         yield values.problem(optimizer_steps, problem, f"leave it out: {STEPS} sets it")
@@ -214,7 +224,7 @@ def _batches_to_native(values: ForeignValues, native: NativeBuilder) -> None:
                 native.set(key, env["train_size"], size)
     if values[CONCURRENT] is not None:
         native.set("rollout.max_concurrent", values[CONCURRENT], CONCURRENT)
-    response = f"{ROLLOUT}.response_length"
+    response = "actor_rollout_ref.rollout.response_length"
     native.set("rollout.max_response_tokens", values[response], response, RESPONSE)
     longest = (TRAJECTORY, "rollout_manager.max_trajectory_length")
     native.set("rollout.max_prompt_tokens", values[TRAJECTORY] - values[response], *longest, response, RESPONSE)
@@ -258,7 +268,7 @@ def _discounts(estimator: str) -> AlgorithmOptions:
 def _kl_coefficient_key(values: ForeignValues) -> str | None:
     """Return the key of the KL coefficient in the loss or in the rewards, None if the divergence does not count."""
     if values[KL_IN_LOSS]:
-        return f"{ACTOR}.kl_loss_coef"
+        return "actor_rollout_ref.actor.kl_loss_coef"
     if not values[USE_REFERENCE]:
         return None
     in_reward = values[KL_IN_REWARD] if values.is_set(KL_IN_REWARD) else values[KL_REWARD_COEFFICIENT] > 0

@@ -1,7 +1,7 @@
 """verl's batch arithmetic: what one forward pass holds on one GPU, and which sizes must divide which."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -59,16 +59,6 @@ class StepSize:
     max_tokens_from: tuple[str, ...]
 
 
-def _pass_keys(
-    native: Sequence[str], section: str, trainer: str, prefix: str, *, has_backward: bool = False
-) -> PassKeys:
-    """Return the keys in `section` with that prefix; sequences are shared as in the section `trainer`."""
-    per_gpu, total = (f"{section}.{prefix}_{size}" for size in ("micro_batch_size_per_gpu", "micro_batch_size"))
-    dynamic = f"{section}.use_dynamic_bsz" if has_backward else f"{section}.{prefix}_use_dynamic_bsz"
-    tokens, ulysses = f"{section}.{prefix}_max_token_len_per_gpu", f"{trainer}.ulysses_sequence_parallel_size"
-    return PassKeys(tuple(native), per_gpu, total, dynamic, tokens, ulysses, section=trainer, has_backward=has_backward)
-
-
 _SPLITS = {
     "veomni": ("ulysses_parallel_size",),
     "torchtitan": ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"),
@@ -77,10 +67,44 @@ _SPLITS = {
 of a pass."""
 
 
-_POLICY = _pass_keys(["actor.budget"], ACTOR, ACTOR, "ppo", has_backward=True)
-_POLICY_LOG_PROBS = _pass_keys(["actor.inference_budget"], ROLLOUT, ACTOR, "log_prob")
-_REFERENCE = _pass_keys(["reference.inference_budget"], REF, REF, "log_prob")
-_CRITIC = _pass_keys(["critic.budget", "critic.inference_budget"], "critic", "critic", "ppo", has_backward=True)
+_POLICY = PassKeys(
+    native=("actor.budget",),
+    per_gpu="actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+    total="actor_rollout_ref.actor.ppo_micro_batch_size",
+    dynamic="actor_rollout_ref.actor.use_dynamic_bsz",
+    tokens="actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+    ulysses="actor_rollout_ref.actor.ulysses_sequence_parallel_size",
+    section=ACTOR,
+    has_backward=True,
+)
+_POLICY_LOG_PROBS = PassKeys(
+    native=("actor.inference_budget",),
+    per_gpu="actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
+    total="actor_rollout_ref.rollout.log_prob_micro_batch_size",
+    dynamic="actor_rollout_ref.rollout.log_prob_use_dynamic_bsz",
+    tokens="actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu",
+    ulysses="actor_rollout_ref.actor.ulysses_sequence_parallel_size",
+    section=ACTOR,
+)
+_REFERENCE = PassKeys(
+    native=("reference.inference_budget",),
+    per_gpu="actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
+    total="actor_rollout_ref.ref.log_prob_micro_batch_size",
+    dynamic="actor_rollout_ref.ref.log_prob_use_dynamic_bsz",
+    tokens="actor_rollout_ref.ref.log_prob_max_token_len_per_gpu",
+    ulysses="actor_rollout_ref.ref.ulysses_sequence_parallel_size",
+    section=REF,
+)
+_CRITIC = PassKeys(
+    native=("critic.budget", "critic.inference_budget"),
+    per_gpu="critic.ppo_micro_batch_size_per_gpu",
+    total="critic.ppo_micro_batch_size",
+    dynamic="critic.use_dynamic_bsz",
+    tokens="critic.ppo_max_token_len_per_gpu",
+    ulysses="critic.ulysses_sequence_parallel_size",
+    section="critic",
+    has_backward=True,
+)
 
 
 def _critic_pass(values: ForeignValues) -> PassKeys:
@@ -171,14 +195,14 @@ def _model_size(values: ForeignValues, keys: PassKeys) -> int:
     """Return the number of GPUs that share one sequence, or one copy of the weights under Megatron and TorchTitan."""
     if engine_keys := _engine_keys(values, keys):
         return math.prod(int(values[key] or 1) for key in engine_keys)
-    if values[f"{ACTOR}.strategy"] != "megatron":
+    if values["actor_rollout_ref.actor.strategy"] != "megatron":
         return int(values[keys.ulysses])
     return math.prod(int(values[_megatron_key(keys, size)] or 1) for size in ("tensor", "pipeline", "context"))
 
 
 def _engine_keys(values: ForeignValues, keys: PassKeys) -> tuple[str, ...]:
     """Return the keys by which VeOmni or TorchTitan splits a learner; none under other engines."""
-    engine = values[f"{ACTOR}.strategy"]
+    engine = values["actor_rollout_ref.actor.strategy"]
     return tuple(f"{keys.section}.{engine}.{name}" for name in _SPLITS.get(engine, ()))
 
 
@@ -241,7 +265,11 @@ def _mini_batch_problems(
 def _split_problems(values: ForeignValues, step: StepSize) -> Iterator[ConfigProblem]:
     """Yield a problem if the GPUs cannot share the sequences evenly, or one sequence, or one model."""
     gpus, source = num_gpus(values), values.describe(*GPUS)
-    engine = (f"{ROLLOUT}.tensor_model_parallel_size",) if values[f"{ROLLOUT}.name"] != "hf" else ()
+    engine = (
+        ("actor_rollout_ref.rollout.tensor_model_parallel_size",)
+        if values["actor_rollout_ref.rollout.name"] != "hf"
+        else ()
+    )
     separate = filter(values.is_set, (_REFERENCE.ulysses, "critic.ulysses_sequence_parallel_size"))
     for key in _engine_keys(values, _POLICY) or (_POLICY.ulysses, *separate):
         yield from values.divisor_problems(key, gpus, f"GPU{'s' if gpus > 1 else ''}, from {source}")

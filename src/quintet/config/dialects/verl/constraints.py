@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from quintet.config.dialects.algorithm_choice import ADVANTAGE, config_class
 from quintet.config.dialects.conversion import ForeignValues
-from quintet.config.dialects.verl.batches import ACTOR, MODEL, REF, ROLLOUT, StepSize, batch_problems
+from quintet.config.dialects.verl.batches import ACTOR, REF, StepSize, batch_problems
 from quintet.config.dialects.verl.critic import DEFAULT_LEARNING_RATE, critic_problems
 from quintet.config.dialects.verl.key_values import UNCLIPPED
 from quintet.config.dialects.verl.objective import objective_problems
@@ -28,7 +28,7 @@ def step_size(values: ForeignValues) -> StepSize:
     return StepSize(
         sequences=prompts_per_step(values) * samples,
         mini_batch=values[MINI_BATCH] * samples,
-        max_tokens=values[LENGTHS[0]] + max(values[LENGTHS[1]], values[f"{ROLLOUT}.response_length"]),
+        max_tokens=values[LENGTHS[0]] + max(values[LENGTHS[1]], values["actor_rollout_ref.rollout.response_length"]),
         sequences_from=(MINI_BATCH if is_fully_async(values) else PROMPTS, SAMPLES),
         mini_batch_from=MINI_BATCH,
         max_tokens_from=LENGTHS,
@@ -61,7 +61,7 @@ def shared_problems(
 
 
 def _missing_keys(values: ForeignValues) -> Iterator[ConfigProblem]:
-    padding = f"{MODEL}.use_remove_padding"
+    padding = "actor_rollout_ref.model.use_remove_padding"
     for section in (ACTOR, REF) if training_engine(values) is None else ():
         ulysses = f"{section}.ulysses_sequence_parallel_size"
         follows_actor = section == REF and not values.is_set(ulysses)
@@ -70,11 +70,14 @@ def _missing_keys(values: ForeignValues) -> Iterator[ConfigProblem]:
 
 
 def _sampling_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
-    samples = f"{ROLLOUT}.do_sample"
+    samples = "actor_rollout_ref.rollout.do_sample"
     if not values[samples] and values[SAMPLES] > 1:
         problem = f"all responses to a prompt would be the same, and {values.describe(SAMPLES)}"
         yield values.problem(samples, problem, f"set {samples}=true, or {SAMPLES}=1")
-    for engine, data in ((f"{ROLLOUT}.prompt_length", LENGTHS[0]), (f"{ROLLOUT}.response_length", LENGTHS[1])):
+    for engine, data in (
+        ("actor_rollout_ref.rollout.prompt_length", LENGTHS[0]),
+        ("actor_rollout_ref.rollout.response_length", LENGTHS[1]),
+    ):
         if values[engine] != values[data] and (values.is_set(data) or engine.endswith("prompt_length")):
             yield values.problem(engine, f"differs from {values.describe(data)}", f"leave it out: it follows {data}")
 

@@ -10,7 +10,7 @@ from quintet.config.dialects.conversion import (
     to_native_value,
 )
 from quintet.config.dialects.ledger import KeySpec, is_effective
-from quintet.config.dialects.verl.batches import ACTOR, MODEL
+from quintet.config.dialects.verl.batches import ACTOR
 from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS, TABLES
 from quintet.config.dotted import get_value, has_key
 from quintet.config.native.learners import CriticConfig
@@ -18,7 +18,7 @@ from quintet.config.problems import ConfigProblem
 from quintet.config.schema import format_value
 
 DEFAULT_LEARNING_RATE = 1e-5
-DEFAULTS = {f"{ACTOR}.optim.lr": DEFAULT_LEARNING_RATE}
+DEFAULTS = {"actor_rollout_ref.actor.optim.lr": DEFAULT_LEARNING_RATE}
 """The critic's defaults by the actor's key, where they differ from the actor's."""
 NATIVE_DEFAULTS = {"critic": CriticConfig().model_dump()}
 OPTIMIZER = "critic.optimizer."
@@ -64,15 +64,15 @@ def critic_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     for section, documented in reversed(CRITIC_SECTIONS.items()):
         native.set_overrides(specs, section, documented, ("actor", "critic"))
     for target, critic_key, shared_key in (
-        ("critic.parallel.ulysses", ULYSSES, f"{ACTOR}.ulysses_sequence_parallel_size"),
-        ("critic.backend", STRATEGY, f"{ACTOR}.strategy"),
+        ("critic.parallel.ulysses", ULYSSES, "actor_rollout_ref.actor.ulysses_sequence_parallel_size"),
+        ("critic.backend", STRATEGY, "actor_rollout_ref.actor.strategy"),
     ):
         key = critic_key if values[critic_key] else shared_key
         native.set(target, values.native(key), key)
     native.set("critic.memory.remove_padding", bool(values[PADDING]), PADDING)
-    if values.is_set(PATH) and values[PATH] != values[f"{MODEL}.path"]:
+    if values.is_set(PATH) and values[PATH] != values["actor_rollout_ref.model.path"]:
         native.set("critic.path", values[PATH], PATH)
-    policy_checkpointing = values[f"{MODEL}.enable_gradient_checkpointing"]
+    policy_checkpointing = values["actor_rollout_ref.model.enable_gradient_checkpointing"]
     differs = values.is_set(CHECKPOINTING) and values[CHECKPOINTING] != policy_checkpointing
     native.set("critic.gradient_checkpointing", values[CHECKPOINTING] if differs else None, CHECKPOINTING)
 
@@ -89,11 +89,14 @@ def critic_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
         if not key.removeprefix("critic.").startswith(INDEPENDENT_KEYS) and values[key] not in (None, values[shared]):
             problem = f"critic and policy share this setting, and {values.describe(shared)}"
             yield values.problem(key, problem, f"leave {key} out, or {shared}={format_value(values[key])}")
-    strategies = {values[STRATEGY] or values[f"{ACTOR}.strategy"], values[f"{ACTOR}.strategy"]}
+    strategies = {
+        values[STRATEGY] or values["actor_rollout_ref.actor.strategy"],
+        values["actor_rollout_ref.actor.strategy"],
+    }
     if "megatron" in strategies and len(strategies) > 1:
         problem = f"must be the policy's if one of them is megatron: {values.describe(f'{ACTOR}.strategy')}"
         yield values.problem(STRATEGY, problem, "leave it out")
-    if (values[STEPS] or -1) > 0 and values[STEPS] != values[f"{ACTOR}.optim.total_training_steps"]:
+    if (values[STEPS] or -1) > 0 and values[STEPS] != values["actor_rollout_ref.actor.optim.total_training_steps"]:
         yield values.problem(STEPS, "critic and policy take the same number of steps", f"leave {STEPS} out")
     if (values[ULYSSES] or 1) > 1 and not values[PADDING]:
         yield values.problem(ULYSSES, f"needs {PADDING}", f"set {PADDING}=true")

@@ -64,7 +64,7 @@ def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference
         data = tree.get("data")
         if isinstance(data, Mapping) and ("path" in data or "response_key" in data):
             return (dialect.reference("verl_evaluation"), *key_files("verl", ["verl_evaluation_newer"]))
-    engine = get_value(tree, "model_engine") or get_value(tree, f"{_ACTOR}.model_engine", "dp")
+    engine = get_value(tree, "model_engine") or get_value(tree, "actor_rollout_ref.actor.model_engine", "dp")
     strategy = ENGINES.get(str(engine), engine)
     newer = [_with_default(reference, strategy) for reference in (ppo, *key_files("verl", TABLES["release_files"]))]
     newer = [reference.mapped(partial(_with_replies, tree=tree)) for reference in newer]
@@ -79,7 +79,7 @@ def references_for(dialect: Dialect, tree: Mapping[str, Any]) -> tuple[Reference
     if get_value(tree, OUTPUT_PATH) is not None:
         newer = [reference.mapped(_of_generation) for reference in newer]
         newer += [key_files("verl", ["verl_generation"])[0].filtered(lambda spec: spec.key == OUTPUT_PATH)]
-    backend = "megatron" if engine == "mindspeed" else get_value(tree, f"{_ACTOR}.strategy", strategy)
+    backend = "megatron" if engine == "mindspeed" else get_value(tree, "actor_rollout_ref.actor.strategy", strategy)
     return _of_backend(dialect, newer, backend)
 
 
@@ -94,7 +94,7 @@ def _of_backend(dialect: Dialect, references: Sequence[Reference], backend: str)
 
 def _with_training_engine(references: Iterable[Reference], engine: str) -> tuple[Reference, ...]:
     """Return the references with the keys of VeOmni or TorchTitan in place of those of FSDP."""
-    condition = (f"{_ACTOR}.strategy", parse_type("one of fsdp | fsdp2"))
+    condition = ("actor_rollout_ref.actor.strategy", parse_type("one of fsdp | fsdp2"))
     unread = {"requires": None, "noop": (), "only_if": condition}
     dropped = {f"{section}.optim.{key}" for section in (_ACTOR, "critic") for key in _FSDP_OPTIMIZER}
     # TorchTitan has a key of its own for it
@@ -191,7 +191,7 @@ def _with_default(reference: Reference, strategy: str) -> Reference:
     """Return the reference with the training backend that `model_engine` makes the default."""
 
     def changed(spec: KeySpec) -> KeySpec:
-        return spec.model_copy(update={"default": strategy}) if spec.key == f"{_ACTOR}.strategy" else spec
+        return spec.model_copy(update={"default": strategy}) if spec.key == "actor_rollout_ref.actor.strategy" else spec
 
     return reference if strategy == "fsdp" or reference.name != "verl_ppo_trainer" else reference.mapped(changed)
 

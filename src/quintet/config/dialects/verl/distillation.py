@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.algorithm_choice import LOSS
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
-from quintet.config.dialects.verl.batches import ACTOR, ROLLOUT
 from quintet.config.dialects.verl.dialect import DEFAULT_TEACHER, DISTILLS, TEACHERS, teacher_names
 from quintet.config.dialects.verl.kl import KL_IN_LOSS, KL_IN_REWARD
 from quintet.config.dialects.verl.separate_engines import DEVICES_OF_A_NODE
@@ -14,19 +13,19 @@ from quintet.config.native.losses import DistillationLossConfig
 from quintet.config.problems import ConfigProblem
 
 SECTION = "distillation.distillation_loss"
-MODE, TASK_REWARDS, WEIGHT, BOUND, IS_POLICY_GRADIENT, LOW, HIGH = (
-    f"{SECTION}.{key}"
-    for key in (
-        *("loss_mode", "use_task_rewards", "distillation_loss_coef", "loss_max_clamp", "use_policy_gradient"),
-        *("clip_ratio_low", "clip_ratio_high"),
-    )
-)
+MODE = "distillation.distillation_loss.loss_mode"
+TASK_REWARDS = "distillation.distillation_loss.use_task_rewards"
+WEIGHT = "distillation.distillation_loss.distillation_loss_coef"
+BOUND = "distillation.distillation_loss.loss_max_clamp"
+IS_POLICY_GRADIENT = "distillation.distillation_loss.use_policy_gradient"
+LOW = "distillation.distillation_loss.clip_ratio_low"
+HIGH = "distillation.distillation_loss.clip_ratio_high"
 TOP_K = "forward_kl_topk"
-NODES, GPUS, HAS_POOL = (
-    f"distillation.{key}" for key in ("nnodes", "n_gpus_per_node", "teacher_model.enable_resource_pool")
-)
-LENGTHS = (f"{ROLLOUT}.prompt_length", f"{ROLLOUT}.response_length")
-ACTOR_LOSS, ENTROPY = f"{ACTOR}.policy_loss.loss_mode", f"{ACTOR}.entropy_coeff"
+NODES = "distillation.nnodes"
+GPUS = "distillation.n_gpus_per_node"
+HAS_POOL = "distillation.teacher_model.enable_resource_pool"
+LENGTHS = ("actor_rollout_ref.rollout.prompt_length", "actor_rollout_ref.rollout.response_length")
+ACTOR_LOSS, ENTROPY = "actor_rollout_ref.actor.policy_loss.loss_mode", "actor_rollout_ref.actor.entropy_coeff"
 
 
 def distills(values: ForeignValues) -> bool:
@@ -65,7 +64,7 @@ def distillation_to_native(values: ForeignValues, native: NativeBuilder) -> None
         return
     _loss_to_native(values, native)
     teacher = _teacher(values)
-    default = f"{TEACHERS}.{DEFAULT_TEACHER}.model_path"
+    default = "distillation.teacher_models.teacher_model.model_path"
     if teacher != f"{TEACHERS}.{DEFAULT_TEACHER}" and values.is_set(default) and values[default] is not None:
         native.remarks.append(f"{values.describe(default)} has no effect: verl drops {DEFAULT_TEACHER} beside others")
     if teacher is not None:

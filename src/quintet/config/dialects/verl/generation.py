@@ -7,7 +7,7 @@ from pathlib import PurePath
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import file_list
-from quintet.config.dialects.verl.batches import GPUS, MODEL, ROLLOUT, num_gpus
+from quintet.config.dialects.verl.batches import GPUS, ROLLOUT, num_gpus
 from quintet.config.dialects.verl.dialect import OUTPUT_PATH, TABLES
 from quintet.config.dialects.verl.learners import policy_to_native
 from quintet.config.dialects.verl.release import policy_release_to_native
@@ -19,7 +19,7 @@ from quintet.config.dialects.verl.run_settings import (
 from quintet.config.problems import ConfigProblem
 from quintet.errors import ConfigError
 
-SAMPLES, SERVER_SAMPLES = "data.n_samples", f"{ROLLOUT}.n"
+SAMPLES, SERVER_SAMPLES = "data.n_samples", "actor_rollout_ref.rollout.n"
 DIRECTORY_KEYS = ("trainer.experiment_name", "trainer.default_local_dir")
 READ = ("data.", "policy.", "rollout.", "placement.", "seed")
 """Native keys, or sections, that a run which only generates reads."""
@@ -30,7 +30,7 @@ FILES = file_list("data.train_files", "data.train_files")
 
 def is_server(values: ForeignValues) -> bool:
     """Return whether the run is one of `main_generation_server`."""
-    return f"{MODEL}.path" in values.dialect.specs()
+    return "actor_rollout_ref.model.path" in values.dialect.specs()
 
 
 def generation_problems(values: ForeignValues) -> Iterator[ConfigProblem]:

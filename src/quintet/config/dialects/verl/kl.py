@@ -1,10 +1,9 @@
 """KL divergences of verl's trees: in the rewards, in the loss, or both."""
 
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
-from quintet.config.dialects.verl.batches import ACTOR
 
-KL_IN_LOSS, KL_IN_REWARD = f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"
-LOSS_KEYS = {"coefficient": f"{ACTOR}.kl_loss_coef", "estimator": f"{ACTOR}.kl_loss_type"}
+KL_IN_LOSS, KL_IN_REWARD = "actor_rollout_ref.actor.use_kl_loss", "algorithm.use_kl_in_reward"
+LOSS_KEYS = {"coefficient": "actor_rollout_ref.actor.kl_loss_coef", "estimator": "actor_rollout_ref.actor.kl_loss_type"}
 REWARD_KEYS = {
     "coefficient": "algorithm.kl_ctrl.kl_coef",
     "estimator": "algorithm.kl_penalty",

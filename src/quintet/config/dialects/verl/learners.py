@@ -8,7 +8,7 @@ from quintet.config.dialects.algorithm_choice import ADVANTAGE, config_class
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import Same, file_list
 from quintet.config.dialects.engine_choice import arguments_from_native, arguments_to_native
-from quintet.config.dialects.verl.batches import ACTOR, MODEL, ROLLOUT, budgets_from_native, budgets_to_native, passes
+from quintet.config.dialects.verl.batches import ACTOR, ROLLOUT, budgets_from_native, budgets_to_native, passes
 from quintet.config.dialects.verl.critic import critic_from_native, critic_to_native
 from quintet.config.dialects.verl.key_values import UNCLIPPED
 from quintet.config.dialects.verl.objective import loss_to_native, objective_from_native, objective_to_native
@@ -16,15 +16,19 @@ from quintet.config.dialects.verl.release import release_from_native, release_to
 from quintet.config.dialects.verl.training_engines import training_engine, training_engines_to_native
 from quintet.config.native.experiment import Experiment
 
-STEPS = f"{ACTOR}.optim.total_training_steps"
-DTYPE, MODE = f"{ROLLOUT}.dtype", f"{ROLLOUT}.mode"
+STEPS = "actor_rollout_ref.actor.optim.total_training_steps"
+DTYPE, MODE = "actor_rollout_ref.rollout.dtype", "actor_rollout_ref.rollout.mode"
 DEFAULTS_FILE = re.compile(r"(^|/)trainer/config/rollout/rollout\.yaml:\d+$")
 """verl's file of all keys of the engine: its values are defaults, no wish of the user."""
 PARTIAL, STALENESS = "async_training.partial_rollout", "async_training.staleness_threshold"
 OPTIMIZERS = {"actor": f"{ACTOR}.optim", "critic": "critic.optim"}
 RULES = (
-    file_list("external_libs", f"{MODEL}.external_lib", scalar=False, empty=None),
-    Same("policy.overrides", f"{MODEL}.override_config.model_config", to_value=lambda overrides: overrides or {}),
+    file_list("external_libs", "actor_rollout_ref.model.external_lib", scalar=False, empty=None),
+    Same(
+        "policy.overrides",
+        "actor_rollout_ref.model.override_config.model_config",
+        to_value=lambda overrides: overrides or {},
+    ),
 )
 
 
@@ -46,7 +50,7 @@ def learning_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 
 def policy_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Set model and engine."""
-    native.set("policy.preset", None, f"{MODEL}.path")
+    native.set("policy.preset", None, "actor_rollout_ref.model.path")
     native.apply(RULES)
     _generation_to_native(values, native)
 
@@ -60,7 +64,7 @@ def _generation_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.set("rollout.engine_options.dtype", None if learnable else dtype, DTYPE)
     arguments_to_native(values, native)
     native.set("rollout.partial", values[PARTIAL] and values[STALENESS] > 0, PARTIAL, STALENESS)
-    frees = f"{ROLLOUT}.free_cache_engine"
+    frees = "actor_rollout_ref.rollout.free_cache_engine"
     if values[STALENESS] and (not values.is_set(frees) or DEFAULTS_FILE.search(values.source(frees))):
         native.set("rollout.engine_options.sleep_between_steps", False, STALENESS)
 
@@ -126,7 +130,7 @@ def learning_from_native(foreign: ForeignBuilder) -> None:
     foreign.set(DTYPE, rollout.engine_options.dtype or run.policy.dtype)
     arguments_from_native(foreign, {engine: f"{ROLLOUT}.engine_kwargs.{engine}" for engine in ("vllm", "sglang")})
     foreign.set(PARTIAL, rollout.partial or not rollout.async_ratio)
-    foreign.set(f"{ACTOR}.use_kl_loss", run.algorithm.kl_in_loss is not None)
+    foreign.set("actor_rollout_ref.actor.use_kl_loss", run.algorithm.kl_in_loss is not None)
     objective_from_native(foreign)
     for learner, section in OPTIMIZERS.items():
         optimizer = foreign.native_value(f"{learner}.optimizer")

@@ -7,31 +7,34 @@ from quintet.config.capabilities import Capability
 from quintet.config.dialects.algorithm_choice import ADVANTAGE, LOSS, choose, export_name, option_value, set_options
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder
 from quintet.config.dialects.conversion_rules import Derived, inverted
-from quintet.config.dialects.verl.batches import ACTOR, ROLLOUT
 from quintet.config.dialects.verl.key_values import REJECTION_LEVELS, parse_bounds
 from quintet.config.native.algorithm import CorrectionConfig, RejectionConfig
 from quintet.config.problems import ConfigProblem
 
 MAX_RATIO_LOSSES = ("dppo_tv", "dppo_kl")
 """Losses whose bound on the ratio is verl's dual clip."""
-MODE, CLIP, LOW, HIGH, DUAL = (
-    f"{ACTOR}.{key}"
-    for key in ("policy_loss.loss_mode", "clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c")
-)
-DRO_BETA = f"{ACTOR}.policy_loss.dro_beta"
-REWARD_PARTS, REWARD_WEIGHTS = (f"algorithm.gdpo_reward_{key}" for key in ("keys", "weights"))
-FILTER, METRIC, MAX_ROUNDS = (f"algorithm.filter_groups.{key}" for key in ("enable", "metric", "max_num_gen_batches"))
+MODE = "actor_rollout_ref.actor.policy_loss.loss_mode"
+CLIP = "actor_rollout_ref.actor.clip_ratio"
+LOW = "actor_rollout_ref.actor.clip_ratio_low"
+HIGH = "actor_rollout_ref.actor.clip_ratio_high"
+DUAL = "actor_rollout_ref.actor.clip_ratio_c"
+DRO_BETA = "actor_rollout_ref.actor.policy_loss.dro_beta"
+REWARD_PARTS = "algorithm.gdpo_reward_keys"
+REWARD_WEIGHTS = "algorithm.gdpo_reward_weights"
+FILTER = "algorithm.filter_groups.enable"
+METRIC = "algorithm.filter_groups.metric"
+MAX_ROUNDS = "algorithm.filter_groups.max_num_gen_batches"
 METRICS = (None, "reward", "score", "seq_reward", "seq_final_reward", "acc")
 """Metrics of groups by their rewards; a user's reward function may have others."""
 UNLIMITED_ROUNDS = 10**6
-BYPASS, BYPASS_LOSS, LEVEL, BOUND, NORMALIZE_WEIGHTS, REJECTIONS, REJECTION_BOUNDS = (
-    f"algorithm.rollout_correction.{key}"
-    for key in (
-        *("bypass_mode", "loss_type", "rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize"),
-        *("rollout_rs", "rollout_rs_threshold"),
-    )
-)
-OLDER_BOUND = f"{ACTOR}.tis_imp_ratio_cap"
+BYPASS = "algorithm.rollout_correction.bypass_mode"
+BYPASS_LOSS = "algorithm.rollout_correction.loss_type"
+LEVEL = "algorithm.rollout_correction.rollout_is"
+BOUND = "algorithm.rollout_correction.rollout_is_threshold"
+NORMALIZE_WEIGHTS = "algorithm.rollout_correction.rollout_is_batch_normalize"
+REJECTIONS = "algorithm.rollout_correction.rollout_rs"
+REJECTION_BOUNDS = "algorithm.rollout_correction.rollout_rs_threshold"
+OLDER_BOUND = "actor_rollout_ref.actor.tis_imp_ratio_cap"
 """Maximum weight of a token, in releases of 2025-08 to 2025-10."""
 AGGREGATIONS = {"token": "token", "seq_sum": "sequence_sum", "seq_mean": "sequence_mean", "seq_max": "sequence_max"}
 
@@ -228,4 +231,4 @@ def _bypass_from_native(foreign: ForeignBuilder) -> None:
         foreign.set(MODE, "vanilla")
         foreign.set(BYPASS_LOSS, "ppo_clip" if loss == "ppo" else "reinforce")
     if bypasses or correction:
-        foreign.set(f"{ROLLOUT}.calculate_log_probs", True)
+        foreign.set("actor_rollout_ref.rollout.calculate_log_probs", True)

@@ -14,7 +14,9 @@ from quintet.config.dialects.verl.dialect import TABLES
 from quintet.config.dotted import flatten, get_value
 from quintet.config.native.tracking import ProfileConfig, TorchProfilerConfig
 
-STEPS, TOOL, DIRECTORY = (f"global_profiler.{key}" for key in ("steps", "tool", "save_path"))
+STEPS = "global_profiler.steps"
+TOOL = "global_profiler.tool"
+DIRECTORY = "global_profiler.save_path"
 INTERVAL = "trainer.profile_interval"
 ROLES = (*(f"actor_rollout_ref.{role}.profiler" for role in ("actor", "ref", "rollout")), "profiler")
 """Sections of the roles, and that of fine-tuning."""

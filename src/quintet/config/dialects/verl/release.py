@@ -4,12 +4,20 @@ from typing import Any
 
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.conversion import ForeignBuilder, ForeignValues, NativeBuilder, as_list
-from quintet.config.dialects.verl.batches import ACTOR, MODEL, REF, ROLLOUT
+from quintet.config.dialects.verl.batches import ACTOR, MODEL, REF
 
-LORA_RANK, BRIDGE_RANK = f"{MODEL}.lora_rank", f"{MODEL}.lora.rank"
+LORA_RANK, BRIDGE_RANK = "actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora.rank"
 LORA_KEYS = {
-    LORA_RANK: (f"{MODEL}.lora_alpha", f"{MODEL}.target_modules", f"{MODEL}.lora_adapter_path"),
-    BRIDGE_RANK: (f"{MODEL}.lora.alpha", f"{MODEL}.lora.target_modules", f"{MODEL}.lora.adapter_path"),
+    LORA_RANK: (
+        "actor_rollout_ref.model.lora_alpha",
+        "actor_rollout_ref.model.target_modules",
+        "actor_rollout_ref.model.lora_adapter_path",
+    ),
+    BRIDGE_RANK: (
+        "actor_rollout_ref.model.lora.alpha",
+        "actor_rollout_ref.model.lora.target_modules",
+        "actor_rollout_ref.model.lora.adapter_path",
+    ),
 }
 """Alpha, modules and initial adapters by the key of the rank."""
 ALL_LAYERS = {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"}
@@ -20,7 +28,10 @@ DIRECT_OVERRIDES = tuple(
     f"{OVERRIDES}.{name}"
     for name in ("attn_implementation", "max_position_embeddings", "attention_dropout", "embd_pdrop", "resid_pdrop")
 )
-PREFIX_CACHING, GRAPH_SIZES = f"{ROLLOUT}.enable_prefix_caching", f"{ROLLOUT}.cudagraph_capture_sizes"
+PREFIX_CACHING, GRAPH_SIZES = (
+    "actor_rollout_ref.rollout.enable_prefix_caching",
+    "actor_rollout_ref.rollout.cudagraph_capture_sizes",
+)
 OPTIONS = "rollout.engine_options"
 TIMEOUT, WORKERS = "actor_rollout_ref.nccl_timeout", "data.dataloader_num_workers"
 MAX_CHECKPOINTS, ROLLOUTS = "trainer.max_actor_ckpt_to_keep", "trainer.rollout_data_dir"
@@ -69,13 +80,13 @@ def _lora_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 def _overrides_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Add the overrides of a model's configuration that newer releases write without `model_config`."""
     named = {key.rpartition(".")[2]: values[key] for key in DIRECT_OVERRIDES if values[key] is not None}
-    section = f"{OVERRIDES}.model_config"
+    section = "actor_rollout_ref.model.override_config.model_config"
     native.set("policy.overrides", (values[section] or {}) | named, section, *DIRECT_OVERRIDES)
 
 
 def _megatron_to_native(values: ForeignValues, native: NativeBuilder, learner: str, section: str) -> None:
     """Set what depends on two keys: sequence parallelism needs tensor parallelism, and a path its switch."""
-    if values[f"{ACTOR}.strategy"] != "megatron":
+    if values["actor_rollout_ref.actor.strategy"] != "megatron":
         return
     sequence, size = f"{section}.sequence_parallel", f"{section}.tensor_model_parallel_size"
     is_split = values[sequence] is not False and (values[size] or 1) > 1
@@ -89,14 +100,21 @@ def _megatron_to_native(values: ForeignValues, native: NativeBuilder, learner: s
 
 def _groups_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     """Note sharding groups that a sequence is shared beyond: verl's groups for both are independent."""
-    size, ulysses = f"{ACTOR}.fsdp_config.fsdp_size", f"{ACTOR}.ulysses_sequence_parallel_size"
-    if values[f"{ACTOR}.strategy"] in ("fsdp", "fsdp2") and values[size] > 0 and values[size] % values[ulysses]:
+    size, ulysses = (
+        "actor_rollout_ref.actor.fsdp_config.fsdp_size",
+        "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
+    )
+    if (
+        values["actor_rollout_ref.actor.strategy"] in ("fsdp", "fsdp2")
+        and values[size] > 0
+        and values[size] % values[ulysses]
+    ):
         native.require(size, Capability.SHARDING_GROUPS)
         native.set("actor.sharding.group_size", None, size)
 
 
 def _engine_to_native(values: ForeignValues, native: NativeBuilder) -> None:
-    engine = values.native(f"{ROLLOUT}.name")
+    engine = values.native("actor_rollout_ref.rollout.name")
     if values.is_set(PREFIX_CACHING) and engine in ("vllm", "sglang"):
         enabled = values[PREFIX_CACHING]
         name, value = ("enable_prefix_caching", enabled) if engine == "vllm" else ("disable_radix_cache", not enabled)

@@ -12,7 +12,6 @@ from quintet.config.dialects.conversion_rules import (
     inverted,
     loggers,
 )
-from quintet.config.dialects.verl.batches import ROLLOUT
 from quintet.config.dialects.verl.key_values import parse_names
 from quintet.config.dialects.verl.profiles import profiles_from_native, profiles_to_native
 from quintet.config.problems import ConfigProblem
@@ -22,10 +21,9 @@ REWARD_SECTIONS = ("custom_reward_function.", "reward_model.")
 FUNCTION_ARGUMENTS, MANAGER = "custom_reward_function.reward_kwargs", "reward_model.reward_manager"
 RECIPE_MANAGERS = ("visual", "collabllm")
 """Reward managers of verl's recipes."""
-OVERLONG, OVERLONG_BUFFER, MAX_RESPONSE = (
-    f"reward_model.reward_kwargs.{key}"
-    for key in ("overlong_buffer_cfg.enable", "overlong_buffer_cfg.len", "max_resp_len")
-)
+OVERLONG = "reward_model.reward_kwargs.overlong_buffer_cfg.enable"
+OVERLONG_BUFFER = "reward_model.reward_kwargs.overlong_buffer_cfg.len"
+MAX_RESPONSE = "reward_model.reward_kwargs.max_resp_len"
 RESUME_MODES = {"auto": "auto", "disable": "never"}
 RESUME_NAMES = inverted(RESUME_MODES)
 RUN_RULES = (
@@ -37,14 +35,16 @@ RUN_RULES = (
         lambda resume: (RESUME_NAMES.get(resume, "resume_path"), None if resume in RESUME_NAMES else resume),
     ),
 )
-TOOLS, TOOL_FILE, ASSISTANT_TURNS, USER_TURNS = (
-    f"{ROLLOUT}.multi_turn.{key}" for key in ("enable", "tool_config_path", "max_assistant_turns", "max_user_turns")
-)
-TOOL_FUNCTIONS, USER_FILE = (f"{ROLLOUT}.multi_turn.{key}" for key in ("function_tool_path", "interaction_config_path"))
-TRUNCATE_SIDE = f"{ROLLOUT}.multi_turn.tool_response_truncate_side"
-AGENT_LOOP = f"{ROLLOUT}.agent.default_agent_loop"
+TOOLS = "actor_rollout_ref.rollout.multi_turn.enable"
+TOOL_FILE = "actor_rollout_ref.rollout.multi_turn.tool_config_path"
+ASSISTANT_TURNS = "actor_rollout_ref.rollout.multi_turn.max_assistant_turns"
+USER_TURNS = "actor_rollout_ref.rollout.multi_turn.max_user_turns"
+TOOL_FUNCTIONS = "actor_rollout_ref.rollout.multi_turn.function_tool_path"
+USER_FILE = "actor_rollout_ref.rollout.multi_turn.interaction_config_path"
+TRUNCATE_SIDE = "actor_rollout_ref.rollout.multi_turn.tool_response_truncate_side"
+AGENT_LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
 LOOPS = ("single_turn_agent", "tool_agent")
-ROLLOUT_MODE = f"{ROLLOUT}.mode"
+ROLLOUT_MODE = "actor_rollout_ref.rollout.mode"
 REPLY_SECTIONS = {
     TOOL_FILE: "rollout.tool_calls",
     TOOL_FUNCTIONS: "rollout.tool_calls",
@@ -83,7 +83,7 @@ def chat_template_from_native(foreign: ForeignBuilder) -> None:
     """Set the keys of the chat template; one of Quintet's named templates has no counterpart."""
     template = foreign.native_value("data.template")
     if template in THINKING_TEMPLATES.values():
-        foreign.set(f"{TEMPLATE_OPTIONS}.enable_thinking", template == THINKING_TEMPLATES[True])
+        foreign.set("data.apply_chat_template_kwargs.enable_thinking", template == THINKING_TEMPLATES[True])
     elif template is not None and ("{{" in template or "{%" in template):
         foreign.set(CHAT_TEMPLATE, template)
 
@@ -161,7 +161,7 @@ def tools_to_native(values: ForeignValues, native: NativeBuilder) -> None:
         native.set("data.agent_loop", values[AGENT_LOOP], AGENT_LOOP)
     # a turn has at least one token
     assistant, user = values[ASSISTANT_TURNS], values[USER_TURNS]
-    limits = [values[f"{ROLLOUT}.response_length"], assistant, None if user is None else user + 1]
+    limits = [values["actor_rollout_ref.rollout.response_length"], assistant, None if user is None else user + 1]
     turns = min(limit for limit in limits if limit is not None)
     native.set("rollout.max_turns", turns, ASSISTANT_TURNS, USER_TURNS)
     if values.is_set(TRUNCATE_SIDE) and values[TRUNCATE_SIDE] != "middle":
@@ -200,7 +200,7 @@ def tools_from_native(foreign: ForeignBuilder) -> None:
 
 def overlong_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield problems of DAPO's penalty on overlong responses."""
-    response = f"{ROLLOUT}.response_length"
+    response = "actor_rollout_ref.rollout.response_length"
     if values[MANAGER] != "dapo" or not values[OVERLONG]:
         return
     if not values[OVERLONG_BUFFER]:

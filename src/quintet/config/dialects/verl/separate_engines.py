@@ -9,15 +9,15 @@ from quintet.config.problems import ConfigProblem
 
 TRAINER_NODES, TRAINER_GPUS = "trainer.nnodes", "trainer.n_gpus_per_node"
 ENGINE_NODES, ENGINE_GPUS = "rollout.nnodes", "rollout.n_gpus_per_node"
-REQUIRED, TRIGGER, CONCURRENT = (
-    f"async_training.{key}"
-    for key in ("require_batches", "trigger_parameter_sync_step", "concurrent_samples_per_replica")
-)
+REQUIRED = "async_training.require_batches"
+TRIGGER = "async_training.trigger_parameter_sync_step"
+CONCURRENT = "async_training.concurrent_samples_per_replica"
 PROMPTS, TOTAL_PROMPTS = "data.train_batch_size", "rollout.total_rollout_steps"
 MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
 EPOCHS = "actor_rollout_ref.actor.ppo_epochs"
 STEPS = "actor_rollout_ref.actor.optim.total_training_steps"
-SAMPLES, TENSOR = (f"actor_rollout_ref.rollout.{key}" for key in ("n", "tensor_model_parallel_size"))
+SAMPLES = "actor_rollout_ref.rollout.n"
+TENSOR = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 DEVICES_OF_A_NODE, DEVICES_OF_LARGER_NODES = 8, 16
 """Devices up to which those of learners and engines are taken for devices of the same nodes; larger nodes have NPUs."""
 

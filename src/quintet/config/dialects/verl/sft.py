@@ -119,7 +119,7 @@ def _automodel_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     ranks = num_gpus(values) // (values[tensor] * values["engine.pp_size"] * context)
     copies = values[REPLICATE]
     native.set("actor.sharding.group_size", ranks // copies * context if copies > 1 else None, REPLICATE, *GPUS)
-    start, final = (f"optim.{name}_lr_ratio" for name in ("init", "min"))
+    start, final = "optim.init_lr_ratio", "optim.min_lr_ratio"
     first = 0.1 if values[start] is None else values[start]
     native.set("sft.optimizer.warmup_start", first * values["optim.lr"], start, "optim.lr")
     last = 0.01 if values[final] is None else values[final]

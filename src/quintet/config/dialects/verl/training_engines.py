@@ -15,7 +15,7 @@ from quintet.config.dialects.verl.dialect import TRAINING_ENGINES
 from quintet.config.divisors import nearest_multiple
 from quintet.config.problems import ConfigProblem
 
-STRATEGY, STEPS = f"{ACTOR}.strategy", f"{ACTOR}.optim.total_training_steps"
+STRATEGY, STEPS = "actor_rollout_ref.actor.strategy", "actor_rollout_ref.actor.optim.total_training_steps"
 LEARNERS = {"actor": ACTOR, "reference": REF, "critic": "critic"}
 SPLITS = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
 SHARD, REPLICATE = "data_parallel_shard_size", "data_parallel_replicate_size"
@@ -45,7 +45,10 @@ def training_engine_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     if engine == "torchtitan":
         yield from _torchtitan_problems(values)
     elif engine == "veomni":
-        size, ulysses = f"{ACTOR}.veomni.fsdp_size", f"{ACTOR}.veomni.ulysses_parallel_size"
+        size, ulysses = (
+            "actor_rollout_ref.actor.veomni.fsdp_size",
+            "actor_rollout_ref.actor.veomni.ulysses_parallel_size",
+        )
         ranks = num_gpus(values) // values[ulysses]
         if 0 < values[size] < ranks:
             yield from values.divisor_problems(size, ranks, f"data-parallel ranks, from {values.describe(*GPUS)}")
@@ -105,7 +108,7 @@ def _is_wish(values: ForeignValues, key: str) -> bool:
 
 
 def _torchtitan_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
-    shard = f"{ACTOR}.torchtitan.{SHARD}"
+    shard = "actor_rollout_ref.actor.torchtitan.data_parallel_shard_size"
     others = [f"{ACTOR}.torchtitan.{name}" for name in (REPLICATE, *SPLITS)]
     gpus, devices = num_gpus(values), math.prod(int(values[key]) for key in others)
     shards = values[shard] if _is_wish(values, shard) and values[shard] != -1 else max(1, gpus // devices)
