@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_processes
 
 from quintet.tracking.metrics import describe, without_timing
 
@@ -87,7 +87,7 @@ def test_a_killed_run_goes_on_with_the_next_questions(quintet: Command, sums: Pa
     quintet("train", str(sums), "name=whole")
     with (tmp_path / "log").open("wb") as log:
         command = [sys.executable, "-m", "quintet", "train", str(sums), "name=stopped"]
-        process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
+        process = warm_processes.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
         try:
             end = time.monotonic() + 120
             while not (tmp_path / "runs/stopped/checkpoints/global_step_1").exists() and time.monotonic() < end:

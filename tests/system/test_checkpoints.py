@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_processes
 from safetensors.torch import load_file
 
 from quintet.tracking.metrics import without_timing
@@ -39,7 +40,7 @@ def on_ranks(size: int, directory: Path, *overrides: str) -> str:
     """`quintet train` as torchrun starts it; what rank 0 said."""
     shared = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     ranks = [
-        subprocess.Popen(
+        warm_processes.Popen(
             [sys.executable, "-m", "quintet", "train", *overrides],
             cwd=directory,
             env=os.environ | {name: str(value) for name, value in {**shared, "RANK": rank, "LOCAL_RANK": rank}.items()},
@@ -83,7 +84,7 @@ def test_adapters_and_what_they_belong_to_come_back_exactly(quintet: Command, sm
     quintet("train", str(small), *overrides, "name=whole")
     log = (tmp_path / "log").open("ab")
     command = [sys.executable, "-m", "quintet", "train", str(small), *overrides, "name=stopped"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
+    process = warm_processes.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
     end = time.monotonic() + 120
     try:
         while not (tmp_path / "runs/stopped/checkpoints/global_step_1").exists() and time.monotonic() < end:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_processes
 
 from quintet.policies.tiny_models import create_preset_policy
 from quintet.tracking.metrics import without_timing
@@ -76,7 +77,7 @@ def stop(tuning: Path, directory: Path, overrides: list[str], step: int, how: si
     """Start or continue a run, and send it a signal once that step's checkpoint is there."""
     with (directory / "log").open("wb") as log:
         command = [sys.executable, "-m", "quintet", "sft", str(tuning), *overrides]
-        process = subprocess.Popen(command, cwd=directory, stdout=log, stderr=log)
+        process = warm_processes.Popen(command, cwd=directory, stdout=log, stderr=log)
         try:
             wait_for(directory / f"runs/stopped/checkpoints/global_step_{step}", process)
             process.send_signal(how)

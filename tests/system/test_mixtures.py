@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import json
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_processes
 
 from quintet.tracking.metrics import describe, without_timing
 
@@ -54,7 +54,7 @@ def killed(directory: Path, *overrides: str) -> None:
     """A run that is killed once its first step's checkpoint stands."""
     with (directory / "log").open("wb") as log:
         command = [sys.executable, "-m", "quintet", "train", "mixed.yaml", *overrides]
-        process = subprocess.Popen(command, cwd=directory, stdout=log, stderr=log)
+        process = warm_processes.Popen(command, cwd=directory, stdout=log, stderr=log)
     try:
         end = time.monotonic() + 120
         first = directory / "runs/stopped/checkpoints/global_step_1"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_processes
 
 from quintet.tracking.metrics import describe, without_timing
 
@@ -141,7 +142,7 @@ def test_a_finished_run_says_so_and_does_nothing(quintet: Command, small: Path, 
 def start(small: Path, directory: Path, *overrides: str) -> subprocess.Popen[bytes]:
     log = (directory / "log").open("ab")
     command = [sys.executable, "-m", "quintet", "train", str(small), *overrides]
-    return subprocess.Popen(command, cwd=directory, stdout=log, stderr=log)
+    return warm_processes.Popen(command, cwd=directory, stdout=log, stderr=log)
 
 
 def wait_for(path: Path, process: subprocess.Popen[bytes], seconds: float = 120) -> None:
