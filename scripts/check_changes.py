@@ -47,9 +47,9 @@ def _test_of(file: Path, root: Path) -> Path | None:
 def _mirror(folders: list[str], name: str, root: Path) -> Path | None:
     """Return the nearest directory of `tests/unit` that mirrors the folders of a module, or the module's own test."""
     unit = Path("tests/unit")
-    own_test = unit / f"test_{Path(name).stem}.py"
+    module_test = unit / f"test_{Path(name).stem}.py"
     if not folders:
-        return own_test if (root / own_test).exists() else None
+        return module_test if (root / module_test).exists() else None
     for depth in range(len(folders), 0, -1):
         directory = unit.joinpath(*folders[:depth])
         if (root / directory).is_dir():

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from quintet.algorithms.chunks.advantages import add_chunk_advantages
-from quintet.algorithms.chunks.levels import mask_after_end
 from quintet.algorithms.chunks.objective import ChunkObjective
 from quintet.config.native.experiment import Experiment
 from quintet.embodied_records import ActionStatistics, ChunkBatch
+from support.chunk_masks import mask_after_end
 
 STORED = np.load(Path(__file__).parent / "golden" / "rlinf_chunks.npz")
 NUMBERS: dict[str, float] = json.loads(str(STORED["numbers"]))

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from quintet.data.robot_demonstrations.crc32c import masked_crc32c
 from quintet.data.robot_demonstrations.dataset import RobotDataset, RobotDemonstration
 from quintet.data.robot_demonstrations.open_dataset import open_robot_dataset
+from quintet.data.robot_demonstrations.tfrecord import masked_crc32c
 from quintet.data.robot_demonstrations.writer import LeRobotWriter
 from quintet.embodied_records import RobotObservation
 from quintet.envs.service.png import encode_png

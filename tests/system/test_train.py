@@ -270,14 +270,15 @@ def test_a_resumed_run_must_be_the_same_experiment(quintet: Command, small: Path
 
 
 def test_two_processes_dont_share_a_run(quintet: Command, small: Path, tmp_path: Path) -> None:
-    process = start(small, tmp_path)
+    # The first run cannot end before the second asks, however slow the machine is.
+    process = start(small, tmp_path, "training.steps=100000")
     try:
         wait_for(tmp_path / "runs/small/config.yaml", process)
-        done = quintet("train", str(small), check=False)
+        done = quintet("train", str(small), "training.steps=100000", check=False)
     finally:
         process.kill()
         process.wait()
-    assert done.returncode == 2
+    assert done.returncode == 2, done.stdout
     assert str(process.pid) in done.stderr
 
 

@@ -11,7 +11,7 @@ from quintet.cli.config_source import NATIVE, ConfigSource, read_config_source
 from quintet.cli.messages import warn
 from quintet.config.checks.models import model_problems
 from quintet.config.checks.processes import planned_rank
-from quintet.config.checks.unsupported import refuse_unsupported, unsupported_problems, with_torchrun_devices
+from quintet.config.checks.unsupported import refuse_unsupported, run_problems, with_torchrun_devices
 from quintet.config.compose import load_experiment
 from quintet.config.composed import ComposedConfig
 from quintet.config.dialects.registry import DIALECTS
@@ -116,12 +116,13 @@ def _inspect(source: ConfigSource, unknown: Literal["refuse", "warn"]) -> Inspec
     if source.dialect == NATIVE:
         path = None if source.path is None else str(source.path)
         native = load_experiment(path, source.overrides, source.override_sources)
-        problems = unsupported_problems(native, planned_rank(native.experiment))
-        return InspectedConfig(native, NATIVE, tuple(problems))
+        native_problems = run_problems(native, planned_rank(native.experiment))
+        return InspectedConfig(native, NATIVE, tuple(native_problems))
     from quintet.config.dialects.loader import conversion_problems, convert
 
     foreign = convert(_compose(source), DIALECTS[source.dialect], unknown=unknown, to_plan=True)
-    return InspectedConfig(foreign.composed, source.dialect, conversion_problems(foreign), foreign.remarks)
+    problems = conversion_problems(foreign, planned_rank(foreign.composed.experiment))
+    return InspectedConfig(foreign.composed, source.dialect, tuple(problems), foreign.remarks)
 
 
 def _compose(source: ConfigSource) -> ForeignConfig:

@@ -6,25 +6,20 @@ directory or a file may be malicious and is rendered in a sandboxed process, `qu
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
-import signal
-import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from datetime import date
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from quintet.data.chat_template_worker import CPU_SECONDS, MEMORY_LIMIT, TIME_LIMIT, max_output_chars
 from quintet.data.chat_templates import BUILT_IN, TEMPLATES, ChatTemplate
-from quintet.errors import ConfigError
+from quintet.errors import ConfigError, MachineError
 from quintet.sandbox.json_lines import LineBuffer, encode
-from quintet.sandbox.sandboxed_process import ForkServer
+from quintet.sandbox.worker_processes import MAX_FAILED_STARTS, WorkerProcess, WorkerProcesses
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -157,8 +152,8 @@ class _Processes:
         self._slots = threading.BoundedSemaphore(MAX_PROCESSES)
         self._lock = threading.Lock()
         self._idle: list[_Process] = []
-        self._fork_server: ForkServer | None = None
-        self._num_forked = 0
+        # processes are read by the threads that have taken them; the lock guards the pool
+        self._pool: WorkerProcesses[_Process] = WorkerProcesses(WORKER, None, lambda *_: None)
 
     def render(self, fields: Mapping[str, Any], conversations: Sequence[Mapping[str, Any]]) -> list[Reply]:
         """Return the replies to conversations, up to the first that cannot be rendered."""
@@ -183,24 +178,21 @@ class _Processes:
 
     def _fork(self) -> _Process:
         with self._lock:
-            if self._fork_server is None or _has_ended(self._fork_server):
-                self._fork_server = ForkServer(WORKER)
-                atexit.register(self._fork_server.close)
-            self._num_forked += 1
-            return _Process(self._num_forked, self._fork_server.fork(self._num_forked, {}))
+            for _ in range(MAX_FAILED_STARTS):
+                # notices a fork server that has ended, and takes its messages, because it waits until they are read
+                self._pool.wait(0.0)
+                process = self._pool.fork(_Process, {})
+                if process is not None:
+                    return process
+        raise MachineError("the processes that render chat templates do not start", "see their output above")
 
     def _kill(self, process: _Process) -> None:
-        process.connection.close()
-        with self._lock, suppress(OSError):
-            # if the fork server has ended, the process has ended with it
-            if self._fork_server is not None:
-                self._fork_server.signal(process.number, signal.SIGKILL)
+        with self._lock:
+            self._pool.kill(process)
 
 
-@dataclass(frozen=True, slots=True)
-class _Process:
-    number: int
-    connection: socket.socket
+class _Process(WorkerProcess):
+    """Rendering process, which one thread uses at a time."""
 
     def exchange(self, request: bytes, count: int) -> list[Reply]:
         """Send a request with `count` conversations and return its replies, up to the first that has no text."""
@@ -224,19 +216,6 @@ class _Process:
             # a template that has escaped Jinja's sandbox may send anything
             replies.append(TIME_EXCEEDED if time.monotonic() - last_reply >= CPU_SECONDS else PROCESS_DIED)
         return replies
-
-
-def _has_ended(fork_server: ForkServer) -> bool:
-    """Return whether a fork server has ended; discard its messages, because it waits until they are read."""
-    try:
-        while fork_server.connection.recv(1 << 16, socket.MSG_DONTWAIT):
-            pass
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass
-    fork_server.close()
-    return True
 
 
 @cache

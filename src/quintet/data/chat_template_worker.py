@@ -1,7 +1,7 @@
 """Process that renders chat templates: reads requests as JSON lines and sends a line per conversation.
 
 Forked by `quintet.sandbox.forkserver`. It imports jinja2 but not transformers, so that it starts quickly; its Jinja
-environment is that of transformers' `apply_chat_template`.
+environment equals the one of transformers' `apply_chat_template`.
 """
 
 from __future__ import annotations

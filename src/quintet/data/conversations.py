@@ -77,7 +77,7 @@ def parse_conversation(
     """Read a conversation, or a prompt and its response, from the configured columns of a row.
 
     `number` is the row number over all files, `row_name` names the row in errors; `rendered` means that prompts have
-    the chat template applied already; `directory` is that of the row's file.
+    the chat template applied already; `directory` contains the row's file.
 
     Raises:
         ConfigError: a column is missing or has an unexpected type, or messages and images do not fit together.

@@ -27,7 +27,7 @@ def cache_directory(configured: str | None) -> Path:
 
 
 def resolve_files(names: Sequence[str], key: str, cache: Path) -> tuple[tuple[Path, ...], ...]:
-    """Return the files of each name, in order; those of a pattern in alphabetical order.
+    """Return the files of each name, in order; the files of a pattern in alphabetical order.
 
     Raises:
         ConfigError: a name matches no file.

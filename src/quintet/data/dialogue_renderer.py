@@ -1,4 +1,4 @@
-"""Renders dialogues with a chat template, and refuses those of which the template leaves something out.
+"""Renders dialogues with a chat template, and refuses dialogues of which the template leaves something out.
 
 Templates disagree about the names of thoughts (`reasoning_content`, `thinking`), about the role `developer`, and about
 the arguments of calls, which some write as JSON themselves and others expect as JSON text. Dialogues are given to each

@@ -22,7 +22,7 @@ ToolSchema = Mapping[str, Any]
 
 
 def truncate(tokens: Sequence[int], limit: int, side: Truncation, location: str = "the prompt") -> tuple[int, ...]:
-    """Truncate to at most `limit` tokens, of which those of images are negative.
+    """Truncate to at most `limit` tokens; image tokens are negative.
 
     `left` removes the beginning, `right` the end, `middle` keeps the first limit // 2 and the last limit - limit // 2
     tokens, as verl does.

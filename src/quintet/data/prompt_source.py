@@ -66,7 +66,7 @@ class SplitRows:
 
 
 def open_split(config: DataConfig, tokenizer: Any, split: SplitName) -> SplitRows:
-    """Return the rows of a split; those of training if there are no validation files. See `open_split_files`."""
+    """Return the rows of a split; the training rows if there are no validation files. See `open_split_files`."""
     if split == "validation" and config.validation_files:
         return open_split_files(config, tokenizer, config.validation_files, "data.validation_files")
     return open_split_files(config, tokenizer, config.train_files, "data.train_files")

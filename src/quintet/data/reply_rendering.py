@@ -93,8 +93,8 @@ def render_reply(
 def _with_calls(
     renderer: DialogueRenderer, prompt: str, rendered: str, dialogue: str, row_name: str, number: int
 ) -> RenderedReply:
-    """Return a reply with calls. Its end is that of a reply without calls, if the template ends both in the same way:
-    the text after a call depends on the type of its last argument.
+    """Return a reply with calls. It ends as a reply without calls if the template ends both in the same way: the
+    text after a call depends on the type of its last argument.
 
     Raises:
         ConfigError: the template ends the reply between its calls and its content.

@@ -39,7 +39,7 @@ class RowOrder:
         `quotas`.
 
         Raises:
-            ConfigError: there are no rows, or the number of weights differs from that of parts.
+            ConfigError: there are no rows, or the number of weights differs from the number of parts.
         """
         if weights and len(weights) != len(sizes):
             message = f"data.weights has {len(weights)} weights for {len(sizes)} files"
@@ -75,12 +75,12 @@ class RowOrder:
         return order
 
     def _arrange_round(self, round_index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the part of each slot of a round, and the slot's rank among those of its part."""
+        """Return the part of each slot of a round, and the slot's rank among the slots of its part."""
         positions = [(np.arange(quota) + 0.5) / quota for quota in self._quotas]
         owners = np.repeat(np.arange(len(self._quotas)), self._quotas)
         parts = owners[np.argsort(np.concatenate(positions), kind="stable")]
         if self._shuffle and len(self._quotas) > 1:
-            # no part has this number: the stream differs from those of the parts
+            # no part has this number: the stream differs from the streams of the parts
             rng = np.random.default_rng((self._seed, len(self._quotas), round_index))
             blocks = range(0, len(parts), ROUND_SIZE)
             parts = np.concatenate([rng.permutation(parts[block : block + ROUND_SIZE]) for block in blocks])
@@ -110,7 +110,7 @@ def sample_rows(rows: int, num_rows: int | None, seed: int) -> np.ndarray:
     """Sample `num_rows` of the rows without replacement, in the order of the files, int64 [≤ rows]; None for all."""
     if num_rows is None or num_rows >= rows:
         return np.arange(rows)
-    # four numbers: the stream differs from those of `RowOrder`, which have three
+    # four numbers: the stream differs from the streams of `RowOrder`, seeded by three
     return np.sort(np.random.default_rng((seed, rows, 0, 1)).permutation(rows)[:num_rows])
 
 

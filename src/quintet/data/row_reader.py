@@ -128,7 +128,7 @@ class RowReader:
     def prompt_and_reply(
         self, row: Mapping[str, Any], row_name: str
     ) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-        """Return the messages of the prompt, and those of the demonstrated reply, if there is one: the column of
+        """Return the messages of the prompt, and the messages of the demonstrated reply, if there is one: the column of
         responses, or the last message of the prompt if it is the assistant's.
 
         Raises:

@@ -27,7 +27,7 @@ def write_start_state_files(
 ) -> dict[str, Path]:
     """Write `train.parquet` and `test.parquet` in VAGEN's layout and return them by split.
 
-    `sections` are those of `env_config.yaml`, with env_name, env_config, train_size and test_size. Row i of a section
+    `sections` come from `env_config.yaml`, with env_name, env_config, train_size and test_size. Row i of a section
     has the i-th training or validation seed of Quintet (3·i and 3·i + 1), so that no start state is in both files.
 
     Raises:

@@ -7,14 +7,15 @@ import socket
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from typing import Any, Self
 
 from quintet.errors import ConfigError, MachineError, UserError
 from quintet.sandbox.json_lines import LineBuffer, decode, encode
-from quintet.sandbox.sandboxed_process import ForkServer, describe_exit, error_message
+from quintet.sandbox.sandboxed_process import describe_exit, error_message
+from quintet.sandbox.worker_processes import ProcessEnd, WorkerProcess, WorkerProcesses
 
 WORKER = "quintet.data.worker_pool:work"
 MAX_PENDING_PER_WORKER = 2
@@ -22,6 +23,20 @@ MAX_PENDING_PER_WORKER = 2
 Message = Mapping[str, Any]
 CreateHandler = Callable[[Message], Callable[[Message], Any]]
 """Function of a module that returns the handler of requests; called in each worker with the setup."""
+
+
+@dataclass(slots=True, eq=False)
+class _DataProcess(WorkerProcess):
+    """Worker process and its replies that are not taken yet."""
+
+    replies: deque[Message] = field(default_factory=deque)
+    end: ProcessEnd | None = None
+
+    def receive(self) -> None:
+        self.replies.extend(self.receive_messages())
+
+    def set_end(self, end: ProcessEnd) -> None:
+        self.end = end
 
 
 class WorkerPool:
@@ -38,12 +53,9 @@ class WorkerPool:
             tokenizer.save_pretrained(self._tokenizer_directory.name)
             setup = {**setup, "tokenizer": self._tokenizer_directory.name, "tokenizer_name": tokenizer.name_or_path}
         task = {"module": create_handler.__module__, "function": create_handler.__name__, "setup": setup}
-        self._fork_server = ForkServer(WORKER)
-        self._connections = [self._fork_server.fork(number, task) for number in range(count)]
-        for connection in self._connections:
-            connection.setblocking(True)
-        self._replies = [LineBuffer().read(connection) for connection in self._connections]
-        self._pending_workers: deque[int] = deque()
+        self._processes = WorkerProcesses(WORKER, _DataProcess.receive, _DataProcess.set_end)
+        self._workers = [self._processes.fork(_DataProcess, task) for _ in range(count)]
+        self._pending_workers: deque[_DataProcess | None] = deque()
         self._num_submitted = 0
 
     def __enter__(self) -> Self:
@@ -54,10 +66,10 @@ class WorkerPool:
 
     def submit(self, request: Message) -> None:
         """Send a request to the next worker."""
-        worker = self._num_submitted % len(self._connections)
+        worker = self._workers[self._num_submitted % len(self._workers)]
         self._num_submitted += 1
-        with suppress(OSError):  # `result` reports that it has died
-            self._connections[worker].sendall(encode(request))
+        if worker is not None and worker.end is None:
+            self._processes.send(worker, encode(request))
         self._pending_workers.append(worker)
 
     def result(self) -> Any:
@@ -66,12 +78,14 @@ class WorkerPool:
         Raises:
             UserError: the request failed, or the worker died.
         """
-        worker, line = self._pending_workers.popleft(), None
-        with suppress(OSError):
-            line = next(self._replies[worker], None)
-        if line is None:
-            raise self._exit_error(worker)
-        reply = decode(line)
+        worker = self._pending_workers.popleft()
+        while worker is not None and not worker.replies and worker.end is None:
+            self._processes.wait()
+        if worker is None or not worker.replies:
+            status = None if worker is None or worker.end is None else worker.end.status
+            problem = "its fork server has died" if status is None else describe_exit(status)
+            raise MachineError(f"a data worker failed: {problem}", "see its output above")
+        reply = worker.replies.popleft()
         if error := reply.get("user_error"):
             raise ConfigError(error["message"], key=error["key"], source=error["source"], hint=error["hint"])
         if error := reply.get("error"):
@@ -81,7 +95,7 @@ class WorkerPool:
     def map(self, requests: Iterable[Message]) -> Iterator[Any]:
         """Yield results in the order of the requests, which are consumed as workers become free."""
         for request in requests:
-            if len(self._pending_workers) >= MAX_PENDING_PER_WORKER * len(self._connections):
+            if len(self._pending_workers) >= MAX_PENDING_PER_WORKER * len(self._workers):
                 yield self.result()
             self.submit(request)
         while self._pending_workers:
@@ -90,19 +104,7 @@ class WorkerPool:
     def close(self) -> None:
         """Kill all workers."""
         self._tokenizer_directory.cleanup()
-        for connection in self._connections:
-            connection.close()
-        self._fork_server.close()
-
-    def _exit_error(self, worker: int) -> MachineError:
-        """Return an error with the worker's exit status."""
-        statuses: dict[int, int] = {}
-        with suppress(OSError):
-            while worker not in statuses:
-                statuses |= {message["died"]: message["status"] for message in self._fork_server.exits()}
-        status = statuses.get(worker)
-        problem = "its fork server has died" if status is None else describe_exit(status)
-        return MachineError(f"a data worker failed: {problem}", "see its output above")
+        self._processes.close()
 
 
 def work(connection: socket.socket, task: Message) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from quintet.config.native.text_envs import BanditConfig
+from quintet.envs.env import Env
 from quintet.records import Observation, Step
 
 PROFESSIONS = {
@@ -26,7 +27,7 @@ PROFESSIONS = {
 """RAGEN's names of arms since 2026, the better one on average second."""
 
 
-class Bandit:
+class Bandit(Env):
     """Choice between two arms, ordered by the seed. One pull ends the episode; it succeeds with the better arm.
 
     `actions` are the names of all arms until `reset` draws two.
@@ -67,9 +68,6 @@ class Bandit:
     def render(self) -> np.ndarray:
         """See `Env.render`."""
         return text_image(self._text)
-
-    def close(self) -> None:
-        """See `Env.close`."""
 
     def expert_action(self) -> str:
         """Return the better arm."""

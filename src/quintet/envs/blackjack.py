@@ -11,7 +11,7 @@ from gymnasium.utils.seeding import np_random
 from PIL import Image, ImageDraw, ImageFont
 
 from quintet.config.native.blackjack_env import BlackjackConfig
-from quintet.envs.env import IMAGE
+from quintet.envs.env import IMAGE, Env
 from quintet.records import Observation, Step
 
 DECK: Final = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 10, 10, 10)
@@ -37,7 +37,7 @@ class Card(NamedTuple):
         return f"{self.suit}{self.face}"
 
 
-class Blackjack:
+class Blackjack(Env):
     """Game against a dealer that sticks at 17."""
 
     actions = (HIT, "Stand", STICK)
@@ -91,9 +91,6 @@ class Blackjack:
             for index, card in enumerate(cards):
                 image.paste(_card_image(card), (5 + index * spacing, y + 20))
         return np.asarray(image)
-
-    def close(self) -> None:
-        """See `Env.close`."""
 
     def expert_action(self) -> str:
         """Return the action of the highest expected reward; a tie sticks."""

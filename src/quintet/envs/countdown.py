@@ -10,7 +10,7 @@ import numpy as np
 
 from quintet.config.native.text_envs import CountdownConfig
 from quintet.envs.bandit import text_image
-from quintet.envs.env import TEXT
+from quintet.envs.env import TEXT, Env
 from quintet.envs.question_files import check_file, row_of
 from quintet.envs.start_states import layout_split, split_of
 from quintet.expressions import ExpressionError, evaluate
@@ -19,7 +19,7 @@ from quintet.records import Observation, Step
 COLUMNS = ("nums", "target")
 
 
-class Countdown:
+class Countdown(Env):
     """Countdown problem from a file, or drawn from the seed. An episode is one answer."""
 
     actions = (TEXT,)
@@ -69,9 +69,6 @@ class Countdown:
     def render(self) -> np.ndarray:
         """See `Env.render`."""
         return text_image(self._text)
-
-    def close(self) -> None:
-        """See `Env.close`."""
 
 
 def draw_problem(count: int, largest: int, seed: int) -> tuple[list[int], int, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +20,8 @@ from quintet.envs.validation import (
 )
 from quintet.envs.vector_env import ActionsExecuted, EpisodeFailed, EpisodeStarted, failure_from_message
 from quintet.records import Failure, Step
-from quintet.sandbox.json_lines import LineBuffer, decode, encode
-from quintet.sandbox.sandboxed_process import receive_available
+from quintet.sandbox.json_lines import LineBuffer, LineTooLongError, decode, encode
+from quintet.sandbox.worker_processes import WorkerProcess
 
 START_SECONDS = 120.0
 """Time limit of importing a user's file or a simulator."""
@@ -37,11 +36,10 @@ WAITING: Final = "wait"
 
 
 @dataclass(slots=True, eq=False)
-class EnvProcess:
-    """Worker process and its state. `episode` is the caller's number of the current episode, `seed` its start state."""
+class EnvProcess(WorkerProcess):
+    """Worker process and its state. The deadline is the end of the state's time limit; `episode` is the caller's number
+    of the current episode, `seed` its start state."""
 
-    number: int
-    connection: socket.socket
     limits: EnvProcessesConfig
     env: str = "env"
     """Name of the env, for traces."""
@@ -49,27 +47,16 @@ class EnvProcess:
     seed: int = 0
     num_episodes: int = 0
     """Number of episodes started so far."""
-    ended: bool = False
-    """The connection has ended."""
-    deadline: float = math.inf
-    """End of the current state's time limit, on the monotonic clock."""
     _state: str = WAITING
     _entered: int = 0
     """Begin of the current state, of `time.perf_counter_ns`."""
     _num_actions: int = 0
     """Number of actions in the current request."""
     _steps: list[Step] = field(default_factory=list)
-    _lines: LineBuffer = field(default_factory=LineBuffer)
-    _incomplete_bytes: int = 0
-    """Size of the line that has not ended yet."""
 
     def __post_init__(self) -> None:
+        self.lines = LineBuffer(MAX_LINE_BYTES)
         self._enter(STARTING)
-
-    @property
-    def ready(self) -> bool:
-        """Whether the worker has finished its start-up."""
-        return self._state != STARTING
 
     @property
     def idle(self) -> bool:
@@ -116,11 +103,11 @@ class EnvProcess:
     def receive(self) -> Iterator[EpisodeStarted | ActionsExecuted | Failure]:
         """Yield the events since the last call; a `Failure` is the last one."""
         try:
-            for line in self._read():
+            for line in self.receive_lines():
                 event = self._parse(line)
                 if event is not None:
                     yield event
-        except InvalidEnvOutputError as error:
+        except (InvalidEnvOutputError, LineTooLongError) as error:
             yield Failure(self.where, INVALID_OUTPUT, str(error))
 
     def _enter(self, state: str) -> None:
@@ -128,30 +115,10 @@ class EnvProcess:
             trace.add_span(self._state, self._entered, f"{self.env} worker {self.number}", episode=self.episode)
         self._state, self._entered = state, time.perf_counter_ns()
         self.deadline = time.monotonic() + self.time_limit
+        self.ready = state != STARTING
 
     def _send(self, message: Mapping[str, Any]) -> None:
-        """Send a request. The fork server reports dead processes; one that does not read exceeds its time limit."""
-        try:
-            self.connection.settimeout(min(self.time_limit, START_SECONDS))
-            self.connection.sendall(encode(message))
-        except OSError:
-            return
-        finally:
-            self.connection.setblocking(False)
-
-    def _read(self) -> Iterator[bytes]:
-        """Yield the lines that have arrived.
-
-        Raises:
-            InvalidEnvOutputError: a line is too long.
-        """
-        while chunk := receive_available(self.connection):
-            last = chunk.rfind(b"\n")
-            self._incomplete_bytes = self._incomplete_bytes + len(chunk) if last < 0 else len(chunk) - last - 1
-            if self._incomplete_bytes > MAX_LINE_BYTES:
-                raise InvalidEnvOutputError(f"the worker process sent a line of more than {MAX_LINE_BYTES >> 20} MiB")
-            yield from self._lines.feed(chunk)
-        self.ended = self.ended or chunk is not None
+        self.send(encode(message), min(self.time_limit, START_SECONDS))
 
     def _parse(self, line: bytes) -> EpisodeStarted | ActionsExecuted | Failure | None:
         try:

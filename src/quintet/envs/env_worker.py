@@ -29,8 +29,7 @@ from quintet.envs.validation import (
 )
 from quintet.envs.vector_env import close_env, episode_actions, execute_actions, failure_from_error
 from quintet.records import Failure
-from quintet.sandbox.json_lines import LineBuffer, decode, encode
-from quintet.sandbox.sandboxed_process import error_message
+from quintet.sandbox.sandboxed_process import serve
 from quintet.sandbox.seccomp import limit_resources
 
 Message = Mapping[str, Any]
@@ -50,15 +49,7 @@ def preload() -> None:
 
 def work(connection: socket.socket, setup: Message) -> None:
     """Serve requests until the connection ends; `setup` has the env's configuration and memory limit."""
-    try:
-        worker = _EnvWorker(_prepare(setup))
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - any error of a user's file is reported to the run
-        connection.sendall(encode({"broken": error_message(error)}))
-        return
-    connection.sendall(encode({"ready": True}))
-    for line in LineBuffer().read(connection):
-        for reply in worker.execute(decode(line)):
-            connection.sendall(encode(reply))
+    serve(connection, lambda: _EnvWorker(_prepare(setup)).execute)
 
 
 def _prepare(setup: Message) -> Callable[[], Env]:

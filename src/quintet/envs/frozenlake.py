@@ -11,7 +11,7 @@ from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 
 from quintet.config.native.envs import FrozenLakeConfig
 from quintet.envs import grid
-from quintet.envs.env import IMAGE
+from quintet.envs.env import IMAGE, Env
 from quintet.envs.frozenlake_solver import shortest_policy, slippery_policy
 from quintet.envs.start_states import layout_split, split_of
 from quintet.errors import ConfigError
@@ -44,7 +44,7 @@ def _tiles_of(size: int) -> dict[str, np.ndarray]:
     return grid.resize_tiles(_tiles(), size)
 
 
-class FrozenLake:
+class FrozenLake(Env):
     """Env with start, goal and holes random by seed; the goal is always reachable."""
 
     actions = tuple(MOVES)
@@ -100,9 +100,6 @@ class FrozenLake:
         if self._config.render == "text":
             return Observation(self._text(), relations=relations)
         return Observation(IMAGE, (grid.draw_tiles(symbols, _tiles_of(self._config.tile_size)),), relations)
-
-    def close(self) -> None:
-        """See `Env.close`."""
 
     def expert_action(self) -> str:
         """Return an optimal move: on a shortest path, or by value iteration on slippery ice."""

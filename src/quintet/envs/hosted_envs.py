@@ -86,7 +86,7 @@ class HostedEpisode:
 
     number: int
     order: tuple[int, int]
-    """Index of its env, and number of its last request among those of all episodes."""
+    """Index of its env, and number of its last request among the requests of all episodes."""
     requests: list[EnvRequest]
     """The start, and the actions of each turn."""
     digests: list[int] = field(default_factory=list)
@@ -258,7 +258,7 @@ class HostedVectorEnv:
         return {"env/episodes_reassigned": reassigned}
 
     def lost_ranks(self, ranks: Iterable[int]) -> list[int]:
-        """Return those of the ranks that have no host."""
+        """Return the ranks that have no host."""
         return [rank for rank in ranks if rank not in self._hosts]
 
     def close(self) -> None:

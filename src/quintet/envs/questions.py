@@ -8,7 +8,7 @@ import numpy as np
 
 from quintet.config.native.text_envs import QuestionsConfig
 from quintet.envs.bandit import text_image
-from quintet.envs.env import TEXT
+from quintet.envs.env import TEXT, Env
 from quintet.envs.question_files import cell_text, check_file, row_of
 from quintet.records import Observation, Step
 
@@ -16,7 +16,7 @@ STATED = re.compile(r"The answer is:?(.*)\Z", re.DOTALL)
 """End of a solution of MetaMathQA."""
 
 
-class Questions:
+class Questions(Env):
     """Question with several tries. Each wrong answer multiplies the reward of the right one by `discount`, one half by
     default."""
 
@@ -59,9 +59,6 @@ class Questions:
     def render(self) -> np.ndarray:
         """See `Env.render`."""
         return text_image(self._text)
-
-    def close(self) -> None:
-        """See `Env.close`."""
 
 
 def comparable(answer: str) -> str:

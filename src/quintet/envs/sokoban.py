@@ -10,7 +10,7 @@ import numpy as np
 
 from quintet.config.native.envs import SOKOBAN_SYMBOLS, SokobanConfig
 from quintet.envs import grid
-from quintet.envs.env import IMAGE, UnsolvableError
+from quintet.envs.env import IMAGE, Env, UnsolvableError
 from quintet.envs.start_states import layout_split, split_of
 from quintet.errors import ConfigError
 from quintet.records import Observation, Step
@@ -151,7 +151,7 @@ def _tiles_of(size: int) -> dict[str, np.ndarray]:
     return grid.resize_tiles(_tiles(), size)
 
 
-class Sokoban:
+class Sokoban(Env):
     """Env with room, boxes and targets random by seed; every puzzle is solvable and none starts solved."""
 
     actions = tuple(MOVES)
@@ -207,9 +207,6 @@ class Sokoban:
         if self._config.render == "text":
             return Observation(self._text(), relations=relations)
         return Observation(IMAGE, (grid.draw_tiles(symbols, _tiles_of(self._config.tile_size)),), relations)
-
-    def close(self) -> None:
-        """See `Env.close`."""
 
     def expert_action(self) -> str:
         """Return the next action of a shortest solution.

@@ -72,7 +72,7 @@ def split_of(seed: int) -> Split:
 def layout_split(layout: str) -> Split:
     """Return the split of a map, by a hash of its text.
 
-    Generators retry until the split of the map is that of the seed: two seeds of different splits never give the same
+    Generators retry until map and seed have the same split: two seeds of different splits never give the same
     map, however few maps there are.
     """
     return _ORDER[zlib.crc32(layout.encode()) % len(_ORDER)]
@@ -116,7 +116,7 @@ class SeedStartStates:
         return [split_seed(Split.VALIDATION, index) for index in range(self._held_out)]
 
     def warm_start_check_starts(self, count: int) -> list[int]:
-        """See `StartStates.warm_start_check_starts`; seeds beyond those of any training step."""
+        """See `StartStates.warm_start_check_starts`; seeds beyond the seeds of any training step."""
         return [split_seed(Split.TRAIN, FIRST_TRIAL + index) for index in range(count)]
 
     def state(self) -> dict[str, Any]:

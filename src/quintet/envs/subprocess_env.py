@@ -8,9 +8,7 @@ the decode steps of an engine.
 from __future__ import annotations
 
 import math
-import os
 import time
-import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -21,12 +19,9 @@ from quintet.envs.env_process import EnvProcess
 from quintet.envs.vector_env import EnvEvent, EpisodeFailed
 from quintet.errors import ConfigError, MachineError
 from quintet.records import Failure
-from quintet.sandbox.sandboxed_process import describe_exit
-from quintet.sandbox.worker_processes import WorkerProcesses, close_fork_servers
+from quintet.sandbox.worker_processes import MAX_FAILED_STARTS, ProcessEnd, WorkerProcesses
 
 WORKER = "quintet.envs.env_worker"
-MAX_FORK_SERVER_FAILURES = 3
-"""Consecutive fork servers that die before any worker is ready."""
 
 
 class SubprocessVectorEnv:
@@ -37,16 +32,13 @@ class SubprocessVectorEnv:
         self._config, self._limits = config, limits
         memory = None if limits.memory_gib is None else int(limits.memory_gib * (1 << 30))
         self._setup = {"env": config.model_dump(mode="json"), "memory_bytes": memory}
-        self._processes = WorkerProcesses(f"{WORKER}:work", self._receive, self._process_died, self._restart)
+        self._processes = WorkerProcesses(f"{WORKER}:work", self._receive, self._process_ended, self._server_died)
         self._process_by_episode: dict[int, EnvProcess] = {}
         self._queue: deque[tuple[int, int]] = deque()
         self._events: list[EnvEvent] = []
         self._pending: set[int] = set()
         self._failures: dict[int, Failure] = {}
-        self._num_fork_server_failures = 0
         self._start_failure: Failure | None = None
-        # a forked child of the run has this object, but not the processes
-        self._finalizer = weakref.finalize(self, close_fork_servers, self._processes.fork_servers, os.getpid())
 
     def start(self, episode: int, seed: int) -> None:
         self._pending.add(episode)
@@ -122,14 +114,9 @@ class SubprocessVectorEnv:
     # ---- receiving
 
     def _process_io(self, seconds: float) -> None:
-        """Handle arrived results, waiting up to `seconds` for one; then kill processes beyond their time limit and
-        start queued episodes."""
+        """Handle arrived results, waiting up to `seconds` for one, and start queued episodes."""
         self._assign_queued()
-        deadline = min((process.deadline for process in self._processes), default=math.inf)
-        seconds = min(seconds, max(deadline - time.monotonic(), 0.0))
-        self._processes.wait(None if seconds == math.inf else seconds)
-        if time.monotonic() >= deadline:
-            self._kill_timed_out()
+        self._processes.wait(seconds)
         self._assign_queued()
 
     def _receive(self, process: EnvProcess) -> None:
@@ -140,17 +127,25 @@ class SubprocessVectorEnv:
             self._pending.discard(event.episode)
             self._events.append(event)
         if process.ready:
-            self._num_fork_server_failures = 0
+            self._processes.mark_ready(process)
 
-    def _process_died(self, process: EnvProcess, status: int) -> None:
-        self._fail(process, Failure(process.where, "ProcessDied", describe_exit(status)))
+    def _process_ended(self, process: EnvProcess, end: ProcessEnd) -> None:
+        """Fail the episode of a process; an episode that had not begun when the fork server died is queued."""
+        if end.with_server and not process.ready and process.episode is not None:
+            self._queue.append((process.episode, process.seed))
+            self._process_by_episode.pop(process.episode)
+        elif end.timed_out:
+            self._fail(process, process.timeout_failure())
+        else:
+            self._fail(process, Failure(process.where, "ProcessDied", end.describe("env processes")))
 
-    def _kill_timed_out(self) -> None:
-        for process in [process for process in self._processes if time.monotonic() >= process.deadline]:
-            # this process may not have polled for longer than the time limit
-            self._receive(process)
-            if process in self._processes and time.monotonic() >= process.deadline:
-                self._fail(process, process.timeout_failure())
+    def _server_died(self) -> None:
+        """
+        Raises:
+            MachineError: the last fork servers died, too, before any worker was ready.
+        """
+        if self._processes.num_failed_servers >= MAX_FAILED_STARTS:
+            raise MachineError("cannot start processes for envs", "see their output above")
 
     # ---- starting
 
@@ -195,24 +190,6 @@ class SubprocessVectorEnv:
             # the policy is generating: report the failure at the next step
             self._failures[failed.episode] = failure
         self._process_by_episode.pop(-1 if process.episode is None else process.episode, None)
-
-    def _restart(self) -> None:
-        """Fail the running episodes of a dead fork server, and queue its episodes that had not begun.
-
-        Raises:
-            MachineError: the last fork servers died, too, before any worker was ready.
-        """
-        self._num_fork_server_failures += 1
-        for process in self._processes:
-            if process.ready or process.episode is None:
-                problem = "the fork server of env processes has died"
-                self._fail(process, Failure(process.where, "ProcessDied", problem))
-            else:
-                self._processes.kill(process)
-                self._queue.append((process.episode, process.seed))
-                self._process_by_episode.pop(process.episode)
-        if self._num_fork_server_failures >= MAX_FORK_SERVER_FAILURES:
-            raise MachineError("cannot start processes for envs", "see their output above")
 
 
 def _env_module(config: InteractiveEnvSection) -> str:

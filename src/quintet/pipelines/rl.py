@@ -24,11 +24,12 @@ from quintet.pipelines.experience import (
 )
 from quintet.pipelines.policy_optimization import PolicyUpdates, mean_metrics
 from quintet.pipelines.rollout_step import Rollout, iter_rollouts, merge_rollouts, show_rollout, validate
-from quintet.pipelines.run import Run, interrupted, is_due, open_run
+from quintet.pipelines.run import Run, open_run
 from quintet.pipelines.setup import build_prompts, set_up
 from quintet.pipelines.sft.fine_tuning import with_fine_tuned_policy
 from quintet.pipelines.summary import finish
 from quintet.pipelines.timings import Timings, throughput
+from quintet.pipelines.training_steps import TrainingStep, run_steps
 from quintet.pipelines.training_warnings import TrainingWarnings
 from quintet.records import Batch
 from quintet.runtime.components import Components
@@ -58,8 +59,7 @@ def train(composed: ComposedConfig, console: Console, controller: Controller | N
         prompts = build_prompts(run, resources)
         if _is_finished(run):
             run.wait()
-            steps = run.checkpoint.step if run.checkpoint else 0
-            run.progress.note(f"{run.directory.path} is finished: {steps} steps. Nothing to do.")
+            run.progress.note(f"{run.directory.path} is finished: {run.steps_done} steps. Nothing to do.")
             return 0
         if not run.config.validation.only:
             run.reopen()
@@ -81,40 +81,28 @@ def reinforce(run: Run, components: Components, stop: StopRequest) -> None:
         InterruptedRun: a stop was requested; the checkpoint has been written.
     """
     config = run.config
-    first, steps = (run.checkpoint.step if run.checkpoint else 0), config.training.steps
-    saving, warnings, num_empty = Timings(), TrainingWarnings(config), 0
-    with run.progress.phase("learning", steps, done=first) as progress:
-        for step in range(first + 1, steps + 1):
-            timings = Timings()
-            with run.profiled(step):
-                rollout, metrics = train_step(components, step, timings)
-                num_empty = num_empty + 1 if metrics.get("training/groups_kept") == 0 else 0
-                ends_early = 0 < config.algorithm.filter.stop_after_empty_steps <= num_empty
-                is_last = step == steps or ends_early
-                if is_due(step, config.validation.every_steps) or (is_last and config.validation.every_steps >= 0):
-                    with timings.phase("testing"):
-                        metrics |= validate(run, components, step)
-            show_rollout(run, step, rollout)
-            for warning in warnings.check(rollout.trajectories, metrics):
-                run.progress.note(warning)
-            run.log(step, {**metrics, **timings.metrics, **saving.metrics, "training/global_step": step})
-            saving = Timings()
-            # a checkpoint may abort running episodes: an additional one would change the steps after it
-            stops_now = bool(stop) and (components.async_rollout is None or components.async_rollout.overlaps)
-            if is_due(step, config.checkpoint.every_steps) or is_last or stops_now:
-                with saving.phase("save_checkpoint"):
-                    run.save(step, components.checkpoint.save, **components.checkpoint.extra_state())
-            progress.advance(metrics)
-            if ends_early:
-                run.progress.note(
-                    f"training ended after step {step}: in {num_empty} steps in a row algorithm.filter has kept no"
-                    " group (algorithm.filter.stop_after_empty_steps)"
-                )
-                break
-            if stop and step < steps:
-                run.wait()
-                raise interrupted(run, stop, f"step {step}")
-    run.wait()
+    warnings = TrainingWarnings(config)
+
+    def train(step: TrainingStep) -> dict[str, float]:
+        with run.profiled(step.number):
+            rollout, metrics = train_step(components, step.number, step.timings)
+            step.end_note = warnings.reason_to_end(step.number, metrics)
+            step.is_last = step.is_last or step.end_note is not None
+            if step.is_validated(config):
+                with step.timings.phase("testing"):
+                    metrics |= validate(run, components, step.number)
+        show_rollout(run, step.number, rollout)
+        for warning in warnings.check(rollout.trajectories, metrics):
+            run.progress.note(warning)
+        return metrics
+
+    def save(step: int, timings: Timings) -> None:
+        with timings.phase("save_checkpoint"):
+            run.save(step, components.checkpoint.save, **components.checkpoint.extra_state())
+
+    # a checkpoint may abort running episodes: an additional one would change the steps after it
+    saves_on_stop = components.async_rollout is None or components.async_rollout.overlaps
+    run_steps(run, stop, train, save, steps=config.training.steps, saves_on_stop=saves_on_stop)
 
 
 def train_step(components: Components, step: int, timings: Timings) -> tuple[Rollout, dict[str, float]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from quintet.config.native.experiment import Experiment
@@ -16,7 +16,6 @@ from quintet.records import Trajectory
 from quintet.rewards.state_reward import penalize_repeated
 from quintet.rollout.async_rollout import groups_with_signal
 from quintet.rollout.background_rollout import BackgroundRollout
-from quintet.rollout.channel import Channel
 from quintet.rollout.episode import Episode
 from quintet.rollout.response_log import response_lines
 from quintet.rollout.sampling_params import greedy_sampling, training_sampling, validation_prompts, validation_sampling
@@ -127,21 +126,10 @@ def _collect_groups(
         episodes += [Episode(start, group, sample, num_visits[start]) for sample in range(samples)]
         num_visits[start] += 1
     seed = derive_seed(config.seed, "train", step)
-    ended = components.envs.collect_rollouts(episodes, training_sampling(config, seed))
-    return list(ended if components.group_channel is None else _passed_on(components.group_channel, ended, samples))
-
-
-def _passed_on(
-    channel: Channel[list[Trajectory]], episodes: Iterable[Trajectory], samples: int
-) -> Iterator[Trajectory]:
-    """Yield the episodes of a rollout by complete group. Each goes through the channel and is taken at once."""
-    groups: dict[int, list[Trajectory]] = defaultdict(list)
-    for episode in episodes:
-        group = groups[episode.group]
-        group.append(episode)
-        if len(group) == samples:
-            channel.put_nowait(group)
-            yield from channel.get(0) or ()
+    ended = list(components.envs.collect_rollouts(episodes, training_sampling(config, seed)))
+    if components.group_channel is not None:
+        components.group_channel.count(count)
+    return ended
 
 
 def _select_groups(episodes: list[Trajectory], with_signal: list[int], num_groups: int) -> list[Trajectory]:

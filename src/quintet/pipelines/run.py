@@ -67,6 +67,11 @@ class Run:
         return self.composed.experiment
 
     @property
+    def steps_done(self) -> int:
+        """Number of training steps that the checkpoint has."""
+        return self.checkpoint.step if self.checkpoint else 0
+
+    @property
     def seconds(self) -> float:
         """Wall-clock time spent on this run, including earlier processes."""
         checkpoint = self.checkpoint or self.warm_start_checkpoint
@@ -280,13 +285,6 @@ def _mark_running(run: Run) -> None:
 def is_due(step: int, every: int) -> bool:
     """Return whether something that happens every `every` steps (never if 0 or less) is due after `step`."""
     return every > 0 and step % every == 0
-
-
-def is_validated(config: Experiment, step: int) -> bool:
-    """Return whether a validation follows `step`: every `validation.every_steps`, and after the last step unless the
-    number is negative."""
-    every = config.validation.every_steps
-    return is_due(step, every) or (step == config.training.steps and every >= 0)
 
 
 def interrupted(run: Run, stop: StopRequest, position: str) -> InterruptedRun:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 
@@ -15,8 +15,9 @@ from quintet.envs.factory import build_env
 from quintet.envs.start_states import env_index, env_seed
 from quintet.errors import ConfigError
 from quintet.pipelines.rollout_step import validate
-from quintet.pipelines.run import Run, interrupted, is_due
+from quintet.pipelines.run import Run
 from quintet.pipelines.warm_start import (
+    DemonstrationUpdates,
     EnvDemonstrations,
     demonstration_batch,
     dump_episodes,
@@ -24,8 +25,8 @@ from quintet.pipelines.warm_start import (
     load_episodes,
     response_batch,
     solve_episodes,
-    train_on_demonstrations,
 )
+from quintet.pipelines.warm_start_updates import restored_updates, run_updates
 from quintet.policies.model_loading import load_tokenizer
 from quintet.policies.tiny_models import create_preset_policy
 from quintet.records import Batch
@@ -35,13 +36,10 @@ from quintet.rollout.episode import Episode
 from quintet.rollout.sampling_params import greedy_sampling
 from quintet.runtime.components import Components, build_components
 from quintet.runtime.learner_checkpoint import contents_to_load
-from quintet.runtime.run_checkpoint import loss_scales
 from quintet.runtime.signals import StopRequest
 from quintet.seeds import derive_seed
 from quintet.tools.registry import tool_schemas
 from quintet.tracking.atomic_files import translate_os_errors
-from quintet.tracking.logger import LoggerContext
-from quintet.tracking.loggers import JsonlLogger
 from quintet.training.checkpoint.async_save import WriteFiles
 from quintet.training.checkpoint.checkpoint import Checkpoint
 
@@ -209,24 +207,17 @@ def _warm_start(
     """
     batch = _demonstration_batch(components, warm_start, demonstrations)
     actor = components.learners.actor_with_optimizer(warm_start.optimizer)
-    done, every = _restore_warm_start(run, components, warm_start), run.config.checkpoint.every_steps
-    log = JsonlLogger(LoggerContext(run.directory.path, filename=run.directory.warm_start.name))
-    with closing(log), run.progress.phase("warm start", warm_start.updates, done=done, unit="update") as progress:
+    done = restored_updates(run, components.learners, warm_start)
+    update = DemonstrationUpdates(actor, batch, warm_start, run.config.seed)
 
-        def should_stop(update: int, metrics: dict[str, float]) -> bool:
-            is_accurate = metrics["sft/token_accuracy"] > MIN_TOKEN_ACCURACY
-            wins_enough = is_accurate and _wins_enough(components, warm_start, update)
-            log.log(update, run.seconds, metrics)
-            progress.advance(metrics)
-            is_last = wins_enough or update == warm_start.updates
-            if is_last or is_due(update, every) or stop:
-                _save_warm_start(run, components, update, demonstrations, completed=is_last)
-            if stop:
-                run.wait()
-                raise interrupted(run, stop, f"update {update} of the warm start")
-            return wins_enough
+    def save(number: int, completed: bool) -> None:
+        _save_warm_start(run, components, number, demonstrations, completed=completed)
 
-        train_on_demonstrations(actor, batch, warm_start, run.config.seed, should_stop, done=done)
+    def wins_enough(number: int, metrics: dict[str, float]) -> bool:
+        is_accurate = metrics["sft/token_accuracy"] > MIN_TOKEN_ACCURACY
+        return is_accurate and _wins_enough(components, warm_start, number)
+
+    run_updates(run, warm_start, stop, update, save, wins_enough, done=done)
     components.learners.release_warm_start_actor()
 
 
@@ -246,18 +237,6 @@ def _save_warm_start(
 
     extra = components.learners.extra_state() if "extra" in run.config.checkpoint.contents else {}
     run.save(update, copy, in_warm_start=True, completed=completed, **extra)
-
-
-def _restore_warm_start(run: Run, components: Components, warm_start: WarmStartConfig) -> int:
-    """Restore the run's checkpoint of its warm start, if there is one; return the number of updates to skip."""
-    checkpoint = run.warm_start_checkpoint
-    if checkpoint is None:
-        return 0
-    contents = contents_to_load(checkpoint, run.config.checkpoint.load_contents)
-    extra = checkpoint.state if "extra" in contents else {}
-    components.learners.load(checkpoint.directory, contents, loss_scales(extra))
-    run.progress.note(f"resuming from {checkpoint.directory}")
-    return warm_start.updates if checkpoint.state["completed"] else checkpoint.step
 
 
 def _demonstration_batch(

@@ -14,11 +14,12 @@ SHOWN_CHARACTERS = 100
 
 
 class TrainingWarnings:
-    """Warnings about a run, each given once."""
+    """Warnings about a run, each given once, and the reason to end it early."""
 
     def __init__(self, config: Experiment) -> None:
         self._config = config
         self._steps_without_signal = 0
+        self._empty_steps = 0
         self._shown_kinds: set[str] = set()
 
     def check(self, trajectories: Sequence[Trajectory], metrics: Mapping[str, float]) -> Iterator[str]:
@@ -34,6 +35,16 @@ class TrainingWarnings:
             if warning is not None and kind not in self._shown_kinds:
                 self._shown_kinds.add(kind)
                 yield f"warning: {warning}"
+
+    def reason_to_end(self, step: int, metrics: Mapping[str, float]) -> str | None:
+        """Return why training ends after a step with these metrics: `algorithm.filter.stop_after_empty_steps`."""
+        self._empty_steps = self._empty_steps + 1 if metrics.get("training/groups_kept") == 0 else 0
+        if not 0 < self._config.algorithm.filter.stop_after_empty_steps <= self._empty_steps:
+            return None
+        return (
+            f"training ended after step {step}: in {self._empty_steps} steps in a row algorithm.filter has kept no"
+            " group (algorithm.filter.stop_after_empty_steps)"
+        )
 
     def _unparsed_responses(self, trajectories: Sequence[Trajectory], metrics: Mapping[str, float]) -> str | None:
         if metrics.get("response/valid_format", 1.0) > 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +28,6 @@ from quintet.rollout.chat.response_parser import ResponseFormat
 from quintet.rollout.collate import collate
 from quintet.rollout.single_turn_loop import response_prefix
 from quintet.seeds import derive_seed
-from quintet.training.optim.lr_schedule import learning_rate, weight_decay
 from quintet.training.packing import select_sequences
 from quintet.training.protocols import Actor
 
@@ -191,29 +190,29 @@ def _as_response(
     return Trajectory("demonstration", index, index, 0, (turn,), Outcome.SUCCESS)
 
 
-def train_on_demonstrations(
-    actor: Actor,
-    batch: Batch,
-    config: WarmStartConfig,
-    seed: int,
-    should_stop: Callable[[int, dict[str, float]], bool],
-    *,
-    done: int = 0,
-) -> None:
-    """Make up to `config.updates` steps of cross-entropy on random sequences, of which the first `done` have been made
-    before; stop when `should_stop(update, metrics)`, which is called after each of them, returns True."""
-    shuffle = torch.Generator().manual_seed(derive_seed(seed, "warm_start"))
-    queue = torch.empty(0, dtype=torch.long)
-    for update in range(1, config.updates + 1):
-        while len(queue) < config.turns_per_update:
-            queue = torch.cat([queue, torch.randperm(len(batch.lengths), generator=shuffle)])
-        sequences, queue = queue[: config.turns_per_update], queue[config.turns_per_update :]
-        if update <= done:
-            continue
-        rate = learning_rate(config.optimizer, update, config.updates)
-        decay = weight_decay(config.optimizer, update, config.updates)
-        part = select_sequences(batch, sequences)
-        metrics = actor.update(part, CrossEntropyObjective(), "token-mean", rate, weight_decay=decay)
-        losses = {name: metrics[name] for name in ("sft/loss", "sft/token_accuracy")}
-        if should_stop(update, {**losses, "sft/lr": rate, "sft/grad_norm": metrics["grad_norm"]}):
-            return
+class DemonstrationUpdates:
+    """Updates of a warm start: steps of cross-entropy on random sequences of the demonstrations."""
+
+    def __init__(self, actor: Actor, batch: Batch, config: WarmStartConfig, seed: int) -> None:
+        """`seed` is the seed of the run."""
+        self._actor = actor
+        self._batch = batch
+        self._size = config.turns_per_update
+        self._shuffle = torch.Generator().manual_seed(derive_seed(seed, "warm_start"))
+        self._queue = torch.empty(0, dtype=torch.long)
+        self._drawn = 0
+
+    def __call__(self, update: int, rate: float, weight_decay: float) -> dict[str, float]:
+        """Make an update, counted from 1; return its metrics."""
+        part = select_sequences(self._batch, self._sequences(update))
+        return self._actor.update(part, CrossEntropyObjective(), "token-mean", rate, weight_decay=weight_decay)
+
+    def _sequences(self, update: int) -> torch.Tensor:
+        """Return the sequences of an update; draw the ones of earlier updates, which a resumed run skips, before."""
+        while self._drawn < update:
+            while len(self._queue) < self._size:
+                order = torch.randperm(len(self._batch.lengths), generator=self._shuffle)
+                self._queue = torch.cat([self._queue, order])
+            sequences, self._queue = self._queue[: self._size], self._queue[self._size :]
+            self._drawn += 1
+        return sequences

@@ -59,7 +59,7 @@ GYM = "reasoning_gym/"
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Verifier with its process kind and options, and extra fields besides those of the row."""
+    """Verifier with its process kind and options, and extra fields besides the row's."""
 
     verifier: str
     process_kind: ProcessKind

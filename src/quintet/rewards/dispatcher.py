@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import selectors
 import signal
 import socket
@@ -17,8 +18,7 @@ from quintet.errors import ConfigError, MachineError, UserError
 from quintet.records import Failure
 from quintet.rewards.verifier_process import ProcessKind, VerifierJob, VerifierProcess
 from quintet.rewards.verifier_worker import Setup
-from quintet.sandbox.sandboxed_process import describe_exit
-from quintet.sandbox.worker_processes import WorkerProcesses
+from quintet.sandbox.worker_processes import MAX_FAILED_STARTS, ProcessEnd, WorkerProcesses
 
 WORKER = "quintet.rewards.verifier_worker:work"
 SLOW_SECONDS = 0.08
@@ -29,8 +29,6 @@ ten responses that never end would otherwise take the CPU cores from a hundred q
 MAX_JOBS_PER_MESSAGE = 16
 TARGET_MESSAGE_SECONDS = 0.02
 """Work in one message, estimated from the last ones."""
-MAX_FAILED_STARTS = 3
-"""Consecutive processes or fork servers that end before they are ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +67,10 @@ class Dispatcher:
         self._queues: dict[ProcessKind, deque[VerifierJob]] = {}
         self._was_ready = False
         self._num_failed_starts = 0
-        self._num_failed_fork_servers = 0
         self._next_start = 0.0
         self._seconds_per_job: dict[ProcessKind, float] = {}
         self._stopping = False
-        self._processes = WorkerProcesses(WORKER, self._receive, self._process_died, self._restart)
+        self._processes = WorkerProcesses(WORKER, self._receive, self._process_ended, self._server_died)
         self._processes.start_fork_server()
         self._wakeup, self._wakeup_writer = socket.socketpair()
         for end in (self._wakeup, self._wakeup_writer):
@@ -123,22 +120,17 @@ class Dispatcher:
             self._processes.selector.close()
 
     def _iterate(self) -> None:
-        self._processes.wait(self._select_timeout())
+        self._processes.wait(max(min(self._timers(), default=math.inf) - time.monotonic(), 0.0))
         self._read_inbox()
         now = time.monotonic()
-        self._kill_timed_out(now)
         self._handle_slow(now)
         self._assign(now)
         self._resume_stopped(now)
 
-    def _select_timeout(self) -> float | None:
-        times = list(self._timers())
-        return max(min(times) - time.monotonic(), 0.0) if times else None
-
     def _timers(self) -> Iterator[float]:
+        """Yield the times at which there is something to do besides the deadlines of the processes."""
         for process in self._processes:
             if process.jobs:
-                yield process.deadline
                 if self._config.overflow and not process.slow:
                     yield process.job_started + SLOW_SECONDS
                 if process.resume_at is not None:
@@ -188,9 +180,7 @@ class Dispatcher:
         count = 1 if self._config.interval_seconds else max(count, 1)
         self._next_start = now + self._config.interval_seconds
         jobs = [queue.popleft() for _ in range(count)]
-        try:
-            process.send(jobs, now)
-        except OSError:
+        if not process.send_jobs(jobs, now):
             # it ended while it was idle
             self._processes.kill(process)
             queue.extendleft(reversed(jobs))
@@ -214,7 +204,7 @@ class Dispatcher:
     # ---- receiving
 
     def _receive(self, process: VerifierProcess) -> None:
-        for reply in process.replies():
+        for reply in process.receive_messages():
             self._handle(process, reply)
             if process not in self._processes:
                 return
@@ -226,15 +216,15 @@ class Dispatcher:
             self._processes.kill(process)
             self._start_failed(process.process_kind, failure, error["hint"], is_final=True)
         elif "ready" in reply:
-            process.ready = self._was_ready = True
-            self._num_failed_starts = self._num_failed_fork_servers = 0
+            self._processes.mark_ready(process)
+            self._was_ready, self._num_failed_starts = True, 0
             self._report(None)
         elif process.jobs:
             self._complete_job(process, reply)
 
     def _complete_job(self, process: VerifierProcess, reply: Mapping[str, Any]) -> None:
         job = process.jobs.popleft()
-        process.job_started, process.slow = time.monotonic(), False
+        process.begin_job(time.monotonic())
         # it may have been suspended as it replied
         self._resume(process)
         error = reply.get("failure")
@@ -248,24 +238,18 @@ class Dispatcher:
                 self._seconds_per_job.get(process.process_kind, seconds) + seconds
             ) / 2
 
-    def _process_died(self, process: VerifierProcess, status: int) -> None:
-        failure = Failure("reward", "ProcessDied", describe_exit(status))
-        if process.ready:
-            self._fail_job(process, failure)
-        else:
-            self._processes.kill(process)
-            self._start_failed(process.process_kind, failure)
+    # ---- failures
 
-    # ---- failures and time limits
-
-    def _kill_timed_out(self, now: float) -> None:
-        for process in [process for process in self._processes if process.jobs and now >= process.deadline]:
+    def _process_ended(self, process: VerifierProcess, end: ProcessEnd) -> None:
+        """Fail the running job of a process and requeue the others."""
+        if end.timed_out:
             problem = f"no result after {process.jobs[0].seconds:g} s: its process was killed"
-            self._fail_job(process, Failure("reward", "Timeout", problem))
-
-    def _fail_job(self, process: VerifierProcess, failure: Failure) -> None:
-        """Kill a process, fail its running job and requeue the others."""
-        self._processes.kill(process)
+            failure = Failure("reward", "Timeout", problem)
+        else:
+            failure = Failure("reward", "ProcessDied", end.describe("the verifier processes"))
+        if not process.ready and not end.with_server:
+            self._start_failed(process.process_kind, failure)
+            return
         if process.jobs:
             self._deliver(VerifierResult(process.jobs.popleft().key, None, failure))
         self._requeue(process.process_kind, process.jobs)
@@ -321,13 +305,8 @@ class Dispatcher:
         while queue:
             self._deliver(VerifierResult(queue.popleft().key, None, failure))
 
-    def _restart(self) -> None:
-        """Fail the running jobs after the fork server and all its processes have died, and start another."""
-        self._num_failed_fork_servers += 1
-        failure = Failure("reward", "ProcessDied", "the fork server of the verifier processes has died")
-        for process in self._processes:
-            self._fail_job(process, failure)
-        if self._num_failed_fork_servers < MAX_FAILED_STARTS:
+    def _server_died(self) -> None:
+        if self._processes.num_failed_servers < MAX_FAILED_STARTS:
             self._processes.start_fork_server()
             return
         self._stopping = True

@@ -106,7 +106,7 @@ def truth_errors_under_key(key: str) -> Iterator[None]:
     """Name another key than `data.truth_key` in errors of ground truths.
 
     Raises:
-        ConfigError: that of the block.
+        ConfigError: the error that the block raises.
     """
     try:
         yield

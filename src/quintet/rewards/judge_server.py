@@ -11,7 +11,7 @@ from typing import Any, Literal
 from quintet.errors import MachineError
 
 CONTROL_SECONDS = 900.0
-"""Timeout of moving a large model between the memory of the device and that of the host."""
+"""Timeout of moving a large model between device memory and host memory."""
 
 
 @dataclass(frozen=True, slots=True)

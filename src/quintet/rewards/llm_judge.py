@@ -58,7 +58,7 @@ class LlmJudge:
     def __init__(
         self, reward: RewardConfig, judge: JudgeConfig, max_response_tokens: int, servers: Sequence[JudgeServer] = ()
     ) -> None:
-        """Verdicts become rewards like the scores of verifiers. `servers` are those of a judge without a URL; responses
+        """Verdicts become rewards like the scores of verifiers. `servers` belong to a judge without a URL; responses
         are distributed over them.
 
         Raises:

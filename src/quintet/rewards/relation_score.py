@@ -1,4 +1,4 @@
-"""Score of relations that were extracted from a description against those of the environment's state."""
+"""Score of relations that were extracted from a description, against the relations of the environment's state."""
 
 from __future__ import annotations
 

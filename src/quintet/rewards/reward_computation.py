@@ -33,7 +33,7 @@ class RewardComputation:
     def reward(self, response: Response, outcome: Mapping[str, Any] | Failure) -> RewardResult:
         """Return the reward of a response from the result of a verifier or user's function, or from its failure.
 
-        Scores of verifiers, between 0 and 1, map to `wrong_reward` … 1; those of a custom function are unchanged.
+        Scores of verifiers, between 0 and 1, map to `wrong_reward` … 1; scores of a custom function are unchanged.
         Both are multiplied by `scale`; format reward and overlong penalty are added.
         """
         if isinstance(outcome, Failure):

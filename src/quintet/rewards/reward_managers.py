@@ -132,7 +132,8 @@ class PooledRewardScorer:
 class BatchRewardScorer:
     """Scores all responses in one call of a user's function, with lists: verl's `batch`.
 
-    Its time limit is that of one response times their number; if the call fails, all responses have failed.
+    Its time limit is the limit of one response times the number of responses. If the call fails, all responses have
+    failed.
     """
 
     def __init__(self, pool: VerifierPool, terms: RewardComputation) -> None:

@@ -1,7 +1,7 @@
 """State rewards: how well the thoughts of a policy describe the state of its environment before and after its actions.
 
 As in VAGEN (Wang et al. 2025, arXiv:2510.16907), relations to the player are extracted from the descriptions and
-compared with those of the environment.
+compared with the environment's relations.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Description:
     kind: DescriptionKind
     text: str
     relations: tuple[Relation, ...] | None
-    """Those of the state."""
+    """Relations of the state."""
     scoring: RelationScoring
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import socket
+import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from quintet.sandbox.json_lines import LineBuffer, decode, encode
-from quintet.sandbox.sandboxed_process import receive_available
+from quintet.sandbox.json_lines import encode
+from quintet.sandbox.worker_processes import WorkerProcess
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,11 @@ class VerifierJob:
 
 
 @dataclass(slots=True, eq=False)
-class VerifierProcess:
-    """Worker process and its jobs, of which the first is running and the others are queued."""
+class VerifierProcess(WorkerProcess):
+    """Worker process and its jobs, of which the first is running, up to the deadline, and the others are queued."""
 
-    number: int
-    connection: socket.socket
     process_kind: ProcessKind
     jobs: deque[VerifierJob] = field(default_factory=deque)
-    ready: bool = False
     job_started: float = 0.0
     """Start of the running job, or later, on the monotonic clock."""
     slow: bool = False
@@ -51,34 +48,20 @@ class VerifierProcess:
     """Time of the last message to it."""
     num_sent: int = 0
     """Number of jobs in that message."""
-    ended: bool = False
-    """The connection has ended."""
-    _lines: LineBuffer = field(default_factory=LineBuffer)
 
     @property
     def idle(self) -> bool:
         return self.ready and not self.jobs
 
-    @property
-    def deadline(self) -> float:
-        """End of the running job's time limit."""
-        return self.job_started + self.jobs[0].seconds
+    def begin_job(self, now: float) -> None:
+        """Note that the first job, if there is one, begins now."""
+        self.job_started, self.slow = now, False
+        self.deadline = now + self.jobs[0].seconds if self.jobs else math.inf
 
-    def send(self, jobs: Iterable[VerifierJob], now: float) -> None:
-        """Send jobs to an idle process.
-
-        Raises:
-            OSError: the process has ended.
-        """
+    def send_jobs(self, jobs: Iterable[VerifierJob], now: float) -> bool:
+        """Send jobs to an idle process; return whether it still runs."""
         self.jobs.extend(jobs)
-        self.job_started = self.last_sent = now
+        self.begin_job(now)
+        self.last_sent = now
         self.num_sent = len(self.jobs)
-        self.connection.setblocking(True)
-        self.connection.sendall(encode([job.message for job in self.jobs]))
-        self.connection.setblocking(False)
-
-    def replies(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the replies since the last call."""
-        while chunk := receive_available(self.connection):
-            yield from map(decode, self._lines.feed(chunk))
-        self.ended = chunk is not None
+        return self.send(encode([job.message for job in self.jobs]))

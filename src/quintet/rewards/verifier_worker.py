@@ -10,7 +10,7 @@ import math
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from quintet.rewards import time_budget
@@ -18,8 +18,7 @@ from quintet.rewards.custom_function import load_function, parse_result, parse_r
 from quintet.rewards.verifiers.registry import VERIFIERS
 from quintet.rewards.verifiers.truth_checks import CHECKED_BEFORE_SCORING, check_ground_truth
 from quintet.sandbox import seccomp
-from quintet.sandbox.json_lines import LineBuffer, decode, encode
-from quintet.sandbox.sandboxed_process import error_message
+from quintet.sandbox.sandboxed_process import error_message, serve
 
 MEMORY_BYTES = 4 << 30
 """Address space limit of a process that runs built-in verifiers."""
@@ -42,15 +41,7 @@ class Setup:
 def work(connection: socket.socket, setup_fields: Message) -> None:
     """Verify until the connection ends; `setup_fields` are the fields of a `Setup`."""
     setup = Setup(**setup_fields)
-    try:
-        score = _prepare(setup)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - any error of a user's file is reported to the run
-        connection.sendall(encode({"broken": error_message(error)}))
-        return
-    connection.sendall(encode({"ready": True}))
-    for line in LineBuffer().read(connection):
-        for reply in _replies(score, decode(line), setup.timeout_seconds):
-            connection.sendall(encode(reply))
+    serve(connection, lambda: partial(_replies, _prepare(setup), setup.timeout_seconds))
 
 
 def _prepare(setup: Setup) -> Callable[[Message], Message]:
@@ -63,7 +54,7 @@ def _prepare(setup: Setup) -> Callable[[Message], Message]:
     return lambda message: _call_function(call, message, setup.batched)
 
 
-def _replies(score: Callable[[Message], Message], messages: list[Message], timeout: float) -> Iterator[Message]:
+def _replies(score: Callable[[Message], Message], timeout: float, messages: list[Message]) -> Iterator[Message]:
     for message in messages:
         time_budget.start(timeout)
         try:

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import count
 from typing import Self
 
 from quintet import trace
@@ -34,17 +33,17 @@ from quintet.rollout.chat.response_parser import ParsedResponse, ResponseFormat
 from quintet.rollout.engines.engine import RequestEngine
 from quintet.rollout.episode import EMPTY, LOST, NO_RELATIONS, UNEXPLAINED, Episode, PolicyResponse, RunningEpisode
 from quintet.rollout.episode_limits import EpisodeLimits, EpisodeRules, FailureMonitor, build_episode_rules
+from quintet.rollout.episode_loop import EpisodeLoop
 from quintet.rollout.sampling_params import SamplingParams
 
 MAX_CACHED_RESPONSES = 4096
 
 
-class AgentLoop:
+class AgentLoop(EpisodeLoop[RunningEpisode]):
     """Runs episodes with one engine.
 
-    `collect_rollouts` runs episodes to their end. `start` and `step` run the same episodes incrementally, so that they
-    can continue across a weight sync. A failing env or request costs only its own episode, which ends as
-    `Outcome.FAILED` with its `Failure`.
+    A failing env or request costs only its own episode, which ends as `Outcome.FAILED` with its `Failure`. More than
+    `max_failed_share` failures among the concurrent episodes end the run.
     """
 
     def __init__(
@@ -59,15 +58,12 @@ class AgentLoop:
     ) -> None:
         """`envs` may be a function that creates an env for this process. With several envs, `rules` has one entry per
         env and replaces `config`, `env_name` and `limits`."""
-        self._engine = engine
+        super().__init__(engine)
         self.chat = chat
         self._envs: VectorEnv = LocalVectorEnv(envs) if callable(envs) else envs
         self._rules = tuple(rules) or (EpisodeRules(env_name, config, limits or EpisodeLimits()),)
         self._failures = {r.name: FailureMonitor(r.limits.max_failed_share, r.key) for r in self._rules}
-        self._ids = count()
-        self._running: dict[int, RunningEpisode] = {}
         self._responses = _ResponseCache(chat)
-        self._finished: list[tuple[int, Trajectory]] = []
         state_reward = self._rules[0].config.state_reward
         self._state_rewards = None if state_reward is None else StateRewards(state_reward)
         self._prompt_changes: Counter[PromptChange] = Counter()
@@ -96,58 +92,8 @@ class AgentLoop:
 
     @property
     def busy(self) -> bool:
-        """Whether episodes are running, or have ended without having been returned."""
-        is_scoring = self._state_rewards is not None and self._state_rewards.pending
-        return bool(self._running or self._finished or is_scoring)
-
-    def collect_rollouts(self, episodes: Sequence[Episode], sampling: SamplingParams) -> Iterator[Trajectory]:
-        """Run all episodes and yield their trajectories in the order in which they end. Episodes that are already
-        running continue beside them; if there are none, the prefix cache is reset first, so that results do not depend
-        on earlier rollouts, to the last bit.
-
-        Raises:
-            MachineError: more than `max_failed_share` of the episodes failed.
-        """
-        pending = self._start(episodes, sampling)
-        try:
-            while pending:
-                self._step()
-                finished, self._finished = self._finished, []
-                self._finished = [entry for entry in finished if entry[0] not in pending]
-                for number, trajectory in finished:
-                    if number in pending:
-                        pending.remove(number)
-                        yield trajectory
-        finally:
-            # the consumer may have stopped iterating, or an error ends the run
-            self._abort(running for running in self._running.values() if running.id in pending)
-            if self._state_rewards is not None:
-                self._state_rewards.withdraw(pending)
-            self._finished = [entry for entry in self._finished if entry[0] not in pending]
-
-    def start(self, episodes: Sequence[Episode], sampling: SamplingParams) -> None:
-        """Start episodes beside those that are running; `step` advances them."""
-        self._start(episodes, sampling)
-
-    def step(self) -> list[Trajectory]:
-        """Advance engine and envs by one step and return the episodes that ended. Waits for envs if the engine is idle.
-
-        Raises:
-            MachineError: more than `max_failed_share` of the concurrent episodes failed.
-            EngineError: the engine died and is not a `RestartingEngine`.
-        """
-        self._step()
-        finished, self._finished = self._finished, []
-        return [trajectory for _, trajectory in finished]
-
-    def abort(self, groups: Collection[int]) -> list[Trajectory]:
-        """Abort the running episodes of groups and return them as `Outcome.ABORTED`, together with episodes of these
-        groups that had ended and were not yet returned."""
-        ended = [trajectory for _, trajectory in self._finished if trajectory.group in groups]
-        if self._state_rewards is not None:
-            ended += self._state_rewards.withdraw(groups=groups)
-        self._finished = [entry for entry in self._finished if entry[1].group not in groups]
-        return ended + self._abort(running for running in self._running.values() if running.episode.group in groups)
+        """Whether episodes are running or scored, or have ended without having been returned."""
+        return super().busy or (self._state_rewards is not None and self._state_rewards.pending)
 
     def pop_metrics(self) -> dict[str, float]:
         """Return the metrics since the last call: timings, counts of changed observations, and metrics of the envs."""
@@ -160,7 +106,7 @@ class AgentLoop:
 
     def close(self) -> None:
         """Abort running episodes and stop the processes of the envs."""
-        self._abort(self._running.values())
+        self._abort(set(self._running))
         self._envs.close()
         if self._state_rewards is not None:
             self._state_rewards.close()
@@ -321,17 +267,18 @@ class AgentLoop:
         else:
             self._request_turn(running, steps[-1].observation if steps else running.observation)
 
-    def _abort(self, episodes: Iterable[RunningEpisode]) -> list[Trajectory]:
-        aborted = {running.id: running for running in episodes}
-        generating = [running.id for running in aborted.values() if running.is_generating]
+    def _abort(self, numbers: set[int]) -> list[Trajectory]:
+        aborted = {number: running for number, running in self._running.items() if number in numbers}
+        generating = [number for number, running in aborted.items() if running.is_generating]
         for generation in self._engine.abort(generating) if generating else ():
             if generation.tokens:
                 aborted[generation.id].add_turn(PolicyResponse(generation, self.chat.decode(generation.tokens)))
         for running in aborted.values():
             self._end(running, Outcome.ABORTED)
-        trajectories = [trajectory for number, trajectory in self._finished if number in aborted]
-        self._finished = [entry for entry in self._finished if entry[0] not in aborted]
-        return trajectories
+        return self._take_finished(lambda number, _: number in aborted)
+
+    def _withdraw(self, *, numbers: Collection[int] = (), groups: Collection[int] = ()) -> list[Trajectory]:
+        return [] if self._state_rewards is None else self._state_rewards.withdraw(numbers, groups=groups)
 
     def _end(self, running: RunningEpisode, outcome: Outcome, failure: Failure | None = None) -> None:
         self._envs.drop(running.id)

@@ -1,4 +1,5 @@
-"""Channel: a bounded queue between threads, which waits if it is full or empty and passes on errors."""
+"""Channel: a bounded queue between threads that waits if it is full or empty and passes on errors; and a counter for
+channels in which nothing waits."""
 
 from __future__ import annotations
 
@@ -16,6 +17,31 @@ T = TypeVar("T")
 
 class ChannelClosedError(RuntimeError):
     """A channel was closed: nothing can be put into it, or nothing is left to get."""
+
+
+class ChannelCounter:
+    """Counts of a channel whose consumer takes each item at once, in the thread that puts it: nothing waits in it, so
+    that a size never limits it."""
+
+    def __init__(self, config: ChannelConfig) -> None:
+        self._name = config.full_name
+        self._passed = 0
+        self._get_seconds = 0.0
+
+    def count(self, items: int = 1, *, get_seconds: float = 0.0) -> None:
+        """Count items that pass through the channel, and the time that the consumer has waited for them."""
+        self._passed += items
+        self._get_seconds += get_seconds
+
+    def pop_metrics(self) -> dict[str, float]:
+        """Return the counts and waiting times since the last call, with the names of `Channel.pop_metrics`."""
+        passed, self._passed = self._passed, 0
+        seconds, self._get_seconds = self._get_seconds, 0.0
+        return _metrics(self._name, items=0, puts=passed, gets=passed, put_seconds=0.0, get_seconds=seconds)
+
+
+def _metrics(channel: str, **values: float) -> dict[str, float]:
+    return {f"channel/{channel}/{name}": value for name, value in values.items()}
 
 
 class Channel(Generic[T]):
@@ -131,13 +157,14 @@ class Channel(Generic[T]):
     def pop_metrics(self) -> dict[str, float]:
         """Return the items in the queue, and the counts and waiting times since the last call."""
         with self._changed:
-            metrics: dict[str, float] = {
-                "items": len(self._items),
-                "puts": self._puts,
-                "gets": self._gets,
-                "put_seconds": self._put_seconds,
-                "get_seconds": self._get_seconds,
-            }
+            metrics = _metrics(
+                self.name,
+                items=len(self._items),
+                puts=self._puts,
+                gets=self._gets,
+                put_seconds=self._put_seconds,
+                get_seconds=self._get_seconds,
+            )
             self._puts = self._gets = 0
             self._put_seconds = self._get_seconds = 0.0
-        return {f"channel/{self.name}/{name}": value for name, value in metrics.items()}
+        return metrics

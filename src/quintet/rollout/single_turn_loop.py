@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quintet import trace
@@ -26,6 +25,7 @@ from quintet.records import (
 from quintet.rewards.thoughts import opened_thought
 from quintet.rollout.engines.engine import RequestEngine
 from quintet.rollout.episode import EMPTY, LOST, UNEXPLAINED, Episode
+from quintet.rollout.episode_loop import EpisodeLoop
 from quintet.rollout.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -101,11 +101,11 @@ class RunningPrompt:
         )
 
 
-class SingleTurnLoop:
+class SingleTurnLoop(EpisodeLoop[RunningPrompt]):
     """Generates responses with one engine and scores them. `Episode.seed` is the number of a prompt.
 
-    `collect_rollouts` runs episodes to their end. `start` and `step` run the same episodes incrementally, so that they
-    can continue across a weight sync.
+    A response whose scoring fails counts as wrong and keeps the cause; more than `max_failed_share` failures end the
+    run. Aborted episodes have no reward.
     """
 
     def __init__(
@@ -120,72 +120,15 @@ class SingleTurnLoop:
         max_failed_share: float,
     ) -> None:
         """`stop_token_ids` are the tokens that end a response, unless the sampling parameters have others."""
-        self._engine = engine
+        super().__init__(engine)
         self._tokenizer = tokenizer
         self._prompts = prompts
         self._scorer = scorer
         self._config = config
         self._stop_token_ids = stop_token_ids
-        self._ids = count()
-        self._running: dict[int, RunningPrompt] = {}
-        self._finished: list[tuple[int, Trajectory]] = []
         self._failures = _FailureLimit(max_failed_share)
         self._engine_seconds = 0.0
         self._max_turns = 1
-
-    @property
-    def busy(self) -> bool:
-        """Whether responses are being generated or scored, or have ended without having been returned."""
-        return bool(self._running or self._finished)
-
-    def collect_rollouts(self, episodes: Sequence[Episode], sampling: SamplingParams) -> Iterator[Trajectory]:
-        """Run all episodes and yield their trajectories in the order in which they are scored. Episodes that are
-        already running continue beside them; if there are none, the prefix cache is reset first, so that results do not
-        depend on earlier rollouts, to the last bit.
-
-        A response whose scoring fails counts as wrong and keeps the cause.
-
-        Raises:
-            MachineError: more than `max_failed_share` of the responses could not be generated or scored.
-        """
-        pending = self._start(episodes, sampling)
-        try:
-            while pending:
-                self._step()
-                finished, self._finished = self._finished, []
-                self._finished = [entry for entry in finished if entry[0] not in pending]
-                for number, trajectory in finished:
-                    if number in pending:
-                        pending.remove(number)
-                        yield trajectory
-                self._failures.check()
-        finally:
-            # the consumer may have stopped iterating, or an error ends the run
-            self._abort(pending)
-
-    def start(self, episodes: Sequence[Episode], sampling: SamplingParams) -> None:
-        """Start episodes beside those that are running; `step` advances them."""
-        self._start(episodes, sampling)
-
-    def step(self) -> list[Trajectory]:
-        """Advance the engine by one step and return the episodes that ended. If the engine is idle, wait for rewards.
-
-        Raises:
-            MachineError: see `collect_rollouts`.
-            EngineError: the engine died and is not a `RestartingEngine`.
-        """
-        self._step()
-        self._failures.check()
-        finished, self._finished = self._finished, []
-        return [trajectory for _, trajectory in finished]
-
-    def abort(self, groups: Collection[int]) -> list[Trajectory]:
-        """Abort the running episodes of groups and return them as `Outcome.ABORTED` without a reward, together with
-        episodes of these groups that had ended and were not yet returned."""
-        ended = [trajectory for _, trajectory in self._finished if trajectory.group in groups]
-        self._finished = [entry for entry in self._finished if entry[1].group not in groups]
-        running = {number for number, running in self._running.items() if running.episode.group in groups}
-        return ended + self._abort(running)
 
     def pop_metrics(self) -> dict[str, float]:
         """Return the metrics since the last call: seconds in the engine."""
@@ -289,9 +232,10 @@ class SingleTurnLoop:
             self._handle_generation(generation)
         for number in numbers & set(self._running):
             self._end(number, Outcome.ABORTED)
-        aborted = [trajectory for number, trajectory in self._finished if number in numbers]
-        self._finished = [entry for entry in self._finished if entry[0] not in numbers]
-        return aborted
+        return self._take_finished(lambda number, _: number in numbers)
+
+    def _check_failures(self) -> None:
+        self._failures.check()
 
 
 class _FailureLimit:

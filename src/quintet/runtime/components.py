@@ -16,12 +16,11 @@ from quintet.data.start_state_files import build_start_states
 from quintet.envs.mixed_env import build_run_envs
 from quintet.envs.start_states import StartStates
 from quintet.envs.vector_env import VectorEnv
-from quintet.records import Trajectory
 from quintet.rewards.ground_truths import check_rows
 from quintet.rollout.agent_loop import AgentLoop
 from quintet.rollout.async_rollout import AsyncRollout
 from quintet.rollout.background_rollout import BackgroundRollout, PausingEnvs
-from quintet.rollout.channel import Channel
+from quintet.rollout.channel import ChannelCounter
 from quintet.rollout.chat.chat_format import ChatFormat
 from quintet.rollout.chat.image_prompts import ImagePrompts
 from quintet.rollout.engines.restarting_engine import RestartingEngine
@@ -63,7 +62,7 @@ class Components:
     """Coefficient of the KL divergence in the rewards, if there is one."""
     async_rollout: AsyncRollout | None = None
     """Collects episodes that may outlast their step; None if every step waits for its own."""
-    group_channel: Channel[list[Trajectory]] | None = None
+    group_channel: ChannelCounter | None = None
     """Channel for the complete groups of such a step, if it has a name or a size."""
 
     def close(self) -> None:
@@ -121,7 +120,7 @@ def build_components(
         prompts=prompts,
         kl=kl,
         async_rollout=async_rollout,
-        group_channel=None if async_rollout is not None or groups.is_default else Channel.from_config(groups),
+        group_channel=None if async_rollout is not None or groups.is_default else ChannelCounter(groups),
     )
 
 

@@ -124,11 +124,6 @@ def _judges(config: Experiment) -> Mapping[str, JudgeConfig]:
     return config.reward.judges if config.reward is not None else {}
 
 
-def has_judge_servers(config: Experiment) -> bool:
-    """Return whether the run starts servers of judges."""
-    return any(judge.server is not None for judge in _judges(config).values())
-
-
 def judges_sleep(config: Experiment) -> bool:
     """Return whether the servers leave the memory of their devices to the learners between rollouts."""
     return config.placement.colocated and not overlaps_training(config)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from quintet.algorithms.kl import KlControl
 from quintet.config.native.experiment import Experiment
@@ -38,9 +39,25 @@ class TokenizerFiles:
         return write_all
 
 
-def loss_scales(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the loss scales in a checkpoint's state; see `LearnerGroup.extra_state`."""
-    return {name: value for name, value in state.items() if name.endswith("_scale")}
+class LoadsLearners(Protocol):
+    """Learners that continue from a checkpoint."""
+
+    def load(self, directory: Path, contents: Collection[str], extra: Mapping[str, Any]) -> None:
+        """See `LearnerGroup.load`."""
+
+
+def load_learners(learners: LoadsLearners, checkpoint: Checkpoint, config: Experiment) -> dict[str, Any]:
+    """Load what `checkpoint.load_contents` names; return the checkpoint's state, which is empty without `extra`.
+
+    Raises:
+        ConfigError: the checkpoint does not have it.
+        MachineError: the checkpoint belongs to another model.
+    """
+    contents = contents_to_load(checkpoint, config.checkpoint.load_contents)
+    extra = checkpoint.state if "extra" in contents else {}
+    scales = {name: value for name, value in extra.items() if name.endswith("_scale")}
+    learners.load(checkpoint.directory, contents, scales)
+    return extra
 
 
 @dataclass(slots=True)
@@ -75,9 +92,7 @@ class RunCheckpoint:
             ConfigError: the checkpoint does not have it.
             MachineError: the checkpoint belongs to another model.
         """
-        contents = contents_to_load(checkpoint, self.config.checkpoint.load_contents)
-        extra = checkpoint.state if "extra" in contents else {}
-        self.learners.load(checkpoint.directory, contents, loss_scales(extra))
+        extra = load_learners(self.learners, checkpoint, self.config)
         self.schedules.load(extra)
         if self.kl is not None and "kl_coefficient" in extra:
             self.kl.coefficient = float(extra["kl_coefficient"])

@@ -36,15 +36,28 @@ def _as_bytes(value: dict[str, Any]) -> Any:
     return base64.b64decode(value[BYTES]) if value.keys() == {BYTES} else value
 
 
+class LineTooLongError(ValueError):
+    """A process sends a line that is longer than its reader allows."""
+
+
 class LineBuffer:
     """Splits a byte stream that arrives in chunks into lines."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int | None = None) -> None:
+        """`max_bytes` limits the size of a line that has not ended."""
         self._chunks: list[bytes] = []
+        self._max_bytes, self._incomplete_bytes = max_bytes, 0
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """Yield the lines that this chunk completes."""
+        """Yield the lines that this chunk completes.
+
+        Raises:
+            LineTooLongError: the last line exceeds the limit.
+        """
         *complete, rest = chunk.split(b"\n")
+        self._incomplete_bytes = len(rest) + (0 if complete else self._incomplete_bytes)
+        if self._max_bytes is not None and self._incomplete_bytes > self._max_bytes:
+            raise LineTooLongError(f"the worker process sent a line of more than {self._max_bytes >> 20} MiB")
         for line in complete:
             yield b"".join((*self._chunks, line))
             self._chunks.clear()

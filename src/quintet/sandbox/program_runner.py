@@ -102,7 +102,7 @@ class ProgramRunner:
         """Return whether statements that use a program's names raise no exception.
 
         They run in another process than the program, which may be empty if they use no names of it. `preamble` runs in
-        both before. `subjects` are names that are the program's even if they are those of builtins.
+        both before. `subjects` are names that are the program's even if builtins have them too.
         """
         deadline = time.monotonic() + seconds
         program = {"role": "program", "source": source, "preamble": preamble}

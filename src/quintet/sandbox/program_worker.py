@@ -52,8 +52,8 @@ PRELUDE: Final = "\n".join(
         "from math import inf",
     ]
 )
-"""Names that every program has, in the order in which they hide each other: those of verl's `prime_code`, ROLL and
-LiveCodeBench."""
+"""Names that every program has, in the order in which they hide each other: the names of verl's `prime_code`, ROLL
+and LiveCodeBench."""
 NODES: Final = """
 class ListNode:
     def __init__(self, val=0, next=None):
@@ -84,7 +84,7 @@ COMPARING_BUILTINS: Final = frozenset(
     | {"float", "bool", "range", "zip", "map", "enumerate", "repr", "print", "True", "False", "None"}
 )
 MODULES: Final = {"np": "numpy", "numpy": "numpy", "pd": "pandas", "pandas": "pandas", "pytest": "pytest"}
-"""Modules beside those of Python that tests may use without importing them."""
+"""Modules beside Python's own that tests may use without importing them."""
 RECURSION_LIMIT: Final = 600_000
 
 _prelude: dict[str, Any] = {}
@@ -93,7 +93,7 @@ _rulesets: list[int] = []
 
 
 def preload() -> None:
-    """Prepare the fork server: nobody may read its memory or that of its processes, which have these names."""
+    """Prepare the fork server: nobody may read its memory or its processes' memory. Programs have these names."""
     seccomp.hide_memory()
     if (ruleset := landlock.read_ruleset(landlock.python_paths())) is not None:
         _rulesets.append(ruleset)
@@ -329,7 +329,7 @@ def _passes(peer: Peer, message: Mapping[str, Any]) -> bool:
 
 
 class TestNamespace(dict[str, Any]):
-    """Names of the tests: their own, those of the program, those that all programs have, and builtins.
+    """Names of the tests: their own, the program's, the names that all programs have, and builtins.
 
     What the program defines does not replace modules, builtins or `COMPARISONS`, unless the tests are about it.
     """
@@ -384,7 +384,7 @@ def _solution_module(peer: Peer, names: set[str]) -> ModuleType:
 
 
 def _used_names(statements: str) -> tuple[set[str], set[str]]:
-    """Return the names that statements read and nowhere define, and those of them that are only used as modules."""
+    """Return the names that statements read and nowhere define, and which of these names are only used as modules."""
     nodes = list(ast.walk(ast.parse(statements)))
     names = [node for node in nodes if isinstance(node, ast.Name)]
     defined = {node.id for node in names if not isinstance(node.ctx, ast.Load)}

@@ -112,7 +112,7 @@ class RemoteObject:
     def _calculate(self, operation: str, *operands: Any) -> Any:
         """Do arithmetic in the other process.
 
-        With plain data it gives no plain data but that of the object's plain value, so that an object does not decide
+        With plain data the only plain result is the one of the object's plain value, so that an object does not decide
         whether `abs(f(3) - 9) < 1e-6`.
         """
         result = self._peer.request(operation, *operands)

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from quintet.errors import ConfigError
@@ -24,7 +24,7 @@ class ForkServer:
     """Process that forks and kills worker processes; see `quintet.sandbox.forkserver`."""
 
     def __init__(self, worker: str, environment: Mapping[str, str] | None = None) -> None:
-        """`worker` is the `module:function` that each new process calls; `environment` replaces that of the run."""
+        """`worker` is the `module:function` that each new process calls; `environment` replaces the run's."""
         self.connection, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - our own module
@@ -97,14 +97,20 @@ class ForkServer:
             self._process.wait()
 
 
-def receive_available(connection: socket.socket) -> bytes | None:
-    """Return the bytes that have arrived: None if none have yet, empty at the end of the connection."""
+def serve(connection: socket.socket, prepare: Callable[[], Callable[[Any], Iterable[Any]]]) -> None:
+    """Serve requests in a worker process until the connection ends; `prepare` returns the function of the replies.
+
+    Sends `{"ready": true}` or `{"broken": error}` before the replies.
+    """
     try:
-        return connection.recv(1 << 16)
-    except BlockingIOError:
-        return None
-    except ConnectionResetError:
-        return b""
+        replies = prepare()
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - any error of a user's file is reported to the run
+        connection.sendall(encode({"broken": error_message(error)}))
+        return
+    connection.sendall(encode({"ready": True}))
+    for line in LineBuffer().read(connection):
+        for reply in replies(decode(line)):
+            connection.sendall(encode(reply))
 
 
 def describe_exit(status: int) -> str:

@@ -31,7 +31,7 @@ PDEATHSIG, DUMPABLE, SECCOMP, CAPBSET_DROP, NO_NEW_PRIVS = 1, 4, 22, 24, 38
 LOAD, EQUAL, GREATER, ANY_BIT, RETURN = 0x20, 0x15, 0x25, 0x45, 0x06
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 LAST_KNOWN_SYSCALL = 451
-"""Later system calls (and those of other interfaces, with higher numbers) return ENOSYS, as in an old kernel."""
+"""Later system calls (and calls of other interfaces, with higher numbers) return ENOSYS, as in an old kernel."""
 CLONE_THREAD = 0x10000
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 NOT_STREAM = 0xE

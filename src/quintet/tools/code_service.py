@@ -13,7 +13,7 @@ from quintet.tools.tool import ToolEpisode, result_text
 ATTEMPTS: Final = 3
 """Attempts while the gateway of the service times out, with pauses of 1 and 2 seconds, as verl has them."""
 REPLY_SECONDS: Final = 10.0
-"""Time limit of a request beyond those of compilation and run."""
+"""Time limit of a request beyond the limits of compilation and run."""
 NO_OUTPUT: Final = "no stdout here"
 """Result of a program that did not end, as in verl."""
 

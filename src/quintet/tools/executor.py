@@ -36,7 +36,7 @@ class _Session:
 
 
 class ToolExecutor:
-    """Executes the calls of many episodes at a time, those of one episode one after another in the same process."""
+    """Executes the calls of many episodes at a time; the calls of one episode run one after another in one process."""
 
     def __init__(self, config: ToolCallsConfig) -> None:
         configs = run_tool_configs(config)

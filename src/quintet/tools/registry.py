@@ -46,8 +46,8 @@ def load_tool(name: str, config: ToolConfig) -> Callable[[], Tool]:
 
 
 def run_tool_configs(config: ToolCallsConfig) -> dict[str, ToolConfig]:
-    """Return the tools of a run by the names of their functions: those of `run_tools`, and those of the file of
-    functions before them.
+    """Return the tools of a run by the names of their functions: the tools of the file of functions, then the
+    tools of `run_tools`.
 
     Raises:
         ConfigError: see `run_tools`; or the file of functions cannot be imported, declares no tool, or one of a name

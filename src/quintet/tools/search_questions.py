@@ -13,7 +13,7 @@ import numpy as np
 
 from quintet.config.native.text_envs import SearchQuestionsConfig
 from quintet.envs.bandit import text_image
-from quintet.envs.env import TEXT
+from quintet.envs.env import TEXT, Env
 from quintet.envs.question_files import cell_text, check_file, row_of
 from quintet.errors import ConfigError
 from quintet.records import Observation, Step
@@ -29,7 +29,7 @@ CLOSED_ANSWERS: Final = (["yes"], ["no"], ["noanswer"])
 CALL: Final = re.compile(r"(search|finish)\[(.*)\]", re.DOTALL)
 
 
-class SearchQuestions:
+class SearchQuestions(Env):
     """Question from a file. `search[…]` shows passages, `finish[…]` or any other text is the answer and ends the
     episode."""
 
@@ -98,9 +98,6 @@ class SearchQuestions:
     def render(self) -> np.ndarray:
         """See `Env.render`."""
         return text_image(self._text)
-
-    def close(self) -> None:
-        """See `Env.close`."""
 
 
 def passages_text(passages: Sequence[Mapping[str, Any]]) -> str:

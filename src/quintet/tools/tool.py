@@ -42,7 +42,7 @@ def result_text(value: Any) -> str:
 
 
 def _as_list(value: Any) -> Any:
-    """Return arrays and numbers of numpy and torch as those of Python."""
+    """Return arrays and numbers of numpy and torch as lists and numbers of Python."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"the result is of type {type(value).__name__}, neither text nor JSON")

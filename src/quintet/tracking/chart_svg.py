@@ -74,7 +74,7 @@ class Chart:
     percent: bool = False
     wide: bool = False
     bounds: tuple[float, float] | None = None
-    """Bounds of the vertical axis (default: those of the values)."""
+    """Bounds of the vertical axis (default: the bounds of the values)."""
 
     def html(self) -> str:
         """Return the figure as HTML, empty if no curve has a value."""

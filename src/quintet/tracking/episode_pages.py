@@ -15,8 +15,8 @@ from quintet.tracking.grid_svg import GridSheet, visible
 
 
 def write_episode_pages(directory: Path, step: int, trajectories: Sequence[Trajectory]) -> None:
-    """Write one self-contained page per episode, `trajectory_data_I.html` (RAGEN's file names), and remove those of an
-    earlier run of the step.
+    """Write one self-contained page per episode, `trajectory_data_I.html` (RAGEN's file names), and remove the pages
+    of an earlier run of the step.
 
     Raises:
         MachineError: A file cannot be written.

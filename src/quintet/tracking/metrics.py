@@ -163,7 +163,7 @@ def _by_side(texts: Mapping[Side, list[str]]) -> dict[Side, tuple[str, ...]]:
 def _define_spread(
     name: str, meaning: str, unit: str, healthy: Range | str, over: str, details: Mapping[str, Any]
 ) -> None:
-    """Define mean, maximum and minimum; the details are those of the mean."""
+    """Define mean, maximum and minimum; the details describe the mean."""
     same = "same order of magnitude as the mean"
     define(f"{name}/mean", f"Mean {meaning}", unit, healthy, f"mean over {over}", **details)
     for part, word in (("max", "Maximum"), ("min", "Minimum")):

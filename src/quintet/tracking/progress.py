@@ -32,7 +32,7 @@ KEY_METRICS: Mapping[str, str] = {
 }
 """Metrics shown beside the progress of a phase, with their labels."""
 MIN_SECONDS = 0.5
-"""Time after which a rate is shown: that of a shorter time is one of the clock and of whatever happened in it."""
+"""Time after which a rate is shown: over a shorter time it measures the clock and single events."""
 
 
 class Reporter(Protocol):
@@ -123,7 +123,8 @@ class _Pace:
 
 
 def _select_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics that are shown, in the order of `KEY_METRICS`; of several environments, those of all."""
+    """Return the metrics that are shown, in the order of `KEY_METRICS`. With several environments these are the metrics
+    over all environments."""
     is_mixed = "val/all/success_rate" in metrics
     defined = [
         (describe(name).name, name, value)

@@ -27,7 +27,7 @@ class TimedPhase:
     parts: tuple[TimedPhase, ...] = ()
 
     def leaves(self) -> Iterator[TimedPhase]:
-        """Yield the phases without parts; their seconds add up to those of this phase."""
+        """Yield the phases without parts; their seconds add up to this phase's."""
         if not self.parts:
             yield self
         for part in self.parts:

@@ -43,7 +43,7 @@ def video_path(run: Path, config: TrackingConfig, split: VideoSplit, *, step: in
             of validations are below `<directory>/validation` if training has the same directory.
         split: Kind of the episodes.
         step: Number of training steps, or the step that is validated.
-        number: Number of the rollout among those of the split, from 0.
+        number: Number of the rollout within the split, from 0.
         seed: Seed of the simulator.
     """
     videos, training = (config.validation_video if split == "validation" else config.video), config.video

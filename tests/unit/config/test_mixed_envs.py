@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quintet.config.checks.unsupported import unsupported_problems
+from quintet.config.checks.unsupported import run_problems
 from quintet.config.compose import load_experiment
 from quintet.config.native.mixed_envs import apportion
 from quintet.config.plan.batch_arithmetic import compute_batch_arithmetic
@@ -108,7 +108,7 @@ def test_envs_that_are_no_mapping_are_told() -> None:
 
 def test_what_a_mixed_env_waits_for_is_told_by_its_own_key() -> None:
     composed = load_experiment(None, [LAKE, "envs.lake.env.render=vision", "envs.arm.env.name=simulator"])
-    assert {fault.key for fault in unsupported_problems(composed)} == {"envs.lake.env.render", "envs.arm.env"}
+    assert {fault.key for fault in run_problems(composed)} == {"envs.lake.env.render", "envs.arm.env"}
 
 
 def test_the_plan_says_every_envs_part() -> None:

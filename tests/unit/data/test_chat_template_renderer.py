@@ -51,8 +51,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     started = chat_template_renderer._Processes()
     monkeypatch.setattr(chat_template_renderer, "_processes", lambda: started)
     yield started
-    if started._fork_server is not None:
-        started._fork_server.close()
+    started._pool.close()
 
 
 def serve(tokenizer: Any) -> None:
@@ -149,12 +148,12 @@ def test_a_fixed_date_and_the_thinking_option_reach_the_template() -> None:
 @pytest.mark.parametrize("template", [None, *(template.text for template in TEMPLATES.values() if template.text)])
 def test_templates_of_this_program_start_no_process(template: str | None, processes: Any) -> None:
     assert render_chat_template(tokenizer_with(template), TALK, add_generation_prompt=True)
-    assert processes._fork_server is None
+    assert not processes._pool._fork_servers
 
 
 def test_idle_processes_that_died_are_replaced(processes: Any) -> None:
     tokenizer = tokenizer_with("{{ messages | length }}")
-    for end in (lambda: processes._kill(processes._idle[0]), lambda: processes._fork_server._process.kill()):
+    for end in (lambda: processes._kill(processes._idle[0]), lambda: processes._pool._fork_servers[0]._process.kill()):
         assert render_chat_template(tokenizer, TALK, add_generation_prompt=True) == "4"
         end()
     assert render_chat_template(tokenizer, TALK, add_generation_prompt=True) == "4"

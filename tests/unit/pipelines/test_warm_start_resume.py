@@ -16,7 +16,7 @@ from rich.console import Console
 
 from quintet.config.compose import load_experiment
 from quintet.errors import ConfigError, InterruptedRun, MachineError
-from quintet.pipelines import setup
+from quintet.pipelines import setup, warm_start_updates
 from quintet.pipelines.export import export
 from quintet.pipelines.rl import train
 from quintet.tracking.loggers import JsonlLogger
@@ -44,7 +44,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
                 if step == stop_at:
                     os.kill(os.getpid(), signal.SIGTERM)
 
-        monkeypatch.setattr(setup, "JsonlLogger", StoppingLogger)
+        monkeypatch.setattr(warm_start_updates, "JsonlLogger", StoppingLogger)
         composed = load_experiment(None, (*OVERRIDES, f"output_dir={tmp_path}", f"name={name}", *overrides))
         if stop_at is None:
             train(composed, Console(file=io.StringIO()))

@@ -60,16 +60,6 @@ def level_advantages(advantages: Tensor, level: Level, num_actions: int, action_
     return actions if level == "action" else actions.unsqueeze(-1).expand(*actions.shape, action_dim)
 
 
-def mask_after_end(dones: Tensor) -> Tensor:
-    """Return the actions up to and including the one that ended the episode, bool [T, B, C], without automatic resets.
-
-    `dones`, bool [T, B, C], are those after each action.
-    """
-    steps = to_steps(dones)
-    ended_before = steps.cumsum(0) - steps.long() > 0
-    return from_steps(~ended_before, dones.shape[-1])
-
-
 def to_steps(values: Tensor) -> Tensor:
     """Put the chunks or actions of each robot in their order in time: [T, B, V] to [T V, B]."""
     return values.transpose(1, 2).reshape(-1, values.shape[1])

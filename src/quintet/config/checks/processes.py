@@ -104,7 +104,7 @@ def devices_to_set(config: Experiment, rank: RankInfo, is_set: Callable[[str], b
 def process_problems(composed: ComposedConfig, rank: RankInfo) -> Iterator[ConfigProblem]:
     """Yield demands that differ from the number of processes, and components that cannot have the devices they have.
 
-    For a single process, `COUNTS` are left to `unsupported_problems`.
+    For a single process, `COUNTS` are left to `unsupported_value_problems`.
     """
     config = composed.experiment
     yield from _divergence_problems(composed)

@@ -1,6 +1,6 @@
 """Values that this version, or the engine or backend of the run, does not support."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -67,33 +67,52 @@ def unsupported_values(section: Section, prefix: str = "") -> Iterator[Unsupport
                 yield from unsupported_values(part, f"{key}.{entry}.") if isinstance(part, Section) else ()
 
 
-def unsupported_problems(composed: ComposedConfig, rank: RankInfo | None = None) -> Iterator[ConfigProblem]:
-    """Yield everything that the run asks for and that cannot be done; `rank` is by default that of this process."""
-    config, rank = composed.experiment, rank or current_rank()
-    met = placement_keys_satisfied_by_processes(config, rank)
-    for unsupported in unsupported_values(config):
+def unsupported_value_problems(composed: ComposedConfig, rank: RankInfo) -> Iterator[ConfigProblem]:
+    """Yield the values that require a missing capability, or more processes than were started."""
+    met = placement_keys_satisfied_by_processes(composed.experiment, rank)
+    for unsupported in unsupported_values(composed.experiment):
         if unsupported.key not in met:
             yield _problem(composed, unsupported)
-    yield from engine_problems(composed)
-    yield from executor_problems(composed)
-    yield from backend_problems(composed)
-    yield from sharding_problems(composed)
-    yield from overlap_problems(composed)
-    yield from channel_problems(composed)
-    yield from sharded_reward_problems(composed)
-    yield from judge_problems(composed)
-    yield from distillation_problems(composed)
-    yield from processes_per_device_problems(composed)
-    yield from chunk_algorithm_problems(composed)
-    yield from env_host_problems(composed)
+
+
+CHECKS: tuple[Callable[[ComposedConfig], Iterator[ConfigProblem]], ...] = (
+    executor_problems,
+    backend_problems,
+    sharding_problems,
+    overlap_problems,
+    channel_problems,
+    sharded_reward_problems,
+    judge_problems,
+    distillation_problems,
+    processes_per_device_problems,
+    chunk_algorithm_problems,
+    env_host_problems,
+    weight_transfer_problems,
+    vision_problems,
+    svg_problems,
+    tool_problems,
+    video_problems,
+    profile_problems,
+    robot_problems,
+)
+"""Checks of a combination of values, for every configuration format."""
+
+
+def run_problems(
+    composed: ComposedConfig, rank: RankInfo | None = None, refused_keys: Container[str] = ()
+) -> Iterator[ConfigProblem]:
+    """Yield everything that the run asks for and that cannot be done, in any configuration format.
+
+    `rank` is by default the rank of this process. Values of `refused_keys` are not refused again: the conversion of a
+    framework's configuration refuses them by the framework's keys.
+    """
+    rank = rank or current_rank()
+    for problem in (*unsupported_value_problems(composed, rank), *engine_problems(composed)):
+        if problem.key not in refused_keys:
+            yield problem
+    for check in CHECKS:
+        yield from check(composed)
     yield from process_problems(composed, rank)
-    yield from weight_transfer_problems(composed)
-    yield from vision_problems(composed)
-    yield from svg_problems(composed)
-    yield from tool_problems(composed)
-    yield from video_problems(composed)
-    yield from profile_problems(composed)
-    yield from robot_problems(composed)
 
 
 def _problem(composed: ComposedConfig, unsupported: UnsupportedValue) -> ConfigProblem:
@@ -136,7 +155,7 @@ def refuse_unsupported(composed: ComposedConfig) -> None:
     Raises:
         ConfigError: one message names every unsupported key.
     """
-    raise_problems(unsupported_problems(composed))
+    raise_problems(run_problems(composed))
 
 
 def _plain(value: Any) -> Any:

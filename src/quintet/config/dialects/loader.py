@@ -9,22 +9,14 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from quintet.config.capabilities import Capability
-from quintet.config.checks.backends import backend_problems, megatron_option_problems
-from quintet.config.checks.engines import executor_problems
-from quintet.config.checks.env_hosts import env_host_problems
-from quintet.config.checks.overlap import sharded_reward_problems
+from quintet.config.checks.backends import megatron_option_problems
 from quintet.config.checks.processes import (
     devices_to_set,
     launch_command,
     placement_keys_satisfied_by_processes,
     planned_rank,
-    process_problems,
 )
-from quintet.config.checks.processes_per_device import processes_per_device_problems
-from quintet.config.checks.robots import robot_problems
-from quintet.config.checks.sharding import sharding_problems
-from quintet.config.checks.tools import tool_problems
-from quintet.config.checks.unsupported import UnsupportedValue, unsupported_values
+from quintet.config.checks.unsupported import UnsupportedValue, run_problems, unsupported_values
 from quintet.config.composed import ComposedConfig, with_values
 from quintet.config.dialects.aliases import resolve_aliases
 from quintet.config.dialects.composition.foreign_config import ForeignConfig
@@ -65,6 +57,8 @@ class ConversionResult:
     """Replacements for native values that follow from defaults only and are not supported."""
     remarks: tuple[str, ...]
     """Explanations of the replacements."""
+    refused_keys: frozenset[str]
+    """Native keys that follow from settings in `unsupported`."""
 
 
 def load_config(config: ForeignConfig, dialect: Dialect, *, unknown: UnknownKeyPolicy = "refuse") -> ComposedConfig:
@@ -77,7 +71,7 @@ def load_config(config: ForeignConfig, dialect: Dialect, *, unknown: UnknownKeyP
         MachineError: a file is missing or cannot be read.
     """
     result = convert(config, dialect, unknown=unknown, to_run=True)
-    raise_problems([*conversion_problems(result), *process_problems(_runnable(result), current_rank())])
+    raise_problems(conversion_problems(result, current_rank()))
     tree = result.composed.experiment.model_dump()
     for key, value in result.replaced_defaults.items():
         set_value(tree, key, value)
@@ -89,12 +83,9 @@ def load_config(config: ForeignConfig, dialect: Dialect, *, unknown: UnknownKeyP
     return ready
 
 
-def conversion_problems(result: ConversionResult) -> tuple[ConfigProblem, ...]:
-    """Return all settings that this version, or its learners on this machine, cannot honour."""
-    ready = _runnable(result)
-    placement = (*executor_problems(ready), *processes_per_device_problems(ready), *env_host_problems(ready))
-    placement += (*sharded_reward_problems(ready), *robot_problems(ready), *tool_problems(ready))
-    return (*result.unsupported, *backend_problems(ready), *sharding_problems(ready), *placement)
+def conversion_problems(result: ConversionResult, rank: RankInfo) -> tuple[ConfigProblem, ...]:
+    """Return everything that the run asks for and that cannot be done with the processes that `rank` describes."""
+    return (*result.unsupported, *run_problems(_runnable(result), rank, result.refused_keys))
 
 
 def _runnable(result: ConversionResult) -> ComposedConfig:
@@ -226,7 +217,11 @@ def _adjust(composed: ComposedConfig, native: NativeBuilder, rank: RankInfo) -> 
     converted = {origin for origins in native.origins.values() for origin in origins}
     unused = (remark for key, remark in unsupported_defaults(native.values) if key not in converted)
     remarks = dict.fromkeys([*adjustments.remarks, *(f"default: {remark}" for remark in unused)])
-    return ConversionResult(composed, tuple(adjustments.problems.values()), adjustments.replaced, tuple(remarks))
+    problems = adjustments.problems
+    refused_keys = frozenset(key for key, origins in native.origins.items() if any(map(problems.__contains__, origins)))
+    return ConversionResult(
+        composed, tuple(problems.values()), adjustments.replaced, tuple(remarks), refused_keys | problems.keys()
+    )
 
 
 def _with_torchrun_hint(problem: ConfigProblem, experiment: Experiment, dialect: Dialect) -> ConfigProblem:

@@ -7,7 +7,7 @@ from itertools import chain, islice, repeat
 
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.placement import LOGPROBS, RESTARTABLE, SECTION_TITLES, Placement, place_components
-from quintet.config.torchrun import RankInfo, describe_rank
+from quintet.config.torchrun import describe_rank
 
 STANDALONE_LEARNERS = (LOGPROBS, "reference", "critic", "reward")
 """Components besides engines that may have devices without the actor."""
@@ -127,10 +127,6 @@ class ProcessLayout:
     def _devices_of_node(self, rank: int) -> Sequence[int]:
         first = rank - rank % self.per_node
         return self.devices[first : first + self.per_node]
-
-    def rank_info(self, rank: int = 0) -> RankInfo:
-        """Return the rank among all processes."""
-        return RankInfo(rank, self.size, rank % self.per_node, self.per_node)
 
     def has_engine(self, rank: int) -> bool:
         """Return whether an engine may use the rank's device."""

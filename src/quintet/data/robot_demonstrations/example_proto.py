@@ -28,8 +28,8 @@ _FIXED: Final = {_FIXED64: 8, _FIXED32: 4}
 
 
 def parse_example(data: memoryview, names: Collection[str]) -> Mapping[str, Values]:
-    """Return the values of the features `names` that an example has; those of all steps of a `SequenceExample` one
-    after another.
+    """Return the values of the features `names` that an example has. The steps of a `SequenceExample` follow one
+    another.
 
     Raises:
         InvalidDatasetError: the message is malformed; the text names the byte.

@@ -6,14 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from quintet.data.data_files import write_atomically
 from quintet.data.robot_demonstrations.dataset import RobotDataset, iter_episodes
 
-FILE_NAME: Final = "dataset_statistics.json"
 LOW, HIGH = 0.01, 0.99
 """Quantiles that become -1 and 1 of normalized actions."""
 

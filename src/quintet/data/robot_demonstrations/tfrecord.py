@@ -7,9 +7,9 @@ import struct
 from pathlib import Path
 from typing import Final
 
-from quintet.data.robot_demonstrations.crc32c import masked_crc32c
 from quintet.data.robot_demonstrations.dataset import InvalidDatasetError
 
+_MASK_DELTA: Final = 0xA282EAD8
 _HEADER: Final = struct.Struct("<QI")
 _CRC: Final = struct.Struct("<I")
 MAX_RECORD_BYTES: Final = 2**31 - 1
@@ -70,3 +70,11 @@ class TfrecordFile:
             offsets.append(offset)
             offset = stop
         return offsets
+
+
+def masked_crc32c(data: bytes | memoryview) -> int:
+    """Return the CRC-32C (Castagnoli) of data as TFRecord files store it: rotated, plus a constant."""
+    import google_crc32c
+
+    crc: int = google_crc32c.value(bytes(data))
+    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF

@@ -57,7 +57,7 @@ class PrimitiveSkill:
 
     def step(self, action: str) -> Step:
         """See `Env.step`. Coordinates beyond the workspace are moved to its border. The rewards of an episode add up to
-        VAGEN's: the value of the last state minus that of the first one and the penalties."""
+        VAGEN's: the value of the last state minus the value of the first one and the penalties."""
         config, before = self._config, self._value()
         name, parameters = _parse(action)
         limits = self._table.limits * (len(parameters) // 3)

@@ -9,6 +9,7 @@ import numpy as np
 
 from quintet.config.native.puzzle_envs import Game2048Config
 from quintet.envs.bandit import text_image
+from quintet.envs.env import Env
 from quintet.records import Observation, Step
 
 GOAL = 2048
@@ -18,7 +19,7 @@ LOG_SCALE = 0.1
 Grid = list[list[int]]
 
 
-class Game2048:
+class Game2048(Env):
     """Grid with two tiles by the seed. The game ends when no tile can move, and succeeds if a tile is then at least
     2048."""
 
@@ -75,9 +76,6 @@ class Game2048:
     def render(self) -> np.ndarray:
         """See `Env.render`."""
         return text_image(self._text())
-
-    def close(self) -> None:
-        """See `Env.close`."""
 
     def _text(self) -> str:
         lines = [f"Row {number}: {line}" for number, line in enumerate(self._grid, 1)]

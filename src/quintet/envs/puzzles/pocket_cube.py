@@ -9,7 +9,7 @@ import numpy as np
 
 from quintet.config.native.puzzle_envs import PocketCubeConfig
 from quintet.envs.bandit import text_image
-from quintet.envs.env import UnsolvableError
+from quintet.envs.env import Env, UnsolvableError
 from quintet.records import Observation, Step
 
 Vector = tuple[int, int, int]
@@ -66,7 +66,7 @@ def _turns() -> dict[str, list[int]]:
 TURNS = _turns()
 
 
-class PocketCube:
+class PocketCube(Env):
     """Cube scrambled by the seed, never solved at the start. It is solved if each face has one color."""
 
     actions = tuple(f"{face}{prime}" for face in "UDLRFB" for prime in ("", "'"))
@@ -115,9 +115,6 @@ class PocketCube:
     def render(self) -> np.ndarray:
         """See `Env.render`."""
         return text_image(self._text())
-
-    def close(self) -> None:
-        """See `Env.close`."""
 
     def expert_action(self) -> str:
         """Return the turn that undoes the last one of scramble and episode, not always on a shortest way.

@@ -12,7 +12,7 @@ import numpy as np
 
 from quintet.config.native.puzzle_envs import SudokuConfig
 from quintet.envs.bandit import text_image
-from quintet.envs.env import TEXT, UnsolvableError
+from quintet.envs.env import TEXT, Env, UnsolvableError
 from quintet.envs.start_states import layout_split, split_of
 from quintet.records import Observation, Step
 
@@ -26,7 +26,7 @@ PLACE_ACTION = re.compile(
 ACTION_TRIPLE = re.compile(rf"{_NUMBER},\s*{_NUMBER},\s*{_NUMBER}")
 
 
-class Sudoku:
+class Sudoku(Env):
     """Grid with given numbers by the seed. A number that conflicts with another is refused, so that a full grid is a
     solution."""
 
@@ -92,14 +92,11 @@ class Sudoku:
         """See `Env.render`."""
         return text_image(self._text())
 
-    def close(self) -> None:
-        """See `Env.close`."""
-
     def expert_action(self) -> str:
         """Return a right number that fits.
 
         Raises:
-            UnsolvableError: numbers that are not those of the solution are in the way of all of these.
+            UnsolvableError: numbers that differ from the solution are in the way of all right numbers.
         """
         for row, column in self._cells():
             number = self._solution[row][column]

@@ -113,7 +113,7 @@ class ProcessChannel:
             limits = self._config
             seconds = limits.chunk_timeout_seconds if call == "step" else limits.reset_timeout_seconds
             message = {"stage": self._stage, "call": call, **arguments}
-            self._process.send(StageRequest(self._stage, WHERE[call], seconds), message)
+            self._process.request(StageRequest(self._stage, WHERE[call], seconds), message)
 
     def send(self) -> None:
         """See `RobotChannel`; calls are sent when they are started."""

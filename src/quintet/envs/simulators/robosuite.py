@@ -63,7 +63,7 @@ def _instruction(name: str) -> str:
 
 
 class RobosuiteRobot:
-    """A robot of robosuite; actions are those of its controller, -1 to 1."""
+    """A robot of robosuite; actions are its controller's, -1 to 1."""
 
     def __init__(self, task: str, options: RobosuiteOptions, seed: int, camera_size: tuple[int, int]) -> None:
         self._task, self._seed = task, seed

@@ -6,9 +6,8 @@ import math
 import os
 import socket
 import time
-import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,9 +19,7 @@ from quintet.envs.simulators.robot_messages import Message
 from quintet.envs.simulators.shared_arrays import SharedArrayReader
 from quintet.envs.validation import INVALID_OUTPUT, InvalidEnvOutputError
 from quintet.records import Failure
-from quintet.sandbox.json_lines import LineBuffer, decode
-from quintet.sandbox.sandboxed_process import describe_exit
-from quintet.sandbox.worker_processes import WorkerProcesses, close_fork_servers
+from quintet.sandbox.worker_processes import ProcessEnd, WorkerProcess, WorkerProcesses
 
 WORKER = "quintet.envs.simulators.robot_worker"
 DESCRIPTORS_PER_READ = 16
@@ -40,46 +37,33 @@ class StageRequest:
 
 
 @dataclass(slots=True, eq=False)
-class RobotProcess:
-    """Worker process and its state. It executes requests one after another."""
+class RobotProcess(WorkerProcess):
+    """Worker process and its state. It executes requests one after another. The deadline belongs to the first."""
 
-    number: int
-    connection: socket.socket
-    ended: bool = False
-    """The connection has ended."""
     failure: Failure | None = None
-    deadline: float = math.inf
-    """End of the time limit of the first request, on the monotonic clock."""
     replies: dict[int, Message] = field(default_factory=dict)
     """Replies that are not taken yet, by stage."""
     _requests: deque[StageRequest] = field(default_factory=deque)
     _readers: dict[int, SharedArrayReader] = field(default_factory=dict)
     _descriptors: deque[int] = field(default_factory=deque)
-    _lines: LineBuffer = field(default_factory=LineBuffer)
 
     @property
     def where(self) -> str:
         """`Failure.where` of a failure that happens now."""
         return self._requests[0].where if self._requests else "step"
 
-    def send(self, request: StageRequest, message: Mapping[str, Any]) -> None:
-        """Send a request. The fork server reports dead processes; one that does not read exceeds its time limit."""
+    def request(self, request: StageRequest, message: Mapping[str, Any]) -> None:
+        """Send a request."""
         self._requests.append(request)
         if len(self._requests) == 1:
             self.deadline = time.monotonic() + request.seconds
-        try:
-            self.connection.settimeout(request.seconds)
-            self.connection.sendall(encode_payload(message, JSON) + b"\n")
-        except OSError:
-            return
-        finally:
-            self.connection.setblocking(False)
+        self.send(encode_payload(message, JSON) + b"\n", request.seconds)
 
     def receive(self) -> None:
         """Take the replies that have arrived."""
         try:
-            for line in self._read():
-                self._take(decode(line))
+            for message in self.receive_messages():
+                self._take(message)
         except (InvalidEnvOutputError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             self.failure = self.failure or Failure(self.where, INVALID_OUTPUT, f"the worker process: {error}")
 
@@ -88,18 +72,16 @@ class RobotProcess:
         limit = self._requests[0].seconds if self._requests else 0.0
         return Failure(self.where, "Timeout", f"no result after {limit:g} s: its process was killed")
 
-    def _read(self) -> Iterator[bytes]:
-        chunk = None
-        while chunk != b"":
-            try:
-                chunk, descriptors, _, _ = socket.recv_fds(self.connection, 1 << 16, DESCRIPTORS_PER_READ)
-            except BlockingIOError:
-                return
-            except ConnectionResetError:
-                chunk, descriptors = b"", []
-            self._descriptors.extend(descriptors)
-            yield from self._lines.feed(chunk)
-        self.ended = True
+    def receive_chunk(self) -> bytes | None:
+        """Return the bytes that have arrived, and keep the descriptors of shared memory beside them."""
+        try:
+            chunk, descriptors, _, _ = socket.recv_fds(self.connection, 1 << 16, DESCRIPTORS_PER_READ)
+        except BlockingIOError:
+            return None
+        except ConnectionResetError:
+            return b""
+        self._descriptors.extend(descriptors)
+        return chunk
 
     def _take(self, message: Message) -> None:
         stage = self._requests.popleft().stage
@@ -121,11 +103,9 @@ class RobotProcesses:
         self._config, self._num_robots = config, num_robots
         self._setup = {"env": config.model_dump(mode="json")}
         self._processes: WorkerProcesses[RobotProcess] = WorkerProcesses(
-            f"{WORKER}:work", self._receive, self._died, self._server_died
+            f"{WORKER}:work", self._receive, self._process_ended
         )
         self._slots: list[RobotProcess | None] = [None] * len(num_robots)
-        # a forked child of the run has this object, but not the processes
-        self._finalizer = weakref.finalize(self, close_fork_servers, self._processes.fork_servers, os.getpid())
 
     def running(self, slot: int) -> RobotProcess:
         """Return the process of a slot, a new one if the last has ended.
@@ -150,9 +130,7 @@ class RobotProcesses:
             RobotsLostError: the process has died or exceeds its time limit, or the simulator has failed.
         """
         while stage not in process.replies and process.failure is None:
-            seconds = max(min(running.deadline for running in self._processes) - time.monotonic(), 0.0)
-            self._processes.wait(None if seconds == math.inf else seconds)
-            self._kill_timed_out()
+            self._processes.wait()
         if stage not in process.replies and process.failure is not None:
             raise RobotsLostError(process.failure)
         message = process.replies.pop(stage)
@@ -175,19 +153,9 @@ class RobotProcesses:
         if process.failure is not None:
             self._end(process, process.failure)
 
-    def _died(self, process: RobotProcess, status: int) -> None:
-        self._end(process, Failure(process.where, "ProcessDied", describe_exit(status)))
-
-    def _server_died(self) -> None:
-        for process in self._processes:
-            self._end(process, Failure(process.where, "ProcessDied", "the fork server of simulators has died"))
-
-    def _kill_timed_out(self) -> None:
-        for process in [running for running in self._processes if time.monotonic() >= running.deadline]:
-            # this process may not have polled for longer than the time limit
-            self._receive(process)
-            if process in self._processes and time.monotonic() >= process.deadline:
-                self._end(process, process.timeout_failure())
+    def _process_ended(self, process: RobotProcess, end: ProcessEnd) -> None:
+        died = Failure(process.where, "ProcessDied", end.describe("simulators"))
+        self._end(process, process.timeout_failure() if end.timed_out else died)
 
     def _end(self, process: RobotProcess, failure: Failure) -> None:
         process.failure = failure

@@ -44,7 +44,7 @@ class _Share:
         return cls(host, robots, np.zeros(size, bool), np.zeros(size), counts, counts.copy(), no_states, no_states)
 
     def restart(self, start_states: np.ndarray) -> None:
-        """Forget the episodes, and begin those of the start states, int64 [n, K]."""
+        """Forget the episodes, and begin episodes at the start states, int64 [n, K]."""
         self.start_states, self.tasks = start_states, np.full_like(start_states, -1)
         self.failure, self.is_busy = None, False
         self.running[:] = True
@@ -225,7 +225,7 @@ class RobotStage:
         return array
 
     def _joined_frames(self, results: Sequence[ChunkResult | None]) -> np.ndarray | None:
-        """Return the pictures of all robots; those of hosts without results stay as they were."""
+        """Return the pictures of all robots; the pictures of hosts without results stay as they were."""
         recorded = [result.frames for result in results if result is not None and result.frames is not None]
         if not recorded:
             return None

@@ -102,7 +102,7 @@ class SeparateRobots:
         return self.tasks[self._locate(start_state)[0]]
 
     def _locate(self, start_state: int) -> tuple[int, int]:
-        """Return the task of a start state, and the number of the start state among those of the task."""
+        """Return the task of a start state, and the number of the start state within the task."""
         task = int(np.searchsorted(self._ends, start_state, side="right"))
         return task, start_state - int(self._ends[task]) + self._tasks[task].num_trials
 

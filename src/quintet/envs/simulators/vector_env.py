@@ -171,7 +171,7 @@ class RobotVectorEnv:
         return observation
 
     def _observe(self, robots: np.ndarray) -> RobotObservation:
-        """Return the observations of all robots, those of `robots` rendered anew.
+        """Return the observations of all robots; `robots` are rendered anew.
 
         Raises:
             MachineError: the simulator fails, and there is no earlier observation.
@@ -188,7 +188,7 @@ class RobotVectorEnv:
         return self._observation
 
     def _render(self, moved: np.ndarray) -> np.ndarray | None:
-        """Return a picture of all robots, those of `moved` rendered anew; None if the simulator has failed."""
+        """Return a picture of all robots, of which `moved` are rendered anew; None if the simulator has failed."""
         robots = np.arange(self.num_robots) if self._frame is None else moved
         rows = robots[~self.simulator.have_failed(robots)]
         frame = self.simulator.render(rows) if rows.size else None

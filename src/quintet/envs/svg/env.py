@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from quintet.config.native.envs import SvgConfig
-from quintet.envs.env import IMAGE, TEXT
+from quintet.envs.env import IMAGE, TEXT, Env
 from quintet.envs.start_states import Split
 from quintet.envs.svg.document_check import InvalidSvgError
 from quintet.envs.svg.edges import canny_edges
@@ -105,7 +105,7 @@ def _scores(config: SvgConfig, rendered: Sequence[tuple[Target, str, np.ndarray]
     return scores
 
 
-class SvgEnv:
+class SvgEnv(Env):
     """Env with an image as start state. An action is SVG code, rewarded by the similarity of its rendered image."""
 
     actions = (f"<svg{TEXT}</svg>",)
@@ -144,9 +144,6 @@ class SvgEnv:
     def render(self) -> np.ndarray:
         """See `Env.render`: the target, then the last valid attempt."""
         return self._image
-
-    def close(self) -> None:
-        """See `Env.close`."""
 
     def expert_action(self) -> str:
         """Return the code of the target."""

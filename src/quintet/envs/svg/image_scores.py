@@ -34,7 +34,7 @@ def color_score(target: np.ndarray, image: np.ndarray) -> float:
 
 def code_score(target: str, code: str) -> float:
     """Return the efficiency of code of another length, of VAGEN's first version: up to 1 for shorter code, 0.8 for code
-    as long as that of the target, and less in proportion for longer code."""
+    as long as the target's, and less in proportion for longer code."""
     if len(code) <= len(target):
         return SAME_LENGTH + SHORTER_BONUS * (1.0 - len(code) / max(len(target), 1))
     return SAME_LENGTH * len(target) / len(code)

@@ -10,14 +10,13 @@ from __future__ import annotations
 import io
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
 from quintet.envs.svg.document_check import InvalidSvgError, check_document
 from quintet.sandbox import seccomp
-from quintet.sandbox.json_lines import LineBuffer, decode, encode
-from quintet.sandbox.sandboxed_process import error_message
+from quintet.sandbox.sandboxed_process import serve
 
 MEMORY_BYTES: Final = 1 << 30
 """Address space limit of a process."""
@@ -33,23 +32,17 @@ def preload() -> None:
 
 def work(connection: socket.socket, setup: Mapping[str, Any]) -> None:
     """Render until the connection ends."""
-    try:
-        preload()
-        _restrict()
-    except Exception as error:  # noqa: BLE001 - whatever prevents rendering is reported to the run
-        connection.sendall(encode({"broken": error_message(error)}))
-        return
-    connection.sendall(encode({"ready": True}))
-    for line in LineBuffer().read(connection):
-        connection.sendall(encode(_reply(decode(line))))
+    serve(connection, _prepare)
 
 
-def _restrict() -> None:
+def _prepare() -> Callable[[Mapping[str, Any]], Iterable[Mapping[str, Any]]]:
     """Limit memory, and confine this process where the system can; elsewhere only the document check protects."""
+    preload()
     seccomp.hide_memory()
     seccomp.limit_resources(MEMORY_BYTES)
     with suppress(seccomp.ConfinementError):
         seccomp.confine(read_files=False)
+    return lambda request: [_reply(request)]
 
 
 def _reply(request: Mapping[str, Any]) -> Mapping[str, Any]:

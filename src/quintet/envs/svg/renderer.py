@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 import os
 import signal
-import socket
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
@@ -21,16 +19,14 @@ from quintet import hardware
 from quintet.envs.svg.document_check import MAX_CHARS, InvalidSvgError
 from quintet.envs.svg.render_worker import CPU_SECONDS
 from quintet.errors import MachineError
-from quintet.sandbox.json_lines import LineBuffer, decode, encode
-from quintet.sandbox.sandboxed_process import describe_exit, receive_available
-from quintet.sandbox.worker_processes import WorkerProcesses, close_fork_servers
+from quintet.sandbox.json_lines import encode
+from quintet.sandbox.worker_processes import MAX_FAILED_STARTS, ProcessEnd, WorkerProcess, WorkerProcesses
 
 WORKER: Final = "quintet.envs.svg.render_worker"
 MAX_WORKERS: Final = 4
 TIMEOUT_SECONDS: Final = 60.0
 """Time limit of one image, beyond its CPU time: for a machine that is busy or a process that is stopped."""
 START_SECONDS: Final = 60.0
-MAX_FAILED_STARTS: Final = 3
 OUT_OF_TIME: Final = f"rendering it takes more than {CPU_SECONDS:g} s of CPU time"
 
 RenderResult = np.ndarray | InvalidSvgError
@@ -38,17 +34,13 @@ RenderResult = np.ndarray | InvalidSvgError
 
 
 @dataclass(slots=True, eq=False)
-class _RenderProcess:
+class _RenderProcess(WorkerProcess):
     """Worker process and the number of the SVG that it renders."""
 
-    number: int
-    connection: socket.socket
-    ended: bool = False
-    """The connection has ended."""
-    ready: bool = False
     job: int | None = None
-    deadline: float = field(default_factory=lambda: time.monotonic() + START_SECONDS)
-    lines: LineBuffer = field(default_factory=LineBuffer)
+
+    def __post_init__(self) -> None:
+        self.deadline = time.monotonic() + START_SECONDS
 
 
 class SvgRenderer:
@@ -56,13 +48,12 @@ class SvgRenderer:
 
     def __init__(self, max_workers: int = MAX_WORKERS) -> None:
         self._max_workers = max(1, min(max_workers, hardware.cpu_cores()))
-        self._processes = WorkerProcesses(f"{WORKER}:work", self._receive, self._process_died, self._restart)
+        self._processes = WorkerProcesses(f"{WORKER}:work", self._receive, self._process_ended, self._server_died)
         self._results: list[RenderResult | None] = []
         self._queue: deque[int] = deque()
         self._size = 0
         self._num_failed_starts = 0
         self._lock = threading.Lock()
-        weakref.finalize(self, close_fork_servers, self._processes.fork_servers, os.getpid())
 
     def render(self, texts: Sequence[str], size: int) -> list[RenderResult]:
         """Return the image of each text, or an `InvalidSvgError` if it is not valid SVG or exceeds a limit.
@@ -76,8 +67,7 @@ class SvgRenderer:
             self._queue = deque(index for index, result in enumerate(self._results) if result is None)
             while any(result is None for result in self._results):
                 self._assign(texts)
-                self._processes.wait(self._seconds_to_deadline())
-                self._kill_timed_out()
+                self._processes.wait()
             return [result for result in self._results if result is not None]
 
     def close(self) -> None:
@@ -94,32 +84,22 @@ class SvgRenderer:
 
     def _send(self, process: _RenderProcess, index: int, texts: Sequence[str]) -> None:
         process.job, process.deadline = index, time.monotonic() + TIMEOUT_SECONDS
-        try:
-            process.connection.settimeout(TIMEOUT_SECONDS)
-            process.connection.sendall(encode({"svg": texts[index], "size": self._size}))
-        except OSError:
+        if not process.send(encode({"svg": texts[index], "size": self._size}), TIMEOUT_SECONDS):
             # it ended while it was idle
             self._processes.kill(process)
             self._queue.appendleft(index)
-        else:
-            process.connection.setblocking(False)
-
-    def _seconds_to_deadline(self) -> float | None:
-        """Return the time until the first time limit; None if no process works."""
-        deadlines = [process.deadline for process in self._processes if process.job is not None or not process.ready]
-        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     def _receive(self, process: _RenderProcess) -> None:
-        while chunk := receive_available(process.connection):
-            for line in process.lines.feed(chunk):
-                self._handle(process, decode(line))
-        process.ended = process.ended or chunk is not None
+        for reply in process.receive_messages():
+            process.deadline = math.inf
+            self._handle(process, reply)
 
     def _handle(self, process: _RenderProcess, reply: Mapping[str, Any]) -> None:
         if "broken" in reply:
             raise MachineError(f"SVG code cannot be rendered: {reply['broken']['message']}", reply["broken"]["hint"])
         if "ready" in reply:
-            process.ready, self._num_failed_starts = True, 0
+            self._processes.mark_ready(process)
+            self._num_failed_starts = 0
         elif process.job is not None:
             self._results[process.job] = self._result(reply)
             process.job = None
@@ -129,41 +109,32 @@ class SvgRenderer:
             return InvalidSvgError(str(reply["invalid"]))
         return np.frombuffer(reply["pixels"], np.uint8).reshape(self._size, self._size, 3)
 
-    def _process_died(self, process: _RenderProcess, status: int) -> None:
-        self._end(
-            process, OUT_OF_TIME if status == -signal.SIGPROF else f"rendering it failed: {describe_exit(status)}"
-        )
-
-    def _kill_timed_out(self) -> None:
-        now = time.monotonic()
-        for process in self._processes:
-            if now >= (process.deadline if process.job is not None or not process.ready else math.inf):
-                self._end(process, f"there is no image after {TIMEOUT_SECONDS:g} s")
-
-    def _end(self, process: _RenderProcess, reason: str) -> None:
-        """Kill a process; the SVG that it renders is invalid.
+    def _process_ended(self, process: _RenderProcess, end: ProcessEnd) -> None:
+        """Report the SVG that the process renders as invalid, or queue it again if the fork server has died.
 
         Raises:
             MachineError: processes end before they are ready.
         """
-        self._processes.kill(process)
-        if process.job is not None:
-            self._results[process.job] = InvalidSvgError(reason)
+        if end.with_server:
+            self._queue.extendleft([] if process.job is None else [process.job])
+        elif process.job is not None:
+            self._results[process.job] = InvalidSvgError(_reason(end))
         elif not process.ready:
-            self._start_failed(reason)
+            self._start_failed(_reason(end))
 
-    def _restart(self) -> None:
-        """Continue after the death of the fork server, with which all its processes have died."""
-        for process in self._processes:
-            self._processes.kill(process)
-            if process.job is not None:
-                self._queue.appendleft(process.job)
+    def _server_died(self) -> None:
         self._start_failed("their fork server has died")
 
     def _start_failed(self, reason: str) -> None:
         self._num_failed_starts += 1
         if self._num_failed_starts >= MAX_FAILED_STARTS:
             raise MachineError(f"processes that render SVG code do not start: {reason}")
+
+
+def _reason(end: ProcessEnd) -> str:
+    if end.timed_out:
+        return f"there is no image after {TIMEOUT_SECONDS:g} s"
+    return OUT_OF_TIME if end.status == -signal.SIGPROF else f"rendering it failed: {end.describe('them')}"
 
 
 def _too_long(text: str) -> InvalidSvgError | None:

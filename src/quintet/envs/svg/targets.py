@@ -37,7 +37,7 @@ def target_code(config: SvgConfig, seed: int) -> str:
 
 @lru_cache(maxsize=4)
 def _codes(dataset: str) -> dict[Split, list[str]]:
-    """Return the distinct codes of a data set by split, in an order that does not depend on that of its rows."""
+    """Return the distinct codes of a data set by split, in an order that does not depend on the order of its rows."""
     codes: dict[Split, list[str]] = {split: [] for split in Split}
     for code in sorted(set(_read(dataset))):
         codes[layout_split(code)].append(code)

@@ -5,7 +5,7 @@ For bins of actions this is cross-entropy, for a Gaussian head its log-likelihoo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -22,15 +22,10 @@ from quintet.data.robot_demonstrations.windows import ChunkWindows, shift_images
 from quintet.errors import ConfigError
 from quintet.policies.vla.action_policy import ActionPolicy
 from quintet.seeds import derive_seed
-from quintet.training.optim.lr_schedule import learning_rate, weight_decay
 
 FILES_KEY: Final = "warm_start.files"
 CROPPED_SHARE: Final = 0.9
 """Share of the area of images that policies with `center_crop` see, as in OpenVLA."""
-
-CloneStep = Callable[[Mapping[str, torch.Tensor], torch.Tensor, torch.Tensor, float, float], Mapping[str, float]]
-"""`(inputs, actions [N, C, D], mask [N, C], learning rate, weight decay) -> metrics`: one optimizer step that raises
-the log-probs of the actions under the mask; metrics have `sft/loss` and `grad_norm`."""
 
 
 def load_demonstrations(
@@ -96,26 +91,3 @@ class CloningBatches:
             observations = replace(observations, images=shift_images(observations.images, CROPPED_SHARE, rng))
         actions = self._policy.from_robot_actions(chunks.actions)
         return self._policy.prepare(observations), actions, torch.from_numpy(chunks.mask)
-
-
-def clone_demonstrations(
-    clone: CloneStep,
-    batches: CloningBatches,
-    config: WarmStartConfig,
-    should_stop: Callable[[int, dict[str, float]], bool],
-    *,
-    done: int = 0,
-) -> None:
-    """Make up to `config.updates` optimizer steps, of which the first `done` have been made before; stop when
-    `should_stop(update, metrics)`, which is called after each of them, returns True.
-
-    Raises:
-        ConfigError: a file is damaged.
-    """
-    for update in range(done + 1, config.updates + 1):
-        rate = learning_rate(config.optimizer, update, config.updates)
-        decay = weight_decay(config.optimizer, update, config.updates)
-        metrics = clone(*batches.batch(update), rate, decay)
-        logged = {"sft/loss": metrics["sft/loss"], "sft/lr": rate, "sft/grad_norm": metrics["grad_norm"]}
-        if should_stop(update, logged):
-            return

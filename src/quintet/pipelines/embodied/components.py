@@ -10,9 +10,8 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.plan.chunk_steps import ChunkSteps
 from quintet.runtime.controller import Controller
 from quintet.runtime.embodied.robot_workers import RobotWorkers
-from quintet.runtime.learner_checkpoint import contents_to_load
 from quintet.runtime.optimizer_schedules import OptimizerSchedules
-from quintet.runtime.run_checkpoint import loss_scales
+from quintet.runtime.run_checkpoint import load_learners
 from quintet.training.checkpoint.async_save import WriteFiles
 from quintet.training.checkpoint.checkpoint import Checkpoint
 
@@ -60,9 +59,7 @@ class RobotComponents:
             ConfigError: the checkpoint does not have it.
             MachineError: the checkpoint belongs to another model.
         """
-        contents = contents_to_load(checkpoint, self.config.checkpoint.load_contents)
-        extra = checkpoint.state if "extra" in contents else {}
-        self.workers.calls.load(checkpoint.directory, contents, loss_scales(extra))
+        extra = load_learners(self.workers.calls, checkpoint, self.config)
         self.schedules.load(extra)
-        if "extra" not in contents:
+        if not extra:
             self.schedules.start_at(checkpoint.step)

@@ -18,8 +18,9 @@ from quintet.pipelines.embodied.components import RobotComponents
 from quintet.pipelines.embodied.rollout import collect_rollout, log_videos, show_rollout, validate
 from quintet.pipelines.embodied.setup import set_up
 from quintet.pipelines.policy_optimization import UpdateMetrics, shuffle_generator
-from quintet.pipelines.run import Run, interrupted, is_due
+from quintet.pipelines.run import Run
 from quintet.pipelines.timings import Timings
+from quintet.pipelines.training_steps import TrainingStep, run_steps
 from quintet.runtime.signals import StopRequest
 from quintet.tracking.robot_summaries import summarize_robot_episodes
 from quintet.training.chunk_learner import ChunkRates
@@ -43,30 +44,21 @@ def reinforce(run: Run, components: RobotComponents, stop: StopRequest) -> None:
     Raises:
         InterruptedRun: a stop was requested; the checkpoint has been written.
     """
-    config = run.config
-    first, steps = (run.checkpoint.step if run.checkpoint else 0), config.training.steps
-    saving = Timings()
-    with run.progress.phase("learning", steps, done=first) as progress:
-        for step in range(first + 1, steps + 1):
-            timings = Timings()
-            with run.profiled(step):
-                metrics = train_step(components, step, timings)
-                show_rollout(run, components, step)
-                if is_due(step, config.validation.every_steps) or (
-                    step == steps and config.validation.every_steps >= 0
-                ):
-                    with timings.phase("testing"):
-                        metrics |= validate(run, components, step)
-            run.log(step, {**metrics, **timings.metrics, **saving.metrics, "training/global_step": step})
-            saving = Timings()
-            if is_due(step, config.checkpoint.every_steps) or step == steps or stop:
-                with saving.phase("save_checkpoint"):
-                    run.save(step, components.save, **components.extra_state())
-            progress.advance(metrics)
-            if stop and step < steps:
-                run.wait()
-                raise interrupted(run, stop, f"step {step}")
-    run.wait()
+
+    def train(step: TrainingStep) -> dict[str, float]:
+        with run.profiled(step.number):
+            metrics = train_step(components, step.number, step.timings)
+            show_rollout(run, components, step.number)
+            if step.is_validated(run.config):
+                with step.timings.phase("testing"):
+                    metrics |= validate(run, components, step.number)
+        return metrics
+
+    def save(step: int, timings: Timings) -> None:
+        with timings.phase("save_checkpoint"):
+            run.save(step, components.save, **components.extra_state())
+
+    run_steps(run, stop, train, save, steps=run.config.training.steps)
 
 
 def train_step(components: RobotComponents, step: int, timings: Timings) -> dict[str, float]:

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
-from pathlib import Path
-
-from torch import Tensor
+from functools import cache
 
 from quintet.config.native.training import WarmStartConfig
 from quintet.embodied_records import RolloutRequest
-from quintet.pipelines.embodied.behavior_cloning import CloningBatches, clone_demonstrations, load_demonstrations
+from quintet.pipelines.embodied.behavior_cloning import CloningBatches, load_demonstrations
 from quintet.pipelines.embodied.components import RobotComponents
-from quintet.pipelines.run import Run, interrupted, is_due
+from quintet.pipelines.run import Run
+from quintet.pipelines.warm_start_updates import restored_updates, run_updates
 from quintet.runtime.embodied.simulator_config import simulator_of
-from quintet.runtime.learner_checkpoint import contents_to_load
-from quintet.runtime.run_checkpoint import loss_scales
 from quintet.runtime.signals import StopRequest
 from quintet.seeds import derive_seed
-from quintet.tracking.logger import LoggerContext
-from quintet.tracking.loggers import JsonlLogger
 from quintet.training.chunk_learner import ChunkRates
 
 CHECK_STEP = 2**31
@@ -34,30 +28,18 @@ def warm_start(run: Run, components: RobotComponents, config: WarmStartConfig, s
     """
     calls = components.workers.calls
     calls.start_cloning(config.optimizer)
-    done, every = _restore(run, components, config), run.config.checkpoint.every_steps
-    log = JsonlLogger(LoggerContext(run.directory.path, filename=run.directory.warm_start.name))
-    with closing(log), run.progress.phase("warm start", config.updates, done=done, unit="update") as progress:
+    batches = cache(lambda: _batches(run, components, config))  # a resumed run may not need them
 
-        def should_stop(update: int, metrics: dict[str, float]) -> bool:
-            succeeds = _succeeds_enough(components, config, update)
-            log.log(update, run.seconds, metrics)
-            progress.advance(metrics)
-            is_last = succeeds or update == config.updates
-            if is_last or is_due(update, every) or stop:
-                run.save(update, components.save, in_warm_start=True, completed=is_last, **components.extra_state())
-            if stop:
-                run.wait()
-                raise interrupted(run, stop, f"update {update} of the warm start")
-            return succeeds
+    def update(number: int, rate: float, weight_decay: float) -> Mapping[str, float]:
+        return calls.clone(*batches().batch(number), ChunkRates(rate, rate, weight_decay))
 
-        def clone(
-            inputs: Mapping[str, Tensor], actions: Tensor, mask: Tensor, rate: float, weight_decay: float
-        ) -> Mapping[str, float]:
-            return calls.clone(inputs, actions, mask, ChunkRates(rate, rate, weight_decay))
+    def save(number: int, completed: bool) -> None:
+        run.save(number, components.save, in_warm_start=True, completed=completed, **components.extra_state())
 
-        if done < config.updates:
-            batches = _batches(run, components, config)
-            clone_demonstrations(clone, batches, config, should_stop, done=done)
+    def succeeds_enough(number: int, _metrics: dict[str, float]) -> bool:
+        return _succeeds_enough(components, config, number)
+
+    run_updates(run, config, stop, update, save, succeeds_enough, done=restored_updates(run, calls, config))
     calls.end_cloning()
 
 
@@ -67,18 +49,6 @@ def _batches(run: Run, components: RobotComponents, config: WarmStartConfig) -> 
     crops = vla is not None and vla.center_crop
     policy = components.workers.calls.policy
     return CloningBatches(datasets, policy, config.turns_per_update, seed, random_crops=crops)
-
-
-def _restore(run: Run, components: RobotComponents, config: WarmStartConfig) -> int:
-    """Restore the run's checkpoint of its warm start, if there is one; return the number of updates to skip."""
-    checkpoint = run.warm_start_checkpoint
-    if checkpoint is None:
-        return 0
-    contents = contents_to_load(checkpoint, run.config.checkpoint.load_contents)
-    extra = checkpoint.state if "extra" in contents else {}
-    components.workers.calls.load(Path(checkpoint.directory), contents, loss_scales(extra))
-    run.progress.note(f"resuming from {checkpoint.directory}")
-    return config.updates if checkpoint.state["completed"] else checkpoint.step
 
 
 def _succeeds_enough(components: RobotComponents, config: WarmStartConfig, update: int) -> bool:

@@ -16,12 +16,13 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.native.training import SftConfig
 from quintet.data.prompt_source import SplitRows, open_split
 from quintet.errors import ConfigError
-from quintet.pipelines.run import Run, interrupted, is_due, open_run
+from quintet.pipelines.run import Run, is_due, open_run
 from quintet.pipelines.sft.episodes import build_solved_episodes, validate_in_episodes
 from quintet.pipelines.sft.final_weights import FinalWeights, copy_to_remote, remote_file_system, write_directory
 from quintet.pipelines.sft.rows import SftDataset, build_sft_dataset, iter_texts, row_config
 from quintet.pipelines.sft.stage import SftStage, build_stage, load_sft_tokenizer, sft_config
 from quintet.pipelines.timings import Timings, throughput
+from quintet.pipelines.training_steps import TrainingStep, run_steps
 from quintet.policies.lora import ADAPTER_DIRECTORY
 from quintet.policies.tiny_models import create_preset_policy
 from quintet.rollout.chat.image_prompts import ImagePrompts
@@ -128,35 +129,31 @@ def train_sft(run: Run, stage: SftStage, dataset: SftDataset, stop: StopRequest)
     Raises:
         InterruptedRun: a stop was requested; the checkpoint has been written.
     """
-    config, sft = run.config, sft_config(run.config)
-    first, steps = (run.checkpoint.step if run.checkpoint else 0), _num_steps(run.config, dataset)
+    config, steps = run.config, _num_steps(run.config, dataset)
     losses = _restored_losses(run)
-    if first == 0 and sft.before_training:
+    if run.steps_done == 0 and sft_config(config).before_training:
         losses.before = losses.latest = _held_out_loss(run, stage, dataset)
         run.log(0, {"val/loss": losses.before})
-    with run.progress.phase("fine-tuning", steps, done=first) as progress:
-        for step in range(first + 1, steps + 1):
-            timings = Timings()
-            with run.profiled(step), timings.phase("step"):
-                batch = dataset.train.batch(dataset.rows(step))
-                metrics = stage.update(batch, step, steps)
-            metrics |= throughput(timings, len(batch.tokens))
-            ends_epoch = step % dataset.steps_per_epoch == 0 or step == steps
-            is_validated = _is_validated(config, step, ends_epoch=ends_epoch)
-            if is_validated:
-                with timings.phase("testing"):
-                    metrics["val/loss"] = losses.latest = _held_out_loss(run, stage, dataset)
-                run.progress.note(f"after step {step}: val/loss {losses.latest:.4g}")
-            metrics |= {"training/global_step": step, "training/epoch": step / dataset.steps_per_epoch}
-            run.log(step, {**metrics, **timings.metrics})
-            is_best = is_validated and _update_best(config, losses, step)
-            if ends_epoch or is_best or is_due(step, config.checkpoint.every_steps) or stop:
-                _save(run, stage, losses, step)
-            progress.advance(metrics)
-            if stop and step < steps:
-                run.wait()
-                raise interrupted(run, stop, f"step {step}")
-    run.wait()
+
+    def train(step: TrainingStep) -> dict[str, float]:
+        with run.profiled(step.number), step.timings.phase("step"):
+            batch = dataset.train.batch(dataset.rows(step.number))
+            metrics = stage.update(batch, step.number, steps)
+        metrics |= throughput(step.timings, len(batch.tokens))
+        ends_epoch = step.is_last or step.number % dataset.steps_per_epoch == 0
+        is_best = False
+        if _is_validated(config, step.number, ends_epoch=ends_epoch):
+            with step.timings.phase("testing"):
+                metrics["val/loss"] = losses.latest = _held_out_loss(run, stage, dataset)
+            run.progress.note(f"after step {step.number}: val/loss {losses.latest:.4g}")
+            is_best = _update_best(config, losses, step.number)
+        step.is_saved = ends_epoch or is_best
+        return metrics | {"training/epoch": step.number / dataset.steps_per_epoch}
+
+    def save(step: int, _timings: Timings) -> None:
+        _save(run, stage, losses, step)
+
+    run_steps(run, stop, train, save, steps=steps, phase="fine-tuning")
     return losses
 
 

@@ -18,7 +18,7 @@ from quintet.records import Batch
 from quintet.runtime.controller import Controller
 from quintet.runtime.groups import LearnerGroup
 from quintet.runtime.learner_checkpoint import HF, contents_to_load
-from quintet.runtime.run_checkpoint import TokenizerFiles, loss_scales
+from quintet.runtime.run_checkpoint import TokenizerFiles, load_learners
 from quintet.training.checkpoint.async_save import WriteFiles
 from quintet.training.checkpoint.checkpoint import Checkpoint, weights_digest
 from quintet.training.checkpoint.hf_directory import HfDirectory
@@ -138,8 +138,7 @@ class SftStage:
                 f"the base model at {self.base} has changed since the adapters in {checkpoint.directory} were saved"
             )
             raise MachineError(message, "restore the original weights, or start again with resume=never")
-        extra = checkpoint.state if "extra" in contents else {}
-        self.learners.load(checkpoint.directory, contents, loss_scales(extra))
+        load_learners(self.learners, checkpoint, self.config)
 
 
 def build_stage(config: Experiment, base: Path, tokenizer: Any, controller: Controller) -> SftStage:

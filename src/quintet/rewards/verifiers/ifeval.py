@@ -33,7 +33,7 @@ def verify(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
 
 def verify_as_roll(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
     """Score as ROLL's `GeneralRuleRewardWorker`: 1 if the text after thinking meets the constraint, minus a penalty of
-    repetition in the whole text. Errors are those of `verify`."""
+    repetition in the whole text. Raises the errors of `verify`."""
     name, arguments = _constraint(ground_truth)
     text = remove_special_tokens(text)
     score = CORRECT if _meets(roll_ifeval.CONSTRAINTS, name, text_after_thinking(text), arguments) else WRONG

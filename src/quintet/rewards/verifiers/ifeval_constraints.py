@@ -17,7 +17,7 @@ BULLET = re.compile(r"^[ \t]*(?:\*(?!\*)|-(?!-))(?![ \t]*(?:[*-][ \t]*)*$)", re.
 HIGHLIGHT = re.compile(r"\*\*[^\n*]*[^\s*][^\n*]*\*\*|\*[^\n*]*[^\s*][^\n*]*\*")
 FENCED = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.IGNORECASE | re.DOTALL)
 DIVIDER = re.compile(r"\* \* \*|^[ \t]*\*\*\*[ \t]*$", re.MULTILINE)
-"""IFEval's rows ask for `***`, those of open-instruct for `* * *`."""
+"""IFEval's rows ask for `***`, rows of open-instruct for `* * *`."""
 ANSWER_MARK = "******"
 
 

@@ -18,7 +18,7 @@ from quintet.envs.simulators.start_states import RobotStartStates
 from quintet.errors import ConfigError
 from quintet.policies.vla.action_policy import ActionPolicy
 from quintet.records import Trajectory
-from quintet.rollout.channel import Channel
+from quintet.rollout.channel import ChannelCounter
 from quintet.rollout.chunk_rollout import ChunkRollout, RolloutLength, Sample, Uniforms
 from quintet.rollout.robot_channels import RobotChannels
 from quintet.runtime.embodied.recording import RecordedVideo, RolloutRecording
@@ -66,7 +66,7 @@ class RolloutRunner:
         channels = (placement.rollout.action_channel, placement.envs.channel)
         self._has_channels = not all(channel.is_default for channel in channels)
         replay = placement.rollout.channel
-        self._replay: Channel[ChunkBatch] | None = None if replay.is_default else Channel.from_config(replay)
+        self._replay = None if replay.is_default else ChannelCounter(replay)
 
     def run(self, request: RolloutRequest, local: np.ndarray, policy: ActionPolicy, sample: Sample) -> CollectedRollout:
         """Run a rollout of the robots with the indices `local` among all robots of the run."""
@@ -95,8 +95,7 @@ class RolloutRunner:
         if self._config.placement.offload_envs:
             robots.envs.offload()
         if self._replay is not None and not is_validation:
-            self._replay.put_nowait(batch)
-            batch = self._replay.get(0) or batch
+            self._replay.count()
         episodes = [replace(episode, robot=int(columns[episode.robot])) for episode in episodes]
         return CollectedRollout(batch, columns, request.passes * request.robots, episodes)
 

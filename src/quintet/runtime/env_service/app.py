@@ -58,7 +58,7 @@ def build_app(envs: ServedEnvs, settings: ServiceSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await pool.start()
+        pool.start()
         sweep = asyncio.create_task(_close_idle(sessions))
         yield
         sweep.cancel()
@@ -126,7 +126,7 @@ def _service_router(envs: ServedEnvs, sessions: SessionTable, pool: WorkerPool) 
             "active_services": list(envs.names),
             "active_environments": sessions.num_envs,
             "sessions": len(sessions),
-            "workers": len(pool.workers),
+            "workers": len(pool),
         }
 
     @router.get("/envs")

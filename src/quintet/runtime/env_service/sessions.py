@@ -208,7 +208,7 @@ class SessionTable:
         return placed, {}
 
     def _is_alive(self, placed: _PlacedEnv) -> bool:
-        return self._pool.workers.get(placed.worker.number) is placed.worker
+        return placed.worker in self._pool
 
     def _remove(self, session: Session, env: str) -> None:
         placed = session.envs.pop(env, None)

@@ -7,23 +7,20 @@ import json
 import mmap
 import os
 import signal
-import socket
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from quintet.envs.service.payload import Format, encode_payload
 from quintet.errors import MachineError
 from quintet.runtime.env_service.env_worker import LENGTH, PROGRESS
-from quintet.sandbox.sandboxed_process import ForkServer, describe_exit
+from quintet.sandbox.worker_processes import ProcessEnd, WorkerProcess, WorkerProcesses
 
 WORKER = "quintet.runtime.env_service.env_worker"
 CHECKS_PER_TIME_LIMIT = 8
-LAST_RESULT_SECONDS = 0.5
-"""How long the last results of a process may take to arrive after its end."""
 REPLACEMENT_SECONDS = 10.0
 """How long a request waits for a worker process if all have died."""
 MAX_FAST_DEATHS = 5
@@ -46,40 +43,29 @@ class Batch:
             self.done.set()
 
 
-class EnvWorker(asyncio.Protocol):
-    """Connection to a worker process."""
+@dataclass(slots=True, eq=False)
+class EnvWorker(WorkerProcess):
+    """Handle of a worker process."""
 
-    def __init__(self, number: int, pool: WorkerPool) -> None:
-        self.number = number
-        self.envs: set[int] = set()
-        """Numbers of the envs that it has."""
-        self.status: int | None = None
-        """Exit status, if it has ended."""
-        self.is_closed = False
-        """Whether the last of its results has arrived."""
-        self._pool = pool
-        self._batches: deque[Batch] = deque()
-        self._input = bytearray()
-        self._num_received = self._last_progress = 0
-        self._progress_at = time.monotonic()
-        self._shared = os.memfd_create("quintet-env-worker")
-        os.ftruncate(self._shared, PROGRESS.size)
-        self._progress = mmap.mmap(self._shared, PROGRESS.size)
-        self._transport: asyncio.Transport | None = None
+    pool: WorkerPool
+    shared: int
+    """Descriptor of the memory, shared with the process, that has the number of requests it has executed."""
+    envs: set[int] = field(default_factory=set)
+    """Numbers of the envs that it has."""
+    _batches: deque[Batch] = field(default_factory=deque)
+    _input: bytearray = field(default_factory=bytearray)
+    _num_received: int = 0
+    _last_progress: int = 0
+    _progress_at: float = field(default_factory=time.monotonic)
+    _progress: mmap.mmap = field(init=False)
 
-    @property
-    def progress_path(self) -> str:
-        """Path of the shared memory for a process of the same user."""
-        return f"/proc/{os.getpid()}/fd/{self._shared}"
+    def __post_init__(self) -> None:
+        self._progress = mmap.mmap(self.shared, PROGRESS.size)
 
     @property
     def num_executed(self) -> int:
         """Number of requests that the process has executed."""
         return int(PROGRESS.unpack_from(self._progress)[0])
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
-        self._transport = transport  # type: ignore[assignment]  # a socket's transport
 
     def execute(self, requests: Sequence[Sequence[Any]], form: Format) -> Batch:
         """Send requests; the batch gets their results."""
@@ -88,32 +74,30 @@ class EnvWorker(asyncio.Protocol):
             self._progress_at = time.monotonic()
         self._batches.append(batch)
         body = json.dumps({"requests": requests, "format": form}).encode()
-        if self._transport is not None:
-            self._transport.write(LENGTH.pack(len(body)) + body)
+        self.pool.send(self, LENGTH.pack(len(body)) + body)
         return batch
 
-    def data_received(self, data: bytes) -> None:
+    def receive(self) -> None:
         """Pass on the results that are complete."""
-        self._input += data
+        while chunk := self.receive_chunk():
+            self._input += chunk
+        self.ended = self.ended or chunk is not None
         start = 0
-        while len(self._input) - start >= LENGTH.size:
+        while self._batches and len(self._input) - start >= LENGTH.size:
             end = start + LENGTH.size + LENGTH.unpack_from(self._input, start)[0]
             if len(self._input) < end:
                 break
             self._add_result(bytes(self._input[start + LENGTH.size : end]))
             start = end
         del self._input[:start]
+        # an env may write into the connection: what nobody has asked for ends its process
+        self.ended = self.ended or (bool(self._input) and not self._batches)
 
     def _add_result(self, result: bytes) -> None:
         self._num_received += 1
         self._batches[0].add(result)
         if self._batches[0].done.is_set():
             self._batches.popleft()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`; the fork server reports the exit status."""
-        self.is_closed = True
-        self._pool.connection_ended(self)
 
     def is_hanging(self, seconds: float) -> bool:
         """Whether it has executed no request for this time, although there are some."""
@@ -133,148 +117,79 @@ class EnvWorker(asyncio.Protocol):
                 result = {"failure": [where, error_type, message]}
             self._add_result(encode_payload(result, batch.form))
 
-    def close(self) -> None:
-        """Close the connection and the shared memory."""
-        if self._transport is not None:
-            self._transport.abort()
-        with suppress(OSError):
-            os.close(self._shared)
 
-
-class WorkerPool:
+class WorkerPool(WorkerProcesses[EnvWorker]):
     """A fixed number of worker processes; dead ones are replaced, and hanging ones killed."""
 
     def __init__(self, num_workers: int, modules: Sequence[str], time_limit: float, memory_bytes: int | None) -> None:
         """`modules` are imported before processes are forked; `time_limit` of one request in seconds."""
+        super().__init__(f"{WORKER}:work", self._receive_results, self._worker_ended, self._fork_missing)
         self._num_workers, self._modules = num_workers, [WORKER, *modules]
         self._time_limit, self._memory_bytes = time_limit, memory_bytes
-        self.workers: dict[int, EnvWorker] = {}
-        self._num_forked = self._num_fast_deaths = 0
-        self._fork_server: ForkServer | None = None
+        self._num_fast_deaths = 0
         self._watch: asyncio.Task[None] | None = None
-        self._forks: set[asyncio.Task[None]] = set()
         self.error: str | None = None
         """Why no worker process can run."""
 
-    async def start(self) -> None:
+    def start(self) -> None:
         """Start the fork server and the worker processes."""
-        self._start_fork_server()
-        await self._fork_missing()
+        self._fork_missing()
+        # the pool's selector is readable if there is something to read or to write in one of its connections
+        asyncio.get_running_loop().add_reader(self.selector, self.wait, 0.0)
         self._watch = asyncio.create_task(self._kill_hanging())
 
     async def wait_for_worker(self) -> None:
         """Wait until a worker process runs, for a limited time; they are being replaced if all have died."""
         deadline = time.monotonic() + REPLACEMENT_SECONDS
-        while not self.workers and self.error is None and time.monotonic() < deadline:
+        while not len(self) and self.error is None and time.monotonic() < deadline:
             await asyncio.sleep(REPLACEMENT_SECONDS / 1000)
 
     def least_loaded(self) -> EnvWorker | None:
         """Return the worker with the fewest envs; None if none runs."""
-        return min(self.workers.values(), key=lambda worker: (len(worker.envs), worker.number), default=None)
+        return min(self, key=lambda worker: (len(worker.envs), worker.number), default=None)
 
     def close(self) -> None:
         """End all processes."""
         if self._watch is not None:
             self._watch.cancel()
-        for worker in self.workers.values():
-            worker.close()
-        self.workers.clear()
-        self._stop_fork_server()
+            asyncio.get_running_loop().remove_reader(self.selector)
+        for worker in self:
+            os.close(worker.shared)
+        super().close()
 
-    def connection_ended(self, worker: EnvWorker) -> None:
-        """Replace a worker whose last result has arrived; kill it if it has not ended."""
-        if worker.status is None:
-            self._signal(worker)
-        else:
-            self._replace(worker)
-
-    def _start_fork_server(self) -> None:
-        self._fork_server = ForkServer(f"{WORKER}:work")
-        self._fork_server.load(self._modules)
-        asyncio.get_running_loop().add_reader(self._fork_server.connection, self._receive_exits)
-
-    def _stop_fork_server(self) -> None:
-        if self._fork_server is not None:
-            asyncio.get_running_loop().remove_reader(self._fork_server.connection)
-            self._fork_server.close()
-            self._fork_server = None
-
-    async def _fork_missing(self) -> None:
+    def _fork_missing(self) -> None:
         """Fork processes up to the number of workers."""
-        while self._fork_server is not None and len(self.workers) < self._num_workers:
-            self._num_forked += 1
-            worker = EnvWorker(self._num_forked, self)
-            setup = {"progress": worker.progress_path, "memory_bytes": self._memory_bytes}
-            try:
-                connection = self._fork_server.fork(worker.number, setup)
-            except OSError:
-                # the fork server has died, which `_receive_exits` notices
-                worker.close()
+        while self.error is None and len(self) < self._num_workers:
+            shared = os.memfd_create("quintet-env-worker")
+            os.ftruncate(shared, PROGRESS.size)
+            setup = {"progress": f"/proc/{os.getpid()}/fd/{shared}", "memory_bytes": self._memory_bytes}
+            if self.fork(partial(EnvWorker, pool=self, shared=shared), setup, self._modules) is None:
+                # the fork server has died, which `wait` notices
+                os.close(shared)
                 return
-            self.workers[worker.number] = worker
-            await _connect(worker, connection)
 
-    def _receive_exits(self) -> None:
-        if self._fork_server is None:
-            return
-        try:
-            for message in self._fork_server.exits():
-                self._ended(message["died"], message["status"])
-        except OSError:
-            self._restart_fork_server()
+    def _receive_results(self, worker: EnvWorker) -> None:
+        worker.receive()
+        if worker.ended:
+            self.signal(worker, signal.SIGKILL)
 
-    def _ended(self, number: int, status: int) -> None:
-        """Replace a worker that has ended, after its last result, which may still be in the connection."""
-        worker = self.workers.get(number)
-        if worker is not None:
-            worker.status = status
-            delay = 0.0 if worker.is_closed else LAST_RESULT_SECONDS
-            asyncio.get_running_loop().call_later(delay, self._replace, worker)
-
-    def _replace(self, worker: EnvWorker) -> None:
-        if self.workers.pop(worker.number, None) is not None and worker.status is not None:
-            self._fail(worker, "ProcessDied", describe_exit(worker.status))
-            self._fork_soon()
-
-    def _fork_soon(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._fork_missing())
-        self._forks.add(task)
-        task.add_done_callback(self._forks.discard)
-
-    def _fail(self, worker: EnvWorker, error_type: str, message: str) -> None:
+    def _worker_ended(self, worker: EnvWorker, end: ProcessEnd) -> None:
+        """Fail the requests of a worker, and replace it."""
+        limit = f"no result after {self._time_limit:g} s: its process was killed"
+        message = limit if end.timed_out else end.describe("env processes")
         self._num_fast_deaths = 0 if worker.num_executed else self._num_fast_deaths + 1
         if self._num_fast_deaths > MAX_FAST_DEATHS * self._num_workers:
             self.error = f"worker processes do not start: {message}"
-            self._stop_fork_server()
-        worker.fail(error_type, message)
-        worker.close()
-
-    def _restart_fork_server(self) -> None:
-        self._stop_fork_server()
-        lost, self.workers = list(self.workers.values()), {}
-        for worker in lost:
-            self._fail(worker, "ProcessDied", "the fork server of env processes has died")
-        if self.error is None:
-            self._start_fork_server()
-            self._fork_soon()
+        worker.fail("Timeout" if end.timed_out else "ProcessDied", message)
+        os.close(worker.shared)
+        self._fork_missing()
 
     async def _kill_hanging(self) -> None:
         while True:
             await asyncio.sleep(self._time_limit / CHECKS_PER_TIME_LIMIT)
-            for worker in [candidate for candidate in self.workers.values() if candidate.is_hanging(self._time_limit)]:
-                del self.workers[worker.number]
-                self._signal(worker)
-                self._fail(worker, "Timeout", f"no result after {self._time_limit:g} s: its process was killed")
-            await self._fork_missing()
-
-    def _signal(self, worker: EnvWorker) -> None:
-        with suppress(OSError):
-            if self._fork_server is not None:
-                self._fork_server.signal(worker.number, signal.SIGKILL)
-
-
-async def _connect(worker: EnvWorker, connection: socket.socket) -> None:
-    await asyncio.get_running_loop().create_unix_connection(lambda: worker, sock=connection)
+            for worker in [candidate for candidate in self if candidate.is_hanging(self._time_limit)]:
+                self.end(worker, ProcessEnd(timed_out=True))
+            self._fork_missing()
 
 
 def check_platform() -> None:

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from quintet.algorithms.chunks.advantages import ESTIMATORS, add_chunk_advantages
-from quintet.algorithms.chunks.levels import mask_after_end
 from quintet.config.native.advantages import ADVANTAGES
 from quintet.config.native.experiment import Experiment
 from quintet.embodied_records import ChunkBatch
+from support.chunk_masks import mask_after_end
 
 
 def experiment(**algorithm: Any) -> Experiment:
@@ -43,11 +43,6 @@ def advantages_of(batch: ChunkBatch, **algorithm: Any) -> torch.Tensor:
     result = add_chunk_advantages(batch, experiment(**algorithm))[0].advantages
     assert result is not None
     return result
-
-
-def test_an_episode_counts_up_to_and_including_the_action_that_ends_it() -> None:
-    dones = torch.tensor([[[False, True], [False, False]], [[False, True], [True, False]]])
-    assert mask_after_end(dones).tolist() == [[[True, True], [True, True]], [[False, False], [True, False]]]
 
 
 def test_gae_over_actions_stops_at_the_end_of_the_episode_and_continues_over_chunks() -> None:

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from quintet.algorithms.chunks.advantages import add_chunk_advantages
-from quintet.algorithms.chunks.levels import mask_after_end
 from quintet.algorithms.chunks.objective import ChunkObjective
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.losses import LOSSES
 from quintet.embodied_records import ActionStatistics, ChunkBatch
+from support.chunk_masks import mask_after_end
 
 CHUNKS, ROBOTS, ACTIONS, DIM = 3, 4, 2, 3
 

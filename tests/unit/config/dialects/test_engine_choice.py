@@ -9,7 +9,7 @@ import pytest
 from foreign import changed, converted, machine, natively
 
 from quintet.config.capabilities import Capability
-from quintet.config.checks.unsupported import unsupported_problems
+from quintet.config.checks.unsupported import run_problems
 from quintet.config.dialects.composition.foreign_config import compose_config, config_from_tree
 from quintet.config.dialects.loader import convert, load_config
 from quintet.config.dialects.registry import DIALECTS
@@ -153,5 +153,5 @@ def test_a_plan_tells_the_same_as_a_run(tmp_path: Path, monkeypatch: pytest.Monk
     tree = changed(VERL, {f"{ROLLOUT}.name": "hf", f"{ROLLOUT}.dtype": "half"})
     found = converted(tmp_path, "verl", tree)
     assert [fault.key for fault in found.unsupported if "engine hf" in fault.message] == [f"{ROLLOUT}.dtype"]
-    told = [fault.message for fault in unsupported_problems(found.composed)]
+    told = [fault.message for fault in run_problems(found.composed)]
     assert any("rollout.engine_options.dtype = 'float16'" in message for message in told)

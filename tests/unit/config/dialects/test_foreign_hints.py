@@ -12,6 +12,7 @@ import pytest
 from hints import SRC, followed, hint_sites, printed_hints, recorded_sites
 
 from quintet import hardware
+from quintet.config.checks.processes import planned_rank
 from quintet.config.dialects.composition.foreign_config import compose_config, config_from_tree
 from quintet.config.dialects.loader import conversion_problems, convert
 from quintet.config.dialects.registry import DIALECTS
@@ -312,7 +313,7 @@ def printed(dialect: str, words: Sequence[str], gib: float | None = None) -> str
     tree = unflatten(dict(parse_override(word, {}) for word in words))
     try:
         result = convert(config_from_tree(tree, "run.yaml"), DIALECTS[dialect], to_plan=True)
-        lines = [str(problem) for problem in conversion_problems(result)]
+        lines = [str(problem) for problem in conversion_problems(result, planned_rank(result.composed.experiment))]
         plan_run(result.composed, None if gib is None else int(gib * 2**30))
     except UserError as error:
         return str(error)

@@ -169,7 +169,9 @@ def test_rlinfs_inference_with_nothing_to_compute_is_refused_with_the_reason(tmp
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(tree))
     inspected = inspect_config(str(file), [], "rlinf", "refuse")
-    assert not [problem for problem in inspected.unsupported if "placement" in problem.key]
+    (problem,) = (problem for problem in inspected.unsupported if "placement" in problem.key)
+    assert problem.source.startswith("cluster.component_placement.inference: ")
+    assert "no log-probs to compute" in problem.message
     with pytest.raises(ConfigError, match=r"component_placement.inference: .*no log-probs to compute"):
         check_placement(inspected.composed)
 

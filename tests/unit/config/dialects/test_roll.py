@@ -26,10 +26,12 @@ from test_roll_keys import (
     roll,
 )
 
+from quintet.config.checks.processes import planned_rank
 from quintet.config.dialects.composition.foreign_config import config_from_tree
 from quintet.config.dialects.loader import ConversionResult, conversion_problems, convert, load_config
 from quintet.config.dialects.registry import DIALECTS
 from quintet.config.native.algorithm import KlConfig, RewardKlConfig
+from quintet.config.torchrun import current_rank
 from quintet.errors import ConfigError
 
 EXAMPLES = sorted((Path(__file__).parents[4] / "examples" / "roll").glob("*.yaml"))
@@ -296,7 +298,8 @@ def test_a_reference_may_have_other_sizes_than_the_policy() -> None:
     own = {f"{REFERENCE_OPTION}tensor_model_parallel_size": 1, f"{REFERENCE_OPTION}pipeline_model_parallel_size": 1}
     found = planned({**PENALTY, **sizes, **own})
     assert [natively(found, f"{name}.parallel.pipeline") for name in ("actor", "reference")] == [2, 1]
-    assert not [problem.key for problem in conversion_problems(found) if not problem.elsewhere]
+    problems = conversion_problems(found, planned_rank(found.composed.experiment))
+    assert not [problem.key for problem in problems if not problem.elsewhere]
 
 
 def test_an_engine_on_several_devices_only_needs_a_process_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,9 +308,9 @@ def test_an_engine_on_several_devices_only_needs_a_process_for_each(monkeypatch:
     found = planned(changes)
     assert natively(found, "rollout.engine_options.tensor_parallel") == 2
     key = "actor_infer.num_gpus_per_worker"
-    assert key not in [problem.key for problem in conversion_problems(found)]
+    assert key not in [problem.key for problem in conversion_problems(found, planned_rank(found.composed.experiment))]
     alone = convert(config_from_tree(changed(PLAIN, changes), "given.yaml:1"), DIALECTS["roll"])
-    assert key in [problem.key for problem in conversion_problems(alone)]
+    assert key in [problem.key for problem in conversion_problems(alone, current_rank())]
 
 
 @pytest.mark.parametrize("name", ["critic", "reference"])

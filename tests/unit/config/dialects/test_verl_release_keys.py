@@ -11,6 +11,7 @@ from foreign import changed, converted, natively, translated
 
 from quintet.cli.config_source import read_config_source
 from quintet.config.capabilities import Capability
+from quintet.config.checks.processes import planned_rank
 from quintet.config.dialects.composition.foreign_config import compose_config, config_from_tree
 from quintet.config.dialects.dialect import key_files
 from quintet.config.dialects.ledger import KeySpec, is_effective
@@ -540,7 +541,7 @@ def test_a_reference_may_have_other_sizes_than_the_actor_under_megatron(tmp_path
     found = converted(tmp_path, "verl", tree)
     parallel = [natively(found, f"{name}.parallel.{size}") for name in ("actor", "reference") for size in KINDS]
     assert parallel == [2, 2, 2, 1]
-    keys = [problem.key for problem in conversion_problems(found)]
+    keys = [problem.key for problem in conversion_problems(found, planned_rank(found.composed.experiment))]
     assert not [key for key in keys if "parallel" in key]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quintet.config.checks.unsupported import unsupported_problems
+from quintet.config.checks.unsupported import run_problems
 from quintet.config.compose import load_experiment
 from quintet.config.plan.overlap import overlap_obstacle, overlaps_training
 from quintet.config.plan.run_plan import plan_run
@@ -45,7 +45,7 @@ def test_only_engines_beside_all_learners_overlap_with_training(overrides: list[
 @pytest.mark.parametrize(("overrides", "is_refused"), [([ASYNC], True), ([*APART, ASYNC], False)])
 def test_a_channel_is_refused_where_there_is_none(overrides: list[str], is_refused: bool) -> None:
     composed = load_experiment(None, [*overrides, "placement.rollout.channel.size=3"])
-    problems = {problem.key: problem.message for problem in unsupported_problems(composed)}
+    problems = {problem.key: problem.message for problem in run_problems(composed)}
     assert ("placement.rollout.channel.size" in problems) is is_refused
 
 

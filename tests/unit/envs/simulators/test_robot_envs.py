@@ -146,7 +146,7 @@ def test_a_process_that_is_killed_between_chunks_costs_its_episodes() -> None:
         (host, _) = (share.host._channel for share in envs._stages[0]._shares)
         host._processes._processes.signal(host._process, signal.SIGKILL)
         while host._process.failure is None:
-            host._processes._processes.wait(None)
+            host._processes._processes.wait()
         envs.start_chunk(0, np.ones((4, 3, 2), np.float32))
         result = envs.finish_chunk(0)
         assert [episode.robot for episode in result.episodes] == [0, 1]

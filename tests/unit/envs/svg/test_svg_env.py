@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from quintet.config.checks.unsupported import unsupported_problems
+from quintet.config.checks.unsupported import run_problems
 from quintet.config.compose import load_experiment
 from quintet.config.native.envs import SvgConfig
 from quintet.data.demonstrations import run_episode
@@ -210,25 +210,25 @@ SVG = ["env.name=svg", "policy.preset=grid-vl"]
 def test_a_score_that_is_not_available_refuses_the_run_by_its_key(
     overrides: list[str], messages: tuple[str, ...]
 ) -> None:
-    problems = " ".join(map(str, unsupported_problems(load_experiment(None, [*SVG, *overrides]))))
+    problems = " ".join(map(str, run_problems(load_experiment(None, [*SVG, *overrides]))))
     assert all(word in problems for word in messages)
 
 
 def test_missing_weights_of_dreamsim_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quintet.hardware.is_installed", lambda name: True)
     overrides = ["env.dreamsim_weight=1", f"env.dreamsim_path={tmp_path}"]
-    (problem,) = unsupported_problems(load_experiment(None, [*SVG, *overrides]))
+    (problem,) = run_problems(load_experiment(None, [*SVG, *overrides]))
     assert "ensemble_lora" in str(problem)
 
 
 def test_a_score_without_weight_needs_nothing(tiny_dino: Path) -> None:
-    assert not list(unsupported_problems(load_experiment(None, SVG)))
+    assert not list(run_problems(load_experiment(None, SVG)))
     overrides = ["env.dino_weight=1", f"env.dino_path={tiny_dino}"]
-    assert not list(unsupported_problems(load_experiment(None, [*SVG, *overrides])))
+    assert not list(run_problems(load_experiment(None, [*SVG, *overrides])))
 
 
 def test_a_policy_without_eyes_is_refused() -> None:
-    (problem,) = unsupported_problems(load_experiment(None, ["env.name=svg"]))
+    (problem,) = run_problems(load_experiment(None, ["env.name=svg"]))
     assert "policy.preset=grid-vl" in str(problem)
     assert "render=text" not in str(problem)
 

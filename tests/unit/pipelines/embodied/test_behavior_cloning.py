@@ -17,7 +17,8 @@ from quintet.config.native.training import WarmStartConfig
 from quintet.data.robot_demonstrations.expert import RecordedDataset
 from quintet.embodied_records import ActionSample, ActionSampling, ActionStatistics, RobotObservation
 from quintet.errors import ConfigError
-from quintet.pipelines.embodied.behavior_cloning import CloningBatches, clone_demonstrations, load_demonstrations
+from quintet.pipelines.embodied.behavior_cloning import CloningBatches, load_demonstrations
+from quintet.pipelines.warm_start_updates import Update, make_updates
 
 CHUNK, DIM, BINS = 3, 2, 16
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, warmup_steps=5)
@@ -96,6 +97,10 @@ def arm(**options: object) -> SimulatorConfig:
     )
 
 
+def clones(batches: CloningBatches, learner: StatePolicyLearner) -> Update:
+    return lambda update, rate, weight_decay: learner.clone(*batches.batch(update), rate, weight_decay)
+
+
 def cloned(
     batches: CloningBatches, learner: StatePolicyLearner, config: WarmStartConfig = CONFIG, done: int = 0
 ) -> list[dict[str, float]]:
@@ -105,7 +110,7 @@ def cloned(
         logged.append({"update": update, **metrics})
         return False
 
-    clone_demonstrations(learner.clone, batches, config, should_stop, done=done)
+    make_updates(clones(batches, learner), config, should_stop, done=done)
     return logged
 
 
@@ -154,7 +159,7 @@ def test_a_success_check_ends_the_warm_start(tmp_path: Path) -> None:
     dataset = lerobot(tmp_path, [episode(9)])
     learner = StatePolicyLearner(StatePolicy(2))
     batches = CloningBatches([dataset], learner.policy, 16, 0)
-    clone_demonstrations(learner.clone, batches, CONFIG, lambda update, _: update == 4)
+    make_updates(clones(batches, learner), CONFIG, lambda update, _: update == 4)
     assert len(learner.batches) == 4
 
 

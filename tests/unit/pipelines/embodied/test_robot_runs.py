@@ -25,7 +25,7 @@ from quintet.config.native.algorithm import KlConfig
 from quintet.data.robot_demonstrations.dataset import RobotDemonstration
 from quintet.embodied_records import RobotObservation
 from quintet.errors import ConfigError, InterruptedRun
-from quintet.pipelines.embodied import warm_start
+from quintet.pipelines import warm_start_updates
 from quintet.pipelines.embodied.components import RobotComponents
 from quintet.pipelines.embodied.training import add_reference_log_probs, update_policy
 from quintet.pipelines.rl import train
@@ -71,7 +71,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
                 if step == stop_at:
                     os.kill(os.getpid(), signal.SIGTERM)
 
-        monkeypatch.setattr(warm_start, "JsonlLogger", StoppingLogger)
+        monkeypatch.setattr(warm_start_updates, "JsonlLogger", StoppingLogger)
         files = (f"warm_start={WARM_START}", f"warm_start.files=[{tmp_path}/demonstrations]")
         composed = load_experiment(None, (*OVERRIDES, *files, f"output_dir={tmp_path}", f"name={name}", *overrides))
         if stop_at is None:

@@ -31,7 +31,7 @@ from quintet.config.dialects.verl.critic import critic_defaults, critic_problems
 from quintet.config.dialects.verl.kl import KL_IN_LOSS, KL_IN_REWARD, kl_from_native, kl_to_native
 from quintet.config.dialects.verl.learners import learning_from_native, learning_to_native
 from quintet.config.dialects.verl.objective import objective_problems
-from quintet.config.dialects.verl.run_settings import run_from_native, run_problems, run_to_native
+from quintet.config.dialects.verl.run_settings import run_from_native, run_setting_problems, run_to_native
 from quintet.config.problems import ConfigProblem
 
 MODEL_TOKENS = f"{ROLLOUT}.max_model_len"
@@ -114,7 +114,7 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     yield from _length_problems(values)
     yield from _device_problems(values)
     yield from objective_problems(values)
-    yield from run_problems(values)
+    yield from run_setting_problems(values)
     yield from critic_problems(values)
 
 

@@ -8,12 +8,14 @@ from quintet.config.dialects.verl.batches import ACTOR, MODEL, REF, ROLLOUT, Ste
 from quintet.config.dialects.verl.critic import DEFAULT_LEARNING_RATE, critic_problems
 from quintet.config.dialects.verl.key_values import UNCLIPPED
 from quintet.config.dialects.verl.objective import objective_problems
-from quintet.config.dialects.verl.run_settings import run_problems
+from quintet.config.dialects.verl.run_settings import run_setting_problems
 from quintet.config.dialects.verl.separate_engines import is_fully_async, prompts_per_step
 from quintet.config.dialects.verl.training_engines import training_engine, training_engine_problems
 from quintet.config.problems import ConfigProblem
 
-PROMPTS, SAMPLES, MINI_BATCH = "data.train_batch_size", f"{ROLLOUT}.n", f"{ACTOR}.ppo_mini_batch_size"
+PROMPTS = "data.train_batch_size"
+SAMPLES = "actor_rollout_ref.rollout.n"
+MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
 ESTIMATOR = "algorithm.adv_estimator"
 REWARDS_OF_SINGLES = ("grpo", "rloo")
 """Estimators that give the only response to a prompt its reward as advantage."""
@@ -50,7 +52,7 @@ def shared_problems(
         yield values.problem(samples, problem, f"at least: {samples}=2, or {ESTIMATOR}=gae")
     yield from objective_problems(values)
     yield from _missing_keys(values)
-    yield from run_problems(values)
+    yield from run_setting_problems(values)
     yield from _sampling_problems(values)
     for learner in (ACTOR, "critic"):
         yield from _schedule_problems(values, learner)

@@ -45,7 +45,7 @@ from quintet.config.dialects.verl.run_settings import (
     rewards_from_native,
     rewards_to_native,
     run_from_native,
-    run_problems,
+    run_setting_problems,
     run_to_native,
     tool_problems,
     tools_from_native,
@@ -90,7 +90,7 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
         raise UnsupportedRunError(message, source=values.source(key))
     kind = _kind(values)
     if kind != "ppo":
-        checks = {"sft": (run_problems, automodel_problems), "generation": (generation_problems,)}
+        checks = {"sft": (run_setting_problems, automodel_problems), "generation": (generation_problems,)}
         yield from (problem for check in checks.get(kind, ()) for problem in check(values))
         return
     if values[ESTIMATOR] is None:

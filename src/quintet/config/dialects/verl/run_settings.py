@@ -214,7 +214,7 @@ def overlong_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
         yield values.problem(MAX_RESPONSE, problem, "leave it out: it follows data.max_response_length")
 
 
-def run_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+def run_setting_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield keys of a run that lack another one."""
     mode, path = "trainer.resume_mode", "trainer.resume_from_path"
     if values[mode] == "resume_path" and values[path] is None:

@@ -14,7 +14,8 @@ REQUIRED, TRIGGER, CONCURRENT = (
     for key in ("require_batches", "trigger_parameter_sync_step", "concurrent_samples_per_replica")
 )
 PROMPTS, TOTAL_PROMPTS = "data.train_batch_size", "rollout.total_rollout_steps"
-MINI_BATCH, EPOCHS = (f"actor_rollout_ref.actor.{key}" for key in ("ppo_mini_batch_size", "ppo_epochs"))
+MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
+EPOCHS = "actor_rollout_ref.actor.ppo_epochs"
 STEPS = "actor_rollout_ref.actor.optim.total_training_steps"
 SAMPLES, TENSOR = (f"actor_rollout_ref.rollout.{key}" for key in ("n", "tensor_model_parallel_size"))
 DEVICES_OF_A_NODE, DEVICES_OF_LARGER_NODES = 8, 16

@@ -6,7 +6,7 @@ An option that the version does not have is an error before anything is loaded.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -253,8 +253,3 @@ def _token_bytes(model: PreTrainedModel, itemsize: int) -> int:
     config = model.config.get_text_config()
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return int(2 * config.num_hidden_layers * config.num_key_value_heads * dim * itemsize)
-
-
-def known_arguments(fields: Collection[str]) -> frozenset[str]:
-    """Return the argument names among the fields of `EngineArgs`."""
-    return frozenset(name for name in fields if not name.startswith("_"))
