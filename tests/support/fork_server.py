@@ -2,13 +2,15 @@
 
 python fork_server.py SOCKET
 
-Each fork has its own arguments, directory, environment and standard streams. It ends as a started interpreter does:
-with its finalization and its exit status. The server starts no Python threads, so that no fork inherits a held lock.
+Each fork has its own arguments, directory, environment, standard streams and random numbers. It ends as a started
+interpreter does: with its finalization and its exit status. The server starts no Python threads, so that no fork
+inherits a held lock. All forks of a server have its seed of string hashes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -17,10 +19,13 @@ import select
 import signal
 import socket
 import sys
+import tempfile
+import threading
 import warnings
 from typing import Any
 
 MAX_REQUEST_BYTES = 1 << 18
+PR_SET_PDEATHSIG = 1
 MODULES = [
     "numpy",
     "peft",
@@ -37,7 +42,7 @@ MODULES = [
 
 def serve(requests: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """Fork for each request; return the request and its descriptors in the forks, and None in the server when all
-    clients have ended.
+    clients have ended. The forks are killed when the server ends.
 
     The descriptors of a request are standard input, output and error, the write end of its status pipe, and the
     client's end of the socket. The status pipe gets the process id and, when the fork has ended, its wait status.
@@ -56,11 +61,10 @@ def serve(requests: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
             continue
         message, descriptors, _, _ = socket.recv_fds(requests, MAX_REQUEST_BYTES, 5)
         if not message:
-            for process in status_pipes:
-                os.kill(process, signal.SIGKILL)
             return None
-        process = os.fork()
+        server, process = os.getpid(), os.fork()
         if process == 0:
+            end_with(server)
             signal.set_wakeup_fd(-1)
             for descriptor in (wake_read, wake_write, descriptors.pop(3), *status_pipes.values()):
                 os.close(descriptor)
@@ -69,7 +73,14 @@ def serve(requests: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
         status_pipes[process] = descriptors.pop(3)
         for descriptor in descriptors:
             os.close(descriptor)
-        os.write(status_pipes[process], f"{process}\n".encode())
+        send_number(status_pipes[process], process)
+
+
+def end_with(server: int) -> None:
+    """Have the kernel kill this process when its parent, the server, ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != server:
+        os._exit(1)
 
 
 def report_ended(status_pipes: dict[int, int]) -> None:
@@ -78,9 +89,13 @@ def report_ended(status_pipes: dict[int, int]) -> None:
         ended, status = os.waitpid(process, os.WNOHANG)
         if ended:
             descriptor = status_pipes.pop(process)
-            with contextlib.suppress(BrokenPipeError):  # nobody waits for this fork any more
-                os.write(descriptor, f"{status}\n".encode())
+            send_number(descriptor, status)
             os.close(descriptor)
+
+
+def send_number(status_pipe: int, number: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the client of this fork has ended
+        os.write(status_pipe, f"{number}\n".encode())
 
 
 def enter(request: dict[str, Any], streams: list[int]) -> None:
@@ -95,7 +110,13 @@ def enter(request: dict[str, Any], streams: list[int]) -> None:
     os.chdir(request["directory"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    sys.modules["numpy"].random.seed()
+    tempfile.tempdir = None
+    sys.modules["numpy"].random.seed()  # `random` does so itself
+    sys.modules["torch"].default_generator.seed()
+    unbuffered = request["unbuffered"] or bool(os.environ.get("PYTHONUNBUFFERED"))
+    for stream in (sys.stdout, sys.stderr):
+        by_lines = not unbuffered and (stream is sys.stderr or stream.isatty())
+        stream.reconfigure(line_buffering=by_lines, write_through=unbuffered)
     if request["ignore_warnings"]:
         sys.warnoptions.append("ignore")
         warnings.simplefilter("ignore")
@@ -106,7 +127,8 @@ def run_program(arguments: list[str]) -> None:
     if arguments[0] == "-m":
         sys.path[0] = os.getcwd()
         sys.argv[:] = arguments[1:]
-        sys.modules.pop(sys.argv[0], None)  # runpy warns of a module that it runs a second time
+        if not hasattr(sys.modules.get(sys.argv[0]), "__path__"):
+            sys.modules.pop(sys.argv[0], None)  # runpy warns of a module that it runs a second time
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     else:
         sys.path[0] = os.path.dirname(arguments[0])
@@ -118,6 +140,7 @@ def main() -> None:
     requests = socket.socket(fileno=int(sys.argv[1]))
     for module in MODULES:
         importlib.import_module(module)
+    assert threading.active_count() == 1, threading.enumerate()
     if (received := serve(requests)) is None:
         return
     request, (*streams, client) = received

@@ -2,25 +2,30 @@
 
 `Popen` and `run` are `subprocess.Popen` and `subprocess.run`. They fork for `python [-W ignore] [-m MODULE | SCRIPT] …`
 and start an interpreter for everything else: other options, and variables that packages read while they are imported.
-Tests of the start itself, of what is imported, or of installed programs use `subprocess`.
+Tests of the start itself, of imports, memory or `/proc/PID`, or of installed programs use `subprocess`.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
 import threading
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 SERVER_PROGRAM = Path(__file__).with_name("fork_server.py")
 READ_AT_IMPORT = ("ARROW", "HF_", "HOME", "LANG", "LC_", "LD_", "MKL", "OMP", "OPENBLAS", "PYTHON", "TOKENIZERS")
 READ_AT_IMPORT += ("TORCH", "TRANSFORMERS", "TZ", "XDG_")
+START_SECONDS = 180
+"""Time in which a server imports its packages or forks."""
 SET_BY_TORCH = ("TORCHELASTIC_", "TORCHINDUCTOR_", "TORCH_NCCL_")
 
 _servers: dict[frozenset[tuple[str, str]], socket.socket] = {}
@@ -35,8 +40,8 @@ def _import_variables(environment: dict[str, str]) -> frozenset[tuple[str, str]]
     )
 
 
-_OWN = dict(os.environ)
-"""Environment of the test session; empty in a process that starts no servers."""
+_session_environment = dict(os.environ)
+"""Empty in a process that starts no servers."""
 
 
 def _server(environment: dict[str, str]) -> socket.socket | None:
@@ -44,7 +49,7 @@ def _server(environment: dict[str, str]) -> socket.socket | None:
     variables = _import_variables(environment)
     with _lock:
         if variables not in _servers:
-            own = _OWN | {"HF_HUB_OFFLINE": "1"}
+            own = _session_environment | {"HF_HUB_OFFLINE": "1"}
             if variables not in (_import_variables(own), _import_variables(own | {"OMP_NUM_THREADS": "1"})):
                 return None
             client, server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -57,30 +62,46 @@ def _server(environment: dict[str, str]) -> socket.socket | None:
 
 
 def _end(process: subprocess.Popen[bytes], client: socket.socket) -> None:
-    """Close the server's socket, upon which the server kills its forks and ends."""
+    """Shut the server's socket down, also for the forks that have it, upon which the server and its forks end."""
+    with contextlib.suppress(OSError):  # the server has ended
+        client.shutdown(socket.SHUT_RDWR)
     client.close()
     process.wait(30)
 
 
-def _arguments(command: Any) -> tuple[list[str], bool] | None:
-    """Return what follows the interpreter and `-W ignore`, and whether that was there; None for other commands."""
-    if isinstance(command, (str, bytes, os.PathLike)):
-        return None
-    program, *arguments = map(str, command)
-    ignore_warnings = arguments[:2] == ["-W", "ignore"]
-    arguments = arguments[2:] if ignore_warnings else arguments
-    if arguments[:1] == ["-u"] and arguments[1:2] == ["-m"]:  # torchrun's ranks; the forks flush at their end
-        arguments = arguments[1:]
-    is_known = bool(arguments) and (arguments[0] == "-m" or arguments[0].endswith(".py"))
-    return (arguments, ignore_warnings) if program == sys.executable and is_known else None
+@dataclass(frozen=True)
+class Program:
+    """What `python [-W ignore] [-u] [-m MODULE | SCRIPT] ARGUMENT…` runs."""
+
+    arguments: list[str]
+    ignore_warnings: bool
+    unbuffered: bool
+
+    @classmethod
+    def of(cls, command: Any) -> Program | None:
+        """Parse a command; None for commands with other options or of other programs."""
+        if isinstance(command, (str, bytes, os.PathLike)):
+            return None
+        interpreter, *arguments = map(str, command)
+        ignore_warnings = arguments[:2] == ["-W", "ignore"]
+        arguments = arguments[2:] if ignore_warnings else arguments
+        unbuffered = arguments[:1] == ["-u"]
+        arguments = arguments[1:] if unbuffered else arguments
+        if interpreter != sys.executable or not arguments or not (arguments[0] == "-m" or arguments[0].endswith(".py")):
+            return None
+        return cls(arguments, ignore_warnings, unbuffered)
 
 
 class Popen(subprocess.Popen):
     """A process of `subprocess.Popen` that is a fork of the server where that is possible.
 
     The fork is a child of the server: its wait status arrives through `_status_pipe`.
+
+    Raises:
+        RuntimeError: the server has ended or does not answer.
     """
 
+    is_warm = False
     _status_pipe: int | None = None
 
     def _execute_child(self, args: Any, *others: Any) -> None:
@@ -88,16 +109,14 @@ class Popen(subprocess.Popen):
         pipes, (_, gid, gids, uid, umask, new_session, group) = rest[:6], rest[6:]
         special = (preexec, pass_fds, shell, gid, gids, uid) != (None, (), False, None, None, None) or group != -1
         environment = dict(os.environ if env is None else env)
-        parsed = None if special or umask != -1 else _arguments(args)
-        server = parsed and _server(environment)
-        if not parsed or not server:
+        program = None if special or umask != -1 else Program.of(args)
+        server = program and _server(environment)
+        self.is_warm = server is not None
+        if not program or not server:
             super()._execute_child(args, *others)
             return
-        arguments, ignore_warnings = parsed
-        read_end, write_end = os.pipe2(os.O_CLOEXEC)
         request = {
-            "arguments": arguments,
-            "ignore_warnings": ignore_warnings,
+            **asdict(program),
             "directory": os.path.abspath(cwd or os.getcwd()),
             "environment": environment,
             "new_session": bool(new_session),
@@ -105,15 +124,31 @@ class Popen(subprocess.Popen):
         p2cread, _, _, c2pwrite, _, errwrite = pipes
         streams = [given if given != -1 else number for number, given in enumerate((p2cread, c2pwrite, errwrite))]
         try:
-            sys.stdout.flush()
-            socket.send_fds(server, [json.dumps(request).encode()], [*streams, write_end, server.fileno()])
+            self._fork(server, json.dumps(request).encode(), streams)
+        finally:
+            self._close_pipe_fds(*pipes)
+
+    def _fork(self, server: socket.socket, request: bytes, streams: list[int]) -> None:
+        self._status_pipe, write_end = os.pipe2(os.O_CLOEXEC)
+        sys.stdout.flush()
+        try:
+            socket.send_fds(server, [request], [*streams, write_end, server.fileno()])
+        except BrokenPipeError as error:
+            raise RuntimeError("the fork server has ended") from error
         finally:
             os.close(write_end)
-            self._close_pipe_fds(*pipes)
-        self._status_pipe = read_end
+        if not self._has_line(START_SECONDS):
+            raise RuntimeError(f"the fork server has not answered for {START_SECONDS} s")
         self.pid = int(self._read_line() or 0)
-        assert self.pid, "the fork server has ended"
+        if not self.pid:
+            raise RuntimeError("the fork server has ended")
         self._child_created = True
+
+    def _has_line(self, seconds: float) -> bool:
+        """Wait for a line or the end of the status pipe."""
+        poller = select.poll()
+        poller.register(self._status_pipe, select.POLLIN)
+        return bool(poller.poll(seconds * 1000))
 
     def _read_line(self) -> bytes:
         line = b""
@@ -123,20 +158,15 @@ class Popen(subprocess.Popen):
 
     def _take_status(self) -> tuple[int, int]:
         """Read the wait status, which blocks until the fork has ended; one that died with its server was killed."""
-        status = int(self._read_line() or 9)
+        status = int(self._read_line() or signal.SIGKILL)
         os.close(self._status_pipe)
         self._status_pipe = None
         return self.pid, status
 
-    def _has_ended(self) -> bool:
-        poller = select.poll()
-        poller.register(self._status_pipe, select.POLLIN)
-        return bool(poller.poll(0))
-
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
         if self._status_pipe is None:
             return super()._try_wait(wait_flags)
-        if wait_flags & os.WNOHANG and not self._has_ended():
+        if wait_flags & os.WNOHANG and not self._has_line(0):
             return 0, 0
         return self._take_status()
 
@@ -145,7 +175,7 @@ class Popen(subprocess.Popen):
             return super()._internal_poll(*arguments, **options)
         if self.returncode is None and self._waitpid_lock.acquire(blocking=False):
             try:
-                if self._status_pipe is not None and self._has_ended():
+                if self._status_pipe is not None and self._has_line(0):
                     self._handle_exitstatus(self._take_status()[1])
             finally:
                 self._waitpid_lock.release()
@@ -176,6 +206,6 @@ def run(
 
 def start_here_too(client: int, environment: dict[str, str]) -> None:
     """Let this fork, a `torchrun`, start its ranks through the server of the socket `client`."""
-    _OWN.clear()
+    _session_environment.clear()
     _servers[_import_variables(environment)] = socket.socket(fileno=client)
     subprocess.Popen = Popen  # type: ignore[misc]
