@@ -26,6 +26,8 @@ from typing import Any
 
 MAX_REQUEST_BYTES = 1 << 18
 PR_SET_PDEATHSIG = 1
+PAUSE_BEFORE = "PAUSE_BEFORE"
+"""Variable with a path that a fork neither opens nor renames anything to before it gets SIGCONT."""
 MODULES = [
     "numpy",
     "peft",
@@ -122,6 +124,18 @@ def enter(request: dict[str, Any], streams: list[int]) -> None:
         warnings.simplefilter("ignore")
 
 
+def pause_before(path: str) -> None:
+    """Stop this process when it is about to open `path` or to rename something to it."""
+
+    def pause(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "os.rename" and os.path.abspath(arguments[1]) == path:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if event == "open" and isinstance(arguments[0], str) and os.path.abspath(arguments[0]) == path:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    sys.addaudithook(pause)
+
+
 def run_program(arguments: list[str]) -> None:
     """Run `-m MODULE ARGUMENT…` or `SCRIPT ARGUMENT…` as the interpreter does."""
     if arguments[0] == "-m":
@@ -145,6 +159,8 @@ def main() -> None:
         return
     request, (*streams, client) = received
     enter(request, streams)
+    if path := os.environ.pop(PAUSE_BEFORE, None):
+        pause_before(path)
     if request["arguments"][:2] == ["-m", "torch.distributed.run"]:
         import warm_processes
 
