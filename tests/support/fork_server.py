@@ -156,7 +156,7 @@ def main() -> None:
         importlib.import_module(module)
     assert threading.active_count() == 1, threading.enumerate()
     if (received := serve(requests)) is None:
-        return
+        os._exit(0)  # the finalization of so many packages takes long
     request, (*streams, client) = received
     enter(request, streams)
     if path := os.environ.pop(PAUSE_BEFORE, None):
