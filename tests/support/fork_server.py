@@ -21,6 +21,7 @@ import socket
 import sys
 import tempfile
 import threading
+import types
 import warnings
 from typing import Any
 
@@ -137,8 +138,13 @@ def pause_before(path: str) -> None:
 
 
 def run_program(arguments: list[str]) -> None:
-    """Run `-m MODULE ARGUMENT…` or `SCRIPT ARGUMENT…` as the interpreter does."""
-    if arguments[0] == "-m":
+    """Run `-m MODULE ARGUMENT…`, `-c CODE ARGUMENT…` or `SCRIPT ARGUMENT…` as the interpreter does."""
+    if arguments[0] == "-c":
+        sys.path[0] = ""
+        sys.argv[:] = ["-c", *arguments[2:]]
+        main_module = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(compile(arguments[1], "<string>", "exec"), vars(main_module))
+    elif arguments[0] == "-m":
         sys.path[0] = os.getcwd()
         sys.argv[:] = arguments[1:]
         if not hasattr(sys.modules.get(sys.argv[0]), "__path__"):

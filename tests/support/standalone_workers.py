@@ -9,6 +9,8 @@ import sys
 import threading
 from contextlib import suppress
 
+from warm_processes import Popen
+
 from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
 from quintet.runtime.standalone.listener import StandaloneWorker
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket
@@ -25,7 +27,7 @@ StandaloneProcess(ControllerAddress(host, int(port), token), int(rank), "the run
 def start_worker(address: ControllerAddress, rank: int) -> subprocess.Popen[bytes]:
     """Start a process that connects to a listener of `the run`."""
     arguments = [address.host, str(address.port), address.token, str(rank)]
-    return subprocess.Popen([sys.executable, "-c", WORKER, *arguments], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return Popen([sys.executable, "-c", WORKER, *arguments], env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 class ThreadWorker(StandaloneWorker):

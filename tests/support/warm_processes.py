@@ -1,8 +1,9 @@
 """Start Python programs as forks of a process that has imported torch, transformers and Quintet: seconds less each.
 
-`Popen` and `run` are `subprocess.Popen` and `subprocess.run`. They fork for `python [-W ignore] [-m MODULE | SCRIPT] …`
-and start an interpreter for everything else: other options, and variables that packages read while they are imported.
-Tests of the start itself, of imports, memory or `/proc/PID`, or of installed programs use `subprocess`.
+`Popen` and `run` are `subprocess.Popen` and `subprocess.run`. They fork for
+`python [-W ignore] [-u] [-m MODULE | -c CODE | SCRIPT] …`, and start an interpreter for other options and for variables
+that packages read while they are imported. Tests of the start itself, of imports, memory or `/proc/PID`, or of
+installed programs use `subprocess`.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def _end(process: subprocess.Popen[bytes], client: socket.socket) -> None:
 
 @dataclass(frozen=True)
 class Program:
-    """What `python [-W ignore] [-u] [-m MODULE | SCRIPT] ARGUMENT…` runs."""
+    """What `python [-W ignore] [-u] [-m MODULE | -c CODE | SCRIPT] ARGUMENT…` runs."""
 
     arguments: list[str]
     ignore_warnings: bool
@@ -87,7 +88,8 @@ class Program:
         arguments = arguments[2:] if ignore_warnings else arguments
         unbuffered = arguments[:1] == ["-u"]
         arguments = arguments[1:] if unbuffered else arguments
-        if interpreter != sys.executable or not arguments or not (arguments[0] == "-m" or arguments[0].endswith(".py")):
+        is_program = bool(arguments) and (arguments[0] in ("-m", "-c") or arguments[0].endswith(".py"))
+        if interpreter != sys.executable or not is_program:
             return None
         return cls(arguments, ignore_warnings, unbuffered)
 

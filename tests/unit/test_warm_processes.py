@@ -80,9 +80,15 @@ def test_a_fork_ends_with_the_status_of_its_program(tmp_path: Path, text: str, s
     assert last_lines[0] == last_lines[1]
 
 
-@pytest.mark.parametrize("command", [["-c", "print(1)"], ["-X", "dev", "-m", "this"]])
-def test_commands_with_other_options_start_an_interpreter(command: list[str]) -> None:
-    process = Popen([sys.executable, *command], **PIPES)
+def test_a_fork_runs_code_of_the_command_line() -> None:
+    code = "import sys; import __main__; value = 3; print(sys.argv, __main__.value, sys.path[0] == '')"
+    command = [sys.executable, "-c", code, "an argument"]
+    warm, cold = (runner(command, capture_output=True, text=True) for runner in (warm_processes.run, subprocess.run))
+    assert (warm.stdout, warm.returncode) == (cold.stdout, cold.returncode)
+
+
+def test_commands_with_other_options_start_an_interpreter() -> None:
+    process = Popen([sys.executable, "-X", "dev", "-m", "this"], **PIPES)
     assert process.communicate(timeout=60)[0]
     assert not process.is_warm
 
