@@ -25,7 +25,8 @@ SETTINGS = (
     "tracking.profile={steps: [2]}",
 )
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium)")
+if CHROMIUM is None:
+    pytest.skip("needs Chromium (apt-get install chromium)", allow_module_level=True)
 
 
 @pytest.fixture(scope="module")
