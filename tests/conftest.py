@@ -12,6 +12,7 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
+import session_processes
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -25,10 +26,24 @@ class LoggerDict(dict[str, logging.Logger | logging.PlaceHolder]):
         return list(super().values())
 
 
-def pytest_configure() -> None:
+LONGEST = (
+    *("tests/system/test_train.py", "tests/system/test_ranks.py", "tests/system/test_ray.py", "tests/system/"),
+    *("tests/unit/training/parallel/", "tests/unit/policies/parallel/", "tests/unit/training/megatron/"),
+    "tests/unit/runtime/",
+)
+"""Files and directories with the longest tests, which run first: two workers then end at about the same time."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort the tests by `LONGEST`; `--dist loadfile --no-loadscope-reorder` starts the files in this order."""
+    items.sort(key=lambda item: [not item.nodeid.startswith(prefix) for prefix in LONGEST])
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Let SIGINT end processes that tests start: `nohup make test &` and some CI runners ignore it, and a process
     inherits that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.pluginmanager.register(session_processes)
     logging.Logger.manager.loggerDict = LoggerDict(logging.Logger.manager.loggerDict)
     # a busy machine is no failure
     settings.register_profile(

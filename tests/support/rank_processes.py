@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from warm_processes import Popen
+
 from quintet.training.parallel.process_group import RankGroup
 
 SUPPORT = Path(__file__).parent
@@ -25,7 +27,7 @@ def run_ranks(script: str | Path, num_ranks: int, directory: Path, *arguments: o
     options = [str(num_ranks), str(directory / "rendezvous"), *map(str, arguments)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     processes = [
-        subprocess.Popen(
+        Popen(
             [*command, str(rank), *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
         )
         for rank in range(num_ranks)

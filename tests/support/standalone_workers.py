@@ -9,6 +9,8 @@ import sys
 import threading
 from contextlib import closing, suppress
 
+from warm_processes import Popen
+
 from quintet.runtime.standalone.connection import WorkerConnection
 from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
 from quintet.runtime.standalone.listener import ControllerAddress
@@ -29,7 +31,7 @@ WorkerProcess(ControllerAddress(host, int(port), token), int(rank), "the run").r
 def start_worker(address: ControllerAddress, rank: int) -> subprocess.Popen[bytes]:
     """Start a process that connects to a listener of `the run`."""
     arguments = [address.host, str(address.port), address.token, str(rank)]
-    return subprocess.Popen([sys.executable, "-c", WORKER, *arguments], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return Popen([sys.executable, "-c", WORKER, *arguments], env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 class ThreadWorker(WorkerConnection):

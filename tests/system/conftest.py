@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import warm_processes
 
 SMALL = """\
 name: small
@@ -36,7 +37,7 @@ def small(tmp_path: Path) -> Path:
 def run_quintet(directory: Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run `quintet …` in a directory and capture its output as text."""
     command = [sys.executable, "-m", "quintet", *arguments]
-    return subprocess.run(command, cwd=directory, check=check, text=True, capture_output=True, timeout=240)
+    return warm_processes.run(command, cwd=directory, check=check, text=True, capture_output=True, timeout=240)
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, **environment: str) -> tuple[subprocess.Popen[str], str]:
-        process = subprocess.Popen(
+        process = warm_processes.Popen(
             [sys.executable, "-m", "quintet", "serve-envs", "--port", "0", *arguments],
             cwd=tmp_path,
             env={**os.environ, **environment},

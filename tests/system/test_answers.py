@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from paused_runs import stop_run
 
 from quintet.tracking.metrics import describe, without_timing
 
@@ -85,18 +83,7 @@ def test_questions_are_answered_and_learnt_from(
 
 def test_a_killed_run_goes_on_with_the_next_questions(quintet: Command, sums: Path, tmp_path: Path) -> None:
     quintet("train", str(sums), "name=whole")
-    with (tmp_path / "log").open("wb") as log:
-        command = [sys.executable, "-m", "quintet", "train", str(sums), "name=stopped"]
-        process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
-        try:
-            end = time.monotonic() + 120
-            while not (tmp_path / "runs/stopped/checkpoints/global_step_1").exists() and time.monotonic() < end:
-                assert process.poll() is None, (tmp_path / "log").read_text()
-                time.sleep(0.01)
-            process.send_signal(signal.SIGKILL)
-            process.wait(timeout=60)
-        finally:
-            process.kill()
+    stop_run(["train", str(sums), "name=stopped"], tmp_path, "runs/stopped/checkpoints/global_step_2", signal.SIGKILL)
     quintet("train", str(sums), "name=stopped")
     runs = [[without_timing(line) for line in lines(tmp_path / f"runs/{name}")] for name in ("whole", "stopped")]
     assert runs[0] == runs[1]

@@ -8,11 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_processes
+from paused_runs import stop_run
 from safetensors.torch import load_file
 
 from quintet.tracking.metrics import without_timing
@@ -39,7 +40,7 @@ def on_ranks(size: int, directory: Path, *overrides: str) -> str:
     """`quintet train` as torchrun starts it; what rank 0 said."""
     shared = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     ranks = [
-        subprocess.Popen(
+        warm_processes.Popen(
             [sys.executable, "-m", "quintet", "train", *overrides],
             cwd=directory,
             env=os.environ | {name: str(value) for name, value in {**shared, "RANK": rank, "LOCAL_RANK": rank}.items()},
@@ -81,17 +82,8 @@ def test_a_run_goes_on_on_another_number_of_processes(
 def test_adapters_and_what_they_belong_to_come_back_exactly(quintet: Command, small: Path, tmp_path: Path) -> None:
     overrides = (*SMALL, "policy.lora={rank: 2}", "algorithm.kl={coefficient: 0.1}")
     quintet("train", str(small), *overrides, "name=whole")
-    log = (tmp_path / "log").open("ab")
-    command = [sys.executable, "-m", "quintet", "train", str(small), *overrides, "name=stopped"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
-    end = time.monotonic() + 120
-    try:
-        while not (tmp_path / "runs/stopped/checkpoints/global_step_1").exists() and time.monotonic() < end:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        process.wait(timeout=60)
-    finally:
-        process.kill()
+    command = ["train", str(small), *overrides, "name=stopped"]
+    stop_run(command, tmp_path, "runs/stopped/checkpoints/global_step_2", signal.SIGKILL)
     quintet("train", str(small), *overrides, "name=stopped")
     whole, stopped = (tmp_path / "runs" / name / "checkpoints/global_step_2" for name in ("whole", "stopped"))
     for path in sorted(whole.rglob("*.safetensors")):

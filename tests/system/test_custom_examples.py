@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_processes
 
 ROOT = Path(__file__).parents[2]
 MIDDLE = "between.yaml name=middle reward.function=between.py:near_middle 'reward.function_arguments={reach: 10}'"
@@ -64,7 +65,7 @@ def test_the_environment_of_the_page_is_tried_by_hand_and_served(quintet: Any, t
     assert command
     assert train
     argv = [sys.executable, "-m", "quintet", *shlex.split(command[1]), "--port", "0", "--workers", "1"]
-    with subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as server:
+    with warm_processes.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as server:
         try:
             assert server.stdout
             url = server.stdout.readline().split()[-1]

@@ -7,11 +7,12 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
+
+import warm_processes
 
 from quintet.tracking.metrics import without_timing
 
@@ -43,7 +44,7 @@ def test_a_run_on_two_servers_has_the_numbers_of_a_run_in_one_process(serve: Ser
     servers = [serve("--env", "frozenlake", "--workers", "2", QUINTET_TOKEN="secret") for _ in range(2)]
     urls = json.dumps([url for _, url in servers])
     for name, words in (("alone", ()), ("served", (f"env.service={{urls: {urls}}}",))):
-        subprocess.run(
+        warm_processes.run(
             [sys.executable, "-m", "quintet", "train", "lake.yaml", f"name={name}", *words],
             cwd=tmp_path,
             env={**os.environ, "QUINTET_TOKEN": "secret"},
@@ -68,7 +69,7 @@ def test_the_page_is_executed_as_it_stands(serve: Serve, tmp_path: Path) -> None
     assert command is not None
     _, url = serve(*command[1].split())
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-    done = subprocess.run(
+    done = warm_processes.run(
         [sys.executable, "-c", program.replace("http://127.0.0.1:5000", url)],
         check=True,
         capture_output=True,
@@ -82,7 +83,7 @@ def test_the_page_is_executed_as_it_stands(serve: Serve, tmp_path: Path) -> None
 
 
 def test_options_of_the_page_are_those_of_the_command() -> None:
-    help_text = subprocess.run(
+    help_text = warm_processes.run(
         [sys.executable, "-m", "quintet", "serve-envs", "--help"],
         check=True,
         capture_output=True,

@@ -5,13 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from paused_runs import stop_run
 
 from quintet.policies.tiny_models import create_preset_policy
 from quintet.tracking.metrics import without_timing
@@ -73,25 +71,11 @@ def test_a_run_stopped_twice_ends_as_one_that_never_stopped(quintet: Command, tu
 
 
 def stop(tuning: Path, directory: Path, overrides: list[str], step: int, how: signal.Signals) -> None:
-    """Start or continue a run, and send it a signal once that step's checkpoint is there."""
-    with (directory / "log").open("wb") as log:
-        command = [sys.executable, "-m", "quintet", "sft", str(tuning), *overrides]
-        process = subprocess.Popen(command, cwd=directory, stdout=log, stderr=log)
-        try:
-            wait_for(directory / f"runs/stopped/checkpoints/global_step_{step}", process)
-            process.send_signal(how)
-            status = process.wait(timeout=60)
-        finally:
-            process.kill()
+    """Start or continue a run, and send it a signal between that step's checkpoint and the next."""
+    before = f"runs/stopped/checkpoints/global_step_{step + 1}"
+    status, output = stop_run(["sft", str(tuning), *overrides], directory, before, how)
     assert status == (-signal.SIGKILL if how is signal.SIGKILL else 128 + how)
-    assert b"Traceback" not in (directory / "log").read_bytes()
-
-
-def wait_for(path: Path, process: subprocess.Popen[bytes], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not path.exists() and time.monotonic() < end and process.poll() is None:
-        time.sleep(0.01)
-    assert path.exists(), f"{path} didn't come"
+    assert "Traceback" not in output
 
 
 def test_episodes_are_solved_learnt_and_played(quintet: Command, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import warm_processes
 
 from quintet.policies.tiny_models import create_preset_policy
 
@@ -48,7 +49,7 @@ def rows(path: Path) -> Any:
 def kill_after_a_batch(tmp_path: Path, *words: str) -> None:
     """Run `quintet …`, and kill it once it has stored a batch, but not all."""
     store = tmp_path / "runs/generate-answers/responses.jsonl"
-    process = subprocess.Popen(
+    process = warm_processes.Popen(
         [sys.executable, "-m", "quintet", *words], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
@@ -92,6 +93,6 @@ def test_engines_of_two_ranks_write_what_one_writes(quintet: Command, tmp_path: 
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "quintet"]
     command = [*torchrun, "generate", "model", "-o", "two.parquet", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=240, env=environment)
+    warm_processes.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=240, env=environment)
     assert rows(tmp_path / "two.parquet") == rows(tmp_path / "one.parquet")
     assert json.loads((tmp_path / "runs/generate-two/processes/rank_1.json").read_text())["outcome"] == "ended"

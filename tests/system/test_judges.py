@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_processes
 
 Command = Any
 
@@ -80,7 +80,7 @@ def test_a_reward_models_scores_are_the_rewards(quintet: Command, sums: Path, tm
     overrides = ["-m", "quintet", "train", str(sums), "name=sharded"]
     overrides.append("reward={model: {path: judge, min_sharded_parameters: 10000}, scale: 2.0}")
     ranks = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    subprocess.run([*ranks, *overrides], cwd=tmp_path, check=True, capture_output=True, timeout=240)
+    warm_processes.run([*ranks, *overrides], cwd=tmp_path, check=True, capture_output=True, timeout=240)
     sharded = [answer["reward"] for answer in answers(tmp_path / "runs/sharded")]
     assert sharded == pytest.approx(rewards, rel=1e-4)
 

@@ -6,14 +6,12 @@ from __future__ import annotations
 import hashlib
 import json
 import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from paused_runs import stop_run
 
 from quintet.tracking.metrics import describe, without_timing
 
@@ -50,29 +48,15 @@ def episodes(run: Path, split: str, step: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def killed(directory: Path, *overrides: str) -> None:
-    """A run that is killed once its first step's checkpoint stands."""
-    with (directory / "log").open("wb") as log:
-        command = [sys.executable, "-m", "quintet", "train", "mixed.yaml", *overrides]
-        process = subprocess.Popen(command, cwd=directory, stdout=log, stderr=log)
-    try:
-        end = time.monotonic() + 120
-        first = directory / "runs/stopped/checkpoints/global_step_1"
-        while not first.exists() and time.monotonic() < end and process.poll() is None:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait(timeout=60) == -signal.SIGKILL
-    finally:
-        process.kill()
-
-
 @pytest.mark.parametrize("overrides", [(), STREAMED], ids=["whole steps", "episodes outlast steps"])
 def test_a_killed_run_of_two_envs_ends_as_one_that_never_stopped(
     quintet: Command, tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
     (tmp_path / "mixed.yaml").write_text(MIXED)
     quintet("train", "mixed.yaml", *overrides, "name=whole")
-    killed(tmp_path, *overrides, "name=stopped")
+    command = ["train", "mixed.yaml", *overrides, "name=stopped"]
+    status, _ = stop_run(command, tmp_path, "runs/stopped/checkpoints/global_step_2", signal.SIGKILL)
+    assert status == -signal.SIGKILL
     again = quintet("train", "mixed.yaml", *overrides, "name=stopped")
     assert "resuming from" in again.stdout
     whole, stopped = tmp_path / "runs/whole", tmp_path / "runs/stopped"

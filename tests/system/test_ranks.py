@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_processes
+from paused_runs import wait_for
 
 from quintet.tracking.metrics import without_timing
 
@@ -39,10 +41,12 @@ def workdir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(workdir: Path, name: str, command: list[str], *overrides: str) -> subprocess.Popen[str]:
+def start(
+    workdir: Path, name: str, command: list[str], *overrides: str, popen: type[subprocess.Popen] = warm_processes.Popen
+) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with (workdir / f"{name}.log").open("a") as log:
-        return subprocess.Popen(
+        return popen(
             [*command, "train", "tiny.yaml", f"name={name}", *overrides],
             cwd=workdir,
             env=environment,
@@ -56,13 +60,6 @@ def log(workdir: Path, name: str) -> str:
     return (workdir / f"{name}.log").read_text()
 
 
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + 200
-    while not path.exists() and time.monotonic() < end and process.poll() is None:
-        time.sleep(0.02)
-    assert path.exists(), f"{path} didn't come"
-
-
 def all_metrics(run: Path) -> Iterator[dict[str, Any]]:
     for line in (run / "metrics.jsonl").read_text().splitlines():
         yield without_timing(json.loads(line))
@@ -73,23 +70,13 @@ def metrics(run: Path) -> Iterator[dict[str, Any]]:
         yield {name: value for name, value in line.items() if not any(word in name for word in ROUNDING)}
 
 
-def ranks(parent: subprocess.Popen[str]) -> dict[str, int]:
-    """Processes that torchrun started, by their rank."""
-    results = {}
-    for directory in Path("/proc").glob("[0-9]*"):
-        try:
-            if int((directory / "stat").read_text().rpartition(")")[2].split()[1]) != parent.pid:
-                continue
-            actual = (directory / "environ").read_text().split("\0")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        rank = next((word.removeprefix("RANK=") for word in actual if word.startswith("RANK=")), None)
-        if rank is not None:
-            results[rank] = int(directory.name)
-    return results
+def ranks(workdir: Path, name: str) -> dict[int, int]:
+    """Return the process ids of a run's ranks by rank."""
+    records = (workdir / f"runs/{name}/processes").glob("rank_*.json")
+    return {int(path.stem.removeprefix("rank_")): json.loads(path.read_text())["pid"] for path in records}
 
 
-def gone(processes: dict[str, int], seconds: float) -> bool:
+def gone(processes: dict[int, int], seconds: float) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if not any(Path(f"/proc/{number}").exists() for number in processes.values()):
@@ -105,13 +92,13 @@ def test_two_processes_are_one_run_also_when_they_are_stopped_and_go_on(workdir:
     stopped = start(workdir, "two", TWO)
     try:
         wait_for(workdir / "runs/two/checkpoints/global_step_1", stopped)
-        began = ranks(stopped)
+        began = ranks(workdir, "two")
         stopped.send_signal(signal.SIGINT)
-        stopped.wait(timeout=60)
+        stopped.wait(timeout=240)
     finally:
         stopped.kill()
-    assert sorted(began) == ["0", "1"]
-    assert gone(began, 10)
+    assert sorted(began) == [0, 1]
+    assert gone(began, 60)
     actual = log(workdir, "two")
     assert actual.count("quintet: stopped by SIGINT after step") == 1, actual
     again = start(workdir, "two", TWO)
@@ -141,8 +128,8 @@ def test_two_processes_continue_a_stopped_warm_start(workdir: Path) -> None:
     run = start(workdir, "stopped", TWO, *overrides)
     try:
         wait_for(stopped / "warm_start/global_step_3", run)
-        subprocess.run([*ONE, "stop", "stopped"], cwd=workdir, check=True, timeout=60)
-        run.wait(timeout=60)
+        warm_processes.run([*ONE, "stop", "stopped"], cwd=workdir, check=True, timeout=240)
+        run.wait(timeout=240)
     finally:
         run.kill()
     assert "of the warm start; runs/stopped can be resumed" in log(workdir, "stopped")
@@ -178,15 +165,15 @@ def test_megatron_on_two_processes_is_the_run_of_one(workdir: Path) -> None:
 
 
 def test_a_killed_process_ends_the_run_with_its_rank(workdir: Path) -> None:
-    run = start(workdir, "killed", TWO, "training.steps=200", "sft=null")
+    run = start(workdir, "killed", TWO, "training.steps=200", "sft=null", popen=subprocess.Popen)
     try:
         wait_for(workdir / "runs/killed/checkpoints/global_step_1", run)
-        began = ranks(run)
-        os.kill(began["1"], signal.SIGKILL)
-        assert run.wait(timeout=20) != 0
+        began = ranks(workdir, "killed")
+        os.kill(began[1], signal.SIGKILL)
+        assert run.wait(timeout=60) != 0
     finally:
         run.kill()
-    assert gone(began, 5)
+    assert gone(began, 60)
     actual = log(workdir, "killed")
     cause = r"quintet: (the worker of )?rank 1 .*has ended.*, and a run needs all of its ranks"
     assert len(re.findall(cause, actual)) == 1, actual
@@ -230,7 +217,7 @@ def test_log_probs_critic_reference_and_engine_on_other_devices_are_the_run_of_o
     run = start(workdir, "apart", THREE, *overrides, *apart)
     try:
         wait_for(workdir / "runs/apart/checkpoints/global_step_1", run)
-        os.kill(ranks(run)["1"], signal.SIGKILL)
+        os.kill(ranks(workdir, "apart")[1], signal.SIGKILL)
         assert run.wait(timeout=120) != 0
     finally:
         run.kill()

@@ -16,7 +16,8 @@ from types import MappingProxyType
 import pytest
 import torch
 from network_namespaces import INTERFACE, Network, can_create
-from test_ranks import TINY, all_metrics, metrics, wait_for
+from paused_runs import wait_for
+from tests.system.test_ranks import TINY, all_metrics, metrics
 
 from quintet.kernels.decode import decode_kernels
 from quintet.tracking.run_status import read_status

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_processes
 from tests.support.openvla_directories import robot_statistics, write_openvla_directory
 from tests.support.robot_packages import write_packages
 
@@ -71,7 +71,7 @@ def run(workdir: Path, file: Path, results: str, *overrides: str) -> str:
     }
     overrides = (*overrides, f"runner.logger.log_path={workdir / results}")
     command = [sys.executable, "-m", "quintet", "train", str(file), *overrides]
-    done = subprocess.run(command, cwd=workdir, env=environment, capture_output=True, text=True, timeout=240)
+    done = warm_processes.run(command, cwd=workdir, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

@@ -4,12 +4,12 @@ small, everything else is as in RLinf's example files."""
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_processes
 
 Command = Any
 ROWS = [{"prompt": f"{n} + 1 =", "solutions": [f"\\boxed{{{n + 1}}}"]} for n in range(8)]
@@ -196,7 +196,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["sft", "sft={epochs: 1, batch: 8}", "tracking.loggers=[jsonl]", "training.threads=1", *overrides],
     ):
         command = [sys.executable, "-m", "quintet", *command]
-        subprocess.run(command, cwd=directory, check=True, capture_output=True, timeout=240)
+        warm_processes.run(command, cwd=directory, check=True, capture_output=True, timeout=240)
     return directory / "runs/made/model"
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import warm_processes
 
 from quintet.tracking.metrics import without_timing
 
@@ -30,7 +30,7 @@ tracking: {{loggers: [jsonl]}}
 def quintet(directory: Path, *arguments: str) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "quintet", *arguments]
-    result = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=240)
+    result = warm_processes.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=240)
     assert result.returncode == 0, result.stderr[-3000:]
 
 

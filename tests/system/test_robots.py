@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_processes
 
 from quintet.tracking.metrics import without_timing
 
@@ -47,7 +47,7 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(workdir: Path, name: str, *overrides: str, command: list[str] = QUINTET) -> list[dict[str, Any]]:
     """Train and return the metrics of each step."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
+    result = warm_processes.run(
         [*command, "train", "arm.yaml", f"name={name}", *overrides],
         cwd=workdir,
         env=environment,
@@ -130,7 +130,7 @@ def test_a_run_and_an_exported_policy_are_evaluated_as_the_last_validation_was(
 ) -> None:
     def run(*arguments: str) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
+        done = warm_processes.run(
             [*QUINTET, *arguments], cwd=workdir, env=environment, capture_output=True, text=True, timeout=240
         )
         assert done.returncode == 0, done.stderr[-3000:]

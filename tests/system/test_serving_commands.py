@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_processes
 
 from quintet.policies.tiny_models import Preset, build_model, train_tokenizer
 
@@ -41,7 +42,7 @@ def serve(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
+        process = warm_processes.Popen(
             [sys.executable, "-m", "quintet", "serve", *arguments],
             cwd=tmp_path,
             env={**os.environ, **environment},

@@ -8,11 +8,12 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_processes
+from paused_runs import stop_run, wait_for
 
 from quintet.tracking.metrics import describe, without_timing
 
@@ -141,19 +142,13 @@ def test_a_finished_run_says_so_and_does_nothing(quintet: Command, small: Path, 
 def start(small: Path, directory: Path, *overrides: str) -> subprocess.Popen[bytes]:
     log = (directory / "log").open("ab")
     command = [sys.executable, "-m", "quintet", "train", str(small), *overrides]
-    return subprocess.Popen(command, cwd=directory, stdout=log, stderr=log)
-
-
-def wait_for(path: Path, process: subprocess.Popen[bytes], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not path.exists() and time.monotonic() < end and process.poll() is None:
-        time.sleep(0.01)
-    assert path.exists(), f"{path} didn't come"
+    return warm_processes.Popen(command, cwd=directory, stdout=log, stderr=log)
 
 
 STEERED = "algorithm.kl={place: reward, coefficient: 0.1, target: 0.01, horizon: 50, refresh_every_steps: 3}"
 
 STREAMED = "rollout.async_ratio=0.5;rollout.partial=true;checkpoint.every_steps=2;training.steps=7"
+STREAMED += ";tracking.trajectories_every_steps=1"
 """Episodes outlast their step, and a stop falls between two checkpoints."""
 ADAPTED = "policy.lora={rank: 4, alpha: 8};algorithm.kl={coefficient: 0.01};policy.dtype=bfloat16"
 """Adapters alone are trained, and the reference is the same model with those of the beginning."""
@@ -175,18 +170,13 @@ ADAPTED = "policy.lora={rank: 4, alpha: 8};algorithm.kl={coefficient: 0.01};poli
 def test_a_stopped_run_ends_as_one_that_never_stopped(
     quintet: Command, small: Path, tmp_path: Path, how: signal.Signals, choice: str
 ) -> None:
-    words, first = choice.split(";"), 2 if choice is STREAMED else 1
+    words = choice.split(";")
+    before = "trajectories/train/step_000003.jsonl" if choice is STREAMED else "checkpoints/global_step_2"
     quintet("train", str(small), *words, "name=whole")
-    process = start(small, tmp_path, *words, "name=stopped")
-    try:
-        wait_for(tmp_path / f"runs/stopped/checkpoints/global_step_{first}", process)
-        time.sleep(0.05)
-        process.send_signal(how)
-        status = process.wait(timeout=60)
-    finally:
-        process.kill()
+    command = ["train", str(small), *words, "name=stopped"]
+    status, output = stop_run(command, tmp_path, f"runs/stopped/{before}", how)
     assert status == (-signal.SIGKILL if how is signal.SIGKILL else 128 + how)
-    assert b"Traceback" not in (tmp_path / "log").read_bytes()
+    assert "Traceback" not in output
     again = quintet("train", str(small), *words, "name=stopped")
     assert "resuming from" in again.stdout
     whole, stopped = tmp_path / "runs/whole", tmp_path / "runs/stopped"
@@ -199,18 +189,14 @@ def test_a_run_stopped_in_its_warm_start_continues_it(
     quintet: Command, small: Path, tmp_path: Path, how: signal.Signals
 ) -> None:
     overrides = ("training.steps=1", "warm_start.updates=12", "checkpoint.keep=12")
-    process = start(small, tmp_path, *overrides, "name=stopped")
     stopped, whole = tmp_path / "runs/stopped", tmp_path / "runs/whole"
-    try:
-        wait_for(stopped / "warm_start/global_step_3", process)
-        process.send_signal(how)
-        process.wait(timeout=60)
-    finally:
-        process.kill()
+    stop_run(["train", str(small), *overrides, "name=stopped"], tmp_path, "runs/stopped/warm_start/global_step_4", how)
     assert not (stopped / "checkpoints").exists()
     again = quintet("train", str(small), *overrides, "name=stopped")
     assert "resuming from runs/stopped/warm_start/global_step_" in again.stdout
-    quintet("train", str(small), *overrides, "name=whole")
+    # an interpreter of its own: the forks of the test server end with the same numbers
+    command = [sys.executable, "-m", "quintet", "train", str(small), *overrides, "name=whole"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=240)
     for step in (0, 1):
         assert weights(stopped, step) == weights(whole, step) != {}
     for file in ("metrics.jsonl", "warm_start.jsonl"):

@@ -4,13 +4,13 @@ everything else is as in verl's examples."""
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+import warm_processes
 import yaml
 from safetensors.torch import load_file
 from torch import Tensor
@@ -226,7 +226,7 @@ class Trained(NamedTuple):
 def trained(workdir: Path, script: str, *overrides: str, command: list[str] = ONE) -> Trained:
     (workdir / "run.sh").write_text(script)
     overrides = ("train", "run.sh", *SMALL, *overrides)
-    done = subprocess.run([*command, *overrides], cwd=workdir, text=True, capture_output=True, timeout=240)
+    done = warm_processes.run([*command, *overrides], cwd=workdir, text=True, capture_output=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "run.sh: a configuration of verl" in done.stderr
     (run,) = (path.parent for path in workdir.glob("runs/*/metrics.jsonl"))

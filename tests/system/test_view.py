@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import warm_processes
 from tests.system.conftest import SMALL
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ SETTINGS = (
     "tracking.profile={steps: [2]}",
 )
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium)")
+if CHROMIUM is None:
+    pytest.skip("needs Chromium (apt-get install chromium)", allow_module_level=True)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("view")
     (folder / "small.yaml").write_text(SMALL)
     command = [sys.executable, "-m", "quintet", "train", "small.yaml", "name=first", *SETTINGS]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=240)
+    warm_processes.run(command, cwd=folder, check=True, capture_output=True, timeout=240)
     shutil.copytree(folder / "runs/first", folder / "runs/second")
     config = folder / "runs/second/config.yaml"
     config.write_text(config.read_text().replace("seed: 0  # default", "seed: 1  # command line", 1))
@@ -44,7 +46,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def address(runs: Path) -> Iterator[str]:
     """Address of their viewer."""
     command = [sys.executable, "-m", "quintet", "view", "--port", "0"]
-    with subprocess.Popen(command, cwd=runs.parent, stdout=subprocess.PIPE, text=True) as process:
+    with warm_processes.Popen(command, cwd=runs.parent, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             yield process.stdout.readline().rsplit(" ", 1)[-1].strip()
