@@ -257,6 +257,7 @@ class FreeRunningEngines(RoutedEngines):
     def _load_weights(self, index: int, weights: WeightSource) -> None:
         with self._interrupted(index) as engine:
             engine.load_weights(self.weight_version, weights)
+            weights.finish()
 
     @contextmanager
     def _interrupted(self, index: int) -> Iterator[RestartingEngine]:

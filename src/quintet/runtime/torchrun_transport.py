@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.connection import wait
@@ -39,11 +39,11 @@ class TorchrunTransport:
     def call(self, call: RemoteCall) -> Any:
         return self._worker.execute(call)
 
-    def broadcast(self, call: RemoteCall) -> Any:
+    def broadcast(self, call: RemoteCall, except_ranks: Collection[int] = ()) -> Any:
         self._finish()
         self._in_call = True
-        with self._translate_rank_loss():
-            self._start(replace(call, discards_result=True))
+        with self.translated_errors():
+            self._start(replace(call, discards_result=True), except_ranks)
             result = self._worker.execute(call)
         self._in_call = False
         return self._read_to_end(result) if isinstance(result, Iterator) else result
@@ -51,7 +51,7 @@ class TorchrunTransport:
     def _read_to_end(self, items: Iterator[Any]) -> Iterator[Any]:
         """Yield the items; read all of them even if the caller stops early, since all ranks take part in each."""
         try:
-            with self._translate_rank_loss():
+            with self.translated_errors():
                 for item in items:  # noqa: UP028  `yield from` would close it with this one
                     yield item
         finally:
@@ -60,7 +60,7 @@ class TorchrunTransport:
 
     def call_others(self, call: RemoteCall) -> Callable[[], Sequence[Any]]:
         self._finish()
-        with self._translate_rank_loss():
+        with self.translated_errors():
             self._start(call)
         results = self._results
 
@@ -71,22 +71,22 @@ class TorchrunTransport:
 
         return finish
 
-    def _start(self, call: RemoteCall) -> None:
+    def _start(self, call: RemoteCall, except_ranks: Collection[int] = ()) -> None:
         """Send a call to the other ranks, its tensors to all of them at once."""
         _, tensors = encode(call)
         call = replace(call, broadcasts_tensors=bool(tensors))
         self._results = []
-        self._started = [worker.start(call) for worker in self.workers]
+        self._started = [worker.start(call) for worker in self.workers if worker.rank not in except_ranks]
         broadcast_tensors(tensors, self._rendezvous.control_group)
 
     def _finish(self) -> None:
         """Take the results of the last call on the other ranks, unless they were taken."""
         started, self._started = self._started, ()
-        with self._translate_rank_loss():
+        with self.translated_errors():
             self._results += [each.finish() for each in started]
 
     @contextmanager
-    def _translate_rank_loss(self) -> Iterator[None]:
+    def translated_errors(self) -> Iterator[None]:
         """Raise `RankDiedError` in place of an error that another rank's death has caused."""
         try:
             yield

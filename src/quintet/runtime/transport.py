@@ -5,10 +5,12 @@ See `torchrun_transport.py` for several ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from quintet.runtime.remote_call import RemoteCall
+from quintet.runtime.standalone.connection import WorkerConnection
 from quintet.runtime.worker import Worker
 
 
@@ -48,10 +50,25 @@ class Transport(Protocol):
         """Stop all workers; workers that have already ended are ignored."""
 
 
+class RankTransport(Transport, Protocol):
+    """`Transport` to the ranks of the actor."""
+
+    @property
+    def workers(self) -> Sequence[WorkerConnection]:
+        """Connections to all ranks but rank 0."""
+
+    def broadcast(self, call: RemoteCall, except_ranks: Collection[int] = ()) -> Any:
+        """See `Transport.broadcast`; the ranks of `except_ranks` have been called to take part in another way."""
+
+    def translated_errors(self) -> AbstractContextManager[None]:
+        """Raise errors of a call to one of the `workers` as errors that end the run."""
+
+
 class InProcessTransport:
     """`Transport` to the only worker, which runs in the process of the controller."""
 
     world_size = 1
+    workers: Sequence[WorkerConnection] = ()
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -59,12 +76,16 @@ class InProcessTransport:
     def call(self, call: RemoteCall) -> Any:
         return self._worker.execute(call)
 
-    def broadcast(self, call: RemoteCall) -> Any:
+    def broadcast(self, call: RemoteCall, except_ranks: Collection[int] = ()) -> Any:
         return self._worker.execute(call)
 
     def call_others(self, call: RemoteCall) -> Callable[[], Sequence[Any]]:
         """See `Transport.call_others`: there are no others."""
         return lambda: ()
+
+    def translated_errors(self) -> AbstractContextManager[None]:
+        """See `Transport.translated_errors`: there are no connections."""
+        return nullcontext()
 
     def check_alive(self) -> None:
         """See `Transport.check_alive`: the worker lives as long as this process."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from quintet import trace
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.tracking import ProfileConfig
-from quintet.runtime.engine_worker import EngineWorkerOfRank, build_engine_worker
+from quintet.runtime.engine_worker import LocalEngineWorker
 from quintet.runtime.frozen_policy import FrozenPolicyOfRank
 from quintet.runtime.judge_servers import LOOPBACK, JudgeServers
 from quintet.runtime.local_learners import LocalLearners
@@ -38,7 +38,7 @@ class Worker:
         self._address = address
         self._judges: JudgeServers | None = None
         self._learners: LocalLearners | FrozenPolicyOfRank | None = None
-        self._engine: EngineWorkerOfRank | None = None
+        self._engine: LocalEngineWorker | None = None
         self._robots: LocalRobotWorker | None = None
         self._profiler: RankProfiler | None = None
 
@@ -50,21 +50,10 @@ class Worker:
         self._learners = None  # free the learners of an earlier phase first
         if config.generation is not None:
             self._learners = FrozenPolicyOfRank.build(config, policy, self._ranks)
-            return
-        build = build_sft_learners if sft else LocalLearners.build
-        self._learners = build(config, policy, self._ranks)
-
-    def build_engine(self, config: Experiment, policy: Path) -> int:
-        """See `ComponentBuilder.build_engine`.
-
-        Raises:
-            ValueError: the learners have not been built.
-        """
-        self.close()
-        if self._learners is None:
-            raise ValueError("the engine was built before the learners")
-        self._engine = build_engine_worker(config, policy, self._learners)
-        return self._engine.max_model_len
+        else:
+            build = build_sft_learners if sft else LocalLearners.build
+            self._learners = build(config, policy, self._ranks)
+        self._engine = LocalEngineWorker(self._learners)
 
     def start_judge_servers(self, config: Experiment) -> Sequence[Sequence[str]]:
         self.close_judge_servers()

@@ -21,20 +21,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from quintet.errors import MachineError
+from quintet.runtime.engine_worker import LocalEngineWorker
 from quintet.runtime.remote_call import STOP, RemoteCall, broadcast_tensors
 from quintet.runtime.remote_interface import (
     CRITIC,
+    ENGINE,
     POLICY_SCORER,
     REFERENCE,
     REWARD_MODEL,
-    STANDALONE_ENGINE,
     STANDALONE_ENVS,
     STANDALONE_LEARNERS,
     STANDALONE_POLICY,
     STANDALONE_ROBOTS,
 )
 from quintet.runtime.standalone.connection import Role
-from quintet.runtime.standalone.engine_worker import LocalStandaloneEngine
 from quintet.runtime.standalone.env_worker import LocalStandaloneEnvs
 from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
 from quintet.runtime.standalone.listener import HEARTBEAT_SECONDS, WorkerHello, WorkerListener
@@ -108,7 +108,7 @@ class StandaloneComponents:
     def __init__(self, learners: LocalStandaloneLearners | None = None) -> None:
         """`learners` are the components besides engine and environments, if there are any."""
         self._by_target: Mapping[str, Any] = {
-            STANDALONE_ENGINE: LocalStandaloneEngine(),
+            ENGINE: LocalEngineWorker(),
             STANDALONE_ENVS: LocalStandaloneEnvs(),
             STANDALONE_ROBOTS: LocalStandaloneRobots(),
             STANDALONE_POLICY: LocalStandalonePolicy(),
