@@ -49,7 +49,7 @@ def measure_rank(policy: Path) -> None:
     from quintet.runtime.controller import Controller
     from quintet.runtime.engine_group import RoutedEngines
     from quintet.runtime.engines import engine_builder, load_policy_tokenizer
-    from quintet.runtime.standalone.worker import run_worker
+    from quintet.runtime.worker_process import run_worker
     from quintet.training.parallel.rendezvous import rendezvous
 
     rank = current_rank()

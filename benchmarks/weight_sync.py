@@ -37,18 +37,19 @@ LORA_SIZE = "100 M"
 """Size that is also measured with LoRA."""
 WORKER = """
 import sys
-from quintet.runtime.standalone.worker import ControllerAddress, StandaloneProcess
+from quintet.runtime.standalone.listener import ControllerAddress
+from quintet.runtime.worker import Worker
+from quintet.runtime.worker_process import WorkerProcess
 if __name__ == "__main__":
     host, port, token = sys.argv[1:]
-    StandaloneProcess(ControllerAddress(host, int(port), token), 1, "benchmark").run()
+    WorkerProcess(ControllerAddress(host, int(port), token), 1, "benchmark").run(Worker())
 """
 
 
 @contextmanager
 def standalone_worker() -> Iterator[Any]:
     """Start a standalone worker and yield the controller's connection to it."""
-    from quintet.runtime.standalone.listener import WorkerListener
-    from quintet.runtime.standalone.worker import ControllerAddress
+    from quintet.runtime.standalone.listener import ControllerAddress, WorkerListener
 
     listener = WorkerListener("127.0.0.1", {1: ""}, "benchmark", lost_seconds=60.0)
     address = ControllerAddress.of(listener)
@@ -122,21 +123,21 @@ def measure(policy: Path, engine_name: str, options: list[str], *, lora: bool = 
 def policy_weights(config: Any, weights: Callable[[], Iterator[Any]], adapted: Any = None) -> Any:
     """Return the source of a learner's weights for standalone engines."""
     from quintet.runtime.standalone.engine_weights import EngineWeights
-    from quintet.runtime.transport import InProcessTransport
+    from quintet.runtime.transport import Transport
     from quintet.runtime.weight_sources import PolicyWeights
     from quintet.runtime.worker import Worker
 
     learners: Any = SimpleNamespace(actor=SimpleNamespace(weights=weights), has_full_weights=False)
-    return PolicyWeights(learners, InProcessTransport(Worker()), EngineWeights(config, weights, adapted))
+    return PolicyWeights(learners, Transport(local=Worker()), EngineWeights(config, weights, adapted))
 
 
 def build_engine(worker: Any, config: Any, policy: Path, weights: Any) -> Any:
     """Return the engine of a standalone worker."""
     from quintet.runtime.remote_engines import RemoteEngines
-    from quintet.runtime.transport import InProcessTransport
+    from quintet.runtime.transport import Transport
     from quintet.runtime.worker import Worker
 
-    (engine,) = RemoteEngines(InProcessTransport(Worker()), [worker], config, policy, weights).engines()
+    (engine,) = RemoteEngines(Transport(local=Worker()), [worker], config, policy, weights).engines()
     return engine
 
 

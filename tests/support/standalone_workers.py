@@ -7,18 +7,22 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from quintet.runtime.standalone.connection import WorkerConnection
 from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
+from quintet.runtime.standalone.listener import ControllerAddress
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket
-from quintet.runtime.standalone.worker import ControllerAddress, StandaloneComponents, _serve
+from quintet.runtime.worker import Worker
+from quintet.runtime.worker_process import WorkerProcess
 
 WORKER = """
 import sys
-from quintet.runtime.standalone.worker import ControllerAddress, StandaloneProcess
+from quintet.runtime.standalone.listener import ControllerAddress
+from quintet.runtime.worker import Worker
+from quintet.runtime.worker_process import WorkerProcess
 host, port, token, rank = sys.argv[1:]
-StandaloneProcess(ControllerAddress(host, int(port), token), int(rank), "the run").run()
+WorkerProcess(ControllerAddress(host, int(port), token), int(rank), "the run").run(Worker())
 """
 
 
@@ -38,10 +42,10 @@ class ThreadWorker(WorkerConnection):
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
-        components = StandaloneComponents(self._learners)
-        with suppress(ConnectionLostError):
-            _serve(MessageSocket(self._theirs), components)
-        components.close()
+        worker = Worker(standalone_learners=self._learners)
+        process = WorkerProcess(ControllerAddress("", 0, ""), self.rank, "the run")
+        with closing(worker), suppress(ConnectionLostError):
+            process.serve(MessageSocket(self._theirs), worker)
 
     def lose(self) -> None:
         """End the connection, as the death of the worker does."""

@@ -25,7 +25,7 @@ from quintet.runtime.controller import Controller
 from quintet.runtime.engine_group import RoutedEngines
 from quintet.runtime.engines import engine_builder, load_policy_tokenizer
 from quintet.runtime.groups import LearnerGroup
-from quintet.runtime.standalone.worker import run_worker
+from quintet.runtime.worker_process import run_worker
 from quintet.training.checkpoint.async_save import AsyncCheckpointer
 from quintet.training.parallel.rendezvous import rendezvous
 

@@ -19,7 +19,7 @@ from quintet.rollout.engines.weight_source import WeightSource
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import ENGINE, EngineAction, EngineReport
 from quintet.runtime.standalone.connection import StartedCall, WorkerConnection, WorkerLostError
-from quintet.runtime.transport import RankTransport
+from quintet.runtime.transport import Transport
 from quintet.runtime.weight_sources import PolicyWeights, RemoteWeightSource
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class RemoteEngines:
 
     def __init__(
         self,
-        transport: RankTransport,
+        transport: Transport,
         standalone: Sequence[WorkerConnection],
         config: Experiment,
         policy: Path,
@@ -45,7 +45,7 @@ class RemoteEngines:
         self._build_call = RemoteCall(ENGINE, "build", {"config": config, "policy": policy})
         self._take_connected_workers = take_connected_workers
         self.weights = weights
-        colocated = [RemoteEngine(worker, transport.translated_errors) for worker in transport.workers]
+        colocated = [RemoteEngine(worker, partial(transport.translated_errors, worker)) for worker in transport.workers]
         self._engines = {engine.worker.rank: engine for engine in (*colocated, *map(RemoteEngine, standalone))}
         self._builds = _one_per_device(list(self._engines.values()), process_layout(config).devices)
         for engine in self._builds[0] if self._builds else ():

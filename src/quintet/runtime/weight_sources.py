@@ -11,7 +11,7 @@ from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import ACTOR, ENGINE
 from quintet.runtime.standalone.connection import WorkerConnection
 from quintet.runtime.standalone.engine_weights import EngineWeights
-from quintet.runtime.transport import RankTransport
+from quintet.runtime.transport import Transport
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,7 +32,7 @@ class PolicyWeights:
     compute with the learner's module. A standalone engine loads the weights that `stage` has staged.
     """
 
-    def __init__(self, policy: PolicyGroup, transport: RankTransport, staged: EngineWeights) -> None:
+    def __init__(self, policy: PolicyGroup, transport: Transport, staged: EngineWeights) -> None:
         """`transport` calls the ranks with learners."""
         self._policy = policy
         self._transport = transport

@@ -1,13 +1,15 @@
-"""Workers: each rank executes the controller's calls with its part of the learners and its engine."""
+"""Workers: each rank executes the controller's calls with its components.
+
+Ranks of the actor have a part of its learners, robots and an engine, which execute calls together with the other ranks.
+Standalone workers have components on devices that the actor does not use.
+"""
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quintet import trace
 from quintet.config.native.experiment import Experiment
@@ -19,27 +21,50 @@ from quintet.runtime.local_learners import LocalLearners
 from quintet.runtime.process_settings import configure_process, seed_torch
 from quintet.runtime.profiler import RankProfiler
 from quintet.runtime.remote_call import RemoteCall, RemoteRef
-from quintet.runtime.remote_interface import ENGINE, LEARNERS, REMOTE_OBJECTS, ROBOTS, WORKER, remote_methods
+from quintet.runtime.remote_interface import (
+    ENGINE,
+    LEARNERS,
+    REMOTE_OBJECTS,
+    ROBOTS,
+    STANDALONE_ENVS,
+    STANDALONE_LEARNERS,
+    STANDALONE_POLICY,
+    STANDALONE_ROBOTS,
+    WORKER,
+    remote_methods,
+)
 from quintet.runtime.sft_learner import build_sft_learners
+from quintet.runtime.standalone.env_worker import LocalStandaloneEnvs
+from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
+from quintet.runtime.standalone.robot_worker import LocalStandalonePolicy, LocalStandaloneRobots
 from quintet.training.parallel.process_group import RankGroup
-
-if TYPE_CHECKING:
-    from quintet.runtime.embodied.robot_worker import LocalRobotWorker
 
 SINGLE_RANK = RankGroup()
 
 
 class Worker:
-    """`ComponentBuilder` that executes calls with the learners and the engine of this rank."""
+    """`ComponentBuilder` that executes calls with the components of this rank."""
 
-    def __init__(self, ranks: RankGroup = SINGLE_RANK, address: str = LOOPBACK) -> None:
+    def __init__(
+        self,
+        ranks: RankGroup = SINGLE_RANK,
+        address: str = LOOPBACK,
+        standalone_learners: LocalStandaloneLearners | None = None,
+    ) -> None:
         """Ranks of other machines reach this one at `address`."""
         self._ranks = ranks
         self._address = address
+        self._components: dict[str, Any] = {
+            WORKER: self,
+            ENGINE: LocalEngineWorker(),
+            STANDALONE_ENVS: LocalStandaloneEnvs(),
+            STANDALONE_ROBOTS: LocalStandaloneRobots(),
+            STANDALONE_POLICY: LocalStandalonePolicy(),
+            STANDALONE_LEARNERS: standalone_learners,
+            LEARNERS: standalone_learners,
+        }
+        """Components by the first part of their targets; without a value before they are built."""
         self._judges: JudgeServers | None = None
-        self._learners: LocalLearners | FrozenPolicyOfRank | None = None
-        self._engine: LocalEngineWorker | None = None
-        self._robots: LocalRobotWorker | None = None
         self._profiler: RankProfiler | None = None
 
     def build_learners(self, config: Experiment, policy: Path, *, sft: bool = False) -> None:
@@ -47,13 +72,14 @@ class Worker:
         if not sft:
             seed_torch(config)
         self.close()
-        self._learners = None  # free the learners of an earlier phase first
+        self._components[LEARNERS] = None  # free the learners of an earlier phase first
+        build: Callable[[Experiment, Path, RankGroup], LocalLearners | FrozenPolicyOfRank] = LocalLearners.build
         if config.generation is not None:
-            self._learners = FrozenPolicyOfRank.build(config, policy, self._ranks)
-        else:
-            build = build_sft_learners if sft else LocalLearners.build
-            self._learners = build(config, policy, self._ranks)
-        self._engine = LocalEngineWorker(self._learners)
+            build = FrozenPolicyOfRank.build
+        elif sft:
+            build = build_sft_learners
+        learners = build(config, policy, self._ranks)
+        self._components |= {LEARNERS: learners, ENGINE: LocalEngineWorker(learners)}
 
     def start_judge_servers(self, config: Experiment) -> Sequence[Sequence[str]]:
         self.close_judge_servers()
@@ -70,7 +96,7 @@ class Worker:
 
         configure_process(config)
         seed_torch(config)
-        self._robots = LocalRobotWorker(config, policy, self._ranks)
+        self._components[ROBOTS] = LocalRobotWorker(config, policy, self._ranks)
 
     def start_profile(self, config: ProfileConfig, directory: Path, step: int) -> None:
         if config.ranks is None or self._ranks.rank in config.ranks:
@@ -82,17 +108,15 @@ class Worker:
             self._profiler.stop(step)
 
     def close(self) -> None:
-        """Release engine and robots, end servers of judges, and discard a profile that is being recorded."""
+        """Release all components but learners, end servers of judges, and discard a profile that is being recorded."""
         self.close_judge_servers()
         if self._profiler is not None:
             self._profiler.close()
             self._profiler = None
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
-        if self._robots is not None:
-            self._robots.close()
-            self._robots = None
+        for target, component in self._components.items():
+            if component is not None and target not in (WORKER, LEARNERS, STANDALONE_LEARNERS):
+                component.close()
+        self._components |= {ENGINE: LocalEngineWorker(), ROBOTS: None}
 
     def execute(self, call: RemoteCall) -> Any:
         """Call the method, or return the property, that the call names.
@@ -100,42 +124,21 @@ class Worker:
         Raises:
             ValueError: the call's target does not exist yet.
         """
-        return execute_call(call, self._resolve)
+        member = getattr(self._resolve(call.target), call.method)
+        if call.method not in remote_methods(REMOTE_OBJECTS[call.target]):
+            return member
+        arguments = {
+            name: self._resolve(value.target) if isinstance(value, RemoteRef) else value
+            for name, value in call.arguments.items()
+        }
+        with trace.span(f"{call.target}.{call.method}"):
+            return member(**arguments)
 
     def _resolve(self, target: str) -> Any:
-        if target == WORKER:
-            return self
-        if target == ENGINE and self._engine is not None:
-            return self._engine
-        if target == ROBOTS and self._robots is not None:
-            return self._robots
-        if self._learners is None or target in (ENGINE, ROBOTS):
-            raise ValueError(f"{target} was called before it was built")
-        path = target.removeprefix(LEARNERS).split(".")[1:]
-        result = reduce(getattr, path, self._learners)
+        """Return the object that a target names: a component, or an attribute of one."""
+        name, *path = target.split(".")
+        component = self._components.get(name)
+        result = None if component is None else reduce(getattr, path, component)
         if result is None:
-            raise ValueError(f"{target} was called before it was created")
+            raise ValueError(f"{target} was called before it was built")
         return result
-
-
-def execute_call(call: RemoteCall, resolve: Callable[[str], Any]) -> Any:
-    """Call the method, or return the property, that the call names; `resolve` returns the object of a target."""
-    member = getattr(resolve(call.target), call.method)
-    if call.method not in remote_methods(REMOTE_OBJECTS[call.target]):
-        return member
-    arguments = {
-        name: resolve(value.target) if isinstance(value, RemoteRef) else value for name, value in call.arguments.items()
-    }
-    with trace.span(f"{call.target}.{call.method}"):
-        return member(**arguments)
-
-
-@contextmanager
-def ignored_signals() -> Iterator[None]:
-    """Ignore SIGINT and SIGTERM: the controller ends the run."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

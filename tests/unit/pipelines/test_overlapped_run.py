@@ -33,7 +33,7 @@ from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import WORKER
 from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
 from quintet.runtime.standalone.learners import StandaloneLearnerGroup
-from quintet.runtime.standalone.transport import StandaloneTransport
+from quintet.runtime.transport import Transport
 from quintet.tracking.metrics import describe
 from quintet.training.parallel.process_group import RankGroup
 
@@ -185,7 +185,7 @@ def log_prob_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], N
     def build_learners(controller: Controller, config: Experiment, policy: Path, **_: bool) -> StandaloneLearnerGroup:
         arguments = {"config": config, "policy": policy, "sft": False}
         controller._transport.broadcast(RemoteCall(WORKER, "build_learners", arguments))
-        workers = StandaloneTransport([ThreadWorker(1, LocalStandaloneLearners(RankGroup(), "1"))], "log-prob workers")
+        workers = Transport([ThreadWorker(1, LocalStandaloneLearners(RankGroup(), "1"))], "log-prob workers")
         groups.append(StandaloneLearnerGroup(controller._transport, {"logprobs": workers}, config, policy))
         return groups[-1]
 

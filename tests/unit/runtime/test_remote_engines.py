@@ -112,7 +112,7 @@ class ConnectedRank:
 
 
 class Ranks:
-    """`RankTransport` to ranks from 1 on in this process."""
+    """`Transport` to ranks from 1 on in this process."""
 
     def __init__(self, world_size: int = 3) -> None:
         self.world_size = world_size
@@ -153,7 +153,7 @@ class Ranks:
             yield name, torch.tensor(float(self.gathered))
 
     @contextmanager
-    def translated_errors(self) -> Iterator[None]:
+    def translated_errors(self, worker: object) -> Iterator[None]:
         try:
             yield
         except WorkerLostError as error:

@@ -16,7 +16,6 @@ from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import CRITIC, POLICY_SCORER, REFERENCE, REWARD_MODEL, STANDALONE_LEARNERS
 from quintet.runtime.remote_learners import RemoteLearnerGroup, RemoteShardedRewardModel, remote_proxy, scored_rows
 from quintet.runtime.standalone.staged_weights import StagedWeights
-from quintet.runtime.standalone.transport import StandaloneTransport
 from quintet.runtime.transport import Transport
 from quintet.training.checkpoint.async_save import WriteFiles
 from quintet.training.protocols import Actor, Critic, LogProbScorer
@@ -30,7 +29,7 @@ class StandaloneLearnerGroup(RemoteLearnerGroup):
     """See `LearnerGroup`: standalone workers have some components, the workers of the actor the others."""
 
     def __init__(
-        self, transport: Transport, standalone: Mapping[str, StandaloneTransport], config: Experiment, policy: Path
+        self, transport: Transport, standalone: Mapping[str, Transport], config: Experiment, policy: Path
     ) -> None:
         """`standalone` are the transports of the standalone components by the name of their section of `placement`;
         components with the same workers have the same transport."""
@@ -118,10 +117,10 @@ class StandaloneLearnerGroup(RemoteLearnerGroup):
         self._created[name] = remote_proxy(transport, target)
         return self._created[name]
 
-    def _call_with_weights(self, transport: StandaloneTransport, method: str, staged: StagedWeights) -> None:
+    def _call_with_weights(self, transport: Transport, method: str, staged: StagedWeights) -> None:
         """Call a method that loads the staged weights on all workers of a component."""
         arguments = [{"weights": staged.for_worker(worker)} for worker in transport.workers]
-        transport.execute_together([RemoteCall(STANDALONE_LEARNERS, method, argument) for argument in arguments])
+        transport.call_together([RemoteCall(STANDALONE_LEARNERS, method, argument) for argument in arguments])
 
     def load_reward_model(self, config: RewardModelConfig, max_length: int) -> ResponseScorer:
         """See `LearnerGroup.load_reward_model`; every worker of a standalone one has a copy, or a shard."""
@@ -156,7 +155,7 @@ class StandaloneLearnerGroup(RemoteLearnerGroup):
         self._broadcast_to_standalone("load", directory=directory, contents=list(contents), extra=dict(extra))
 
     @property
-    def _transports(self) -> list[StandaloneTransport]:
+    def _transports(self) -> list[Transport]:
         return list(dict.fromkeys(self._standalone.values()))
 
     def _broadcast_to_standalone(self, method: str, **arguments: Any) -> None:
@@ -167,7 +166,7 @@ class StandaloneLearnerGroup(RemoteLearnerGroup):
 class StandaloneRewardModel:
     """See `ResponseScorer`: a reward model with a copy on each worker of the transport."""
 
-    def __init__(self, transport: StandaloneTransport) -> None:
+    def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self.offloads = bool(transport.call(RemoteCall(REWARD_MODEL, "offloads")))
 
@@ -183,6 +182,6 @@ class StandaloneRewardModel:
         parts = [{"prompt_rows": rows[i::count], "responses": list(responses[i::count])} for i in range(count)]
         calls = [RemoteCall(REWARD_MODEL, "score", part) for part in parts]
         scores = [0.0] * len(responses)
-        for index, part in enumerate(self._transport.execute_separately(calls)):
+        for index, part in enumerate(self._transport.call_each(calls)):
             scores[index::count] = part
         return scores

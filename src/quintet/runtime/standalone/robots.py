@@ -24,7 +24,7 @@ from quintet.runtime.remote_interface import STANDALONE_POLICY, STANDALONE_ROBOT
 from quintet.runtime.standalone.connection import WorkerConnection, WorkerLostError
 from quintet.runtime.standalone.messages import RemoteCallError
 from quintet.runtime.standalone.staged_weights import StagedWeights
-from quintet.runtime.standalone.transport import translate_worker_errors
+from quintet.runtime.transport import translate_worker_errors
 
 if TYPE_CHECKING:
     from torch import Tensor
