@@ -148,6 +148,8 @@ class _Broadcast:
         self._buffers: Sequence[Tensor] = ()
         self._running: Future[None] | None = None
         self._lock = threading.Lock()
+        """Held while a member is taken from `_pending`, so that only the first one starts the broadcast: engines are
+        called to load by the training thread and, after a restart, by the rollout thread."""
         self._thread = ThreadPoolExecutor(1, "weights")
         store = create_store(workers[0].messages.local_host, timeout_seconds)
         address = GroupAddress(store.host, store.port, len(workers) + 1, backend)
