@@ -45,11 +45,19 @@ def test_a_rank_of_the_actor_may_compute_for_any_time_while_it_sends_heartbeats(
         stopped.set()
         with pytest.raises(WorkerLostError, match=r"rank 1 \(Trainers, .*no heartbeat for 1.5 seconds: it is stopped"):
             worker.finish()
-        while (lost := listener.lost_rank([1])) is None:
+        while (lost := listener.lost_rank) is None:
             time.sleep(0.02)
         assert "rank 1 (Trainers" in lost.reason
         assert time.monotonic() - lost.last_heartbeat < LOST_SECONDS + 5
-        assert listener.lost_rank([2]) is None
+
+
+def test_the_loss_of_an_engine_does_not_end_the_run() -> None:
+    with silent_worker("engine") as (listener, worker, stopped):
+        stopped.set()
+        with pytest.raises(WorkerLostError, match="no heartbeat"):
+            worker.finish()
+        time.sleep(0.2)
+        assert listener.lost_rank is None
 
 
 def test_a_standalone_worker_is_lost_if_a_call_takes_too_long() -> None:
