@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from engines_on_ranks import create_policy
-from weight_sync import SIZES, standalone_worker
+from weight_sync import SIZES, build_engine, policy_weights, standalone_worker
 
 REQUESTS, PROMPT, RESPONSE, ROUNDS = 256, 400, 16, 3
 
@@ -25,7 +25,6 @@ REQUESTS, PROMPT, RESPONSE, ROUNDS = 256, 400, 16, 3
 def measure(policy: Path) -> dict[str, Any]:
     from quintet.config.compose import load_experiment
     from quintet.records import Request
-    from quintet.runtime.standalone.engines import StandaloneEngines
 
     words = ["policy.preset=null", f"policy.path={policy}", "warm_start=null", "training.threads=1"]
     words += ["placement.devices_per_node=2", "placement.actor.devices=[0]", "placement.rollout.devices=[1]"]
@@ -33,10 +32,11 @@ def measure(policy: Path) -> dict[str, Any]:
     config = load_experiment(None, [*words, *limits, f"rollout.max_concurrent={REQUESTS}"]).experiment
     mib: dict[str, list[int]] = {"asleep": [], "generating": []}
     with standalone_worker() as worker:
-        (engine,) = StandaloneEngines([worker], config, policy, lambda: iter(())).engines()
+        engine = build_engine(worker, config, policy, policy_weights(config, lambda: iter(())))
         process = psutil.Process(worker.pid)
         for _ in range(ROUNDS):
             engine.sleep()
+            engine.finish_calls()
             mib["asleep"].append(process.memory_info().rss >> 20)
             engine.wake_up()
             for number in range(REQUESTS):
@@ -46,6 +46,7 @@ def measure(policy: Path) -> dict[str, Any]:
                 engine.step()
             mib["generating"].append(process.memory_info().rss >> 20)
         engine.sleep()
+        engine.finish_calls()
         mib["asleep"].append(process.memory_info().rss >> 20)
     return mib
 

@@ -48,9 +48,7 @@ def measure_rank(policy: Path) -> None:
     from quintet.rollout.engines.restarting_engine import RestartingEngine
     from quintet.runtime.controller import Controller
     from quintet.runtime.engine_group import RoutedEngines
-    from quintet.runtime.engines import engine_builder_of_rank, load_policy_tokenizer
-    from quintet.runtime.weight_sources import GatheredWeights
-    from quintet.runtime.weight_sync import PolicyWeights
+    from quintet.runtime.engines import engine_builder, load_policy_tokenizer
     from quintet.runtime.worker_process import run_worker
     from quintet.training.parallel.rendezvous import rendezvous
 
@@ -67,15 +65,17 @@ def measure_rank(policy: Path) -> None:
     controller = Controller.on_ranks(ranks)
     learners = controller.build_learners(config, policy)
     tokenizer = load_policy_tokenizer(config, policy, learners.actor.model.config.vocab_size)
-    remote = controller.build_remote_engines(config, policy)
-    weights = PolicyWeights(learners, remote)
-    builder = engine_builder_of_rank(config, policy, learners, tokenizer)
-    engines = RoutedEngines([RestartingEngine(builder, GatheredWeights(learners)), *remote.engines(weights)])
+    remote = controller.build_remote_engines(config, policy, learners)
+    builder = engine_builder(config, policy, learners, tokenizer)
+    others = remote.engines()
+    engines = RoutedEngines([RestartingEngine(builder, remote.weights), *others])
     speeds = {count: statistics.median(_speed(engines, count) for _ in range(ROUNDS)) for count in REQUESTS}
     result: dict[str, Any] = {"tokens_per_second": {count: round(speed) for count, speed in speeds.items()}}
     started = time.perf_counter()
     for _ in range(CALLS):
-        remote.call("control", action="reset_prefix_cache")
+        for engine in others:
+            engine.reset_prefix_cache()
+            engine.finish_calls()
     print(json.dumps(result | {"call_ms": round((time.perf_counter() - started) / CALLS * 1000, 2)}))
     controller.close()
     ranks.close()

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from engines_on_ranks import create_policy
@@ -71,8 +72,6 @@ def measure(policy: Path, engine_name: str, options: list[str], *, lora: bool = 
     import torch
 
     from quintet.config.compose import load_experiment
-    from quintet.runtime.standalone.engine_weights import EngineWeights
-    from quintet.runtime.standalone.engines import StandaloneEngines
 
     words = ["policy.preset=null", f"policy.path={policy}", "warm_start=null", "training.threads=1"]
     words += ["rollout.max_concurrent=8", "rollout.max_response_tokens=64"]
@@ -86,9 +85,8 @@ def measure(policy: Path, engine_name: str, options: list[str], *, lora: bool = 
     tensors = [tensor for _, tensor in actor.base_weights()]
     with standalone_worker() as worker:
         adapted = actor if lora else None
-        group = StandaloneEngines([worker], configs["shared_memory"], policy, actor.weights, adapted=adapted)
-        (engine,) = group.engines()
-        staged = {name: EngineWeights(config, actor.weights, adapted) for name, config in configs.items()}
+        staged = {name: policy_weights(config, actor.weights, adapted) for name, config in configs.items()}
+        engine = build_engine(worker, configs["shared_memory"], policy, staged["shared_memory"])
         for each in staged.values():
             each.connect([worker])
         copied = [torch.empty_like(tensor) for tensor in tensors]
@@ -96,7 +94,7 @@ def measure(policy: Path, engine_name: str, options: list[str], *, lora: bool = 
         def sync(transfer: str) -> None:
             staged[transfer].stage()
             engine.load_weights(1, staged[transfer])
-            engine.current.finish()
+            engine.finish_calls()
 
         def copy_and_pack() -> None:
             for _ in range(2):
@@ -120,6 +118,27 @@ def measure(policy: Path, engine_name: str, options: list[str], *, lora: bool = 
         "ratio": ratios,
         "sent_mb": round(sum(tensor.nbytes for tensor in sent) / 1e6, 1),
     }
+
+
+def policy_weights(config: Any, weights: Callable[[], Iterator[Any]], adapted: Any = None) -> Any:
+    """Return the source of a learner's weights for standalone engines."""
+    from quintet.runtime.standalone.engine_weights import EngineWeights
+    from quintet.runtime.transport import Transport
+    from quintet.runtime.weight_sources import PolicyWeights
+    from quintet.runtime.worker import Worker
+
+    learners: Any = SimpleNamespace(actor=SimpleNamespace(weights=weights), has_full_weights=False)
+    return PolicyWeights(learners, Transport(local=Worker()), EngineWeights(config, weights, adapted))
+
+
+def build_engine(worker: Any, config: Any, policy: Path, weights: Any) -> Any:
+    """Return the engine of a standalone worker."""
+    from quintet.runtime.remote_engines import RemoteEngines
+    from quintet.runtime.transport import Transport
+    from quintet.runtime.worker import Worker
+
+    (engine,) = RemoteEngines(Transport(local=Worker()), [worker], config, policy, weights).engines()
+    return engine
 
 
 def build_actor(policy: Path, *, lora: bool) -> Any:

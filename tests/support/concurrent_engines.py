@@ -38,6 +38,9 @@ class ThreadedEngine:
         self._check_idle()
         self.requests[request.id] = request
 
+    def finish_calls(self) -> None:
+        self._check_idle()
+
     def start_step(self) -> None:
         self._check_idle()
         self._is_stepping = True

@@ -15,8 +15,7 @@ from quintet.runtime import components
 from quintet.runtime.engine_group import RoutedEngines
 from quintet.runtime.engines import engine_setup
 from quintet.runtime.free_running_engines import FreeRunningEngines
-from quintet.runtime.weight_sources import GatheredWeights
-from quintet.runtime.weight_sync import PolicyWeights, WeightSync
+from quintet.runtime.weight_sync import WeightSync
 
 Wrap = Callable[[Engine], Engine]
 
@@ -38,13 +37,12 @@ def use_separate_engines(
             )
             return wrap(create(setup))
 
-        remote = controller.build_remote_engines(config, policy)
-        policy_weights = PolicyWeights(learners, remote)
-        remote.engines(policy_weights)
-        weights = None if overlap else GatheredWeights(learners)
+        remote = controller.build_remote_engines(config, policy, learners)
+        remote.engines()
+        weights = None if overlap else remote.weights
         engines = [RestartingEngine(build, weights) for _ in range(count)]
         group = FreeRunningEngines(engines) if overlap else RoutedEngines(engines)
-        return group, WeightSync(policy_weights, group, config)
+        return group, WeightSync(remote.weights, group, config)
 
     monkeypatch.setattr(components, "build_engines", build_engines)
     monkeypatch.setattr(components, "overlaps_training", lambda config: overlap)

@@ -23,10 +23,8 @@ from quintet.records import Batch, Generation, Request
 from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.runtime.controller import Controller
 from quintet.runtime.engine_group import RoutedEngines
-from quintet.runtime.engines import engine_builder_of_rank, load_policy_tokenizer
+from quintet.runtime.engines import engine_builder, load_policy_tokenizer
 from quintet.runtime.groups import LearnerGroup
-from quintet.runtime.weight_sources import GatheredWeights
-from quintet.runtime.weight_sync import PolicyWeights
 from quintet.runtime.worker_process import run_worker
 from quintet.training.checkpoint.async_save import AsyncCheckpointer
 from quintet.training.parallel.rendezvous import rendezvous
@@ -75,12 +73,11 @@ def sequences() -> Batch:
 def responses(controller: Controller, learners: LearnerGroup, config: Experiment, policy: Path) -> dict[str, Any]:
     """Responses of the engines of all ranks with the learner's weights."""
     tokenizer = load_policy_tokenizer(config, policy, learners.actor.model.config.vocab_size)
-    remote = controller.build_remote_engines(config, policy)
-    local = engine_builder_of_rank(config, policy, learners, tokenizer)
-    weights = PolicyWeights(learners, remote)
-    engines = RoutedEngines([RestartingEngine(local, GatheredWeights(learners)), *remote.engines(weights)])
-    weights.stage(1)
-    engines.load_weights(1, weights)
+    remote = controller.build_remote_engines(config, policy, learners)
+    local = engine_builder(config, policy, learners, tokenizer)
+    others = remote.engines()
+    engines = RoutedEngines([RestartingEngine(local, remote.weights), *others])
+    engines.load_weights(1, remote.weights)
     for number in range(6):
         engines.add_request(Request(number, tuple(range(5, 9 + number)), 4 + number, seed=number))
     assert len(engines.engines) == controller.world_size

@@ -30,14 +30,13 @@ from quintet.rollout.single_turn_loop import SingleTurnLoop
 from quintet.rollout.turn_channels import with_turn_channels
 from quintet.runtime.controller import Controller
 from quintet.runtime.engine_group import RoutedEngines
-from quintet.runtime.engines import engine_builder_of_rank, load_policy_tokenizer
+from quintet.runtime.engines import engine_builder, load_policy_tokenizer
 from quintet.runtime.free_running_engines import FreeRunningEngines
 from quintet.runtime.groups import EngineGroup, EnvGroup, LearnerGroup
 from quintet.runtime.optimizer_schedules import OptimizerSchedules
 from quintet.runtime.reward_scorer import build_reward_scorer
 from quintet.runtime.run_checkpoint import RunCheckpoint, TokenizerFiles
-from quintet.runtime.weight_sources import GatheredWeights
-from quintet.runtime.weight_sync import PolicyWeights, WeightSync
+from quintet.runtime.weight_sync import WeightSync
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -133,16 +132,14 @@ def build_engines(
     Raises:
         ConfigError: the engine is unknown, or the KV cache of one request does not fit.
     """
-    standalone = controller.build_standalone_engines(config, policy, learners.actor)
-    remote = controller.build_remote_engines(config, policy)
-    weights = PolicyWeights(learners, remote, standalone)
-    engines = [*remote.engines(weights), *standalone.engines()]
+    remote = controller.build_remote_engines(config, policy, learners)
+    engines = remote.engines()
     if process_layout(config).has_engine(0) or not engines:
-        builder = engine_builder_of_rank(config, policy, learners, tokenizer)
-        engines.insert(0, RestartingEngine(builder, GatheredWeights(learners)))
+        builder = engine_builder(config, policy, learners, tokenizer)
+        engines.insert(0, RestartingEngine(builder, remote.weights))
     group_class = FreeRunningEngines if overlaps_training(config) else RoutedEngines
     group = group_class(engines, config.placement.join_timeout_seconds)
-    return group, WeightSync(weights, group, config)
+    return group, WeightSync(remote.weights, group, config)
 
 
 def _build_async_rollout(

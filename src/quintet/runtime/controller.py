@@ -14,20 +14,21 @@ from quintet.envs.hosted_envs import HostedVectorEnv
 from quintet.rewards.judge_server import JudgeServer
 from quintet.runtime.embodied.robot_workers import RobotWorkers
 from quintet.runtime.engines import standalone_engine_ranks
+from quintet.runtime.groups import LearnerGroup
 from quintet.runtime.judge_servers import judge_server
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_engines import RemoteEngines
 from quintet.runtime.remote_interface import WORKER
 from quintet.runtime.remote_learners import RemoteLearnerGroup
-from quintet.runtime.standalone.engines import StandaloneEngines
+from quintet.runtime.standalone.engine_weights import EngineWeights
 from quintet.runtime.standalone.envs import hosted_vector_env
 from quintet.runtime.standalone.learners import StandaloneLearnerGroup
 from quintet.runtime.standalone.listener import WorkerListener, listen_at
 from quintet.runtime.standalone.robots import OrderedCalls
 from quintet.runtime.transport import Transport
+from quintet.runtime.weight_sources import PolicyWeights
 from quintet.runtime.worker import Worker
 from quintet.training.parallel.rendezvous import Rendezvous
-from quintet.training.protocols import Actor
 
 
 class Controller:
@@ -39,7 +40,7 @@ class Controller:
         self._listener = listener
         self._standalone: dict[str, Transport] = {}
         """Transports of standalone components besides engines, by the name of their section of `placement`."""
-        self._staging: list[StandaloneLearnerGroup | StandaloneEngines] = []
+        self._staging: list[StandaloneLearnerGroup | RemoteEngines] = []
         """Handles with memory of staged weights."""
 
     @classmethod
@@ -100,26 +101,21 @@ class Controller:
         names = (learners.shard_writer(rank) for learners in standalone for rank in learners.ranks)
         return [*map(str, range(1, self.world_size)), *names]
 
-    def build_remote_engines(self, config: Experiment, policy: Path) -> RemoteEngines:
-        """Start to build engines of the model at `policy` on all workers except rank 0, after the learners."""
-        return RemoteEngines(self._transport, config, policy)
-
-    def build_standalone_engines(self, config: Experiment, policy: Path, actor: Actor) -> StandaloneEngines:
-        """Start to build engines of the model at `policy` on the standalone workers that have one; they get the
-        weights of `actor`.
+    def build_remote_engines(self, config: Experiment, policy: Path, learners: LearnerGroup) -> RemoteEngines:
+        """Start to build engines of the model at `policy` on all workers that have one, except rank 0, after the
+        learners; they get the weights of `learners`.
 
         Raises:
             MachineError: workers did not connect in time.
         """
+        adapted = learners.actor if config.policy.lora else None
+        weights = PolicyWeights(learners, self._transport, EngineWeights(config, learners.actor.weights, adapted))
         if self._listener is None:
-            return StandaloneEngines((), config, policy, actor.weights)
+            return RemoteEngines(self._transport, (), config, policy, weights)
         ranks = standalone_engine_ranks(config)
-        workers = self._listener.wait_for(ranks, config.placement.join_timeout_seconds)
-        adapted, take_connected_workers = (
-            actor if config.policy.lora else None,
-            partial(self._listener.take_connected_workers, ranks),
-        )
-        engines = StandaloneEngines(workers, config, policy, actor.weights, take_connected_workers, adapted)
+        standalone = self._listener.wait_for(ranks, config.placement.join_timeout_seconds)
+        take_connected_workers = partial(self._listener.take_connected_workers, ranks)
+        engines = RemoteEngines(self._transport, standalone, config, policy, weights, take_connected_workers)
         self._staging.append(engines)
         return engines
 

@@ -73,6 +73,7 @@ class RoutedEngines:
         self._revive_dead()
         busy = sorted(self._busy)
         for index in busy:
+            self._engines[index].finish_calls()
             self._engines[index].start_step()
             self._update_dead(index)
         for index in busy:
@@ -191,9 +192,11 @@ class RoutedEngines:
     def load_weights(self, version: int, weights: WeightSource) -> None:
         self.weight_version = version
         self._router.forget_prompts()
-        for index, engine in enumerate(self._engines):
+        # the engine of rank 0 last: other ranks gather the weights together with it, after they were called to do so
+        for index, engine in reversed(list(enumerate(self._engines))):
             with trace.span("load_weights", engine_track(index), version=version):
                 engine.load_weights(version, weights)
+        weights.finish()
         self._reassign_all_lost()
 
     def reset_prefix_cache(self) -> None:

@@ -23,6 +23,7 @@ from quintet.runtime.device import move_to_engine_device
 from quintet.runtime.dtypes import stored_dtype, with_dtypes
 from quintet.runtime.groups import PolicyGroup
 from quintet.seeds import derive_seed
+from quintet.training.parallel.process_group import RankGroup
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -124,14 +125,21 @@ def load_policy_tokenizer(config: Experiment, policy: Path, vocabulary: int) -> 
     return tokenizer
 
 
-def local_engine_builder(
-    config: Experiment, policy: Path, model: PreTrainedModel, tokenizer: Any, *, is_learner_model: bool
+def engine_builder(
+    config: Experiment, policy: Path, learners: PolicyGroup | None = None, tokenizer: Any = None
 ) -> Callable[[], Engine]:
-    """Return a function that builds this process's engine of a training run; `policy` is the directory of `model`.
+    """Return a function that builds this process's engine of a training run, with the initial model at `policy`: on the
+    model of its `learners`, or on a copy if it has none or their weights are sharded. The default `tokenizer` is
+    loaded.
 
     Raises:
-        ConfigError: the engine is unknown, or the KV cache of one request does not fit.
+        ConfigError: the engine is unknown, the tokenizer does not fit the model, or the KV cache of one request does
+            not fit into the memory.
     """
+    shared = learners if learners is not None and learners.has_full_weights else None
+    model = load_engine_model(config, policy) if shared is None else shared.actor.model
+    if tokenizer is None:
+        tokenizer = load_policy_tokenizer(config, policy, model.config.get_text_config().vocab_size)
     setup = engine_setup(
         config,
         policy,
@@ -139,20 +147,10 @@ def local_engine_builder(
         tokenizer,
         max_model_len(config),
         max_concurrent=max_concurrent_requests(config),
-        is_learner_model=is_learner_model,
+        is_learner_model=shared is not None,
     )
     build_engine = ENGINES.get(config.rollout.engine).load()
     return lambda: build_engine(setup)
-
-
-def engine_builder_of_rank(
-    config: Experiment, policy: Path, learners: PolicyGroup, tokenizer: Any
-) -> Callable[[], Engine]:
-    """Return a function that builds the engine of a rank with learners: on the learner's own model, or on a copy if its
-    weights are sharded; raises as `local_engine_builder` does."""
-    shared = learners.has_full_weights
-    model = learners.actor.model if shared else load_engine_model(config, policy)
-    return local_engine_builder(config, policy, model, tokenizer, is_learner_model=shared)
 
 
 def load_engine_model(config: Experiment, policy: Path) -> PreTrainedModel:
@@ -192,6 +190,13 @@ def ranks_per_engine(config: Experiment) -> int | None:
     devices = options.tensor_parallel * options.pipeline_parallel
     is_on_one_node = config.placement.nodes == 1 or config.placement.devices_per_node % devices == 0
     return devices if config.rollout.engine != "sglang-server" and is_on_one_node else None
+
+
+def has_engine(config: Experiment, ranks: RankGroup) -> bool:
+    """Return whether a rank with learners has an engine: the first of the ranks whose devices it uses."""
+    size, layout = ranks_per_engine(config) or ranks.size, process_layout(config)
+    is_first = ranks.rank % size == 0 and ranks.rank + size <= ranks.size
+    return is_first and layout.has_engine(layout.learner_ranks[ranks.rank])
 
 
 def standalone_engine_ranks(config: Experiment) -> tuple[int, ...]:

@@ -38,9 +38,13 @@ class FreeRunningEngines(RoutedEngines):
         self._weights: WeightSource | None = None
         """Source of the last `load_weights`."""
         self._locks = [Lock() for _ in engines]
-        """Held by the thread that calls the engine."""
+        """Of each engine, held by the thread that calls it. The rollout thread never waits for one, and holds one at a
+        time: it leaves an engine that is locked to the thread that holds its lock. That thread appends the engine to
+        `_taken` after it has released the lock and then wakes `step` up, so no result and no idle engine is forgotten.
+        What is busy, dead or unsent is changed by the rollout thread alone."""
         self._stepping: set[int] = set()
-        """Engines whose step has been started and whose result has not been taken."""
+        """Engines whose step has been started and whose result has not been taken. The thread that holds the lock of an
+        engine adds and removes it."""
         self._step_started: dict[int, int] = {}
         """When their last steps were started, of `time.perf_counter_ns`."""
         self._startable: set[int] = set()
@@ -50,7 +54,8 @@ class FreeRunningEngines(RoutedEngines):
         self._ready: list[int] = []
         """Engines that compute in `step`."""
         self._taken: deque[tuple[int, list[Generation]]] = deque()
-        """Engines that another thread has called, and the results that it has taken."""
+        """Engines that another thread has called, and the results that it has taken. Any thread appends; only `step`
+        removes."""
         self._aborting: set[int] = set()
         """Requests whose engine has not aborted them yet."""
         self._selector = DefaultSelector()
@@ -257,6 +262,7 @@ class FreeRunningEngines(RoutedEngines):
     def _load_weights(self, index: int, weights: WeightSource) -> None:
         with self._interrupted(index) as engine:
             engine.load_weights(self.weight_version, weights)
+            weights.finish()
 
     @contextmanager
     def _interrupted(self, index: int) -> Iterator[RestartingEngine]:

@@ -1,130 +1,118 @@
-"""Engines on other ranks, as the controller sees them.
-
-Every step is one call that all ranks execute at the same time, together with the step of the engine on rank 0. So the
-order of results does not depend on timing, and a run remains reproducible.
-"""
+"""Engines in the processes of workers, as the controller sees them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quintet.config.native.experiment import Experiment
+from quintet.config.plan.process_layout import process_layout
 from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.engine import EngineError
 from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.rollout.engines.weight_source import WeightSource
-from quintet.runtime.engines import ranks_per_engine
 from quintet.runtime.remote_call import RemoteCall
-from quintet.runtime.remote_interface import ACTOR, ENGINE, WORKER, EngineAction, EngineReport
+from quintet.runtime.remote_interface import ENGINE, EngineAction, EngineReport
+from quintet.runtime.standalone.connection import StartedCall, WorkerConnection, WorkerLostError
 from quintet.runtime.transport import Transport
+from quintet.runtime.weight_sources import PolicyWeights, RemoteWeightSource
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+TranslatedErrors = Callable[[], AbstractContextManager[None]]
+
 
 class RemoteEngines:
-    """The engines of all ranks but the first, which step, load weights and sleep together."""
+    """The engines of all workers, colocated and standalone, and the weights that they load."""
 
-    def __init__(self, transport: Transport, config: Experiment, policy: Path) -> None:
-        """Start to build the engines; `engines` waits for them."""
-        self._transport = transport
-        self._engines: list[RemoteEngine] = []
-        self._finish_step: Callable[[], None] | None = None
-        self._built: Callable[[], Sequence[int]] = lambda: ()
-        if ranks_per_engine(config) is not None:
-            arguments = {"config": config, "policy": policy}
-            self._built = transport.call_others(RemoteCall(WORKER, "build_engine", arguments))
+    def __init__(
+        self,
+        transport: Transport,
+        standalone: Sequence[WorkerConnection],
+        config: Experiment,
+        policy: Path,
+        weights: PolicyWeights,
+        take_connected_workers: Callable[[], Sequence[WorkerConnection]] = tuple,
+    ) -> None:
+        """Start to build engines with the model at `policy` on the workers of the transport, which the run needs, and
+        on `standalone` ones, of which `take_connected_workers` returns those that were started again."""
+        self._build_call = RemoteCall(ENGINE, "build", {"config": config, "policy": policy})
+        self._take_connected_workers = take_connected_workers
+        self.weights = weights
+        colocated = [RemoteEngine(worker, partial(transport.translated_errors, worker)) for worker in transport.workers]
+        self._engines = {engine.worker.rank: engine for engine in (*colocated, *map(RemoteEngine, standalone))}
+        self._builds = _one_per_device(list(self._engines.values()), process_layout(config).devices)
+        for engine in self._builds[0] if self._builds else ():
+            engine.start_build(self._build_call)
 
-    def engines(self, weights: WeightSource) -> list[RestartingEngine]:
-        """Return the engines by rank, which load `weights` when they are rebuilt; see `PolicyWeights`."""
-        self._engines = [RemoteEngine(self, rank, length) for rank, length in enumerate(self._built(), 1) if length]
-        return [RestartingEngine(partial(self._build, engine), weights) for engine in self._engines]
+    def engines(self) -> list[RestartingEngine]:
+        """Return the engines by rank of their worker. Engines on the same device are built one after another, since
+        vLLM measures the free memory of its device when it starts."""
+        for index, builds in enumerate(self._builds):
+            for engine in builds if index else ():
+                engine.start_build(self._build_call)
+            for engine in builds:
+                engine.finish_build()
+        built = [engine for engine in self._engines.values() if engine.max_model_len]
+        self.weights.connect([engine.worker for engine in built])
+        return [
+            RestartingEngine(engine.rebuilt, self.weights, is_available=partial(self._is_available, engine))
+            for engine in built
+        ]
 
-    def _build(self, engine: RemoteEngine) -> RemoteEngine:
-        """Return the engine, after replacing it if it has died.
+    def _is_available(self, engine: RemoteEngine) -> bool:
+        """Return whether the engine's worker can build it now; give workers that were started again to their engines,
+        which they start to build."""
+        for worker in self._take_connected_workers():
+            if (restarted := self._engines.get(worker.rank)) is not None:
+                restarted.worker = worker
+                restarted.start_build(self._build_call)
+        return engine.is_available
 
-        Raises:
-            EngineError: it dies while it is built.
-        """
-        if engine.has_died:
-            engine.has_died, engine.has_synced, engine.is_replacement = False, False, True
-            self.call("rebuild", ranks=[engine.rank])
-            engine.raise_failure()
-        return engine
+    def close(self) -> None:
+        """Release the memory of the weights."""
+        self.weights.close()
 
-    def start_step(self) -> None:
-        """Send new requests, and let all engines take a step, unless they are taking one."""
-        if self._finish_step is None:
-            requests = {str(engine.rank): engine.take_requests() for engine in self._engines}
-            self._finish_step = self._start("step", requests=requests)
 
-    def finish_step(self) -> None:
-        """Wait for the end of the step."""
-        if self._finish_step is not None:
-            finish, self._finish_step = self._finish_step, None
-            finish()
-            for engine in self._engines:
-                engine.has_stepped = True
-
-    def call(self, method: str, **arguments: Any) -> None:
-        """Execute a method of `EngineWorker` on all ranks but the first."""
-        self.finish_step()
-        self._start(method, **arguments)()
-
-    def control(self, engine: RemoteEngine, action: EngineAction) -> None:
-        """Call a method of all engines when it is called for the first one."""
-        if engine is self._engines[0]:
-            self.call("control", action=action)
-
-    def gather_weights(self, version: int) -> Iterator[tuple[str, Tensor]]:
-        """Yield the actor's weights, which all ranks gather together, while the engines load them as `version`: those
-        that were built anew, since the others have these weights, or else all."""
-        if not self._engines:
-            yield from self._transport.broadcast(RemoteCall(ACTOR, "weights"))
-            return
-        self.finish_step()
-        loading = [engine for engine in self._engines if engine.is_replacement] or self._engines
-        wait = self._start("load_weights", version=version, ranks=[engine.rank for engine in loading])
-        weights: Iterator[tuple[str, Tensor]] = self._transport.call(RemoteCall(ACTOR, "weights"))
-        try:
-            yield from weights
-        finally:
-            for _ in weights:
-                pass  # all ranks gather every tensor
-            wait()
-            for engine in loading:
-                engine.has_synced = True
-
-    def _start(self, method: str, **arguments: Any) -> Callable[[], None]:
-        wait = self._transport.call_others(RemoteCall(ENGINE, method, arguments))
-
-        def finish() -> None:
-            reports = wait()
-            for engine in self._engines:
-                if (report := reports[engine.rank - 1]) is not None:
-                    engine.receive(report)
-
-        return finish
+def _one_per_device(engines: Sequence[RemoteEngine], devices: Sequence[int]) -> list[list[RemoteEngine]]:
+    """Divide engines into lists, each with at most one of every device."""
+    lists: list[list[RemoteEngine]] = []
+    counts: Counter[int] = Counter()
+    for engine in engines:
+        device = devices[engine.worker.rank]
+        if counts[device] == len(lists):
+            lists.append([])
+        lists[counts[device]].append(engine)
+        counts[device] += 1
+    return lists
 
 
 class RemoteEngine:
-    """See `Engine`: the engine of one rank."""
+    """See `Engine` and `ConcurrentEngine`: the engine of a worker.
 
-    def __init__(self, group: RemoteEngines, rank: int, max_model_len: int) -> None:
-        self.rank = rank
-        self.max_model_len = max_model_len
+    Calls are executed in the order in which they are sent. The result of a call that returns no responses, or of a
+    started step, is taken later, so that several engines compute at the same time.
+    """
+
+    def __init__(self, worker: WorkerConnection, translated_errors: TranslatedErrors = nullcontext) -> None:
+        """`translated_errors` raises errors of the worker's calls as the errors that end the run, if it needs the
+        worker."""
+        self.worker = worker
+        self.max_model_len = 0
         self.weight_version = 0
-        self.has_synced = False
-        """Whether the rank has loaded the weights of the sync for which `load_weights` has not been called yet."""
-        self.is_replacement = False
-        """Whether the rank has built the engine anew and not loaded weights since."""
-        self.has_died = False
-        self.has_stepped = False
-        """Whether `step` has not yet returned the result of the last step."""
-        self._group = group
+        self._translated_errors = translated_errors
+        self._has_died = False
+        """Whether the engine has died, and its worker lives."""
+        self._started: StartedCall | None = None
+        """The last call, if its result has not been taken."""
+        self._method = ""
+        """Method of the last call."""
         self._failure: str | None = None
         self._requests: list[Request] = []
         """Requests that have not been sent."""
@@ -136,38 +124,78 @@ class RemoteEngine:
     def busy(self) -> bool:
         return bool(self._unfinished or self._generations or self._failure)
 
+    def fileno(self) -> int:
+        """See `ConcurrentEngine.fileno`."""
+        return self.worker.fileno()
+
+    @property
+    def is_available(self) -> bool:
+        """Whether `rebuilt` returns without waiting for another process."""
+        if self.worker.lost_reason is not None:
+            return False
+        return not self._is_building or bool(wait([self.fileno()], 0))
+
+    @property
+    def _is_building(self) -> bool:
+        return self._started is not None and self._method == "build"
+
+    def start_build(self, call: RemoteCall) -> None:
+        """Start to build the engine in the worker."""
+        self._requests.clear()
+        self._start(call)
+
+    def finish_build(self) -> None:
+        """Wait until the engine is built.
+
+        Raises:
+            MachineError: the worker cannot build it.
+            WorkerLostError: the worker is lost.
+        """
+        if self._is_building:
+            self.max_model_len = int(self._take_result())
+
+    def rebuilt(self) -> RemoteEngine:
+        """Return this engine, after it was built again if it had died.
+
+        Raises:
+            EngineError: it dies while it is built.
+            WorkerLostError: the worker is lost.
+        """
+        self.finish_build()
+        if self._has_died:
+            self._has_died = False
+            self._call("rebuild")
+        return self
+
     def add_request(self, request: Request) -> None:
         if len(request.prompt) >= self.max_model_len:
             raise ValueError(f"the prompt has {len(request.prompt)} tokens, the context {self.max_model_len}")
         self._requests.append(request)
         self._unfinished.add(request.id)
 
-    def take_requests(self) -> list[Request]:
-        """Return the requests to send with the step that starts now."""
-        requests, self._requests = self._requests, []
-        self.has_stepped = False
-        return requests
+    def finish_calls(self) -> None:
+        """See `ConcurrentEngine.finish_calls`; raises as `finish` does."""
+        if self._method != "step":
+            self.finish()
 
     def start_step(self) -> None:
         """See `ConcurrentEngine.start_step`."""
-        self._group.start_step()
+        if self._started is None:
+            requests, self._requests = self._requests, []
+            self._start_call("step", requests=requests)
 
     def step(self) -> list[Generation]:
-        if not self.has_stepped:
-            self._group.start_step()
-            self._group.finish_step()
-        self.has_stepped = False
-        self.raise_failure()
+        self.start_step()
+        self.finish()
         generations, self._generations = self._generations, []
         return generations
 
     def abort(self, ids: Collection[int]) -> list[Generation]:
-        if not self._unfinished.isdisjoint(ids):
-            self._group.call("abort", ids=sorted(self._unfinished.intersection(ids)))
-            self.raise_failure()
         unsent = [request.id for request in self._requests if request.id in ids]
         self._requests = [request for request in self._requests if request.id not in ids]
         self._unfinished.difference_update(unsent)
+        if sent := sorted(self._unfinished.intersection(ids)):
+            self._call("abort", ids=sent)
         aborted = [generation for generation in self._generations if generation.id in ids]
         self._generations = [generation for generation in self._generations if generation.id not in ids]
         return aborted + [
@@ -175,20 +203,21 @@ class RemoteEngine:
         ]
 
     def load_weights(self, version: int, weights: WeightSource) -> None:
-        """See `Engine.load_weights`: the ranks load weights while they gather them, see `RemoteEngines.gather_weights`.
-
-        Raises:
-            EngineError: the engine died.
-            ValueError: the ranks do not gather the tensors of `weights`.
-        """
-        if not self.has_synced:
-            for _ in weights.tensors():
-                pass
-        if not self.has_synced:
-            raise ValueError(f"rank {self.rank} cannot load weights that only rank 0 has")
-        self.has_synced = self.is_replacement = False
-        self.raise_failure()
+        """See `Engine.load_weights`: the engine loads what the source stages, gathers or has. A failure is raised by
+        the next call."""
+        self.finish()
+        if isinstance(weights, RemoteWeightSource):
+            self._start(weights.load_call(self.worker, version))
+        else:
+            self._start_call("load_weights", version=version, weights=dict(weights.tensors()), adapter_scales={})
         self.weight_version = version
+
+    def weights(self) -> Iterable[tuple[str, Tensor]] | None:
+        """See `ReadableEngine.weights`: received from the worker."""
+        self.finish()
+        self._start_call("weights")
+        weights = self._take_result()
+        return None if weights is None else weights.items()
 
     def reset_prefix_cache(self) -> None:
         self._control("reset_prefix_cache")
@@ -200,29 +229,65 @@ class RemoteEngine:
         self._control("wake_up")
 
     def _control(self, action: EngineAction) -> None:
-        """Call a method on all ranks when the first of the engines does."""
-        self._group.control(self, action)
-        self.raise_failure()
+        """Start a call without arguments; a failure is raised by the next call."""
+        self.finish()
+        self._start_call("control", action=action)
 
     def close(self) -> None:
-        """See `Engine.close`: the rank releases its engine when it builds another one or ends."""
+        """See `Engine.close`: the worker releases its engine when it builds another one or ends."""
 
-    def receive(self, report: EngineReport) -> None:
-        """Store what the rank reports."""
+    def finish(self) -> None:
+        """Wait for the result of the started call, if there is one.
+
+        Raises:
+            EngineError: the engine has died.
+            WorkerLostError: the worker is lost.
+        """
+        if self._started is not None:
+            self._receive(self._take_result())
+        if self._failure is not None:
+            cause, self._failure, self._has_died = self._failure, None, True
+            self._drop_requests()
+            raise EngineError(cause)
+
+    def _receive(self, report: EngineReport | None) -> None:
+        if report is None:
+            return
         self._generations += report.generations
         self._unfinished.difference_update(generation.id for generation in report.generations)
         if report.failure is not None:
-            self._failure = f"rank {self.rank}: {report.failure.error_type}: {report.failure.message}"
+            failure = report.failure
+            self._failure = f"{self.worker.name}: {failure.error_type}: {failure.message}"
 
-    def raise_failure(self) -> None:
-        """Check that the engine lives.
+    def _drop_requests(self) -> None:
+        self._unfinished.clear()
+        self._requests.clear()
+        self._generations.clear()
 
-        Raises:
-            EngineError: it has died, with all its requests.
-        """
-        if self._failure is not None:
-            failure, self._failure, self.has_died = self._failure, None, True
-            self._unfinished.clear()
-            self._requests.clear()
-            self._generations.clear()
-            raise EngineError(failure)
+    def _call(self, method: str, **arguments: Any) -> None:
+        self.finish()
+        self._start_call(method, **arguments)
+        self.finish()
+
+    def _start_call(self, method: str, **arguments: Any) -> None:
+        self._start(RemoteCall(ENGINE, method, arguments))
+
+    def _start(self, call: RemoteCall) -> None:
+        with self._dropped_requests():
+            self._started = self.worker.start(call)
+        self._method = call.method
+
+    def _take_result(self) -> Any:
+        started, self._started = self._started, None
+        with self._dropped_requests():
+            return None if started is None else started.finish()
+
+    @contextmanager
+    def _dropped_requests(self) -> Iterator[None]:
+        """Drop all requests if the worker is lost."""
+        try:
+            with self._translated_errors():
+                yield
+        except WorkerLostError:
+            self._drop_requests()
+            raise

@@ -37,7 +37,7 @@ LEARNERS: Final = "learners"
 ACTOR, WARM_START_ACTOR = f"{LEARNERS}.actor", f"{LEARNERS}.warm_start_actor"
 CRITIC, REFERENCE = f"{LEARNERS}.critic", f"{LEARNERS}.reference"
 REWARD_MODEL = f"{LEARNERS}.reward_model"
-ENGINE, STANDALONE_ENGINE = "engine", "standalone_engine"
+ENGINE: Final = "engine"
 ROBOTS: Final = "robots"
 STANDALONE_ROBOTS, STANDALONE_POLICY = "standalone_robots", "standalone_policy"
 STANDALONE_LEARNERS, STANDALONE_ENVS = "standalone_learners", "standalone_envs"
@@ -52,10 +52,6 @@ class ComponentBuilder(Protocol):
     def build_learners(self, config: Experiment, policy: Path, *, sft: bool = False) -> None:
         """Build the actor from the model at `policy`; with `sft` the learner of supervised fine-tuning. A run that only
         generates has a frozen policy instead."""
-
-    def build_engine(self, config: Experiment, policy: Path) -> int:
-        """Build the rank's engine with the model at `policy`, after the learners; return its context in tokens, 0 if
-        the rank has no engine."""
 
     def start_judge_servers(self, config: Experiment) -> Sequence[Sequence[str]]:
         """Start the servers of judges on this rank's node, if it is the node's first; return the section of the judge
@@ -88,24 +84,43 @@ EngineAction = Literal["reset_prefix_cache", "sleep", "wake_up"]
 
 
 class EngineWorker(Protocol):
-    """The engine of a rank. All ranks but the controller's execute the same calls at the same time; they return None if
-    there is nothing to report."""
+    """The engine of a worker. Methods return None if there is nothing to report."""
 
-    def step(self, requests: Mapping[str, Sequence[Request]]) -> EngineReport | None:
-        """Queue the requests of this rank, `requests[str(rank)]`, and take up to `STEPS_PER_CALL` steps while the
-        engine is busy."""
+    def build(self, config: Experiment, policy: Path) -> int:
+        """Build the engine with the model at `policy`, on a rank of the actor after the learners; return its context in
+        tokens, 0 if the rank has no engine."""
+
+    def step(self, requests: Sequence[Request]) -> EngineReport | None:
+        """Queue requests, and take up to `STEPS_PER_CALL` steps while the engine is busy."""
 
     def abort(self, ids: Sequence[int]) -> EngineReport | None:
         """Abort requests; see `Engine.abort`."""
 
-    def load_weights(self, version: int, ranks: Sequence[int]) -> EngineReport | None:
-        """Gather the actor's weights together with all ranks; the engines of `ranks` load them as `version`."""
+    def load_weights(
+        self, version: int, weights: StagedTensors, adapter_scales: Mapping[str, float]
+    ) -> EngineReport | None:
+        """Load weights as `version`. With the scales of adapters, by layer, they are adapters and, in the first call,
+        the weights that these adapt; see `BaseWeights`."""
+
+    def load_gathered_weights(self, version: int) -> EngineReport | None:
+        """Gather the weights of this process's learner together with all ranks, and load them as `version`."""
+
+    def join_broadcast_group(self, address: GroupAddress, rank: int) -> None:
+        """Join the process group over which weights are broadcast."""
+
+    def load_broadcast_weights(
+        self, version: int, weights: Sequence[SharedTensor], adapter_scales: Mapping[str, float]
+    ) -> EngineReport | None:
+        """Receive the memory with these weights over the process group, and load them as in `load_weights`."""
+
+    def weights(self) -> Mapping[str, Tensor] | None:
+        """Return the engine's weights under Hugging Face names; None if they cannot be read."""
 
     def control(self, action: EngineAction) -> EngineReport | None:
         """Call a method of the engine without arguments."""
 
-    def rebuild(self, ranks: Sequence[int]) -> EngineReport | None:
-        """Build another engine on these ranks; it has the initial weights."""
+    def rebuild(self) -> EngineReport | None:
+        """Replace the engine by a new one, which has the initial weights."""
 
 
 class RobotWorker(Protocol):
@@ -178,42 +193,6 @@ class RobotWorker(Protocol):
 
     def load(self, directory: Path, contents: Collection[str], extra: Mapping[str, Any]) -> None:
         """See `LearnerGroup.load`."""
-
-
-class StandaloneEngineWorker(Protocol):
-    """The engine of a standalone worker. Methods return None if there is nothing to report."""
-
-    def build(self, config: Experiment, policy: Path) -> int:
-        """Build the engine with the model at `policy`; return its context in tokens."""
-
-    def step(self, requests: Sequence[Request]) -> EngineReport | None:
-        """Queue requests, and take up to `STEPS_PER_CALL` steps while the engine is busy."""
-
-    def abort(self, ids: Sequence[int]) -> EngineReport | None:
-        """Abort requests; see `Engine.abort`."""
-
-    def load_weights(
-        self, version: int, weights: StagedTensors, adapter_scales: Mapping[str, float]
-    ) -> EngineReport | None:
-        """Load weights as `version`. With the scales of adapters, by layer, they are adapters and, in the first call,
-        the weights that these adapt; see `BaseWeights`."""
-
-    def join_broadcast_group(self, address: GroupAddress, rank: int) -> None:
-        """Join the process group over which weights are broadcast."""
-
-    def load_broadcast_weights(
-        self, version: int, weights: Sequence[SharedTensor], adapter_scales: Mapping[str, float]
-    ) -> EngineReport | None:
-        """Receive the memory with these weights over the process group, and load them as in `load_weights`."""
-
-    def weights(self) -> Mapping[str, Tensor] | None:
-        """Return the engine's weights under Hugging Face names; None if they cannot be read."""
-
-    def control(self, action: EngineAction) -> EngineReport | None:
-        """Call a method of the engine without arguments."""
-
-    def rebuild(self) -> EngineReport | None:
-        """Replace the engine by a new one, which has the initial weights."""
 
 
 class StandaloneLearnerWorker(Protocol):
@@ -293,7 +272,6 @@ REMOTE_OBJECTS: Final[Mapping[str, type]] = {
     WORKER: ComponentBuilder,
     ENGINE: EngineWorker,
     ROBOTS: RobotWorker,
-    STANDALONE_ENGINE: StandaloneEngineWorker,
     STANDALONE_LEARNERS: StandaloneLearnerWorker,
     STANDALONE_ENVS: StandaloneEnvWorker,
     STANDALONE_ROBOTS: StandaloneRobotWorker,

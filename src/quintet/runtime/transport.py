@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -67,12 +67,13 @@ class Transport:
         """Execute a call, or read a property, on the first worker alone; raises as `call_each` does."""
         return self._local.execute(call) if self._local is not None else self.call_each([call])[0]
 
-    def broadcast(self, call: RemoteCall) -> Any:
+    def broadcast(self, call: RemoteCall, except_ranks: Collection[int] = ()) -> Any:
         """Execute a call on all workers, which wait for each other; return the result of the first one. If that is this
-        process, the next call waits for the others. Raises as `call_together` does."""
+        process, the next call waits for the others, and those of `except_ranks` have been called to take part in
+        another way. Raises as `call_together` does."""
         if self._local is None:
             return self.call_together([call] * self.world_size)[0]
-        self._start_on_others(replace(call, discards_result=True))
+        self._start_on_others(replace(call, discards_result=True), except_ranks)
         self._in_call = True
         with self._errors_of_others():
             result = self._local.execute(call)
@@ -141,21 +142,23 @@ class Transport:
             raise errors[0]
         return results
 
-    def _start_on_others(self, call: RemoteCall) -> None:
+    def _start_on_others(self, call: RemoteCall, except_ranks: Collection[int] = ()) -> None:
         """Send a call to all other ranks of the local worker, after they have executed the last one."""
         with self._errors_of_others():
             self._finish()
-            self._start([replace(call, broadcasts_tensors=self._rendezvous is not None)] * len(self.workers))
+            call = replace(call, broadcasts_tensors=self._rendezvous is not None)
+            self._start([call] * len(self.workers), except_ranks)
 
-    def _start(self, calls: Sequence[RemoteCall]) -> None:
+    def _start(self, calls: Sequence[RemoteCall], except_ranks: Collection[int] = ()) -> None:
         """Send a call to each of the first workers; a call to several of them is encoded once, and its tensors may be
         broadcast to all of them."""
         self._check_failure()
         self._results = {}
         encoded = {id(call): encode(call) for call in {id(call): call for call in calls}.values()}
-        for worker, call in zip(self.workers, calls, strict=False):
+        workers = [worker for worker in self.workers if worker.rank not in except_ranks]
+        for worker, call in zip(workers, calls, strict=False):
             header, tensors = encoded[id(call)]
-            with self._translated_errors(worker):
+            with self.translated_errors(worker):
                 self._pending.append(worker.start_encoded(header, () if call.broadcasts_tensors else tensors))
         if calls and calls[0].broadcasts_tensors and self._rendezvous is not None:
             broadcast_tensors(encoded[id(calls[0])][1], self._rendezvous.control_group)
@@ -166,12 +169,12 @@ class Transport:
         end = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while self._pending and (started := wait_for_answer(self._pending, end)) is not None:
             self._pending.remove(started)
-            with self._translated_errors(started.worker):
+            with self.translated_errors(started.worker):
                 self._results[started.worker.rank] = started.finish()
 
     @contextmanager
-    def _translated_errors(self, worker: WorkerConnection) -> Iterator[None]:
-        """Raise errors of a worker as user errors, after which no call is possible."""
+    def translated_errors(self, worker: WorkerConnection) -> Iterator[None]:
+        """Raise errors of a call to one of the `workers` as user errors, after which no call is possible."""
         try:
             with translate_worker_errors(worker, self._components):
                 yield

@@ -14,7 +14,7 @@ from typing import Any
 from quintet import trace
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.tracking import ProfileConfig
-from quintet.runtime.engine_worker import build_engine_worker
+from quintet.runtime.engine_worker import LocalEngineWorker
 from quintet.runtime.frozen_policy import FrozenPolicyOfRank
 from quintet.runtime.judge_servers import LOOPBACK, JudgeServers
 from quintet.runtime.local_learners import LocalLearners
@@ -26,7 +26,6 @@ from quintet.runtime.remote_interface import (
     LEARNERS,
     REMOTE_OBJECTS,
     ROBOTS,
-    STANDALONE_ENGINE,
     STANDALONE_ENVS,
     STANDALONE_LEARNERS,
     STANDALONE_POLICY,
@@ -35,7 +34,6 @@ from quintet.runtime.remote_interface import (
     remote_methods,
 )
 from quintet.runtime.sft_learner import build_sft_learners
-from quintet.runtime.standalone.engine_worker import LocalStandaloneEngine
 from quintet.runtime.standalone.env_worker import LocalStandaloneEnvs
 from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
 from quintet.runtime.standalone.robot_worker import LocalStandalonePolicy, LocalStandaloneRobots
@@ -57,7 +55,7 @@ class Worker:
         self._ranks = ranks
         self._address = address
         self._components: dict[str, Any] = {
-            STANDALONE_ENGINE: LocalStandaloneEngine(),
+            ENGINE: LocalEngineWorker(),
             STANDALONE_ENVS: LocalStandaloneEnvs(),
             STANDALONE_ROBOTS: LocalStandaloneRobots(),
             STANDALONE_POLICY: LocalStandalonePolicy(),
@@ -79,17 +77,8 @@ class Worker:
             build = FrozenPolicyOfRank.build
         elif sft:
             build = build_sft_learners
-        self._components[LEARNERS] = build(config, policy, self._ranks)
-
-    def build_engine(self, config: Experiment, policy: Path) -> int:
-        """See `ComponentBuilder.build_engine`.
-
-        Raises:
-            ValueError: the learners have not been built.
-        """
-        self.close()
-        self._components[ENGINE] = engine = build_engine_worker(config, policy, self._resolve(LEARNERS))
-        return engine.max_model_len
+        learners = build(config, policy, self._ranks)
+        self._components |= {LEARNERS: learners, ENGINE: LocalEngineWorker(learners)}
 
     def start_judge_servers(self, config: Experiment) -> Sequence[Sequence[str]]:
         self.close_judge_servers()
@@ -126,7 +115,7 @@ class Worker:
         for target, component in self._components.items():
             if component is not None and target not in (LEARNERS, STANDALONE_LEARNERS):
                 component.close()
-        self._components |= {ENGINE: None, ROBOTS: None}
+        self._components |= {ENGINE: LocalEngineWorker(), ROBOTS: None}
 
     def execute(self, call: RemoteCall) -> Any:
         """Call the method, or return the property, that the call names.

@@ -13,7 +13,7 @@ from quintet.config.native.policy import LoraConfig
 from quintet.policies.lora import add_lora, merge_adapters, save_adapters
 from quintet.policies.model_loading import load_model
 from quintet.runtime.controller import Controller
-from quintet.runtime.engine_worker import RankWithoutEngine, build_engine_worker
+from quintet.runtime.engine_worker import LocalEngineWorker
 from quintet.runtime.frozen_policy import FrozenPolicy, FrozenPolicyOfRank
 from quintet.training.parallel.process_group import RankGroup
 
@@ -25,13 +25,11 @@ def config_of(*words: str) -> Experiment:
 
 
 def test_a_rank_without_an_engine_loads_no_model(policy_directory: Path) -> None:
-    """Two devices with one engine: the second rank has none, and takes part in no sync."""
+    """Two devices with one engine: the second rank has none, and no weights to gather."""
     words = ("placement.devices_per_node=2", "rollout.engine=vllm", "rollout.engine_options.tensor_parallel=2")
     config = config_of(f"policy.path={policy_directory}", *words)
     policy = FrozenPolicyOfRank.build(config, policy_directory, RankGroup(rank=1, size=2))
-    worker = build_engine_worker(config, policy_directory, policy)
-    assert isinstance(worker, RankWithoutEngine)
-    worker.load_weights(0, [0])
+    assert LocalEngineWorker(policy).build(config, policy_directory) == 0
     assert list(policy.actor.weights()) == []
     assert policy.actor._model is None
 

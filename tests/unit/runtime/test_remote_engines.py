@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -18,13 +20,16 @@ from quintet.rollout.engines.engine import EngineError
 from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.rollout.engines.weight_source import TensorWeights, WeightSource
 from quintet.runtime.engine_group import RoutedEngines
-from quintet.runtime.engine_worker import LocalEngineWorker, RankWithoutEngine, build_engine_worker
-from quintet.runtime.engines import ranks_per_engine
-from quintet.runtime.local_learners import LocalLearners
+from quintet.runtime.engine_worker import LocalEngineWorker
+from quintet.runtime.engines import has_engine, ranks_per_engine
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_engines import RemoteEngines
-from quintet.runtime.remote_interface import ENGINE, STEPS_PER_CALL, WORKER
-from quintet.runtime.weight_sync import PolicyWeights
+from quintet.runtime.remote_interface import ACTOR, ENGINE, STEPS_PER_CALL
+from quintet.runtime.standalone.connection import WorkerLostError
+from quintet.runtime.standalone.engine_weights import EngineWeights
+from quintet.runtime.weight_sources import PolicyWeights
+from quintet.training.parallel.process_group import RankGroup
+from quintet.training.parallel.rendezvous import RankDiedError
 
 CONTEXT = 100
 
@@ -41,6 +46,7 @@ class CountingEngine:
         self.loaded: list[dict[str, float]] = []
         self.actions: list[str] = []
         self.dies = False
+        self.on_step: Callable[[], None] = lambda: None
 
     @property
     def busy(self) -> bool:
@@ -52,6 +58,7 @@ class CountingEngine:
         self.running[request.id] = (request, 0)
 
     def step(self) -> list[Generation]:
+        self.on_step()
         if self.dies:
             raise EngineError("device lost")
         self.running = {number: (request, length + 1) for number, (request, length) in self.running.items()}
@@ -76,30 +83,68 @@ class CountingEngine:
         self.actions.append("close")
 
 
-@dataclass
-class Ranks:
-    """`Transport` to workers of ranks 1 and 2 in this process; calls pass through their encoding."""
+@dataclass(eq=False)
+class ConnectedRank:
+    """`WorkerConnection` to a rank in this process, which executes calls at once; they pass through their encoding."""
 
-    world_size: int = 3
-    without_engine: Collection[int] = ()
-    built: dict[int, list[CountingEngine]] = field(default_factory=lambda: {1: [], 2: []})
-    workers: dict[int, LocalEngineWorker | RankWithoutEngine] = field(default_factory=dict)
-    methods: list[str] = field(default_factory=list)
-    gathered: int = 0
-    """Number of tensors that all ranks have gathered."""
+    rank: int
+    worker: LocalEngineWorker
+    calls: list[tuple[str, int]]
+    """Methods that were called and results that were taken on all ranks, in order."""
+    lost_reason: str | None = None
 
-    def call_others(self, call: RemoteCall) -> Callable[[], Sequence[Any]]:
+    @property
+    def name(self) -> str:
+        return f"rank {self.rank}"
+
+    def start(self, call: RemoteCall) -> Any:
+        if self.lost_reason is not None:
+            raise WorkerLostError(f"{self.name} {self.lost_reason}")
         received = through_the_wire(call)
-        self.methods.append(received.method)
-        if call.target == WORKER:
-            return lambda: [self._build(rank) for rank in self.built]
-        assert call.target == ENGINE
-        return lambda: [getattr(worker, call.method)(**received.arguments) for worker in self.workers.values()]
+        assert received.target == ENGINE
+        self.calls.append((received.method, self.rank))
+        result = getattr(self.worker, received.method)(**received.arguments)
+        return SimpleNamespace(finish=partial(self._finish, result))
+
+    def _finish(self, result: Any) -> Any:
+        self.calls.append(("result", self.rank))
+        return result
+
+
+class Ranks:
+    """`Transport` to ranks from 1 on in this process."""
+
+    def __init__(self, world_size: int = 3) -> None:
+        self.world_size = world_size
+        self.built: dict[int, list[CountingEngine]] = {}
+        """Engines by rank, in the order in which they were built."""
+        self.gathered = 0
+        """Number of tensors that all ranks have gathered."""
+        self.calls: list[tuple[str, int]] = []
+        self.has_full_weights = False
+        self.workers: Any = [
+            ConnectedRank(rank, LocalEngineWorker(self.policy(rank)), self.calls) for rank in range(1, world_size)
+        ]
+
+    def methods(self, rank: int) -> list[str]:
+        return [method for method, called in self.calls if called == rank and method != "result"]
+
+    def policy(self, rank: int) -> Any:
+        """The policy as it is on a rank."""
+        actor = SimpleNamespace(weights=self.weights, model=None)
+        return SimpleNamespace(ranks=RankGroup(rank, self.world_size), has_full_weights=False, actor=actor)
 
     def call(self, call: RemoteCall) -> Any:
-        return self.weights()
+        raise NotImplementedError
 
-    def broadcast(self, call: RemoteCall) -> Any:
+    def call_others(self, call: RemoteCall) -> Any:
+        raise NotImplementedError
+
+    def broadcast(self, call: RemoteCall, except_ranks: Collection[int] = ()) -> Any:
+        assert (call.target, call.method) == (ACTOR, "weights")
+        for worker in self.workers:
+            for _ in self.weights() if worker.rank not in except_ranks else ():
+                pass
         return self.weights()
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -107,22 +152,12 @@ class Ranks:
             self.gathered += 1
             yield name, torch.tensor(float(self.gathered))
 
-    def _build(self, rank: int) -> int:
-        learners = cast("LocalLearners", self._learners(rank))
-        if rank in self.without_engine:
-            self.workers[rank] = RankWithoutEngine(learners)
-            return 0
-
-        def build() -> CountingEngine:
-            self.built[rank].append(CountingEngine(rank))
-            return self.built[rank][-1]
-
-        self.workers[rank] = LocalEngineWorker(build, learners)
-        return CONTEXT
-
-    def _learners(self, rank: int) -> SimpleNamespace:
-        ranks, actor = SimpleNamespace(rank=rank, size=self.world_size), SimpleNamespace(weights=self.weights)
-        return SimpleNamespace(ranks=ranks, has_full_weights=False, actor=actor)
+    @contextmanager
+    def translated_errors(self, worker: object) -> Iterator[None]:
+        try:
+            yield
+        except WorkerLostError as error:
+            raise RankDiedError(str(error)) from error
 
     def check_alive(self) -> None: ...
 
@@ -130,27 +165,43 @@ class Ranks:
 
 
 @pytest.fixture
-def ranks() -> Ranks:
-    return Ranks()
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
+    return with_engines(monkeypatch, Ranks())
+
+
+def with_engines(monkeypatch: pytest.MonkeyPatch, ranks: Ranks) -> Ranks:
+    """Let the ranks build counting engines."""
+
+    def builder(config: object, policy: Path, learners: Any) -> Callable[[], CountingEngine]:
+        def build() -> CountingEngine:
+            engine = CountingEngine(learners.ranks.rank)
+            ranks.built.setdefault(engine.rank, []).append(engine)
+            return engine
+
+        return build
+
+    monkeypatch.setattr("quintet.runtime.engine_worker.engine_builder", builder)
+    return ranks
 
 
 @pytest.fixture
 def remote(ranks: Ranks) -> RemoteEngines:
-    return RemoteEngines(ranks, load_experiment(None, []).experiment, Path("policy"))
+    return remote_engines(ranks)
+
+
+def remote_engines(ranks: Ranks, *overrides: str) -> RemoteEngines:
+    config = load_experiment(None, (f"placement.devices_per_node={ranks.world_size}", *overrides)).experiment
+    weights = PolicyWeights(ranks.policy(0), ranks, EngineWeights(config, ranks.weights))
+    return RemoteEngines(ranks, (), config, Path("policy"), weights)
 
 
 @pytest.fixture
 def weights(remote: RemoteEngines) -> PolicyWeights:
-    return weights_of(remote)
-
-
-def weights_of(remote: RemoteEngines) -> PolicyWeights:
-    policy: Any = SimpleNamespace(has_full_weights=False)
-    return PolicyWeights(policy, remote)
+    return remote.weights
 
 
 def sync(group: RoutedEngines, weights: PolicyWeights, version: int) -> None:
-    weights.stage(version)
+    weights.stage()
     group.load_weights(version, weights)
 
 
@@ -161,7 +212,7 @@ def local() -> CountingEngine:
 
 @pytest.fixture
 def group(remote: RemoteEngines, local: CountingEngine, weights: PolicyWeights) -> RoutedEngines:
-    return RoutedEngines([RestartingEngine(lambda: local, weights), *remote.engines(weights)])
+    return RoutedEngines([RestartingEngine(lambda: local, weights), *remote.engines()])
 
 
 def request(number: int, tokens: int = 8) -> Request:
@@ -187,17 +238,22 @@ def test_every_rank_generates_its_share(group: RoutedEngines) -> None:
     assert generations[1].logprobs == (-0.5,) * 8
 
 
-def test_all_ranks_step_together_and_few_messages_are_sent(group: RoutedEngines, ranks: Ranks) -> None:
+def test_all_ranks_step_at_the_same_time_and_few_messages_are_sent(
+    group: RoutedEngines, ranks: Ranks, local: CountingEngine
+) -> None:
     for number in range(3):
         group.add_request(request(number, tokens=3 * STEPS_PER_CALL))
+    ranks.calls.clear()
+    local.on_step = lambda: ranks.calls.append(("step", 0))
     run(group)
-    assert ranks.methods == ["build_engine", "step", "step", "step"]
+    steps = [("step", 1), ("step", 2), *[("step", 0)] * STEPS_PER_CALL, ("result", 1), ("result", 2)]
+    assert ranks.calls == steps * 3
 
 
 def test_no_message_is_sent_while_only_rank_0_has_requests(group: RoutedEngines, ranks: Ranks) -> None:
     group.add_request(request(0))
     run(group)
-    assert ranks.methods == ["build_engine"]
+    assert [ranks.methods(rank) for rank in (1, 2)] == [["build"], ["build"]]
 
 
 def test_responses_of_one_rank_may_come_later_than_those_of_another(group: RoutedEngines) -> None:
@@ -219,9 +275,59 @@ def test_all_ranks_load_the_weights_that_are_gathered_once(
     assert [generation.weight_version for generation in run(group).values()] == [3, 3]
 
 
-def test_weights_that_the_ranks_do_not_gather_are_refused(group: RoutedEngines) -> None:
-    with pytest.raises(ValueError, match="rank 1 cannot load weights that only rank 0 has"):
-        group.load_weights(1, TensorWeights([("a", torch.tensor(1.0)), ("b", torch.tensor(1.0))]))
+def test_weights_that_only_rank_0_has_are_sent_to_the_others(group: RoutedEngines, ranks: Ranks) -> None:
+    group.load_weights(1, TensorWeights([("a", torch.tensor(1.0)), ("b", torch.tensor(2.0))]))
+    assert [engines[0].loaded for engines in ranks.built.values()] == [[{"a": 1.0, "b": 2.0}]] * 2
+    assert ranks.gathered == 0
+
+
+def test_every_rank_advances_in_the_first_step_after_a_weight_sync(
+    group: RoutedEngines, weights: PolicyWeights, ranks: Ranks
+) -> None:
+    """The order of responses would depend on where they are generated otherwise."""
+    sync(group, weights, 1)
+    for number in range(3):
+        group.add_request(request(number, tokens=STEPS_PER_CALL))
+    assert len(group.step()) == 3
+
+
+def test_a_lost_rank_ends_the_run(group: RoutedEngines, ranks: Ranks) -> None:
+    for number in range(3):
+        group.add_request(request(number))
+    ranks.workers[1].lost_reason = "has ended"
+    with pytest.raises(RankDiedError, match="rank 2 has ended"):
+        group.step()
+
+
+def test_an_engine_that_dies_of_new_weights_is_replaced_and_loads_them_alone(
+    group: RoutedEngines, weights: PolicyWeights, ranks: Ranks
+) -> None:
+    def die(version: int, weights: WeightSource) -> None:
+        raise EngineError("out of memory")
+
+    ranks.built[1][0].load_weights = die  # type: ignore[method-assign]
+    sync(group, weights, 3)
+    for number in range(3):
+        group.add_request(request(number))
+    assert {generation.weight_version for generation in run(group).values()} == {3}
+    assert [len(engine.loaded) for engine in (*ranks.built[1], *ranks.built[2])] == [0, 1, 1]
+    # each of the three ranks gathers two tensors, for the sync and for the new engine
+    assert ranks.gathered == 12
+
+
+def test_nothing_is_gathered_if_every_engine_computes_with_the_module_of_its_rank(
+    remote: RemoteEngines, ranks: Ranks
+) -> None:
+    class Sharing(CountingEngine):
+        def load_weights(self, version: int, weights: WeightSource) -> None: ...
+
+    policy = ranks.policy(0)
+    policy.has_full_weights, policy.actor.model = True, torch.nn.Linear(1, 1)
+    remote.weights = PolicyWeights(policy, ranks, remote.weights._staged)
+    group = RoutedEngines([RestartingEngine(lambda: Sharing(0), remote.weights), *remote.engines()])
+    ranks.gathered = 0
+    sync(group, remote.weights, 1)
+    assert ranks.gathered == 4, "only the two other engines read weights"
 
 
 @pytest.mark.parametrize("shares_weights", [False, True])
@@ -234,7 +340,7 @@ def test_weights_are_loaded_again_under_the_same_version(
         def load_weights(self, version: int, weights: WeightSource) -> None: ...
 
     first = Sharing(0) if shares_weights else CountingEngine(0)
-    group = RoutedEngines([RestartingEngine(lambda: first, weights), *remote.engines(weights)])
+    group = RoutedEngines([RestartingEngine(lambda: first, weights), *remote.engines()])
     for _ in range(3):
         sync(group, weights, 0)
     for engines in ranks.built.values():
@@ -260,7 +366,7 @@ def test_an_engine_that_shares_the_learners_weights_does_not_keep_the_others_fro
     class Sharing(CountingEngine):
         def load_weights(self, version: int, weights: WeightSource) -> None: ...
 
-    group = RoutedEngines([RestartingEngine(lambda: Sharing(0), weights), *remote.engines(weights)])
+    group = RoutedEngines([RestartingEngine(lambda: Sharing(0), weights), *remote.engines()])
     sync(group, weights, 3)
     assert [engine.weight_version for engines in ranks.built.values() for engine in engines] == [3, 3]
     assert len(ranks.built[2][0].loaded) == 1
@@ -314,13 +420,14 @@ def test_all_ranks_sleep_once(group: RoutedEngines, ranks: Ranks) -> None:
     assert [engines[0].actions for engines in ranks.built.values()] == [["sleep"], ["sleep"]]
 
 
-def test_ranks_whose_devices_belong_to_another_engine_take_part_in_the_weight_sync() -> None:
+def test_ranks_whose_devices_belong_to_another_engine_take_part_in_the_weight_sync(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Engines of two devices on ranks 0 and 2 of 4."""
-    ranks = Ranks(world_size=4, without_engine=(1, 3), built={1: [], 2: [], 3: []})
-    overrides = ("rollout.engine=vllm", "rollout.engine_options.tensor_parallel=2", "placement.devices_per_node=4")
-    remote = RemoteEngines(ranks, load_experiment(None, overrides).experiment, Path("policy"))
-    weights = weights_of(remote)
-    group = RoutedEngines([RestartingEngine(lambda: CountingEngine(0), weights), *remote.engines(weights)])
+    ranks = with_engines(monkeypatch, Ranks(world_size=4))
+    remote = remote_engines(ranks, "rollout.engine=vllm", "rollout.engine_options.tensor_parallel=2")
+    weights = remote.weights
+    group = RoutedEngines([RestartingEngine(lambda: CountingEngine(0), weights), *remote.engines()])
     assert len(group.engines) == 2
     sync(group, weights, 3)
     assert ranks.gathered == 4 * 2
@@ -331,20 +438,11 @@ def test_ranks_whose_devices_belong_to_another_engine_take_part_in_the_weight_sy
     assert ranks.built[2][0].actions == ["sleep"]
 
 
-@pytest.mark.parametrize(("rank", "has_engine"), [(1, False), (2, True), (3, False), (4, False)])
-def test_only_the_first_rank_of_an_engines_devices_builds_it(
-    monkeypatch: pytest.MonkeyPatch, rank: int, has_engine: bool
-) -> None:
+@pytest.mark.parametrize(("rank", "expected"), [(1, False), (2, True), (3, False), (4, False)])
+def test_only_the_first_rank_of_an_engines_devices_builds_it(rank: int, expected: bool) -> None:
     """Five ranks: the last one has no partner."""
-    monkeypatch.setattr("quintet.runtime.engine_worker.load_policy_tokenizer", lambda *_: None)
-    monkeypatch.setattr("quintet.runtime.engine_worker.engine_builder_of_rank", lambda *_: lambda: CountingEngine(rank))
     overrides = ("rollout.engine=vllm", "rollout.engine_options.tensor_parallel=2", "placement.devices_per_node=5")
-    config = load_experiment(None, overrides).experiment
-    model_config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(vocab_size=9))
-    model = SimpleNamespace(config=model_config)
-    learners = SimpleNamespace(ranks=SimpleNamespace(rank=rank, size=5), actor=SimpleNamespace(model=model))
-    worker = build_engine_worker(config, Path("policy"), cast("LocalLearners", learners))
-    assert worker.max_model_len == (CONTEXT if has_engine else 0)
+    assert has_engine(load_experiment(None, overrides).experiment, RankGroup(rank, 5)) is expected
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,20 @@ def test_the_first_error_that_arrives_is_the_cause() -> None:
     transport.close()
 
 
+def test_a_result_of_an_engine_that_was_not_taken_hides_no_error_of_another_rank() -> None:
+    """The controller would wait for rank 1, which waits for rank 2 in a collective."""
+    transport, (first, second) = connected_ranks(count=2)
+    of_engine = transport.workers[0].start(STEP)
+    first.send_result("asleep")
+    finish = transport.call_others(STEP)
+    second.send_error(ValueError("no such device"))
+    with pytest.raises(RankDiedError, match=r"rank 2 failed: ValueError: no such device"):
+        finish()
+    assert of_engine.finish() == "asleep"
+    first.send_result(None)
+    transport.close()
+
+
 def test_an_error_of_another_rank_takes_the_place_of_the_collective_that_it_breaks() -> None:
     def broken(call: RemoteCall) -> None:
         rank.send_error(ValueError("no such device"))

@@ -48,7 +48,6 @@ from quintet.runtime.remote_interface import (
     REFERENCE,
     REMOTE_OBJECTS,
     ROBOTS,
-    STANDALONE_ENGINE,
     STANDALONE_ENVS,
     STANDALONE_LEARNERS,
     STANDALONE_POLICY,
@@ -58,7 +57,6 @@ from quintet.runtime.remote_interface import (
     properties_of,
     remote_methods,
 )
-from quintet.runtime.standalone.engine_worker import LocalStandaloneEngine
 from quintet.runtime.standalone.env_worker import LocalStandaloneEnvs
 from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
 from quintet.runtime.standalone.robot_worker import LocalStandalonePolicy, LocalStandaloneRobots
@@ -146,7 +144,7 @@ def test_requests_and_responses_arrive_equal() -> None:
     """The log-probs to the last bit, and texts with any character."""
     structured = StructuredOutput("regex", "[ä-ü]+\n")
     request = Request(3, (1, 2), 9, 2**63 - 1, 0.7, stop_token_ids=(4,), structured_output=structured)
-    call = RemoteCall(ENGINE, "step", {"requests": [[], [request, replace(request, stop_strings=("ü",))]]}, True)
+    call = RemoteCall(ENGINE, "step", {"requests": [request, replace(request, stop_strings=("ü",))]}, True)
     assert through_the_wire(call) == call
     generation = Generation(3, (7, 8), (-0.1, -1e-17), FinishReason.STOP, 2, ((1, 3),), None, (((7, -0.1),), ()))
     report = EngineReport((generation,), Failure("engine", "EngineError", "device lost"))
@@ -190,7 +188,7 @@ def test_other_objects_are_not_sent() -> None:
         encode(RemoteCall(ACTOR, "update", {"objective": lambda logprobs, entropy, targets: (logprobs.sum(), {})}))
 
 
-BUILDERS = (WORKER, STANDALONE_ENGINE, STANDALONE_ENVS, STANDALONE_POLICY, STANDALONE_ROBOTS)
+BUILDERS = (WORKER, ENGINE, STANDALONE_ENVS, STANDALONE_POLICY, STANDALONE_ROBOTS)
 """Components that every worker has, and that their own calls build."""
 
 
@@ -233,7 +231,6 @@ def test_learners_and_engines_implement_every_remote_method(
     learners.actor_with_optimizer(OptimizerConfig())
     assert all(hasattr(LocalEngineWorker, name) for name in remote_methods(REMOTE_OBJECTS[ENGINE]))
     standalone = {
-        STANDALONE_ENGINE: LocalStandaloneEngine,
         STANDALONE_ENVS: LocalStandaloneEnvs,
         STANDALONE_LEARNERS: LocalStandaloneLearners,
         STANDALONE_ROBOTS: LocalStandaloneRobots,

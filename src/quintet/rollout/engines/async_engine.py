@@ -69,6 +69,8 @@ class PendingRequests:
         self.client = client
         self._notify = notify
         self._lock = threading.Lock()
+        """Held while a result or partial response is published or read, so that a reader never sees a finished request
+        with a partial response."""
         self._finished: list[Generation | None] = [None] * len(requests)
         self._num_unfinished = len(requests)
         self._partial: list[PartialResponse] = [((), (), ())] * len(requests)
@@ -150,6 +152,8 @@ class AsyncEngine:
         self._totals = _Totals()
         self._closing = False
         self._lock = threading.Lock()
+        """Held while a command is queued and while the engine's death is recorded, so that each command is executed or
+        failed: none is queued after the death."""
         self._error: Exception | None = None
         self.max_model_len = engine.max_model_len
         """Maximum number of tokens of prompt and response together."""

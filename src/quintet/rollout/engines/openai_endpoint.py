@@ -163,6 +163,7 @@ class EndpointEngine:
         self._threads: list[threading.Thread] = []
         self._closed = threading.Event()
         self._lock = threading.Lock()
+        """Held while `_counts` are changed or read."""
         self._length_field = "max_tokens"
         self._counts: Counter[str] = Counter()
 

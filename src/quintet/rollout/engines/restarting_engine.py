@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, cast, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from quintet.errors import MachineError
 from quintet.records import Failure, FinishReason, Generation, Request
@@ -24,19 +24,19 @@ of host memory."""
 
 @runtime_checkable
 class ConcurrentEngine(Protocol):
-    """An engine in another process, which computes at the same time as others."""
+    """An engine in another process, which computes at the same time as others. Between `start_step` and `step` it gets
+    no other call; only `busy` is read."""
+
+    def finish_calls(self) -> None:
+        """Wait for the end of calls that return no responses, such as `load_weights`. Without it, the next `step` may
+        only wait for them."""
 
     def start_step(self) -> None:
         """Start the steps whose result the next call of `step` returns."""
 
-
-@runtime_checkable
-class WaitableEngine(ConcurrentEngine, Protocol):
-    """A concurrent engine whose result can be waited for together with those of others. Between
-    `start_step` and `step` it gets no other call; only `busy` is read."""
-
     def fileno(self) -> int:
-        """Return the file descriptor that is readable when the result of the started steps is there."""
+        """Return the file descriptor that is readable when the result of the started steps is there, so that results
+        of several engines can be waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class RestartingEngine:
     def _use(self, engine: Engine) -> None:
         self._engine = engine
         # checks of a protocol take as long as everything else that is done for a step
-        self._is_concurrent, self._waitable = isinstance(engine, ConcurrentEngine), _waitable(engine)
+        self._concurrent = engine if isinstance(engine, ConcurrentEngine) else None
 
     @property
     def current(self) -> Engine:
@@ -113,14 +113,19 @@ class RestartingEngine:
             self._unfinished.pop(request.id, None)
             raise
 
+    def finish_calls(self) -> None:
+        """See `ConcurrentEngine.finish_calls`, if the engine computes in another process."""
+        if self._concurrent is not None:
+            self._call(self._concurrent.finish_calls)
+
     def start_step(self) -> None:
         """Start the next step, if the engine computes in another process."""
-        if self._death is None and self._is_concurrent and self._engine.busy:
-            self._call(cast(ConcurrentEngine, self._engine).start_step)
+        if self._death is None and self._concurrent is not None and self._engine.busy:
+            self._call(self._concurrent.start_step)
 
     def result_fileno(self) -> int | None:
         """Return the descriptor that is readable when the started step has a result; None if `step` computes it."""
-        return self._call(self._waitable.fileno) if self._death is None and self._waitable else None
+        return None if self._concurrent is None else self._call(self._concurrent.fileno)
 
     def step(self, count: int = 1) -> list[Generation]:
         """See `Engine.step`; take up to `count` steps, unless the engine computes in another process. Requests that are
@@ -129,7 +134,7 @@ class RestartingEngine:
         Raises:
             MachineError: the engine keeps dying.
         """
-        steps = 1 if self._is_concurrent else count
+        steps = count if self._concurrent is None else 1
         failed = [self._failed(lost) for lost in self.pop_lost()]
         is_busy = self._death is None and self._engine.busy
         generations = self._call(lambda: take_steps(self._engine, steps)) if is_busy else None
@@ -157,19 +162,14 @@ class RestartingEngine:
         return self._call(lambda: self._engine.abort(ids)) or []
 
     def load_weights(self, version: int, weights: WeightSource) -> None:
+        """See `Engine.load_weights`: a dead engine is replaced if it is available."""
         self.weight_version = version
         if self._death is not None:
             if self._is_available():
                 self._death = self._replace_engine(weights)
                 self._count_restart(self._death)
             return
-        self._call(lambda: self._load(version, weights))
-
-    def _load(self, version: int, weights: WeightSource) -> None:
-        try:
-            self._engine.load_weights(version, weights)
-        finally:
-            weights.finish()
+        self._call(lambda: self._engine.load_weights(version, weights))
 
     def reset_prefix_cache(self) -> None:
         self._call(self._engine.reset_prefix_cache)
@@ -248,14 +248,12 @@ class RestartingEngine:
         _close(self._engine)
         try:
             self._use(self._build_engine())
-            self._load(self.weight_version, weights)
+            self._engine.load_weights(self.weight_version, weights)
         except FATAL_ERRORS as error:
             return engine_failure(error)
+        finally:
+            weights.finish()
         return None
-
-
-def _waitable(engine: Engine) -> WaitableEngine | None:
-    return engine if isinstance(engine, WaitableEngine) else None
 
 
 def _close(engine: Engine) -> None:

@@ -50,11 +50,15 @@ class StartedCall:
 def wait_for_answer(calls: Sequence[StartedCall], end: float | None = None) -> StartedCall | None:
     """Return a call whose result, or an error in its place, can be taken; None if there is none until `end`, seconds of
     the monotonic clock."""
-    if received := next((call for call in calls if call.worker.has_result(call)), None):
-        return received
-    by_file = {call.worker.fileno(): call for call in calls}
-    ready = wait(list(by_file), None if end is None else max(0.0, end - time.monotonic()))
-    return next((call for file, call in by_file.items() if file in ready), None)
+    workers = {call.worker.fileno(): call.worker for call in calls}
+    while (received := next((call for call in calls if call.worker.has_result(call)), None)) is None:
+        ready = wait(list(workers), None if end is None else max(0.0, end - time.monotonic()))
+        if not ready:
+            return None
+        for file, worker in workers.items():
+            if file in ready:
+                worker.receive()  # which may be the result of an earlier call
+    return received
 
 
 @dataclass(slots=True, eq=False)
@@ -122,19 +126,29 @@ class WorkerConnection:
         with self._receiving:
             number = call.number if call is not None else min([*self._results, *self._pending], default=0)
             while number not in self._results:
-                received = self._receive()
-                self._results[self._pending.popleft() if self._pending else number] = received
-                self.called_at = time.monotonic() if self._pending else None
+                self._receive(number)
             result = self._results.pop(number)
         if isinstance(result, CALL_ERRORS):
             raise result
         return result
 
+    def receive(self) -> None:
+        """Receive the next result or error, which `finish` returns or raises later."""
+        with self._receiving:
+            if self._pending:
+                self._receive(self._pending[0])
+
+    def _receive(self, number: int) -> None:
+        """Receive the result of the first pending call; without one, an error in place of the result `number`."""
+        received = self._received()
+        self._results[self._pending.popleft() if self._pending else number] = received
+        self.called_at = time.monotonic() if self._pending else None
+
     def has_result(self, call: StartedCall) -> bool:
         """Return whether the result of a call was received and not taken."""
         return call.number in self._results
 
-    def _receive(self) -> Any:
+    def _received(self) -> Any:
         """Return the next result, or its error."""
         try:
             return self.messages.receive_result()

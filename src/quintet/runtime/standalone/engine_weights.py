@@ -15,7 +15,7 @@ from quintet.config.plan.weight_transfer import KEY, choose_weight_transfer
 from quintet.errors import ConfigError
 from quintet.rollout.engines.shared_weights import StagedTensors
 from quintet.runtime.remote_call import RemoteCall
-from quintet.runtime.remote_interface import STANDALONE_ENGINE
+from quintet.runtime.remote_interface import ENGINE
 from quintet.runtime.standalone.connection import WorkerConnection
 from quintet.runtime.standalone.staged_weights import StagedWeights
 from quintet.tracking.run_processes import process_namespace
@@ -31,14 +31,11 @@ Member = tuple[int, int]
 
 
 class EngineWeights:
-    """See `StagedWeightSource`: the learner's weights, copied to where engines load them from, and their transfer to
-    each engine as `placement.weight_transfer` says.
+    """The learner's weights, copied to where standalone engines load them from, and their transfer to each engine as
+    `placement.weight_transfer` says.
 
     If only adapters are trained, the weights that they adapt are staged once and go to each worker once.
     """
-
-    module = None
-    """Engines of other processes do not compute with the learner's module."""
 
     def __init__(
         self,
@@ -78,12 +75,6 @@ class EngineWeights:
         layout = process_layout(self._config)
         return len({layout.devices[worker.rank] for worker in workers}) < len(workers)
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        return self._weights()
-
-    def finish(self) -> None:
-        """See `WeightSource.finish`: weights are gathered when they are staged."""
-
     def stage(self) -> None:
         """Copy the learner's current weights, or its adapters, and with the first of these the weights that they adapt,
         which must not change. The weights of the last call remain until the next call."""
@@ -119,7 +110,7 @@ class EngineWeights:
         elif transfer != "shared_memory":
             weights = {name: tensor for part in parts for name, tensor in part.tensors().items()}
         arguments = {"version": version, "weights": weights, "adapter_scales": self._adapter_scales}
-        return RemoteCall(STANDALONE_ENGINE, method, arguments)
+        return RemoteCall(ENGINE, method, arguments)
 
     def close(self) -> None:
         """Release the memory."""
@@ -157,11 +148,13 @@ class _Broadcast:
         self._buffers: Sequence[Tensor] = ()
         self._running: Future[None] | None = None
         self._lock = threading.Lock()
+        """Held while a member is taken from `_pending`, so that only the first one starts the broadcast: engines are
+        called to load by the training thread and, after a restart, by the rollout thread."""
         self._thread = ThreadPoolExecutor(1, "weights")
         store = create_store(workers[0].messages.local_host, timeout_seconds)
         address = GroupAddress(store.host, store.port, len(workers) + 1, backend)
         for rank, worker in enumerate(workers, 1):
-            worker.start(RemoteCall(STANDALONE_ENGINE, "join_broadcast_group", {"address": address, "rank": rank}))
+            worker.start(RemoteCall(ENGINE, "join_broadcast_group", {"address": address, "rank": rank}))
         self._group = BroadcastGroup(address, 0, store)
         for worker in workers:
             worker.finish()

@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -38,13 +38,14 @@ from quintet.rollout.engines.weight_verification import check_weights, read_weig
 from quintet.runtime.controller import Controller
 from quintet.runtime.engine_group import RoutedEngines
 from quintet.runtime.remote_call import RemoteCall
-from quintet.runtime.remote_interface import STANDALONE_ENGINE
+from quintet.runtime.remote_engines import RemoteEngine, RemoteEngines, _one_per_device
+from quintet.runtime.remote_interface import ENGINE
 from quintet.runtime.standalone.connection import WorkerConnection, WorkerLostError
 from quintet.runtime.standalone.engine_weights import EngineWeights
-from quintet.runtime.standalone.engines import StandaloneEngine, StandaloneEngines, _one_per_device
 from quintet.runtime.standalone.listener import ControllerAddress, WorkerHello, WorkerListener
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket, RemoteCallError
 from quintet.runtime.transport import Transport
+from quintet.runtime.weight_sources import PolicyWeights
 from quintet.runtime.worker import Worker
 from quintet.training.learner import ActorLearner
 from quintet.training.learner_setup import LearnerSetup
@@ -81,6 +82,24 @@ def experiment(*changes: str) -> Experiment:
     ).experiment
 
 
+def _learners(actor: object) -> Any:
+    return SimpleNamespace(actor=actor, has_full_weights=False)
+
+
+def remote_engines(
+    workers: Sequence[WorkerConnection],
+    config: Experiment,
+    policy: Path,
+    weights: Callable[[], Iterator[tuple[str, torch.Tensor]]],
+    take_connected_workers: Callable[[], Sequence[WorkerConnection]] = tuple,
+    adapted: ActorLearner | None = None,
+) -> RemoteEngines:
+    transport = Transport(local=Worker())
+    staged = EngineWeights(config, weights, adapted)
+    source = PolicyWeights(_learners(SimpleNamespace(weights=weights)), transport, staged)
+    return RemoteEngines(transport, workers, config, policy, source, take_connected_workers)
+
+
 def requests(count: int) -> list[Request]:
     return [Request(number, (5, 6, 7, 8 + number), 6, seed=number) for number in range(count)]
 
@@ -99,10 +118,10 @@ def generate(engines: RoutedEngines, requests: list[Request]) -> dict[int, Gener
 def test_the_end_of_a_run_frees_the_memory_of_its_weights(tmp_path: Path) -> None:
     controller = Controller(Transport(local=Worker()), WorkerListener("127.0.0.1", {}, "the run", lost_seconds=20.0))
     config = load_experiment(None).experiment
-    actor: Any = SimpleNamespace(weights=lambda: iter([("weight", torch.ones(3))]))
-    engines = controller.build_standalone_engines(config, tmp_path, actor)
-    engines.weights.stage()
-    (shared_tensor,) = engines.weights._staged.shared_tensors
+    actor = SimpleNamespace(weights=lambda: iter([("weight", torch.ones(3))]))
+    staged = controller.build_remote_engines(config, tmp_path, _learners(actor)).weights._staged
+    staged.stage()
+    (shared_tensor,) = staged._staged.shared_tensors
     assert Path(shared_tensor.file).exists()
     controller.close()
     assert not Path(shared_tensor.file).exists()
@@ -113,7 +132,7 @@ def test_two_processes_generate_with_the_learners_new_weights_and_one_is_rebuilt
 ) -> None:
     model, config = load_model(policy_directory), experiment()
     connected = [worker for _, worker in workers.values()]
-    group = StandaloneEngines(connected, config, policy_directory, lambda: iter(model.state_dict().items()))
+    group = remote_engines(connected, config, policy_directory, lambda: iter(model.state_dict().items()))
     engines = RoutedEngines(group.engines())
     before = generate(engines, requests(6))
     with torch.no_grad():
@@ -134,7 +153,7 @@ def test_two_processes_generate_with_the_learners_new_weights_and_one_is_rebuilt
 
 def test_weights_that_differ_from_the_learners_are_named(workers: Workers, policy_directory: Path) -> None:
     model, other = load_model(policy_directory), load_model(policy_directory)
-    group = StandaloneEngines([workers[1][1]], experiment(), policy_directory, lambda: iter(other.named_parameters()))
+    group = remote_engines([workers[1][1]], experiment(), policy_directory, lambda: iter(other.named_parameters()))
     (engine,) = group.engines()
     check = check_weights(engine.current, model, [(5, 6, 7)], same_dtype=True)
     assert str(check).startswith(f"engine and learner agree: {len(list(model.parameters()))} weights")
@@ -151,7 +170,7 @@ def test_weights_that_are_not_staged_are_sent_to_the_worker(workers: Workers, po
     other = load_model(policy_directory)
     with torch.no_grad():
         other.base_model.norm.weight[0] += 0.5
-    (engine,) = StandaloneEngines([workers[1][1]], experiment(), policy_directory, lambda: iter(())).engines()
+    (engine,) = remote_engines([workers[1][1]], experiment(), policy_directory, lambda: iter(())).engines()
     engine.load_weights(1, ModuleWeights(other))
     assert str(check_weights(engine.current, other, [], same_dtype=True)).startswith("engine and learner agree")
 
@@ -159,9 +178,10 @@ def test_weights_that_are_not_staged_are_sent_to_the_worker(workers: Workers, po
 def test_a_sleeping_engine_returns_the_memory_of_its_kv_cache(workers: Workers, policy_directory: Path) -> None:
     process, worker = workers[1]
     resident = psutil.Process(process.pid).memory_info
-    (engine,) = StandaloneEngines([worker], experiment(), policy_directory, lambda: iter(())).engines()
+    (engine,) = remote_engines([worker], experiment(), policy_directory, lambda: iter(())).engines()
     generate(RoutedEngines([engine]), requests(1))
     engine.sleep()
+    engine.finish_calls()
     before = resident().rss
     for _ in range(2):
         engine.wake_up()
@@ -169,6 +189,7 @@ def test_a_sleeping_engine_returns_the_memory_of_its_kv_cache(workers: Workers, 
         assert len(generate(RoutedEngines([engine]), asked)) == 64
         grown = resident().rss - before
         engine.sleep()
+        engine.finish_calls()
         assert grown > 8 << 20
         assert resident().rss - before < grown / 2
 
@@ -186,7 +207,7 @@ def test_weights_of_another_machine_are_sent_instead_of_shared(
     """The second engine, which loads the weights once more, does so alone: the group's broadcast is over."""
     model, config = load_model(policy_directory), experiment(f"placement.weight_transfer={transfer}")
     connected = [worker for _, worker in workers.values()]
-    group = StandaloneEngines(connected, config, policy_directory, lambda: iter(model.state_dict().items()))
+    group = remote_engines(connected, config, policy_directory, lambda: iter(model.state_dict().items()))
     engines = group.engines()
     for version in (1, 2):
         with torch.no_grad():
@@ -219,7 +240,7 @@ def _has_weights_of(engine: RestartingEngine, actor: ActorLearner) -> bool:
     return all(torch.equal(weights[name], tensor) for name, tensor in actor.weights())
 
 
-def _sent_bytes(group: StandaloneEngines, worker: WorkerConnection, broadcasts: list[int]) -> int:
+def _sent_bytes(group: RemoteEngines, worker: WorkerConnection, broadcasts: list[int]) -> int:
     """Bytes of the staged weights that would go to a worker, or have been broadcast since the last call."""
     if broadcasts:
         sent = sum(broadcasts)
@@ -244,7 +265,7 @@ def test_after_the_first_sync_only_adapters_are_sent_and_the_weights_are_those_o
     monkeypatch.setattr(BroadcastGroup, "broadcast", counted)
     actor, config = _lora_actor(policy_directory), experiment(f"placement.weight_transfer={transfer}")
     connected = [worker for _, worker in workers.values()]
-    group = StandaloneEngines(connected, config, policy_directory, actor.weights, adapted=actor)
+    group = remote_engines(connected, config, policy_directory, actor.weights, adapted=actor)
     engines = group.engines()
     adapters = sum(tensor.nbytes for _, tensor in actor.adapters())
     base = sum(tensor.nbytes for _, tensor in actor.base_weights())
@@ -252,7 +273,7 @@ def test_after_the_first_sync_only_adapters_are_sent_and_the_weights_are_those_o
         _train_adapters(actor, version)
         group.weights.stage()
         if version == 3:
-            connected[1].call(RemoteCall(STANDALONE_ENGINE, "rebuild"))
+            connected[1].call(RemoteCall(ENGINE, "rebuild"))
         for engine in engines:
             engine.load_weights(version, group.weights)
         assert all(_has_weights_of(engine, actor) for engine in engines)
@@ -271,7 +292,7 @@ def test_an_engine_that_is_started_again_gets_the_weights_that_adapters_adapt(
         [worker for _, worker in workers.values()],
         partial(listener.take_connected_workers, [1, 2]),
     )
-    group = StandaloneEngines(connected, config, policy_directory, actor.weights, take_connected_workers, actor)
+    group = remote_engines(connected, config, policy_directory, actor.weights, take_connected_workers, actor)
     engines = group.engines()
     for version in (1, 2):
         _train_adapters(actor, version)
@@ -317,7 +338,7 @@ def test_engines_of_a_lost_broadcast_load_their_weights_over_the_connection(
 ) -> None:
     model, config = load_model(policy_directory), experiment("placement.weight_transfer=process_group")
     connected = [worker for _, worker in workers.values()]
-    group = StandaloneEngines(connected, config, policy_directory, lambda: iter(model.state_dict().items()))
+    group = remote_engines(connected, config, policy_directory, lambda: iter(model.state_dict().items()))
     engine, _ = group.engines()
     workers[2][0].kill()
     group.weights.stage()
@@ -332,7 +353,7 @@ def test_engines_of_a_lost_broadcast_load_their_weights_over_the_connection(
 
 def test_shared_memory_is_refused_for_another_machine(workers: Workers, policy_directory: Path) -> None:
     worker, config = workers[1][1], experiment("placement.weight_transfer=shared_memory")
-    group = StandaloneEngines([worker], config, policy_directory, lambda: iter(()))
+    group = remote_engines([worker], config, policy_directory, lambda: iter(()))
     worker.host = "another machine"
     with pytest.raises(ConfigError, match="rank 1 shares no memory with the controller"):
         group.engines()
@@ -360,12 +381,12 @@ def test_a_worker_that_does_not_answer_a_call_is_lost_and_a_late_controller_lose
     process = start_worker(ControllerAddress.of(limited), 1)
     try:
         (worker,) = limited.wait_for([1], 60.0)
-        worker.start(RemoteCall(STANDALONE_ENGINE, "step", {"requests": []}))
+        worker.start(RemoteCall(ENGINE, "step", {"requests": []}))
         time.sleep(2)
         with pytest.raises(RemoteCallError, match=r"before it was built \(on rank 1\)"):
             worker.finish()
         os.kill(process.pid, signal.SIGSTOP)
-        worker.start(RemoteCall(STANDALONE_ENGINE, "step", {"requests": []}))
+        worker.start(RemoteCall(ENGINE, "step", {"requests": []}))
         with pytest.raises(WorkerLostError, match="has not answered a call for 1 seconds"):
             worker.finish()
     finally:
@@ -377,11 +398,11 @@ def test_a_worker_that_does_not_answer_a_call_is_lost_and_a_late_controller_lose
 def test_an_error_of_a_call_names_itself_and_the_worker_lives_on(workers: Workers, policy_directory: Path) -> None:
     worker = workers[1][1]
     with pytest.raises(RemoteCallError, match="ValueError: the engine was called before it was built"):
-        worker.call(RemoteCall(STANDALONE_ENGINE, "step", {"requests": []}))
+        worker.call(RemoteCall(ENGINE, "step", {"requests": []}))
     with pytest.raises(MachineError, match="nowhere"):
-        worker.call(RemoteCall(STANDALONE_ENGINE, "build", {"config": experiment(), "policy": Path("/nowhere")}))
+        worker.call(RemoteCall(ENGINE, "build", {"config": experiment(), "policy": Path("/nowhere")}))
     arguments = {"config": experiment(), "policy": policy_directory}
-    assert worker.call(RemoteCall(STANDALONE_ENGINE, "build", arguments)) > 0
+    assert worker.call(RemoteCall(ENGINE, "build", arguments)) > 0
 
 
 def test_workers_that_do_not_come_are_named(listener: WorkerListener) -> None:
@@ -491,9 +512,7 @@ def test_a_killed_engine_costs_no_request_and_one_that_is_started_again_joins(
     connected = [worker for _, worker in workers.values()]
     weights = dict(model.state_dict())
     take_connected_workers = partial(listener.take_connected_workers, [1, 2])
-    group = StandaloneEngines(
-        connected, config, policy_directory, lambda: iter(weights.items()), take_connected_workers
-    )
+    group = remote_engines(connected, config, policy_directory, lambda: iter(weights.items()), take_connected_workers)
     engines = RoutedEngines(group.engines(), max_wait_seconds=60)
     group.weights.stage()
     engines.load_weights(3, group.weights)
@@ -507,13 +526,13 @@ def test_a_killed_engine_costs_no_request_and_one_that_is_started_again_joins(
     restarted = start_worker(ControllerAddress.of(listener), 2)
     try:
         end = time.monotonic() + 60
-        while not all(isinstance(engine, StandaloneEngine) and engine.is_available for engine in engines.engines):
+        while not all(isinstance(engine, RemoteEngine) and engine.is_available for engine in engines.engines):
             assert time.monotonic() < end
             generate(engines, requests(1))
             time.sleep(0.05)
         assert generate(engines, requests(8)) == expected
         assert engines.pop_metrics()["engine/restarts"] == 1
-        (engine,) = (each for each in engines.engines if isinstance(each, StandaloneEngine) and each.worker.rank == 2)
+        (engine,) = (each for each in engines.engines if isinstance(each, RemoteEngine) and each.worker.rank == 2)
         assert engine.worker.pid == restarted.pid
     finally:
         restarted.kill()
@@ -523,7 +542,7 @@ def test_a_killed_engine_costs_no_request_and_one_that_is_started_again_joins(
 
 def test_a_run_without_living_engines_ends_with_a_message(workers: Workers, policy_directory: Path) -> None:
     connected = [worker for _, worker in workers.values()]
-    group = StandaloneEngines(connected, experiment(), policy_directory, lambda: iter(()))
+    group = remote_engines(connected, experiment(), policy_directory, lambda: iter(()))
     engines = RoutedEngines(group.engines(), max_wait_seconds=0.2)
     for process, _ in workers.values():
         process.kill()
@@ -532,7 +551,7 @@ def test_a_run_without_living_engines_ends_with_a_message(workers: Workers, poli
 
 
 def test_requests_that_were_not_sent_are_aborted_at_once(workers: Workers, policy_directory: Path) -> None:
-    group = StandaloneEngines([workers[1][1]], experiment(), policy_directory, lambda: iter(()))
+    group = remote_engines([workers[1][1]], experiment(), policy_directory, lambda: iter(()))
     engines = RoutedEngines(group.engines())
     for request in requests(3):
         engines.add_request(request)
