@@ -39,8 +39,8 @@ CRITIC, REFERENCE = f"{LEARNERS}.critic", f"{LEARNERS}.reference"
 REWARD_MODEL = f"{LEARNERS}.reward_model"
 ENGINE, STANDALONE_ENGINE = "engine", "standalone_engine"
 ROBOTS: Final = "robots"
-STANDALONE_ROBOTS, STANDALONE_POLICY = "standalone_robots", "standalone_policy"
-STANDALONE_LEARNERS, STANDALONE_ENVS = "standalone_learners", "standalone_envs"
+HOSTED_ENVS, HOSTED_ROBOTS, ACTION_POLICY_COPY = "hosted_envs", "hosted_robots", "action_policy_copy"
+STANDALONE_LEARNERS: Final = "standalone_learners"
 POLICY_SCORER: Final = f"{STANDALONE_LEARNERS}.policy_scorer"
 STEPS_PER_CALL = 4
 """Steps of all engines between two exchanges of requests and responses, which take about a millisecond."""
@@ -108,7 +108,7 @@ class EngineWorker(Protocol):
         """Build another engine on these ranks; it has the initial weights."""
 
 
-class RobotWorker(Protocol):
+class RobotLearner(Protocol):
     """A rank's robots, policy and learner. All ranks execute the same calls at the same time."""
 
     @property
@@ -245,8 +245,8 @@ class StandaloneLearnerWorker(Protocol):
         """Load critic and reference, which exist already; see `LearnerGroup.load`."""
 
 
-class StandaloneEnvWorker(Protocol):
-    """The environments of a standalone worker: an env host."""
+class HostedEnvs(Protocol):
+    """The environments of a worker: an env host."""
 
     def build(self, config: Experiment) -> None:
         """Build the vector env of the run."""
@@ -256,8 +256,8 @@ class StandaloneEnvWorker(Protocol):
         `wait_seconds` if requests are in progress."""
 
 
-class StandaloneRobotWorker(Protocol):
-    """Robots of a standalone worker, those of training and those of validations."""
+class HostedRobots(Protocol):
+    """Robots of a worker on devices without the actor, for training and for validations."""
 
     def build(self, config: Experiment, num_robots: int, *, is_validation: bool) -> Mapping[str, Any]:
         """Build stages of `num_robots` robots each; return the description of their simulator."""
@@ -274,8 +274,8 @@ class StandaloneRobotWorker(Protocol):
         """Free the simulators until the next reset."""
 
 
-class StandalonePolicyWorker(Protocol):
-    """A copy of the action policy on a standalone worker."""
+class ActionPolicyCopy(Protocol):
+    """A copy of the action policy on a worker that samples actions."""
 
     def build(self, config: Experiment, policy: Path) -> None:
         """Load the policy at that directory."""
@@ -292,12 +292,12 @@ class StandalonePolicyWorker(Protocol):
 REMOTE_OBJECTS: Final[Mapping[str, type]] = {
     WORKER: ComponentBuilder,
     ENGINE: EngineWorker,
-    ROBOTS: RobotWorker,
+    ROBOTS: RobotLearner,
     STANDALONE_ENGINE: StandaloneEngineWorker,
     STANDALONE_LEARNERS: StandaloneLearnerWorker,
-    STANDALONE_ENVS: StandaloneEnvWorker,
-    STANDALONE_ROBOTS: StandaloneRobotWorker,
-    STANDALONE_POLICY: StandalonePolicyWorker,
+    HOSTED_ENVS: HostedEnvs,
+    HOSTED_ROBOTS: HostedRobots,
+    ACTION_POLICY_COPY: ActionPolicyCopy,
     POLICY_SCORER: LogProbScorer,
     LEARNERS: LearnerGroup,
     ACTOR: Actor,

@@ -24,7 +24,7 @@ from quintet.runtime.sft_learner import build_sft_learners
 from quintet.training.parallel.process_group import RankGroup
 
 if TYPE_CHECKING:
-    from quintet.runtime.embodied.robot_worker import LocalRobotWorker
+    from quintet.runtime.embodied.robot_learner import LocalRobotLearner
 
 SINGLE_RANK = RankGroup()
 
@@ -39,7 +39,7 @@ class Worker:
         self._judges: JudgeServers | None = None
         self._learners: LocalLearners | FrozenPolicyOfRank | None = None
         self._engine: EngineWorkerOfRank | None = None
-        self._robots: LocalRobotWorker | None = None
+        self._robots: LocalRobotLearner | None = None
         self._profiler: RankProfiler | None = None
 
     def build_learners(self, config: Experiment, policy: Path, *, sft: bool = False) -> None:
@@ -77,11 +77,11 @@ class Worker:
             self._judges = None
 
     def build_robots(self, config: Experiment, policy: Path) -> None:
-        from quintet.runtime.embodied.robot_worker import LocalRobotWorker
+        from quintet.runtime.embodied.robot_learner import LocalRobotLearner
 
         configure_process(config)
         seed_torch(config)
-        self._robots = LocalRobotWorker(config, policy, self._ranks)
+        self._robots = LocalRobotLearner(config, policy, self._ranks)
 
     def start_profile(self, config: ProfileConfig, directory: Path, step: int) -> None:
         if config.ranks is None or self._ranks.rank in config.ranks:

@@ -35,33 +35,34 @@ from quintet.errors import MachineError
 from quintet.policies.model_loading import load_tokenizer
 from quintet.records import Batch, Failure, FinishReason, Generation, PromptRow, Request, StructuredOutput
 from quintet.runtime.controller import Controller
-from quintet.runtime.embodied.robot_worker import LocalRobotWorker
+from quintet.runtime.embodied.hosted_robots import LocalHostedRobots
+from quintet.runtime.embodied.policy_copies import LocalActionPolicyCopy
+from quintet.runtime.embodied.robot_learner import LocalRobotLearner
 from quintet.runtime.engine_worker import LocalEngineWorker
+from quintet.runtime.env_hosts import LocalHostedEnvs
 from quintet.runtime.local_learners import LocalLearners
 from quintet.runtime.remote_call import RemoteCall, RemoteRef, decode_header, decode_value, encode, encode_value
 from quintet.runtime.remote_interface import (
+    ACTION_POLICY_COPY,
     ACTOR,
     CRITIC,
     ENGINE,
+    HOSTED_ENVS,
+    HOSTED_ROBOTS,
     LEARNERS,
     POLICY_SCORER,
     REFERENCE,
     REMOTE_OBJECTS,
     ROBOTS,
     STANDALONE_ENGINE,
-    STANDALONE_ENVS,
     STANDALONE_LEARNERS,
-    STANDALONE_POLICY,
-    STANDALONE_ROBOTS,
     WORKER,
     EngineReport,
     properties_of,
     remote_methods,
 )
 from quintet.runtime.standalone.engine_worker import LocalStandaloneEngine
-from quintet.runtime.standalone.env_worker import LocalStandaloneEnvs
 from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
-from quintet.runtime.standalone.robot_worker import LocalStandalonePolicy, LocalStandaloneRobots
 from quintet.runtime.worker import Worker
 
 
@@ -230,13 +231,13 @@ def test_learners_and_engines_implement_every_remote_method(
     assert all(hasattr(LocalEngineWorker, name) for name in remote_methods(REMOTE_OBJECTS[ENGINE]))
     standalone = {
         STANDALONE_ENGINE: LocalStandaloneEngine,
-        STANDALONE_ENVS: LocalStandaloneEnvs,
+        HOSTED_ENVS: LocalHostedEnvs,
         STANDALONE_LEARNERS: LocalStandaloneLearners,
-        STANDALONE_ROBOTS: LocalStandaloneRobots,
-        STANDALONE_POLICY: LocalStandalonePolicy,
+        HOSTED_ROBOTS: LocalHostedRobots,
+        ACTION_POLICY_COPY: LocalActionPolicyCopy,
     }
     robots = REMOTE_OBJECTS[ROBOTS]
-    assert all(hasattr(LocalRobotWorker, name) for name in (*remote_methods(robots), *properties_of(robots)))
+    assert all(hasattr(LocalRobotLearner, name) for name in (*remote_methods(robots), *properties_of(robots)))
     for target, component in standalone.items():
         assert all(hasattr(component, name) for name in remote_methods(REMOTE_OBJECTS[target]))
     for target, protocol in REMOTE_OBJECTS.items():

@@ -1,6 +1,6 @@
 """Reinforcement learning of action policies in simulators.
 
-A step runs these phases one after another, each on all ranks, see `runtime/embodied/robot_worker.py`:
+A step runs these phases one after another, each on all ranks, see `runtime/embodied/robot_learner.py`:
 
     rollout → log-probs → reference → advantages → update policy and value head → sync weights
             → validate → checkpoint

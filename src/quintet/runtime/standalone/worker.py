@@ -21,25 +21,26 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from quintet.errors import MachineError
+from quintet.runtime.embodied.hosted_robots import LocalHostedRobots
+from quintet.runtime.embodied.policy_copies import LocalActionPolicyCopy
+from quintet.runtime.env_hosts import LocalHostedEnvs
 from quintet.runtime.remote_call import STOP, RemoteCall, broadcast_tensors
 from quintet.runtime.remote_interface import (
+    ACTION_POLICY_COPY,
     CRITIC,
+    HOSTED_ENVS,
+    HOSTED_ROBOTS,
     POLICY_SCORER,
     REFERENCE,
     REWARD_MODEL,
     STANDALONE_ENGINE,
-    STANDALONE_ENVS,
     STANDALONE_LEARNERS,
-    STANDALONE_POLICY,
-    STANDALONE_ROBOTS,
 )
 from quintet.runtime.standalone.connection import Role
 from quintet.runtime.standalone.engine_worker import LocalStandaloneEngine
-from quintet.runtime.standalone.env_worker import LocalStandaloneEnvs
 from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
 from quintet.runtime.standalone.listener import HEARTBEAT_SECONDS, WorkerHello, WorkerListener
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket
-from quintet.runtime.standalone.robot_worker import LocalStandalonePolicy, LocalStandaloneRobots
 from quintet.runtime.worker import Worker, execute_call, ignored_signals
 from quintet.tracking.run_processes import process_namespace
 from quintet.training.parallel.rendezvous import RankDiedError, Rendezvous
@@ -109,9 +110,9 @@ class StandaloneComponents:
         """`learners` are the components besides engine and environments, if there are any."""
         self._by_target: Mapping[str, Any] = {
             STANDALONE_ENGINE: LocalStandaloneEngine(),
-            STANDALONE_ENVS: LocalStandaloneEnvs(),
-            STANDALONE_ROBOTS: LocalStandaloneRobots(),
-            STANDALONE_POLICY: LocalStandalonePolicy(),
+            HOSTED_ENVS: LocalHostedEnvs(),
+            HOSTED_ROBOTS: LocalHostedRobots(),
+            ACTION_POLICY_COPY: LocalActionPolicyCopy(),
         }
         self._learners = learners
 

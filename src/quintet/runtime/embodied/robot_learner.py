@@ -46,8 +46,8 @@ SHARED_FIELDS = ("rewards", "dones", "loss_mask", "group", "truncated", "final_v
 """Fields of a batch that all ranks get from each other."""
 
 
-class LocalRobotWorker:
-    """See `RobotWorker`."""
+class LocalRobotLearner:
+    """See `RobotLearner`."""
 
     def __init__(self, config: Experiment, policy_dir: Path, ranks: RankGroup) -> None:
         self._config, self._ranks = config, ranks
@@ -179,7 +179,7 @@ class LocalRobotWorker:
         self._cloner = self.learner.with_optimizer(optimizer)
 
     def clone(self, inputs: Mapping[str, Tensor], actions: Tensor, mask: Tensor, rates: ChunkRates) -> dict[str, float]:
-        """See `RobotWorker.clone`.
+        """See `RobotLearner.clone`.
 
         Raises:
             ValueError: `start_cloning` was not called.

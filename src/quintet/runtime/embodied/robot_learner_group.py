@@ -1,4 +1,4 @@
-"""The robot workers of all ranks, as the controller calls them."""
+"""Robots, policy and learner of all ranks, as the controller calls them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import numpy as np
 from quintet.config.native.experiment import Experiment
 from quintet.embodied_records import ActionSample, ActionSampling, RobotEpisode, RolloutRequest
 from quintet.records import Trajectory
+from quintet.runtime.embodied.hosted_robots import RestartableWorker, hosted_robot_envs
+from quintet.runtime.embodied.policy_copies import ActionPolicyCopies
 from quintet.runtime.embodied.recording import RecordedVideo
 from quintet.runtime.embodied.rollout_runner import RolloutRunner
 from quintet.runtime.remote_call import RemoteCall
-from quintet.runtime.remote_interface import ROBOTS, WORKER, RobotWorker
+from quintet.runtime.remote_interface import ROBOTS, WORKER, RobotLearner
 from quintet.runtime.remote_learners import remote_proxy
-from quintet.runtime.standalone.robots import OrderedCalls, StandalonePolicies, standalone_robots
+from quintet.runtime.standalone.connection import WorkerConnection
 from quintet.runtime.transport import Transport
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from quintet.rollout.chunk_rollout import Sample
 
 
-class RobotWorkers:
+class RobotLearnerGroup:
     """Robots, policy and learner on all workers of a transport; robots and the sampling of actions may be on standalone
     workers instead, and then the controller runs the rollouts."""
 
@@ -35,8 +37,8 @@ class RobotWorkers:
         transport: Transport,
         config: Experiment,
         policy: Path,
-        robots: Sequence[OrderedCalls] = (),
-        policies: Sequence[OrderedCalls] = (),
+        robots: Sequence[RestartableWorker] = (),
+        policies: Sequence[WorkerConnection] = (),
     ) -> None:
         """Build the learner of the action policy at `policy` on all workers.
 
@@ -52,15 +54,15 @@ class RobotWorkers:
         """
         self._transport, self._config = transport, config
         transport.broadcast(RemoteCall(WORKER, "build_robots", {"config": config, "policy": policy}))
-        self.calls: RobotWorker = remote_proxy(transport, ROBOTS)
+        self.calls: RobotLearner = remote_proxy(transport, ROBOTS)
         """Calls that all ranks execute together."""
         self._runner: RolloutRunner | None = None
         """Runs the rollouts in this process."""
         if robots:
-            self._runner = RolloutRunner(config, build=partial(standalone_robots, robots, config))
+            self._runner = RolloutRunner(config, build=partial(hosted_robot_envs, robots, config))
         elif policies:
             self._runner = RolloutRunner(config)
-        self._policies = StandalonePolicies(policies, config, policy, self.calls.weights) if policies else None
+        self._policies = ActionPolicyCopies(policies, config, policy, self.calls.weights) if policies else None
 
     @property
     def world_size(self) -> int:
