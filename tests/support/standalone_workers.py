@@ -10,9 +10,9 @@ import threading
 from contextlib import suppress
 
 from quintet.runtime.standalone.connection import WorkerConnection
-from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket
 from quintet.runtime.standalone.worker import ControllerAddress, StandaloneComponents, _serve
+from quintet.runtime.worker import Worker
 
 WORKER = """
 import sys
@@ -31,7 +31,7 @@ def start_worker(address: ControllerAddress, rank: int) -> subprocess.Popen[byte
 class ThreadWorker(WorkerConnection):
     """A worker in a thread of this process."""
 
-    def __init__(self, rank: int, learners: LocalStandaloneLearners | None = None) -> None:
+    def __init__(self, rank: int, learners: Worker | None = None) -> None:
         ours, self._theirs = socket.socketpair()
         super().__init__(rank, os.getpid(), "this one", MessageSocket(ours))
         self._learners = learners

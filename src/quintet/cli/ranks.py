@@ -166,8 +166,8 @@ def _listen(host: str, ranks: Sequence[int], config: Experiment, store: Store) -
 
 
 def _run_standalone(rank: RankInfo, config: Experiment, store: Store) -> int:
-    from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
     from quintet.runtime.standalone.worker import ControllerAddress, StandaloneProcess
+    from quintet.runtime.worker import Worker
     from quintet.training.parallel.rendezvous import rendezvous
 
     layout, seconds = layout_of(config), config.placement.join_timeout_seconds
@@ -180,7 +180,7 @@ def _run_standalone(rank: RankInfo, config: Experiment, store: Store) -> int:
     limit = config.placement.call_timeout_seconds
     meet = partial(rendezvous, ranks=learners.ranks, store=store, components=layout.components_of(rank.rank))
     with closing(meet(rank, fingerprint, seconds, limit)) as ranks:
-        local = LocalStandaloneLearners(ranks.ranks, learners.shard_writer(rank.rank))
+        local = Worker(ranks.ranks, shard_writer=learners.shard_writer(rank.rank))
         process = StandaloneProcess(address, rank.rank, fingerprint, ranks)
         with ranks.watchdog(partial(_exit_at_once, rank.rank, config)):
             hosts_envs = rank.rank in layout.standalone.get("envs", ())

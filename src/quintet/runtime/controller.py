@@ -23,7 +23,6 @@ from quintet.runtime.remote_interface import WORKER
 from quintet.runtime.remote_learners import RemoteLearnerGroup
 from quintet.runtime.standalone.connection import WorkerConnection
 from quintet.runtime.standalone.engines import StandaloneEngines
-from quintet.runtime.standalone.learners import StandaloneLearnerGroup
 from quintet.runtime.standalone.listener import WorkerListener
 from quintet.runtime.standalone.transport import StandaloneTransport
 from quintet.runtime.standalone.worker import listen_at
@@ -43,7 +42,7 @@ class Controller:
         self._listener = listener
         self._standalone: dict[str, StandaloneTransport] = {}
         """Transports of standalone components besides engines, by the name of their section of `placement`."""
-        self._staging: list[StandaloneLearnerGroup | StandaloneEngines] = []
+        self._staging: list[RemoteLearnerGroup | StandaloneEngines] = []
         """Handles with memory of staged weights."""
 
     @classmethod
@@ -85,9 +84,8 @@ class Controller:
         arguments = {"config": config, "policy": policy, "sft": sft}
         self._transport.broadcast(RemoteCall(WORKER, "build_learners", arguments))
         self._connect(config)
-        if sft or not self._standalone:
-            return RemoteLearnerGroup(self._transport)
-        learners = StandaloneLearnerGroup(self._transport, self._standalone, config, policy)
+        standalone = {} if sft else self._standalone
+        learners = RemoteLearnerGroup(self._transport, config, policy, standalone, sft=sft)
         self._staging.append(learners)
         return learners
 

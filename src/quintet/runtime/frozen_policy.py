@@ -53,9 +53,5 @@ class FrozenPolicyOfRank:
         return cls(ranks, FrozenPolicy(config, policy))
 
     @property
-    def world_size(self) -> int:
-        return self.ranks.size
-
-    @property
     def has_full_weights(self) -> bool:
         return True

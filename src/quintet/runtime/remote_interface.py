@@ -20,7 +20,6 @@ from quintet.policies.reward_model import ResponseScorer
 from quintet.policies.vla.action_policy import ActionPolicy
 from quintet.records import Failure, Generation, Request, Trajectory
 from quintet.rollout.engines.shared_weights import SharedTensor, StagedTensors
-from quintet.runtime.groups import LearnerGroup
 from quintet.training.checkpoint.async_save import WriteFiles
 from quintet.training.chunk_learner import ChunkRates
 from quintet.training.parallel.broadcast_group import GroupAddress
@@ -40,8 +39,7 @@ REWARD_MODEL = f"{LEARNERS}.reward_model"
 ENGINE, STANDALONE_ENGINE = "engine", "standalone_engine"
 ROBOTS: Final = "robots"
 HOSTED_ENVS, HOSTED_ROBOTS, ACTION_POLICY_COPY = "hosted_envs", "hosted_robots", "action_policy_copy"
-STANDALONE_LEARNERS: Final = "standalone_learners"
-POLICY_SCORER: Final = f"{STANDALONE_LEARNERS}.policy_scorer"
+POLICY_SCORER: Final = f"{LEARNERS}.policy_scorer"
 STEPS_PER_CALL = 4
 """Steps of all engines between two exchanges of requests and responses, which take about a millisecond."""
 
@@ -216,33 +214,49 @@ class StandaloneEngineWorker(Protocol):
         """Replace the engine by a new one, which has the initial weights."""
 
 
-class StandaloneLearnerWorker(Protocol):
-    """Builder of log-prob scorer, critic, reference and reward model on a standalone worker. All workers with the same
-    components execute the same calls at the same time."""
+class LearnerWorker(Protocol):
+    """The learners of a rank, and what creates them. All ranks with the same components execute the same calls at the
+    same time. `weights` are the policy's, for ranks whose devices the actor does not use."""
 
-    def build(self, config: Experiment, policy: Path) -> None:
-        """Prepare for learners of the policy whose initial model is at `policy`, and free earlier ones."""
+    @property
+    def has_full_weights(self) -> bool:
+        """See `LearnerGroup.has_full_weights`."""
 
-    def create_critic(self, weights: StagedTensors) -> None:
-        """Create the critic from the current policy, which has these weights, or from `critic.path`."""
+    def actor_with_optimizer(self, optimizer: OptimizerConfig) -> Actor:
+        """Create `warm_start_actor`; see `LearnerGroup.actor_with_optimizer`."""
 
-    def snapshot_reference(self, weights: StagedTensors) -> None:
-        """Make the current policy, which has these weights, or the model at `reference.path`, the reference."""
+    def release_warm_start_actor(self) -> None:
+        """Free `warm_start_actor`."""
+
+    def create_critic(self, weights: StagedTensors | None = None) -> Critic:
+        """Create the critic from the current policy, or from `critic.path`."""
+
+    def snapshot_reference(self, weights: StagedTensors | None = None) -> LogProbScorer:
+        """Make the current policy, or the model at `reference.path`, the reference."""
 
     def load_policy(self, weights: StagedTensors) -> None:
         """Load the weights of the current policy into the scorer of log-prob workers; the first call builds it."""
 
-    def load_reward_model(self, config: RewardModelConfig, max_length: int) -> None:
+    def load_reward_model(self, config: RewardModelConfig, max_length: int) -> ResponseScorer:
         """See `LearnerGroup.load_reward_model`."""
 
-    def save(self, directory: Path) -> None:
-        """Write copies of critic and reference into the checkpoint at `directory` in the background."""
+    def perturb_actor(self, max_change: float, seed: int) -> None:
+        """See `LearnerGroup.perturb_actor`."""
+
+    def save(self, directory: Path) -> WriteFiles:
+        """See `LearnerGroup.save`."""
 
     def extra_state(self) -> dict[str, Any]:
         """See `LearnerGroup.extra_state`."""
 
-    def load(self, directory: Path, contents: Collection[str], extra: Mapping[str, Any]) -> None:
-        """Load critic and reference, which exist already; see `LearnerGroup.load`."""
+    def load_actor(self, directory: Path, contents: Collection[str], extra: Mapping[str, Any]) -> None:
+        """Load the actor's part of a checkpoint; see `LearnerGroup.load`."""
+
+    def load_critic(self, directory: Path, contents: Collection[str], extra: Mapping[str, Any]) -> None:
+        """Load the critic's part, after `create_critic`."""
+
+    def load_reference(self, directory: Path, contents: Collection[str]) -> None:
+        """Load the reference's part, after `snapshot_reference`."""
 
 
 class HostedEnvs(Protocol):
@@ -294,12 +308,11 @@ REMOTE_OBJECTS: Final[Mapping[str, type]] = {
     ENGINE: EngineWorker,
     ROBOTS: RobotLearner,
     STANDALONE_ENGINE: StandaloneEngineWorker,
-    STANDALONE_LEARNERS: StandaloneLearnerWorker,
     HOSTED_ENVS: HostedEnvs,
     HOSTED_ROBOTS: HostedRobots,
     ACTION_POLICY_COPY: ActionPolicyCopy,
     POLICY_SCORER: LogProbScorer,
-    LEARNERS: LearnerGroup,
+    LEARNERS: LearnerWorker,
     ACTOR: Actor,
     f"{ACTOR}.scorer": LogProbScorer,
     WARM_START_ACTOR: Actor,

@@ -20,7 +20,6 @@ from quintet.runtime.process_settings import configure_process, seed_torch
 from quintet.runtime.profiler import RankProfiler
 from quintet.runtime.remote_call import RemoteCall, RemoteRef
 from quintet.runtime.remote_interface import ENGINE, LEARNERS, REMOTE_OBJECTS, ROBOTS, WORKER, remote_methods
-from quintet.runtime.sft_learner import build_sft_learners
 from quintet.training.parallel.process_group import RankGroup
 
 if TYPE_CHECKING:
@@ -32,8 +31,12 @@ SINGLE_RANK = RankGroup()
 class Worker:
     """`ComponentBuilder` that executes calls with the learners and the engine of this rank."""
 
-    def __init__(self, ranks: RankGroup = SINGLE_RANK, address: str = LOOPBACK) -> None:
-        """Ranks of other machines reach this one at `address`."""
+    def __init__(
+        self, ranks: RankGroup = SINGLE_RANK, address: str = LOOPBACK, shard_writer: str | None = None
+    ) -> None:
+        """Ranks of other machines reach this one at `address`. A rank without the actor writes shards of checkpoints as
+        `shard_writer`."""
+        self._shard_writer = shard_writer
         self._ranks = ranks
         self._address = address
         self._judges: JudgeServers | None = None
@@ -48,11 +51,12 @@ class Worker:
             seed_torch(config)
         self.close()
         self._learners = None  # free the learners of an earlier phase first
-        if config.generation is not None:
+        if self._shard_writer is not None:
+            self._learners = LocalLearners(config, policy, self._ranks, writer=self._shard_writer)
+        elif config.generation is not None:
             self._learners = FrozenPolicyOfRank.build(config, policy, self._ranks)
-            return
-        build = build_sft_learners if sft else LocalLearners.build
-        self._learners = build(config, policy, self._ranks)
+        else:
+            self._learners = LocalLearners.build(config, policy, self._ranks, sft=sft)
 
     def build_engine(self, config: Experiment, policy: Path) -> int:
         """See `ComponentBuilder.build_engine`.
@@ -111,9 +115,14 @@ class Worker:
         Raises:
             ValueError: the call's target does not exist yet.
         """
-        return execute_call(call, self._resolve)
+        return execute_call(call, self.resolve)
 
-    def _resolve(self, target: str) -> Any:
+    def resolve(self, target: str) -> Any:
+        """Return the remote object of this rank.
+
+        Raises:
+            ValueError: it does not exist yet.
+        """
         if target == WORKER:
             return self
         if target == ENGINE and self._engine is not None:

@@ -55,14 +55,12 @@ from quintet.runtime.remote_interface import (
     REMOTE_OBJECTS,
     ROBOTS,
     STANDALONE_ENGINE,
-    STANDALONE_LEARNERS,
     WORKER,
     EngineReport,
     properties_of,
     remote_methods,
 )
 from quintet.runtime.standalone.engine_worker import LocalStandaloneEngine
-from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
 from quintet.runtime.worker import Worker
 
 
@@ -140,7 +138,7 @@ def test_configured_objects_arrive_equal() -> None:
         "contents": ["model"],
         "extra": {"actor_scale": {"factor": 2.0}},
     }
-    assert through_the_wire(RemoteCall(LEARNERS, "load", arguments)).arguments == arguments
+    assert through_the_wire(RemoteCall(LEARNERS, "load_actor", arguments)).arguments == arguments
 
 
 def test_requests_and_responses_arrive_equal() -> None:
@@ -232,7 +230,6 @@ def test_learners_and_engines_implement_every_remote_method(
     standalone = {
         STANDALONE_ENGINE: LocalStandaloneEngine,
         HOSTED_ENVS: LocalHostedEnvs,
-        STANDALONE_LEARNERS: LocalStandaloneLearners,
         HOSTED_ROBOTS: LocalHostedRobots,
         ACTION_POLICY_COPY: LocalActionPolicyCopy,
     }

@@ -18,7 +18,7 @@ from quintet.runtime.embodied.recording import RecordedVideo
 from quintet.runtime.embodied.rollout_runner import RolloutRunner
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import ROBOTS, WORKER, RobotLearner
-from quintet.runtime.remote_learners import remote_proxy
+from quintet.runtime.remote_proxy import remote_proxy
 from quintet.runtime.standalone.connection import WorkerConnection
 from quintet.runtime.transport import Transport
 

@@ -33,12 +33,12 @@ class StandaloneTransport:
         return len(self.workers)
 
     def call(self, call: RemoteCall) -> Any:
-        """See `Transport.call`; raises as `execute_separately` does."""
-        return self.execute_separately([call])[0]
+        """See `Transport.call`; raises as `call_each` does."""
+        return self.call_each([call])[0]
 
     def broadcast(self, call: RemoteCall) -> Any:
-        """See `Transport.broadcast`; raises as `execute_together` does."""
-        return self.execute_together([call] * self.world_size)[0]
+        """See `Transport.broadcast`; raises as `call_together` does."""
+        return self.call_together([call] * self.world_size)[0]
 
     def call_others(self, call: RemoteCall) -> Callable[[], Sequence[Any]]:
         """See `Transport.call_others`; the call has been executed when this returns."""
@@ -48,7 +48,7 @@ class StandaloneTransport:
             results = self._finish(others)
         return lambda: results
 
-    def execute_together(self, calls: Sequence[RemoteCall]) -> list[Any]:
+    def call_together(self, calls: Sequence[RemoteCall]) -> list[Any]:
         """Execute one call on each worker, which wait for each other; return the results by worker.
 
         Raises:
@@ -59,7 +59,7 @@ class StandaloneTransport:
             self._start(self.workers, calls)
             return self._finish(self.workers)
 
-    def execute_separately(self, calls: Sequence[RemoteCall]) -> list[Any]:
+    def call_each(self, calls: Sequence[RemoteCall]) -> list[Any]:
         """Execute one call on each of the first workers, which do not wait for each other; return the results by
         worker.
 

@@ -27,18 +27,12 @@ from quintet.runtime.env_hosts import LocalHostedEnvs
 from quintet.runtime.remote_call import STOP, RemoteCall, broadcast_tensors
 from quintet.runtime.remote_interface import (
     ACTION_POLICY_COPY,
-    CRITIC,
     HOSTED_ENVS,
     HOSTED_ROBOTS,
-    POLICY_SCORER,
-    REFERENCE,
-    REWARD_MODEL,
     STANDALONE_ENGINE,
-    STANDALONE_LEARNERS,
 )
 from quintet.runtime.standalone.connection import Role
 from quintet.runtime.standalone.engine_worker import LocalStandaloneEngine
-from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
 from quintet.runtime.standalone.listener import HEARTBEAT_SECONDS, WorkerHello, WorkerListener
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket
 from quintet.runtime.worker import Worker, execute_call, ignored_signals
@@ -50,14 +44,6 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 logger = logging.getLogger(__name__)
-LEARNER_TARGETS = {
-    STANDALONE_LEARNERS: "",
-    POLICY_SCORER: "policy_scorer",
-    CRITIC: "critic",
-    REFERENCE: "reference",
-    REWARD_MODEL: "reward_model",
-}
-"""Attributes of `LocalStandaloneLearners` by target."""
 ADDRESS_KEY = "controller"
 """Key of the rendezvous store under which the controller's address is."""
 
@@ -106,7 +92,7 @@ class CallExecutor(Protocol):
 class StandaloneComponents:
     """Executes calls with the components of this process."""
 
-    def __init__(self, learners: LocalStandaloneLearners | None = None) -> None:
+    def __init__(self, learners: Worker | None = None) -> None:
         """`learners` are the components besides engine and environments, if there are any."""
         self._by_target: Mapping[str, Any] = {
             STANDALONE_ENGINE: LocalStandaloneEngine(),
@@ -127,12 +113,9 @@ class StandaloneComponents:
     def _resolve(self, target: str) -> Any:
         if target in self._by_target:
             return self._by_target[target]
-        if self._learners is None or target not in LEARNER_TARGETS:
+        if self._learners is None:
             raise ValueError(f"a standalone worker has no {target}")
-        component = getattr(self._learners, LEARNER_TARGETS[target]) if LEARNER_TARGETS[target] else self._learners
-        if component is None:
-            raise ValueError(f"{target} was called before it was created")
-        return component
+        return self._learners.resolve(target)
 
     def close(self) -> None:
         """Release the components."""
@@ -151,7 +134,7 @@ class StandaloneProcess:
     rendezvous: Rendezvous | None = None
     """The processes with the same components besides engines, if this one has any."""
 
-    def run(self, learners: LocalStandaloneLearners | None = None, *, has_engine: bool = True) -> None:
+    def run(self, learners: Worker | None = None, *, has_engine: bool = True) -> None:
         """Execute the calls of the controller until it sends `STOP`. SIGINT and SIGTERM are ignored: it ends the run.
 
         Raises:
