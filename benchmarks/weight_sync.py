@@ -36,18 +36,19 @@ LORA_SIZE = "100 M"
 """Size that is also measured with LoRA."""
 WORKER = """
 import sys
-from quintet.runtime.standalone.worker import ControllerAddress, StandaloneProcess
+from quintet.runtime.standalone.listener import ControllerAddress
+from quintet.runtime.worker import Worker
+from quintet.runtime.worker_process import WorkerProcess
 if __name__ == "__main__":
     host, port, token = sys.argv[1:]
-    StandaloneProcess(ControllerAddress(host, int(port), token), 1, "benchmark").run()
+    WorkerProcess(ControllerAddress(host, int(port), token), 1, "benchmark").run(Worker())
 """
 
 
 @contextmanager
 def standalone_worker() -> Iterator[Any]:
     """Start a standalone worker and yield the controller's connection to it."""
-    from quintet.runtime.standalone.listener import WorkerListener
-    from quintet.runtime.standalone.worker import ControllerAddress
+    from quintet.runtime.standalone.listener import ControllerAddress, WorkerListener
 
     listener = WorkerListener("127.0.0.1", {1: ""}, "benchmark", lost_seconds=60.0)
     address = ControllerAddress.of(listener)

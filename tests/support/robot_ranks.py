@@ -21,7 +21,7 @@ from quintet.embodied_records import ActionSampling, ChunkBatch
 from quintet.policies.vla.build import create_action_preset, load_action_policy
 from quintet.runtime.controller import Controller
 from quintet.runtime.remote_interface import RobotLearner
-from quintet.runtime.standalone.worker import run_worker
+from quintet.runtime.worker_process import run_worker
 from quintet.training.checkpoint.async_save import AsyncCheckpointer
 from quintet.training.chunk_learner import ChunkRates
 from quintet.training.parallel.rendezvous import rendezvous

@@ -7,18 +7,21 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from quintet.runtime.standalone.connection import WorkerConnection
+from quintet.runtime.standalone.listener import ControllerAddress
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket
-from quintet.runtime.standalone.worker import ControllerAddress, StandaloneComponents, _serve
 from quintet.runtime.worker import Worker
+from quintet.runtime.worker_process import WorkerProcess
 
 WORKER = """
 import sys
-from quintet.runtime.standalone.worker import ControllerAddress, StandaloneProcess
+from quintet.runtime.standalone.listener import ControllerAddress
+from quintet.runtime.worker import Worker
+from quintet.runtime.worker_process import WorkerProcess
 host, port, token, rank = sys.argv[1:]
-StandaloneProcess(ControllerAddress(host, int(port), token), int(rank), "the run").run()
+WorkerProcess(ControllerAddress(host, int(port), token), int(rank), "the run").run(Worker())
 """
 
 
@@ -31,17 +34,16 @@ def start_worker(address: ControllerAddress, rank: int) -> subprocess.Popen[byte
 class ThreadWorker(WorkerConnection):
     """A worker in a thread of this process."""
 
-    def __init__(self, rank: int, learners: Worker | None = None) -> None:
+    def __init__(self, rank: int, worker: Worker | None = None) -> None:
         ours, self._theirs = socket.socketpair()
         super().__init__(rank, os.getpid(), "this one", MessageSocket(ours))
-        self._learners = learners
+        self._worker = worker or Worker()
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
-        components = StandaloneComponents(self._learners)
-        with suppress(ConnectionLostError):
-            _serve(MessageSocket(self._theirs), components)
-        components.close()
+        process = WorkerProcess(ControllerAddress("", 0, ""), self.rank, "the run")
+        with closing(self._worker), suppress(ConnectionLostError):
+            process.serve(MessageSocket(self._theirs), self._worker)
 
     def lose(self) -> None:
         """End the connection, as the death of the worker does."""

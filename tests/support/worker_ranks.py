@@ -25,9 +25,9 @@ from quintet.runtime.controller import Controller
 from quintet.runtime.engine_group import RoutedEngines
 from quintet.runtime.engines import engine_builder_of_rank, load_policy_tokenizer
 from quintet.runtime.groups import LearnerGroup
-from quintet.runtime.standalone.worker import run_worker
 from quintet.runtime.weight_sources import GatheredWeights
 from quintet.runtime.weight_sync import PolicyWeights
+from quintet.runtime.worker_process import run_worker
 from quintet.training.checkpoint.async_save import AsyncCheckpointer
 from quintet.training.parallel.rendezvous import rendezvous
 

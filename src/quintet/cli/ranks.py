@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from quintet.config.native.experiment import Experiment
     from quintet.runtime.controller import Controller
     from quintet.runtime.standalone.listener import WorkerListener
+    from quintet.training.parallel.rendezvous import LostRank, Rendezvous
 
 START_SECONDS = 60
 """Ranks start within this time of each other."""
@@ -101,60 +103,83 @@ def _run_as_rank(rank: RankInfo, config: Experiment, run: Callable[[Controller |
 
     # torchrun ends rank 0 because of the others
     write_rank_report(sudden_death_report(rank, config), delay=0 if rank.rank else START_SECONDS)
-    layout, seconds = layout_of(config), config.placement.join_timeout_seconds
+    layout = layout_of(config)
     is_standalone = rank.rank not in layout.learner_ranks
     with output_to_log(rank, config, always=is_standalone), _reported_errors():
         address = local_address()
         device = None if rank.rank in layout.cpu_ranks else layout.local_device(rank.rank)
-        store = join_run(rank, device, seconds)
-        if is_standalone:
-            return _run_standalone(rank, config, store)
-        listener = None
+        store = join_run(rank, device, config.placement.join_timeout_seconds)
         if rank.rank == 0:
-            listener = _listen(address, range(1, layout.size), config, store)
-        return _run_with_learners(rank, layout.learner_ranks, config, run, store, listener, address)
+            return _run_as_controller(rank, config, run, store, address)
+        _run_as_worker(rank, config, store, address)
+        return 0
 
 
-def _run_with_learners(
-    rank: RankInfo,
-    learner_ranks: Sequence[int],
-    config: Experiment,
-    run: Callable[[Controller | None], int],
-    store: Store,
-    listener: WorkerListener | None,
-    address: str,
+def _run_as_controller(
+    rank: RankInfo, config: Experiment, run: Callable[[Controller | None], int], store: Store, address: str
 ) -> int:
     from quintet.runtime.controller import Controller
-    from quintet.runtime.standalone.worker import run_worker
+
+    layout = layout_of(config)
+    learner_ranks = [rank for learners in layout.standalone_learners for rank in learners.ranks]
+    listener = _listen(address, range(1, layout.size), config, store)
+    lost_rank = partial(listener.lost_rank, [*layout.learner_ranks, *learner_ranks])
+    with _watched_group(rank, config, layout.learner_ranks, store, address, lost_rank) as ranks:
+        controller = Controller.on_ranks(ranks, listener, config.placement.join_timeout_seconds)
+        with closing(controller):
+            return run(controller)
+
+
+def _run_as_worker(rank: RankInfo, config: Experiment, store: Store, address: str) -> None:
+    from quintet.runtime.standalone.listener import ControllerAddress
+    from quintet.runtime.worker import Worker
+    from quintet.runtime.worker_process import WorkerProcess, run_worker
+
+    layout, seconds = layout_of(config), config.placement.join_timeout_seconds
+    if rank.rank in layout.learner_ranks:
+        with _watched_group(rank, config, layout.learner_ranks, store, address) as ranks:
+            run_worker(ranks, seconds)
+        return
+    process = WorkerProcess(ControllerAddress.wait_for(store, seconds), rank.rank, _fingerprint(config))
+    learners = layout.standalone_learners_of(rank.rank)
+    if learners is None:
+        process.run(Worker())
+        return
+    has_engine = rank.rank in layout.standalone.get("envs", ()) or layout.has_engine(rank.rank)
+    with _watched_group(rank, config, learners.ranks, store, address) as ranks:
+        worker = Worker(ranks.ranks, shard_writer=learners.shard_writer(rank.rank))
+        replace(process, rendezvous=ranks).run(worker, ["learners", "engine"] if has_engine else ["learners"])
+
+
+@contextmanager
+def _watched_group(
+    rank: RankInfo,
+    config: Experiment,
+    group: Sequence[int],
+    store: Store,
+    address: str,
+    lost_rank: Callable[[], LostRank | None] = lambda: None,
+) -> Iterator[Rendezvous]:
+    """Meet the ranks of a process group, and end this process if one is lost while it waits for it."""
     from quintet.training.parallel.rendezvous import rendezvous
 
-    placement = config.placement
     ranks = rendezvous(
         rank,
         _fingerprint(config),
-        placement.join_timeout_seconds,
-        placement.call_timeout_seconds,
-        ranks=learner_ranks,
+        config.placement.join_timeout_seconds,
+        config.placement.call_timeout_seconds,
+        ranks=group,
         store=store,
         components=layout_of(config).components_of(rank.rank),
         address=address,
     )
-    try:
-        lost_reason = partial(listener.lost_reason, learner_ranks) if listener is not None else lambda: None
-        with ranks.watchdog(partial(_exit_at_once, rank.rank, config), lost_reason):
-            if rank.rank:
-                run_worker(ranks, placement.join_timeout_seconds)
-                return 0
-            with closing(Controller.on_ranks(ranks, listener, placement.join_timeout_seconds)) as controller:
-                return run(controller)
-    finally:
-        ranks.close()
+    with closing(ranks), ranks.watchdog(partial(_exit_at_once, rank.rank, config), lost_rank):
+        yield ranks
 
 
 def _listen(host: str, ranks: Sequence[int], config: Experiment, store: Store) -> WorkerListener:
     """Listen for the workers of `ranks`, and publish the address."""
-    from quintet.runtime.standalone.listener import WorkerListener
-    from quintet.runtime.standalone.worker import ControllerAddress
+    from quintet.runtime.standalone.listener import ControllerAddress, WorkerListener
 
     placement = config.placement
     limits = placement.lost_after_seconds, placement.call_timeout_seconds
@@ -163,29 +188,6 @@ def _listen(host: str, ranks: Sequence[int], config: Experiment, store: Store) -
     listener = WorkerListener(host, components, _fingerprint(config), *limits)
     ControllerAddress.of(listener).publish(store)
     return listener
-
-
-def _run_standalone(rank: RankInfo, config: Experiment, store: Store) -> int:
-    from quintet.runtime.standalone.worker import ControllerAddress, StandaloneProcess
-    from quintet.runtime.worker import Worker
-    from quintet.training.parallel.rendezvous import rendezvous
-
-    layout, seconds = layout_of(config), config.placement.join_timeout_seconds
-    learners, fingerprint = layout.standalone_learners_of(rank.rank), _fingerprint(config)
-
-    address = ControllerAddress.wait_for(store, seconds)
-    if learners is None:
-        StandaloneProcess(address, rank.rank, fingerprint).run()
-        return 0
-    limit = config.placement.call_timeout_seconds
-    meet = partial(rendezvous, ranks=learners.ranks, store=store, components=layout.components_of(rank.rank))
-    with closing(meet(rank, fingerprint, seconds, limit)) as ranks:
-        local = Worker(ranks.ranks, shard_writer=learners.shard_writer(rank.rank))
-        process = StandaloneProcess(address, rank.rank, fingerprint, ranks)
-        with ranks.watchdog(partial(_exit_at_once, rank.rank, config)):
-            hosts_envs = rank.rank in layout.standalone.get("envs", ())
-            process.run(local, has_engine=hosts_envs or layout.has_engine(rank.rank))
-    return 0
 
 
 @contextmanager

@@ -21,13 +21,9 @@ from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_engines import RemoteEngines
 from quintet.runtime.remote_interface import WORKER
 from quintet.runtime.remote_learners import RemoteLearnerGroup
-from quintet.runtime.standalone.connection import WorkerConnection
 from quintet.runtime.standalone.engines import StandaloneEngines
-from quintet.runtime.standalone.listener import WorkerListener
-from quintet.runtime.standalone.transport import StandaloneTransport
-from quintet.runtime.standalone.worker import listen_at
-from quintet.runtime.torchrun_transport import TorchrunTransport
-from quintet.runtime.transport import InProcessTransport, Transport
+from quintet.runtime.standalone.listener import WorkerListener, listen_at
+from quintet.runtime.transport import Transport
 from quintet.runtime.worker import Worker
 from quintet.training.parallel.rendezvous import Rendezvous
 from quintet.training.protocols import Actor
@@ -40,7 +36,7 @@ class Controller:
         """`listener` is where standalone workers connect, if the run has any."""
         self._transport = transport
         self._listener = listener
-        self._standalone: dict[str, StandaloneTransport] = {}
+        self._standalone: dict[str, Transport] = {}
         """Transports of standalone components besides engines, by the name of their section of `placement`."""
         self._staging: list[RemoteLearnerGroup | StandaloneEngines] = []
         """Handles with memory of staged weights."""
@@ -48,31 +44,24 @@ class Controller:
     @classmethod
     def in_process(cls) -> Controller:
         """Return a controller whose only worker runs in this process."""
-        return cls(InProcessTransport(Worker()))
+        return cls(Transport(local=Worker()))
 
     @classmethod
     def on_ranks(
         cls, rendezvous: Rendezvous, listener: WorkerListener | None = None, join_seconds: float = 60.0
     ) -> Controller:
-        """Return a controller of all ranks; call it on rank 0 while the others are in `run_worker` or
-        `StandaloneProcess.run`. Without a `listener` it publishes the address of a new one in the rendezvous store.
+        """Return a controller of all ranks; call it on rank 0 while the others are in `run_worker`. Without a
+        `listener` it publishes the address of a new one in the rendezvous store.
 
         Raises:
             MachineError: ranks did not connect within `join_seconds`.
         """
-        worker = Worker(rendezvous.ranks, rendezvous.address)
-        if rendezvous.ranks.size == 1:
-            return cls(InProcessTransport(worker), listener)
-        if listener is None:
+        worker, others = Worker(rendezvous.ranks, rendezvous.address), rendezvous.processes[1:]
+        if others and listener is None:
             listener = listen_at(rendezvous)
-        ranks = [peer.rank for peer in rendezvous.peers[1:]]
-        workers = listener.wait_for(ranks, join_seconds, "learners")
-        return cls(TorchrunTransport(worker, rendezvous, workers), listener)
-
-    @property
-    def connected_ranks(self) -> tuple[WorkerConnection, ...]:
-        """Connections to the ranks of the actor except rank 0."""
-        return self._transport.workers if isinstance(self._transport, TorchrunTransport) else ()
+        ranks = [process.rank for process in others]
+        workers = listener.wait_for(ranks, join_seconds, "actor") if listener is not None else ()
+        return cls(Transport(workers, local=worker, rendezvous=rendezvous), listener)
 
     @property
     def world_size(self) -> int:
@@ -100,7 +89,7 @@ class Controller:
         for learners in process_layout(config).standalone_learners:
             seconds = config.placement.join_timeout_seconds
             workers = self._listener.wait_for(learners.ranks, seconds, "learners")
-            transport = StandaloneTransport(workers, learners.name)
+            transport = Transport(workers, learners.name)
             self._standalone |= dict.fromkeys(learners.components, transport)
 
     def shard_writers(self, config: Experiment) -> list[str]:

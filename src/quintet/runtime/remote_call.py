@@ -185,13 +185,13 @@ def encode_value(value: Any) -> tuple[bytes, list[Tensor]]:
     return json.dumps({"value": content, "tensors": _tensor_specs(tensors)}).encode(), _on_host(tensors)
 
 
-def decode_value(header: bytes) -> tuple[list[Tensor], Callable[[], Any]]:
-    """Return empty tensors to receive into, and a function that returns the result once they are filled.
+def decode_value(content: Any) -> tuple[list[Tensor], Callable[[], Any]]:
+    """Return empty tensors to receive into, and a function that returns the result once they are filled; `content` is
+    the JSON value of its header.
 
     Raises:
         ValueError: the header lists tensors of another type.
     """
-    content = json.loads(header)
     tensors = [_empty(dtype, shape) for dtype, shape in content["tensors"]]
     return tensors, lambda: _from_json(content["value"], tensors)
 
@@ -204,13 +204,13 @@ def _on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.detach().contiguous().cpu() for tensor in tensors]
 
 
-def decode_header(header: bytes) -> tuple[list[Tensor], Callable[[], RemoteCall]]:
-    """Return empty tensors to receive into, and a function that returns the call once they are filled.
+def decode_header(content: Any) -> tuple[list[Tensor], Callable[[], RemoteCall]]:
+    """Return empty tensors to receive into, and a function that returns the call once they are filled; `content` is the
+    JSON value of its header.
 
     Raises:
         ValueError: the header is no call of a remote method, or lists tensors of another type.
     """
-    content = json.loads(header)
     if not isinstance(content, dict):
         raise ValueError("the header of a call is a JSON object")
     target, method = content.get("target"), content.get("method")

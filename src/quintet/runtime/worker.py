@@ -1,62 +1,83 @@
-"""Workers: each rank executes the controller's calls with its part of the learners and its engine."""
+"""Workers: each rank executes the controller's calls with its components.
+
+Ranks of the actor have a part of its learners, robots and an engine, which execute calls together with the other ranks.
+Standalone workers have components on devices that the actor does not use.
+"""
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quintet import trace
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.tracking import ProfileConfig
-from quintet.runtime.engine_worker import EngineWorkerOfRank, build_engine_worker
+from quintet.runtime.embodied.hosted_robots import LocalHostedRobots
+from quintet.runtime.embodied.policy_copies import LocalActionPolicyCopy
+from quintet.runtime.engine_worker import build_engine_worker
+from quintet.runtime.env_hosts import LocalHostedEnvs
 from quintet.runtime.frozen_policy import FrozenPolicyOfRank
 from quintet.runtime.judge_servers import LOOPBACK, JudgeServers
 from quintet.runtime.local_learners import LocalLearners
 from quintet.runtime.process_settings import configure_process, seed_torch
 from quintet.runtime.profiler import RankProfiler
 from quintet.runtime.remote_call import RemoteCall, RemoteRef
-from quintet.runtime.remote_interface import ENGINE, LEARNERS, REMOTE_OBJECTS, ROBOTS, WORKER, remote_methods
+from quintet.runtime.remote_interface import (
+    ACTION_POLICY_COPY,
+    ENGINE,
+    HOSTED_ENVS,
+    HOSTED_ROBOTS,
+    LEARNERS,
+    REMOTE_OBJECTS,
+    ROBOTS,
+    STANDALONE_ENGINE,
+    WORKER,
+    remote_methods,
+)
+from quintet.runtime.standalone.engine_worker import LocalStandaloneEngine
 from quintet.training.parallel.process_group import RankGroup
-
-if TYPE_CHECKING:
-    from quintet.runtime.embodied.robot_learner import LocalRobotLearner
 
 SINGLE_RANK = RankGroup()
 
 
 class Worker:
-    """`ComponentBuilder` that executes calls with the learners and the engine of this rank."""
+    """`ComponentBuilder` that executes calls with the components of this rank."""
 
     def __init__(
         self, ranks: RankGroup = SINGLE_RANK, address: str = LOOPBACK, shard_writer: str | None = None
     ) -> None:
-        """Ranks of other machines reach this one at `address`. A rank without the actor writes shards of checkpoints as
-        `shard_writer`."""
+        """Ranks of other machines reach this one at `address`. A standalone worker with learners writes shards of
+        checkpoints as `shard_writer`."""
         self._shard_writer = shard_writer
         self._ranks = ranks
         self._address = address
+        self._components: dict[str, Any] = {
+            WORKER: self,
+            STANDALONE_ENGINE: LocalStandaloneEngine(),
+            HOSTED_ENVS: LocalHostedEnvs(),
+            HOSTED_ROBOTS: LocalHostedRobots(),
+            ACTION_POLICY_COPY: LocalActionPolicyCopy(),
+        }
+        """Components by the first part of their targets; without a value before they are built."""
         self._judges: JudgeServers | None = None
-        self._learners: LocalLearners | FrozenPolicyOfRank | None = None
-        self._engine: EngineWorkerOfRank | None = None
-        self._robots: LocalRobotLearner | None = None
         self._profiler: RankProfiler | None = None
 
     def build_learners(self, config: Experiment, policy: Path, *, sft: bool = False) -> None:
         configure_process(config)
         if not sft:
             seed_torch(config)
-        self.close()
-        self._learners = None  # free the learners of an earlier phase first
+        self._components[LEARNERS] = None  # free the learners of an earlier phase first
         if self._shard_writer is not None:
-            self._learners = LocalLearners(config, policy, self._ranks, writer=self._shard_writer)
-        elif config.generation is not None:
-            self._learners = FrozenPolicyOfRank.build(config, policy, self._ranks)
+            # another thread executes the calls of the other components
+            self._components[LEARNERS] = LocalLearners(config, policy, self._ranks, writer=self._shard_writer)
+            return
+        self.close()
+        if config.generation is not None:
+            self._components[LEARNERS] = FrozenPolicyOfRank.build(config, policy, self._ranks)
         else:
-            self._learners = LocalLearners.build(config, policy, self._ranks, sft=sft)
+            self._components[LEARNERS] = LocalLearners.build(config, policy, self._ranks, sft=sft)
 
     def build_engine(self, config: Experiment, policy: Path) -> int:
         """See `ComponentBuilder.build_engine`.
@@ -65,10 +86,8 @@ class Worker:
             ValueError: the learners have not been built.
         """
         self.close()
-        if self._learners is None:
-            raise ValueError("the engine was built before the learners")
-        self._engine = build_engine_worker(config, policy, self._learners)
-        return self._engine.max_model_len
+        self._components[ENGINE] = engine = build_engine_worker(config, policy, self._resolve(LEARNERS))
+        return engine.max_model_len
 
     def start_judge_servers(self, config: Experiment) -> Sequence[Sequence[str]]:
         self.close_judge_servers()
@@ -85,7 +104,7 @@ class Worker:
 
         configure_process(config)
         seed_torch(config)
-        self._robots = LocalRobotLearner(config, policy, self._ranks)
+        self._components[ROBOTS] = LocalRobotLearner(config, policy, self._ranks)
 
     def start_profile(self, config: ProfileConfig, directory: Path, step: int) -> None:
         if config.ranks is None or self._ranks.rank in config.ranks:
@@ -97,17 +116,15 @@ class Worker:
             self._profiler.stop(step)
 
     def close(self) -> None:
-        """Release engine and robots, end servers of judges, and discard a profile that is being recorded."""
+        """Release all components but learners, end servers of judges, and discard a profile that is being recorded."""
         self.close_judge_servers()
         if self._profiler is not None:
             self._profiler.close()
             self._profiler = None
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
-        if self._robots is not None:
-            self._robots.close()
-            self._robots = None
+        for target, component in self._components.items():
+            if component is not None and target not in (WORKER, LEARNERS):
+                component.close()
+        self._components |= {ENGINE: None, ROBOTS: None}
 
     def execute(self, call: RemoteCall) -> Any:
         """Call the method, or return the property, that the call names.
@@ -115,47 +132,21 @@ class Worker:
         Raises:
             ValueError: the call's target does not exist yet.
         """
-        return execute_call(call, self.resolve)
+        member = getattr(self._resolve(call.target), call.method)
+        if call.method not in remote_methods(REMOTE_OBJECTS[call.target]):
+            return member
+        arguments = {
+            name: self._resolve(value.target) if isinstance(value, RemoteRef) else value
+            for name, value in call.arguments.items()
+        }
+        with trace.span(f"{call.target}.{call.method}"):
+            return member(**arguments)
 
-    def resolve(self, target: str) -> Any:
-        """Return the remote object of this rank.
-
-        Raises:
-            ValueError: it does not exist yet.
-        """
-        if target == WORKER:
-            return self
-        if target == ENGINE and self._engine is not None:
-            return self._engine
-        if target == ROBOTS and self._robots is not None:
-            return self._robots
-        if self._learners is None or target in (ENGINE, ROBOTS):
-            raise ValueError(f"{target} was called before it was built")
-        path = target.removeprefix(LEARNERS).split(".")[1:]
-        result = reduce(getattr, path, self._learners)
+    def _resolve(self, target: str) -> Any:
+        """Return the object that a target names: a component, or an attribute of one."""
+        name, *path = target.split(".")
+        component = self._components.get(name)
+        result = None if component is None else reduce(getattr, path, component)
         if result is None:
-            raise ValueError(f"{target} was called before it was created")
+            raise ValueError(f"{target} was called before it was built")
         return result
-
-
-def execute_call(call: RemoteCall, resolve: Callable[[str], Any]) -> Any:
-    """Call the method, or return the property, that the call names; `resolve` returns the object of a target."""
-    member = getattr(resolve(call.target), call.method)
-    if call.method not in remote_methods(REMOTE_OBJECTS[call.target]):
-        return member
-    arguments = {
-        name: resolve(value.target) if isinstance(value, RemoteRef) else value for name, value in call.arguments.items()
-    }
-    with trace.span(f"{call.target}.{call.method}"):
-        return member(**arguments)
-
-
-@contextmanager
-def ignored_signals() -> Iterator[None]:
-    """Ignore SIGINT and SIGTERM: the controller ends the run."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

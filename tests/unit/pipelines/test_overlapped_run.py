@@ -32,7 +32,7 @@ from quintet.runtime.controller import Controller
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import WORKER
 from quintet.runtime.remote_learners import RemoteLearnerGroup
-from quintet.runtime.standalone.transport import StandaloneTransport
+from quintet.runtime.transport import Transport
 from quintet.runtime.worker import Worker
 from quintet.tracking.metrics import describe
 
@@ -184,7 +184,7 @@ def log_prob_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], N
     def build_learners(controller: Controller, config: Experiment, policy: Path, **_: bool) -> RemoteLearnerGroup:
         arguments = {"config": config, "policy": policy, "sft": False}
         controller._transport.broadcast(RemoteCall(WORKER, "build_learners", arguments))
-        workers = StandaloneTransport([ThreadWorker(1, Worker(shard_writer="1"))], "log-prob workers")
+        workers = Transport([ThreadWorker(1, Worker(shard_writer="1"))], "log-prob workers")
         groups.append(RemoteLearnerGroup(controller._transport, config, policy, {"logprobs": workers}))
         return groups[-1]
 

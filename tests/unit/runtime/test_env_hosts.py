@@ -21,8 +21,7 @@ from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, Ep
 from quintet.errors import MachineError
 from quintet.runtime.env_hosts import hosted_vector_env
 from quintet.runtime.standalone.connection import WorkerConnection
-from quintet.runtime.standalone.listener import WorkerListener
-from quintet.runtime.standalone.worker import ControllerAddress
+from quintet.runtime.standalone.listener import ControllerAddress, WorkerListener
 
 EPISODES = 8
 TURNS = 6

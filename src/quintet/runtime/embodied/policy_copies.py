@@ -19,7 +19,7 @@ from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import ACTION_POLICY_COPY
 from quintet.runtime.standalone.connection import WorkerConnection
 from quintet.runtime.standalone.staged_weights import StagedWeights
-from quintet.runtime.standalone.transport import translate_worker_errors
+from quintet.runtime.transport import translate_worker_errors
 from quintet.training.parallel.strategy import load_full_weights
 
 if TYPE_CHECKING:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from quintet.config.torchrun import describe_rank
 from quintet.envs.hosted_envs import HostLostError
 from quintet.errors import MachineError
-from quintet.runtime.remote_call import STOP, RemoteCall
+from quintet.runtime.remote_call import STOP, RemoteCall, encode
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket, RemoteCallError
 
-Role = Literal["engine", "learners"]
-"""What the calls of a worker are about; `engine` stands for environments, too. A process with both connects as two
-workers, which execute their calls at the same time."""
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Role = Literal["actor", "learners", "engine"]
+"""What the calls of a worker are about. A rank of the actor executes all of its calls in order. A standalone process
+with learners and an engine, or environments, connects as two workers, which execute their calls at the same time."""
 
 
 class WorkerLostError(HostLostError):
@@ -41,6 +45,16 @@ class StartedCall:
     def finish(self) -> Any:
         """Wait for the result, which can be taken once; raises as `WorkerConnection.finish` does."""
         return self.worker.finish(self)
+
+
+def wait_for_answer(calls: Sequence[StartedCall], end: float | None = None) -> StartedCall | None:
+    """Return a call whose result, or an error in its place, can be taken; None if there is none until `end`, seconds of
+    the monotonic clock."""
+    if received := next((call for call in calls if call.worker.has_result(call)), None):
+        return received
+    by_file = {call.worker.fileno(): call for call in calls}
+    ready = wait(list(by_file), None if end is None else max(0.0, end - time.monotonic()))
+    return next((call for file, call in by_file.items() if file in ready), None)
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +92,11 @@ class WorkerConnection:
         return self.messages.fileno()
 
     def start(self, call: RemoteCall) -> StartedCall:
-        """Send a call.
+        """Send a call; raises as `start_encoded` does."""
+        return self.start_encoded(*encode(call))
+
+    def start_encoded(self, header: bytes, tensors: Sequence[Tensor]) -> StartedCall:
+        """Send a call that is encoded, with the tensors that do not reach the worker otherwise.
 
         Raises:
             WorkerLostError: the worker is lost.
@@ -86,7 +104,7 @@ class WorkerConnection:
         with self._sending:
             self.called_at = self.called_at if self._pending else time.monotonic()
             try:
-                self.messages.send_call(call)
+                self.messages.send_call(header, tensors)
             except ConnectionLostError as error:
                 raise self._lost(error) from error
             self._count += 1
@@ -111,6 +129,10 @@ class WorkerConnection:
         if isinstance(result, CALL_ERRORS):
             raise result
         return result
+
+    def has_result(self, call: StartedCall) -> bool:
+        """Return whether the result of a call was received and not taken."""
+        return call.number in self._results
 
     def _receive(self) -> Any:
         """Return the next result, or its error."""
@@ -138,7 +160,7 @@ class WorkerConnection:
     def stop(self) -> None:
         """Ask the worker to exit, unless its connection is lost."""
         with suppress(ConnectionLostError):
-            self.messages.send_call(STOP)
+            self.messages.send_call(*encode(STOP))
 
     def mark_lost(self, reason: str) -> None:
         """End the connection, so that a thread that waits for a result raises `WorkerLostError`."""

@@ -15,18 +15,25 @@ import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
 
 from quintet.config.torchrun import describe_rank
 from quintet.errors import MachineError
 from quintet.runtime.standalone.connection import Role, WorkerConnection
 from quintet.runtime.standalone.messages import MessageSocket
+from quintet.training.parallel.rendezvous import LostRank, Rendezvous
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 HELLO_SECONDS = 10.0
 """Time for a new connection to say who it is."""
 HEARTBEAT_SECONDS = 1.0
 POLL_SECONDS = 0.05
 MAX_HELLO_BYTES = 1 << 14
+ADDRESS_KEY = "controller"
+"""Key of the rendezvous store under which the controller's address is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,40 @@ class WorkerHello:
             raise MachineError(refusal)
 
 
+@dataclass(frozen=True, slots=True)
+class ControllerAddress:
+    """Address at which the controller listens for workers, and the token that it requires."""
+
+    host: str
+    port: int
+    token: str
+
+    @classmethod
+    def of(cls, listener: WorkerListener) -> ControllerAddress:
+        """Return the address of a listener."""
+        return cls(*listener.address, listener.token)
+
+    def publish(self, store: Store) -> None:
+        """Write the address to the rendezvous store."""
+        store.set(ADDRESS_KEY, json.dumps([self.host, self.port, self.token]))
+
+    @classmethod
+    def wait_for(cls, store: Store, timeout_seconds: float) -> ControllerAddress:
+        """Read the address from the rendezvous store.
+
+        Raises:
+            MachineError: the controller did not publish it in time.
+        """
+        try:
+            store.wait([ADDRESS_KEY], timedelta(seconds=timeout_seconds))
+            return cls(*json.loads(store.get(ADDRESS_KEY)))
+        except RuntimeError as error:
+            raise MachineError(
+                f"the controller (rank 0) did not start within {timeout_seconds:g} seconds",
+                "see its output; start all ranks together, or raise placement.join_timeout_seconds",
+            ) from error
+
+
 @dataclass(slots=True)
 class _Connections:
     """Connections of one worker process, while they arrive and afterwards."""
@@ -74,7 +115,8 @@ class WorkerListener:
         self, host: str, ranks: Mapping[int, str], fingerprint: str, lost_seconds: float, call_seconds: float = 1800.0
     ) -> None:
         """Listen at a free port of `host` for the workers of `ranks`, which map to the names of their components; one
-        that sends no heartbeat for `lost_seconds`, or does not answer a call within `call_seconds`, is lost."""
+        that sends no heartbeat for `lost_seconds`, or does not answer a call within `call_seconds`, is lost. Calls of
+        ranks of the actor may take any time: they contain whole rollouts, and their collectives have a timeout."""
         self.token = secrets.token_hex(32)
         self._ranks = dict(ranks)
         self._fingerprint = fingerprint
@@ -84,8 +126,8 @@ class WorkerListener:
         self._lock = threading.Lock()
         self._connections: dict[str, _Connections] = {}
         self._newly_connected: list[WorkerConnection] = []
-        self._lost: dict[int, str] = {}
-        """Workers that were lost, with the reason, by rank."""
+        self._lost: dict[int, LostRank] = {}
+        """Workers that were lost by rank."""
         self._closed = threading.Event()
         for name in ("accept", "watch"):
             threading.Thread(target=getattr(self, f"_{name}"), name=f"workers-{name}", daemon=True).start()
@@ -193,10 +235,10 @@ class WorkerListener:
                 )
                 self._newly_connected.append(connections.worker)
 
-    def lost_reason(self, ranks: Collection[int]) -> str | None:
-        """Return the name of a worker of `ranks` that is lost, and why; None if none is."""
+    def lost_rank(self, ranks: Collection[int]) -> LostRank | None:
+        """Return a worker of `ranks` that is lost; None if none is."""
         with self._lock:
-            return next((reason for rank, reason in self._lost.items() if rank in ranks), None)
+            return next((lost for rank, lost in self._lost.items() if rank in ranks), None)
 
     def _watch(self) -> None:
         watched_at = time.monotonic()
@@ -209,8 +251,9 @@ class WorkerListener:
                 reason = self._lost_reason(connections)
                 if reason and connections.worker is not None:
                     connections.worker.mark_lost(reason)
+                    lost = LostRank(str(connections.worker.lost_error()), connections.last_heartbeat)
                     with self._lock:
-                        self._lost[connections.worker.rank] = f"{connections.worker.name} {reason}"
+                        self._lost[connections.worker.rank] = lost
                     del self._connections[name]
 
     def _lost_reason(self, connections: _Connections) -> str | None:
@@ -225,9 +268,17 @@ class WorkerListener:
                 return f"has sent no heartbeat for {self._lost_seconds:g} seconds: it is stopped, or its node is lost"
         except OSError as error:
             return f"has ended, or its connection broke ({error})"
-        if not connections.worker.has_answered_in(self._call_seconds):
+        if connections.worker.role != "actor" and not connections.worker.has_answered_in(self._call_seconds):
             return f"has not answered a call for {self._call_seconds:g} seconds (placement.call_timeout_seconds)"
         return None
+
+
+def listen_at(rendezvous: Rendezvous, lost_seconds: float = 60.0) -> WorkerListener:
+    """Listen for the other ranks of a rendezvous, and publish the address in its store."""
+    ranks = {process.rank: process.components for process in rendezvous.processes[1:]}
+    listener = WorkerListener(rendezvous.address, ranks, rendezvous.processes[0].fingerprint, lost_seconds)
+    ControllerAddress.of(listener).publish(rendezvous.shared_store)
+    return listener
 
 
 def _read_line(connected: socket.socket) -> str:

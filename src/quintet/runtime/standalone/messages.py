@@ -1,4 +1,4 @@
-"""Messages between the controller and its standalone workers: calls and results, as JSON followed by tensors.
+"""Messages between the controller and its workers: calls and results, as JSON followed by tensors.
 
 A message is its kind (one byte), the length of its JSON, and the JSON, which lists the dtypes and shapes of the tensors
 that follow. Checksums follow the length, the JSON and the tensors. Nothing that is received is executed or unpickled;
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from quintet.errors import MachineError, UserError
-from quintet.runtime.remote_call import CHECKSUM_BYTES, RemoteCall, decode_header, decode_value, encode, encode_value
+from quintet.runtime.remote_call import CHECKSUM_BYTES, RemoteCall, decode_header, decode_value, encode_value
 
 CALL: Final = b"C"
 RESULT: Final = b"R"
@@ -62,18 +62,21 @@ class MessageSocket:
         """Address of this machine in the connection."""
         return str(self._socket.getsockname()[0])
 
-    def send_call(self, call: RemoteCall) -> None:
-        """Send a call.
+    def send_call(self, header: bytes, tensors: Sequence[Tensor] = ()) -> None:
+        """Send an encoded call, with the tensors that the other end does not receive otherwise.
 
         Raises:
             ConnectionLostError: the other end is gone.
-            ValueError: an argument has a type that cannot be sent.
         """
-        header, tensors = encode(call)
-        self._send(CALL, header, () if call.broadcasts_tensors else tensors)
+        self._send(CALL, header, tensors)
 
     def send_result(self, result: Any) -> None:
-        """Send the result of a call; raises as `send_call` does."""
+        """Send the result of a call.
+
+        Raises:
+            ConnectionLostError: the other end is gone.
+            ValueError: the result has a type that cannot be sent.
+        """
         self._send(RESULT, *encode_value(result))
 
     def send_error(self, error: BaseException) -> None:
@@ -94,15 +97,15 @@ class MessageSocket:
             ConnectionLostError: the other end is gone.
             ValueError: the message is not a call.
         """
-        kind, header = self._receive_header()
+        kind, content = self._receive_header()
         if kind != CALL:
             raise ValueError("the message is not a call")
-        tensors, decoded = decode_header(header)
-        if self._receive_broadcast is not None and json.loads(header).get("broadcasts_tensors"):
+        tensors, decoded = decode_header(content)
+        if self._receive_broadcast is not None and content.get("broadcasts_tensors"):
             self._receive_broadcast(tensors)
-            return decoded()
-        call: RemoteCall = self._receive_tensors(tensors, decoded)
-        return call
+        else:
+            self._receive_tensors(tensors)
+        return decoded()
 
     def receive_result(self) -> Any:
         """Return the result of the last call.
@@ -113,12 +116,14 @@ class MessageSocket:
             RemoteCallError: the call failed otherwise.
             ValueError: the message is not a result.
         """
-        kind, header = self._receive_header()
+        kind, content = self._receive_header()
         if kind == ERROR:
-            raise _decode_error(json.loads(header))
+            raise _decode_error(content)
         if kind != RESULT:
             raise ValueError("the message is not a result")
-        return self._receive_tensors(*decode_value(header))
+        tensors, decoded = decode_value(content)
+        self._receive_tensors(tensors)
+        return decoded()
 
     def shutdown(self) -> None:
         """End the connection; a thread that waits in `receive` raises `ConnectionLostError`."""
@@ -144,12 +149,13 @@ class MessageSocket:
         except OSError as error:
             raise ConnectionLostError(str(error)) from error
 
-    def _receive_header(self) -> tuple[bytes, bytes]:
+    def _receive_header(self) -> tuple[bytes, Any]:
+        """Return the kind of the next message and its JSON value."""
         prefix = self._receive_checked(1 + LENGTH_BYTES)
         kind, length = prefix[:1], int.from_bytes(prefix[1:])
         if kind not in (CALL, RESULT, ERROR) or length > MAX_HEADER_BYTES:
             raise ValueError("received something that is no message")
-        return kind, self._receive_checked(length)
+        return kind, json.loads(self._receive_checked(length))
 
     def _receive_checked(self, length: int) -> bytes:
         data = self._receive_bytes(length)
@@ -157,7 +163,7 @@ class MessageSocket:
             raise ValueError("received a corrupted message: its checksum is wrong")
         return data
 
-    def _receive_tensors(self, tensors: Sequence[Tensor], decoded: Callable[[], Any]) -> Any:
+    def _receive_tensors(self, tensors: Sequence[Tensor]) -> None:
         checksum = 0
         for tensor in tensors:
             if tensor.numel():
@@ -165,7 +171,6 @@ class MessageSocket:
                 checksum = zlib.crc32(_bytes_of(tensor), checksum)
         if tensors and self._receive_bytes(CHECKSUM_BYTES) != checksum.to_bytes(CHECKSUM_BYTES):
             raise ValueError("received corrupted tensors: their checksum is wrong")
-        return decoded()
 
     def _receive_bytes(self, length: int) -> bytes:
         buffer = bytearray(length)

@@ -28,10 +28,11 @@ from quintet.training.parallel.process_group import RankGroup
 
 CONTROL_TIMEOUT_DAYS = 365
 """Timeout for a worker's next call: rollouts may take any time, and a rank that dies is detected at once."""
-POLL_SECONDS, GRACE_SECONDS = 1.0, 10.0
-"""Interval of checks for dead ranks, and time in which this rank may then end by an ordinary error."""
-STOPPED_GRACE_SECONDS = 0.5
-"""The same for ranks that are stopped: no collective fails because of them."""
+POLL_SECONDS, GRACE_SECONDS = 1.0, 8.0
+"""Interval of checks for lost ranks, and time after the last sign of life of one in which this rank may end by an
+ordinary error. Both together are less than the 10 seconds in which a loss must be noticed."""
+MIN_GRACE_SECONDS = 0.5
+"""The same at least for a rank whose last sign of life is long ago: no collective fails because of a stopped one."""
 REAPED_SECONDS = 3.0
 """Time until a dead process disappears from the process list."""
 
@@ -48,8 +49,18 @@ class RankDiedError(MachineError):
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
-    """A rank's process, and the fingerprint of its run."""
+class LostRank:
+    """A rank that has ended, is stopped or cannot be reached."""
+
+    reason: str
+    """Message that names it, for example "rank 1 (critic) has ended"."""
+    last_heartbeat: float
+    """Its last sign of life, seconds of the monotonic clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankProcess:
+    """The process of a rank, and the fingerprint of its run."""
 
     rank: int
     host: str
@@ -81,7 +92,7 @@ class Rendezvous:
     """The default process group, for computations."""
     control_group: dist.ProcessGroup
     """Group over which rank 0 sends calls to the others."""
-    peers: tuple[Peer, ...]
+    processes: tuple[RankProcess, ...]
     address: str = "127.0.0.1"
     """Address of this machine under which the others reach it."""
     store: Store | None = None
@@ -98,12 +109,12 @@ class Rendezvous:
             raise ValueError("the rendezvous has no store")
         return self.store
 
-    def dead_ranks(self) -> list[Peer]:
+    def dead_ranks(self) -> list[RankProcess]:
         """Return the other ranks that have died."""
-        others = (peer for index, peer in enumerate(self.peers) if index != self.ranks.rank)
-        return [peer for peer in others if peer.has_ended]
+        others = (process for index, process in enumerate(self.processes) if index != self.ranks.rank)
+        return [process for process in others if process.has_ended]
 
-    def _wait_for_dead_ranks(self) -> list[Peer]:
+    def _wait_for_dead_ranks(self) -> list[RankProcess]:
         """Return the dead ranks after a connection broke, and wait until the process list shows them."""
         deadline = time.monotonic() + REAPED_SECONDS
         while not (dead := self.dead_ranks()) and time.monotonic() < deadline:
@@ -114,26 +125,28 @@ class Rendezvous:
         """Describe the dead rank or broken connection behind this error; None if it has another cause."""
         if dead := self._wait_for_dead_ranks():
             return describe_dead_ranks(dead)
-        if any(message in str(error) for message in CONNECTION_ERRORS):
-            return f"the connection to another rank broke ({str(error).splitlines()[0]})"
-        return None
+        return broken_connection(error)
+
+    def _ended_rank(self) -> LostRank | None:
+        """Return the ranks that have ended as one; None if none has."""
+        dead = self.dead_ranks()
+        return LostRank(describe_dead_ranks(dead), time.monotonic()) if dead else None
 
     @contextmanager
     def watchdog(
-        self, on_rank_death: Callable[[str], None], lost_reason: Callable[[], str | None] = lambda: None
+        self, on_rank_loss: Callable[[str], None], lost_rank: Callable[[], LostRank | None] = lambda: None
     ) -> Iterator[None]:
-        """Call `on_rank_death(reason)` from a thread if a rank dies and this one is still within the context
-        `GRACE_SECONDS` later: a rank that waits on its GPU, or for the dead rank's part of a checkpoint, does not
-        notice the death. `lost_reason` says why a rank is lost that has not ended, for example a stopped one."""
+        """Call `on_rank_loss(reason)` from a thread if a rank is lost and this one is still within the context
+        `GRACE_SECONDS` later: a rank that waits on its GPU, or for the lost rank's part of a checkpoint, does not
+        notice the loss. `lost_rank` returns a rank that is lost besides those of this machine that have ended."""
         closed = threading.Event()
 
         def watch() -> None:
             while not closed.wait(POLL_SECONDS):
-                if (dead := self.dead_ranks()) and not closed.wait(GRACE_SECONDS):
-                    on_rank_death(describe_dead_ranks(dead))
-                    return
-                if not dead and (reason := lost_reason()) and not closed.wait(STOPPED_GRACE_SECONDS):
-                    on_rank_death(describe_dead_ranks(self.dead_ranks()) if self.dead_ranks() else reason)
+                if (lost := self._ended_rank() or lost_rank()) is not None:
+                    grace = lost.last_heartbeat + GRACE_SECONDS - time.monotonic()
+                    if not closed.wait(max(grace, MIN_GRACE_SECONDS)):
+                        on_rank_loss(lost.reason)
                     return
 
         thread = threading.Thread(target=watch, name="ranks", daemon=True)
@@ -149,9 +162,16 @@ class Rendezvous:
         dist.destroy_process_group()
 
 
-def describe_dead_ranks(dead: Sequence[Peer]) -> str:
+def broken_connection(error: Exception) -> str | None:
+    """Describe the connection that broke if that is why a collective has failed."""
+    if any(message in str(error) for message in CONNECTION_ERRORS):
+        return f"the connection to another rank broke ({str(error).splitlines()[0]})"
+    return None
+
+
+def describe_dead_ranks(dead: Sequence[RankProcess]) -> str:
     """Return for example "rank 1 (critic) has ended"."""
-    names = ", ".join(describe_rank(peer.rank, peer.components) for peer in dead)
+    names = ", ".join(describe_rank(process.rank, process.components) for process in dead)
     return f"{names} {'has' if len(dead) == 1 else 'have'} ended"
 
 
@@ -178,7 +198,9 @@ def rendezvous(
     """
     ranks = range(info.size) if ranks is None else ranks
     store = store or join_run(info, LocalDevice(info.local_rank, info.local_rank, info.local_size), timeout_seconds)
-    peers = _exchange_peers(store, info, ranks, {"fingerprint": fingerprint, "components": components}, timeout_seconds)
+    processes = _exchange_processes(
+        store, info, ranks, {"fingerprint": fingerprint, "components": components}, timeout_seconds
+    )
     rank, size = ranks.index(info.rank), len(ranks)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
@@ -188,7 +210,7 @@ def rendezvous(
         timeout=timedelta(seconds=collective_seconds),
     )
     control_group = dist.new_group(backend="gloo", timeout=timedelta(days=CONTROL_TIMEOUT_DAYS))
-    return Rendezvous(RankGroup(rank, size), control_group, peers, address, store)
+    return Rendezvous(RankGroup(rank, size), control_group, processes, address, store)
 
 
 def join_run(info: RankInfo, device: LocalDevice | None, timeout_seconds: float) -> Store:
@@ -283,9 +305,9 @@ def _create_store(info: RankInfo, timeout_seconds: float) -> Store:
     return PrefixStore(f"quintet/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
-def _exchange_peers(
+def _exchange_processes(
     store: Store, info: RankInfo, ranks: Sequence[int], described: Mapping[str, str], timeout_seconds: float
-) -> tuple[Peer, ...]:
+) -> tuple[RankProcess, ...]:
     """Publish this rank's process, with how it is `described`, and return those of all `ranks`."""
     card = {"host": process_namespace(), "process": os.getpid(), "gpu": _gpu_name(), **described}
     store.set(f"card/{info.rank}", json.dumps(card))
@@ -296,17 +318,17 @@ def _exchange_peers(
         problem = f"{_missing_ranks(store, names)} of {info.size} did not start within {timeout_seconds:g} seconds"
         raise _rendezvous_failed(problem) from error
     cards = {rank: json.loads(store.get(name)) for rank, name in names.items()}
-    peers = tuple(
-        Peer(rank, str(card["host"]), int(card["process"]), str(card["fingerprint"]), str(card["components"]))
+    processes = tuple(
+        RankProcess(rank, str(card["host"]), int(card["process"]), str(card["fingerprint"]), str(card["components"]))
         for rank, card in cards.items()
     )
-    if other := [peer.rank for peer in peers if peer.fingerprint != peers[0].fingerprint]:
+    if other := [process.rank for process in processes if process.fingerprint != processes[0].fingerprint]:
         hint = "start all ranks with the same command, files and version of quintet"
         raise MachineError(
             f"{_format_ranks(other)} of {info.size} started with another configuration than rank 0", hint
         )
     _check_no_shared_gpus(cards)
-    return peers
+    return processes
 
 
 def _missing_ranks(store: Store, names: Mapping[int, str]) -> str:

@@ -60,9 +60,11 @@ class Painter:
 """
 HOST = """
 import os, sys
-from quintet.runtime.standalone.worker import ControllerAddress, StandaloneProcess
+from quintet.runtime.standalone.listener import ControllerAddress
+from quintet.runtime.worker import Worker
+from quintet.runtime.worker_process import WorkerProcess
 host, port, token = sys.argv[1:]
-StandaloneProcess(ControllerAddress(host, int(port), token), int(os.environ["RANK"]), "the run").run()
+WorkerProcess(ControllerAddress(host, int(port), token), int(os.environ["RANK"]), "the run").run(Worker())
 """
 LAUNCHER = """
 import os, sys

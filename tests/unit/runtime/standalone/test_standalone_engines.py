@@ -42,10 +42,9 @@ from quintet.runtime.remote_interface import STANDALONE_ENGINE
 from quintet.runtime.standalone.connection import WorkerConnection, WorkerLostError
 from quintet.runtime.standalone.engine_weights import EngineWeights
 from quintet.runtime.standalone.engines import StandaloneEngine, StandaloneEngines, _one_per_device
-from quintet.runtime.standalone.listener import WorkerHello, WorkerListener
+from quintet.runtime.standalone.listener import ControllerAddress, WorkerHello, WorkerListener
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket, RemoteCallError
-from quintet.runtime.standalone.worker import ControllerAddress, StandaloneComponents
-from quintet.runtime.transport import InProcessTransport
+from quintet.runtime.transport import Transport
 from quintet.runtime.worker import Worker
 from quintet.training.learner import ActorLearner
 from quintet.training.learner_setup import LearnerSetup
@@ -98,7 +97,7 @@ def generate(engines: RoutedEngines, requests: list[Request]) -> dict[int, Gener
 
 
 def test_the_end_of_a_run_frees_the_memory_of_its_weights(tmp_path: Path) -> None:
-    controller = Controller(InProcessTransport(Worker()), WorkerListener("127.0.0.1", {}, "the run", lost_seconds=20.0))
+    controller = Controller(Transport(local=Worker()), WorkerListener("127.0.0.1", {}, "the run", lost_seconds=20.0))
     config = load_experiment(None).experiment
     actor: Any = SimpleNamespace(weights=lambda: iter([("weight", torch.ones(3))]))
     engines = controller.build_standalone_engines(config, tmp_path, actor)
@@ -450,8 +449,8 @@ def test_a_result_that_was_changed_on_its_way_is_never_used_and_its_rank_is_name
 
 
 def test_only_methods_of_the_protocol_are_called() -> None:
-    with pytest.raises(ValueError, match="has no learners"):
-        StandaloneComponents().execute(RemoteCall("learners", "save"))
+    with pytest.raises(ValueError, match="learners was called before it was built"):
+        Worker().execute(RemoteCall("learners", "save"))
 
 
 def test_shared_weights_are_those_that_were_written_last_and_leave_no_file() -> None:

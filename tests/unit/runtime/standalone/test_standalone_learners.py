@@ -27,11 +27,9 @@ from quintet.runtime.groups import LearnerGroup
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import CRITIC
 from quintet.runtime.remote_learners import RemoteLearnerGroup
-from quintet.runtime.standalone.listener import WorkerListener
+from quintet.runtime.standalone.listener import ControllerAddress, WorkerListener
 from quintet.runtime.standalone.messages import RemoteCallError
-from quintet.runtime.standalone.transport import StandaloneTransport
-from quintet.runtime.standalone.worker import ControllerAddress
-from quintet.runtime.transport import InProcessTransport
+from quintet.runtime.transport import Transport
 from quintet.runtime.worker import Worker
 from quintet.training.checkpoint.async_save import AsyncCheckpointer
 from quintet.training.parallel.rendezvous import RankDiedError
@@ -39,13 +37,14 @@ from quintet.training.parallel.rendezvous import RankDiedError
 WORKER = """
 import sys
 from pathlib import Path
-from quintet.runtime.standalone.worker import ControllerAddress, StandaloneProcess
+from quintet.runtime.standalone.listener import ControllerAddress
 from quintet.runtime.worker import Worker
+from quintet.runtime.worker_process import WorkerProcess
 from quintet.training.parallel.process_group import RankGroup
 host, port, token, file, rank = sys.argv[1:]
 ranks = RankGroup.join(int(rank) - 1, 2, Path(file))
-process = StandaloneProcess(ControllerAddress(host, int(port), token), int(rank), "the run")
-process.run(Worker(ranks, shard_writer=rank), has_engine=False)
+process = WorkerProcess(ControllerAddress(host, int(port), token), int(rank), "the run")
+process.run(Worker(ranks, shard_writer=rank), ["learners"])
 """
 PLACED = (
     "placement.devices_per_node=3",
@@ -58,7 +57,7 @@ PLACED = (
 
 
 @pytest.fixture
-def processes(tmp_path: Path) -> Iterator[tuple[StandaloneTransport, list[subprocess.Popen[bytes]]]]:
+def processes(tmp_path: Path) -> Iterator[tuple[Transport, list[subprocess.Popen[bytes]]]]:
     """Two workers with one process group."""
     listener = WorkerListener("127.0.0.1", {1: "Critics", 2: "Critics"}, "the run", lost_seconds=20.0)
     address = ControllerAddress.of(listener)
@@ -68,7 +67,7 @@ def processes(tmp_path: Path) -> Iterator[tuple[StandaloneTransport, list[subpro
         subprocess.Popen([sys.executable, "-c", WORKER, *arguments, str(rank)], env=environment) for rank in (1, 2)
     ]
     try:
-        yield StandaloneTransport(listener.wait_for([1, 2], 60.0, "learners"), "critic and reference"), started
+        yield Transport(listener.wait_for([1, 2], 60.0, "learners"), "critic and reference"), started
     finally:
         for process in started:
             process.kill()
@@ -76,7 +75,7 @@ def processes(tmp_path: Path) -> Iterator[tuple[StandaloneTransport, list[subpro
         listener.close()
 
 
-Processes = tuple[StandaloneTransport, list[subprocess.Popen[bytes]]]
+Processes = tuple[Transport, list[subprocess.Popen[bytes]]]
 
 
 def work(learners: LearnerGroup, directory: Path, writers: list[str]) -> dict[str, Any]:
@@ -114,7 +113,7 @@ def test_critic_and_reference_on_two_workers_are_those_of_one_process(
     config = experiment(*PLACED, *lora)
     colocated = config.model_copy(update={"placement": experiment().placement})
     expected = work(Controller.in_process().build_learners(colocated, policy_directory), tmp_path / "one", [])
-    actor = InProcessTransport(Worker())
+    actor = Transport(local=Worker())
     Controller(actor).build_learners(config, policy_directory)
     standalone = dict.fromkeys(("critic", "reference"), transport)
     learners = RemoteLearnerGroup(actor, config, policy_directory, standalone)
@@ -138,7 +137,7 @@ def test_log_prob_workers_have_the_weights_before_the_first_update_of_each_step(
     transport, _ = processes
     settings = ("actor.balance_ranks=false", "algorithm.advantage={name: grpo}", "algorithm.kl=null", *lora)
     config, batch = experiment(*settings), sequences()
-    controller = Controller(InProcessTransport(Worker()))
+    controller = Controller(Transport(local=Worker()))
     controller._standalone = {"logprobs": transport}
     learners = controller.build_learners(config, policy_directory)
 
@@ -186,7 +185,7 @@ def test_every_worker_scores_a_part_of_the_responses(
     AutoModelForSequenceClassification.from_pretrained(policy_directory, num_labels=1).save_pretrained(model)
     load_tokenizer(policy_directory).save_pretrained(model)
     reward_model = RewardModelConfig(path=str(model))
-    actor = InProcessTransport(Worker())
+    actor = Transport(local=Worker())
     local = Controller(actor).build_learners(experiment(), policy_directory).load_reward_model(reward_model, 64)
     learners = RemoteLearnerGroup(actor, experiment(), policy_directory, {"reward": transport})
     sharded = reward_model.model_copy(update={"min_sharded_parameters": min_sharded, "sequences_per_pass": 1})
@@ -214,7 +213,7 @@ def test_a_killed_worker_is_named_with_its_components(processes: Processes) -> N
 def test_an_error_of_a_call_is_named_with_rank_components_and_cause(processes: Processes) -> None:
     transport, _ = processes
     call = RemoteCall(CRITIC, "compute_values", {"batch": sequences()})
-    with pytest.raises(RemoteCallError, match="before it was"):
+    with pytest.raises(RemoteCallError, match="before it was built"):
         transport.call(call)
     with pytest.raises(MachineError, match=r"rank [12] \(Critics\) failed: ValueError: .*before it was"):
         transport.broadcast(call)

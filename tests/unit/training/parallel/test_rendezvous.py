@@ -15,7 +15,7 @@ from quintet.errors import MachineError
 from quintet.tracking.run_processes import process_namespace
 from quintet.training.parallel import rendezvous as rendezvous_module
 from quintet.training.parallel.process_group import RankGroup
-from quintet.training.parallel.rendezvous import Peer, Rendezvous, _check_no_shared_gpus, _local_gpu
+from quintet.training.parallel.rendezvous import RankProcess, Rendezvous, _check_no_shared_gpus, _local_gpu
 
 
 @pytest.mark.parametrize(("local_rank", "visible", "own"), [(0, 4, 0), (3, 4, 3), (3, 1, 0)])
@@ -51,10 +51,10 @@ def other() -> Any:
 
 
 def beside(process: int, host: str | None = None) -> Rendezvous:
-    """Rank 0 and a peer."""
+    """Rank 0 beside a process of rank 1."""
     host = host or process_namespace()
-    peers = (Peer(0, process_namespace(), os.getpid(), ""), Peer(1, host, process, "", "Trainers"))
-    return Rendezvous(RankGroup(0, 2), cast(Any, None), peers)
+    processes = (RankProcess(0, process_namespace(), os.getpid(), ""), RankProcess(1, host, process, "", "Trainers"))
+    return Rendezvous(RankGroup(0, 2), cast(Any, None), processes)
 
 
 def test_the_watchdog_reports_a_dead_rank(other: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,5 +82,5 @@ def test_the_watchdog_does_not_interrupt_a_rank_that_ends_in_time(other: Any, mo
 def test_processes_on_other_machines_are_never_reported_dead(other: Any) -> None:
     other.kill()
     other.wait()
-    assert [peer.rank for peer in beside(other.pid).dead_ranks()] == [1]
+    assert [each.rank for each in beside(other.pid).dead_ranks()] == [1]
     assert beside(other.pid, "localhost another-boot pid:[7]").dead_ranks() == []

@@ -1,0 +1,182 @@
+"""The process of a worker: it connects to the controller, executes its calls in order, and ends with it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from quintet.errors import MachineError
+from quintet.runtime.remote_call import STOP, RemoteCall, broadcast_tensors
+from quintet.runtime.standalone.connection import Role
+from quintet.runtime.standalone.listener import HEARTBEAT_SECONDS, ControllerAddress, WorkerHello
+from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket
+from quintet.runtime.worker import Worker
+from quintet.tracking.run_processes import process_namespace
+from quintet.training.parallel.rendezvous import RankDiedError, Rendezvous
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProcess:
+    """A rank whose components the controller calls."""
+
+    address: ControllerAddress
+    rank: int
+    fingerprint: str
+    """Hash of version and configuration."""
+    rendezvous: Rendezvous | None = None
+    """The ranks that execute calls together with this one, if there are any."""
+
+    def run(self, worker: Worker, roles: Sequence[Role] = ("engine",)) -> None:
+        """Execute the calls of the controller with the components of `worker` until it sends `STOP`, in a thread for
+        each of the `roles`, at most two. SIGINT and SIGTERM are ignored: the controller ends the
+        run.
+
+        Raises:
+            MachineError: the controller cannot be reached, refuses this process, or has ended.
+        """
+        gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
+        role, *others = roles
+        with (
+            _ignored_signals(),
+            closing(worker),
+            ThreadPoolExecutor(1, "engine", _use_gpu, (gpu,)) as thread,
+        ):
+            started = [thread.submit(self._work, each, worker) for each in others]
+            self._work(role, worker)
+            for each in started:
+                each.result()
+
+    def _work(self, role: Role, worker: Worker) -> None:
+        """Connect to the controller, and execute its calls to this role."""
+        process = (self.rank, os.getpid(), process_namespace(), self.fingerprint)
+        calls, heartbeats = _connect_twice(
+            self.address, WorkerHello(self.address.token, "calls", secrets.token_hex(8), *process, role)
+        )
+        with _sent_heartbeats(heartbeats):
+            try:
+                self.serve(MessageSocket(calls, self._receive_broadcast), worker, ends_with_errors=role == "actor")
+            except ConnectionLostError as error:
+                cause = f"the controller (rank 0) has ended, or the connection to it broke ({error})"
+                raise MachineError(f"rank {self.rank} ends: {cause}") from error
+
+    def serve(self, messages: MessageSocket, worker: Worker, *, ends_with_errors: bool = False) -> None:
+        """Execute the calls of a connection until `STOP`. The controller decides what follows from an error of a call,
+        unless it may wait in a collective for this rank, which ends then.
+
+        Raises:
+            ConnectionLostError: the controller is gone.
+        """
+        while (call := messages.receive_call()) != STOP:
+            result, error = self._outcome(worker, call)
+            if error is None:
+                messages.send_result(result)
+            else:
+                messages.send_error(error)
+                if ends_with_errors:
+                    raise error
+
+    def _outcome(self, worker: Worker, call: RemoteCall) -> tuple[Any, Exception | None]:
+        """Return the result of a call, or its error."""
+        try:
+            result = worker.execute(call)
+            for _ in result if isinstance(result, Iterator) else ():
+                pass  # all ranks gather the weights, and rank 0 uses them
+            return None if call.discards_result else result, None
+        except Exception as error:  # whatever it is, the controller reports it
+            logger.warning("%s.%s failed", call.target, call.method, exc_info=True)
+            return None, self._translated(error)
+
+    def _receive_broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Receive the tensors of a call over the process group."""
+        if self.rendezvous is not None:
+            broadcast_tensors(tensors, self.rendezvous.control_group)
+
+    def _translated(self, error: Exception) -> Exception:
+        """Return the death of another rank as the cause of an error if it is."""
+        if self.rendezvous is not None and isinstance(error, RuntimeError):
+            cause = self.rendezvous.death_cause(error)
+            return error if cause is None else RankDiedError(f"another rank is lost: {cause}")
+        return error
+
+
+def run_worker(rendezvous: Rendezvous, join_seconds: float = 60.0) -> None:
+    """Execute the calls of rank 0 on another rank of a rendezvous; raises as `WorkerProcess.run` does. The process ends
+    with the first error of a call: rank 0 may wait for it in a collective."""
+    process = rendezvous.processes[rendezvous.ranks.rank]
+    address = ControllerAddress.wait_for(rendezvous.shared_store, join_seconds)
+    worker = Worker(rendezvous.ranks, rendezvous.address)
+    WorkerProcess(address, process.rank, process.fingerprint, rendezvous).run(worker, ["actor"])
+
+
+def _use_gpu(gpu: int | None) -> None:
+    """Select the GPU of this thread."""
+    if gpu is not None:
+        torch.cuda.set_device(gpu)
+
+
+def _connect_twice(address: ControllerAddress, hello: WorkerHello) -> tuple[socket.socket, socket.socket]:
+    """Return the connections for calls and for heartbeats.
+
+    Raises:
+        MachineError: the controller cannot be reached, or refuses this process.
+    """
+    try:
+        return _connect(address, hello), _connect(address, replace(hello, purpose="heartbeats"))
+    except OSError as error:
+        host_and_port = f"{address.host}:{address.port}"
+        raise MachineError(f"rank {hello.rank} cannot connect to the controller at {host_and_port}: {error}") from error
+
+
+def _connect(address: ControllerAddress, hello: WorkerHello) -> socket.socket:
+    connected = socket.create_connection((address.host, address.port), timeout=30)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    hello.send(connected)
+    connected.settimeout(None)
+    return connected
+
+
+@contextmanager
+def _sent_heartbeats(connected: socket.socket) -> Iterator[None]:
+    """Send a heartbeat every second from a thread."""
+    closed = threading.Event()
+
+    def send() -> None:
+        with suppress(OSError):  # the controller is gone, which `receive_call` notices, too
+            while not closed.wait(HEARTBEAT_SECONDS):
+                connected.sendall(b".")
+
+    thread = threading.Thread(target=send, name="heartbeats", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        closed.set()
+        thread.join()
+        connected.close()
+
+
+@contextmanager
+def _ignored_signals() -> Iterator[None]:
+    """Ignore SIGINT and SIGTERM: the controller ends the run."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
