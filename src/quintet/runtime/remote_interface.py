@@ -13,7 +13,7 @@ from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import OptimizerConfig
 from quintet.config.native.tracking import ProfileConfig
-from quintet.embodied_records import ChunkBatch, RobotEpisode, RolloutRequest
+from quintet.embodied_records import ChunkBatch, RecordedVideo, RobotEpisode, RolloutRequest
 from quintet.envs.hosted_envs import EnvRequest
 from quintet.envs.vector_env import EnvEvent
 from quintet.policies.reward_model import ResponseScorer
@@ -28,8 +28,6 @@ from quintet.training.protocols import Actor, Critic, DivergenceReference, LogPr
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
-
-    from quintet.runtime.embodied.recording import RecordedVideo
 
 WORKER: Final = "worker"
 LEARNERS: Final = "learners"

@@ -20,11 +20,10 @@ from quintet.algorithms.chunks.advantages import add_chunk_advantages
 from quintet.algorithms.chunks.objective import ChunkObjective
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import OptimizerConfig
-from quintet.embodied_records import ActionSampling, ChunkBatch, RobotEpisode, RolloutRequest
+from quintet.embodied_records import ActionSampling, ChunkBatch, RecordedVideo, RobotEpisode, RolloutRequest
 from quintet.policies.vla.action_policy import ActionPolicy
 from quintet.records import Trajectory
 from quintet.runtime.embodied.learner_builder import build_chunk_learner
-from quintet.runtime.embodied.recording import RecordedVideo
 from quintet.runtime.embodied.rollout_runner import RolloutRunner
 from quintet.runtime.learner_checkpoint import ACTOR, HF, REFERENCE
 from quintet.training.checkpoint.async_save import AsyncShardWriter, WriteFiles

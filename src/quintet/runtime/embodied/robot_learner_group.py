@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quintet.config.native.experiment import Experiment
-from quintet.embodied_records import ActionSample, ActionSampling, RobotEpisode, RolloutRequest
+from quintet.embodied_records import ActionSample, ActionSampling, RecordedVideo, RobotEpisode, RolloutRequest
 from quintet.records import Trajectory
 from quintet.runtime.embodied.hosted_robots import RestartableWorker, hosted_robot_envs
 from quintet.runtime.embodied.policy_copies import ActionPolicyCopies
-from quintet.runtime.embodied.recording import RecordedVideo
 from quintet.runtime.embodied.rollout_runner import RolloutRunner
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import ROBOTS, WORKER, RobotLearner
