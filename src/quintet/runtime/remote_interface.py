@@ -104,7 +104,20 @@ class EngineWorker(Protocol):
         """Build another engine on these ranks; it has the initial weights."""
 
 
-class RobotLearner(Protocol):
+class RolloutRecords(Protocol):
+    """What the process that runs rollouts of robots records of them."""
+
+    def take_trajectories(self) -> Sequence[Trajectory]:
+        """Return the episodes that this process has recorded since the last call, to be shown to people."""
+
+    def take_videos(self, *, wait: bool = False) -> Sequence[RecordedVideo]:
+        """Return the videos that this process has completed since the last call; see `RolloutRecording.take_videos`."""
+
+    def pop_metrics(self) -> Mapping[str, float]:
+        """Return the metrics of this process's channels since the last call."""
+
+
+class RobotLearner(RolloutRecords, Protocol):
     """A rank's robots, policy and learner. All ranks execute the same calls at the same time."""
 
     @property
@@ -119,15 +132,6 @@ class RobotLearner(Protocol):
         self, inputs: Mapping[str, Tensor], uniforms: Tensor | None, temperature: float, top_k: int
     ) -> Mapping[str, Any]:
         """Sample actions with the learner's policy; return the fields of an `ActionSample`."""
-
-    def take_trajectories(self) -> Sequence[Trajectory]:
-        """Return the episodes that this process has recorded since the last call, to be shown to people."""
-
-    def take_videos(self, *, wait: bool = False) -> Sequence[RecordedVideo]:
-        """Return the videos that this process has completed since the last call; see `RolloutRecording.take_videos`."""
-
-    def pop_metrics(self) -> Mapping[str, float]:
-        """Return the metrics of this process's channels since the last call."""
 
     def load_rollout(self, batch: ChunkBatch) -> None:
         """Keep a part of the chunk steps of all robots for training."""
@@ -349,6 +353,8 @@ def properties_of(protocol: type) -> Mapping[str, str]:
     }
 
 
-LOCAL_METHODS: Final = frozenset([*remote_methods(DivergenceReference), *remote_methods(ResponseScorer)])
+LOCAL_METHODS: Final = frozenset(
+    name for protocol in (DivergenceReference, ResponseScorer, RolloutRecords) for name in remote_methods(protocol)
+)
 """Methods that run on one worker alone: a forward pass of another learner calls those of a `DivergenceReference` on
-each rank, and only rank 0 has a reward model."""
+each rank, and only rank 0 has a reward model and records rollouts."""

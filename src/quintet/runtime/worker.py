@@ -18,7 +18,7 @@ from quintet.runtime.embodied.hosted_robots import LocalHostedRobots
 from quintet.runtime.embodied.policy_copies import LocalActionPolicyCopy
 from quintet.runtime.engine_worker import build_engine_worker
 from quintet.runtime.env_hosts import LocalHostedEnvs
-from quintet.runtime.frozen_policy import FrozenPolicyOfRank
+from quintet.runtime.frozen_policy import FrozenPolicy, FrozenPolicyOfRank
 from quintet.runtime.judge_servers import LOOPBACK, JudgeServers
 from quintet.runtime.local_learners import LocalLearners
 from quintet.runtime.process_settings import configure_process, seed_torch
@@ -75,7 +75,7 @@ class Worker:
             return
         self.close()
         if config.generation is not None:
-            self._components[LEARNERS] = FrozenPolicyOfRank.build(config, policy, self._ranks)
+            self._components[LEARNERS] = FrozenPolicyOfRank(self._ranks, FrozenPolicy(config, policy))
         else:
             self._components[LEARNERS] = LocalLearners.build(config, policy, self._ranks, sft=sft)
 

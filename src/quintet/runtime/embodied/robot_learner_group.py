@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quintet.config.native.experiment import Experiment
-from quintet.embodied_records import ActionSample, ActionSampling, RecordedVideo, RobotEpisode, RolloutRequest
-from quintet.records import Trajectory
+from quintet.embodied_records import ActionSample, ActionSampling, RobotEpisode, RolloutRequest
 from quintet.runtime.embodied.hosted_robots import RestartableWorker, hosted_robot_envs
 from quintet.runtime.embodied.policy_copies import ActionPolicyCopies
 from quintet.runtime.embodied.rollout_runner import RolloutRunner
 from quintet.runtime.remote_call import RemoteCall
-from quintet.runtime.remote_interface import ROBOTS, WORKER, RobotLearner
+from quintet.runtime.remote_interface import ROBOTS, WORKER, RobotLearner, RolloutRecords
 from quintet.runtime.remote_proxy import remote_proxy
 from quintet.runtime.standalone.connection import WorkerConnection
 from quintet.runtime.transport import Transport
@@ -77,26 +76,10 @@ class RobotLearnerGroup:
         results = [self._transport.call(call), *wait()]
         return sorted((episode for result in results for episode in result), key=lambda episode: episode.robot)
 
-    def take_trajectories(self) -> Sequence[Trajectory]:
-        """Return the episodes that were recorded since the last call, to be shown to people."""
-        if self._runner is not None:
-            return self._runner.take_trajectories()
-        trajectories: Sequence[Trajectory] = self._transport.call(RemoteCall(ROBOTS, "take_trajectories"))
-        return trajectories
-
-    def take_videos(self, *, wait: bool = False) -> Sequence[RecordedVideo]:
-        """See `RolloutRecording.take_videos`."""
-        if self._runner is not None:
-            return self._runner.take_videos(wait=wait)
-        videos: Sequence[RecordedVideo] = self._transport.call(RemoteCall(ROBOTS, "take_videos", {"wait": wait}))
-        return videos
-
-    def pop_metrics(self) -> Mapping[str, float]:
-        """Return the metrics of channels since the last call."""
-        if self._runner is not None:
-            return self._runner.pop_metrics()
-        metrics: Mapping[str, float] = self._transport.call(RemoteCall(ROBOTS, "pop_metrics"))
-        return metrics
+    @property
+    def records(self) -> RolloutRecords:
+        """Videos, episodes and metrics of the rollouts."""
+        return self._runner or self.calls
 
     def sync_weights(self) -> None:
         """Load the learner's weights where actions are sampled."""
