@@ -309,7 +309,7 @@ CASES: Mapping[str, list[Case]] = {
         Case(
             "engine on the second rank of the actor, a digit",
             CORRUPT,
-            hook=hook(1, "result", "corrupt result", -1),
+            hook=hook(1, "message", "corrupt message", -30),
             actors=2,
             options=("placement.rollout.devices=[0, 1]",),
         ),

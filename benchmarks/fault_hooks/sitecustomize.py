@@ -25,7 +25,6 @@ METHODS = {
     "engine load": ("quintet.rollout.engines.hf.engine", "HfEngine", "load_weights"),
     "learner": ("quintet.runtime.worker", "Worker", "execute"),
     "message": ("quintet.runtime.standalone.messages", "MessageSocket", "_send"),
-    "result": ("quintet.runtime.remote_call", None, "_gather"),
     "start": ("quintet.cli.ranks", None, "_run_as_rank"),
 }
 """Module, class and name of each method."""
@@ -72,8 +71,6 @@ def act(action: str, argument: float, arguments: Sequence[Any]) -> Sequence[Any]
         HELD.extend(b"1" * (1 << 20) for _ in range(int(argument)))
     if action == "corrupt message":
         arguments[0]._socket = CorruptedSocket(arguments[0]._socket, int(argument))
-    if action == "corrupt result":
-        return [corrupt(arguments[0], int(argument)), *arguments[1:]]
     return arguments
 
 
@@ -88,7 +85,7 @@ def patch(module: ModuleType, fault: dict[str, Any]) -> None:
 
     @wraps(method)
     def faulty(*arguments: Any, **named: Any) -> Any:
-        if is_due() and (fault["at"] != "result" or arguments[0]):
+        if is_due():
             if fault["at"] == "start":
                 time.sleep(fault["delay"])
             marker.write_text(str(time.time()))

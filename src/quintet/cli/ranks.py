@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from quintet.config.composed import ComposedConfig
     from quintet.config.native.experiment import Experiment
     from quintet.runtime.controller import Controller
-    from quintet.runtime.standalone.listener import WorkerListener
     from quintet.training.parallel.rendezvous import LostRank, Rendezvous
 
 START_SECONDS = 60
@@ -119,13 +118,15 @@ def _run_as_controller(
     rank: RankInfo, config: Experiment, run: Callable[[Controller | None], int], store: Store, address: str
 ) -> int:
     from quintet.runtime.controller import Controller
+    from quintet.runtime.standalone.listener import ControllerAddress, WorkerListener
 
-    layout = layout_of(config)
-    learner_ranks = [rank for learners in layout.standalone_learners for rank in learners.ranks]
-    listener = _listen(address, range(1, layout.size), config, store)
-    lost_rank = partial(listener.lost_rank, [*layout.learner_ranks, *learner_ranks])
-    with _watched_group(rank, config, layout.learner_ranks, store, address, lost_rank) as ranks:
-        controller = Controller.on_ranks(ranks, listener, config.placement.join_timeout_seconds)
+    layout, placement = layout_of(config), config.placement
+    components = {number: layout.components_of(number) for number in range(1, layout.size)}
+    limits = placement.lost_after_seconds, placement.call_timeout_seconds
+    listener = WorkerListener(address, components, _fingerprint(config), *limits)
+    ControllerAddress.of(listener).publish(store)
+    with _watched_group(rank, config, layout.learner_ranks, store, address, lambda: listener.lost_rank) as ranks:
+        controller = Controller.on_ranks(ranks, listener, placement.join_timeout_seconds)
         with closing(controller):
             return run(controller)
 
@@ -175,19 +176,6 @@ def _watched_group(
     )
     with closing(ranks), ranks.watchdog(partial(_exit_at_once, rank.rank, config), lost_rank):
         yield ranks
-
-
-def _listen(host: str, ranks: Sequence[int], config: Experiment, store: Store) -> WorkerListener:
-    """Listen for the workers of `ranks`, and publish the address."""
-    from quintet.runtime.standalone.listener import ControllerAddress, WorkerListener
-
-    placement = config.placement
-    limits = placement.lost_after_seconds, placement.call_timeout_seconds
-    layout = layout_of(config)
-    components = {rank: layout.components_of(rank) for rank in ranks}
-    listener = WorkerListener(host, components, _fingerprint(config), *limits)
-    ControllerAddress.of(listener).publish(store)
-    return listener
 
 
 @contextmanager

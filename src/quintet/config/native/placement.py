@@ -113,8 +113,8 @@ class PlacementConfig(Section):
     """Time that a worker waits for the others at the start, and a run for one of its engines if all have died,
     seconds."""
     lost_after_seconds: PositiveFloat = 8.0
-    """Time after which a node that does not answer, a process that is stopped, or a process of engines without a sign
-    of life is lost, seconds. Work of any length is no reason: the sign of life comes from a thread of its own."""
+    """Time after which a node that does not answer, or a process that is stopped or sends no sign of life, is lost,
+    seconds. Work of any length is no reason: the sign of life comes from a thread of its own."""
     call_timeout_seconds: PositiveFloat = 1800.0
     """Time for a collective of the learners, for a call of an engine on a device of its own, and for the other ranks'
     part of a checkpoint, seconds. A process that takes longer hangs: engines are restarted, otherwise the run ends."""

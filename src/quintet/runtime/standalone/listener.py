@@ -126,8 +126,8 @@ class WorkerListener:
         self._lock = threading.Lock()
         self._connections: dict[str, _Connections] = {}
         self._newly_connected: list[WorkerConnection] = []
-        self._lost: dict[int, LostRank] = {}
-        """Workers that were lost by rank."""
+        self.lost_rank: LostRank | None = None
+        """The first rank that was lost with a learner, so that the run cannot continue."""
         self._closed = threading.Event()
         for name in ("accept", "watch"):
             threading.Thread(target=getattr(self, f"_{name}"), name=f"workers-{name}", daemon=True).start()
@@ -235,11 +235,6 @@ class WorkerListener:
                 )
                 self._newly_connected.append(connections.worker)
 
-    def lost_rank(self, ranks: Collection[int]) -> LostRank | None:
-        """Return a worker of `ranks` that is lost; None if none is."""
-        with self._lock:
-            return next((lost for rank, lost in self._lost.items() if rank in ranks), None)
-
     def _watch(self) -> None:
         watched_at = time.monotonic()
         while not self._closed.wait(HEARTBEAT_SECONDS / 4):
@@ -248,12 +243,11 @@ class WorkerListener:
             for name, connections in list(self._connections.items()):
                 if pause > self._lost_seconds / 2:
                     connections.last_heartbeat = watched_at
-                reason = self._lost_reason(connections)
-                if reason and connections.worker is not None:
-                    connections.worker.mark_lost(reason)
-                    lost = LostRank(str(connections.worker.lost_error()), connections.last_heartbeat)
-                    with self._lock:
-                        self._lost[connections.worker.rank] = lost
+                reason, worker = self._lost_reason(connections), connections.worker
+                if reason and worker is not None:
+                    worker.mark_lost(reason)
+                    if worker.role != "engine" and self.lost_rank is None:
+                        self.lost_rank = LostRank(str(worker.lost_error()), connections.last_heartbeat)
                     del self._connections[name]
 
     def _lost_reason(self, connections: _Connections) -> str | None:
