@@ -238,13 +238,14 @@ class RemoteRewardModel:
         """
         # rows have only the fields that a reward model reads
         rows = [replace(row, ground_truth=None, extra={}, response=None) for row in prompt_rows]
-        scores = [0.0] * len(responses)
         count = min(self._num_copies, len(responses))
         if count <= 1:
             call = RemoteCall(REWARD_MODEL, "score", {"prompt_rows": rows, "responses": list(responses)})
             result: list[float] = self._transport.call(call) if self._num_copies else self._transport.broadcast(call)
             return result
         parts = [{"prompt_rows": rows[i::count], "responses": list(responses[i::count])} for i in range(count)]
-        for index, part in enumerate(self._transport.call_each([RemoteCall(REWARD_MODEL, "score", p) for p in parts])):
-            scores[index::count] = part
+        scores = [0.0] * len(responses)
+        calls = [RemoteCall(REWARD_MODEL, "score", part) for part in parts]
+        for index, part_scores in enumerate(self._transport.call_each(calls)):
+            scores[index::count] = part_scores
         return scores
