@@ -109,28 +109,18 @@ class Rendezvous:
             raise ValueError("the rendezvous has no store")
         return self.store
 
-    def dead_ranks(self) -> list[RankProcess]:
-        """Return the other ranks that have died."""
+    def ended_ranks(self) -> str:
+        """Return for example "rank 1 (critic) has ended"; empty if no other rank of this machine has."""
         others = (process for index, process in enumerate(self.processes) if index != self.ranks.rank)
-        return [process for process in others if process.has_ended]
-
-    def _wait_for_dead_ranks(self) -> list[RankProcess]:
-        """Return the dead ranks after a connection broke, and wait until the process list shows them."""
-        deadline = time.monotonic() + REAPED_SECONDS
-        while not (dead := self.dead_ranks()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return dead
+        ended = [describe_rank(process.rank, process.components) for process in others if process.has_ended]
+        return f"{', '.join(ended)} {'has' if len(ended) == 1 else 'have'} ended" if ended else ""
 
     def death_cause(self, error: Exception) -> str | None:
-        """Describe the dead rank or broken connection behind this error; None if it has another cause."""
-        if dead := self._wait_for_dead_ranks():
-            return describe_dead_ranks(dead)
-        return broken_connection(error)
-
-    def _ended_rank(self) -> LostRank | None:
-        """Return the ranks that have ended as one; None if none has."""
-        dead = self.dead_ranks()
-        return LostRank(describe_dead_ranks(dead), time.monotonic()) if dead else None
+        """Describe the ended ranks or the broken connection behind this error; None if it has another cause."""
+        deadline = time.monotonic() + REAPED_SECONDS
+        while not (ended := self.ended_ranks()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return ended or broken_connection(error)
 
     @contextmanager
     def watchdog(
@@ -143,7 +133,9 @@ class Rendezvous:
 
         def watch() -> None:
             while not closed.wait(POLL_SECONDS):
-                if (lost := self._ended_rank() or lost_rank()) is not None:
+                ended = self.ended_ranks()
+                lost = LostRank(ended, time.monotonic()) if ended else lost_rank()
+                if lost is not None:
                     grace = lost.last_heartbeat + GRACE_SECONDS - time.monotonic()
                     if not closed.wait(max(grace, MIN_GRACE_SECONDS)):
                         on_rank_loss(lost.reason)
@@ -167,12 +159,6 @@ def broken_connection(error: Exception) -> str | None:
     if any(message in str(error) for message in CONNECTION_ERRORS):
         return f"the connection to another rank broke ({str(error).splitlines()[0]})"
     return None
-
-
-def describe_dead_ranks(dead: Sequence[RankProcess]) -> str:
-    """Return for example "rank 1 (critic) has ended"."""
-    names = ", ".join(describe_rank(process.rank, process.components) for process in dead)
-    return f"{names} {'has' if len(dead) == 1 else 'have'} ended"
 
 
 def rendezvous(
