@@ -55,7 +55,7 @@ LAYERS_WITHIN: Mapping[str, list[tuple[str, ...]]] = {
         ),
         (
             *("engines", "engine_worker", "engine_group", "free_running_engines", "remote_engines", "request_router"),
-            *("weight_sources", "weight_sync", "standalone.engines", "standalone.engine_worker"),
+            *("weight_sources", "weight_sync", "received_weights", "standalone.engines", "standalone.engine_worker"),
             *("standalone.engine_weights", "standalone.staged_weights"),
         ),
         (
