@@ -1,8 +1,9 @@
-"""If these fail, docs/faults.md shows another outcome of the fault drill than its results."""
+"""If these fail, docs/faults.md shows another outcome of the fault drill than its results, or it injects no faults."""
 
 from __future__ import annotations
 
 import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,3 +25,12 @@ def test_the_page_shows_the_results_of_every_run(drill: Any) -> None:
     expected = {(kind, number) for kind, cases in drill.CASES.items() for number in range(len(cases))}
     assert {(row["kind"], row["number"]) for row in results["runs"] if row["passed"]} == expected
     assert results["lost_steps"] == 0
+
+
+def test_faults_occur_in_methods_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault in a method that was renamed would never occur, and the run would pass."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks/fault_hooks"))
+    monkeypatch.delitem(sys.modules, "sitecustomize", raising=False)
+    for module, owner, name in importlib.import_module("sitecustomize").METHODS.values():
+        target = importlib.import_module(module)
+        assert callable(getattr(getattr(target, owner) if owner else target, name))

@@ -54,7 +54,6 @@ class Worker:
         self._ranks = ranks
         self._address = address
         self._components: dict[str, Any] = {
-            WORKER: self,
             STANDALONE_ENGINE: LocalStandaloneEngine(),
             HOSTED_ENVS: LocalHostedEnvs(),
             HOSTED_ROBOTS: LocalHostedRobots(),
@@ -122,7 +121,7 @@ class Worker:
             self._profiler.close()
             self._profiler = None
         for target, component in self._components.items():
-            if component is not None and target not in (WORKER, LEARNERS):
+            if component is not None and target != LEARNERS:
                 component.close()
         self._components |= {ENGINE: None, ROBOTS: None}
 
@@ -145,7 +144,7 @@ class Worker:
     def _resolve(self, target: str) -> Any:
         """Return the object that a target names: a component, or an attribute of one."""
         name, *path = target.split(".")
-        component = self._components.get(name)
+        component = self if name == WORKER else self._components.get(name)
         result = None if component is None else reduce(getattr, path, component)
         if result is None:
             raise ValueError(f"{target} was called before it was built")
