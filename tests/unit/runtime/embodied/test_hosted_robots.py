@@ -44,9 +44,9 @@ class EchoWorker(WorkerConnection):
     """Returns the methods of calls when it is told to answer; `build` fails."""
 
     def __init__(self) -> None:
-        ours, self._theirs = socket.socketpair()
-        super().__init__(1, os.getpid(), "this one", MessageSocket(ours))
-        self._remote = MessageSocket(self._theirs)
+        self._sockets = socket.socketpair()
+        ours, self._remote = map(MessageSocket, self._sockets)
+        super().__init__(1, os.getpid(), "this one", ours)
 
     def answer(self) -> None:
         method = self._remote.receive_call().method
@@ -55,21 +55,29 @@ class EchoWorker(WorkerConnection):
         else:
             self._remote.send_result(method)
 
+    def close(self) -> None:
+        for each in self._sockets:
+            each.close()
+
+
+@pytest.fixture
+def worker() -> Iterator[EchoWorker]:
+    with closing(EchoWorker()) as started:
+        yield started
+
 
 def start_calls(worker: EchoWorker, *methods: str) -> list[Callable[[], Any]]:
     return [start_call(worker, RemoteCall(HOSTED_ROBOTS, method, {})) for method in methods]
 
 
-def test_results_belong_to_their_calls_in_any_order() -> None:
-    worker = EchoWorker()
+def test_results_belong_to_their_calls_in_any_order(worker: EchoWorker) -> None:
     first, second, third = start_calls(worker, *METHODS)
     for _ in METHODS:
         worker.answer()
     assert [third(), first(), second()] == [METHODS[2], METHODS[0], METHODS[1]]
 
 
-def test_a_failed_call_does_not_shift_the_results_of_later_calls() -> None:
-    worker = EchoWorker()
+def test_a_failed_call_does_not_shift_the_results_of_later_calls(worker: EchoWorker) -> None:
     first, second, third = start_calls(worker, "build", "reset", "offload")
     for _ in METHODS:
         worker.answer()
@@ -79,8 +87,7 @@ def test_a_failed_call_does_not_shift_the_results_of_later_calls() -> None:
     assert third() == "offload"
 
 
-def test_every_call_to_a_lost_worker_fails_and_results_that_arrived_before_remain() -> None:
-    worker = EchoWorker()
+def test_every_call_to_a_lost_worker_fails_and_results_that_arrived_before_remain(worker: EchoWorker) -> None:
     first, second, third = start_calls(worker, *METHODS)
     worker.answer()
     worker.answer()
@@ -92,21 +99,21 @@ def test_every_call_to_a_lost_worker_fails_and_results_that_arrived_before_remai
     assert first() == "reset"
 
 
-def test_a_worker_that_was_started_again_does_not_answer_calls_to_the_one_before() -> None:
-    lost, restarted = EchoWorker(), EchoWorker()
-    worker = RestartableWorker(lost, lambda: [restarted])
-    first = start_calls(lost, "reset")
-    worker.take_restarted()
-    assert worker.connection is lost  # it is not lost yet
-    lost.mark_lost("has ended")
-    worker.take_restarted()
-    assert worker.connection is restarted
-    (second,) = start_calls(restarted, "offload")
-    restarted.answer()
-    assert second() == "offload"
-    for finish in (*first, *start_calls(lost, "reset")):
-        with pytest.raises(WorkerLostError, match="has ended"):
-            finish()
+def test_a_worker_that_was_started_again_does_not_answer_calls_to_the_one_before(worker: EchoWorker) -> None:
+    with closing(EchoWorker()) as restarted:
+        restartable = RestartableWorker(worker, lambda: [restarted])
+        first = start_calls(worker, "reset")
+        restartable.take_restarted()
+        assert restartable.connection is worker  # it is not lost yet
+        worker.mark_lost("has ended")
+        restartable.take_restarted()
+        assert restartable.connection is restarted
+        (second,) = start_calls(restarted, "offload")
+        restarted.answer()
+        assert second() == "offload"
+        for finish in (*first, *start_calls(worker, "reset")):
+            with pytest.raises(WorkerLostError, match="has ended"):
+                finish()
 
 
 class Workers:
