@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 METHODS = {
-    "engine step": ("quintet.runtime.engine_worker", None, "take_steps"),
+    "engine step": ("quintet.runtime.engine_worker", "LocalEngineWorker", "step"),
     "engine load": ("quintet.rollout.engines.hf.engine", "HfEngine", "load_weights"),
     "learner": ("quintet.runtime.worker", "Worker", "execute"),
     "message": ("quintet.runtime.standalone.messages", "MessageSocket", "_send"),

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -191,6 +192,15 @@ class SimulatorStep:
     """bool [n], whether the episode cannot be solved anymore; None if the simulator does not say."""
     failures: Mapping[int, Failure] = field(default_factory=dict)
     """Failures of the simulator by robot; these robots need a reset."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedVideo:
+    """A complete video file."""
+
+    step: int
+    split: Literal["train", "validation"]
+    path: Path
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from quintet.config.torchrun import current_rank
 from quintet.embodied_records import ActionSampling, ChunkBatch
 from quintet.policies.vla.build import create_action_preset, load_action_policy
 from quintet.runtime.controller import Controller
-from quintet.runtime.remote_interface import RobotWorker
+from quintet.runtime.remote_interface import RobotLearner
 from quintet.runtime.worker_process import run_worker
 from quintet.training.checkpoint.async_save import AsyncCheckpointer
 from quintet.training.chunk_learner import ChunkRates
@@ -87,13 +87,13 @@ def collected(config: Experiment, policy_directory: Path) -> ChunkBatch:
     )
 
 
-def weights(calls: RobotWorker) -> dict[str, float]:
+def weights(calls: RobotLearner) -> dict[str, float]:
     return {name: float(tensor.double().abs().sum()) for name, tensor in calls.weights()}
 
 
 def work(controller: Controller, config: Experiment, policy: Path, directory: Path) -> dict[str, Any]:
     """What the controller asks of learners in two steps and after a resume, and what came of it."""
-    workers = controller.build_robot_workers(config, policy)
+    workers = controller.build_robot_learners(config, policy)
     calls, batch = workers.calls, collected(config, policy)
     results: dict[str, Any] = {}
 

@@ -12,7 +12,6 @@ from contextlib import closing, suppress
 from warm_processes import Popen
 
 from quintet.runtime.standalone.connection import WorkerConnection
-from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
 from quintet.runtime.standalone.listener import ControllerAddress
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket
 from quintet.runtime.worker import Worker
@@ -37,17 +36,16 @@ def start_worker(address: ControllerAddress, rank: int) -> subprocess.Popen[byte
 class ThreadWorker(WorkerConnection):
     """A worker in a thread of this process."""
 
-    def __init__(self, rank: int, learners: LocalStandaloneLearners | None = None) -> None:
+    def __init__(self, rank: int, worker: Worker | None = None) -> None:
         ours, self._theirs = socket.socketpair()
         super().__init__(rank, os.getpid(), "this one", MessageSocket(ours))
-        self._learners = learners
+        self._worker = worker or Worker()
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
-        worker = Worker(standalone_learners=self._learners)
         process = WorkerProcess(ControllerAddress("", 0, ""), self.rank, "the run")
-        with closing(worker), suppress(ConnectionLostError):
-            process.serve(MessageSocket(self._theirs), worker)
+        with closing(self._worker), suppress(ConnectionLostError):
+            process.serve(MessageSocket(self._theirs), self._worker)
 
     def lose(self) -> None:
         """End the connection, as the death of the worker does."""

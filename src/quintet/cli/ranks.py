@@ -132,7 +132,6 @@ def _run_as_controller(
 
 
 def _run_as_worker(rank: RankInfo, config: Experiment, store: Store, address: str) -> None:
-    from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
     from quintet.runtime.standalone.listener import ControllerAddress
     from quintet.runtime.worker import Worker
     from quintet.runtime.worker_process import WorkerProcess, run_worker
@@ -149,7 +148,7 @@ def _run_as_worker(rank: RankInfo, config: Experiment, store: Store, address: st
         return
     has_engine = rank.rank in layout.standalone.get("envs", ()) or layout.has_engine(rank.rank)
     with _watched_group(rank, config, learners.ranks, store, address) as ranks:
-        worker = Worker(standalone_learners=LocalStandaloneLearners(ranks.ranks, learners.shard_writer(rank.rank)))
+        worker = Worker(ranks.ranks, shard_writer=learners.shard_writer(rank.rank))
         replace(process, rendezvous=ranks).run(worker, ["learners", "engine"] if has_engine else ["learners"])
 
 

@@ -1,4 +1,4 @@
-"""Handle of a worker process that runs one env; the worker itself is `quintet.envs.env_worker`."""
+"""Handle of a worker process that runs one env; the worker itself is `quintet.envs.env_process_main`."""
 
 from __future__ import annotations
 

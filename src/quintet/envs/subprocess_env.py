@@ -21,7 +21,7 @@ from quintet.errors import ConfigError, MachineError
 from quintet.records import Failure
 from quintet.sandbox.worker_processes import MAX_FAILED_STARTS, ProcessEnd, WorkerProcesses
 
-WORKER = "quintet.envs.env_worker"
+WORKER = "quintet.envs.env_process_main"
 
 
 class SubprocessVectorEnv:

@@ -180,7 +180,7 @@ def _evaluate_robots(composed: ComposedConfig, statistics: Statistics, console: 
                     shown = {"outcome": episode.outcome.value, "actions": episode.num_actions}
                     writer.add(len(writer.samples), sample, episode.failure, shown)
                 phase.advance(count=len(part))
-            trajectories = components.workers.take_trajectories()
+            trajectories = components.workers.records.take_trajectories()
         write_trajectories(
             directory.path / EPISODES, 0, "validation", trajectories, image_episodes=config.tracking.image_episodes
         )

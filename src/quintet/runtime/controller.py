@@ -12,8 +12,10 @@ from quintet.config.native.tracking import ProfileConfig
 from quintet.config.plan.process_layout import process_layout
 from quintet.envs.hosted_envs import HostedVectorEnv
 from quintet.rewards.judge_server import JudgeServer
-from quintet.runtime.embodied.robot_workers import RobotWorkers
+from quintet.runtime.embodied.hosted_robots import RestartableWorker
+from quintet.runtime.embodied.robot_learner_group import RobotLearnerGroup
 from quintet.runtime.engines import standalone_engine_ranks
+from quintet.runtime.env_hosts import hosted_vector_env
 from quintet.runtime.groups import LearnerGroup
 from quintet.runtime.judge_servers import judge_server
 from quintet.runtime.remote_call import RemoteCall
@@ -21,10 +23,7 @@ from quintet.runtime.remote_engines import RemoteEngines
 from quintet.runtime.remote_interface import WORKER
 from quintet.runtime.remote_learners import RemoteLearnerGroup
 from quintet.runtime.standalone.engine_weights import EngineWeights
-from quintet.runtime.standalone.envs import hosted_vector_env
-from quintet.runtime.standalone.learners import StandaloneLearnerGroup
 from quintet.runtime.standalone.listener import WorkerListener, listen_at
-from quintet.runtime.standalone.robots import OrderedCalls
 from quintet.runtime.transport import Transport
 from quintet.runtime.weight_sources import PolicyWeights
 from quintet.runtime.worker import Worker
@@ -40,7 +39,7 @@ class Controller:
         self._listener = listener
         self._standalone: dict[str, Transport] = {}
         """Transports of standalone components besides engines, by the name of their section of `placement`."""
-        self._staging: list[StandaloneLearnerGroup | RemoteEngines] = []
+        self._staging: list[RemoteLearnerGroup | RemoteEngines] = []
         """Handles with memory of staged weights."""
 
     @classmethod
@@ -75,9 +74,8 @@ class Controller:
         arguments = {"config": config, "policy": policy, "sft": sft}
         self._transport.broadcast(RemoteCall(WORKER, "build_learners", arguments))
         self._connect(config)
-        if sft or not self._standalone:
-            return RemoteLearnerGroup(self._transport)
-        learners = StandaloneLearnerGroup(self._transport, self._standalone, config, policy)
+        standalone = {} if sft else self._standalone
+        learners = RemoteLearnerGroup(self._transport, config, policy, standalone, sft=sft)
         self._staging.append(learners)
         return learners
 
@@ -146,27 +144,25 @@ class Controller:
         take_connected_workers = partial(self._listener.take_connected_workers, ranks)
         return hosted_vector_env(self._listener.wait_for(ranks, seconds), config, take_connected_workers)
 
-    def build_robot_workers(self, config: Experiment, policy: Path) -> RobotWorkers:
+    def build_robot_learners(self, config: Experiment, policy: Path) -> RobotLearnerGroup:
         """Build the robots and the learner of the action policy at `policy` on all workers; robots, or copies of the
         policy that sample actions, on standalone workers if these have devices for them.
 
         Raises:
             MachineError: workers did not connect in time, or cannot build their part.
         """
-        layout, seconds = process_layout(config), config.placement.join_timeout_seconds
-        names = ("envs", "rollout") if self._listener is not None else ()
-        ranks = {name: layout.standalone.get(name, ()) for name in names}
-        joined = sorted({rank for component_ranks in ranks.values() for rank in component_ranks})
-        workers = self._listener.wait_for(joined, seconds) if self._listener is not None and joined else []
         listener = self._listener
-        by_rank = {
-            worker.rank: OrderedCalls(
-                worker, partial(listener.take_connected_workers, [worker.rank]) if listener else tuple
-            )
-            for worker in workers
-        }
-        components = {name: [by_rank[rank] for rank in component_ranks] for name, component_ranks in ranks.items()}
-        return RobotWorkers(self._transport, config, policy, components.get("envs", ()), components.get("rollout", ()))
+        if listener is None:
+            return RobotLearnerGroup(self._transport, config, policy)
+        standalone = process_layout(config).standalone
+        env_ranks, policy_ranks = standalone.get("envs", ()), standalone.get("rollout", ())
+        joined = listener.wait_for({*env_ranks, *policy_ranks}, config.placement.join_timeout_seconds)
+        workers = {worker.rank: worker for worker in joined}
+        robots = [
+            RestartableWorker(workers[rank], partial(listener.take_connected_workers, [rank])) for rank in env_ranks
+        ]
+        policies = [workers[rank] for rank in policy_ranks]
+        return RobotLearnerGroup(self._transport, config, policy, robots, policies)
 
     @contextmanager
     def profiled(self, config: ProfileConfig, directory: Path, step: int) -> Iterator[None]:

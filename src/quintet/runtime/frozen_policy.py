@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-SINGLE_RANK = RankGroup()
-
 
 class FrozenPolicy:
     """See `Policy`: a whole copy of the model on each rank with an engine, in the engine's dtype."""
@@ -46,15 +44,6 @@ class FrozenPolicyOfRank:
 
     ranks: RankGroup
     actor: FrozenPolicy
-
-    @classmethod
-    def build(cls, config: Experiment, policy: Path, ranks: RankGroup = SINGLE_RANK) -> FrozenPolicyOfRank:
-        """Build the policy in that directory."""
-        return cls(ranks, FrozenPolicy(config, policy))
-
-    @property
-    def world_size(self) -> int:
-        return self.ranks.size
 
     @property
     def has_full_weights(self) -> bool:

@@ -16,6 +16,7 @@ from quintet.config.native.experiment import Experiment
 from quintet.errors import ConfigError, MachineError
 from quintet.policies.lora import ADAPTER_DIRECTORY, has_lora, read_adapters, save_adapters
 from quintet.policies.model_loading import load_model
+from quintet.runtime.groups import Policy
 from quintet.runtime.megatron_backend import (
     WriteAssignment,
     restore_from_directory,
@@ -134,7 +135,7 @@ class LearnerSnapshots:
         return snapshot_weights(reference, REFERENCE, self.memory, assignment)
 
     def model(
-        self, actor: Actor, snapshot: LearnerSnapshot, ranks: RankGroup = SINGLE_RANK
+        self, actor: Policy, snapshot: LearnerSnapshot, ranks: RankGroup = SINGLE_RANK
     ) -> Callable[[Path], dict[int, TensorLocation]]:
         """Copy the policy with adapters merged, reusing the tensors of `snapshot`. All ranks call it.
 
@@ -147,7 +148,7 @@ class LearnerSnapshots:
         self._hf = self._hf or HfDirectory.from_model(actor.model)
         return partial(self._hf.write, name=HF, weights=full)
 
-    def _full_weights(self, actor: Actor, snapshot: LearnerSnapshot, ranks: RankGroup) -> Mapping[str, Tensor]:
+    def _full_weights(self, actor: Policy, snapshot: LearnerSnapshot, ranks: RankGroup) -> Mapping[str, Tensor]:
         is_full = (
             isinstance(actor.strategy, ReplicatedStrategy) if isinstance(actor, ActorLearner) else snapshot.gathered
         )

@@ -13,14 +13,13 @@ from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import OptimizerConfig
 from quintet.config.native.tracking import ProfileConfig
-from quintet.embodied_records import ChunkBatch, RobotEpisode, RolloutRequest
+from quintet.embodied_records import ChunkBatch, RecordedVideo, RobotEpisode, RolloutRequest
 from quintet.envs.hosted_envs import EnvRequest
 from quintet.envs.vector_env import EnvEvent
 from quintet.policies.reward_model import ResponseScorer
 from quintet.policies.vla.action_policy import ActionPolicy
 from quintet.records import Failure, Generation, Request, Trajectory
 from quintet.rollout.engines.shared_weights import SharedTensor, StagedTensors
-from quintet.runtime.groups import LearnerGroup
 from quintet.training.checkpoint.async_save import WriteFiles
 from quintet.training.chunk_learner import ChunkRates
 from quintet.training.parallel.broadcast_group import GroupAddress
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from quintet.runtime.embodied.recording import RecordedVideo
-
 WORKER: Final = "worker"
 LEARNERS: Final = "learners"
 ACTOR, WARM_START_ACTOR = f"{LEARNERS}.actor", f"{LEARNERS}.warm_start_actor"
@@ -39,9 +36,8 @@ CRITIC, REFERENCE = f"{LEARNERS}.critic", f"{LEARNERS}.reference"
 REWARD_MODEL = f"{LEARNERS}.reward_model"
 ENGINE: Final = "engine"
 ROBOTS: Final = "robots"
-STANDALONE_ROBOTS, STANDALONE_POLICY = "standalone_robots", "standalone_policy"
-STANDALONE_LEARNERS, STANDALONE_ENVS = "standalone_learners", "standalone_envs"
-POLICY_SCORER: Final = f"{STANDALONE_LEARNERS}.policy_scorer"
+HOSTED_ENVS, HOSTED_ROBOTS, ACTION_POLICY_COPY = "hosted_envs", "hosted_robots", "action_policy_copy"
+POLICY_SCORER: Final = f"{LEARNERS}.policy_scorer"
 STEPS_PER_CALL = 4
 """Steps of all engines between two exchanges of requests and responses, which take about a millisecond."""
 
@@ -123,7 +119,20 @@ class EngineWorker(Protocol):
         """Replace the engine by a new one, which has the initial weights."""
 
 
-class RobotWorker(Protocol):
+class RolloutRecords(Protocol):
+    """What the process that runs rollouts of robots records of them."""
+
+    def take_trajectories(self) -> Sequence[Trajectory]:
+        """Return the episodes that this process has recorded since the last call, to be shown to people."""
+
+    def take_videos(self, *, wait: bool = False) -> Sequence[RecordedVideo]:
+        """Return the videos that this process has completed since the last call; see `RolloutRecording.take_videos`."""
+
+    def pop_metrics(self) -> Mapping[str, float]:
+        """Return the metrics of this process's channels since the last call."""
+
+
+class RobotLearner(RolloutRecords, Protocol):
     """A rank's robots, policy and learner. All ranks execute the same calls at the same time."""
 
     @property
@@ -138,15 +147,6 @@ class RobotWorker(Protocol):
         self, inputs: Mapping[str, Tensor], uniforms: Tensor | None, temperature: float, top_k: int
     ) -> Mapping[str, Any]:
         """Sample actions with the learner's policy; return the fields of an `ActionSample`."""
-
-    def take_trajectories(self) -> Sequence[Trajectory]:
-        """Return the episodes that this process has recorded since the last call, to be shown to people."""
-
-    def take_videos(self, *, wait: bool = False) -> Sequence[RecordedVideo]:
-        """Return the videos that this process has completed since the last call; see `RolloutRecording.take_videos`."""
-
-    def pop_metrics(self) -> Mapping[str, float]:
-        """Return the metrics of this process's channels since the last call."""
 
     def load_rollout(self, batch: ChunkBatch) -> None:
         """Keep a part of the chunk steps of all robots for training."""
@@ -195,37 +195,53 @@ class RobotWorker(Protocol):
         """See `LearnerGroup.load`."""
 
 
-class StandaloneLearnerWorker(Protocol):
-    """Builder of log-prob scorer, critic, reference and reward model on a standalone worker. All workers with the same
-    components execute the same calls at the same time."""
+class LearnerWorker(Protocol):
+    """The learners of a rank, and what creates them. All ranks with the same components execute the same calls at the
+    same time. `weights` are the policy's, for ranks whose devices the actor does not use."""
 
-    def build(self, config: Experiment, policy: Path) -> None:
-        """Prepare for learners of the policy whose initial model is at `policy`, and free earlier ones."""
+    @property
+    def has_full_weights(self) -> bool:
+        """See `LearnerGroup.has_full_weights`."""
 
-    def create_critic(self, weights: StagedTensors) -> None:
-        """Create the critic from the current policy, which has these weights, or from `critic.path`."""
+    def actor_with_optimizer(self, optimizer: OptimizerConfig) -> Actor:
+        """Create `warm_start_actor`; see `LearnerGroup.actor_with_optimizer`."""
 
-    def snapshot_reference(self, weights: StagedTensors) -> None:
-        """Make the current policy, which has these weights, or the model at `reference.path`, the reference."""
+    def release_warm_start_actor(self) -> None:
+        """Free `warm_start_actor`."""
+
+    def create_critic(self, weights: StagedTensors | None = None) -> Critic:
+        """Create the critic from the current policy, or from `critic.path`."""
+
+    def snapshot_reference(self, weights: StagedTensors | None = None) -> LogProbScorer:
+        """Make the current policy, or the model at `reference.path`, the reference."""
 
     def load_policy(self, weights: StagedTensors) -> None:
         """Load the weights of the current policy into the scorer of log-prob workers; the first call builds it."""
 
-    def load_reward_model(self, config: RewardModelConfig, max_length: int) -> None:
+    def load_reward_model(self, config: RewardModelConfig, max_length: int) -> ResponseScorer:
         """See `LearnerGroup.load_reward_model`."""
 
-    def save(self, directory: Path) -> None:
-        """Write copies of critic and reference into the checkpoint at `directory` in the background."""
+    def perturb_actor(self, max_change: float, seed: int) -> None:
+        """See `LearnerGroup.perturb_actor`."""
+
+    def save(self, directory: Path) -> WriteFiles:
+        """See `LearnerGroup.save`."""
 
     def extra_state(self) -> dict[str, Any]:
         """See `LearnerGroup.extra_state`."""
 
-    def load(self, directory: Path, contents: Collection[str], extra: Mapping[str, Any]) -> None:
-        """Load critic and reference, which exist already; see `LearnerGroup.load`."""
+    def load_actor(self, directory: Path, contents: Collection[str], extra: Mapping[str, Any]) -> None:
+        """Load the actor's part of a checkpoint; see `LearnerGroup.load`."""
+
+    def load_critic(self, directory: Path, contents: Collection[str], extra: Mapping[str, Any]) -> None:
+        """Load the critic's part, after `create_critic`."""
+
+    def load_reference(self, directory: Path, contents: Collection[str]) -> None:
+        """Load the reference's part, after `snapshot_reference`."""
 
 
-class StandaloneEnvWorker(Protocol):
-    """The environments of a standalone worker: an env host."""
+class HostedEnvs(Protocol):
+    """The environments of a worker: an env host."""
 
     def build(self, config: Experiment) -> None:
         """Build the vector env of the run."""
@@ -235,8 +251,8 @@ class StandaloneEnvWorker(Protocol):
         `wait_seconds` if requests are in progress."""
 
 
-class StandaloneRobotWorker(Protocol):
-    """Robots of a standalone worker, those of training and those of validations."""
+class HostedRobots(Protocol):
+    """Robots of a worker on devices without the actor, for training and for validations."""
 
     def build(self, config: Experiment, num_robots: int, *, is_validation: bool) -> Mapping[str, Any]:
         """Build stages of `num_robots` robots each; return the description of their simulator."""
@@ -253,8 +269,8 @@ class StandaloneRobotWorker(Protocol):
         """Free the simulators until the next reset."""
 
 
-class StandalonePolicyWorker(Protocol):
-    """A copy of the action policy on a standalone worker."""
+class ActionPolicyCopy(Protocol):
+    """A copy of the action policy on a worker that samples actions."""
 
     def build(self, config: Experiment, policy: Path) -> None:
         """Load the policy at that directory."""
@@ -271,13 +287,12 @@ class StandalonePolicyWorker(Protocol):
 REMOTE_OBJECTS: Final[Mapping[str, type]] = {
     WORKER: ComponentBuilder,
     ENGINE: EngineWorker,
-    ROBOTS: RobotWorker,
-    STANDALONE_LEARNERS: StandaloneLearnerWorker,
-    STANDALONE_ENVS: StandaloneEnvWorker,
-    STANDALONE_ROBOTS: StandaloneRobotWorker,
-    STANDALONE_POLICY: StandalonePolicyWorker,
+    ROBOTS: RobotLearner,
+    HOSTED_ENVS: HostedEnvs,
+    HOSTED_ROBOTS: HostedRobots,
+    ACTION_POLICY_COPY: ActionPolicyCopy,
     POLICY_SCORER: LogProbScorer,
-    LEARNERS: LearnerGroup,
+    LEARNERS: LearnerWorker,
     ACTOR: Actor,
     f"{ACTOR}.scorer": LogProbScorer,
     WARM_START_ACTOR: Actor,
@@ -316,6 +331,8 @@ def properties_of(protocol: type) -> Mapping[str, str]:
     }
 
 
-LOCAL_METHODS: Final = frozenset([*remote_methods(DivergenceReference), *remote_methods(ResponseScorer)])
+LOCAL_METHODS: Final = frozenset(
+    name for protocol in (DivergenceReference, ResponseScorer, RolloutRecords) for name in remote_methods(protocol)
+)
 """Methods that run on one worker alone: a forward pass of another learner calls those of a `DivergenceReference` on
-each rank, and only rank 0 has a reward model."""
+each rank, and only rank 0 has a reward model and records rollouts."""

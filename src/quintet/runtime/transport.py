@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from quintet.errors import MachineError
 from quintet.runtime.remote_call import RemoteCall, broadcast_tensors, encode
@@ -19,12 +19,18 @@ from quintet.runtime.standalone.connection import (
     wait_for_answer,
 )
 from quintet.runtime.standalone.messages import RemoteCallError
-from quintet.runtime.worker import Worker
 from quintet.training.parallel.rendezvous import RankDiedError, Rendezvous, broken_connection
 
 HINT = "see its log in the run directory; rerun the same command to continue from the last checkpoint"
 LOSS_SECONDS = 3.0
 """Time in which the loss of another rank is noticed after a collective failed because of it."""
+
+
+class CallExecutor(Protocol):
+    """The worker of this process."""
+
+    def execute(self, call: RemoteCall) -> Any:
+        """Call the method, or return the property, that the call names."""
 
 
 class Transport:
@@ -36,7 +42,7 @@ class Transport:
         workers: Sequence[WorkerConnection] = (),
         components: str = "",
         *,
-        local: Worker | None = None,
+        local: CallExecutor | None = None,
         rendezvous: Rendezvous | None = None,
     ) -> None:
         """`components` are what the run lacks without one of the workers, for messages; by default all of its ranks.

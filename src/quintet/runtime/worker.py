@@ -6,7 +6,7 @@ Standalone workers have components on devices that the actor does not use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -14,29 +14,27 @@ from typing import Any
 from quintet import trace
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.tracking import ProfileConfig
+from quintet.runtime.embodied.hosted_robots import LocalHostedRobots
+from quintet.runtime.embodied.policy_copies import LocalActionPolicyCopy
 from quintet.runtime.engine_worker import LocalEngineWorker
-from quintet.runtime.frozen_policy import FrozenPolicyOfRank
+from quintet.runtime.env_hosts import LocalHostedEnvs
+from quintet.runtime.frozen_policy import FrozenPolicy, FrozenPolicyOfRank
 from quintet.runtime.judge_servers import LOOPBACK, JudgeServers
 from quintet.runtime.local_learners import LocalLearners
 from quintet.runtime.process_settings import configure_process, seed_torch
 from quintet.runtime.profiler import RankProfiler
 from quintet.runtime.remote_call import RemoteCall, RemoteRef
 from quintet.runtime.remote_interface import (
+    ACTION_POLICY_COPY,
     ENGINE,
+    HOSTED_ENVS,
+    HOSTED_ROBOTS,
     LEARNERS,
     REMOTE_OBJECTS,
     ROBOTS,
-    STANDALONE_ENVS,
-    STANDALONE_LEARNERS,
-    STANDALONE_POLICY,
-    STANDALONE_ROBOTS,
     WORKER,
     remote_methods,
 )
-from quintet.runtime.sft_learner import build_sft_learners
-from quintet.runtime.standalone.env_worker import LocalStandaloneEnvs
-from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
-from quintet.runtime.standalone.robot_worker import LocalStandalonePolicy, LocalStandaloneRobots
 from quintet.training.parallel.process_group import RankGroup
 
 SINGLE_RANK = RankGroup()
@@ -46,21 +44,18 @@ class Worker:
     """`ComponentBuilder` that executes calls with the components of this rank."""
 
     def __init__(
-        self,
-        ranks: RankGroup = SINGLE_RANK,
-        address: str = LOOPBACK,
-        standalone_learners: LocalStandaloneLearners | None = None,
+        self, ranks: RankGroup = SINGLE_RANK, address: str = LOOPBACK, shard_writer: str | None = None
     ) -> None:
-        """Ranks of other machines reach this one at `address`."""
+        """Ranks of other machines reach this one at `address`. A standalone worker with learners writes shards of
+        checkpoints as `shard_writer`."""
+        self._shard_writer = shard_writer
         self._ranks = ranks
         self._address = address
         self._components: dict[str, Any] = {
             ENGINE: LocalEngineWorker(),
-            STANDALONE_ENVS: LocalStandaloneEnvs(),
-            STANDALONE_ROBOTS: LocalStandaloneRobots(),
-            STANDALONE_POLICY: LocalStandalonePolicy(),
-            STANDALONE_LEARNERS: standalone_learners,
-            LEARNERS: standalone_learners,
+            HOSTED_ENVS: LocalHostedEnvs(),
+            HOSTED_ROBOTS: LocalHostedRobots(),
+            ACTION_POLICY_COPY: LocalActionPolicyCopy(),
         }
         """Components by the first part of their targets; without a value before they are built."""
         self._judges: JudgeServers | None = None
@@ -70,14 +65,16 @@ class Worker:
         configure_process(config)
         if not sft:
             seed_torch(config)
-        self.close()
         self._components[LEARNERS] = None  # free the learners of an earlier phase first
-        build: Callable[[Experiment, Path, RankGroup], LocalLearners | FrozenPolicyOfRank] = LocalLearners.build
+        if self._shard_writer is not None:
+            # another thread executes the calls of the other components
+            self._components[LEARNERS] = LocalLearners(config, policy, self._ranks, writer=self._shard_writer)
+            return
+        self.close()
         if config.generation is not None:
-            build = FrozenPolicyOfRank.build
-        elif sft:
-            build = build_sft_learners
-        learners = build(config, policy, self._ranks)
+            learners: LocalLearners | FrozenPolicyOfRank = FrozenPolicyOfRank(self._ranks, FrozenPolicy(config, policy))
+        else:
+            learners = LocalLearners.build(config, policy, self._ranks, sft=sft)
         self._components |= {LEARNERS: learners, ENGINE: LocalEngineWorker(learners)}
 
     def start_judge_servers(self, config: Experiment) -> Sequence[Sequence[str]]:
@@ -91,11 +88,11 @@ class Worker:
             self._judges = None
 
     def build_robots(self, config: Experiment, policy: Path) -> None:
-        from quintet.runtime.embodied.robot_worker import LocalRobotWorker
+        from quintet.runtime.embodied.robot_learner import LocalRobotLearner
 
         configure_process(config)
         seed_torch(config)
-        self._components[ROBOTS] = LocalRobotWorker(config, policy, self._ranks)
+        self._components[ROBOTS] = LocalRobotLearner(config, policy, self._ranks)
 
     def start_profile(self, config: ProfileConfig, directory: Path, step: int) -> None:
         if config.ranks is None or self._ranks.rank in config.ranks:
@@ -113,7 +110,7 @@ class Worker:
             self._profiler.close()
             self._profiler = None
         for target, component in self._components.items():
-            if component is not None and target not in (LEARNERS, STANDALONE_LEARNERS):
+            if component is not None and target != LEARNERS:
                 component.close()
         self._components |= {ENGINE: LocalEngineWorker(), ROBOTS: None}
 

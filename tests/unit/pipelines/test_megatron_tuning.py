@@ -19,7 +19,6 @@ from quintet.errors import InterruptedRun
 from quintet.pipelines.rl import train
 from quintet.pipelines.sft.stage import SftStage
 from quintet.runtime.local_learners import LocalLearners
-from quintet.runtime.sft_learner import build_sft_learners
 
 Run = Callable[..., Path]
 COMMON = (
@@ -105,7 +104,7 @@ def test_the_scale_of_float16_losses_goes_on_with_the_run(tune: Run, monkeypatch
     (state,) = [json.loads(path.read_text()) for path in run.glob("checkpoints/global_step_2/state.json")]
     assert state["actor_scale"]["scale"] > 2.0**16  # it has grown
     taken: list[Any] = []
-    monkeypatch.setattr(LocalLearners, "load", lambda learners, directory, contents, extra: taken.append(extra))
+    monkeypatch.setattr(LocalLearners, "load_actor", lambda learners, directory, contents, extra: taken.append(extra))
     tune(*overrides, "sft.epochs=2")
     assert taken == [{"actor_scale": state["actor_scale"]}]
 
@@ -121,8 +120,8 @@ def test_weights_of_megatrons_own_are_the_stages_alone(tmp_path: Path, policy_di
     with torch.no_grad():
         model.model.norm.weight.fill_(3.0)
     model.save_pretrained(tmp_path / "tuned")
-    for opened, expected in ((build_sft_learners, 1.0), (LocalLearners.build, 3.0)):
-        actual = dict(opened(config, tmp_path / "tuned").actor.weights())["model.norm.weight"]
+    for sft, expected in ((True, 1.0), (False, 3.0)):
+        actual = dict(LocalLearners.build(config, tmp_path / "tuned", sft=sft).actor.weights())["model.norm.weight"]
         assert actual.unique().tolist() == [expected]
 
 

@@ -31,11 +31,10 @@ from quintet.rollout.engines.engine import EngineError
 from quintet.runtime.controller import Controller
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import WORKER
-from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
-from quintet.runtime.standalone.learners import StandaloneLearnerGroup
+from quintet.runtime.remote_learners import RemoteLearnerGroup
 from quintet.runtime.transport import Transport
+from quintet.runtime.worker import Worker
 from quintet.tracking.metrics import describe
-from quintet.training.parallel.process_group import RankGroup
 
 OVERRIDES = (
     "training.steps=4",
@@ -180,13 +179,13 @@ PIPELINED = (
 @pytest.fixture
 def log_prob_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """A function that lets a thread of this process compute log-probs with a copy of the policy."""
-    groups: list[StandaloneLearnerGroup] = []
+    groups: list[RemoteLearnerGroup] = []
 
-    def build_learners(controller: Controller, config: Experiment, policy: Path, **_: bool) -> StandaloneLearnerGroup:
+    def build_learners(controller: Controller, config: Experiment, policy: Path, **_: bool) -> RemoteLearnerGroup:
         arguments = {"config": config, "policy": policy, "sft": False}
         controller._transport.broadcast(RemoteCall(WORKER, "build_learners", arguments))
-        workers = Transport([ThreadWorker(1, LocalStandaloneLearners(RankGroup(), "1"))], "log-prob workers")
-        groups.append(StandaloneLearnerGroup(controller._transport, {"logprobs": workers}, config, policy))
+        workers = Transport([ThreadWorker(1, Worker(shard_writer="1"))], "log-prob workers")
+        groups.append(RemoteLearnerGroup(controller._transport, config, policy, {"logprobs": workers}))
         return groups[-1]
 
     def start() -> None:

@@ -28,7 +28,7 @@ def test_a_rank_without_an_engine_loads_no_model(policy_directory: Path) -> None
     """Two devices with one engine: the second rank has none, and no weights to gather."""
     words = ("placement.devices_per_node=2", "rollout.engine=vllm", "rollout.engine_options.tensor_parallel=2")
     config = config_of(f"policy.path={policy_directory}", *words)
-    policy = FrozenPolicyOfRank.build(config, policy_directory, RankGroup(rank=1, size=2))
+    policy = FrozenPolicyOfRank(RankGroup(rank=1, size=2), FrozenPolicy(config, policy_directory))
     assert LocalEngineWorker(policy).build(config, policy_directory) == 0
     assert list(policy.actor.weights()) == []
     assert policy.actor._model is None

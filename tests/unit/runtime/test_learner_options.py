@@ -19,7 +19,7 @@ from quintet.config.native.learners import CriticConfig
 from quintet.errors import ConfigError
 from quintet.policies.model_loading import load_model
 from quintet.records import Batch
-from quintet.runtime import learner_builders, sft_learner
+from quintet.runtime import learner_builders
 from quintet.runtime.dtypes import with_dtypes
 from quintet.runtime.engines import policy_dtype
 from quintet.runtime.learner_builders import build_reference
@@ -67,7 +67,7 @@ def test_liger_gets_a_tuned_model_where_it_will_learn(policy_directory: Path, mo
     monkeypatch.setattr(learner_builders, "apply_liger_kernels", ask)
     monkeypatch.setattr(learner_builders, "compute_device", lambda: torch.device("meta"))
     with pytest.raises(Asked) as asked:
-        sft_learner.build_sft_learners(experiment(policy_directory, sft={"liger": True}), policy_directory)
+        LocalLearners.build(experiment(policy_directory, sft={"liger": True}), policy_directory, sft=True)
     assert asked.value.args == ("sft.liger", "meta")
 
 

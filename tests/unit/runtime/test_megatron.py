@@ -18,6 +18,7 @@ from quintet.algorithms.objective import CriticObjective, CrossEntropyObjective
 from quintet.config.native.learners import CriticConfig
 from quintet.errors import ConfigError, MachineError
 from quintet.runtime.controller import Controller
+from quintet.runtime.groups import LearnerGroup
 from quintet.runtime.learner_backends import load_backend
 from quintet.runtime.local_learners import LocalLearners
 from quintet.training.checkpoint.async_save import AsyncCheckpointer
@@ -71,12 +72,12 @@ def test_experts_on_two_ranks_do_what_those_of_one_do(mixture_directory: Path, t
     actual = work(Controller.in_process(), mixture_directory, tmp_path / "plain")
     torch.set_num_threads(before)
     same(on_two_ranks(mixture_directory, tmp_path / "two", *split_by("expert")), actual)
-    plain = LocalLearners.build(experiment(), mixture_directory)
+    plain = Controller.in_process().build_learners(experiment(), mixture_directory)
     first, second = (_goes_on(plain, tmp_path / name / "global_step_1") for name in ("plain", "two"))
     same(second, first)
 
 
-def _goes_on(learners: LocalLearners, checkpoint: Path) -> dict[str, float]:
+def _goes_on(learners: LearnerGroup, checkpoint: Path) -> dict[str, float]:
     learners.load(checkpoint, ("model", "optimizer"), {})
     return learners.actor.update(sequences(), CrossEntropyObjective(), "token-mean", 1e-3)
 
@@ -109,7 +110,7 @@ def test_a_checkpoint_goes_on_on_another_backend(
 ) -> None:
     """Of a mixture of experts, too."""
     policy = request.getfixturevalue(kind)
-    ways = [LocalLearners.build(experiment(*overrides), policy) for overrides in (MEGATRON, ())]
+    ways = [Controller.in_process().build_learners(experiment(*overrides), policy) for overrides in (MEGATRON, ())]
     first, second = reversed(ways) if backwards else ways
     values = CriticObjective(CriticConfig())
     for learners in (first, second):
@@ -197,4 +198,4 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(policy_directory: Path
     table = tmp_path / "global_step_1/actor/model_world_size_1_rank_0.json"
     table.write_text(table.read_text().replace('"name": "model.norm.weight"', '"name": "model.other.weight"'))
     with pytest.raises(MachineError, match="does not fit the model"):
-        learners.load(tmp_path / "global_step_1", ("model",), {})
+        learners.load_actor(tmp_path / "global_step_1", ("model",), {})

@@ -35,31 +35,30 @@ from quintet.errors import MachineError
 from quintet.policies.model_loading import load_tokenizer
 from quintet.records import Batch, Failure, FinishReason, Generation, PromptRow, Request, StructuredOutput
 from quintet.runtime.controller import Controller
-from quintet.runtime.embodied.robot_worker import LocalRobotWorker
+from quintet.runtime.embodied.hosted_robots import LocalHostedRobots
+from quintet.runtime.embodied.policy_copies import LocalActionPolicyCopy
+from quintet.runtime.embodied.robot_learner import LocalRobotLearner
 from quintet.runtime.engine_worker import LocalEngineWorker
+from quintet.runtime.env_hosts import LocalHostedEnvs
 from quintet.runtime.local_learners import LocalLearners
 from quintet.runtime.remote_call import RemoteCall, RemoteRef, decode_header, decode_value, encode, encode_value
 from quintet.runtime.remote_interface import (
+    ACTION_POLICY_COPY,
     ACTOR,
     CRITIC,
     ENGINE,
+    HOSTED_ENVS,
+    HOSTED_ROBOTS,
     LEARNERS,
     POLICY_SCORER,
     REFERENCE,
     REMOTE_OBJECTS,
     ROBOTS,
-    STANDALONE_ENVS,
-    STANDALONE_LEARNERS,
-    STANDALONE_POLICY,
-    STANDALONE_ROBOTS,
     WORKER,
     EngineReport,
     properties_of,
     remote_methods,
 )
-from quintet.runtime.standalone.env_worker import LocalStandaloneEnvs
-from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
-from quintet.runtime.standalone.robot_worker import LocalStandalonePolicy, LocalStandaloneRobots
 from quintet.runtime.worker import Worker
 
 
@@ -137,7 +136,7 @@ def test_configured_objects_arrive_equal() -> None:
         "contents": ["model"],
         "extra": {"actor_scale": {"factor": 2.0}},
     }
-    assert through_the_wire(RemoteCall(LEARNERS, "load", arguments)).arguments == arguments
+    assert through_the_wire(RemoteCall(LEARNERS, "load_actor", arguments)).arguments == arguments
 
 
 def test_requests_and_responses_arrive_equal() -> None:
@@ -188,7 +187,7 @@ def test_other_objects_are_not_sent() -> None:
         encode(RemoteCall(ACTOR, "update", {"objective": lambda logprobs, entropy, targets: (logprobs.sum(), {})}))
 
 
-BUILDERS = (WORKER, ENGINE, STANDALONE_ENVS, STANDALONE_POLICY, STANDALONE_ROBOTS)
+BUILDERS = (WORKER, ENGINE, HOSTED_ENVS, ACTION_POLICY_COPY, HOSTED_ROBOTS)
 """Components that every worker has, and that their own calls build."""
 
 
@@ -231,13 +230,12 @@ def test_learners_and_engines_implement_every_remote_method(
     learners.actor_with_optimizer(OptimizerConfig())
     assert all(hasattr(LocalEngineWorker, name) for name in remote_methods(REMOTE_OBJECTS[ENGINE]))
     standalone = {
-        STANDALONE_ENVS: LocalStandaloneEnvs,
-        STANDALONE_LEARNERS: LocalStandaloneLearners,
-        STANDALONE_ROBOTS: LocalStandaloneRobots,
-        STANDALONE_POLICY: LocalStandalonePolicy,
+        HOSTED_ENVS: LocalHostedEnvs,
+        HOSTED_ROBOTS: LocalHostedRobots,
+        ACTION_POLICY_COPY: LocalActionPolicyCopy,
     }
     robots = REMOTE_OBJECTS[ROBOTS]
-    assert all(hasattr(LocalRobotWorker, name) for name in (*remote_methods(robots), *properties_of(robots)))
+    assert all(hasattr(LocalRobotLearner, name) for name in (*remote_methods(robots), *properties_of(robots)))
     for target, component in standalone.items():
         assert all(hasattr(component, name) for name in remote_methods(REMOTE_OBJECTS[target]))
     for target, protocol in REMOTE_OBJECTS.items():

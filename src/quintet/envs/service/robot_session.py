@@ -128,8 +128,8 @@ class RobotSession:
         self._client.close()
 
 
-class ServiceChannel:
-    """Connection to the robots of a share in a session; see `RobotChannel`."""
+class RobotServiceConnection:
+    """Connection to the robots of a share in a session; see `RobotConnection`."""
 
     def __init__(self, session: RobotSession, share: str, num_robots: int) -> None:
         self._session, self._share, self._num_robots = session, share, num_robots

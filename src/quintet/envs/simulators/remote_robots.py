@@ -27,7 +27,7 @@ WHERE: Mapping[Call, str] = {"describe": "start", "reset": "reset", "step": "ste
 """`Failure.where` of the failure of a call."""
 
 
-class RobotChannel(Protocol):
+class RobotConnection(Protocol):
     """Connection to the worker of a share of the robots of a stage."""
 
     def start(self, call: Call, arguments: Mapping[str, Any]) -> None:
@@ -53,38 +53,38 @@ class RobotChannel(Protocol):
 class RemoteRobots:
     """See `RobotHost`."""
 
-    def __init__(self, channel: RobotChannel, num_robots: int) -> None:
+    def __init__(self, connection: RobotConnection, num_robots: int) -> None:
         self.num_robots = num_robots
-        self._channel = channel
+        self._connection = connection
         self._num_actions = 0
 
     def start_description(self) -> None:
-        self._channel.start("describe", {})
+        self._connection.start("describe", {})
 
     def finish_description(self) -> SimulatorDescription:
         return self._parsed("describe", description_from_message)
 
     def start_reset(self, start_states: np.ndarray) -> None:
-        self._channel.start("reset", {"start_states": start_states})
+        self._connection.start("reset", {"start_states": start_states})
 
     def finish_reset(self) -> ResetResult:
         return self._parsed("reset", reset_from_message, self.num_robots)
 
     def start_chunk(self, chunk: ChunkActions) -> None:
         self._num_actions = chunk.actions.shape[1]
-        self._channel.start("step", {"actions": chunk.actions, "record_frames": chunk.record_frames})
+        self._connection.start("step", {"actions": chunk.actions, "record_frames": chunk.record_frames})
 
     def finish_chunk(self) -> ChunkResult:
         return self._parsed("step", chunk_from_message, self.num_robots, self._num_actions)
 
     def send(self) -> None:
-        self._channel.send()
+        self._connection.send()
 
     def offload(self) -> None:
-        self._channel.offload()
+        self._connection.offload()
 
     def close(self) -> None:
-        self._channel.close()
+        self._connection.close()
 
     def _parsed(self, call: Call, parse: Callable[..., T], *arguments: Any) -> T:
         """
@@ -92,13 +92,13 @@ class RemoteRobots:
             RobotsLostError: there is no result, or it is invalid.
         """
         try:
-            return parse(self._channel.result(), *arguments)
+            return parse(self._connection.result(), *arguments)
         except InvalidEnvOutputError as error:
             raise RobotsLostError(Failure(WHERE[call], INVALID_OUTPUT, str(error))) from error
 
 
-class ProcessChannel:
-    """Connection to the robots of a stage in a worker process; see `RobotChannel`."""
+class RobotProcessConnection:
+    """Connection to the robots of a stage in a worker process; see `RobotConnection`."""
 
     def __init__(self, processes: RobotProcesses, slot: int, stage: int, config: SimulatorConfig) -> None:
         self._processes, self._slot, self._stage, self._config = processes, slot, stage, config
@@ -116,7 +116,7 @@ class ProcessChannel:
             self._process.request(StageRequest(self._stage, WHERE[call], seconds), message)
 
     def send(self) -> None:
-        """See `RobotChannel`; calls are sent when they are started."""
+        """See `RobotConnection`; calls are sent when they are started."""
 
     def result(self) -> Mapping[str, Any]:
         if self._process is None:

@@ -10,7 +10,7 @@ import numpy as np
 from quintet.config.native.envs import EnvServiceConfig, SimulatorConfig
 from quintet.embodied_records import ChunkResult, RobotObservation
 from quintet.envs.simulators.registry import build_simulator
-from quintet.envs.simulators.remote_robots import ProcessChannel, RemoteRobots
+from quintet.envs.simulators.remote_robots import RemoteRobots, RobotProcessConnection
 from quintet.envs.simulators.robot_host import LocalRobots, RobotHost
 from quintet.envs.simulators.robot_processes import RobotProcesses
 from quintet.envs.simulators.robot_stage import RobotStage
@@ -101,19 +101,19 @@ def _hosts(config: SimulatorConfig, num_robots: int) -> list[list[RobotHost]]:
     sizes = share_sizes(num_robots, config.processes)
     processes = RobotProcesses(config, [[size] * len(stages) for size in sizes])
     return [
-        [RemoteRobots(ProcessChannel(processes, slot, stage, config), size) for slot, size in enumerate(sizes)]
+        [RemoteRobots(RobotProcessConnection(processes, slot, stage, config), size) for slot, size in enumerate(sizes)]
         for stage in stages
     ]
 
 
 def _service_hosts(config: SimulatorConfig, service: EnvServiceConfig, num_robots: int) -> list[RobotHost]:
     """Return the hosts of a stage: a session on each server, with `config.processes` shares."""
-    from quintet.envs.service.robot_session import RobotSession, ServiceChannel
+    from quintet.envs.service.robot_session import RobotServiceConnection, RobotSession
 
     sessions = [RobotSession(url, config, service) for url in service.urls]
     sizes = share_sizes(num_robots, max(config.processes, 1) * len(sessions))
     return [
-        RemoteRobots(ServiceChannel(sessions[number % len(sessions)], f"share {number}", size), size)
+        RemoteRobots(RobotServiceConnection(sessions[number % len(sessions)], f"share {number}", size), size)
         for number, size in enumerate(sizes)
     ]
 

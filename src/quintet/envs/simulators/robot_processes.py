@@ -1,4 +1,4 @@
-"""Worker processes that simulate robots; the worker itself is `quintet.envs.simulators.robot_worker`."""
+"""Worker processes that simulate robots; the worker itself is `quintet.envs.simulators.robot_process_main`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quintet.envs.validation import INVALID_OUTPUT, InvalidEnvOutputError
 from quintet.records import Failure
 from quintet.sandbox.worker_processes import ProcessEnd, WorkerProcess, WorkerProcesses
 
-WORKER = "quintet.envs.simulators.robot_worker"
+WORKER = "quintet.envs.simulators.robot_process_main"
 DESCRIPTORS_PER_READ = 16
 
 

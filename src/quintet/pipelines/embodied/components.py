@@ -9,7 +9,7 @@ from typing import Any
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.chunk_steps import ChunkSteps
 from quintet.runtime.controller import Controller
-from quintet.runtime.embodied.robot_workers import RobotWorkers
+from quintet.runtime.embodied.robot_learner_group import RobotLearnerGroup
 from quintet.runtime.optimizer_schedules import OptimizerSchedules
 from quintet.runtime.run_checkpoint import load_learners
 from quintet.training.checkpoint.async_save import WriteFiles
@@ -21,7 +21,7 @@ class RobotComponents:
     """Everything that a training step in simulators uses."""
 
     config: Experiment
-    workers: RobotWorkers
+    workers: RobotLearnerGroup
     schedules: OptimizerSchedules = field(init=False)
     steps: ChunkSteps = field(init=False)
     """Robots and chunks of a step."""
@@ -33,7 +33,7 @@ class RobotComponents:
     @classmethod
     def build(cls, config: Experiment, policy: Path, controller: Controller) -> RobotComponents:
         """Build the components around the action policy at that directory."""
-        return cls(config, controller.build_robot_workers(config, policy))
+        return cls(config, controller.build_robot_learners(config, policy))
 
     def close(self) -> None:
         """End the simulators."""

@@ -50,14 +50,14 @@ def collect_rollout(components: RobotComponents, step: int) -> RobotRollout:
 
 def show_rollout(run: Run, components: RobotComponents, step: int) -> None:
     """Store the episodes of a step that were recorded, and log complete videos."""
-    if trajectories := components.workers.take_trajectories():
+    if trajectories := components.workers.records.take_trajectories():
         store_training_episodes(run, step, trajectories)
     log_videos(run, components)
 
 
 def log_videos(run: Run, components: RobotComponents, *, wait: bool = False) -> None:
     """Send complete videos to the loggers; `wait` for those that are still encoded."""
-    for video in components.workers.take_videos(wait=wait):
+    for video in components.workers.records.take_videos(wait=wait):
         run.log_video(video.step, f"{video.split}/video", video.path)
 
 
@@ -69,7 +69,7 @@ def validate(run: Run, components: RobotComponents, step: int) -> dict[str, floa
         for part in held_out_episodes(components, step):
             episodes += part
             progress.advance(count=len(part))
-    trajectories = components.workers.take_trajectories()
+    trajectories = components.workers.records.take_trajectories()
     store_validation_episodes(run, step, trajectories, components.steps.validation_robots)
     return summarize_robot_validation(config.env.name, episodes)
 

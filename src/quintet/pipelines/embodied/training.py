@@ -1,6 +1,6 @@
 """Reinforcement learning of action policies in simulators.
 
-A step runs these phases one after another, each on all ranks, see `runtime/embodied/robot_worker.py`:
+A step runs these phases one after another, each on all ranks, see `runtime/embodied/robot_learner.py`:
 
     rollout → log-probs → reference → advantages → update policy and value head → sync weights
             → validate → checkpoint
@@ -81,7 +81,7 @@ def train_step(components: RobotComponents, step: int, timings: Timings) -> dict
             components.workers.sync_weights()
     seconds = timings.metrics["timing_s/step"]
     speed = {"perf/time_per_step": seconds, "perf/chunks_per_second": rollout.num_chunk_steps / seconds}
-    channels = components.workers.pop_metrics()
+    channels = components.workers.records.pop_metrics()
     return {**summarize_robot_episodes(rollout.episodes), **advantage_metrics, **update_metrics, **speed, **channels}
 
 

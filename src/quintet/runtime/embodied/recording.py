@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import queue
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.tracking import VideoConfig
-from quintet.embodied_records import ChunkResult, RobotObservation, RolloutRequest
+from quintet.embodied_records import ChunkResult, RecordedVideo, RobotObservation, RolloutRequest
 from quintet.envs.simulators.robot_envs import RobotEnvs
 from quintet.records import Trajectory
 from quintet.rollout.chunk_rollout import RolloutRecorder
@@ -23,15 +22,6 @@ from quintet.tracking.run_directory import RunDirectory
 from quintet.tracking.videos import VideoWriter, video_path
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedVideo:
-    """A complete video file."""
-
-    step: int
-    split: Literal["train", "validation"]
-    path: Path
 
 
 class RolloutRecording:

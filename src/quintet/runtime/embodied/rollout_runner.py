@@ -11,7 +11,7 @@ from torch import Tensor
 
 from quintet.config.native.envs import SimulatorConfig
 from quintet.config.native.experiment import Experiment
-from quintet.embodied_records import ActionSampling, ChunkBatch, RobotEpisode, RolloutRequest
+from quintet.embodied_records import ActionSampling, ChunkBatch, RecordedVideo, RobotEpisode, RolloutRequest
 from quintet.envs.factory import env_errors_under_key
 from quintet.envs.simulators.robot_envs import RobotEnvs, build_robot_envs
 from quintet.envs.simulators.start_states import RobotStartStates
@@ -21,7 +21,7 @@ from quintet.records import Trajectory
 from quintet.rollout.channel import ChannelCounter
 from quintet.rollout.chunk_rollout import ChunkRollout, RolloutLength, Sample, Uniforms
 from quintet.rollout.robot_channels import RobotChannels
-from quintet.runtime.embodied.recording import RecordedVideo, RolloutRecording
+from quintet.runtime.embodied.recording import RolloutRecording
 from quintet.runtime.embodied.simulator_config import simulator_of
 from quintet.seeds import derive_seed
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quintet.envs.service.payload import Format, encode_payload
-from quintet.runtime.env_service.env_worker import UNKNOWN
+from quintet.runtime.env_service.served_env_process import UNKNOWN
 from quintet.runtime.env_service.worker_pool import Batch, EnvWorker, WorkerPool
 from quintet.runtime.http_service.request_error import RequestError
 

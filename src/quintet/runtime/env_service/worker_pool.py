@@ -16,10 +16,10 @@ from typing import Any
 
 from quintet.envs.service.payload import Format, encode_payload
 from quintet.errors import MachineError
-from quintet.runtime.env_service.env_worker import LENGTH, PROGRESS
+from quintet.runtime.env_service.served_env_process import LENGTH, PROGRESS
 from quintet.sandbox.worker_processes import ProcessEnd, WorkerProcess, WorkerProcesses
 
-WORKER = "quintet.runtime.env_service.env_worker"
+WORKER = "quintet.runtime.env_service.served_env_process"
 CHECKS_PER_TIME_LIMIT = 8
 REPLACEMENT_SECONDS = 10.0
 """How long a request waits for a worker process if all have died."""

@@ -26,8 +26,8 @@ from quintet.envs.svg.env import SvgEnv
 from quintet.envs.svg.icons import icon_code
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, EpisodeStarted, VectorEnv
 from quintet.hardware import is_installed
+from quintet.runtime.env_hosts import hosted_vector_env
 from quintet.runtime.standalone.connection import WorkerConnection
-from quintet.runtime.standalone.envs import hosted_vector_env
 from quintet.runtime.standalone.listener import WorkerListener
 
 PAINTER = """

@@ -28,7 +28,7 @@ from quintet.envs.env import Env
 from quintet.envs.event_messages import event_message
 from quintet.envs.factory import env_factory
 from quintet.envs.service.payload import Format, encode_payload, image_message, value_from_message
-from quintet.envs.simulators.robot_worker import RobotWorker, simulator_config
+from quintet.envs.simulators.robot_process_main import StageSimulators, simulator_config
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, EpisodeStarted, LocalVectorEnv
 from quintet.records import Failure, sum_rewards
 from quintet.runtime.env_service.vagen_episode import VagenEpisode
@@ -54,7 +54,7 @@ def work(connection: socket.socket, setup: Mapping[str, Any]) -> None:
     os.close(descriptor)
     if setup["memory_bytes"] is not None:
         limit_resources(setup["memory_bytes"])
-    worker, num_executed = _EnvWorker(), 0
+    worker, num_executed = _ServedEnvs(), 0
     output = _Output(connection)
     with connection.makefile("rb") as stream:
         while (head := stream.read(LENGTH.size)) and len(head) == LENGTH.size:
@@ -134,12 +134,12 @@ class _Episode:
         self._envs.close()
 
 
-class _EnvWorker:
+class _ServedEnvs:
     """Envs by number."""
 
     def __init__(self) -> None:
         self._episodes: dict[int, _Episode | VagenEpisode] = {}
-        self._robots: dict[int, RobotWorker] = {}
+        self._robots: dict[int, StageSimulators] = {}
 
     def execute(self, request: Sequence[Any], form: Format) -> bytes:
         """Return the encoded result of a request: number of the env, method, arguments."""
@@ -175,7 +175,7 @@ class _EnvWorker:
         if number not in self._robots:
             if not is_start:
                 return UNKNOWN
-            self._robots[number] = RobotWorker(simulator_config(config), [request["num_robots"]])
+            self._robots[number] = StageSimulators(simulator_config(config), [request["num_robots"]])
         return self._robots[number].execute({"stage": 0, **value_from_message(request)})
 
     def _close(self, number: int) -> Mapping[str, Any]:

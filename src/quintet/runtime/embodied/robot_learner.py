@@ -20,15 +20,13 @@ from quintet.algorithms.chunks.advantages import add_chunk_advantages
 from quintet.algorithms.chunks.objective import ChunkObjective
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import OptimizerConfig
-from quintet.embodied_records import ActionSampling, ChunkBatch, RobotEpisode, RolloutRequest
+from quintet.embodied_records import ActionSampling, ChunkBatch, RecordedVideo, RobotEpisode, RolloutRequest
 from quintet.policies.vla.action_policy import ActionPolicy
 from quintet.records import Trajectory
 from quintet.runtime.embodied.learner_builder import build_chunk_learner
-from quintet.runtime.embodied.recording import RecordedVideo
 from quintet.runtime.embodied.rollout_runner import RolloutRunner
-from quintet.runtime.learner_checkpoint import ACTOR, HF, REFERENCE
+from quintet.runtime.learner_checkpoint import ACTOR, REFERENCE, LearnerSnapshots
 from quintet.training.checkpoint.async_save import AsyncShardWriter, WriteFiles
-from quintet.training.checkpoint.hf_directory import HfDirectory
 from quintet.training.checkpoint.learner_state import (
     MODEL_STEM,
     restore_learner,
@@ -36,7 +34,6 @@ from quintet.training.checkpoint.learner_state import (
     snapshot_tensors,
 )
 from quintet.training.checkpoint.shards import ShardReader
-from quintet.training.checkpoint.snapshot import HostBuffers
 from quintet.training.chunk_learner import ChunkLearner, ChunkRates
 from quintet.training.parallel.process_group import RankGroup
 
@@ -46,8 +43,8 @@ SHARED_FIELDS = ("rewards", "dones", "loss_mask", "group", "truncated", "final_v
 """Fields of a batch that all ranks get from each other."""
 
 
-class LocalRobotWorker:
-    """See `RobotWorker`."""
+class LocalRobotLearner:
+    """See `RobotLearner`."""
 
     def __init__(self, config: Experiment, policy_dir: Path, ranks: RankGroup) -> None:
         self._config, self._ranks = config, ranks
@@ -56,8 +53,7 @@ class LocalRobotWorker:
         self._runner = RolloutRunner(config, is_recorded=ranks.rank == 0)
         self._cloner: ChunkLearner | None = None
         """The policy under the optimizer of behavior cloning."""
-        self._memory = HostBuffers()
-        self._hf: HfDirectory | None = None
+        self._snapshots = LearnerSnapshots()
         self._shard_writer: AsyncShardWriter | None = None
         self._batch: ChunkBatch | None = None
         """The chunk steps of this rank's robots."""
@@ -179,7 +175,7 @@ class LocalRobotWorker:
         self._cloner = self.learner.with_optimizer(optimizer)
 
     def clone(self, inputs: Mapping[str, Tensor], actions: Tensor, mask: Tensor, rates: ChunkRates) -> dict[str, float]:
-        """See `RobotWorker.clone`.
+        """See `RobotLearner.clone`.
 
         Raises:
             ValueError: `start_cloning` was not called.
@@ -197,39 +193,23 @@ class LocalRobotWorker:
     # ---- checkpoints
 
     def save(self, directory: Path) -> WriteFiles:
-        learner = self._cloner or self.learner
-        snapshot = snapshot_learner(learner, ACTOR, self._config.checkpoint.contents, self._memory, self._ranks)
-        write_model = self._copy_model(learner)
-        snapshots = [snapshot]
+        learner, memory = self._cloner or self.learner, self._snapshots.memory
+        snapshots = [snapshot_learner(learner, ACTOR, self._config.checkpoint.contents, memory, self._ranks)]
+        write_model = self._snapshots.model(learner, snapshots[0], self._ranks)
         if self.learner.reference is not None:
             weights = {MODEL_STEM: self.learner.reference.state_dict()}
-            snapshots.append(snapshot_tensors(weights, REFERENCE, self._memory, self._ranks))
+            snapshots.append(snapshot_tensors(weights, REFERENCE, memory, self._ranks))
 
         def write(checkpoint: Path) -> None:
             write_model(checkpoint)
-            for learner_snapshot in snapshots:
-                learner_snapshot.write(checkpoint)
+            for snapshot in snapshots:
+                snapshot.write(checkpoint)
 
         if self._ranks.rank == 0:
             return write
         self._shard_writer = self._shard_writer or AsyncShardWriter(str(self._ranks.rank))
         self._shard_writer.save(directory, write)
         return lambda _: None
-
-    def _copy_model(self, learner: ChunkLearner) -> WriteFiles:
-        """Copy the policy with adapters merged; return the function that writes `hf/`. All ranks call it."""
-        full: dict[str, Tensor] = {}
-        for name, tensor in learner.weights():
-            if self._ranks.rank == 0:
-                full |= self._memory.copy({name: tensor}, HF)
-        if self._ranks.rank:
-            return lambda _: None
-        hf = self._hf = self._hf or HfDirectory.from_model(learner.model)
-
-        def write(checkpoint: Path) -> None:
-            hf.write(checkpoint, HF, full)
-
-        return write
 
     def extra_state(self) -> dict[str, Any]:
         scale = (self._cloner or self.learner).loss_scale_state()

@@ -1,4 +1,4 @@
-"""The robot workers of all ranks, as the controller calls them."""
+"""Robots, policy and learner of all ranks, as the controller calls them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 
 from quintet.config.native.experiment import Experiment
 from quintet.embodied_records import ActionSample, ActionSampling, RobotEpisode, RolloutRequest
-from quintet.records import Trajectory
-from quintet.runtime.embodied.recording import RecordedVideo
+from quintet.runtime.embodied.hosted_robots import RestartableWorker, hosted_robot_envs
+from quintet.runtime.embodied.policy_copies import ActionPolicyCopies
 from quintet.runtime.embodied.rollout_runner import RolloutRunner
 from quintet.runtime.remote_call import RemoteCall
-from quintet.runtime.remote_interface import ROBOTS, WORKER, RobotWorker
-from quintet.runtime.remote_learners import remote_proxy
-from quintet.runtime.standalone.robots import OrderedCalls, StandalonePolicies, standalone_robots
+from quintet.runtime.remote_interface import ROBOTS, WORKER, RobotLearner, RolloutRecords
+from quintet.runtime.remote_proxy import remote_proxy
+from quintet.runtime.standalone.connection import WorkerConnection
 from quintet.runtime.transport import Transport
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from quintet.rollout.chunk_rollout import Sample
 
 
-class RobotWorkers:
+class RobotLearnerGroup:
     """Robots, policy and learner on all workers of a transport; robots and the sampling of actions may be on standalone
     workers instead, and then the controller runs the rollouts."""
 
@@ -35,8 +35,8 @@ class RobotWorkers:
         transport: Transport,
         config: Experiment,
         policy: Path,
-        robots: Sequence[OrderedCalls] = (),
-        policies: Sequence[OrderedCalls] = (),
+        robots: Sequence[RestartableWorker] = (),
+        policies: Sequence[WorkerConnection] = (),
     ) -> None:
         """Build the learner of the action policy at `policy` on all workers.
 
@@ -52,15 +52,15 @@ class RobotWorkers:
         """
         self._transport, self._config = transport, config
         transport.broadcast(RemoteCall(WORKER, "build_robots", {"config": config, "policy": policy}))
-        self.calls: RobotWorker = remote_proxy(transport, ROBOTS)
+        self.calls: RobotLearner = remote_proxy(transport, ROBOTS)
         """Calls that all ranks execute together."""
         self._runner: RolloutRunner | None = None
         """Runs the rollouts in this process."""
         if robots:
-            self._runner = RolloutRunner(config, build=partial(standalone_robots, robots, config))
+            self._runner = RolloutRunner(config, build=partial(hosted_robot_envs, robots, config))
         elif policies:
             self._runner = RolloutRunner(config)
-        self._policies = StandalonePolicies(policies, config, policy, self.calls.weights) if policies else None
+        self._policies = ActionPolicyCopies(policies, config, policy, self.calls.weights) if policies else None
 
     @property
     def world_size(self) -> int:
@@ -76,26 +76,10 @@ class RobotWorkers:
         results = [self._transport.call(call), *wait()]
         return sorted((episode for result in results for episode in result), key=lambda episode: episode.robot)
 
-    def take_trajectories(self) -> Sequence[Trajectory]:
-        """Return the episodes that were recorded since the last call, to be shown to people."""
-        if self._runner is not None:
-            return self._runner.take_trajectories()
-        trajectories: Sequence[Trajectory] = self._transport.call(RemoteCall(ROBOTS, "take_trajectories"))
-        return trajectories
-
-    def take_videos(self, *, wait: bool = False) -> Sequence[RecordedVideo]:
-        """See `RolloutRecording.take_videos`."""
-        if self._runner is not None:
-            return self._runner.take_videos(wait=wait)
-        videos: Sequence[RecordedVideo] = self._transport.call(RemoteCall(ROBOTS, "take_videos", {"wait": wait}))
-        return videos
-
-    def pop_metrics(self) -> Mapping[str, float]:
-        """Return the metrics of channels since the last call."""
-        if self._runner is not None:
-            return self._runner.pop_metrics()
-        metrics: Mapping[str, float] = self._transport.call(RemoteCall(ROBOTS, "pop_metrics"))
-        return metrics
+    @property
+    def records(self) -> RolloutRecords:
+        """Videos, episodes and metrics of the rollouts."""
+        return self._runner or self.calls
 
     def sync_weights(self) -> None:
         """Load the learner's weights where actions are sampled."""

@@ -33,7 +33,7 @@ def work(connection: socket.socket, setup: Mapping[str, Any]) -> None:
     """Serve requests until the connection ends; `setup` has the configuration of the simulator and the number of robots
     of each stage."""
     config = simulator_config(json.dumps(setup["env"]))
-    worker = RobotWorker(config, setup["num_robots"])
+    worker = StageSimulators(config, setup["num_robots"])
     writers = [SharedArrayWriter() for _ in setup["num_robots"]]
     for line in LineBuffer().read(connection):
         request = value_from_message(decode_payload(line, JSON))
@@ -51,7 +51,7 @@ def simulator_config(text: str) -> SimulatorConfig:
     return adapter.validate_json(text)
 
 
-class RobotWorker:
+class StageSimulators:
     """Executes requests for the robots of each stage, whose simulators are built by the first request."""
 
     def __init__(self, config: SimulatorConfig, num_robots: Sequence[int]) -> None:

@@ -3,11 +3,12 @@ weights than the learner's."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Mapping
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,87 +24,96 @@ from quintet.envs.simulators.robot_envs import RobotEnvs, build_robot_envs
 from quintet.errors import MachineError
 from quintet.policies.vla.build import create_action_preset, load_action_policy
 from quintet.records import Outcome
+from quintet.runtime.embodied.hosted_robots import RestartableWorker, hosted_robot_envs, start_call
+from quintet.runtime.embodied.policy_copies import ActionPolicyCopies
 from quintet.runtime.embodied.simulator_config import simulator_of
 from quintet.runtime.remote_call import RemoteCall
+from quintet.runtime.remote_interface import HOSTED_ROBOTS
 from quintet.runtime.standalone.connection import WorkerConnection, WorkerLostError
-from quintet.runtime.standalone.messages import RemoteCallError
-from quintet.runtime.standalone.robots import OrderedCalls, StandalonePolicies, standalone_robots
+from quintet.runtime.standalone.messages import MessageSocket, RemoteCallError
 from quintet.training.parallel.rendezvous import RankDiedError
 
 SUCCESS = {"success": {1: [2], 6: [4]}}
 ACTIONS = np.ones((4, 3, 2), np.float32)
 
 
-class EchoWorker:
-    """Returns the methods of calls in order; `fail` fails."""
+METHODS = ("reset", "step_chunk", "offload")
+
+
+class EchoWorker(WorkerConnection):
+    """Returns the methods of calls when it is told to answer; `build` fails."""
 
     def __init__(self) -> None:
-        self._methods: deque[str] = deque()
-        self.lost_reason: str | None = None
+        self._sockets = socket.socketpair()
+        ours, self._remote = map(MessageSocket, self._sockets)
+        super().__init__(1, os.getpid(), "this one", ours)
 
-    def start(self, call: RemoteCall) -> None:
-        if self.lost_reason:
-            raise self.lost_error()
-        self._methods.append(call.method)
+    def answer(self) -> None:
+        method = self._remote.receive_call().method
+        if method == "build":
+            self._remote.send_error(ValueError("the call failed"))
+        else:
+            self._remote.send_result(method)
 
-    def finish(self) -> str:
-        if self.lost_reason:
-            raise self.lost_error()
-        method = self._methods.popleft()
-        if method == "fail":
-            raise RemoteCallError("ValueError", "the call failed")
-        return method
-
-    def lost_error(self) -> WorkerLostError:
-        return WorkerLostError(f"the worker {self.lost_reason}")
+    def close(self) -> None:
+        for each in self._sockets:
+            each.close()
 
 
-def start_calls(
-    *methods: str, worker: EchoWorker | None = None, arrived: list[EchoWorker] | None = None
-) -> tuple[OrderedCalls, list[int]]:
-    worker = worker or EchoWorker()
-    calls = OrderedCalls(cast(WorkerConnection, worker), lambda: cast("list[WorkerConnection]", arrived or []))
-    return calls, [calls.start(RemoteCall("robots", method, {})) for method in methods]
+@pytest.fixture
+def worker() -> Iterator[EchoWorker]:
+    with closing(EchoWorker()) as started:
+        yield started
 
 
-def test_results_belong_to_their_calls_in_any_order() -> None:
-    calls, (first, second, third) = start_calls("a", "b", "c")
-    assert [calls.finish(third), calls.finish(first), calls.finish(second)] == ["c", "a", "b"]
+def start_calls(worker: EchoWorker, *methods: str) -> list[Callable[[], Any]]:
+    return [start_call(worker, RemoteCall(HOSTED_ROBOTS, method, {})) for method in methods]
 
 
-def test_a_failed_call_does_not_shift_the_results_of_later_calls() -> None:
-    calls, (first, second, third) = start_calls("fail", "b", "c")
-    assert calls.finish(second) == "b"
+def test_results_belong_to_their_calls_in_any_order(worker: EchoWorker) -> None:
+    first, second, third = start_calls(worker, *METHODS)
+    for _ in METHODS:
+        worker.answer()
+    assert [third(), first(), second()] == [METHODS[2], METHODS[0], METHODS[1]]
+
+
+def test_a_failed_call_does_not_shift_the_results_of_later_calls(worker: EchoWorker) -> None:
+    first, second, third = start_calls(worker, "build", "reset", "offload")
+    for _ in METHODS:
+        worker.answer()
+    assert second() == "reset"
     with pytest.raises(RemoteCallError, match="the call failed"):
-        calls.finish(first)
-    assert calls.finish(third) == "c"
+        first()
+    assert third() == "offload"
 
 
-def test_every_call_to_a_lost_worker_fails_and_results_that_arrived_before_remain() -> None:
-    worker = EchoWorker()
-    calls, (first, second, third) = start_calls("a", "b", "c", worker=worker)
-    assert calls.finish(second) == "b"
-    worker.lost_reason = "has ended"
-    numbers = [third, calls.start(RemoteCall("robots", "d", {}))]
-    for number in reversed(numbers):
-        with pytest.raises(WorkerLostError, match="the worker has ended"):
-            calls.finish(number)
-    assert calls.finish(first) == "a"
+def test_every_call_to_a_lost_worker_fails_and_results_that_arrived_before_remain(worker: EchoWorker) -> None:
+    first, second, third = start_calls(worker, *METHODS)
+    worker.answer()
+    worker.answer()
+    assert second() == "step_chunk"
+    worker.mark_lost("has ended")
+    for finish in (*start_calls(worker, "reset"), third):
+        with pytest.raises(WorkerLostError, match=r"the worker of rank 1 .* has ended"):
+            finish()
+    assert first() == "reset"
 
 
-def test_a_worker_that_was_started_again_does_not_answer_calls_to_the_one_before() -> None:
-    worker, restarted = EchoWorker(), EchoWorker()
-    calls, (first,) = start_calls("a", worker=worker, arrived=[restarted])
-    calls.take_restarted()
-    assert calls.worker is worker  # it is not lost
-    worker.lost_reason = "has ended"
-    calls.take_restarted()
-    second = calls.start(RemoteCall("robots", "b", {}))
-    third = calls.start(RemoteCall("robots", "c", {}), cast(WorkerConnection, worker))
-    assert calls.finish(second) == "b"
-    for number in (first, third):
-        with pytest.raises(WorkerLostError, match="the worker has ended"):
-            calls.finish(number)
+def test_a_worker_that_was_started_again_does_not_answer_calls_to_the_one_before(worker: EchoWorker) -> None:
+    with closing(EchoWorker()) as restarted:
+        restartable = RestartableWorker(worker, lambda: [restarted])
+        first = start_calls(worker, "reset")
+        restartable.take_restarted()
+        assert restartable.connection is worker  # it is not lost yet
+        worker.mark_lost("has ended")
+        restartable.take_restarted()
+        assert restartable.connection is restarted
+        (second,) = start_calls(restarted, "offload")
+        restarted.answer()
+        assert second() == "offload"
+        for finish in (*first, *start_calls(worker, "reset")):
+            with pytest.raises(WorkerLostError, match="has ended"):
+                finish()
 
 
 class Workers:
@@ -112,7 +122,9 @@ class Workers:
     def __init__(self) -> None:
         self.by_rank = {rank: ThreadWorker(rank) for rank in (1, 2)}
         self._arrived: dict[int, list[WorkerConnection]] = {1: [], 2: []}
-        self.calls = [OrderedCalls(worker, self._take_connected_workers(rank)) for rank, worker in self.by_rank.items()]
+        self.restartable = [
+            RestartableWorker(worker, self._take_connected_workers(rank)) for rank, worker in self.by_rank.items()
+        ]
 
     def _take_connected_workers(self, rank: int) -> Any:
         def take() -> list[WorkerConnection]:
@@ -158,7 +170,7 @@ def test_a_lost_worker_costs_the_episodes_of_its_robots_and_one_that_is_started_
     workers: Workers,
 ) -> None:
     config = experiment()
-    envs = standalone_robots(workers.calls, config, 4, is_validation=False)
+    envs = hosted_robot_envs(workers.restartable, config, 4, is_validation=False)
     envs.reset(0, np.array([4, 6, 1, 3]))
     first = chunk(envs)
     assert [(episode.robot, episode.start_state, episode.outcome) for episode in first.episodes] == [
@@ -189,7 +201,7 @@ def test_a_lost_worker_costs_the_episodes_of_its_robots_and_one_that_is_started_
 
 
 def test_a_run_whose_workers_of_robots_are_all_lost_ends_with_their_names(workers: Workers) -> None:
-    envs = standalone_robots(workers.calls, experiment(), 4, is_validation=False)
+    envs = hosted_robot_envs(workers.restartable, experiment(), 4, is_validation=False)
     for rank in (1, 2):
         workers.lose(rank)
     with pytest.raises(MachineError, match=r"the simulator does not start: WorkerLostError: .* rank 1"):
@@ -197,7 +209,7 @@ def test_a_run_whose_workers_of_robots_are_all_lost_ends_with_their_names(worker
 
 
 def test_a_worker_that_is_started_again_between_the_resets_of_two_stages_runs_the_second(workers: Workers) -> None:
-    envs = standalone_robots(workers.calls, experiment(pipeline_stages=2), 8, is_validation=False)
+    envs = hosted_robot_envs(workers.restartable, experiment(pipeline_stages=2), 8, is_validation=False)
     envs.reset(0, np.arange(4))
     workers.lose(2)
     workers.restart(2)
@@ -212,9 +224,9 @@ def test_a_worker_that_is_started_again_between_the_resets_of_two_stages_runs_th
 
 
 def test_robots_of_validations_are_built_although_a_worker_is_lost(workers: Workers) -> None:
-    training = standalone_robots(workers.calls, experiment(), 4, is_validation=False)
+    training = hosted_robot_envs(workers.restartable, experiment(), 4, is_validation=False)
     workers.lose(1)
-    envs = standalone_robots(workers.calls, experiment(), 4, is_validation=True)
+    envs = hosted_robot_envs(workers.restartable, experiment(), 4, is_validation=True)
     assert envs.simulator == training.simulator
     envs.reset(0, np.arange(4))
     assert failed(chunk(envs)) == [0, 1]
@@ -225,7 +237,7 @@ def test_robots_of_validations_are_built_although_a_worker_is_lost(workers: Work
 
 
 def test_offloading_robots_of_a_lost_worker_does_not_end_the_run(workers: Workers) -> None:
-    envs = standalone_robots(workers.calls, experiment(), 4, is_validation=False)
+    envs = hosted_robot_envs(workers.restartable, experiment(), 4, is_validation=False)
     envs.reset(0, np.arange(4))
     workers.lose(1)
     envs.offload()
@@ -251,7 +263,7 @@ def test_robots_that_a_restarted_worker_cannot_build_say_why_and_are_built_at_th
     (tmp_path / "fragile.py").write_text(FRAGILE)
     broken = tmp_path / "broken"
     config = experiment(simulator=f"{tmp_path}/fragile.py:Fragile", options={"broken": str(broken)})
-    envs = standalone_robots(workers.calls, config, 4, is_validation=False)
+    envs = hosted_robot_envs(workers.restartable, config, 4, is_validation=False)
     workers.lose(2)
     workers.restart(2)
     broken.touch()
@@ -269,7 +281,7 @@ def test_robots_that_a_restarted_worker_cannot_build_say_why_and_are_built_at_th
 def test_a_simulator_that_no_worker_can_build_ends_the_run_with_the_message_of_its_error(workers: Workers) -> None:
     config = experiment(simulator="no_such_file.py:Robots")
     with pytest.raises(MachineError, match=r"^env\.simulator.*no_such_file"):
-        standalone_robots(workers.calls, config, 4, is_validation=False)
+        hosted_robot_envs(workers.restartable, config, 4, is_validation=False)
 
 
 POLICY = {"preset": "state-mlp", "overrides": {"hidden": 8}}
@@ -291,12 +303,18 @@ def shifted(module: torch.nn.Module, by: float) -> dict[str, Tensor]:
     return {name: tensor.detach() + by for name, tensor in module.named_parameters()}
 
 
+def build_copies(workers: Workers, config: Experiment, policy: Path, module: torch.nn.Module) -> ActionPolicyCopies:
+    return ActionPolicyCopies(list(workers.by_rank.values()), config, policy, lambda: iter(module.named_parameters()))
+
+
 def test_copies_of_the_policy_sample_what_the_learner_would_with_its_new_weights(
     workers: Workers, policy: Path
 ) -> None:
     config = experiment(POLICY)
     module: Any = load_action_policy(policy, config)
-    with closing(StandalonePolicies(workers.calls, config, policy, lambda: iter(module.named_parameters()))) as copies:
+    with closing(
+        ActionPolicyCopies(list(workers.by_rank.values()), config, policy, lambda: iter(module.named_parameters()))
+    ) as copies:
         inputs, uniforms = sample_inputs(module), torch.rand(5, module.action_chunk, module.action_dim)
         for by in (0.0, 0.1):
             module.load_state_dict(shifted(module, by))
@@ -315,10 +333,12 @@ def test_a_lost_copy_of_the_policy_ends_the_run_although_its_worker_was_started_
 ) -> None:
     config = experiment(POLICY)
     module: Any = load_action_policy(policy, config)
-    with closing(StandalonePolicies(workers.calls, config, policy, lambda: iter(module.named_parameters()))) as copies:
+    with closing(
+        ActionPolicyCopies(list(workers.by_rank.values()), config, policy, lambda: iter(module.named_parameters()))
+    ) as copies:
         copies.sync_weights()
         # the worker simulates robots, too, which do not need what the one before had
-        envs = standalone_robots(workers.calls, config, 4, is_validation=False)
+        envs = hosted_robot_envs(workers.restartable, config, 4, is_validation=False)
         workers.lose(2)
         workers.restart(2)
         envs.reset(0, np.arange(4))
@@ -336,4 +356,4 @@ def test_a_lost_copy_of_the_policy_ends_the_run_although_its_worker_was_started_
 
 def test_a_policy_that_cannot_be_built_names_the_worker(workers: Workers, tmp_path: Path) -> None:
     with pytest.raises(MachineError, match=r"^rank 1: .*missing"):
-        StandalonePolicies(workers.calls, experiment(POLICY), tmp_path / "missing", lambda: iter(()))
+        build_copies(workers, experiment(POLICY), tmp_path / "missing", torch.nn.Module())

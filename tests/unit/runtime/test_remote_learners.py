@@ -26,7 +26,7 @@ from quintet.runtime.controller import Controller
 from quintet.runtime.groups import LearnerGroup
 from quintet.runtime.remote_call import RemoteCall
 from quintet.runtime.remote_interface import CRITIC
-from quintet.runtime.standalone.learners import StandaloneLearnerGroup
+from quintet.runtime.remote_learners import RemoteLearnerGroup
 from quintet.runtime.standalone.listener import ControllerAddress, WorkerListener
 from quintet.runtime.standalone.messages import RemoteCallError
 from quintet.runtime.transport import Transport
@@ -37,7 +37,6 @@ from quintet.training.parallel.rendezvous import RankDiedError
 WORKER = """
 import sys
 from pathlib import Path
-from quintet.runtime.standalone.learner_worker import LocalStandaloneLearners
 from quintet.runtime.standalone.listener import ControllerAddress
 from quintet.runtime.worker import Worker
 from quintet.runtime.worker_process import WorkerProcess
@@ -45,7 +44,7 @@ from quintet.training.parallel.process_group import RankGroup
 host, port, token, file, rank = sys.argv[1:]
 ranks = RankGroup.join(int(rank) - 1, 2, Path(file))
 process = WorkerProcess(ControllerAddress(host, int(port), token), int(rank), "the run")
-process.run(Worker(standalone_learners=LocalStandaloneLearners(ranks, rank)), ["learners"])
+process.run(Worker(ranks, shard_writer=rank), ["learners"])
 """
 PLACED = (
     "placement.devices_per_node=3",
@@ -117,7 +116,7 @@ def test_critic_and_reference_on_two_workers_are_those_of_one_process(
     actor = Transport(local=Worker())
     Controller(actor).build_learners(config, policy_directory)
     standalone = dict.fromkeys(("critic", "reference"), transport)
-    learners = StandaloneLearnerGroup(actor, standalone, config, policy_directory)
+    learners = RemoteLearnerGroup(actor, config, policy_directory, standalone)
     results = work(learners, tmp_path / "three", ["1", "2"])
     for name, value in expected.items():
         assert results[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
@@ -141,7 +140,6 @@ def test_log_prob_workers_have_the_weights_before_the_first_update_of_each_step(
     controller = Controller(Transport(local=Worker()))
     controller._standalone = {"logprobs": transport}
     learners = controller.build_learners(config, policy_directory)
-    assert isinstance(learners, StandaloneLearnerGroup)
 
     def update() -> None:
         learners.actor.update(batch, CrossEntropyObjective(), "token-mean", 1e-2)
@@ -189,7 +187,7 @@ def test_every_worker_scores_a_part_of_the_responses(
     reward_model = RewardModelConfig(path=str(model))
     actor = Transport(local=Worker())
     local = Controller(actor).build_learners(experiment(), policy_directory).load_reward_model(reward_model, 64)
-    learners = StandaloneLearnerGroup(actor, {"reward": transport}, experiment(), policy_directory)
+    learners = RemoteLearnerGroup(actor, experiment(), policy_directory, {"reward": transport})
     sharded = reward_model.model_copy(update={"min_sharded_parameters": min_sharded, "sequences_per_pass": 1})
     remote = learners.load_reward_model(sharded, 64)
     rows = [PromptRow(i, "s", ({"role": "user", "content": "Left?"},), ground_truth=object()) for i in range(3)]

@@ -1,4 +1,4 @@
-"""Env hosts that are standalone workers."""
+"""Env hosts that are workers: the environments in such a worker, and the connection of the controller to it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from quintet.config.native.envs import InteractiveEnvSection
 from quintet.config.native.experiment import Experiment
 from quintet.envs.hosted_envs import EnvRequest, HostedVectorEnv, HostWait
-from quintet.envs.vector_env import EnvEvent
+from quintet.envs.mixed_env import build_run_envs
+from quintet.envs.vector_env import EnvEvent, VectorEnv
 from quintet.runtime.remote_call import RemoteCall
-from quintet.runtime.remote_interface import STANDALONE_ENVS
+from quintet.runtime.remote_interface import HOSTED_ENVS
 from quintet.runtime.standalone.connection import WorkerConnection
 
 HOST_POLL_SECONDS = 0.01
@@ -18,8 +19,42 @@ HOST_POLL_SECONDS = 0.01
 HINT = "see the logs of their ranks in the run directory; rerun the same command to continue from the last checkpoint"
 
 
+class LocalHostedEnvs:
+    """See `HostedEnvs`."""
+
+    def __init__(self) -> None:
+        self._envs: VectorEnv | None = None
+
+    def build(self, config: Experiment) -> None:
+        self.close()
+        self._envs = build_run_envs(config)
+
+    def exchange(self, requests: Sequence[EnvRequest], wait_seconds: float) -> Sequence[EnvEvent]:
+        """See `HostedEnvs.exchange`.
+
+        Raises:
+            ValueError: `build` has not been called.
+        """
+        if self._envs is None:
+            raise ValueError("the environments were called before they were built")
+        for request in requests:
+            if request.seed is not None:
+                self._envs.start(request.episode, request.seed)
+            elif request.actions is not None:
+                self._envs.step(request.episode, request.actions)
+            else:
+                self._envs.drop(request.episode)
+        return self._envs.poll(wait=wait_seconds > 0, seconds=wait_seconds)
+
+    def close(self) -> None:
+        """End all episodes and their processes."""
+        if self._envs is not None:
+            self._envs.close()
+            self._envs = None
+
+
 @dataclass(frozen=True, slots=True)
-class StandaloneEnvHost:
+class EnvHostConnection:
     """See `HostConnection`. Heartbeats of the worker limit the time of calls."""
 
     worker: WorkerConnection
@@ -43,11 +78,11 @@ class StandaloneEnvHost:
         """See the class."""
 
     def start_build(self) -> None:
-        self.worker.start(RemoteCall(STANDALONE_ENVS, "build", {"config": self.config}))
+        self.worker.start(RemoteCall(HOSTED_ENVS, "build", {"config": self.config}))
 
     def start_exchange(self, requests: Sequence[EnvRequest]) -> None:
         arguments = {"requests": requests, "wait_seconds": self.wait_seconds}
-        self.worker.start(RemoteCall(STANDALONE_ENVS, "exchange", arguments))
+        self.worker.start(RemoteCall(HOSTED_ENVS, "exchange", arguments))
 
     def finish(self) -> Sequence[EnvEvent]:
         """See `HostConnection.finish`; `build` returns None."""
@@ -77,8 +112,8 @@ def hosted_vector_env(
     wait_seconds = 0.0 if waits_for_all else HOST_POLL_SECONDS
     wait = HostWait(float(config.placement.join_timeout_seconds), "placement.join_timeout_seconds", HINT)
 
-    def connect(workers: Sequence[WorkerConnection]) -> list[StandaloneEnvHost]:
-        return [StandaloneEnvHost(worker, config, wait_seconds) for worker in workers]
+    def connect(workers: Sequence[WorkerConnection]) -> list[EnvHostConnection]:
+        return [EnvHostConnection(worker, config, wait_seconds) for worker in workers]
 
     connected = lambda: connect(take_connected_workers())  # noqa: E731
     return HostedVectorEnv(connect(workers), wait, waits_for_all=waits_for_all, take_connected_hosts=connected)

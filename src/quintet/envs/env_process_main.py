@@ -49,7 +49,7 @@ def preload() -> None:
 
 def work(connection: socket.socket, setup: Message) -> None:
     """Serve requests until the connection ends; `setup` has the env's configuration and memory limit."""
-    serve(connection, lambda: _EnvWorker(_prepare(setup)).execute)
+    serve(connection, lambda: _EpisodeEnv(_prepare(setup)).execute)
 
 
 def _prepare(setup: Message) -> Callable[[], Env]:
@@ -59,7 +59,7 @@ def _prepare(setup: Message) -> Callable[[], Env]:
     return env_factory(config)
 
 
-class _EnvWorker:
+class _EpisodeEnv:
     """Executes the requests of one episode after another."""
 
     def __init__(self, build_env: Callable[[], Env]) -> None:
