@@ -202,6 +202,10 @@ class Transport:
             if self._rendezvous is None:
                 raise
             self._finish(LOSS_SECONDS)
+            for worker in self.workers:
+                if (received := worker.received_error()) is not None:  # of a call that is not one of all
+                    with self.translated_errors(worker):
+                        raise received from error
             self.check_alive()
             if cause := broken_connection(error):
                 raise RankDiedError(f"{cause}, {_consequence(self._components)}", HINT) from error

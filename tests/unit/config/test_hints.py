@@ -469,6 +469,7 @@ def test_one_remedy_for_each_key_that_excludes_megatron() -> None:
 
 
 EXEMPT = {
+    "config/checks/code_settings.py": "`test_code_settings.py` sets the key on the command line, as the hint says",
     "config/checks/processes.py": "names a command, which has a test of its own",
     "config/composed.py": "passes on the hint of an error of a running program",
     "config/plan/devices.py": "names an option",

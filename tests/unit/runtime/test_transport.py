@@ -91,6 +91,18 @@ def test_an_error_of_another_rank_takes_the_place_of_the_collective_that_it_brea
         transport.broadcast(STEP)
 
 
+def test_an_error_of_an_engine_that_gathers_takes_the_place_of_the_collective_that_it_breaks() -> None:
+    def broken(call: RemoteCall) -> None:
+        rank.send_error(ValueError("no such device"))
+        rank.shutdown()
+        raise RuntimeError("Connection closed by peer [127.0.0.1]:4711")
+
+    transport, (rank,) = connected_ranks(broken)
+    transport.workers[0].start(STEP)
+    with pytest.raises(RankDiedError, match=r"rank 1 failed: ValueError: no such device \(on rank 1\)"):
+        transport.broadcast(STEP, except_ranks=[1])
+
+
 def test_a_lost_rank_is_named_in_place_of_the_collective_that_it_breaks() -> None:
     def broken(call: RemoteCall) -> None:
         rank.shutdown()

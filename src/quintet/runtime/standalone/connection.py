@@ -138,6 +138,13 @@ class WorkerConnection:
             if self._pending:
                 self._receive(self._pending[0])
 
+    def received_error(self) -> CallError | None:
+        """Return the error of a started call that was not taken, if its answer is there."""
+        with self._receiving:
+            while self._pending and wait([self.fileno()], 0):
+                self._receive(self._pending[0])
+            return next((result for result in self._results.values() if isinstance(result, CALL_ERRORS)), None)
+
     def _receive(self, number: int) -> None:
         """Receive the result of the first pending call; without one, an error in place of the result `number`."""
         received = self._received()
