@@ -62,7 +62,7 @@ def test_the_loss_of_an_engine_does_not_end_the_run() -> None:
 
 def test_a_standalone_worker_is_lost_if_a_call_takes_too_long() -> None:
     with silent_worker("learners") as (_, worker, _):
-        worker.start(RemoteCall("standalone_learners", "extra_state"))
+        worker.start(RemoteCall("learners", "extra_state"))
         with pytest.raises(WorkerLostError, match=r"has not answered a call for 0.5 seconds"):
             worker.finish()
 
