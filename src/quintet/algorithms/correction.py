@@ -116,7 +116,10 @@ def _weight_metrics(
     per_sequence = logprobs.mean(weights)
     plain = logprobs.mean(raw)
     if config.level == "token":
-        largest, smallest, high, low_share = weights.max(), weights.min(), raw > config.upper, raw < low
+        largest = weights.max()
+        smallest = weights.min()
+        high = raw > config.upper
+        low_share = raw < low
     else:
         total = logprobs.sum(logprobs.log_ratio)
         largest, smallest = total.max().clamp(max=LOG_BOUND).exp(), total.min().exp()

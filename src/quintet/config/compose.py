@@ -33,7 +33,9 @@ def load_experiment(
     """
     file_sources: dict[str, str] = {}
     upgraded = upgrade(read_file(Path(path), file_sources) if path is not None else {}, file_sources)
-    tree, sources, notes = upgraded.tree, upgraded.sources, [*upgraded.notes]
+    tree = upgraded.tree
+    sources = upgraded.sources
+    notes = [*upgraded.notes]
     for override, source in _choices_first(overrides, override_sources):
         notes += _apply(override, source, tree, sources)
     _drop_default_preset(tree, sources)

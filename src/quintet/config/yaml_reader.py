@@ -111,7 +111,9 @@ class _Loader(yaml.SafeLoader):
 
     def __init__(self, text: str, name: str) -> None:
         super().__init__(text)
-        self._name, self._depth, self._count = name, 0, 0
+        self._name = name
+        self._depth = 0
+        self._count = 0
         self._heights: list[int] = []
         """Levels below each node that is being composed."""
         self._extents: dict[int, tuple[int, int]] = {}

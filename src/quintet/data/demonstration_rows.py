@@ -80,7 +80,9 @@ def write_demonstration_rows(
 def _iter_distinct_episodes(env: EnvConfig, episodes: SolvedEpisodesConfig) -> Iterator[tuple[int, Turns]]:
     """Yield seeds and turns of solved episodes with different first observations, training episodes first."""
     num_episodes = episodes.episodes + episodes.validation_episodes
-    first_observations, num_tries, num_solved = set[tuple[str, ...]](), 0, 0
+    first_observations = set[tuple[str, ...]]()
+    num_tries = 0
+    num_solved = 0
     for seed, turns in _iter_episodes(env, episodes):
         num_tries += 1
         num_solved += bool(turns)

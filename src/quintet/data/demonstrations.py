@@ -166,7 +166,9 @@ def _try_episode(env: Expert, seed: int, max_turns: int, max_actions: int) -> De
 
 def run_episode(env: Expert, seed: int, max_turns: int, max_actions: int = 1) -> Demonstration | None:
     """Run an episode by the expert, of turns with up to `max_actions` actions; None unless it succeeds."""
-    observation, done, success = env.reset(seed), False, False
+    observation = env.reset(seed)
+    done = False
+    success = False
     turns: list[DemonstratedTurn] = []
     while not done and len(turns) < max_turns:
         try:
@@ -185,6 +187,8 @@ def _run_turn(env: Expert, observation: Observation, limit: int) -> tuple[Demons
     while not done and len(actions) < limit:
         actions.append(env.expert_action())
         step = env.step(actions[-1])
-        observation, done, success = step.observation, step.terminated or step.truncated, bool(step.info.get("success"))
+        observation = step.observation
+        done = step.terminated or step.truncated
+        success = bool(step.info.get("success"))
     turn = DemonstratedTurn(shown.text, tuple(actions), thought, observation.text, shown.images)
     return turn, observation, done, success

@@ -213,7 +213,9 @@ def _draw_suit(draw: ImageDraw.ImageDraw, suit: str, x: int, y: int, size: int, 
     """Draw a suit into the square whose upper left corner is `(x, y)`."""
 
     def disc(column: float, row: float, radius: float) -> None:
-        left, top, r = x + column * size, y + row * size, radius * size
+        left = x + column * size
+        top = y + row * size
+        r = radius * size
         draw.ellipse((left - r, top - r, left + r, top + r), fill=color)
 
     def shape(*points: tuple[float, float]) -> None:

@@ -132,7 +132,9 @@ def _generate_missing(
     engines: _Engines, store: ResponseStore, generation: GenerationConfig, progress: Progress, stop: StopRequest
 ) -> None:
     """Generate and store the responses to all prompts that have none, batch by batch."""
-    rows, samples, size = range(len(engines.prompts)), generation.samples, generation.batch_size
+    rows = range(len(engines.prompts))
+    samples = generation.samples
+    size = generation.batch_size
     done = store.num_prompts
     with progress.phase("generating", len(rows) * samples, done=done * samples, unit="response") as phase:
         for first in range(done, len(rows), size):

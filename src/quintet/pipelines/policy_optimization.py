@@ -77,7 +77,9 @@ class PolicyUpdates:
             CriticObjective(config.critic),
         )
         self._trains_actor = self._learners.critic is None or step > config.critic.warmup_steps
-        self._metrics, self._is_first, self._num_batches = UpdateMetrics(), True, 0
+        self._metrics = UpdateMetrics()
+        self._is_first = True
+        self._num_batches = 0
 
     def update_critic_and_actor(self, batch: Batch) -> None:
         """Make the optimizer steps on a batch, the episodes of the step or, with `training.pipelined`, of one

@@ -246,7 +246,9 @@ class PackedLayout:
     def _build_window_masks(self, window: int) -> _Masks:
         """Return the masks of attention within a window. The keys of a row are at consecutive positions, except for the
         padding of its stem."""
-        prefix, stems, branches = self.structure.prefix, self._stems, self._branches
+        prefix = self.structure.prefix
+        stems = self._stems
+        branches = self._branches
         prefix_mask = causal_mask(prefix, 0) & within_window(torch.arange(prefix), torch.arange(prefix), window)
         stem_mask = branch_mask = None
         if stems:

@@ -220,7 +220,9 @@ class _Workspace:
 
     def __init__(self, layer: _Layer, states: Tensor) -> None:
         """Allocate buffers for `len(states)` tokens and layers like `layer`."""
-        self._dim, self._qkv_widths, self._mlp_width = layer.dim, layer.inputs.widths, layer.gate_up.widths[0]
+        self._dim = layer.dim
+        self._qkv_widths = layer.inputs.widths
+        self._mlp_width = layer.gate_up.widths[0]
         self._widths = (states.shape[1], sum(self._qkv_widths), 2 * self._mlp_width, self._mlp_width)
         self.capacity = len(states)
         self._buffers = [states.new_empty(self.capacity * width) for width in self._widths]

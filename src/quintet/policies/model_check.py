@@ -82,7 +82,9 @@ def _body(model: PreTrainedModel) -> Any:
 
 def _check_depth(model: PreTrainedModel, directory: object) -> None:
     tokens = torch.arange(DEPTH_TOKENS) * 7919 % model.config.get_text_config().vocab_size
-    position_ids, images, arguments = torch.arange(DEPTH_TOKENS), None, {"input_ids": tokens[None]}
+    position_ids = torch.arange(DEPTH_TOKENS)
+    images = None
+    arguments = {"input_ids": tokens[None]}
     if is_vision_language(model.config):
         tokens, position_ids, images, arguments = image_probe(model, tokens)
     layout = _CountingLayout(PackedLayout(torch.tensor([len(tokens)])))

@@ -76,7 +76,9 @@ class _Layer(torch.autograd.Function):
         )
         gate_up = torch.mm(mlp_input, matrices.gate_up.t())
         output = torch.mm(kernels.silu_mul(gate_up), matrices.down.t())
-        ctx.context, ctx.has_bias, ctx.has_residual = context, bias is not None, residual is not None
+        ctx.context = context
+        ctx.has_bias = bias is not None
+        ctx.has_residual = residual is not None
         ctx.sizes = [len(weight) for weight in weights]
         ctx.save_for_backward(
             attention_input, normed, scales, qkv, attended, log_sums,

@@ -34,7 +34,10 @@ def check_rows(rows: Iterable[PromptRow], config: RewardConfig, seconds: float =
     Raises:
         ConfigError: rows have a ground truth that their verifier cannot compare with, or there is no verifier.
     """
-    deadline, routes, problems, count = time.monotonic() + seconds, dict[str, Route](), list[str](), 0
+    deadline = time.monotonic() + seconds
+    routes = dict[str, Route]()
+    problems = list[str]()
+    count = 0
     for row in rows:
         if not _has_verifier(row, config):
             continue

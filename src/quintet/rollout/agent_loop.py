@@ -214,7 +214,9 @@ class AgentLoop(EpisodeLoop[RunningEpisode]):
 
     def _request_turn(self, running: RunningEpisode, observation: Observation) -> None:
         """Queue the next turn, or end the episode if there is no room for it."""
-        dialogue, config, limit = running.dialogue, running.rules.config, running.rules.limits.max_tokens
+        dialogue = running.dialogue
+        config = running.rules.config
+        limit = running.rules.limits.max_tokens
         if dialogue is None:
             raise AssertionError("a turn before its episode started")
         try:

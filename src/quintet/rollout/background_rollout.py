@@ -90,7 +90,9 @@ class BackgroundRollout(AsyncRollout):
     def _begin_step(self, step: int, sampling: SamplingParams) -> None:
         """Restart stale groups and let further groups start."""
         with self.paused():
-            self._step, self._sampling, self._num_taken = step, sampling, 0
+            self._step = step
+            self._sampling = sampling
+            self._num_taken = 0
             self._num_restarted = 0
             self._num_visits.clear()
             for group in self._channel.remove(lambda group: self._is_stale(group, step)):

@@ -54,7 +54,9 @@ class ToolReplies:
 
     def pop_metrics(self) -> dict[str, float]:
         calls = (self._tools.num_calls, self._tools.num_failed)
-        (total, failed), (old_total, old_failed), self._reported_calls = calls, self._reported_calls, calls
+        (total, failed) = calls
+        (old_total, old_failed) = self._reported_calls
+        self._reported_calls = calls
         malformed, self._num_malformed = self._num_malformed, 0
         counts = {"calls": total - old_total, "failed_calls": failed - old_failed, "malformed_calls": malformed}
         return {f"tool/{name}": float(count) for name, count in counts.items()}

@@ -246,7 +246,9 @@ class RemoteEngine:
         if self._started is not None:
             self._receive(self._take_result())
         if self._failure is not None:
-            cause, self._failure, self._has_died = self._failure, None, True
+            cause = self._failure
+            self._failure = None
+            self._has_died = True
             self._drop_requests()
             raise EngineError(cause)
 

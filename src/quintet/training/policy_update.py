@@ -125,7 +125,9 @@ class ValueUpdate:
         """
         if batch.values is None or batch.returns is None:
             raise ValueError("a critic update needs a batch with values and returns")
-        self._objective, self._old, self._returns = objective, batch.values, batch.returns
+        self._objective = objective
+        self._old = batch.values
+        self._returns = batch.returns
         self.batch = batch if mask is None else replace(batch, loss_mask=batch.loss_mask & mask)
         """The batch with the loss mask restricted to `mask`."""
         aggregation = _aggregation(aggregation)

@@ -62,11 +62,16 @@ class MetricsFile:
             with self._path.open("rb") as file:
                 status = self._path.stat()
                 if status.st_ino != self._inode or status.st_size < self._offset:
-                    self._rows, self._columns, self._offset, self._inode = [], {}, 0, status.st_ino
+                    self._rows = []
+                    self._columns = {}
+                    self._offset = 0
+                    self._inode = status.st_ino
                 file.seek(self._offset)
                 data = file.read()
         except (FileNotFoundError, MachineError):
-            self._rows, self._columns, self._offset = [], {}, 0
+            self._rows = []
+            self._columns = {}
+            self._offset = 0
             return self._rows
         complete = data[: data.rfind(b"\n") + 1]
         self._rows += [row for line in complete.splitlines() if (row := _parse(line)) is not None]

@@ -116,7 +116,9 @@ def run_problems(
 
 
 def _problem(composed: ComposedConfig, unsupported: UnsupportedValue) -> ConfigProblem:
-    key, value, source = unsupported.key, unsupported.value, _source(unsupported, composed)
+    key = unsupported.key
+    value = unsupported.value
+    source = _source(unsupported, composed)
     shown = value.get("name", value) if isinstance(value, dict) else value
     message = f"{key} = {format_value(shown)} ({source}) {unsupported.capability.refusal()}"
     hint = f"leave it out, or {key}={_format_default(unsupported.default)}"

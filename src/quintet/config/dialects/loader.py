@@ -198,7 +198,9 @@ def _replace_path_in_name(native: NativeBuilder) -> None:
 
 def _adjust(composed: ComposedConfig, native: NativeBuilder, rank: RankInfo) -> ConversionResult:
     """Collect unsupported settings of the user, by their foreign keys, and replacements for unsupported defaults."""
-    experiment, dialect, adjustments = composed.experiment, native.values.dialect, Adjustments()
+    experiment = composed.experiment
+    dialect = native.values.dialect
+    adjustments = Adjustments()
     ready = placement_keys_satisfied_by_processes(experiment, rank)
     adjustments.problems.update(native.unsupported)
     for problem in unsupported_keys(native.values):

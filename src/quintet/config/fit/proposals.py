@@ -220,7 +220,9 @@ def _propose(search: VariantSearch, overrides: Sequence[str], reload: Reload) ->
         ConfigError: they are invalid or change results, or the run then has other devices or does not fit.
     """
     overrides, composed = read_back(search.user, overrides, reload)
-    config, placement, cluster = composed.experiment, place_components(composed.experiment), search.cluster
+    config = composed.experiment
+    placement = place_components(composed.experiment)
+    cluster = search.cluster
     if len(placement.devices) != cluster.devices:
         raise ConfigError(f"the run would have {len(placement.devices)} of {cluster.devices} devices")
     memory = plan_memory(config, placement, search.models, cluster.device_bytes)

@@ -98,7 +98,9 @@ def _overlap(planned: PlannedRun) -> Iterator[str]:
 
 
 def _context(planned: PlannedRun) -> Iterator[str]:
-    config, shape, length = planned.config, planned.models.of("actor"), max_sequence_tokens(planned.config)
+    config = planned.config
+    shape = planned.models.of("actor")
+    length = max_sequence_tokens(planned.config)
     engine = config.rollout.engine_options.max_model_tokens
     limits = {"the model supports": shape.context if shape else None, "the engine allows": engine}
     settings = " and ".join(planned.setting(f"rollout.max_{part}_tokens") for part in ("prompt", "response"))
@@ -134,7 +136,9 @@ def _images(planned: PlannedRun) -> Iterator[str]:
 
 
 def _validation(planned: PlannedRun) -> Iterator[str]:
-    config, counts, starts = planned.config, planned.counts, planned.validation_starts or 0
+    config = planned.config
+    counts = planned.counts
+    starts = planned.validation_starts or 0
     episodes = counts.validations * starts * config.validation.sampling.samples
     if not config.validation.only and planned.steps and episodes > counts.episodes:
         times = f"{counts.validations} × {starts:,}"
@@ -164,7 +168,9 @@ def _uneven(planned: PlannedRun) -> Iterator[str]:
 
 def _recompute(planned: PlannedRun) -> Iterator[str]:
     """Suggest gradient checkpointing if it halves a large peak."""
-    config, use, peak = planned.config, planned.memory.active.get("actor"), planned.memory.fullest
+    config = planned.config
+    use = planned.memory.active.get("actor")
+    peak = planned.memory.fullest
     if use is None or peak is None or config.actor.gradient_checkpointing or use.activations < 8 << 30:
         return
     savings = memory_savings(config, planned.placement, planned.models, planned.device_bytes)

@@ -303,7 +303,9 @@ def encoder_activations(placed: PlacedModel, work: RankWorkload, *, backward: bo
 
 def saved_layers(placed: PlacedModel) -> tuple[int, int]:
     """Return the number of layers with saved activations, and of those recomputed at a time."""
-    learner, layers, options = placed.learner, placed.shape.layers, placed.learner.megatron
+    learner = placed.learner
+    layers = placed.shape.layers
+    options = placed.learner.megatron
     if learner.backend == "megatron" and options and options.recompute_granularity == "full":
         count = min(options.recompute_num_layers or 1, layers)
         return (layers - count, 1) if options.recompute_method == "block" else (0, count)
@@ -371,7 +373,9 @@ def _engine(placed: PlacedModel) -> MemoryUse:
         return _policy_of_robots(placed)
     config, parallelism = placed.config, placed.parallelism
     options = config.rollout.engine_options
-    width, share, device = placed.width(options.dtype), options.memory_share, placed.device_bytes
+    width = placed.width(options.dtype)
+    share = options.memory_share
+    device = placed.device_bytes
     weights = placed.shape.parameters // (parallelism.tensor * parallelism.pipeline) * width
     budget = None if share is None or device is None else int(share * device)
     tokens = min(options.max_model_tokens or max_sequence_tokens(config), max_sequence_tokens(config))

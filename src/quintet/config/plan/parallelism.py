@@ -145,7 +145,10 @@ def _check_heads(parallelism: Parallelism, shape: ModelShape) -> Iterator[Proble
     """
     tensor = parallelism.tensor
     for part, can_repeat in (("tensor", parallelism.backend == "engine"), ("ulysses", True)):
-        size, heads, kv_heads, owner = getattr(parallelism, part), shape.heads, shape.kv_heads, "of the model"
+        size = getattr(parallelism, part)
+        heads = shape.heads
+        kv_heads = shape.kv_heads
+        owner = "of the model"
         if part == "ulysses" and tensor > 1:
             heads, kv_heads = max(1, heads // tensor), max(1, kv_heads // tensor)
             owner = f"that tensor {tensor} leaves to a device"

@@ -320,7 +320,9 @@ def idle_log_prob_workers(composed: ComposedConfig) -> Iterator[ConfigProblem]:
 
 def _check_log_prob_workers(composed: ComposedConfig, component: Component) -> Iterator[ConfigProblem]:
     """Yield a number of devices over which the actor's parallel sizes cannot split its model."""
-    key, devices, split = LOGPROBS_DEVICES, component.devices, component.parallelism
+    key = LOGPROBS_DEVICES
+    devices = component.devices
+    split = component.parallelism
     problems = [problem for _, problem in parallelism_problems(split, len(devices), None)]
     actor_devices = _devices(composed.experiment, "actor")
     if not problems or any(parallelism_problems(split, len(actor_devices), None)):

@@ -77,10 +77,14 @@ def robot_arithmetic(config: Experiment) -> RobotArithmetic:
     Raises:
         TypeError: the run has no simulator.
     """
-    env, vla, training = config.env, config.policy.vla, config.training
+    env = config.env
+    vla = config.policy.vla
+    training = config.training
     if not isinstance(env, SimulatorConfig):
         raise TypeError("the run has no simulator")
-    steps, layout, ranks = ChunkSteps.from_config(config), process_layout(config), simulating_ranks(config)
+    steps = ChunkSteps.from_config(config)
+    layout = process_layout(config)
+    ranks = simulating_ranks(config)
     processes = len(ranks) * max(1, env.processes)
     reads_images = "mlp" not in (config.policy.kind, (config.policy.preset or "").removeprefix("state-"))
     images = steps.samples * (vla or VlaConfig()).images * reads_images
@@ -116,7 +120,9 @@ def _executed_dimensions(config: Experiment, env: SimulatorConfig) -> int | None
 def robot_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     """Yield problems unless robots fill groups, stages and processes, and samples fill optimizer steps."""
     config = composed.experiment
-    env, training, numbers = config.env, config.training, robot_arithmetic(config)
+    env = config.env
+    training = config.training
+    numbers = robot_arithmetic(config)
     if not isinstance(env, SimulatorConfig):
         return
     if numbers.samples % training.mini_batches:

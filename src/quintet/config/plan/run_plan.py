@@ -129,7 +129,9 @@ def plan_run(composed: ComposedConfig, device_bytes: int | None = None) -> RunPl
 
 def _numbers(plan: RunPlan) -> dict[str, Any]:
     """Return the counts of reinforcement learning; totals are None if the number of steps is unknown."""
-    training, sequences, starts = plan.config.training, max_sequences_per_episode(plan.config), plan.validation_starts
+    training = plan.config.training
+    sequences = max_sequences_per_episode(plan.config)
+    starts = plan.validation_starts
     counts = asdict(plan.counts)
     if plan.steps is None:
         counts |= dict.fromkeys(("episodes", "optimizer_steps", "validations", "checkpoints"))

@@ -92,7 +92,9 @@ class _TimedModel:
         between DGX H100 systems, `nccl-tests` shows the bandwidth of all eight. Each adapter then sends an equal part
         of the bytes.
         """
-        extent, bandwidth, sent = extent or devices, self.figures.link, count * (devices - 1) / devices
+        extent = extent or devices
+        bandwidth = self.figures.link
+        sent = count * (devices - 1) / devices
         per_node = self.placed.config.placement.devices_per_node
         neighbours = min(devices, max(1, devices * per_node // extent))
         by_link = {("link", purpose): sent} if neighbours > 1 else {}
@@ -248,7 +250,9 @@ def _offload_costs(config: Experiment, memory: MemoryPlan, figures: DeviceFigure
 def _learner(timed: _TimedModel) -> Iterator[tuple[str, Cost]]:
     """Yield the phases of a learner: a pass for the log-probs or values that the step needs, the updates, and the
     vision encoder in all of them."""
-    config, component, images = timed.placed.config, timed.placed.component, Cost()
+    config = timed.placed.config
+    component = timed.placed.component
+    images = Cost()
     if component.name != "actor" or actor_scores_rollout(config):
         work = rank_workload(config, learner_section(component.name), component.copies, inference=True)
         yield PASSES[component.name], timed.passes(work, backward=False)
@@ -399,7 +403,9 @@ def _decode(timed: _TimedModel, use: MemoryUse) -> Cost:
     Tokens choose experts independently of one another.
     """
     config, shape, parallelism = timed.placed.config, timed.placed.shape, timed.placed.parallelism
-    width, tensor, running = _engine_width(timed), parallelism.tensor, _running(timed, use)
+    width = _engine_width(timed)
+    tensor = parallelism.tensor
+    running = _running(timed, use)
     devices, length = tensor * parallelism.pipeline, max_sequence_tokens(config)
     chosen = shape.experts.active / shape.experts.count if shape.experts else 1
     weights = shape.parameters - shape.routed * math.pow(1 - chosen, running)

@@ -55,7 +55,9 @@ def read_rows(path: Path, columns: Sequence[str], first: int | None, count: int,
         if first is None or first + count > file.metadata.num_rows:
             available = 0 if first is None else file.metadata.num_rows - first
             raise InvalidDatasetError(f"{name} has {count} rows, and the file {available}")
-        groups, skipped, end = [], 0, 0
+        groups = []
+        skipped = 0
+        end = 0
         for number in range(file.metadata.num_row_groups):
             size = file.metadata.row_group(number).num_rows
             if end + size <= first:

@@ -151,7 +151,9 @@ def evaluate_steps(tree: Tree) -> list[tuple[int, str, int, int]] | None:
     def evaluate(node: Tree) -> int | None:
         if isinstance(node, int):
             return node
-        operator, left, right = node[0], evaluate(node[1]), evaluate(node[2])
+        operator = node[0]
+        left = evaluate(node[1])
+        right = evaluate(node[2])
         if left is None or right is None or (result := apply_operator(operator, left, right)) is None:
             return None
         operations.append((left, operator, right, result))

@@ -45,7 +45,9 @@ class RoomsHouse:
         self._shapes = self._layout.shapes()
         self._obstacles = self._layout.obstacles
         self.instruction = self._layout.instruction
-        (self._x, self._y), self._heading, self._tilt = self._layout.start, self._layout.heading, 0
+        (self._x, self._y) = self._layout.start
+        self._heading = self._layout.heading
+        self._tilt = 0
         self._path: list[tuple[int, int]] | None = None
 
     def act(self, action: str) -> bool:

@@ -45,7 +45,9 @@ def _body(body: Body, color: Color) -> Shape:
 
 def _drawer(drawer: Drawer) -> list[Shape]:
     x, y, _ = (millimeters / 1000 for millimeters in drawer.center)
-    half, bottom, back = drawer.half / 1000, drawer.bottom / 1000, (drawer.closed_y + 150) / 1000
+    half = drawer.half / 1000
+    bottom = drawer.bottom / 1000
+    back = (drawer.closed_y + 150) / 1000
     front = y + half
     cabinet = Box((x - 0.2, back - 0.5, 0.0), (x + 0.2, back, 0.5), CABINET)
     sides = [

@@ -187,5 +187,7 @@ def _draw_solution(size: int, rng: random.Random) -> list[list[int]]:
         bands = [[band * box + line for line in rng.sample(range(box), box)] for band in rng.sample(range(box), box)]
         return [line for band in bands for line in band]
 
-    rows, columns, numbers = shuffled_lines(), shuffled_lines(), rng.sample(range(1, size + 1), size)
+    rows = shuffled_lines()
+    columns = shuffled_lines()
+    numbers = rng.sample(range(1, size + 1), size)
     return [[numbers[(box * (row % box) + row // box + column) % size] for column in columns] for row in rows]

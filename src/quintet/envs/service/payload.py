@@ -136,7 +136,9 @@ def value_from_message(value: Any) -> Any:
 
 
 def _array_from_message(message: Mapping[str, Any]) -> np.ndarray:
-    dtype, shape, data = message["dtype"], message["shape"], _bytes(message["data"])
+    dtype = message["dtype"]
+    shape = message["shape"]
+    data = _bytes(message["data"])
     # the product of thousands of huge numbers would take minutes
     is_shape = len(shape) <= MAX_DIMENSIONS and all(isinstance(size, int) and 0 <= size < MAX_SIZE for size in shape)
     if dtype not in DTYPES or not is_shape:

@@ -137,7 +137,9 @@ def _final_observation(observation: RobotObservation, message: Message | None) -
         return None
     rows = _array(message["rows"], np.int64, (None,))
     final = _observation(message, len(rows))
-    images, state, instructions = observation.images.copy(), observation.state.copy(), list(observation.instructions)
+    images = observation.images.copy()
+    state = observation.state.copy()
+    instructions = list(observation.instructions)
     images[rows], state[rows] = final.images, final.state
     for row, instruction in zip(rows.tolist(), final.instructions, strict=True):
         instructions[row] = instruction

@@ -261,7 +261,9 @@ def _joined(
         images = np.zeros((size, *like.images.shape[1:]), np.uint8)
         state, instructions = np.zeros((size, *like.state.shape[1:]), np.float32), [""] * size
     else:
-        images, state, instructions = before.images.copy(), before.state.copy(), list(before.instructions)
+        images = before.images.copy()
+        state = before.state.copy()
+        instructions = list(before.instructions)
     for share, part in zip(shares, parts, strict=True):
         if part is not None:
             images[share.robots], state[share.robots] = part.images, part.state

@@ -217,7 +217,9 @@ def _with_rows(
         )
         instructions = [""] * num_robots
     else:
-        images, state, instructions = previous.images.copy(), previous.state.copy(), list(previous.instructions)
+        images = previous.images.copy()
+        state = previous.state.copy()
+        instructions = list(previous.instructions)
     images[rows[valid]], state[rows[valid]] = changed.images[valid], changed.state[valid]
     for row in np.flatnonzero(valid).tolist():
         instructions[rows[row]] = changed.instructions[row]

@@ -82,7 +82,9 @@ def num_held_out(config: Experiment) -> int:
 def held_out_episodes(components: RobotComponents, step: int) -> Iterator[list[RobotEpisode]]:
     """Run the held-out episodes as `validation.sampling` says, as many at the same time as there are robots; yield
     those of each rollout."""
-    config, steps, sampling = components.config, components.steps, components.config.validation.sampling
+    config = components.config
+    steps = components.steps
+    sampling = components.config.validation.sampling
     for first in range(0, num_held_out(config), steps.validation_robots):
         request = RolloutRequest(
             step=step,

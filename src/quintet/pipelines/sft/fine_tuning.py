@@ -177,7 +177,9 @@ def _update_best(config: Experiment, losses: HeldOutLosses, step: int) -> bool:
         return False
     if not math.isfinite(losses.latest) or (losses.best is not None and losses.latest >= losses.best):
         return False
-    losses.best, losses.best_step, losses.best_checkpoint = losses.latest, step, None
+    losses.best = losses.latest
+    losses.best_step = step
+    losses.best_checkpoint = None
     return True
 
 

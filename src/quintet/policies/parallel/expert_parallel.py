@@ -278,4 +278,6 @@ def _shard_experts(experts: nn.Module, peers: _Peers, dispatcher: TokenDispatche
     # forward comes from the mixin, everything else from the model's own class
     experts.__class__ = type(f"ExpertParallel{original.__name__}", (_ExpertParallelLayer, original), {})
     sharded = cast(_ExpertParallelLayer, experts)
-    sharded.num_experts, sharded.peers, sharded.dispatcher = sharded.num_experts // peers.size, peers, dispatcher
+    sharded.num_experts = sharded.num_experts // peers.size
+    sharded.peers = peers
+    sharded.dispatcher = dispatcher

@@ -25,7 +25,9 @@ class OpenVlaPolicy(OpenVlaBase):
         prompt, mask = self._embed_prompt(inputs)
         flat = None if uniforms is None else uniforms.flatten(1)
         cache = DynamicCache(config=self.config.get_text_config())
-        tokens, logprobs, embeddings = [], [], prompt
+        tokens = []
+        logprobs = []
+        embeddings = prompt
         values = None
         with self._stored_activations():
             for slot in range(self.config.num_slots):

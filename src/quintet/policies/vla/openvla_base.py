@@ -125,7 +125,9 @@ class OpenVlaBase(PreTrainedModel):  # type: ignore[misc]
         """See `ActionPolicy.prepare`."""
         if self.prompts is None:
             raise RuntimeError("the policy has no tokenizer")
-        config, shape, cameras = self.config, self.config.towers[0], observation.images.shape[1]
+        config = self.config
+        shape = self.config.towers[0]
+        cameras = observation.images.shape[1]
         if cameras < config.num_images_in_input:
             raise ConfigError(
                 f"policy.vla.images = {config.num_images_in_input}, but the simulator has {cameras} camera"

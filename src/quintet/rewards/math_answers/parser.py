@@ -159,7 +159,9 @@ class _Parser(Cursor):
         if token.kind == "number" and self.tokens[self.position - 1].kind != "!":
             if not (is_whole and token.is_spaced and self.peek(1).kind == "/" and self.peek(2).kind == "number"):
                 raise NotParsed("two numbers")
-            top, _, below = self._power(), self.expect("/"), self._power()
+            top = self._power()
+            _ = self.expect("/")
+            below = self._power()
             return _mixed(node, Call("div", (top, below)), is_required=True)
         factor = self._power()
         if is_whole and token.kind == "frac":

@@ -133,7 +133,9 @@ class ToolCallParser:
 
     def _consume(self, *, is_last: bool) -> tuple[str, list[ToolCall]]:
         """Remove the complete parts from the buffer; return their content and calls."""
-        content, calls, position = "", list[ToolCall](), 0
+        content = ""
+        calls = list[ToolCall]()
+        position = 0
         for part in _iter_parts(self._buffer, in_thought=self._in_thought, is_last=is_last):
             content += self._buffer[position : part.start].rstrip() if part.calls else self._buffer[position : part.end]
             calls += part.calls

@@ -69,10 +69,14 @@ def tensor_mapping(name: str) -> TensorMapping:
     if match is None:
         return _find(name, OTHER_TENSORS, name)
     number, rest = match.groups()
-    prefix, table, rest = f"model.layers.{number}.", LAYER_TENSORS, FUSED_NORMS.get(rest, rest)
+    prefix = f"model.layers.{number}."
+    table = LAYER_TENSORS
+    rest = FUSED_NORMS.get(rest, rest)
     expert = EXPERT.fullmatch(rest)
     if expert is not None:
-        prefix, table, rest = f"{prefix}mlp.experts.{expert[1]}.", EXPERT_TENSORS, expert[2]
+        prefix = f"{prefix}mlp.experts.{expert[1]}."
+        table = EXPERT_TENSORS
+        rest = expert[2]
     mapping = _find(rest, table, name)
     return TensorMapping(name, tuple(f"{prefix}{suffix}" for suffix in mapping.hugging_face), mapping.layout)
 

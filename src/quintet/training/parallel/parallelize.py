@@ -43,7 +43,9 @@ def parallelize_module(
         ConfigError: the model cannot be split this way.
         MachineError: the model computes something outside its layers, so it has no pipeline stages.
     """
-    tensor, ulysses, sequence = mesh.size("tensor"), mesh.size("ulysses"), config.parallel.sequence
+    tensor = mesh.size("tensor")
+    ulysses = mesh.size("ulysses")
+    sequence = config.parallel.sequence
     body = module.policy if isinstance(module, PolicyModule) else module.body
     model_config = body.config.get_text_config()
     if ulysses > 1:

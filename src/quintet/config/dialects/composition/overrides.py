@@ -100,7 +100,9 @@ def _parse_by_hydra(text: str, shown: str, source: str) -> ParsedOverride:
         message = f"{shown} ({source}) names several values"
         hint = f"write {override.key_or_group}=[…] for a list, or quotes around a text; a run has one value per key"
         raise ConfigError(message, key=override.key_or_group, value=text, source=source, hint=hint)
-    key, value, package = str(override.key_or_group), override.value(), override.package
+    key = str(override.key_or_group)
+    value = override.value()
+    package = override.package
     return ParsedOverride(text, key, value, source, override.is_delete(), package)
 
 

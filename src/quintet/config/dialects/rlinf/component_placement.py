@@ -260,7 +260,9 @@ def _exported_inference(run: Experiment) -> tuple[str, ...]:
 
 def _format_component(config: ComponentConfig) -> str:
     """Return a component's placement as text; empty for all devices."""
-    devices, rank, parts = config.devices or (), 0, []
+    devices = config.devices or ()
+    rank = 0
+    parts = []
     per_worker: int = getattr(config, "devices_per_worker", 1)
     per_device: int = getattr(config, "processes_per_device", 1)
     counts = {device: count * per_device for device, count in Counter(devices).items()}

@@ -158,7 +158,9 @@ def _shared_devices_problem(
     values: ForeignValues, placement: ComponentPlacement, name: str, other: str
 ) -> ConfigProblem:
     """Describe two components that share devices although actor and rollout have different ones."""
-    actor, rollout, key = placement.keys["actor"], placement.keys["rollout"], placement.keys[other]
+    actor = placement.keys["actor"]
+    rollout = placement.keys["rollout"]
+    key = placement.keys[other]
     placed = values.describe(*dict.fromkeys(each for each in (actor, rollout, placement.keys[name]) if each != key))
     rule = "no devices in common, since those of actor and rollout differ"
     rule = "the same devices, or none in common" if (name, other) == ("actor", "rollout") else rule

@@ -216,7 +216,9 @@ def _episodes_per_epoch(values: ForeignValues) -> int:
 
 def embodied_from_native(foreign: ForeignBuilder) -> None:
     """Set the keys of a run on simulators."""
-    run, env, vla = foreign.experiment, foreign.experiment.env, foreign.experiment.policy.vla
+    run = foreign.experiment
+    env = foreign.experiment.env
+    vla = foreign.experiment.policy.vla
     foreign.apply(RULES)
     newer_algorithm_from_native(foreign)
     for prefix, section in SIDES.items():

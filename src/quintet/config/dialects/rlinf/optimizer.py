@@ -19,7 +19,9 @@ def optimizer_to_native(values: ForeignValues, native: NativeBuilder, learner: s
     def key(name: str) -> str:
         return f"{learner}.{name}" if values.is_set(f"{learner}.{name}") else f"actor.{name}"
 
-    optimizer, peak, style = f"{learner}.optimizer", key(PEAK_RATE), key(DECAY_STYLE)
+    optimizer = f"{learner}.optimizer"
+    peak = key(PEAK_RATE)
+    style = key(DECAY_STYLE)
     # the reference's `max_lr` is no limit unless the user set it
     rates = [peak, *(name for name in [key(MAX_RATE)] if values.is_set(name))]
     rate = min(values[name] for name in rates)

@@ -186,7 +186,9 @@ def _sizes(worker: Worker) -> str:
 
 def _fitting_sizes(worker: Worker) -> str:
     """Return a hint with the nearest number of accumulation steps, and the one for a single optimizer step."""
-    values, size, key = worker.values, worker.pass_size, worker.key(ACCUMULATION)
+    values = worker.values
+    size = worker.pass_size
+    key = worker.key(ACCUMULATION)
     sequences = values[STEP[0]] * values[STEP[1]]
     if sequences % size:
         prompts = nearest_multiple(values[STEP[0]], size)

@@ -196,7 +196,9 @@ def _parallel_to_native(engine: Worker, native: NativeBuilder) -> None:
 
 def _context_to_native(engine: Worker, native: NativeBuilder) -> None:
     """Set vLLM's context only if the file does: the reference shows one, and ROLL leaves it to the model."""
-    values, target, limit = engine.values, "rollout.engine_options.max_model_tokens", engine.option("max_model_len")
+    values = engine.values
+    target = "rollout.engine_options.max_model_tokens"
+    limit = engine.option("max_model_len")
     if native.get(target) is None:
         return
     if not values.is_set(limit):

@@ -22,7 +22,9 @@ def deepspeed_problems(worker: Worker) -> Iterator[ConfigProblem]:
     """Yield a stage that ROLL refuses: 0 in training, and all but 3 for log-probs."""
     if not uses_deepspeed(worker) or worker.name not in TARGETS:
         return
-    values, stage, strategy = worker.values, worker.option(STAGE), worker.key(STRATEGY)
+    values = worker.values
+    stage = worker.option(STAGE)
+    strategy = worker.key(STRATEGY)
     needed = (1, 2, 3) if values[strategy].endswith("_train") else (3,)
     if values[stage] not in needed:
         stages = " or ".join(map(str, needed))
@@ -33,7 +35,9 @@ def deepspeed_to_native(worker: Worker, native: NativeBuilder) -> None:
     """Set sharding, offloading and number types of a worker under DeepSpeed."""
     if not uses_deepspeed(worker):
         return
-    values, target, stage = worker.values, TARGETS[worker.name], worker.option(STAGE)
+    values = worker.values
+    target = TARGETS[worker.name]
+    stage = worker.option(STAGE)
     native.set(f"{target}.sharding.policy", POLICIES[values[stage]], stage)
     _offloads_to_native(worker, native, target)
     _dtypes_to_native(worker, native, target)
@@ -51,7 +55,9 @@ def _offloads_to_native(worker: Worker, native: NativeBuilder, target: str) -> N
 
 def _dtypes_to_native(worker: Worker, native: NativeBuilder, target: str) -> None:
     """Set the type of matrix products, null if it is that of the model, and the scale of losses in float16."""
-    values, bf16, fp16 = worker.values, worker.option("bf16.enabled"), worker.option("fp16.enabled")
+    values = worker.values
+    bf16 = worker.option("bf16.enabled")
+    fp16 = worker.option("fp16.enabled")
     dtype = "bfloat16" if values[bf16] else "float16" if values[fp16] else "float32"
     is_models = dtype == (native.get(f"{target}.dtype") or native.get("policy.dtype"))
     native.set(f"{target}.{DTYPE}", None if is_models else dtype, bf16, fp16)
@@ -62,11 +68,9 @@ def _dtypes_to_native(worker: Worker, native: NativeBuilder, target: str) -> Non
 
 
 def _loss_scale_to_native(worker: Worker, native: NativeBuilder, target: str) -> None:
-    values, power, window = (
-        worker.values,
-        worker.option("fp16.initial_scale_power"),
-        worker.option("fp16.loss_scale_window"),
-    )
+    values = worker.values
+    power = worker.option("fp16.initial_scale_power")
+    window = worker.option("fp16.loss_scale_window")
     native.set(f"{target}.sharding.grad_scaler", True, worker.option("fp16.enabled"))
     native.set(f"{target}.sharding.grad_scaler_start", 2.0 ** _integer_or_default(values, power, 16), power)
     native.set(f"{target}.sharding.grad_scaler_growth_steps", _integer_or_default(values, window, 1000), window)

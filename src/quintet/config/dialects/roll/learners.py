@@ -114,7 +114,9 @@ def _reference_to_native(reference: Worker, native: NativeBuilder) -> None:
 
 
 def _critic_to_native(critic: Worker, native: NativeBuilder) -> None:
-    values, micro_batch, recomputes = critic.values, critic.key(MICRO_BATCH), "critic.gradient_checkpointing"
+    values = critic.values
+    micro_batch = critic.key(MICRO_BATCH)
+    recomputes = "critic.gradient_checkpointing"
     if values[CRITIC_MODEL] is not None:
         native.set("critic.path", values[CRITIC_MODEL], CRITIC_MODEL)
     if values.is_set(CRITIC_DTYPE.foreign):

@@ -50,7 +50,9 @@ class CommandListReader(WordReader):
             self.command_count += 1
             if self.command_count > MAX_COMMANDS:
                 raise self.error(f"it runs more than {MAX_COMMANDS} commands", "write out one of its runs", self.line)
-            values, printed, jump = dict(self.variables.values), len(self.output or ()), self.jump
+            values = dict(self.variables.values)
+            printed = len(self.output or ())
+            jump = self.jump
             status = self._command_after(separator, status)
             self.match(BLANKS)
             previous, separator = separator, self.take(*OPERATORS)
@@ -101,7 +103,9 @@ class CommandListReader(WordReader):
             self.position, self.ended_by = self.skipped_to[place]
             return None, set()
         variables = self.variables
-        before, exported, arguments = dict(variables.values), set(variables.exported), variables.arguments
+        before = dict(variables.values)
+        exported = set(variables.exported)
+        arguments = variables.arguments
         count, printed = len(self.commands), len(self.output or ())
         self.undecided += runs is None
         self.skipped += runs is False

@@ -74,10 +74,14 @@ class InnerScripts:
         """Read another text, and go on with this one afterwards."""
         reader, variables = self.reader, self.variables
         state = {name: getattr(reader, name) for name in READER_STATE}
-        path, count, line = variables.path, len(variables.local_values), reader.line
+        path = variables.path
+        count = len(variables.local_values)
+        line = reader.line
         reader.start_line = reader.start_line or (line if text.path != path else None)
         reader.text, reader.first_line, reader.line_breaks = text.text, text.first_line, text.line_breaks
-        reader.skipped_to, variables.path, reader.position = text.skipped_to, text.path, position
+        reader.skipped_to = text.skipped_to
+        variables.path = text.path
+        reader.position = position
         reader.here_documents, reader.possible_jumps = [], set()
         reader.depth += 1
         try:
@@ -106,7 +110,9 @@ class InnerScripts:
 
     def _commands_of(self, text: ScriptText) -> Status:
         """Follow the commands of another text in the same shell."""
-        before, printed, redirected = dict(self.variables.values), len(self.reader.output or ()), self.reader.redirected
+        before = dict(self.variables.values)
+        printed = len(self.reader.output or ())
+        redirected = self.reader.redirected
         with self.reading(text):
             status, jumps = self.reader.read_commands(), self.reader.possible_jumps
         if redirected and self.reader.output is not None:
@@ -244,7 +250,9 @@ class InnerScripts:
         variables.exports_all, variables.integers = False, set()
         if variables.arguments is not None:
             variables.arguments = ()
-        variables.local_values, reader.functions, reader.jump = [], {}, ""
+        variables.local_values = []
+        reader.functions = {}
+        reader.jump = ""
         reader.source_depth, reader.in_process = 0, True
         try:
             yield

@@ -26,7 +26,9 @@ class Loops:
     """Follows the `for`, `while` and `until` that a reader comes to."""
 
     def __init__(self, reader: CommandListReader, built_ins: BuiltIns) -> None:
-        self.reader, self.built_ins, self.variables = reader, built_ins, reader.variables
+        self.reader = reader
+        self.built_ins = built_ins
+        self.variables = reader.variables
 
     def follow_for(self, line: int) -> None:
         """Follow `for NAME in WORDS` and `for ((start; condition; step))`."""
@@ -127,17 +129,17 @@ class Loops:
             (read_all or read_body)()
             return
         variables, jumps = self.variables, set(self.reader.possible_jumps)
-        values, exported, count, printed = (
-            dict(variables.values),
-            set(variables.exported),
-            len(self.reader.commands),
-            len(self.reader.output or ()),
-        )
+        values = dict(variables.values)
+        exported = set(variables.exported)
+        count = len(self.reader.commands)
+        printed = len(self.reader.output or ())
         changes = f"depends on the `{keyword}` at line {line}"
         if prepare is not None and self._follow_iterations(prepare, read_body, changes, line, is_finite=is_finite):
             self.reader.possible_jumps = jumps | (self.reader.possible_jumps & {"return"})
             return
-        variables.values, variables.exported, self.reader.jump = values, exported, ""
+        variables.values = values
+        variables.exported = exported
+        self.reader.jump = ""
         del self.reader.commands[count:]
         if self.reader.output is not None:
             del self.reader.output[printed:]

@@ -80,8 +80,13 @@ class CommandReader(CommandListReader):
         followed = names & {*self.functions, *BUILT_INS, "if", "case", "for", "{"} or any(map(ASSIGNMENT.match, names))
         if self.skipped or self.depth >= MAX_DEPTH or not followed:
             return None
-        position, output, values = self.position, self.output, dict(self.variables.values)
-        jump, jumps, undecided, count = self.jump, self.possible_jumps, self.undecided, len(self.commands)
+        position = self.position
+        output = self.output
+        values = dict(self.variables.values)
+        jump = self.jump
+        jumps = self.possible_jumps
+        undecided = self.undecided
+        count = len(self.commands)
         self.position, self.output, self.possible_jumps, self.undecided = start, [], set(), 0
         self.output_is_known = True
         self.depth += 1
@@ -146,7 +151,9 @@ class CommandReader(CommandListReader):
 
     def _subshell(self) -> Status:
         """Read the commands of `(…)`, which change no variables outside."""
-        values, jump, jumps = dict(self.variables.values), self.jump, set(self.possible_jumps)
+        values = dict(self.variables.values)
+        jump = self.jump
+        jumps = set(self.possible_jumps)
         status = self.read_commands("(", ")")
         self.variables.values, self.jump, self.possible_jumps = values, jump, jumps
         return status
@@ -270,7 +277,9 @@ class CommandReader(CommandListReader):
         variables, redirected = self.variables, self.redirected
         unknown = next((MARKER.findall(word.expansion)[0] for word in words if word.count_is_unknown), None)
         arguments = tuple(text for word in words for text in word.arguments)
-        before, printed, integers = dict(variables.values), len(self.output or ()), set(variables.integers)
+        before = dict(variables.values)
+        printed = len(self.output or ())
+        integers = set(variables.integers)
         text, position = self.functions[name]
         with self.inner_scripts.arguments(arguments if unknown is None else (f"\ue000{unknown}\ue001",) * 9):
             with self.inner_scripts.reading(text, position):

@@ -103,7 +103,9 @@ class WordReader:
     """Reads and expands words from a position in a script."""
 
     def __init__(self, text: str, variables: Variables, first_line: int = 1) -> None:
-        self.text, self.variables, self.first_line = text.replace("\r\n", "\n"), variables, first_line
+        self.text = text.replace("\r\n", "\n")
+        self.variables = variables
+        self.first_line = first_line
         self.line_breaks = [matched.start() for matched in re.finditer("\n", self.text)]
         self.position = 0
         self.here_documents: list[str] = []

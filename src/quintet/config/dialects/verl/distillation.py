@@ -140,7 +140,9 @@ def _placement_to_native(values: ForeignValues, native: NativeBuilder) -> None:
         native.set("placement.reference.devices", None, HAS_POOL, NODES)
         return
     nodes, devices = native.get("placement.nodes", 1), native.get("placement.devices_per_node", 1)
-    total, per_node, origins = nodes * devices, devices, (NODES, GPUS, HAS_POOL)
+    total = nodes * devices
+    per_node = devices
+    origins = (NODES, GPUS, HAS_POOL)
     if nodes == values[NODES] and devices + values[GPUS] <= DEVICES_OF_A_NODE:
         per_node = devices + values[GPUS]
     else:

@@ -74,7 +74,10 @@ class ArmSimulator:
         self.num_robots = num_robots
         self.num_start_states = options.start_states
         self.tasks = (task,)
-        self._task, self._options, self._seed, self._camera_size = TASKS[task], options, seed, camera_size
+        self._task = TASKS[task]
+        self._options = options
+        self._seed = seed
+        self._camera_size = camera_size
         self._model = mujoco.MjModel.from_xml_string(arm_xml(self._task.bodies))
         self._data = mujoco.MjData(self._model)
         self._rollout = Rollout(nthread=0)

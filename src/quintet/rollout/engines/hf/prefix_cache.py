@@ -88,7 +88,9 @@ class PrefixCache:
         num_computed = min(common_prefix([prompt.tokens, tokens]), len(tokens) - 1)
         if tokens in self._by_tokens or num_computed <= len(prompt.prefix.tokens):
             return None
-        prompt.tokens, prompt.num_computed, prompt.hidden = tokens, num_computed, None
+        prompt.tokens = tokens
+        prompt.num_computed = num_computed
+        prompt.hidden = None
         self._by_tokens[tokens] = prompt
         return prompt
 

@@ -335,7 +335,9 @@ def _preserved_process_state(defaults: Mapping[str, str], variables: Mapping[str
     vLLM changes environment variables (preloaded libraries, threads) that later child processes would inherit, seeds
     the global random generators, reduces torch's threads and replaces `torch.set_num_threads` with a no-op.
     """
-    before, set_threads, threads = dict(os.environ), torch.set_num_threads, torch.get_num_threads()
+    before = dict(os.environ)
+    set_threads = torch.set_num_threads
+    threads = torch.get_num_threads()
     states = random.getstate(), np.random.get_state()
     os.environ.update({**defaults, **before, **variables})
     try:
