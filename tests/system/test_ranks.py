@@ -193,13 +193,13 @@ def test_a_stopped_process_ends_the_run_within_ten_seconds(workdir: Path) -> Non
     cause = r"quintet: the worker of rank 1 .* it is stopped.*, and a run needs all of its ranks"
     try:
         wait_for(workdir / "runs/stopped/checkpoints/global_step_1", run)
-        began = ranks(run)
-        os.kill(began["1"], signal.SIGSTOP)
+        began = ranks(workdir, "stopped")
+        os.kill(began[1], signal.SIGSTOP)
         stopped_at = time.monotonic()
         while not re.search(cause, log(workdir, "stopped")) and time.monotonic() < stopped_at + 60:
             time.sleep(0.05)
         assert time.monotonic() - stopped_at < 10, log(workdir, "stopped")
-        os.kill(began["1"], signal.SIGKILL)  # torchrun would wait for it
+        os.kill(began[1], signal.SIGKILL)  # torchrun would wait for it
         assert run.wait(timeout=60) != 0
     finally:
         run.kill()

@@ -10,8 +10,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
 from quintet.tracking.progress import Phase, Progress
 
 WRITE_SECONDS = 1.0
@@ -30,6 +28,8 @@ class PhaseProgress:
     @classmethod
     def read(cls, path: Path) -> PhaseProgress | None:
         """Return the progress in a file; None if there is none, or if it is damaged."""
+        from pydantic import TypeAdapter
+
         try:
             return TypeAdapter(cls).validate_json(path.read_bytes())
         except (OSError, ValueError):

@@ -22,8 +22,6 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import TypeAdapter
-
 from quintet.tracking.atomic_files import translate_os_errors, write_atomic
 
 HEARTBEAT_SECONDS = 5.0
@@ -219,6 +217,8 @@ class RunProcesses:
 
 def read_record(path: Path) -> ProcessRecord | None:
     """Return the record in a file; None if there is none, or if it is damaged."""
+    from pydantic import TypeAdapter
+
     try:
         age = time.time() - path.stat().st_mtime
         return ProcessRecord(path, TypeAdapter(RunProcess).validate_json(path.read_bytes()), age)

@@ -122,7 +122,7 @@ def test_vllm_logs_are_quiet_by_default() -> None:
 
 
 def test_a_missing_vllm_is_an_error_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("quintet.hardware.is_installed", lambda _: False)
     with pytest.raises(ConfigError, match="'vllm' requires vllm"):
         ENGINES.get("vllm").load()
 

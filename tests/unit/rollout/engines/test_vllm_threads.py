@@ -3,36 +3,39 @@ at its start, which is the number that torch is set to."""
 
 from __future__ import annotations
 
-import ctypes
+import os
 import re
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-
-from quintet.rollout.engines.vllm.worker_extension import QuintetWorker
+import torch  # noqa: F401 - loads its OpenMP library
 
 OPENMP = re.findall(r"/\S*/libgomp\S*", Path("/proc/self/maps").read_text()) if Path("/proc/self/maps").exists() else []
+LOAD_IN_A_NEW_THREAD = """
+import ctypes, sys
+from concurrent.futures import ThreadPoolExecutor
+import torch
+from quintet.rollout.engines.vllm.worker_extension import QuintetWorker
+
+class Loader:
+    def load(self, _weights):
+        print(torch.get_num_threads(), ctypes.CDLL(sys.argv[1]).omp_get_max_threads())
+
+worker = QuintetWorker()
+worker._quintet_loader = Loader()
+torch.set_num_threads(torch.get_num_threads() + 1)
+print(torch.get_num_threads())
+with ThreadPoolExecutor(1) as new_thread:  # as the thread of an AsyncEngine
+    new_thread.submit(worker.quintet_load_tensors, {}).result()
+"""
 
 
 @pytest.mark.skipif(not OPENMP, reason="this build of torch has another OpenMP library")
 def test_weights_are_loaded_with_torchs_threads_also_in_a_new_thread() -> None:
-    class Loader:
-        threads = 0
-
-        def load(self, _weights: Mapping[str, torch.Tensor]) -> None:
-            self.threads = ctypes.CDLL(OPENMP[0]).omp_get_max_threads()
-
-    loader, threads = Loader(), torch.get_num_threads()
-    worker: Any = QuintetWorker()
-    worker._quintet_loader = loader
-    torch.set_num_threads(threads + 1)
-    try:
-        with ThreadPoolExecutor(1) as new_thread:  # as the thread of an AsyncEngine
-            new_thread.submit(worker.quintet_load_tensors, {}).result()
-    finally:
-        torch.set_num_threads(threads)
-    assert loader.threads == threads + 1
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    command = [sys.executable, "-c", LOAD_IN_A_NEW_THREAD, OPENMP[0]]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    expected, *threads = done.stdout.split()
+    assert threads == [expected, expected]
