@@ -94,7 +94,8 @@ def met(other: dict[str, object] | None) -> None:
     store = dist.HashStore()  # type: ignore[attr-defined]
     if other is not None:
         store.set("card/1", json.dumps({"host": "", "process": 1, "gpu": None, "components": "", **other}))
-    rendezvous._exchange_processes(store, RankInfo(0, 2, 0, 2), range(2), {"fingerprint": "same", "components": ""}, 0.05)
+    described = {"fingerprint": "same", "components": ""}
+    rendezvous._exchange_processes(store, RankInfo(0, 2, 0, 2), range(2), described, 0.05)
 
 
 def placed(gpus: Sequence[str | None]) -> None:
