@@ -24,6 +24,16 @@ PIPES: dict[str, Any] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _session_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of the session: earlier tests may have set variables with which no server starts."""
+    for name in os.environ.keys() - warm_processes._session_environment.keys():
+        monkeypatch.delenv(name)
+    for name, value in warm_processes._session_environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
 def script(directory: Path, text: str) -> list[str]:
     path = directory / "program.py"
     path.write_text(text)
@@ -104,6 +114,7 @@ def test_a_dead_server_is_an_error_and_its_forks_are_killed(tmp_path: Path, monk
     monkeypatch.setattr(warm_processes, "_servers", {})
     program = script(tmp_path, "import os, time; print(os.getppid(), flush=True); time.sleep(600)")
     process = Popen(program, **PIPES)
+    assert process.is_warm, "the parent that is killed next would be this process"
     assert process.stdout is not None
     os.kill(int(process.stdout.readline()), signal.SIGKILL)
     assert process.wait(60) == -signal.SIGKILL
