@@ -120,7 +120,7 @@ class EngineWorker(Protocol):
 
 
 class RolloutRecords(Protocol):
-    """What the process that runs rollouts of robots records of them."""
+    """Records of the rollouts of robots in the process that runs them."""
 
     def take_trajectories(self) -> Sequence[Trajectory]:
         """Return the episodes that this process has recorded since the last call, to be shown to people."""

@@ -27,7 +27,7 @@ MAX_FAILED_STARTS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnd:
-    """How a process ended: by itself with an exit status, at its time limit, or else with its fork server."""
+    """End of a process: by itself with an exit status, at its time limit, or else with its fork server."""
 
     status: int | None = None
     timed_out: bool = False

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class WeightSource(Protocol):
-    """Where an engine gets the policy's weights from. Each load reads them anew; one engine reads at a time."""
+    """Source of the policy's weights for engines. Each load reads the weights anew; a single engine reads at a time."""
 
     @property
     def module(self) -> nn.Module | None:

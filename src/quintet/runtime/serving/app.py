@@ -78,7 +78,7 @@ class ServingApp:
             await (await route[request.method](self, request, session))(scope, receive, send)
         except (RequestError, ClientDisconnect):
             raise
-        except Exception as error:
+        except Exception as error:  # a defect or a refused value must be a reply, not the end of the connection
             raise _request_error(error) from error
 
     async def _with_body(self, request: Request, function: Callable[[bytes], T]) -> T:
