@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -187,3 +188,11 @@ def test_each_way_to_import_is_seen(tmp_path: Path, line: str) -> None:
 def test_modules_are_named_after_what_they_contain() -> None:
     vague = {"utils.py", "helpers.py", "common.py", "misc.py", "base.py"}
     assert not [path for path in SRC.rglob("*.py") if path.name in vague]
+
+
+def test_pytest_can_import_every_test_file() -> None:
+    """Outside packages, pytest imports a test file by its name alone, so two of one name are an error."""
+    tests = Path(__file__).parents[1]
+    paths = [path for path in tests.rglob("test_*.py") if not (path.parent / "__init__.py").exists()]
+    names = Counter(path.name for path in paths)
+    assert not [path for path in paths if names[path.name] > 1]
