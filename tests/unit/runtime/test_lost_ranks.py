@@ -28,7 +28,7 @@ def silent_worker(role: Role) -> Iterator[tuple[WorkerListener, WorkerConnection
     """A worker that does not answer calls, and sends heartbeats until the event is set."""
     listener = WorkerListener("127.0.0.1", {1: "Trainers"}, "the run", LOST_SECONDS, CALL_SECONDS)
     with closing(listener):
-        hello = WorkerHello(listener.token, "calls", "a", 1, os.getpid(), "here", "the run", role)
+        hello = WorkerHello("calls", "a", 1, os.getpid(), "here", "the run", role)
         calls, heartbeats = _connect_twice(ControllerAddress.of(listener), hello)
         stopped = threading.Event()
         silent = SimpleNamespace(sendall=lambda _: stopped.is_set() or heartbeats.sendall(b"."), close=heartbeats.close)
@@ -62,7 +62,7 @@ def test_the_loss_of_an_engine_does_not_end_the_run() -> None:
 
 def test_a_standalone_worker_is_lost_if_a_call_takes_too_long() -> None:
     with silent_worker("learners") as (_, worker, _):
-        worker.start(RemoteCall("standalone_learners", "extra_state"))
+        worker.start(RemoteCall("learners", "extra_state"))
         with pytest.raises(WorkerLostError, match=r"has not answered a call for 0.5 seconds"):
             worker.finish()
 
