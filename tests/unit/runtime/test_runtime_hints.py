@@ -192,7 +192,7 @@ EXEMPT = (
         f"runtime/ray_cluster/job.py {function}": "another endpoint, or another command, is the remedy"
         for function in ("_submit", "_refused", "_lost")
     }
-    | {"runtime/standalone/transport.py translate_worker_errors": "the hint is that of the error in the worker"}
+    | {"runtime/transport.py translate_worker_errors": "the hint is that of the error in the worker"}
     | {
         f"runtime/{function}": "another start of processes is the remedy"
         for function in (
@@ -201,7 +201,8 @@ EXEMPT = (
             "env_service/worker_pool.py check_platform",
             "standalone/listener.py wait_for",
             "standalone/messages.py _decode_error",
-            "standalone/worker.py wait_for",
+            "standalone/run_secret.py taken_from_environment",
+            "standalone/run_secret.py find",
         )
     }
 )
