@@ -49,20 +49,23 @@ def measure_rank(policy: Path) -> None:
     from quintet.runtime.controller import Controller
     from quintet.runtime.engine_group import RoutedEngines
     from quintet.runtime.engines import engine_builder, load_policy_tokenizer
+    from quintet.runtime.standalone.listener import listen_at
+    from quintet.runtime.standalone.run_secret import RunSecret
     from quintet.runtime.worker_process import run_worker
     from quintet.training.parallel.rendezvous import rendezvous
 
+    secret = RunSecret("the secret of this benchmark")
     rank = current_rank()
     ranks = rendezvous(rank, "benchmark", 60.0)
     if rank.rank:
-        run_worker(ranks)
+        run_worker(ranks, secret)
         ranks.close()
         return
     words = ["policy.preset=null", f"policy.path={policy}", "warm_start=null", "training.threads=1"]
     words.append(f"placement.devices_per_node={rank.size}")
     limits = [f"rollout.max_prompt_tokens={PROMPT}", f"rollout.max_response_tokens={RESPONSE}"]
     config = load_experiment(None, [*words, *limits]).experiment
-    controller = Controller.on_ranks(ranks)
+    controller = Controller.on_ranks(ranks, listen_at(ranks, secret))
     learners = controller.build_learners(config, policy)
     tokenizer = load_policy_tokenizer(config, policy, learners.actor.model.config.vocab_size)
     remote = controller.build_remote_engines(config, policy, learners)

@@ -21,6 +21,8 @@ from quintet.embodied_records import ActionSampling, ChunkBatch
 from quintet.policies.vla.build import create_action_preset, load_action_policy
 from quintet.runtime.controller import Controller
 from quintet.runtime.remote_interface import RobotLearner
+from quintet.runtime.standalone.listener import listen_at
+from quintet.runtime.standalone.run_secret import RunSecret
 from quintet.runtime.worker_process import run_worker
 from quintet.training.checkpoint.async_save import AsyncCheckpointer
 from quintet.training.chunk_learner import ChunkRates
@@ -45,6 +47,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lora, fsdp2": ("lora", {}),
 }
 """Policy, and how two ranks share its weights."""
+
+SECRET = RunSecret("the secret of this test")
 
 
 def experiment(policy: str, ranks: int = 1, **actor: Any) -> Experiment:
@@ -138,9 +142,9 @@ def main(directory: Path) -> None:
     rank_info = current_rank()
     group = rendezvous(rank_info, "the same", 60.0)
     if rank_info.rank:
-        run_worker(group)
+        run_worker(group, SECRET)
     else:
-        controller = Controller.on_ranks(group)
+        controller = Controller.on_ranks(group, listen_at(group, SECRET))
         outputs = {
             case: work(controller, experiment(policy, rank_info.size, **actor), directory / policy, directory / case)
             for case, (policy, actor) in CASES.items()

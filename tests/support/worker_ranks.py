@@ -25,6 +25,8 @@ from quintet.runtime.controller import Controller
 from quintet.runtime.engine_group import RoutedEngines
 from quintet.runtime.engines import engine_builder, load_policy_tokenizer
 from quintet.runtime.groups import LearnerGroup
+from quintet.runtime.standalone.listener import listen_at
+from quintet.runtime.standalone.run_secret import RunSecret
 from quintet.runtime.worker_process import run_worker
 from quintet.training.checkpoint.async_save import AsyncCheckpointer
 from quintet.training.parallel.rendezvous import rendezvous
@@ -36,6 +38,8 @@ OVERRIDES = (
     "algorithm.kl={place: loss, coefficient: 0.1, estimator: full}",
     "algorithm.advantage={name: gae}",
 )
+
+SECRET = RunSecret("the secret of this test")
 
 
 def experiment(*overrides: str) -> Experiment:
@@ -134,9 +138,9 @@ def main() -> None:
     policy, directory, overrides, rank_info = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:], current_rank()
     group = rendezvous(rank_info, "the same", 60.0)
     if rank_info.rank:
-        run_worker(group)
+        run_worker(group, SECRET)
     else:
-        controller = Controller.on_ranks(group)
+        controller = Controller.on_ranks(group, listen_at(group, SECRET))
         devices = f"placement.devices_per_node={rank_info.size}"
         print(json.dumps(work(controller, policy, directory, devices, *overrides)))
         controller.close()

@@ -52,7 +52,7 @@ LAYERS_WITHIN: Mapping[str, list[tuple[str, ...]]] = {
         ("device", "dtypes", "groups", "memory", "process_settings", "signals"),
         (
             *("remote_interface", "remote_call", "remote_proxy", "transport"),
-            *("standalone.messages", "standalone.connection", "standalone.listener"),
+            *("standalone.messages", "standalone.connection", "standalone.run_secret", "standalone.listener"),
         ),
         (
             *("engines", "engine_worker", "engine_group", "free_running_engines", "remote_engines", "request_router"),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from quintet.config.composed import ComposedConfig
     from quintet.config.native.experiment import Experiment
     from quintet.runtime.controller import Controller
+    from quintet.runtime.standalone.run_secret import RunSecret
     from quintet.training.parallel.rendezvous import LostRank, Rendezvous
 
 START_SECONDS = 60
@@ -98,6 +99,8 @@ def hide_other_gpus(config: Experiment) -> None:
 
 
 def _run_as_rank(rank: RankInfo, config: Experiment, run: Callable[[Controller | None], int]) -> int:
+    from quintet.runtime.standalone.run_secret import RunSecret
+    from quintet.tracking.run_directory import RunDirectory
     from quintet.training.parallel.rendezvous import join_run, local_address
 
     # torchrun ends rank 0 because of the others
@@ -105,33 +108,39 @@ def _run_as_rank(rank: RankInfo, config: Experiment, run: Callable[[Controller |
     layout = layout_of(config)
     is_standalone = rank.rank not in layout.learner_ranks
     with output_to_log(rank, config, always=is_standalone), _reported_errors():
+        secret = RunSecret.taken_from_environment(RunDirectory.from_config(config).processes.path)
         address = local_address()
         device = None if rank.rank in layout.cpu_ranks else layout.local_device(rank.rank)
         store = join_run(rank, device, config.placement.join_timeout_seconds)
         if rank.rank == 0:
-            return _run_as_controller(rank, config, run, store, address)
-        _run_as_worker(rank, config, store, address)
+            return _run_as_controller(rank, config, run, store, secret, address)
+        _run_as_worker(rank, config, store, secret, address)
         return 0
 
 
 def _run_as_controller(
-    rank: RankInfo, config: Experiment, run: Callable[[Controller | None], int], store: Store, address: str
+    rank: RankInfo,
+    config: Experiment,
+    run: Callable[[Controller | None], int],
+    store: Store,
+    secret: RunSecret,
+    address: str,
 ) -> int:
     from quintet.runtime.controller import Controller
-    from quintet.runtime.standalone.listener import ControllerAddress, WorkerListener
+    from quintet.runtime.standalone.listener import WorkerListener
 
     layout, placement = layout_of(config), config.placement
     components = {number: layout.components_of(number) for number in range(1, layout.size)}
     limits = placement.lost_after_seconds, placement.call_timeout_seconds
-    listener = WorkerListener(address, components, _fingerprint(config), *limits)
-    ControllerAddress.of(listener).publish(store)
+    listener = WorkerListener(address, components, _fingerprint(config), *limits, secret)
+    listener.publish(store)
     with _watched_group(rank, config, layout.learner_ranks, store, address, lambda: listener.lost_rank) as ranks:
         controller = Controller.on_ranks(ranks, listener, placement.join_timeout_seconds)
         with closing(controller):
             return run(controller)
 
 
-def _run_as_worker(rank: RankInfo, config: Experiment, store: Store, address: str) -> None:
+def _run_as_worker(rank: RankInfo, config: Experiment, store: Store, secret: RunSecret, address: str) -> None:
     from quintet.runtime.standalone.listener import ControllerAddress
     from quintet.runtime.worker import Worker
     from quintet.runtime.worker_process import WorkerProcess, run_worker
@@ -139,9 +148,9 @@ def _run_as_worker(rank: RankInfo, config: Experiment, store: Store, address: st
     layout, seconds = layout_of(config), config.placement.join_timeout_seconds
     if rank.rank in layout.learner_ranks:
         with _watched_group(rank, config, layout.learner_ranks, store, address) as ranks:
-            run_worker(ranks, seconds)
+            run_worker(ranks, secret, seconds)
         return
-    process = WorkerProcess(ControllerAddress.wait_for(store, seconds), rank.rank, _fingerprint(config))
+    process = WorkerProcess(ControllerAddress.wait_for(store, secret, seconds), rank.rank, _fingerprint(config))
     learners = layout.standalone_learners_of(rank.rank)
     if learners is None:
         process.run(Worker())

@@ -23,7 +23,7 @@ from quintet.runtime.remote_engines import RemoteEngines
 from quintet.runtime.remote_interface import WORKER
 from quintet.runtime.remote_learners import RemoteLearnerGroup
 from quintet.runtime.standalone.engine_weights import EngineWeights
-from quintet.runtime.standalone.listener import WorkerListener, listen_at
+from quintet.runtime.standalone.listener import WorkerListener
 from quintet.runtime.transport import Transport
 from quintet.runtime.weight_sources import PolicyWeights
 from quintet.runtime.worker import Worker
@@ -48,20 +48,15 @@ class Controller:
         return cls(Transport(local=Worker()))
 
     @classmethod
-    def on_ranks(
-        cls, rendezvous: Rendezvous, listener: WorkerListener | None = None, join_seconds: float = 60.0
-    ) -> Controller:
-        """Return a controller of all ranks; call it on rank 0 while the others are in `run_worker`. Without a
-        `listener` it publishes the address of a new one in the rendezvous store.
+    def on_ranks(cls, rendezvous: Rendezvous, listener: WorkerListener, join_seconds: float = 60.0) -> Controller:
+        """Return a controller of all ranks, which connect to `listener`; call it on rank 0 while the others are in
+        `run_worker`.
 
         Raises:
             MachineError: ranks did not connect within `join_seconds`.
         """
-        worker, others = Worker(rendezvous.ranks, rendezvous.address), rendezvous.processes[1:]
-        if others and listener is None:
-            listener = listen_at(rendezvous)
-        ranks = [process.rank for process in others]
-        workers = listener.wait_for(ranks, join_seconds, "actor") if listener is not None else ()
+        worker = Worker(rendezvous.ranks, rendezvous.address)
+        workers = listener.wait_for([process.rank for process in rendezvous.processes[1:]], join_seconds, "actor")
         return cls(Transport(workers, local=worker, rendezvous=rendezvous), listener)
 
     @property

@@ -21,6 +21,7 @@ from quintet.runtime.remote_call import STOP, RemoteCall, broadcast_tensors
 from quintet.runtime.standalone.connection import Role
 from quintet.runtime.standalone.listener import HEARTBEAT_SECONDS, ControllerAddress, WorkerHello
 from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket
+from quintet.runtime.standalone.run_secret import RunSecret
 from quintet.runtime.worker import Worker
 from quintet.tracking.run_processes import process_namespace
 from quintet.training.parallel.rendezvous import RankDiedError, Rendezvous
@@ -65,9 +66,7 @@ class WorkerProcess:
     def _work(self, role: Role, worker: Worker) -> None:
         """Connect to the controller, and execute its calls to this role."""
         process = (self.rank, os.getpid(), process_namespace(), self.fingerprint)
-        calls, heartbeats = _connect_twice(
-            self.address, WorkerHello(self.address.token, "calls", secrets.token_hex(8), *process, role)
-        )
+        calls, heartbeats = _connect_twice(self.address, WorkerHello("calls", secrets.token_hex(8), *process, role))
         with _sent_heartbeats(heartbeats):
             try:
                 self.serve(MessageSocket(calls, self._receive_broadcast), worker, ends_with_errors=role == "actor")
@@ -115,11 +114,11 @@ class WorkerProcess:
         return error
 
 
-def run_worker(rendezvous: Rendezvous, join_seconds: float = 60.0) -> None:
+def run_worker(rendezvous: Rendezvous, secret: RunSecret, join_seconds: float = 60.0) -> None:
     """Execute the calls of rank 0 on another rank of a rendezvous; raises as `WorkerProcess.run` does. The process ends
     with the first error of a call: rank 0 may wait for it in a collective."""
     process = rendezvous.processes[rendezvous.ranks.rank]
-    address = ControllerAddress.wait_for(rendezvous.shared_store, join_seconds)
+    address = ControllerAddress.wait_for(rendezvous.shared_store, secret, join_seconds)
     worker = Worker(rendezvous.ranks, rendezvous.address)
     WorkerProcess(address, process.rank, process.fingerprint, rendezvous).run(worker, ["actor"])
 
@@ -146,7 +145,7 @@ def _connect_twice(address: ControllerAddress, hello: WorkerHello) -> tuple[sock
 def _connect(address: ControllerAddress, hello: WorkerHello) -> socket.socket:
     connected = socket.create_connection((address.host, address.port), timeout=30)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    hello.send(connected)
+    hello.send(connected, address.token)
     connected.settimeout(None)
     return connected
 

@@ -28,7 +28,7 @@ def silent_worker(role: Role) -> Iterator[tuple[WorkerListener, WorkerConnection
     """A worker that does not answer calls, and sends heartbeats until the event is set."""
     listener = WorkerListener("127.0.0.1", {1: "Trainers"}, "the run", LOST_SECONDS, CALL_SECONDS)
     with closing(listener):
-        hello = WorkerHello(listener.token, "calls", "a", 1, os.getpid(), "here", "the run", role)
+        hello = WorkerHello("calls", "a", 1, os.getpid(), "here", "the run", role)
         calls, heartbeats = _connect_twice(ControllerAddress.of(listener), hello)
         stopped = threading.Event()
         silent = SimpleNamespace(sendall=lambda _: stopped.is_set() or heartbeats.sendall(b"."), close=heartbeats.close)

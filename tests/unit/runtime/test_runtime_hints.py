@@ -201,6 +201,8 @@ EXEMPT = (
             "env_service/worker_pool.py check_platform",
             "standalone/listener.py wait_for",
             "standalone/messages.py _decode_error",
+            "standalone/run_secret.py taken_from_environment",
+            "standalone/run_secret.py find",
         )
     }
 )

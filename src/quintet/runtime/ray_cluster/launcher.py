@@ -22,6 +22,7 @@ from quintet.hardware import extra_packages, install_command
 from quintet.runtime.ray_cluster.node_processes import NodeProcesses
 from quintet.runtime.ray_cluster.rank_watch import POLL_SECONDS, Node, RankFailureError, RankWatch
 from quintet.runtime.signals import StopRequest, stop_on_signals
+from quintet.runtime.standalone.run_secret import VARIABLE as RUN_SECRET
 from quintet.tracking.run_processes import RunProcess
 
 CONNECT_SECONDS = 10.0
@@ -284,6 +285,7 @@ def _start_ranks(
     ]
     port = nodes[0].call("free_port", nodes[0].host)
     shared = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED)}
+    shared.setdefault(RUN_SECRET, secrets.token_hex(32))
     shared |= {"MASTER_ADDR": nodes[0].host, "MASTER_PORT": str(port), "WORLD_SIZE": str(command.ranks.size)}
     for node in nodes:
         environments = {

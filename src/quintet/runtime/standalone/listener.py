@@ -6,12 +6,13 @@ that is stopped, or whose node is lost, is noticed while the controller waits fo
 
 from __future__ import annotations
 
-import hmac
 import json
+import logging
 import secrets
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -22,25 +23,34 @@ from quintet.config.torchrun import describe_rank
 from quintet.errors import MachineError
 from quintet.runtime.standalone.connection import Role, WorkerConnection
 from quintet.runtime.standalone.messages import MessageSocket
+from quintet.runtime.standalone.run_secret import RunSecret, is_proof, proof
 from quintet.training.parallel.rendezvous import LostRank, Rendezvous
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 HELLO_SECONDS = 10.0
-"""Time for a new connection to say who it is."""
+"""Time for a new connection to prove that it belongs to the run, and to say who it is."""
+MAX_HANDSHAKES = 64
+"""Connections that have not done so; the oldest is closed for another one."""
+MAX_REFUSALS = 20
+"""Refused connections that are logged."""
+ACCEPT_SECONDS = 0.2
+"""Pause after the system could not accept a connection, for example without free descriptors."""
 HEARTBEAT_SECONDS = 1.0
 POLL_SECONDS = 0.05
 MAX_HELLO_BYTES = 1 << 14
+NEW_SECRET = RunSecret()
+"""A secret that the listener creates, and that its owner passes on."""
+logger = logging.getLogger(__name__)
 ADDRESS_KEY = "controller"
 """Key of the rendezvous store under which the controller's address is."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerHello:
-    """First message of a connection, a line of JSON."""
+    """Message by which a worker introduces a connection, after both ends have proved that they know the secret."""
 
-    token: str
     purpose: Literal["calls", "heartbeats"]
     worker: str
     """Random name of the process, the same for its two connections."""
@@ -52,21 +62,28 @@ class WorkerHello:
     """Hash of version and configuration."""
     role: Role = "engine"
 
-    def send(self, connected: socket.socket) -> None:
-        """Introduce this process to the controller.
+    def send(self, connected: socket.socket, token: str) -> None:
+        """Introduce this process to the controller, which must know the secret `token` as well.
 
         Raises:
-            MachineError: the controller refuses it.
+            MachineError: the other end is not the controller of the run, or refuses this process.
             OSError: the connection broke.
         """
-        connected.sendall(json.dumps(asdict(self)).encode() + b"\n")
-        if refusal := _read_line(connected):
+        deadline = time.monotonic() + HELLO_SECONDS
+        nonce = secrets.token_hex(16)
+        connected.sendall(f"{nonce}\n".encode())
+        other, _, sent = _read_line(connected, deadline).partition(" ")
+        if not is_proof(sent, token, "controller", nonce, other):
+            raise MachineError("the process there does not know the secret of this run: it is not its controller")
+        message = json.dumps(asdict(self))
+        connected.sendall(f"{proof(token, 'worker', other, nonce, message)} {message}\n".encode())
+        if refusal := _read_line(connected, deadline):
             raise MachineError(refusal)
 
 
 @dataclass(frozen=True, slots=True)
 class ControllerAddress:
-    """Address at which the controller listens for workers, and the token that it requires."""
+    """Address at which the controller listens for workers, and the secret of the run."""
 
     host: str
     port: int
@@ -77,20 +94,17 @@ class ControllerAddress:
         """Return the address of a listener."""
         return cls(*listener.address, listener.token)
 
-    def publish(self, store: Store) -> None:
-        """Write the address to the rendezvous store."""
-        store.set(ADDRESS_KEY, json.dumps([self.host, self.port, self.token]))
-
     @classmethod
-    def wait_for(cls, store: Store, timeout_seconds: float) -> ControllerAddress:
-        """Read the address from the rendezvous store.
+    def wait_for(cls, store: Store, secret: RunSecret, timeout_seconds: float) -> ControllerAddress:
+        """Read the address from the rendezvous store, and the secret from where the run keeps it.
 
         Raises:
-            MachineError: the controller did not publish it in time.
+            MachineError: the controller did not publish it in time, or this process does not know the secret.
         """
         try:
             store.wait([ADDRESS_KEY], timedelta(seconds=timeout_seconds))
-            return cls(*json.loads(store.get(ADDRESS_KEY)))
+            host, port, name = json.loads(store.get(ADDRESS_KEY))
+            return cls(str(host), int(port), secret.find(str(name), timeout_seconds))
         except RuntimeError as error:
             raise MachineError(
                 f"the controller (rank 0) did not start within {timeout_seconds:g} seconds",
@@ -112,12 +126,19 @@ class WorkerListener:
     """Accepts the connections of workers in a thread, and watches their heartbeats in another one."""
 
     def __init__(
-        self, host: str, ranks: Mapping[int, str], fingerprint: str, lost_seconds: float, call_seconds: float = 1800.0
+        self,
+        host: str,
+        ranks: Mapping[int, str],
+        fingerprint: str,
+        lost_seconds: float,
+        call_seconds: float = 1800.0,
+        secret: RunSecret = NEW_SECRET,
     ) -> None:
-        """Listen at a free port of `host` for the workers of `ranks`, which map to the names of their components; one
-        that sends no heartbeat for `lost_seconds`, or does not answer a call within `call_seconds`, is lost. Calls of
-        ranks of the actor may take any time: they contain whole rollouts, and their collectives have a timeout."""
-        self.token = secrets.token_hex(32)
+        """Listen at a free port of `host` for the workers of `ranks`, which map to the names of their components, and
+        know the `secret`. One that sends no heartbeat for `lost_seconds`, or does not answer a call within
+        `call_seconds`, is lost. Calls of ranks of the actor may take any time: they contain whole rollouts, and their
+        collectives have a timeout."""
+        self.token, self._secret_name = secret.create()
         self._ranks = dict(ranks)
         self._fingerprint = fingerprint
         self._lost_seconds = lost_seconds
@@ -126,11 +147,18 @@ class WorkerListener:
         self._lock = threading.Lock()
         self._connections: dict[str, _Connections] = {}
         self._newly_connected: list[WorkerConnection] = []
+        self._handshakes: deque[socket.socket] = deque()
+        """Connections that have not said who they are, the oldest first; changed under `_lock`."""
+        self._num_refused = 0
         self.lost_rank: LostRank | None = None
         """The first rank that was lost with a learner, so that the run cannot continue."""
         self._closed = threading.Event()
         for name in ("accept", "watch"):
             threading.Thread(target=getattr(self, f"_{name}"), name=f"workers-{name}", daemon=True).start()
+
+    def publish(self, store: Store) -> None:
+        """Write the address to the rendezvous store, without the secret."""
+        store.set(ADDRESS_KEY, json.dumps([*self.address, self._secret_name]))
 
     @property
     def address(self) -> tuple[str, int]:
@@ -191,30 +219,58 @@ class WorkerListener:
     def _accept(self) -> None:
         while not self._closed.is_set():
             try:
-                connected, _ = self._server.accept()
-            except OSError:  # closed
-                return
-            threading.Thread(target=self._handshake, args=(connected,), name="worker-handshake", daemon=True).start()
+                connected, (host, *_) = self._server.accept()
+            except OSError as error:
+                # the other end has gone, or this process has no free descriptors: later connections may succeed
+                if not self._closed.wait(ACCEPT_SECONDS):
+                    logger.warning("a worker cannot connect: %s", error)
+                continue
+            with self._lock:
+                oldest = self._handshakes.popleft() if len(self._handshakes) >= MAX_HANDSHAKES else None
+                self._handshakes.append(connected)
+            if oldest is not None:
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+            arguments = (connected, str(host))
+            threading.Thread(target=self._handshake, args=arguments, name="worker-handshake", daemon=True).start()
 
-    def _handshake(self, connected: socket.socket) -> None:
-        """Read the first message of a connection, and accept or refuse it."""
-        connected.settimeout(HELLO_SECONDS)
+    def _handshake(self, connected: socket.socket, host: str) -> None:
+        """Read the first messages of a connection, and accept or refuse it."""
         try:
-            hello = WorkerHello(**json.loads(_read_line(connected)))
-            refusal = self._refusal(hello)
+            hello = self._receive_hello(connected)
+            refusal = "it does not know the secret of the run" if hello is None else self._refusal(hello)
             connected.sendall(refusal.encode() + b"\n")
-        except (OSError, ValueError, TypeError):
-            refusal = "no worker"
-        if refusal:
+        except (OSError, ValueError, TypeError) as error:
+            hello, refusal = None, f"its first messages are not those of a worker ({type(error).__name__})"
+        with self._lock, suppress(ValueError):  # already removed as the oldest
+            self._handshakes.remove(connected)
+        if hello is None or refusal:
             connected.close()
+            self._num_refused += 1
+            if self._num_refused <= MAX_REFUSALS:
+                logger.warning("refused a connection from %s: %s", host, refusal)
             return
         connected.settimeout(None)
         self._register(hello, connected)
 
+    def _receive_hello(self, connected: socket.socket) -> WorkerHello | None:
+        """Prove that this process knows the secret, and return the worker's message; None without its proof.
+
+        Raises:
+            OSError: the connection broke, or a message does not come in time.
+            ValueError, TypeError: a message is not that of a worker.
+        """
+        deadline = time.monotonic() + HELLO_SECONDS
+        other = _read_line(connected, deadline)
+        nonce = secrets.token_hex(16)
+        connected.sendall(f"{nonce} {proof(self.token, 'controller', other, nonce)}\n".encode())
+        sent, _, message = _read_line(connected, deadline).partition(" ")
+        if not is_proof(sent, self.token, "worker", nonce, other, message):
+            return None
+        return WorkerHello(**json.loads(message))
+
     def _refusal(self, hello: WorkerHello) -> str:
         """Return why a connection is refused; empty if it is not."""
-        if not hmac.compare_digest(str(hello.token).encode(), self.token.encode()):
-            return "the token of the run is another one"
         if hello.rank not in self._ranks:
             return f"rank {hello.rank} is no worker of this run"
         if hello.fingerprint != self._fingerprint:
@@ -267,23 +323,25 @@ class WorkerListener:
         return None
 
 
-def listen_at(rendezvous: Rendezvous, lost_seconds: float = 60.0) -> WorkerListener:
+def listen_at(rendezvous: Rendezvous, secret: RunSecret, lost_seconds: float = 60.0) -> WorkerListener:
     """Listen for the other ranks of a rendezvous, and publish the address in its store."""
     ranks = {process.rank: process.components for process in rendezvous.processes[1:]}
-    listener = WorkerListener(rendezvous.address, ranks, rendezvous.processes[0].fingerprint, lost_seconds)
-    ControllerAddress.of(listener).publish(rendezvous.shared_store)
+    fingerprint = rendezvous.processes[0].fingerprint
+    listener = WorkerListener(rendezvous.address, ranks, fingerprint, lost_seconds, secret=secret)
+    listener.publish(rendezvous.shared_store)
     return listener
 
 
-def _read_line(connected: socket.socket) -> str:
+def _read_line(connected: socket.socket, deadline: float) -> str:
     """Return a line without its end; empty if the other end closes the connection.
 
     Raises:
-        OSError: the connection broke, or the line does not come in time.
+        OSError: the connection broke, or the line is not complete at the deadline (of the monotonic clock).
         ValueError: it is too long.
     """
     line = b""
     while not line.endswith(b"\n"):
+        connected.settimeout(max(deadline - time.monotonic(), 1e-3))
         byte = connected.recv(1)
         if not byte:
             return ""

@@ -1,0 +1,94 @@
+"""Secret of a run, by which the controller and its workers know each other. It never goes through the rendezvous store,
+which anybody who knows its port can read and write."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+import secrets
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from quintet.errors import MachineError
+
+VARIABLE = "QUINTET_RUN_SECRET"
+"""Environment variable with the secret, which Ray's launcher sets for all ranks."""
+MIN_CHARACTERS = 16
+POLL_SECONDS = 0.05
+_NAME = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True)
+class RunSecret:
+    """Source of the secret: its value, or a directory that all processes of the run share."""
+
+    value: str | None = None
+    directory: Path | None = None
+
+    @classmethod
+    def taken_from_environment(cls, directory: Path) -> RunSecret:
+        """Return the secret of this process, and remove it from the environment of processes that it starts.
+
+        Raises:
+            MachineError: the variable is too short to be a secret.
+        """
+        value = os.environ.pop(VARIABLE, None)
+        if value is not None and len(value) < MIN_CHARACTERS:
+            message = f"{VARIABLE} has {len(value)} characters"
+            raise MachineError(message, f"set it to the same {MIN_CHARACTERS} or more random characters on all nodes")
+        return cls(value, directory)
+
+    def create(self) -> tuple[str, str]:
+        """Return the secret and the name by which the other processes find it; the name is no secret.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        if self.value is not None or self.directory is None:
+            return self.value or secrets.token_hex(32), ""
+        token, name = secrets.token_hex(32), secrets.token_hex(16)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for earlier in self.directory.glob("secret_*"):
+            earlier.unlink(missing_ok=True)
+        descriptor = os.open(self._file(self.directory, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "w") as file:
+            file.write(token)
+        return token, name
+
+    def find(self, name: str, timeout_seconds: float) -> str:
+        """Return the secret that the controller has created under a name.
+
+        Raises:
+            MachineError: this process cannot know it.
+        """
+        if self.value is not None:
+            return self.value
+        deadline = time.monotonic() + timeout_seconds
+        while self.directory is not None and _NAME.fullmatch(name):
+            with suppress(OSError):
+                if token := self._file(self.directory, name).read_text():
+                    return token
+            if time.monotonic() > deadline:
+                break
+            time.sleep(POLL_SECONDS)
+        raise MachineError(
+            f"this process does not know the secret of the run: there is no file in {self.directory}",
+            f"use a run directory that all nodes share, or set {VARIABLE} to the same random value on all nodes",
+        )
+
+    @staticmethod
+    def _file(directory: Path, name: str) -> Path:
+        return directory / f"secret_{name}"
+
+
+def proof(token: str, *parts: str) -> str:
+    """Return what only a process with the secret can compute from the parts."""
+    return hmac.new(token.encode(), "\n".join(parts).encode(), "sha256").hexdigest()
+
+
+def is_proof(sent: str, token: str, *parts: str) -> bool:
+    """Return whether a proof is that of the parts."""
+    return hmac.compare_digest(sent.encode(), proof(token, *parts).encode())
