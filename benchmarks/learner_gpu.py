@@ -73,7 +73,7 @@ def measure(backend: str, policy: Path, rounds: int, *, tiny: bool) -> dict[str,
 
     from quintet.algorithms.objective import CrossEntropyObjective
     from quintet.config.native.experiment import Experiment
-    from quintet.runtime.local_learners import LocalLearners
+    from quintet.runtime.learners.local_learners import LocalLearners
     from quintet.training.flops import training_flops, utilization
 
     config = Experiment.model_validate(

@@ -40,8 +40,8 @@ from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.rollout.engines.weight_source import TensorWeights
 from quintet.rollout.episode import Episode
 from quintet.rollout.sampling_params import SamplingParams
-from quintet.runtime.engine_group import RoutedEngines
-from quintet.runtime.free_running_engines import FreeRunningEngines
+from quintet.runtime.engines.engine_group import RoutedEngines
+from quintet.runtime.engines.free_running_engines import FreeRunningEngines
 from sleeping_components import SleepingEngine, SleepingEnvs, lognormal_length
 
 ROOT = Path(__file__).parent.parent

@@ -37,7 +37,7 @@ LORA_SIZE = "100 M"
 """Size that is also measured with LoRA."""
 WORKER = """
 import sys
-from quintet.runtime.standalone.listener import ControllerAddress
+from quintet.runtime.calls.listener import ControllerAddress
 from quintet.runtime.worker import Worker
 from quintet.runtime.worker_process import WorkerProcess
 if __name__ == "__main__":
@@ -49,7 +49,7 @@ if __name__ == "__main__":
 @contextmanager
 def standalone_worker() -> Iterator[Any]:
     """Start a standalone worker and yield the controller's connection to it."""
-    from quintet.runtime.standalone.listener import ControllerAddress, WorkerListener
+    from quintet.runtime.calls.listener import ControllerAddress, WorkerListener
 
     listener = WorkerListener("127.0.0.1", {1: ""}, "benchmark", lost_seconds=60.0)
     address = ControllerAddress.of(listener)
@@ -122,9 +122,9 @@ def measure(policy: Path, engine_name: str, options: list[str], *, lora: bool = 
 
 def policy_weights(config: Any, weights: Callable[[], Iterator[Any]], adapted: Any = None) -> Any:
     """Return the source of a learner's weights for standalone engines."""
-    from quintet.runtime.standalone.engine_weights import EngineWeights
-    from quintet.runtime.transport import Transport
-    from quintet.runtime.weight_sources import PolicyWeights
+    from quintet.runtime.calls.transport import Transport
+    from quintet.runtime.engines.engine_weights import EngineWeights
+    from quintet.runtime.engines.weight_sources import PolicyWeights
     from quintet.runtime.worker import Worker
 
     learners: Any = SimpleNamespace(actor=SimpleNamespace(weights=weights), has_full_weights=False)
@@ -133,8 +133,8 @@ def policy_weights(config: Any, weights: Callable[[], Iterator[Any]], adapted: A
 
 def build_engine(worker: Any, config: Any, policy: Path, weights: Any) -> Any:
     """Return the engine of a standalone worker."""
-    from quintet.runtime.remote_engines import RemoteEngines
-    from quintet.runtime.transport import Transport
+    from quintet.runtime.calls.transport import Transport
+    from quintet.runtime.engines.remote_engines import RemoteEngines
     from quintet.runtime.worker import Worker
 
     (engine,) = RemoteEngines(Transport(local=Worker()), [worker], config, policy, weights).engines()

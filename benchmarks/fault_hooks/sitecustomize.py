@@ -21,10 +21,10 @@ from types import ModuleType
 from typing import Any
 
 METHODS = {
-    "engine step": ("quintet.runtime.engine_worker", "LocalEngineWorker", "step"),
+    "engine step": ("quintet.runtime.engines.engine_worker", "LocalEngineWorker", "step"),
     "engine load": ("quintet.rollout.engines.hf.engine", "HfEngine", "load_weights"),
     "learner": ("quintet.runtime.worker", "Worker", "execute"),
-    "message": ("quintet.runtime.standalone.messages", "MessageSocket", "_send"),
+    "message": ("quintet.runtime.calls.messages", "MessageSocket", "_send"),
     "start": ("quintet.cli.ranks", None, "_run_as_rank"),
 }
 """Module, class and name of each method."""

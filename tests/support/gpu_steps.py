@@ -27,7 +27,7 @@ from quintet.records import Request
 from quintet.rollout.engines.hf.engine import HfEngine
 from quintet.runtime.device import move_to_engine_device
 from quintet.runtime.embodied.learner_builder import build_policy_learner
-from quintet.runtime.local_learners import LocalLearners
+from quintet.runtime.learners.local_learners import LocalLearners
 from quintet.training.parallel.process_group import RankGroup
 
 SHARED = tuple(range(40, 60))

@@ -19,10 +19,10 @@ from quintet.config.native.learners import OptimizerConfig
 from quintet.config.torchrun import current_rank
 from quintet.embodied_records import ActionSampling, ChunkBatch
 from quintet.policies.vla.build import create_action_preset, load_action_policy
+from quintet.runtime.calls.listener import listen_at
+from quintet.runtime.calls.remote_interface import RobotLearner
+from quintet.runtime.calls.run_secret import RunSecret
 from quintet.runtime.controller import Controller
-from quintet.runtime.remote_interface import RobotLearner
-from quintet.runtime.standalone.listener import listen_at
-from quintet.runtime.standalone.run_secret import RunSecret
 from quintet.runtime.worker_process import run_worker
 from quintet.training.checkpoint.async_save import AsyncCheckpointer
 from quintet.training.chunk_learner import ChunkRates

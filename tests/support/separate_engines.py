@@ -12,10 +12,10 @@ from quintet.rollout.engines.engine import ENGINES, Engine
 from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.rollout.sampling_params import max_concurrent_requests, max_model_len
 from quintet.runtime import components
-from quintet.runtime.engine_group import RoutedEngines
-from quintet.runtime.engines import engine_setup
-from quintet.runtime.free_running_engines import FreeRunningEngines
-from quintet.runtime.weight_sync import WeightSync
+from quintet.runtime.engines.engine_builders import engine_setup
+from quintet.runtime.engines.engine_group import RoutedEngines
+from quintet.runtime.engines.free_running_engines import FreeRunningEngines
+from quintet.runtime.engines.weight_sync import WeightSync
 
 Wrap = Callable[[Engine], Engine]
 

@@ -11,15 +11,15 @@ from contextlib import closing, suppress
 
 from warm_processes import Popen
 
-from quintet.runtime.standalone.connection import WorkerConnection
-from quintet.runtime.standalone.listener import ControllerAddress
-from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket
+from quintet.runtime.calls.connection import WorkerConnection
+from quintet.runtime.calls.listener import ControllerAddress
+from quintet.runtime.calls.messages import ConnectionLostError, MessageSocket
 from quintet.runtime.worker import Worker
 from quintet.runtime.worker_process import WorkerProcess
 
 WORKER = """
 import sys
-from quintet.runtime.standalone.listener import ControllerAddress
+from quintet.runtime.calls.listener import ControllerAddress
 from quintet.runtime.worker import Worker
 from quintet.runtime.worker_process import WorkerProcess
 host, port, token, rank = sys.argv[1:]

@@ -21,12 +21,12 @@ from quintet.config.native.learners import OptimizerConfig
 from quintet.config.torchrun import current_rank
 from quintet.records import Batch, Generation, Request
 from quintet.rollout.engines.restarting_engine import RestartingEngine
+from quintet.runtime.calls.listener import listen_at
+from quintet.runtime.calls.run_secret import RunSecret
 from quintet.runtime.controller import Controller
-from quintet.runtime.engine_group import RoutedEngines
-from quintet.runtime.engines import engine_builder, load_policy_tokenizer
+from quintet.runtime.engines.engine_builders import engine_builder, load_policy_tokenizer
+from quintet.runtime.engines.engine_group import RoutedEngines
 from quintet.runtime.groups import LearnerGroup
-from quintet.runtime.standalone.listener import listen_at
-from quintet.runtime.standalone.run_secret import RunSecret
 from quintet.runtime.worker_process import run_worker
 from quintet.training.checkpoint.async_save import AsyncCheckpointer
 from quintet.training.parallel.rendezvous import rendezvous

@@ -50,19 +50,9 @@ LAYERS_WITHIN: Mapping[str, list[tuple[str, ...]]] = {
     ],
     "quintet.runtime": [
         ("device", "dtypes", "groups", "memory", "process_settings", "signals"),
-        (
-            *("remote_interface", "remote_call", "remote_proxy", "transport"),
-            *("standalone.messages", "standalone.connection", "standalone.run_secret", "standalone.listener"),
-        ),
-        (
-            *("engines", "engine_worker", "engine_group", "free_running_engines", "remote_engines", "request_router"),
-            *("weight_sources", "weight_sync", "received_weights"),
-            *("standalone.engine_weights", "standalone.staged_weights"),
-        ),
-        (
-            *("learner_backends", "learner_builders", "learner_checkpoint", "megatron_backend"),
-            *("local_learners", "remote_learners", "frozen_policy", "optimizer_schedules"),
-        ),
+        ("calls",),
+        ("engines",),
+        ("learners",),
         ("embodied", "env_hosts"),
         ("judge_servers", "profiler", "worker", "worker_process"),
         ("controller", "components", "reward_scorer", "run_checkpoint"),

@@ -23,7 +23,7 @@ from quintet.envs.vector_env import EpisodeStarted
 from quintet.errors import ConfigError
 from quintet.records import Batch
 from quintet.registry import Registry
-from quintet.runtime.learner_backends import LEARNER_BACKENDS, load_backend
+from quintet.runtime.learners.learner_backends import LEARNER_BACKENDS, load_backend
 from quintet.training.parallel.process_group import RankGroup
 
 MODULE = '''

@@ -17,7 +17,7 @@ from quintet.errors import ConfigError, nearest
 from quintet.registry import Registry, load_user_object, user_errors
 from quintet.rewards.verifiers.registry import VERIFIERS
 from quintet.rollout.engines.engine import ENGINES
-from quintet.runtime.learner_backends import LEARNER_BACKENDS
+from quintet.runtime.learners.learner_backends import LEARNER_BACKENDS
 from quintet.tools.registry import TOOLS
 from quintet.tools.users import USERS
 from quintet.tracking.logger import LOGGERS

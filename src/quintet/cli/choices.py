@@ -211,7 +211,7 @@ def _registered_names(composed: ComposedConfig) -> Iterator[tuple[str, str, Regi
     from quintet.config.native.envs import ENVS, SimulatorConfig
     from quintet.rewards.verifiers.registry import VERIFIERS
     from quintet.rollout.engines.engine import ENGINES
-    from quintet.runtime.learner_backends import LEARNER_BACKENDS
+    from quintet.runtime.learners.learner_backends import LEARNER_BACKENDS
     from quintet.tracking.logger import LOGGERS
 
     config = composed.experiment

@@ -18,7 +18,7 @@ def run() -> None:
     from quintet.policies.vla.action_presets import ACTION_PRESETS
     from quintet.rewards.verifiers.registry import VERIFIERS
     from quintet.rollout.engines.engine import ENGINES
-    from quintet.runtime.learner_backends import LEARNER_BACKENDS
+    from quintet.runtime.learners.learner_backends import LEARNER_BACKENDS
     from quintet.tools.registry import TOOLS
     from quintet.tracking.logger import LOGGERS
 

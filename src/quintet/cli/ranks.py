@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from quintet.config.composed import ComposedConfig
     from quintet.config.native.experiment import Experiment
+    from quintet.runtime.calls.run_secret import RunSecret
     from quintet.runtime.controller import Controller
-    from quintet.runtime.standalone.run_secret import RunSecret
     from quintet.training.parallel.rendezvous import LostRank, Rendezvous
 
 START_SECONDS = 60
@@ -99,7 +99,7 @@ def hide_other_gpus(config: Experiment) -> None:
 
 
 def _run_as_rank(rank: RankInfo, config: Experiment, run: Callable[[Controller | None], int]) -> int:
-    from quintet.runtime.standalone.run_secret import RunSecret
+    from quintet.runtime.calls.run_secret import RunSecret
     from quintet.tracking.run_directory import RunDirectory
     from quintet.training.parallel.rendezvous import join_run, local_address
 
@@ -126,8 +126,8 @@ def _run_as_controller(
     secret: RunSecret,
     address: str,
 ) -> int:
+    from quintet.runtime.calls.listener import WorkerListener
     from quintet.runtime.controller import Controller
-    from quintet.runtime.standalone.listener import WorkerListener
 
     layout, placement = layout_of(config), config.placement
     components = {number: layout.components_of(number) for number in range(1, layout.size)}
@@ -141,7 +141,7 @@ def _run_as_controller(
 
 
 def _run_as_worker(rank: RankInfo, config: Experiment, store: Store, secret: RunSecret, address: str) -> None:
-    from quintet.runtime.standalone.listener import ControllerAddress
+    from quintet.runtime.calls.listener import ControllerAddress
     from quintet.runtime.worker import Worker
     from quintet.runtime.worker_process import WorkerProcess, run_worker
 

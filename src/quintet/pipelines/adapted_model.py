@@ -15,7 +15,7 @@ from torch import nn
 from quintet.errors import MachineError
 from quintet.pipelines.export_check import CannotLoadError, load_plain_model
 from quintet.policies.lora import CONFIG_FILE, PEFT_PREFIX, WEIGHTS_FILE, read_base_model_path
-from quintet.runtime.learner_checkpoint import HF
+from quintet.runtime.learners.learner_checkpoint import HF
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

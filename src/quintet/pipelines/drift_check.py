@@ -41,7 +41,7 @@ from quintet.rollout.collate import collate
 from quintet.rollout.episode import Episode
 from quintet.rollout.sampling_params import SamplingParams
 from quintet.runtime.components import Components, build_components
-from quintet.runtime.engines import engine_dtype
+from quintet.runtime.engines.engine_builders import engine_dtype
 from quintet.seeds import derive_seed
 from quintet.tools.registry import tool_schemas
 from quintet.tracking.run_directory import RunDirectory

@@ -40,7 +40,7 @@ from quintet.rollout.multi_turn_loop import build_prompt_loop
 from quintet.rollout.sampling_params import SamplingParams, check_tokens, validation_prompts, validation_sampling
 from quintet.rollout.single_turn_loop import SingleTurnLoop
 from quintet.runtime.components import stop_token_ids
-from quintet.runtime.engines import engine_setup, load_merged_model
+from quintet.runtime.engines.engine_builders import engine_setup, load_merged_model
 from quintet.runtime.process_settings import configure_process
 from quintet.runtime.reward_scorer import build_reward_scorer
 from quintet.seeds import derive_seed

@@ -40,7 +40,7 @@ from quintet.pipelines.model_card import CARD, checkpoint_card, plain_card
 from quintet.pipelines.model_lookup import find_model
 from quintet.pipelines.sft.final_weights import write_directory
 from quintet.policies.lora import ADAPTER_DIRECTORY, CONFIG_FILE
-from quintet.runtime.learner_checkpoint import HF
+from quintet.runtime.learners.learner_checkpoint import HF
 from quintet.tracking.run_directory import RunDirectory
 from quintet.training.checkpoint.checkpoint import (
     CHECKPOINT_PREFIX,

@@ -26,7 +26,7 @@ from quintet.rollout.episode import LOST, UNEXPLAINED, Episode
 from quintet.rollout.sampling_params import SamplingParams, check_tokens, training_sampling
 from quintet.runtime.components import build_engines, stop_token_ids
 from quintet.runtime.controller import Controller
-from quintet.runtime.engines import load_policy_tokenizer
+from quintet.runtime.engines.engine_builders import load_policy_tokenizer
 from quintet.runtime.groups import EngineGroup
 from quintet.runtime.signals import StopRequest, stop_on_signals
 from quintet.seeds import derive_seed

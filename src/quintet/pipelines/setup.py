@@ -35,7 +35,7 @@ from quintet.rollout.engines.weight_verification import WeightsCheck, check_weig
 from quintet.rollout.episode import Episode
 from quintet.rollout.sampling_params import greedy_sampling
 from quintet.runtime.components import Components, build_components
-from quintet.runtime.learner_checkpoint import contents_to_load
+from quintet.runtime.learners.learner_checkpoint import contents_to_load
 from quintet.runtime.signals import StopRequest
 from quintet.seeds import derive_seed
 from quintet.tools.registry import tool_schemas

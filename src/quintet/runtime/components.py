@@ -29,14 +29,14 @@ from quintet.rollout.sampling_params import check_tokens
 from quintet.rollout.single_turn_loop import SingleTurnLoop
 from quintet.rollout.turn_channels import with_turn_channels
 from quintet.runtime.controller import Controller
-from quintet.runtime.engine_group import RoutedEngines
-from quintet.runtime.engines import engine_builder, load_policy_tokenizer
-from quintet.runtime.free_running_engines import FreeRunningEngines
+from quintet.runtime.engines.engine_builders import engine_builder, load_policy_tokenizer
+from quintet.runtime.engines.engine_group import RoutedEngines
+from quintet.runtime.engines.free_running_engines import FreeRunningEngines
+from quintet.runtime.engines.weight_sync import WeightSync
 from quintet.runtime.groups import EngineGroup, EnvGroup, LearnerGroup
-from quintet.runtime.optimizer_schedules import OptimizerSchedules
+from quintet.runtime.learners.optimizer_schedules import OptimizerSchedules
 from quintet.runtime.reward_scorer import build_reward_scorer
 from quintet.runtime.run_checkpoint import RunCheckpoint, TokenizerFiles
-from quintet.runtime.weight_sync import WeightSync
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -10,9 +10,9 @@ from quintet.config.native.experiment import Experiment
 from quintet.envs.hosted_envs import EnvRequest, HostedVectorEnv, HostWait
 from quintet.envs.mixed_env import build_run_envs
 from quintet.envs.vector_env import EnvEvent, VectorEnv
-from quintet.runtime.remote_call import RemoteCall
-from quintet.runtime.remote_interface import HOSTED_ENVS
-from quintet.runtime.standalone.connection import WorkerConnection
+from quintet.runtime.calls.connection import WorkerConnection
+from quintet.runtime.calls.remote_call import RemoteCall
+from quintet.runtime.calls.remote_interface import HOSTED_ENVS
 
 HOST_POLL_SECONDS = 0.01
 """How long a host waits for an event of its worker processes before it takes further requests."""

@@ -14,17 +14,8 @@ from typing import Any
 from quintet import trace
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.tracking import ProfileConfig
-from quintet.runtime.embodied.hosted_robots import LocalHostedRobots
-from quintet.runtime.embodied.policy_copies import LocalActionPolicyCopy
-from quintet.runtime.engine_worker import LocalEngineWorker
-from quintet.runtime.env_hosts import LocalHostedEnvs
-from quintet.runtime.frozen_policy import FrozenPolicy, FrozenPolicyOfRank
-from quintet.runtime.judge_servers import LOOPBACK, JudgeServers
-from quintet.runtime.local_learners import LocalLearners
-from quintet.runtime.process_settings import configure_process, seed_torch
-from quintet.runtime.profiler import RankProfiler
-from quintet.runtime.remote_call import RemoteCall, RemoteRef
-from quintet.runtime.remote_interface import (
+from quintet.runtime.calls.remote_call import RemoteCall, RemoteRef
+from quintet.runtime.calls.remote_interface import (
     ACTION_POLICY_COPY,
     ENGINE,
     HOSTED_ENVS,
@@ -35,6 +26,15 @@ from quintet.runtime.remote_interface import (
     WORKER,
     remote_methods,
 )
+from quintet.runtime.embodied.hosted_robots import LocalHostedRobots
+from quintet.runtime.embodied.policy_copies import LocalActionPolicyCopy
+from quintet.runtime.engines.engine_worker import LocalEngineWorker
+from quintet.runtime.env_hosts import LocalHostedEnvs
+from quintet.runtime.judge_servers import LOOPBACK, JudgeServers
+from quintet.runtime.learners.frozen_policy import FrozenPolicy, FrozenPolicyOfRank
+from quintet.runtime.learners.local_learners import LocalLearners
+from quintet.runtime.process_settings import configure_process, seed_torch
+from quintet.runtime.profiler import RankProfiler
 from quintet.training.parallel.process_group import RankGroup
 
 SINGLE_RANK = RankGroup()

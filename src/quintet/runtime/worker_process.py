@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from quintet.errors import MachineError
-from quintet.runtime.remote_call import STOP, RemoteCall, broadcast_tensors
-from quintet.runtime.standalone.connection import Role
-from quintet.runtime.standalone.listener import HEARTBEAT_SECONDS, ControllerAddress, WorkerHello
-from quintet.runtime.standalone.messages import ConnectionLostError, MessageSocket
-from quintet.runtime.standalone.run_secret import RunSecret
+from quintet.runtime.calls.connection import Role
+from quintet.runtime.calls.listener import HEARTBEAT_SECONDS, ControllerAddress, WorkerHello
+from quintet.runtime.calls.messages import ConnectionLostError, MessageSocket
+from quintet.runtime.calls.remote_call import STOP, RemoteCall, broadcast_tensors
+from quintet.runtime.calls.run_secret import RunSecret
 from quintet.runtime.worker import Worker
 from quintet.tracking.run_processes import process_namespace
 from quintet.training.parallel.rendezvous import RankDiedError, Rendezvous

@@ -18,7 +18,7 @@ from quintet.pipelines.rollout_step import Rollout
 from quintet.records import Batch, FinishReason, Outcome, Trajectory, Turn
 from quintet.rollout.async_rollout import groups_with_signal
 from quintet.rollout.collate import collate, train_on_observations
-from quintet.runtime.remote_call import _from_json, _to_json
+from quintet.runtime.calls.remote_call import _from_json, _to_json
 from quintet.training.packing import select_trajectories
 
 

@@ -18,7 +18,7 @@ from quintet.config.compose import load_experiment
 from quintet.errors import InterruptedRun
 from quintet.pipelines.rl import train
 from quintet.pipelines.sft.stage import SftStage
-from quintet.runtime.local_learners import LocalLearners
+from quintet.runtime.learners.local_learners import LocalLearners
 
 Run = Callable[..., Path]
 COMMON = (

@@ -28,11 +28,11 @@ from quintet.pipelines.rl import train
 from quintet.records import Batch, Generation
 from quintet.rollout.background_rollout import BackgroundRollout
 from quintet.rollout.engines.engine import EngineError
+from quintet.runtime.calls.remote_call import RemoteCall
+from quintet.runtime.calls.remote_interface import WORKER
+from quintet.runtime.calls.transport import Transport
 from quintet.runtime.controller import Controller
-from quintet.runtime.remote_call import RemoteCall
-from quintet.runtime.remote_interface import WORKER
-from quintet.runtime.remote_learners import RemoteLearnerGroup
-from quintet.runtime.transport import Transport
+from quintet.runtime.learners.remote_learners import RemoteLearnerGroup
 from quintet.runtime.worker import Worker
 from quintet.tracking.metrics import describe
 

@@ -10,7 +10,7 @@ import torch
 
 from quintet.config.compose import load_experiment
 from quintet.errors import ConfigError, MachineError
-from quintet.runtime.engines import engine_dtype, policy_dtype
+from quintet.runtime.engines.engine_builders import engine_dtype, policy_dtype
 
 
 def test_the_type_is_the_engines_own_the_policys_or_the_models(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from quintet.envs.mixed_env import build_run_envs
 from quintet.envs.start_states import env_start
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, EpisodeStarted, VectorEnv
 from quintet.errors import MachineError
+from quintet.runtime.calls.connection import WorkerConnection
+from quintet.runtime.calls.listener import ControllerAddress, WorkerListener
 from quintet.runtime.env_hosts import hosted_vector_env
-from quintet.runtime.standalone.connection import WorkerConnection
-from quintet.runtime.standalone.listener import ControllerAddress, WorkerListener
 
 EPISODES = 8
 TURNS = 6

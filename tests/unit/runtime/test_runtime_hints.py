@@ -20,15 +20,15 @@ from safetensors.torch import save_file
 from quintet.config.compose import load_experiment
 from quintet.config.torchrun import RankInfo
 from quintet.policies.model_loading import load_model
-from quintet.runtime import learner_checkpoint, megatron_backend
 from quintet.runtime.dtypes import stored_dtype
 from quintet.runtime.embodied import rollout_runner
-from quintet.runtime.engines import load_policy_tokenizer
+from quintet.runtime.engines.engine_builders import load_policy_tokenizer
+from quintet.runtime.engines.engine_weights import checked_transfer
 from quintet.runtime.http_service.address import Address
+from quintet.runtime.learners import learner_checkpoint, megatron_backend
 from quintet.runtime.ray_cluster import launcher
 from quintet.runtime.serving import build
 from quintet.runtime.serving.server import ServingServer
-from quintet.runtime.standalone.engine_weights import checked_transfer
 from quintet.training.checkpoint.checkpoint import Checkpoint
 
 
@@ -192,17 +192,17 @@ EXEMPT = (
         f"runtime/ray_cluster/job.py {function}": "another endpoint, or another command, is the remedy"
         for function in ("_submit", "_refused", "_lost")
     }
-    | {"runtime/transport.py translate_worker_errors": "the hint is that of the error in the worker"}
+    | {"runtime/calls/transport.py translate_worker_errors": "the hint is that of the error in the worker"}
     | {
         f"runtime/{function}": "another start of processes is the remedy"
         for function in (
-            "engine_group.py _revive_dead",
+            "engines/engine_group.py _revive_dead",
             "http_service/server.py __init__",
             "env_service/worker_pool.py check_platform",
-            "standalone/listener.py wait_for",
-            "standalone/messages.py _decode_error",
-            "standalone/run_secret.py taken_from_environment",
-            "standalone/run_secret.py find",
+            "calls/listener.py wait_for",
+            "calls/messages.py _decode_error",
+            "calls/run_secret.py taken_from_environment",
+            "calls/run_secret.py find",
         )
     }
 )

@@ -34,15 +34,8 @@ from quintet.config.torchrun import RankInfo, current_rank
 from quintet.errors import MachineError
 from quintet.policies.model_loading import load_tokenizer
 from quintet.records import Batch, Failure, FinishReason, Generation, PromptRow, Request, StructuredOutput
-from quintet.runtime.controller import Controller
-from quintet.runtime.embodied.hosted_robots import LocalHostedRobots
-from quintet.runtime.embodied.policy_copies import LocalActionPolicyCopy
-from quintet.runtime.embodied.robot_learner import LocalRobotLearner
-from quintet.runtime.engine_worker import LocalEngineWorker
-from quintet.runtime.env_hosts import LocalHostedEnvs
-from quintet.runtime.local_learners import LocalLearners
-from quintet.runtime.remote_call import RemoteCall, RemoteRef, decode_header, decode_value, encode, encode_value
-from quintet.runtime.remote_interface import (
+from quintet.runtime.calls.remote_call import RemoteCall, RemoteRef, decode_header, decode_value, encode, encode_value
+from quintet.runtime.calls.remote_interface import (
     ACTION_POLICY_COPY,
     ACTOR,
     CRITIC,
@@ -59,6 +52,13 @@ from quintet.runtime.remote_interface import (
     properties_of,
     remote_methods,
 )
+from quintet.runtime.controller import Controller
+from quintet.runtime.embodied.hosted_robots import LocalHostedRobots
+from quintet.runtime.embodied.policy_copies import LocalActionPolicyCopy
+from quintet.runtime.embodied.robot_learner import LocalRobotLearner
+from quintet.runtime.engines.engine_worker import LocalEngineWorker
+from quintet.runtime.env_hosts import LocalHostedEnvs
+from quintet.runtime.learners.local_learners import LocalLearners
 from quintet.runtime.worker import Worker
 
 

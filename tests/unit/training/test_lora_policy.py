@@ -22,7 +22,7 @@ from quintet.policies.model_loading import load_model
 from quintet.records import Batch, Request
 from quintet.rollout.engines.hf.engine import HfEngine, _inference_model
 from quintet.rollout.engines.weight_source import TensorWeights
-from quintet.runtime.learner_builders import build_critic, build_reference
+from quintet.runtime.learners.learner_builders import build_critic, build_reference
 from quintet.training.checkpoint.state_dict import optimizer_state_dict
 from quintet.training.learner import ActorLearner
 from quintet.training.learner_setup import LearnerSetup

@@ -10,7 +10,7 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.plan.chunk_steps import ChunkSteps
 from quintet.runtime.controller import Controller
 from quintet.runtime.embodied.robot_learner_group import RobotLearnerGroup
-from quintet.runtime.optimizer_schedules import OptimizerSchedules
+from quintet.runtime.learners.optimizer_schedules import OptimizerSchedules
 from quintet.runtime.run_checkpoint import load_learners
 from quintet.training.checkpoint.async_save import WriteFiles
 from quintet.training.checkpoint.checkpoint import Checkpoint

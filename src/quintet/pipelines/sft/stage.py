@@ -17,7 +17,7 @@ from quintet.policies.model_loading import load_tokenizer
 from quintet.records import Batch
 from quintet.runtime.controller import Controller
 from quintet.runtime.groups import LearnerGroup
-from quintet.runtime.learner_checkpoint import HF, contents_to_load
+from quintet.runtime.learners.learner_checkpoint import HF, contents_to_load
 from quintet.runtime.run_checkpoint import TokenizerFiles, load_learners
 from quintet.training.checkpoint.async_save import WriteFiles
 from quintet.training.checkpoint.checkpoint import Checkpoint, weights_digest

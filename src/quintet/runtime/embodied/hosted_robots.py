@@ -17,11 +17,11 @@ from quintet.envs.simulators.robot_messages import ResetResult, chunk_message, r
 from quintet.envs.simulators.robot_stage import RobotStage
 from quintet.errors import MachineError
 from quintet.records import Failure
+from quintet.runtime.calls.connection import CALL_ERRORS, CallError, WorkerConnection, WorkerLostError
+from quintet.runtime.calls.remote_call import RemoteCall
+from quintet.runtime.calls.remote_interface import HOSTED_ROBOTS
 from quintet.runtime.embodied.simulator_config import simulator_of
 from quintet.runtime.process_settings import configure_process
-from quintet.runtime.remote_call import RemoteCall
-from quintet.runtime.remote_interface import HOSTED_ROBOTS
-from quintet.runtime.standalone.connection import CALL_ERRORS, CallError, WorkerConnection, WorkerLostError
 
 
 class LocalHostedRobots:

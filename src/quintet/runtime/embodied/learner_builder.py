@@ -11,7 +11,7 @@ from quintet.policies.model_loading import enable_activation_checkpointing
 from quintet.policies.vla.action_module import ActionModule
 from quintet.policies.vla.build import load_action_policy
 from quintet.runtime.device import compute_device
-from quintet.runtime.learner_builders import autocast_dtype, build_device_mesh, learner_dtype
+from quintet.runtime.learners.learner_builders import autocast_dtype, build_device_mesh, learner_dtype
 from quintet.training.chunk_learner import ChunkLearner
 from quintet.training.learner_setup import LearnerSetup
 from quintet.training.offload import Offload, activation_offloading

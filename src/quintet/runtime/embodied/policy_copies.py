@@ -12,14 +12,14 @@ import torch
 from quintet.config.native.experiment import Experiment
 from quintet.embodied_records import ActionSample, ActionSampling
 from quintet.rollout.engines.shared_weights import SharedWeightsReader, StagedTensors
+from quintet.runtime.calls.connection import WorkerConnection
+from quintet.runtime.calls.remote_call import RemoteCall
+from quintet.runtime.calls.remote_interface import ACTION_POLICY_COPY
+from quintet.runtime.calls.transport import translate_worker_errors
 from quintet.runtime.device import compute_device
 from quintet.runtime.embodied.hosted_robots import start_call
+from quintet.runtime.engines.staged_weights import StagedWeights
 from quintet.runtime.process_settings import configure_process
-from quintet.runtime.remote_call import RemoteCall
-from quintet.runtime.remote_interface import ACTION_POLICY_COPY
-from quintet.runtime.standalone.connection import WorkerConnection
-from quintet.runtime.standalone.staged_weights import StagedWeights
-from quintet.runtime.transport import translate_worker_errors
 from quintet.training.parallel.strategy import load_full_weights
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from quintet.policies.vla.action_policy import ActionPolicy
 from quintet.records import Trajectory
 from quintet.runtime.embodied.learner_builder import build_chunk_learner
 from quintet.runtime.embodied.rollout_runner import RolloutRunner
-from quintet.runtime.learner_checkpoint import ACTOR, REFERENCE, LearnerSnapshots
+from quintet.runtime.learners.learner_checkpoint import ACTOR, REFERENCE, LearnerSnapshots
 from quintet.training.checkpoint.async_save import AsyncShardWriter, WriteFiles
 from quintet.training.checkpoint.learner_state import (
     MODEL_STEM,

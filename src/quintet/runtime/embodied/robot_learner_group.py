@@ -11,14 +11,14 @@ import numpy as np
 
 from quintet.config.native.experiment import Experiment
 from quintet.embodied_records import ActionSample, ActionSampling, RobotEpisode, RolloutRequest
+from quintet.runtime.calls.connection import WorkerConnection
+from quintet.runtime.calls.remote_call import RemoteCall
+from quintet.runtime.calls.remote_interface import ROBOTS, WORKER, RobotLearner, RolloutRecords
+from quintet.runtime.calls.remote_proxy import remote_proxy
+from quintet.runtime.calls.transport import Transport
 from quintet.runtime.embodied.hosted_robots import RestartableWorker, hosted_robot_envs
 from quintet.runtime.embodied.policy_copies import ActionPolicyCopies
 from quintet.runtime.embodied.rollout_runner import RolloutRunner
-from quintet.runtime.remote_call import RemoteCall
-from quintet.runtime.remote_interface import ROBOTS, WORKER, RobotLearner, RolloutRecords
-from quintet.runtime.remote_proxy import remote_proxy
-from quintet.runtime.standalone.connection import WorkerConnection
-from quintet.runtime.transport import Transport
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,10 +19,10 @@ from typing import Any
 from quintet.config.torchrun import RankInfo
 from quintet.errors import SIGNALLED, ConfigError, MachineError
 from quintet.hardware import extra_packages, install_command
+from quintet.runtime.calls.run_secret import VARIABLE as RUN_SECRET
 from quintet.runtime.ray_cluster.node_processes import NodeProcesses
 from quintet.runtime.ray_cluster.rank_watch import POLL_SECONDS, Node, RankFailureError, RankWatch
 from quintet.runtime.signals import StopRequest, stop_on_signals
-from quintet.runtime.standalone.run_secret import VARIABLE as RUN_SECRET
 from quintet.tracking.run_processes import RunProcess
 
 CONNECT_SECONDS = 10.0

@@ -21,7 +21,7 @@ from quintet.rollout.engines.async_engine import AsyncEngine
 from quintet.rollout.engines.engine import ENGINES
 from quintet.runtime.components import stop_token_ids
 from quintet.runtime.device import move_to_engine_device
-from quintet.runtime.engines import engine_setup
+from quintet.runtime.engines.engine_builders import engine_setup
 from quintet.runtime.memory import use_one_arena
 from quintet.runtime.process_settings import configure_process
 from quintet.runtime.serving.request_handler import RequestHandler

@@ -10,7 +10,7 @@ import yaml
 from quintet.cli.configuration import inspect_config
 from quintet.config.checks.processes_per_device import processes_per_device_problems
 from quintet.config.compose import load_experiment
-from quintet.runtime.engines import _shared_device_options
+from quintet.runtime.engines.engine_builders import _shared_device_options
 
 APART = ("devices_per_node=2", "actor.devices=[0]", "rollout.devices=[1]", "rollout.processes_per_device=2")
 SHARE = "rollout.engine_options.memory_share"

@@ -29,7 +29,7 @@ from quintet.pipelines import warm_start_updates
 from quintet.pipelines.embodied.components import RobotComponents
 from quintet.pipelines.embodied.training import add_reference_log_probs, update_policy
 from quintet.pipelines.rl import train
-from quintet.runtime.optimizer_schedules import OptimizerSchedules
+from quintet.runtime.learners.optimizer_schedules import OptimizerSchedules
 from quintet.tracking.loggers import JsonlLogger
 from quintet.tracking.metrics import without_timing
 from quintet.training.chunk_learner import ChunkRates

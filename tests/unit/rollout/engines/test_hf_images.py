@@ -16,7 +16,7 @@ from quintet.policies.vision.image_encoder import placeholder_tokens
 from quintet.records import Generation, ImageInput, Request
 from quintet.rollout.engines.hf import image_features
 from quintet.rollout.engines.hf.engine import HfEngine
-from quintet.runtime.remote_call import _decode_request, _encode_request
+from quintet.runtime.calls.remote_call import _decode_request, _encode_request
 from quintet.training.packing import MicroBatchBudget, iter_micro_batches
 
 IMAGES = [process(16, 24), process(8, 40), process(40, 8), process(24, 24)]

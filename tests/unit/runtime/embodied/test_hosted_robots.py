@@ -24,13 +24,13 @@ from quintet.envs.simulators.robot_envs import RobotEnvs, build_robot_envs
 from quintet.errors import MachineError
 from quintet.policies.vla.build import create_action_preset, load_action_policy
 from quintet.records import Outcome
+from quintet.runtime.calls.connection import WorkerConnection, WorkerLostError
+from quintet.runtime.calls.messages import MessageSocket, RemoteCallError
+from quintet.runtime.calls.remote_call import RemoteCall
+from quintet.runtime.calls.remote_interface import HOSTED_ROBOTS
 from quintet.runtime.embodied.hosted_robots import RestartableWorker, hosted_robot_envs, start_call
 from quintet.runtime.embodied.policy_copies import ActionPolicyCopies
 from quintet.runtime.embodied.simulator_config import simulator_of
-from quintet.runtime.remote_call import RemoteCall
-from quintet.runtime.remote_interface import HOSTED_ROBOTS
-from quintet.runtime.standalone.connection import WorkerConnection, WorkerLostError
-from quintet.runtime.standalone.messages import MessageSocket, RemoteCallError
 from quintet.training.parallel.rendezvous import RankDiedError
 
 SUCCESS = {"success": {1: [2], 6: [4]}}

@@ -26,9 +26,9 @@ from quintet.envs.svg.env import SvgEnv
 from quintet.envs.svg.icons import icon_code
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, EpisodeStarted, VectorEnv
 from quintet.hardware import is_installed
+from quintet.runtime.calls.connection import WorkerConnection
+from quintet.runtime.calls.listener import WorkerListener
 from quintet.runtime.env_hosts import hosted_vector_env
-from quintet.runtime.standalone.connection import WorkerConnection
-from quintet.runtime.standalone.listener import WorkerListener
 
 PAINTER = """
 import numpy as np
@@ -60,7 +60,7 @@ class Painter:
 """
 HOST = """
 import os, sys
-from quintet.runtime.standalone.listener import ControllerAddress
+from quintet.runtime.calls.listener import ControllerAddress
 from quintet.runtime.worker import Worker
 from quintet.runtime.worker_process import WorkerProcess
 host, port, token = sys.argv[1:]

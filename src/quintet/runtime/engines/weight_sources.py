@@ -1,0 +1,89 @@
+"""Sources of weights of engines on several ranks and in other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from quintet.rollout.engines.weight_source import WeightSource
+from quintet.runtime.calls.connection import WorkerConnection
+from quintet.runtime.calls.remote_call import RemoteCall
+from quintet.runtime.calls.remote_interface import ACTOR, ENGINE
+from quintet.runtime.calls.transport import Transport
+from quintet.runtime.engines.engine_weights import EngineWeights
+from quintet.runtime.groups import PolicyGroup
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@runtime_checkable
+class RemoteWeightSource(WeightSource, Protocol):
+    """A source whose weights reach engines in other processes."""
+
+    def load_call(self, worker: WorkerConnection, version: int) -> RemoteCall:
+        """Return the call by which a worker's engine loads the weights as `version`."""
+
+
+class PolicyWeights:
+    """See `RemoteWeightSource`: the weights of a run's policy, by whichever way they reach an engine.
+
+    All ranks with learners gather the tensors together, and their engines load them at the same time, unless they
+    compute with the learner's module. A standalone engine loads the weights that `stage` has staged.
+    """
+
+    def __init__(self, policy: PolicyGroup, transport: Transport, staged: EngineWeights) -> None:
+        """`transport` calls the ranks with learners."""
+        self._policy = policy
+        self._transport = transport
+        self._staged = staged
+        self._has_standalone_engines = False
+        self._loading: set[int] = set()
+        """Ranks that were called to load the weights that are gathered next."""
+        self._gathered: Iterator[tuple[str, Tensor]] | None = None
+        """Tensors of the load in progress that rank 0 has not read."""
+
+    def connect(self, workers: Sequence[WorkerConnection]) -> None:
+        """Prepare for engines of these workers; see `EngineWeights.connect`."""
+        standalone = [worker for worker in workers if worker not in self._transport.workers]
+        self._has_standalone_engines = bool(standalone)
+        self._staged.connect(standalone)
+
+    def stage(self) -> None:
+        """Copy the weights to where standalone engines load them from. The learner must not be updated until the
+        engines of the ranks have been called to load them."""
+        if self._has_standalone_engines:
+            self._staged.stage()
+
+    @property
+    def module(self) -> nn.Module | None:
+        return self._policy.actor.model if self._policy.has_full_weights else None
+
+    def load_call(self, worker: WorkerConnection, version: int) -> RemoteCall:
+        """See `RemoteWeightSource.load_call`: a rank with learners waits in this call until `tensors` or `finish` is
+        called."""
+        if worker not in self._transport.workers:
+            return self._staged.load_call(worker, version)
+        self._loading.add(worker.rank)
+        return RemoteCall(ENGINE, "load_gathered_weights", {"version": version})
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        self._read_rest()
+        loading, self._loading = self._loading, set()
+        self._gathered = self._transport.broadcast(RemoteCall(ACTOR, "weights"), except_ranks=loading)
+        return self._gathered
+
+    def finish(self) -> None:
+        if self._loading and self.module is None:
+            self.tensors()
+        self._loading.clear()
+        self._read_rest()
+
+    def _read_rest(self) -> None:
+        gathered, self._gathered = self._gathered, None
+        for _ in gathered or ():
+            pass
+
+    def close(self) -> None:
+        """Release the memory of staged weights."""
+        self._staged.close()
