@@ -164,15 +164,17 @@ def _confine(setup: Mapping[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.set_int_max_str_digits(0)
     sys.setrecursionlimit(RECURSION_LIMIT)
+    own_user = bool(_rulesets) and seccomp.become_unused_user()
     seccomp.hide_memory()
+    seccomp.limit_resources(setup["memory"], setup["cpu_seconds"])
+    seccomp.limit_threads(own_user=own_user)
     for ruleset in _rulesets:
         if not landlock.restrict(ruleset):
             _end(seccomp.CONFINEMENT_FAILED)
         os.close(ruleset)
-    seccomp.limit_resources(setup["memory"], setup["cpu_seconds"])
     resource.setrlimit = _set_limit
     try:
-        seccomp.confine()
+        seccomp.confine(capabilities=seccomp.DAC_READ_SEARCH if own_user else 0)
     except ConfinementError:
         _end(seccomp.CONFINEMENT_FAILED)
 

@@ -40,6 +40,7 @@ def _prepare() -> Callable[[Mapping[str, Any]], Iterable[Mapping[str, Any]]]:
     preload()
     seccomp.hide_memory()
     seccomp.limit_resources(MEMORY_BYTES)
+    seccomp.limit_threads()
     with suppress(seccomp.ConfinementError):
         seccomp.confine(read_files=False)
     return lambda request: [_reply(request)]
