@@ -174,7 +174,7 @@ def _confine(setup: Mapping[str, Any]) -> None:
         os.close(ruleset)
     resource.setrlimit = _set_limit
     try:
-        seccomp.confine(capabilities=seccomp.DAC_READ_SEARCH if own_user else 0)
+        seccomp.confine(capabilities=seccomp.DAC_READ_SEARCH if _rulesets else 0)
     except ConfinementError:
         _end(seccomp.CONFINEMENT_FAILED)
 
