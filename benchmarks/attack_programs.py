@@ -206,7 +206,7 @@ def _call_tool(programs: Sequence[HostileProgram], secret: str) -> Iterator[tupl
         output = tool.execute({"code": program.source})
         if secret in output.replace("\\x00", ""):
             yield program.kind, "the secret was read"
-        if "BEGUN" not in output and "Traceback" in output:
+        if program.kind != "forgeries" and "BEGUN" not in output and "Traceback" in output:
             yield program.kind, f"did not run: {output[-200:]}"
         if len(output) > seccomp.MAX_FILE_BYTES + 1000:
             yield program.kind, "long output"
