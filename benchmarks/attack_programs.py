@@ -214,6 +214,15 @@ def _call_tool(programs: Sequence[HostileProgram], secret: str) -> Iterator[tupl
         yield "no attack", "wrong output"
 
 
+def _split(programs: Sequence[HostileProgram], kinds: Counter[str]) -> tuple[list[HostileProgram], list[HostileProgram]]:
+    """Return the programs for the judge and those for the tool, which get those of each kind in turn, and count them."""
+    parts: tuple[list[HostileProgram], list[HostileProgram]] = ([], [])
+    for program in programs:
+        kinds[program.kind] += 1
+        parts[kinds[program.kind] % 2].append(program)
+    return parts
+
+
 def run(count: int, seed: int) -> dict[str, Any]:
     """Run `count` programs; return their number by kind, and what happened outside by kind."""
     surroundings = Surroundings()
@@ -225,9 +234,9 @@ def run(count: int, seed: int) -> dict[str, Any]:
         programs = list(hostile_programs(count, seed, surroundings.targets))
         for start in range(0, count, PROGRAMS_PER_ROUND):
             group = programs[start : start + PROGRAMS_PER_ROUND]
-            kinds.update(program.kind for program in group)
-            effects += _judge(scorer, group[::2])
-            effects += _call_tool(group[1::2], surroundings.secret)
+            judged, called = _split(group, kinds)
+            effects += _judge(scorer, judged)
+            effects += _call_tool(called, surroundings.secret)
             around = [*surroundings.effects(), *["a process"] * _left_over()]
             effects += [(", ".join(sorted({program.kind for program in group})), each) for each in around]
             if any("ended" in each for each in around):
