@@ -2,9 +2,9 @@
 
     python benchmarks/attack_programs.py [--count 1000] [--seed 0] [--user 65534] [--out FILE]
 
-Half of the programs are responses that a reward scorer judges, the others calls of the tool `python`. Beside them runs a
-process that they try to reach; files, sockets, locks and the memory of this process are checked as well, and between the
-programs right and wrong answers are judged. `--user` runs everything as another user than root.
+Half of the programs are responses that a reward scorer judges, the others calls of the tool `python`. Beside them runs
+a process that they try to reach; files, sockets, locks and the memory of this process are checked as well, and between
+the programs right and wrong answers are judged. `--user` runs everything as another user than root.
 """
 
 from __future__ import annotations
@@ -214,7 +214,9 @@ def _call_tool(programs: Sequence[HostileProgram], secret: str) -> Iterator[tupl
         yield "no attack", "wrong output"
 
 
-def _split(programs: Sequence[HostileProgram], kinds: Counter[str]) -> tuple[list[HostileProgram], list[HostileProgram]]:
+def _split(
+    programs: Sequence[HostileProgram], kinds: Counter[str]
+) -> tuple[list[HostileProgram], list[HostileProgram]]:
     """Return the programs for the judge and those for the tool, which get those of each kind in turn, and count them."""
     parts: tuple[list[HostileProgram], list[HostileProgram]] = ([], [])
     for program in programs:

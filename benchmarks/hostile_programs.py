@@ -16,21 +16,89 @@ DIRECTORY: Final = Path(__file__).parent
 FORGERIES: Final = DIRECTORY.parent / "tests/unit/rewards/code_attacks.txt"
 """Programs that try to pass tests of `f` without solving them."""
 NUM_SYSTEM_CALLS: Final = 470
-ENDING_CALLS: Final = (60, 231, 15, 3, 9, 10, 11, 12, 13, 14, 25, 28, 33, 34, 61, 62, 130, 158, 218, 219, 234, 247, 292, 334, 436)
+ENDING_CALLS: Final = (
+    60,
+    231,
+    15,
+    3,
+    9,
+    10,
+    11,
+    12,
+    13,
+    14,
+    25,
+    28,
+    33,
+    34,
+    61,
+    62,
+    130,
+    158,
+    218,
+    219,
+    234,
+    247,
+    292,
+    334,
+    436,
+)
 """System calls of x86-64 that may end or block the program itself: tried last."""
 READ_PATHS: Final = (
-    *("environ", "mem", "maps", "cmdline", "stack", "auxv", "syscall", "io", "fd/0", "fd/3", "root/etc/passwd", "cwd/secret"),
+    *(
+        "environ",
+        "mem",
+        "maps",
+        "cmdline",
+        "stack",
+        "auxv",
+        "syscall",
+        "io",
+        "fd/0",
+        "fd/3",
+        "root/etc/passwd",
+        "cwd/secret",
+    ),
     *("pagemap", "task", "ns/mnt", "map_files", "limits", "status", "stat", "exe", "wchan", "mountinfo", "numa_maps"),
 )
-WRITTEN_PATHS: Final = ("oom_score_adj", "comm", "clear_refs", "coredump_filter", "timerslack_ns", "uid_map", "sched", "attr/current", "autogroup", "mem", "setgroups", "loginuid")
+WRITTEN_PATHS: Final = (
+    "oom_score_adj",
+    "comm",
+    "clear_refs",
+    "coredump_filter",
+    "timerslack_ns",
+    "uid_map",
+    "sched",
+    "attr/current",
+    "autogroup",
+    "mem",
+    "setgroups",
+    "loginuid",
+)
 SYSTEM_PATHS: Final = (
     *("/proc/sysrq-trigger", "/proc/sys/kernel/core_pattern", "/proc/sys/vm/drop_caches", "/proc/kcore", "/proc/kmsg"),
     *("/proc/sys/kernel/hostname", "/proc/keys", "/proc/net/tcp", "/proc/net/unix", "/proc/mounts", "/proc/self/mem"),
     *("/proc/sys/kernel/pid_max", "/proc/1/environ", "/proc/self/environ", "/proc/self/oom_score_adj", "/etc/shadow"),
-    *("/dev/mem", "/dev/kmsg", "/dev/tty", "/dev/ptmx", "/dev/fuse", "/dev/shm", "/sys/kernel/uevent_helper", "/dev/console"),
-    *("/sys/fs/cgroup/cgroup.procs", "/sys/power/state", "/proc/self/attr/exec", "/dev/watchdog", "/proc/acpi", "/root"),
+    *(
+        "/dev/mem",
+        "/dev/kmsg",
+        "/dev/tty",
+        "/dev/ptmx",
+        "/dev/fuse",
+        "/dev/shm",
+        "/sys/kernel/uevent_helper",
+        "/dev/console",
+    ),
+    *(
+        "/sys/fs/cgroup/cgroup.procs",
+        "/sys/power/state",
+        "/proc/self/attr/exec",
+        "/dev/watchdog",
+        "/proc/acpi",
+        "/root",
+    ),
 )
-PRELUDE: Final = '''
+PRELUDE: Final = """
 import ctypes, fcntl, mmap, multiprocessing, os, py_compile, resource, shutil, signal, socket, sqlite3, stat, struct
 import subprocess, sys, tempfile, threading, time, urllib.request
 
@@ -101,7 +169,7 @@ def touch(path, flags):
 
 
 print("BEGUN", flush=True)
-'''
+"""
 """Begins all programs but forgeries."""
 
 
