@@ -217,7 +217,7 @@ def _call_tool(programs: Sequence[HostileProgram], secret: str) -> Iterator[tupl
 def _split(
     programs: Sequence[HostileProgram], kinds: Counter[str]
 ) -> tuple[list[HostileProgram], list[HostileProgram]]:
-    """Return the programs for the judge and those for the tool, which get those of each kind in turn, and count them."""
+    """Return the programs for the judge and those for the tool, of each kind in turn, and count them."""
     parts: tuple[list[HostileProgram], list[HostileProgram]] = ([], [])
     for program in programs:
         kinds[program.kind] += 1

@@ -98,6 +98,11 @@ SYSTEM_PATHS: Final = (
         "/root",
     ),
 )
+LIAR: Final = """
+class Liar:
+    __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = lambda *_: True
+    __hash__ = lambda _: 4
+"""
 PRELUDE: Final = """
 import ctypes, fcntl, mmap, multiprocessing, os, py_compile, resource, shutil, signal, socket, sqlite3, stat, struct
 import subprocess, sys, tempfile, threading, time, urllib.request
@@ -153,10 +158,10 @@ def system_call(number, random):
         (-100, path, -100, new, 0, 0),
         (1, data, 64, 0, 0, 0),
         (KEY, 4096, 0o1666, 0, 0, 0),
-        (*(random.choice((0, 1, 2, PID, JUDGE, KEY, data, size, -1, 1 << 63, random.getrandbits(32))) for _ in range(6)),),
+        random.choices((0, 1, 2, PID, JUDGE, KEY, data, size, -1, 1 << 63, random.getrandbits(32)), k=6),
     ):
         ctypes.memset(BUFFER, 0, 4096)
-        values = [each if isinstance(each, ctypes.Array) else ctypes.c_long(ctypes.c_long(each).value) for each in arguments]
+        values = [each if isinstance(each, ctypes.Array) else ctypes.c_long(each) for each in arguments]
         attempt(lambda: LIBC.syscall(ctypes.c_long(number), *values), 0.05)
         show()
 
@@ -254,5 +259,4 @@ def _paths(generator: random.Random) -> Iterator[str]:
 
 def _forgeries() -> Iterator[str]:
     sections = FORGERIES.read_text().split("## ")[1:]
-    liar = "class Liar:\n    __eq__ = __lt__ = __le__ = __gt__ = __ge__ = __contains__ = lambda *_: True\n    __hash__ = lambda _: 4\n"
-    return cycle([liar + section.partition("\n")[2] for section in sections])
+    return cycle([LIAR + section.partition("\n")[2] for section in sections])

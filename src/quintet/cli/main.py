@@ -246,7 +246,7 @@ def plan(
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Show the hardware and packages of this machine and which engines and backends can run."""
+    """Show the hardware and packages of this machine, which engines and backends can run, and active protections."""
     from quintet.cli.doctor import run
 
     run(as_json=as_json)

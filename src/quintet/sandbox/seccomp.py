@@ -36,7 +36,7 @@ DUMPABLE_VARIABLE = "QUINTET_DUMPABLE"
 """Environment variable that keeps core dumps and debuggers possible if it is 1."""
 
 # prctl(2)
-PDEATHSIG, DUMPABLE, KEEP_CAPABILITIES, SECCOMP, CAPBSET_DROP, NO_NEW_PRIVS = 1, 4, 8, 22, 24, 38
+PDEATHSIG, GET_DUMPABLE, DUMPABLE, KEEP_CAPABILITIES, SECCOMP, CAPBSET_DROP, NO_NEW_PRIVS = 1, 3, 4, 8, 22, 24, 38
 # capabilities(7)
 DAC_READ_SEARCH, KILL_ANY, SETGID, SETUID = 1 << 2, 1 << 5, 1 << 6, 1 << 7
 FIRST_UNUSED_USER = 0x60000000
@@ -227,6 +227,11 @@ def hide_memory() -> None:
     """
     if sys.platform == "linux" and os.environ.get(DUMPABLE_VARIABLE) != "1":
         _prctl(DUMPABLE, 0)
+
+
+def is_memory_hidden() -> bool:
+    """Return whether other processes of this user are prevented from reading the memory of this process."""
+    return sys.platform == "linux" and _prctl(GET_DUMPABLE) == 0
 
 
 def limit_resources(memory: int, cpu_seconds: int | None = None) -> None:
