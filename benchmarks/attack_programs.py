@@ -36,6 +36,7 @@ from quintet.config.native.data import RewardConfig
 from quintet.records import PromptRow, Response
 from quintet.rewards.factory import RewardScorer, build_verifier_scorer
 from quintet.sandbox import landlock, seccomp
+from quintet.sandbox.program_runner import program_runner
 from quintet.tools.python_program import PythonProgram
 
 VICTIM: Final = """
@@ -156,23 +157,45 @@ def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-def _processes() -> Iterator[tuple[int, int]]:
-    """Yield process and parent of the servers of programs and their children, and of those that lost their parent."""
+def _parents() -> dict[int, int]:
+    """Return the parents of all processes that serve or run programs, by process."""
+    parents = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if WORKER in (entry / "cmdline").read_bytes().split(b"\0"):
-                yield int(entry.name), int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    return parents
+
+
+def _descends(pid: int) -> bool:
+    """Return whether a process is a descendant of this one."""
+    with contextlib.suppress(OSError):
+        while pid > 1 and pid != os.getpid():
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid == os.getpid()
 
 
 def _left_over(seconds: float = 5.0) -> int:
     """Return the number of processes of programs that are still there, after waiting for their end."""
-    deadline = time.monotonic() + seconds
+    deadline, servers = time.monotonic() + seconds, {program_runner()._server._process.pid}
     while True:
-        processes = dict(_processes())
-        left = [pid for pid, parent in processes.items() if parent in processes or parent == 1]
+        parents = _parents()
+        # those that lost their parent are children of this process
+        left = [pid for pid, parent in parents.items() if parent in parents or parent == os.getpid()]
+        left = [pid for pid in left if pid not in servers and _descends(pid)]
         if not left or time.monotonic() > deadline:
             return len(left)
         time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def _adoption() -> Iterator[None]:
+    """Become the parent of descendants that lose theirs."""
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
 
 
 def _response(number: int, program: str, form: int) -> Response:
@@ -232,7 +255,7 @@ def run(count: int, seed: int) -> dict[str, Any]:
     kinds: Counter[str] = Counter()
     effects: list[tuple[str, str]] = []
     started = time.monotonic()
-    with closing(surroundings), closing(build_verifier_scorer(config, 100, ["codeforces"])) as scorer:
+    with _adoption(), closing(surroundings), closing(build_verifier_scorer(config, 100, ["codeforces"])) as scorer:
         programs = list(hostile_programs(count, seed, surroundings.targets))
         for start in range(0, count, PROGRAMS_PER_ROUND):
             group = programs[start : start + PROGRAMS_PER_ROUND]

@@ -89,9 +89,8 @@ def run(*, as_json: bool = False) -> None:
     machine = _machine()
     abilities, sandbox = list(_abilities(machine)), list(protections())
     if as_json:
-        report = {"versions": versions | packages, "machine": asdict(machine)}
-        report |= {"abilities": [*map(asdict, abilities)], "sandbox": [*map(asdict, sandbox)]}
-        print(json.dumps(report, indent=1))
+        lists = {"abilities": [*map(asdict, abilities)], "sandbox": [*map(asdict, sandbox)]}
+        print(json.dumps({"versions": versions | packages, "machine": asdict(machine), **lists}, indent=1))
         return
     with page() as out:
         installed = {name: version for name, version in packages.items() if version}

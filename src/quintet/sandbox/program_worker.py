@@ -93,8 +93,8 @@ _rulesets: list[int] = []
 
 
 def preload() -> None:
-    """Prepare the fork server: nobody may read its memory or its processes' memory. Programs have these names."""
-    seccomp.hide_memory()
+    """Prepare the fork server, whose environment has no secrets. Programs have these names."""
+    seccomp.die_first_without_memory()
     if (ruleset := landlock.read_ruleset(landlock.python_paths())) is not None:
         _rulesets.append(ruleset)
     _execute(PRELUDE, _prelude)

@@ -16,6 +16,7 @@ import signal
 import struct
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -227,6 +228,16 @@ def hide_memory() -> None:
     """
     if sys.platform == "linux" and os.environ.get(DUMPABLE_VARIABLE) != "1":
         _prctl(DUMPABLE, 0)
+
+
+def die_first_without_memory() -> None:
+    """Let the kernel end this process and those that it forks before others when the machine has no memory left."""
+    if sys.platform == "linux":
+        # the file of a process with hidden memory belongs to root
+        _prctl(DUMPABLE, 1)
+        with suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("1000")
+        hide_memory()
 
 
 def is_memory_hidden() -> bool:

@@ -121,13 +121,18 @@ def test_memory_and_environment_of_commands_and_their_workers_are_hidden(
 
 @needs_linux
 @needs_root
-def test_threads_of_another_user_than_root_are_bounded(attacks: ModuleType) -> None:
+def test_threads_of_another_user_than_root_are_bounded_and_its_programs_end_first_without_memory(
+    attacks: ModuleType,
+) -> None:
     script = f"""if True:
     from quintet.sandbox.program_runner import program_runner
     print(program_runner().run_script({BOMB!r}, "", 9.0).output)
+    print(open(f"/proc/{{program_runner()._server._process.pid}}/oom_score_adj").read())
     """
     threads = int(Path("/proc/loadavg").read_text().split("/")[1].split()[0])
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=60, **as_user(attacks))
     # other tests may start threads at the same time
-    assert 200 < int(done.stdout) < threads + 1000
+    count, score = map(int, done.stdout.split())
+    assert 200 < count < threads + 1000
+    assert score == 1000

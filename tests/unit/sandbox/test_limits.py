@@ -109,13 +109,14 @@ def test_each_program_of_root_is_a_user_of_its_own(runner: ProgramRunner) -> Non
 
 
 def test_a_program_ends_with_the_server_that_has_started_it() -> None:
-    """Also after it has changed its user, which makes the kernel forget that it shall."""
+    """Also after it has changed its user, which makes the kernel forget that it shall. Without memory it ends first."""
     runner = ProgramRunner()
     server = runner._server._process
     thread = threading.Thread(target=_sleep, args=(runner,))
     thread.start()
     pid = _wait_for(lambda: _children(server.pid))
     _wait_for(lambda: _is_confined(pid))
+    assert Path(f"/proc/{pid}/oom_score_adj").read_text() == "1000\n"
     server.kill()
     thread.join(20)
     _wait_for(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split())
