@@ -11,9 +11,10 @@ from quintet.sandbox import landlock, seccomp
 def restrict_process(memory: int, *, confined: bool = True) -> None:
     """Hide and limit the memory of this process, bytes, and confine it if that is possible.
 
-    Where the kernel has Landlock, a confined process only reads the directories of Python and of its search path.
+    The kernel ends this process before others when no memory is left. Where it has Landlock, a confined process only
+    reads the directories of Python and of its search path.
     """
-    seccomp.hide_memory()
+    seccomp.die_first_without_memory()
     if sys.platform == "linux":
         seccomp.limit_resources(memory)
     try:

@@ -138,15 +138,22 @@ for path in sys.argv[1:]:
         open(path).close()
     except PermissionError:
         print("refused")
+print(flush=True)
+sys.stdin.read()
 """
 
 
 @pytest.mark.skipif(landlock.kernel_version() < 1, reason="the kernel has no Landlock")
-def test_verifiers_and_templates_read_directories_of_python_only(tmp_path: Path) -> None:
+def test_verifiers_and_templates_read_directories_of_python_only_and_end_first_without_memory(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("x")
     command = [sys.executable, "-c", RESTRICTED, "/etc/passwd", str(tmp_path / "secret"), "/proc/self/environ"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, cwd="/usr")
-    assert done.stdout.split() == ["refused"] * 3
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/usr")
+    assert process.stdout is not None
+    lines = list(iter(process.stdout.readline, "\n"))
+    score = Path(f"/proc/{process.pid}/oom_score_adj").read_text()
+    process.communicate(timeout=60)
+    assert lines == ["refused\n"] * 3
+    assert score == "1000\n"
 
 
 def _children(pid: int) -> int:
