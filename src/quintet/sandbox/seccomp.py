@@ -15,7 +15,7 @@ import resource
 import signal
 import struct
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.resources import files
@@ -208,6 +208,20 @@ def become_unused_user() -> bool:
     _set_capabilities(DAC_READ_SEARCH)
     die_with_parent()
     return True
+
+
+def unused_user_reads(directories: Iterable[str]) -> bool:
+    """Return whether a process that calls `become_unused_user` can list directories: a file server may refuse it."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        with suppress(OSError):
+            is_changed = become_unused_user()
+            for directory in directories:
+                os.scandir(directory).close()
+            status = int(not is_changed)
+        os._exit(status)
+    return os.waitpid(pid, 0)[1] == 0
 
 
 def forbid_new_privileges() -> bool:

@@ -108,6 +108,12 @@ def test_each_program_of_root_is_a_user_of_its_own(runner: ProgramRunner) -> Non
     assert min(users) > seccomp.FIRST_UNUSED_USER
 
 
+@needs_own_users
+def test_programs_stay_root_where_another_user_cannot_import_modules(tmp_path: Path) -> None:
+    assert seccomp.unused_user_reads([sys.prefix])
+    assert not seccomp.unused_user_reads([sys.prefix, str(tmp_path / "missing")])
+
+
 def test_a_program_ends_with_the_server_that_has_started_it() -> None:
     """Also after it has changed its user, which makes the kernel forget that it shall. Without memory it ends first."""
     runner = ProgramRunner()
