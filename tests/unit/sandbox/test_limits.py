@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from quintet.sandbox import landlock, seccomp
-from quintet.sandbox.program_runner import ProgramRunner
+from quintet.sandbox.program_runner import ENVIRONMENT, ProgramRunner
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="programs run on Linux only")
 is_root_with_landlock = os.geteuid() == 0 and landlock.kernel_version() >= 1
@@ -98,6 +98,11 @@ def test_what_a_program_takes_is_bounded(runner: ProgramRunner, program: str, mo
 def test_a_program_cannot_raise_its_limits(runner: ProgramRunner, name: str) -> None:
     program = f"import resource as r\nr.setrlimit(r.RLIMIT_{name}, (r.RLIM_INFINITY,) * 2)"
     assert "not allowed to raise" in runner.run_script(program, "", 10.0, with_errors=True).output
+
+
+def test_the_environment_of_a_program_has_six_variables_and_none_of_the_run(runner: ProgramRunner) -> None:
+    names = set(runner.run_script("import os\nprint(*os.environ)", "", 10.0).output.split())
+    assert names == {*ENVIRONMENT, "PYTHONUNBUFFERED"}
 
 
 @needs_own_users
