@@ -42,8 +42,9 @@ def protections() -> Iterator[Protection]:
     """Run a program, and yield each protection from it."""
     found = _probe()
     yield _system_calls(bool(found.get("socket")))
-    yield _files(bool(found.get("file")))
-    yield _threads(found)
+    if found:
+        yield _files(bool(found["file"]))
+        yield _threads(found)
     yield _memory()
 
 
@@ -74,7 +75,7 @@ def _files(active: bool) -> Protection:
 
 
 def _threads(found: Mapping[str, Any]) -> Protection:
-    if found.get("user", 0) == 0:
+    if found["user"] == 0:
         note = (
             "the threads of a program are not limited: run as another user, or give root Landlock and the capabilities"
         )
