@@ -30,6 +30,7 @@ from quintet.cli.options import (
 from quintet.cli.ranks import silence_other_ranks
 from quintet.errors import UserError
 from quintet.runtime.signals import exit_on_second_signal
+from quintet.sandbox.seccomp import hide_memory
 
 ConfigSource = tuple[str | None, list[str]]
 """Configuration and overrides."""
@@ -245,7 +246,7 @@ def plan(
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Show the hardware and packages of this machine and which engines and backends can run."""
+    """Show the hardware and packages of this machine, which engines and backends can run, and active protections."""
     from quintet.cli.doctor import run
 
     run(as_json=as_json)
@@ -331,7 +332,8 @@ def _limit_openmp_spinning() -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line; a user error ends with one message and exit status 2."""
+    """Run the command line, hidden from other programs; a user error ends with one message and exit status 2."""
+    hide_memory()
     _limit_openmp_spinning()
     try:
         with exit_on_second_signal(), silence_other_ranks():

@@ -48,8 +48,8 @@ def preload() -> None:
 
 
 def work(connection: socket.socket, setup: Mapping[str, Any]) -> None:
-    """Serve batches until the connection ends; `setup` has the path of the shared memory and the memory limit."""
-    descriptor = os.open(setup["progress"], os.O_RDWR)
+    """Serve batches until the connection ends; `setup` has the memory limit. The shared memory arrives first."""
+    _, (descriptor,), _, _ = socket.recv_fds(connection, 1, 1)
     progress = mmap.mmap(descriptor, PROGRESS.size)
     os.close(descriptor)
     if setup["memory_bytes"] is not None:

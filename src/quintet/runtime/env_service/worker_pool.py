@@ -7,9 +7,11 @@ import json
 import mmap
 import os
 import signal
+import socket
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -162,11 +164,14 @@ class WorkerPool(WorkerProcesses[EnvWorker]):
         while self.error is None and len(self) < self._num_workers:
             shared = os.memfd_create("quintet-env-worker")
             os.ftruncate(shared, PROGRESS.size)
-            setup = {"progress": f"/proc/{os.getpid()}/fd/{shared}", "memory_bytes": self._memory_bytes}
-            if self.fork(partial(EnvWorker, pool=self, shared=shared), setup, self._modules) is None:
+            setup = {"memory_bytes": self._memory_bytes}
+            worker = self.fork(partial(EnvWorker, pool=self, shared=shared), setup, self._modules)
+            if worker is None:
                 # the fork server has died, which `wait` notices
                 os.close(shared)
                 return
+            with suppress(OSError):  # the fork server reports a process that has ended
+                socket.send_fds(worker.connection, [b"\n"], [shared])
 
     def _receive_results(self, worker: EnvWorker) -> None:
         worker.receive()
