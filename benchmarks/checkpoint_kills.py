@@ -120,7 +120,7 @@ def fork(work: Callable[[], int], output: Path) -> int:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
         status = work()
-    except BaseException:  # printed here, because the process ends without the caller's handlers
+    except BaseException:  # noqa: BLE001 printed here, because the process ends without its caller
         traceback.print_exc()
     finally:
         sys.stdout.flush()

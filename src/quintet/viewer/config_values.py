@@ -8,6 +8,10 @@ from typing import NamedTuple
 
 import yaml
 
+from quintet.config.yaml_reader import compose_limited
+from quintet.contained_files import read_contained
+from quintet.errors import UserError
+
 ABSENT = "–"
 
 
@@ -19,13 +23,13 @@ class ConfigValue(NamedTuple):
 
 
 def read_config_values(path: Path) -> dict[str, ConfigValue]:
-    """Return the values of a run's configuration by dotted key; empty if there is no file."""
+    """Return the values of a run's configuration by dotted key; empty if there is no file, or if it is damaged."""
     try:
-        text = path.read_text(encoding="utf-8")
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except (FileNotFoundError, yaml.YAMLError):
+        text = read_contained(path.parent, path.name).decode()
+        root = compose_limited(text, path.name)
+    except (OSError, ValueError, UserError):
         return {}
-    lines = text.splitlines()
+    lines = text.split("\n")
     return dict(_values(root, "", lines)) if root is not None else {}
 
 
