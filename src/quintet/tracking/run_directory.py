@@ -182,8 +182,8 @@ class RunDirectory:
         """
         path = self.path / name
         with translate_os_errors(path):
-            file = path.open("a+", opener=open_unlinked)
-        with file:
+            descriptor = open_unlinked(str(path), os.O_RDWR | os.O_CREAT)
+        with os.fdopen(descriptor, "w") as file:
             _acquire(file.fileno(), path)
             file.truncate(0)
             file.write(str(os.getpid()))
