@@ -130,7 +130,7 @@ def _link_problems(composed: ComposedConfig, run: Path) -> Iterator[ConfigProble
     for key, value in flatten(composed.experiment.model_dump(mode="json")).items():
         for path in value if isinstance(value, list) else (value,):
             if isinstance(path, str) and os.path.abspath(path).startswith(inside) and not is_contained(run, Path(path)):
-                yield composed.problem(key, "it is a link out of the run directory", LINK_HINT)
+                yield composed.problem(key, f"it is a link out of the run directory; {LINK_HINT}")
 
 
 def with_defaults(composed: ComposedConfig, keys: Sequence[str]) -> ComposedConfig:

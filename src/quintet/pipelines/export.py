@@ -246,9 +246,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(read_contained(path.parent, path.name))
     except (OSError, ValueError, RecursionError) as error:
-        raise MachineError(f"cannot read {path}: {error}", "use another copy") from error
+        raise MachineError(f"cannot read {path}: {error}") from error
     if not isinstance(content, dict):
-        raise MachineError(f"{path} is no JSON object", "use another copy")
+        raise MachineError(f"{path} is no JSON object")
     return content
 
 

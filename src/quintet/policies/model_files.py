@@ -44,4 +44,4 @@ def _files_in(index: Path) -> set[str]:
         names = json.loads(index.read_bytes())["weight_map"].values()
         return {name for name in names if isinstance(name, str)}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise MachineError(f"{index} is no index of weights: {error!r}", "use another copy") from error
+        raise MachineError(f"{index} is no index of weights: {error!r}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,8 @@ from quintet.contained_files import read_contained
 from quintet.errors import UserError
 
 ABSENT = "–"
+LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
+"""Those that YAML counts."""
 
 
 class ConfigValue(NamedTuple):
@@ -29,7 +32,7 @@ def read_config_values(path: Path) -> dict[str, ConfigValue]:
         root = compose_limited(text, path.name)
     except (OSError, ValueError, UserError):
         return {}
-    lines = text.split("\n")
+    lines = LINE_BREAK.split(text)
     return dict(_values(root, "", lines)) if root is not None else {}
 
 

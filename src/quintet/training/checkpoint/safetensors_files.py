@@ -73,7 +73,7 @@ def stored_sizes(path: Path) -> tuple[int, int]:
                 (row["data_offsets"][1] for row in rows), default=0
             )
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-            raise MachineError(f"{path} has no valid header of safetensors: {error}", "use another copy") from error
+            raise MachineError(f"{path} has no valid header of safetensors: {error}") from error
 
 
 def _header(tensors: Mapping[str, Tensor]) -> bytes:

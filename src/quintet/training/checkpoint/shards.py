@@ -34,7 +34,6 @@ from quintet.training.checkpoint.safetensors_files import DTYPES, write_tensors
 from quintet.training.parallel.process_group import RankGroup
 
 DTYPES_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
-HINT_OTHER_CHECKPOINT = "use another checkpoint"
 HINT_OTHER_MODEL = "it belongs to another model: set policy.path and policy.lora as in the run that saved it"
 TensorLocation = tuple[str, str]
 """Safetensors file, relative to the checkpoint, and tensor name in it."""
@@ -125,7 +124,7 @@ class ShardReader:
             self._shards.setdefault(shard.name, {})[shard.offsets] = shard
         for name, parts in self._shards.items():
             if self.shape(name).numel() > sum(math.prod(part.sizes) for part in parts.values()):
-                raise MachineError(f"{checkpoint} has only a part of {name}", HINT_OTHER_CHECKPOINT)
+                raise MachineError(f"{checkpoint} has only a part of {name}")
 
     @classmethod
     def open(cls, checkpoint: Path, stem: str) -> ShardReader | None:
@@ -233,7 +232,7 @@ class _Files:
                 tuple(slice(offset, offset + length) for offset, length in zip(offsets, lengths, strict=True))
             ]
         except (OSError, SafetensorError, IndexError, ValueError, RuntimeError) as error:
-            raise MachineError(f"{path} has no valid {shard.key}: {error}", HINT_OTHER_CHECKPOINT) from error
+            raise MachineError(f"{path} has no valid {shard.key}: {error}") from error
         return tensor_slice
 
 
@@ -249,7 +248,7 @@ def _read_table(table: Path) -> list[_ShardEntry]:
         for entry in entries:
             _check_entry(table.parent.parent, entry)
     except (ValueError, OSError) as error:
-        raise MachineError(f"{table} is not a valid table of shards: {error}", HINT_OTHER_CHECKPOINT) from error
+        raise MachineError(f"{table} is not a valid table of shards: {error}") from error
     return entries
 
 
