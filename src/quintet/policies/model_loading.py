@@ -17,6 +17,7 @@ from quintet.loading_lock import LOADING_LOCK
 from quintet.policies.attention import MODELS_HINT, register_attention
 from quintet.policies.masked_head import MaskedHead
 from quintet.policies.model_check import check_model
+from quintet.policies.model_files import check_index
 from quintet.policies.rope_limits import limit_positions
 from quintet.policies.vision.image_encoder import is_vision_language, placeholder_tokens, prepare_vision_encoder
 from quintet.policies.vision.image_processing import ImageProcessor
@@ -51,6 +52,7 @@ def load_model(
         ConfigError: an override names a setting that the model's configuration does not have.
     """
     _require_config_json(directory)
+    check_index(Path(directory))
     try:
         config = _load_config(directory, overrides or {}, trust_remote_code=trust_remote_code)
         if is_computed and (reason := unsupported_reason(config.to_dict())):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from quintet.contained_files import lines_of, open_contained
 from quintet.envs.service.png import encode_png
+from quintet.errors import MachineError
 from quintet.tracking.atomic_files import translate_os_errors, write_atomic
 from quintet.tracking.background_logger import BackgroundLogger
 from quintet.tracking.generations import TABLE, GenerationLogger, LoggedGeneration
@@ -242,33 +245,41 @@ def build_loggers(names: Iterable[str], context: LoggerContext) -> MetricLogger:
     )
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of a metrics file, empty if there is no file.
+def read_metrics(path: Path, reject: Callable[[str], None] = lambda _: None) -> list[dict[str, Any]]:
+    """Return the lines of a metrics file, empty if there is no file. `reject(reason)` is called for each line that is
+    damaged, and for a file that is a link out of the run's directory or no file. An incomplete last line is left out:
+    a process was killed while writing it, or is writing it."""
+    return [line for _, line in _complete_lines(path, reject)]
 
-    Reading stops at the first incomplete line: a process was killed while writing it.
-    """
-    return [line for _, line in _complete_lines(path)] if path.exists() else []
 
-
-def _complete_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+def _complete_lines(path: Path, reject: Callable[[str], None]) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """Yield the complete lines of a metrics file, each with its bytes."""
-    with translate_os_errors(path):
-        data = path.read_bytes()
-    for raw in data.splitlines(keepends=True):
-        line = _parse(raw)
-        if line is None:
-            return
-        yield raw, line
+    try:
+        with translate_os_errors(path), open_contained(path.parent, path.name) as file:
+            for number, raw in enumerate(lines_of(file), 1):
+                line = parse_metrics(raw)
+                if line is not None:
+                    yield raw, line
+                elif raw.endswith(b"\n"):
+                    reject(f"{path.name}:{number} is not a line of metrics")
+    except MachineError as error:
+        if path.exists():
+            reject(error.message)
 
 
-def _parse(raw: bytes) -> dict[str, Any] | None:
+def parse_metrics(raw: bytes) -> dict[str, Any] | None:
+    """Return a line of a metrics file; None if it is incomplete or damaged."""
     if not raw.endswith(b"\n"):
         return None
     try:
         line = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return line if isinstance(line, dict) and isinstance(line.get("step"), int) else None
+    if not isinstance(line, dict) or type(line.get("step")) is not int:
+        return None
+    numbers = [value for value in line.values() if value is not None]
+    are_finite = all(isinstance(value, int | float) and abs(value) <= sys.float_info.max for value in numbers)
+    return line if are_finite else None
 
 
 def truncate(directory: Path, step: int, filename: str = "metrics.jsonl") -> None:
@@ -283,5 +294,5 @@ def truncate(directory: Path, step: int, filename: str = "metrics.jsonl") -> Non
     path = directory / filename
     if not path.exists():
         return
-    remaining = [raw for raw, line in _complete_lines(path) if line["step"] <= step]
+    remaining = [raw for raw, line in _complete_lines(path, lambda _: None) if line["step"] <= step]
     write_atomic(path, b"".join(remaining))

@@ -95,3 +95,33 @@ def test_the_command_line_allows_the_code_of_a_run(
     monkeypatch.setattr("quintet.cli.serve._serve", lambda *_: 0)
     (hostile_run / "config.yaml").write_text(f"name: r\n{SETTINGS['policy.trust_remote_code']}\n")
     assert CliRunner().invoke(app, [*COMMANDS["serve"], allow]).exit_code == 0
+
+
+def test_data_in_a_run_directory_cannot_be_a_link_out_of_it(hostile_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret.jsonl").write_text('{"prompt": [{"role": "user", "content": "secret"}], "answer": "2"}\n')
+    (hostile_run / "data.jsonl").symlink_to(tmp_path / "secret.jsonl")
+    settings = "data: {train_files: [runs/r/data.jsonl], validation_files: [runs/r/data.jsonl]}"
+    (hostile_run / "config.yaml").write_text(f"name: r\nenv: {{name: prompts}}\nreward: {{kind: exact}}\n{settings}\n")
+    result = CliRunner().invoke(app, COMMANDS["eval"])
+    assert "data.validation_files = " in str(result.exception)
+    assert "it is a link out of the run directory" in str(result.exception)
+
+
+def test_a_configuration_that_is_a_link_out_of_the_run_is_not_quoted(hostile_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret.yaml").write_text("password: [\n")
+    (hostile_run / "config.yaml").unlink(missing_ok=True)
+    (hostile_run / "config.yaml").symlink_to(tmp_path / "secret.yaml")
+    for command in ("serve", "eval on data", "generate"):
+        result = CliRunner().invoke(app, COMMANDS[command])
+        assert "config.yaml leads out of" in str(result.exception)
+        assert "password" not in str(result.exception)
+
+
+def test_an_export_copies_no_file_from_outside_of_the_model(policy_directory: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(policy_directory, tmp_path / "model")
+    (tmp_path / "secret").write_text("secret")
+    (model / "README.md").unlink(missing_ok=True)
+    (model / "README.md").symlink_to("../secret")
+    result = CliRunner().invoke(app, ["export", str(model), str(tmp_path / "exported")])
+    assert "README.md leads out of" in str(result.exception)
+    assert not (tmp_path / "exported").exists()
