@@ -11,6 +11,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -90,15 +91,16 @@ def fill_disk(run: Target) -> None:
 
 
 def pause(rank: int, seconds: float, pause_seconds: float) -> Callable[[Target], None]:
-    """Stop and continue a rank again and again."""
+    """Stop and continue a rank again and again, until the run ends if that is earlier."""
 
     def inject(run: Target) -> None:
         pid, end = run.pid(rank), time.monotonic() + seconds
-        while time.monotonic() < end:
-            os.kill(pid, signal.SIGSTOP)
-            time.sleep(pause_seconds)
-            os.kill(pid, signal.SIGCONT)
-            time.sleep(0.1)
+        with suppress(ProcessLookupError):
+            while time.monotonic() < end:
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(pause_seconds)
+                os.kill(pid, signal.SIGCONT)
+                time.sleep(0.1)
 
     return inject
 
