@@ -209,7 +209,7 @@ CASES: Mapping[str, list[Case]] = {
         Case("engine, RuntimeError", r"rank 1.*injected error", hook=hook(1, "engine step", "raise")),
         Case(
             "engine, ValueError",
-            r"ValueError: injected error \(on rank 1\)",
+            r"ValueError: injected error \(on rank 1\b",
             hook=hook(1, "engine step", "raise ValueError"),
         ),
         Case("engine, loading weights", r"rank 2.*injected error", hook=hook(2, "engine load", "raise")),
@@ -255,7 +255,7 @@ CASES: Mapping[str, list[Case]] = {
         ),
         Case(
             "engine, RLIMIT_AS",
-            r"rank 2: .*(MemoryError|memory|allocate)",
+            r"rank 2\b.*(MemoryError|memory|allocate)",
             limit_address_space(2),
             hook(2, "engine step", "allocate", 512),
         ),
