@@ -125,12 +125,11 @@ def test_a_program_ends_with_the_server_that_has_started_it() -> None:
     server = runner._server._process
     thread = threading.Thread(target=_sleep, args=(runner,))
     thread.start()
-    pid = _wait_for(lambda: _children(server.pid))
-    _wait_for(lambda: _is_confined(pid))
+    pid = _wait_for(lambda: next(filter(_is_confined, _children(server.pid)), 0))
     assert Path(f"/proc/{pid}/oom_score_adj").read_text() == "1000\n"
     server.kill()
     thread.join(20)
-    _wait_for(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split())
+    _wait_for(lambda: not _is_confined(pid))
     runner.close()
 
 
@@ -167,13 +166,17 @@ def test_verifiers_and_templates_read_directories_of_python_only_and_end_first_w
     assert score == "1000\n"
 
 
-def _children(pid: int) -> int:
-    children = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
-    return int(children[0][0]) if children[0] else 0
+def _children(pid: int) -> Iterator[int]:
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        yield from map(int, path.read_text().split())
 
 
 def _is_confined(pid: int) -> bool:
-    return "Seccomp:\t2" in Path(f"/proc/{pid}/status").read_text()
+    """Return whether a process lives and has a filter."""
+    with suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text()
+        return "Seccomp:\t2" in status and "State:\tZ" not in status
+    return False
 
 
 def _wait_for(condition: Callable[[], Any]) -> Any:
