@@ -247,7 +247,7 @@ def settings(run: Path, draws: random.Random, outside: Outside) -> Path:
     if draws.random() < 0.5:
         path.write_text(f"name: r\n{draws.choice(CODE_SETTINGS)}\n")
     else:
-        mutate(path, draws, Surroundings(outside.path))
+        mutate(path, draws)
     return path
 
 
