@@ -11,9 +11,10 @@ from contextlib import closing, suppress
 
 from warm_processes import Popen
 
+from quintet.runtime.calls.code_check import AllowedCode
 from quintet.runtime.calls.connection import WorkerConnection
 from quintet.runtime.calls.listener import ControllerAddress
-from quintet.runtime.calls.messages import ConnectionLostError, MessageSocket
+from quintet.runtime.calls.messages import NO_CODE, ConnectionLostError, MessageSocket
 from quintet.runtime.worker import Worker
 from quintet.runtime.worker_process import WorkerProcess
 
@@ -36,8 +37,9 @@ def start_worker(address: ControllerAddress, rank: int) -> subprocess.Popen[byte
 class ThreadWorker(WorkerConnection):
     """A worker in a thread of this process."""
 
-    def __init__(self, rank: int, worker: Worker | None = None) -> None:
+    def __init__(self, rank: int, worker: Worker | None = None, allowed_code: AllowedCode = NO_CODE) -> None:
         ours, self._theirs = socket.socketpair()
+        self._allowed_code = allowed_code
         super().__init__(rank, os.getpid(), "this one", MessageSocket(ours))
         self._worker = worker or Worker()
         threading.Thread(target=self._run, daemon=True).start()
@@ -45,7 +47,7 @@ class ThreadWorker(WorkerConnection):
     def _run(self) -> None:
         process = WorkerProcess(ControllerAddress("", 0, ""), self.rank, "the run")
         with closing(self._worker), suppress(ConnectionLostError):
-            process.serve(MessageSocket(self._theirs), self._worker)
+            process.serve(MessageSocket(self._theirs, allowed_code=self._allowed_code), self._worker)
 
     def lose(self) -> None:
         """End the connection, as the death of the worker does."""

@@ -36,7 +36,8 @@ from quintet.rollout.engines.shared_weights import SharedWeights, SharedWeightsR
 from quintet.rollout.engines.weight_source import ModuleWeights
 from quintet.rollout.engines.weight_verification import check_weights, read_weights
 from quintet.runtime.calls.connection import WorkerConnection, WorkerLostError
-from quintet.runtime.calls.listener import ControllerAddress, WorkerHello, WorkerListener
+from quintet.runtime.calls.handshake import WorkerHello
+from quintet.runtime.calls.listener import ControllerAddress, WorkerListener
 from quintet.runtime.calls.messages import ConnectionLostError, MessageSocket, RemoteCallError
 from quintet.runtime.calls.remote_call import RemoteCall
 from quintet.runtime.calls.remote_interface import ENGINE
