@@ -8,13 +8,15 @@ import subprocess
 import sys
 import threading
 from contextlib import closing, suppress
+from pathlib import Path
 
 from warm_processes import Popen
 
+from quintet.config.native.section import Section
 from quintet.runtime.calls.code_check import AllowedCode
 from quintet.runtime.calls.connection import WorkerConnection
 from quintet.runtime.calls.listener import ControllerAddress
-from quintet.runtime.calls.messages import NO_CODE, ConnectionLostError, MessageSocket
+from quintet.runtime.calls.messages import ConnectionLostError, MessageSocket
 from quintet.runtime.worker import Worker
 from quintet.runtime.worker_process import WorkerProcess
 
@@ -34,10 +36,20 @@ def start_worker(address: ControllerAddress, rank: int) -> subprocess.Popen[byte
     return Popen([sys.executable, "-c", WORKER, *arguments], env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
+class AnyCode(AllowedCode):
+    """The controller is the test."""
+
+    def check(self, received: Section | Path) -> None:
+        pass
+
+
+ANY_CODE = AnyCode()
+
+
 class ThreadWorker(WorkerConnection):
     """A worker in a thread of this process."""
 
-    def __init__(self, rank: int, worker: Worker | None = None, allowed_code: AllowedCode = NO_CODE) -> None:
+    def __init__(self, rank: int, worker: Worker | None = None, allowed_code: AllowedCode = ANY_CODE) -> None:
         ours, self._theirs = socket.socketpair()
         self._allowed_code = allowed_code
         super().__init__(rank, os.getpid(), "this one", MessageSocket(ours))

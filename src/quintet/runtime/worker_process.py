@@ -170,7 +170,7 @@ def _connect_twice(address: ControllerAddress, hello: WorkerHello) -> tuple[sock
     """
     try:
         return _connect(address, hello), _connect(address, replace(hello, purpose="heartbeats"))
-    except OSError as error:
+    except (OSError, OverflowError, UnicodeError) as error:  # of an address that another program has written
         host_and_port = f"{address.host}:{address.port}"
         raise MachineError(f"rank {hello.rank} cannot connect to the controller at {host_and_port}: {error}") from error
 

@@ -183,6 +183,20 @@ def test_the_rendezvous_store_does_not_have_the_secret(tmp_path: Path) -> None:
             ControllerAddress.wait_for(store, RunSecret(directory=tmp_path / "another"), 0.1)
 
 
+@pytest.mark.parametrize("written", ["garbage", "7", "[]", '["127.0.0.1", "port", ""]', '["127.0.0.1", 1]', '"host"'])
+def test_what_another_program_writes_into_the_store_is_no_address(tmp_path: Path, written: str) -> None:
+    store = HashStore()
+    store.set("controller", written)
+    with pytest.raises(MachineError, match="does not have the address of a controller"):
+        ControllerAddress.wait_for(store, RunSecret(TOKEN), 1.0)
+
+
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 1 << 20), ("127.0.0.1", -1), ("a" * 100 + ".b", 1), ("", 0)])
+def test_an_address_that_is_none_is_named(host: str, port: int) -> None:
+    with pytest.raises(MachineError, match="rank 1 cannot connect to the controller"):
+        _connect_twice(ControllerAddress(host, port, TOKEN), HELLO)
+
+
 def test_nobody_else_can_read_the_secret(tmp_path: Path) -> None:
     for _ in range(2):  # the second run replaces the file of the first one
         RunSecret(directory=tmp_path / "processes").create()
