@@ -231,8 +231,8 @@ class WorkerListener:
             self._end_handshake(connected)
             hello, refusal = None, f"its first messages are not those of a worker ({type(error).__name__})"
         if hello is None or refusal:
-            connected.close()
             self._log_refusal(host, refusal, is_stranger=hello is None)
+            connected.close()
             return
         connected.settimeout(None)
         self._register(hello, connected)
