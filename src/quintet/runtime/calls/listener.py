@@ -191,8 +191,8 @@ class WorkerListener:
         self._server.close()
         self._secret.remove(self._secret_name)
         with self._lock:
-            for connected in self._handshakes:
-                _shut_down(connected)
+            for handshake in self._handshakes:
+                _shut_down(handshake)
         for connections in list(self._connections.values()):
             for connected in (connections.calls, connections.heartbeats):
                 if connected is not None:

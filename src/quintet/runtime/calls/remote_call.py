@@ -64,6 +64,7 @@ MAX_TENSORS = 1 << 20
 """Tensors of a message; a model has fewer weights. All together must fit into the memory of the machine."""
 MALFORMED = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError)
 """What decoding raises, besides ValueError, if a message is not what `encode` writes."""
+SectionType = type[Section]
 CheckReceived = Callable[[Section | Path], None]
 """Raises a `MachineError` for a path or a section of the configuration that would run code which may not be run."""
 
@@ -99,7 +100,7 @@ class _Codec:
     type: type | UnionType
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
-    section: type[Section] | None = None
+    section: SectionType | None = None
     """Section of the configuration that the value is decoded from, instead of JSON."""
 
 
