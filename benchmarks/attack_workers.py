@@ -59,7 +59,8 @@ def control(pipe: Connection) -> None:
         pipe.send(ControllerAddress.of(listener))
         (honest,) = listener.wait_for([HONEST], 120.0)
         threading.Thread(target=call_hostile_workers, args=(listener,), name="hostile-calls", daemon=True).start()
-        memory, latencies, phase = resident_mib(), {"quiet": [], "attack": []}, "quiet"
+        latencies: dict[str, list[float]] = {"quiet": [], "attack": []}
+        memory, phase = resident_mib(), "quiet"
         while phase != "stop":
             started = time.perf_counter()
             honest.call(CALL)
@@ -183,9 +184,10 @@ def wrong_secret(connected: socket.socket, address: ControllerAddress, numbers: 
 def malformed(connected: socket.socket, address: ControllerAddress, numbers: random.Random) -> None:
     """A message of another form, from a process that knows the secret."""
     name = numbers.choice(list(hello_of()))
-    changes = {name: numbers.choice(([], {}, None, 1.5, "__class__", [[]] * 50, -1 if name == "rank" else True))}
-    message = json.dumps(hello_of(**changes))
-    valid = name in ("worker", "host") and isinstance(changes[name], str)
+    values: Sequence[Any] = ([], {}, None, 1.5, "__class__", [[]] * 50, -1 if name == "rank" else True)
+    value = numbers.choice(values)
+    message = json.dumps({**hello_of(), name: value})
+    valid = name in ("worker", "host") and isinstance(value, str)
     prove(connected, address, numbers, "[" * 3000 if valid else message)
 
 
