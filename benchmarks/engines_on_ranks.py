@@ -49,7 +49,7 @@ def measure_rank(policy: Path) -> None:
     from quintet.runtime.calls.listener import listen_at
     from quintet.runtime.calls.run_secret import RunSecret
     from quintet.runtime.controller import Controller
-    from quintet.runtime.engines.engine_builders import engine_builder, load_policy_tokenizer
+    from quintet.runtime.engines.engine_builders import engine_builder, load_checked_tokenizer
     from quintet.runtime.engines.engine_group import RoutedEngines
     from quintet.runtime.worker_process import run_worker
     from quintet.training.parallel.rendezvous import rendezvous
@@ -67,7 +67,7 @@ def measure_rank(policy: Path) -> None:
     config = load_experiment(None, [*words, *limits]).experiment
     controller = Controller.on_ranks(ranks, listen_at(ranks, secret))
     learners = controller.build_learners(config, policy)
-    tokenizer = load_policy_tokenizer(config, policy, learners.actor.model.config.vocab_size)
+    tokenizer = load_checked_tokenizer(config, policy, learners.actor.model.config.vocab_size)
     remote = controller.build_remote_engines(config, policy, learners)
     builder = engine_builder(config, policy, learners, tokenizer)
     others = remote.engines()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
+from machine import processor_name
 from quintet.policies.attention import register_attention
 from quintet.policies.inference_decoder import InferenceDecoder
 from quintet.policies.model_check import check_model
@@ -103,13 +103,6 @@ def main() -> int:
     RESULT.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
     return 0
-
-
-def processor_name() -> str:
-    """Return the processor's name from the kernel, or the machine's architecture."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
 
 
 if __name__ == "__main__":
