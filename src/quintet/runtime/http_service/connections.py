@@ -165,7 +165,10 @@ class LimitedProtocol(H11Protocol, asyncio.BufferedProtocol):
         self._num_queued -= 1
         if self.transport.is_closing():
             return
-        self.data_received(data)
+        try:
+            self.data_received(data)
+        except ValueError:  # h11 converts a length of thousands of digits
+            self.send_400_response("bad Content-Length")
         if not self._waits_for_head:
             self._head_began = None
         elif self._head_began is None:

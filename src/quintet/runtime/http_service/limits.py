@@ -24,6 +24,8 @@ BODY_SECONDS = 20.0
 """Time for a body, in addition to the time by its size."""
 BODY_BYTES_PER_SECOND = 1 << 20
 """Slowest transfer of a body."""
+SEND_BYTES = 256 << 10
+"""Maximum size of a piece of a response; the next one is sent when the client has received it."""
 SEND_SECONDS = 60.0
 """Time for a client to receive a response, or an event of a stream."""
 LARGE_BODY_BYTES = 128 << 10
