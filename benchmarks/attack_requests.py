@@ -252,7 +252,7 @@ def hostile(draw: Drawing, target: Target) -> Message:
         lambda: Message(head("GET", path, upgrade)),
         lambda: Message(head("POST", draw.choice(["http://a/", "//", "/%00", "/" + "a" * 70_000]), length) + data),
         lambda: Message(head("POST", path, length) + data, parts=4),
-        lambda: Message(head("GET", "/health", {}) * 50),
+        lambda: Message(head("GET", "/health", {"Connection": "keep-alive"}) * 50),
         lambda: Message(junk_line),
         lambda: Message(head("POST", path, {"Content-Length": size // 2}) + mutated(draw, data)[: size // 2]),
         lambda: Message(b"", is_cut=True),
@@ -262,7 +262,7 @@ def hostile(draw: Drawing, target: Target) -> Message:
 
 def head(method: str, path: str, headers: Mapping[str, object], *lines: str) -> bytes:
     """Return request line and headers."""
-    sent = {"Host": HOST, "Content-Type": "application/json"} | headers
+    sent = {"Host": HOST, "Content-Type": "application/json", "Connection": "close"} | headers
     named = [f"{name}: {value}" for name, value in sent.items()]
     return "\r\n".join([f"{method} {path} HTTP/1.1", *named, *lines, "", ""]).encode(errors="replace")
 
@@ -312,7 +312,7 @@ async def connection(port: int, source: str) -> AsyncIterator[tuple[asyncio.Stre
 async def ask(port: int, path: str, body: bytes, source: str = HONEST) -> tuple[str, bytes]:
     """Return status and body of an honest request."""
     async with connection(port, source) as (reader, writer):
-        writer.write(head("POST", path, {"Content-Length": len(body), "Connection": "close"}) + body)
+        writer.write(head("POST", path, {"Content-Length": len(body)}) + body)
         response = await reader.read(-1)
     top, _, content = response.partition(b"\r\n\r\n")
     return (top.split()[1].decode() if top else "closed"), content
@@ -420,6 +420,11 @@ def run(count: int, seed: int) -> dict[str, object]:
     Returns:
         By server: `deaths`, `failures` (responses of 500 and above except 503), latencies, memory and descriptors.
     """
+    return dict(results(count, seed))
+
+
+def results(count: int, seed: int) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield the names of the servers and their results."""
     from quintet.policies.tiny_models import create_preset_policy
 
     sessions: list[str] = []
@@ -441,9 +446,8 @@ def run(count: int, seed: int) -> dict[str, object]:
                 ["/", "/health", "/envs", "/docs", "/openapi.json", "/reward/x", "/system_prompt/x", "/close/x"],
             ),
         }
-        return {
-            name: asyncio.run(measure(target, count, seed, directory, sessions)) for name, target in targets.items()
-        }
+        for server, target in targets.items():
+            yield server, asyncio.run(measure(target, count, seed, directory, sessions))
 
 
 def main() -> None:
@@ -452,8 +456,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    result = run(options.count, options.seed)
-    print(json.dumps(result, indent=1))
+    result: dict[str, object] = {}
+    for server, measured in results(options.count, options.seed):
+        result[server] = measured
+        print(server, json.dumps(measured, indent=1), flush=True)
     if options.out:
         options.out.write_text(json.dumps(result, indent=1) + "\n")
 

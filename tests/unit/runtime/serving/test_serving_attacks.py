@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from serving_clients import CONTEXT, Client, hf_engine, served
 
-from quintet.runtime.serving import request_costs, request_handler
+from quintet.runtime.serving import request_handler
 from quintet.runtime.serving.request_schema import MAX_DEPTH, MAX_METADATA_BYTES
+from quintet.runtime.serving.tokenization import StreamingText
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "a"}]
@@ -62,19 +62,19 @@ def test_an_infinite_number_does_not_damage_a_session(client: Client) -> None:
     assert client.send("POST", f"/sessions/infinite{CHAT}", body)[0] == 400
 
 
-def test_streams_with_many_stop_strings_do_not_delay_the_health(client: Client) -> None:
-    """As many characters of stop strings as are accepted."""
-    stops = ["ab" * 8] * (request_costs.MAX_STOP_CHARACTERS // 16 // 128)
-    body = {"prompt": "a", "n": 128, "max_tokens": 200, "ignore_eos": True, "stop": stops, "stream": True}
-    stream = threading.Thread(target=client.stream, args=(COMPLETE, body))
-    stream.start()
-    slowest = 0.0
-    while stream.is_alive():
-        started = time.monotonic()
-        assert client.get("/health") == {"status": "ok"}
-        slowest = max(slowest, time.monotonic() - started)
-    stream.join()
-    assert slowest < 2.0
+def test_the_texts_of_streams_are_computed_outside_of_the_event_loop(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: set[str] = set()
+    update = StreamingText.update
+
+    def recorded(text: StreamingText, tokens: Sequence[int]) -> str:
+        threads.add(threading.current_thread().name.partition("_")[0])
+        return update(text, tokens)
+
+    monkeypatch.setattr(StreamingText, "update", recorded)
+    client.stream(COMPLETE, {"prompt": "a", "n": 4, "max_tokens": 8, "ignore_eos": True, "stop": ["ab", "zzz"]})
+    assert threads == {"http"}, "the event loop is the thread http-server"
 
 
 def test_sessions_are_limited_by_their_size(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
