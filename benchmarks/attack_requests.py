@@ -228,8 +228,10 @@ def hostile(draw: Drawing, target: Target) -> Message:
     if draw.random() < 0.6:
         return Message(head("POST", path, {"Content-Length": len(data)}) + data, reads=draw.random() < 0.9)
     size, path = len(data), draw.choice([path, *target.paths])
-    length = {"Content-Length": size}
-    chunked = {"Transfer-Encoding": draw.choice(["chunked", "Chunked", "identity", "gzip, chunked", "\tchunked"])}
+    length: dict[str, object] = {"Content-Length": size}
+    chunked: dict[str, object] = {
+        "Transfer-Encoding": draw.choice(["chunked", "Chunked", "identity", "gzip, chunked", "\tchunked"])
+    }
     chunk = draw.choice([b"0\r\n\r\n", b"ffffffffffffffff\r\na\r\n", b"-1\r\n", b"5\r\nabcde\r\n0\r\n\r\n", b"zz\r\n"])
     junk_line = draw.choice([b"\x00" * 50, b"GET\r\n\r\n", b"\x16\x03\x01\x02\x00", b"PRI * HTTP/2.0\r\n\r\n"])
     wrong_length = draw.choice(["-1", "9" * 5000, "+5", "5, 5", ""])
@@ -262,7 +264,7 @@ def hostile(draw: Drawing, target: Target) -> Message:
 
 def head(method: str, path: str, headers: Mapping[str, object], *lines: str) -> bytes:
     """Return request line and headers."""
-    sent = {"Host": HOST, "Content-Type": "application/json", "Connection": "close"} | headers
+    sent: dict[str, object] = {"Host": HOST, "Content-Type": "application/json", "Connection": "close", **headers}
     named = [f"{name}: {value}" for name, value in sent.items()]
     return "\r\n".join([f"{method} {path} HTTP/1.1", *named, *lines, "", ""]).encode(errors="replace")
 
@@ -277,7 +279,7 @@ def mutated(draw: Drawing, data: bytes) -> bytes:
 
 async def attack(port: int, message: Message, found: Found) -> None:
     """Send a request, and count the status of the response."""
-    status = "closed"
+    status, body = "closed", b""
     try:
         async with asyncio.timeout(SECONDS_PER_REQUEST), connection(port, HOSTILE) as (reader, writer):
             step = max(-(-len(message.data) // message.parts), 1)
@@ -290,10 +292,11 @@ async def attack(port: int, message: Message, found: Found) -> None:
             if line:
                 status = line.split()[1].decode()
             body = await reader.read(2000)
-            while message.reads and not reader.at_eof() and await asyncio.wait_for(reader.read(1 << 16), 0.5):
-                continue
-    except (OSError, TimeoutError, asyncio.IncompleteReadError):
-        body = b""
+            rest = body
+            while message.reads and rest:
+                rest = await asyncio.wait_for(reader.read(1 << 16), 0.5)
+    except (OSError, TimeoutError):
+        pass
     found.statuses[status] += 1
     # VAGEN's protocol has this status for unknown environments
     if status.startswith("5") and status != "503" and b"env_failed" not in body:

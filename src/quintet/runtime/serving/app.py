@@ -33,6 +33,7 @@ from quintet.runtime.serving.request_schema import (
 )
 from quintet.runtime.serving.responses import EventStream, completion_body, generate_body, load_status_body, models_body
 
+CompletedBody = ChatBody | CompletionBody | GenerateBody
 Compute = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Calls a function in another thread, and returns its result."""
 MAX_LARGE_BYTES_PER_CLIENT = 128 << 20
@@ -145,20 +146,17 @@ class ServingApp:
         self._handler.session(session).reward(body.reward)
         return json_response({"rewarded": session})
 
-    async def _complete(
-        self, request: Request, session_name: str, *, kind: type[ChatBody | CompletionBody | GenerateBody]
-    ) -> ASGIApp:
+    async def _complete(self, request: Request, session_name: str, *, kind: type[CompletedBody]) -> ASGIApp:
         """Submit a request to the engine."""
         updates, client, handler = _Updates(), client_host(request), self._handler
 
-        def submit(body: ChatBody | CompletionBody | GenerateBody) -> PendingCompletion:
+        def submit(body: CompletedBody) -> PendingCompletion:
             session = handler.session(session_name, create=True) if session_name else None
             return handler.begin(body, session, client, updates.notify)
 
-        def begin(data: bytes) -> PendingCompletion | ChatBody | CompletionBody:
+        def begin(data: bytes) -> PendingCompletion | CompletedBody:
             body = parse(kind, data)
-            is_new_format = isinstance(body, ChatBody | CompletionBody) and handler.needs_compilation(body)
-            return body if is_new_format else submit(body)
+            return body if handler.needs_compilation(body) else submit(body)
 
         async with self._receive(request) as (data, compute):
             job = await compute(partial(begin, data))
