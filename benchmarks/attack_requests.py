@@ -37,6 +37,8 @@ SECONDS_PER_REQUEST = 40.0
 """Time after which an attacker gives up."""
 SECONDS_TO_SETTLE = 90.0
 """Time for connections to be closed after the attack."""
+TRIAL_DESCRIPTORS = 4
+"""Files that the process with which a server tries grammars keeps open."""
 Drawing = random.Random
 
 
@@ -397,7 +399,7 @@ async def measure(target: Target, count: int, seed: int, directory: Path, sessio
         seconds = time.perf_counter() - began
         deaths = int(process.poll() is not None)
         deadline = time.monotonic() + SECONDS_TO_SETTLE
-        while not deaths and descriptors(process.pid) > before + 2 and time.monotonic() < deadline:
+        while not deaths and descriptors(process.pid) > before + TRIAL_DESCRIPTORS and time.monotonic() < deadline:
             await asyncio.sleep(0.2)
         after = Found()
         await ask_honestly(port, target, after)

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -40,6 +40,10 @@ class RequestGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        with suppress(ClientDisconnect):
+            await self._handle(scope, receive, send)
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         try:
             if scope["path"].rstrip("/") not in self._open_paths:
@@ -51,8 +55,6 @@ class RequestGuard:
             if "expect" in headers or error.status == 408:
                 response.headers["Connection"] = "close"
             await response(scope, receive, send)
-        except ClientDisconnect:
-            return
 
 
 class RequestBodies:
