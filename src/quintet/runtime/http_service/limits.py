@@ -16,6 +16,8 @@ HEAD_BYTES = 64 << 10
 """Maximum size of request line and headers."""
 HEAD_SECONDS = 10.0
 """Time for request line and headers."""
+PAUSE_SECONDS = 1.0
+"""Time between two checks of the connections, ten per second otherwise, that does not count as the clients' time."""
 IDLE_SECONDS = 60
 """Time until the next request of a connection."""
 MAX_BODY_BYTES = 16 << 20
