@@ -39,6 +39,7 @@ SECONDS_TO_SETTLE = 90.0
 """Time for connections to be closed after the attack."""
 TRIAL_DESCRIPTORS = 4
 """Files that the process with which a server tries grammars keeps open."""
+MAX_SHOWN_BYTES = 2000
 EXPECTED = ("501", "503")
 """Statuses of a busy server, and of a Transfer-Encoding that no server has."""
 Drawing = random.Random
@@ -295,10 +296,11 @@ async def attack(port: int, message: Message, found: Found) -> None:
             line = await reader.readline()
             if line:
                 status = line.split()[1].decode()
-            body = await reader.read(2000)
+            body = await reader.read(MAX_SHOWN_BYTES)
             rest = body
             while message.reads and rest:
                 rest = await asyncio.wait_for(reader.read(1 << 16), 0.5)
+                body += rest[: MAX_SHOWN_BYTES - len(body)]
     except (OSError, TimeoutError):
         pass
     found.statuses[status] += 1
@@ -329,8 +331,8 @@ async def ask_honestly(port: int, target: Target, found: Found) -> None:
     started = time.perf_counter()
     try:
         status, _ = await ask(port, *target.honest)
-    except OSError:
-        status = "closed"
+    except OSError as error:
+        status = type(error).__name__
     found.honest.append(time.perf_counter() - started)
     if status != "200":
         found.refused[status] += 1
