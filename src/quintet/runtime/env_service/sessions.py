@@ -11,7 +11,7 @@ from typing import Any
 
 from quintet.envs.service.payload import Format, encode_payload
 from quintet.runtime.env_service.served_env_process import UNKNOWN
-from quintet.runtime.env_service.worker_pool import BATCH_SIZE, Batch, EnvRequest, EnvWorker, WorkerPool
+from quintet.runtime.env_service.worker_pool import Batch, EnvRequest, EnvWorker, WorkerPool
 from quintet.runtime.http_service.request_error import RequestError
 
 MAX_RUNNING_EXCHANGES = 64
@@ -139,7 +139,7 @@ class SessionTable:
         for env in list(session.envs):
             placed = session.envs[env]
             if self._is_alive(placed):
-                placed.worker.execute(session.id, [EnvRequest(placed.number, "close")], "json", 1 << 20)
+                placed.worker.execute([EnvRequest(placed.number, "close")], "json", self.limits.max_response_bytes)
             self._remove(session, env)
 
     async def numbered_exchange(
@@ -201,13 +201,13 @@ class SessionTable:
                 if call.method == "close":
                     self._remove(session, call.env)
         bytes_per_call = self.limits.max_response_bytes / max(len(calls), 1)
-        batches: list[tuple[Batch, list[int]]] = []
-        for worker, indexed in requests.items():
-            for start in range(0, len(indexed), BATCH_SIZE):
-                part = indexed[start : start + BATCH_SIZE]
-                max_bytes = int(bytes_per_call * len(part))
-                batch = worker.execute(session.id, [request for _, request in part], form, max_bytes)
-                batches.append((batch, [index for index, _ in part]))
+        batches = [
+            (
+                worker.execute([request for _, request in indexed], form, int(bytes_per_call * len(indexed))),
+                [index for index, _ in indexed],
+            )
+            for worker, indexed in requests.items()
+        ]
         await _wait(batch for batch, _ in batches)
         for batch, indices in batches:
             for index, result in zip(indices, batch.results, strict=True):

@@ -16,7 +16,6 @@ from typing import Any
 
 from quintet.envs.service.payload import Format, encode_payload
 from quintet.errors import MachineError
-from quintet.rollout.engines.request_queue import RoundRobinQueue
 from quintet.runtime.env_service.served_env_process import LENGTH, PROGRESS
 from quintet.sandbox.worker_processes import ProcessEnd, WorkerProcess, WorkerProcesses
 
@@ -24,8 +23,6 @@ WORKER = "quintet.runtime.env_service.served_env_process"
 CHECKS_PER_TIME_LIMIT = 8
 REPLACEMENT_SECONDS = 10.0
 """How long a request waits for a worker process if all have died."""
-BATCH_SIZE, NUM_SENT_BATCHES = 128, 2
-"""Maximum number of requests of a batch, and number of batches that a process has at the same time."""
 MAX_FAST_DEATHS = 5
 """Consecutive deaths of worker processes that have executed nothing."""
 
@@ -43,11 +40,10 @@ class EnvRequest:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Requests of one exchange that a worker executes, and their results. Sessions take turns after each batch."""
+    """Requests of one exchange that a worker executes, and their results."""
 
     form: Format
     methods: Sequence[str]
-    message: bytes
     results: list[bytes] = field(default_factory=list)
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -68,9 +64,6 @@ class EnvWorker(WorkerProcess):
     envs: set[int] = field(default_factory=set)
     """Numbers of the envs that it has."""
     _batches: deque[Batch] = field(default_factory=deque)
-    """Those that were sent."""
-    _waiting: RoundRobinQueue[Batch] = field(default_factory=RoundRobinQueue)
-    """Those of the sessions that wait for their turn."""
     _input: bytearray = field(default_factory=bytearray)
     _num_received: int = 0
     _last_progress: int = 0
@@ -85,27 +78,20 @@ class EnvWorker(WorkerProcess):
         """Number of requests that the process has executed."""
         return int(PROGRESS.unpack_from(self._progress)[0])
 
-    def execute(self, session: str, requests: Sequence[EnvRequest], form: Format, max_bytes: int) -> Batch:
-        """Send requests when it is the session's turn; the batch gets their results, at most `max_bytes` together."""
+    def execute(self, requests: Sequence[EnvRequest], form: Format, max_bytes: int) -> Batch:
+        """Send requests; the batch gets their results, of at most `max_bytes` together."""
+        batch = Batch(form, [request.method for request in requests])
+        if not self._batches:
+            self._progress_at = time.monotonic()
+        self._batches.append(batch)
         # environments of a session have the same configuration, which is sent once
         configs = list(dict.fromkeys(request.config for request in requests))
         index = {config: number for number, config in enumerate(configs)}
         calls = [[request.number, request.method, index[request.config], *request.arguments] for request in requests]
         message = {"configs": configs, "requests": calls, "format": form, "max_bytes": max_bytes}
         body = json.dumps(message).encode()
-        batch = Batch(form, [request.method for request in requests], LENGTH.pack(len(body)) + body)
-        self._waiting.push(session, batch)
-        self._send_waiting()
+        self.pool.send(self, LENGTH.pack(len(body)) + body)
         return batch
-
-    def _send_waiting(self) -> None:
-        """Send the next batches: the process has another one when it has executed the first."""
-        while len(self._batches) < NUM_SENT_BATCHES and (session := next(self._waiting.clients, None)) is not None:
-            if not self._batches:
-                self._progress_at = time.monotonic()
-            batch = self._waiting.pop(session)
-            self._batches.append(batch)
-            self.pool.send(self, batch.message)
 
     def receive(self) -> None:
         """Pass on the results that are complete."""
@@ -128,7 +114,6 @@ class EnvWorker(WorkerProcess):
         self._batches[0].add(result)
         if self._batches[0].done.is_set():
             self._batches.popleft()
-            self._send_waiting()
 
     def is_hanging(self, seconds: float) -> bool:
         """Whether it has executed no request for this time, although there are some."""
@@ -140,7 +125,6 @@ class EnvWorker(WorkerProcess):
     def fail(self, error_type: str, message: str) -> None:
         """Fail the request that was being executed; the results of all others are lost."""
         failed_request = self.num_executed
-        self._batches += [batch for _, batch in self._waiting.drain()]
         while self._batches:
             batch = self._batches[0]
             result: dict[str, Any] = {"lost": f"its worker process was lost with another environment: {message}"}

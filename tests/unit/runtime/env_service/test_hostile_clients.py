@@ -6,7 +6,6 @@ import base64
 import json
 import socket
 import struct
-import threading
 import time
 import zlib
 from collections.abc import Iterator
@@ -344,22 +343,3 @@ def test_a_length_that_is_none_is_refused(server: EnvServiceServer, length: str)
         head = f"POST /sessions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n"
         connection.sendall(head.encode())
         assert connection.recv(100).startswith(b"HTTP/1.1 400")
-
-
-def test_a_session_with_many_environments_does_not_delay_the_next_request_of_another() -> None:
-    with env_service("frozenlake", num_workers=1) as server:
-        large, small = (post(server.url, "/sessions", {})["session"] for _ in range(2))
-        seeds = {str(number): number for number in range(4000)}
-        finished: list[str] = []
-
-        def reset(session: str, seeds: dict[str, int]) -> None:
-            post(server.url, f"/sessions/{session}/reset", {"seeds": seeds})
-            finished.append(session)
-
-        slow = threading.Thread(target=reset, args=(large, seeds))
-        slow.start()
-        while request(server.url, "GET", "/health")[2].find(b'"active_environments":0') >= 0:
-            time.sleep(0.001)
-        reset(small, {"a": 1})
-        slow.join()
-        assert finished == [small, large]
