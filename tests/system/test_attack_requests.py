@@ -1,4 +1,4 @@
-"""If this fails, hostile requests end a server, get the status of a defect, or keep others from being served."""
+"""If this fails, hostile requests end a server, or get the status of a defect."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ def test_hostile_requests_neither_end_a_server_nor_find_a_defect(monkeypatch: py
     for server, result in attack_requests.results(count=150, seed=0):
         assert result["deaths"] == 0, server
         assert result["failed_requests"] == [], server
-        assert result["honest_refused"] == {}, server
+        assert result["honest_requests_under_attack"], server
