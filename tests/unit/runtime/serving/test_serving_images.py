@@ -216,7 +216,7 @@ def test_texts_cannot_stand_for_images(client: Client) -> None:
 
 
 def test_unfinished_images_of_a_client_are_limited(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quintet.runtime.serving.request_handler.MAX_IMAGE_BYTES_PER_CLIENT", 100)
+    monkeypatch.setattr("quintet.runtime.serving.request_costs.MAX_IMAGE_BYTES_PER_CLIENT", 100)
     body = ask_about(part(data_url(IMAGES[0])))
     status, error = client.refused(CHAT, body)
     assert (status, error["code"]) == (503, "overloaded")
