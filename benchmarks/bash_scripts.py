@@ -27,6 +27,7 @@ from tempfile import TemporaryDirectory
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests/support"))
 
 from bash_script_generator import ScriptGenerator
+
 from bash_scripts import ScriptComparison
 
 PLACE = re.compile(r"\S*run\.sh:\d+:? ?|\(?line \d+\)?|data\.\w+ ")

@@ -124,7 +124,8 @@ class ScriptComparison:
             except ConfigError as inner:
                 return _result_of_refusal(inner, bash), str(inner)
             if not any(word.startswith("in.") for each in read for word in each.words):
-                bash = [call for call in bash if not call[0].startswith("in.")]  # the calls of the script itself count
+                # the calls of the script itself count
+                bash = [call for call in bash if not "".join(call[:1]).startswith("in.")]
             results = {self._result(each, bash) for each in read}
             if not any(each.conditions for each in read) and len({*bash}) != len({each.words for each in read}):
                 results |= {"unknown" if any(each.missing for each in read) else "different"}
@@ -133,6 +134,8 @@ class ScriptComparison:
         return self._result(run, bash), _shown(run)
 
     def _result(self, run: RunScript, bash: Sequence[tuple[str, ...]]) -> str:
+        if not any(word.startswith("in.") for word in run.words):
+            bash = [call for call in bash if not "".join(call[:1]).startswith("in.")]
         if run.words in bash and not run.missing:
             return "equal"
         if run.missing and (not bash or any(_agree(run, call) for call in bash)):

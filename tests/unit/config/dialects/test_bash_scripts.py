@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from bash_script_generator import ScriptGenerator
+
 from bash_scripts import TRAIN, ScriptComparison
 
 CASES: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("bash_cases.yaml").read_text())
@@ -18,10 +18,10 @@ SAMPLE = 300
 
 
 @pytest.fixture
-def comparison(tmp_path: Path) -> Iterator[ScriptComparison]:
+def comparison(tmp_path: Path) -> ScriptComparison:
     if shutil.which("bash") is None:
         pytest.skip("no bash to compare with")
-    yield ScriptComparison(tmp_path)
+    return ScriptComparison(tmp_path)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -11,7 +11,9 @@ TOKEN = re.compile(
     r"\s*(?:(?P<number>\d[\w@#]*)|(?P<name>[A-Za-z_]\w*)"
     r"|(?P<operator>\+\+|--|\*\*|(?:<<|>>|[-+*/%&^|])=|<<|>>|[<>=!]=|&&|\|\||[-+*/%<>=!~&^|?:,()]))"
 )
-NUMBER = re.compile(r"0[xX](?P<hexadecimal>[0-9a-fA-F]+)|(?P<base>[1-9]\d?)#(?P<digits>[0-9a-zA-Z@_]+)|0(?P<octal>[0-7]*)|[1-9]\d*")
+NUMBER = re.compile(
+    r"0[xX](?P<hexadecimal>[0-9a-fA-F]+)|(?P<base>[1-9]\d?)#(?P<digits>[0-9a-zA-Z@_]+)|0(?P<octal>[0-7]*)|[1-9]\d*"
+)
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ@_"
 MAX_LENGTH, MAX_DEPTH = 4096, 64
 """Characters of an expression, and expressions inside one another."""
@@ -95,7 +97,10 @@ def evaluate(expression: str, operands: Operands, depth: int = 0) -> int:
 
 def assigned_names(expression: str) -> set[str]:
     """Return the variables that an expression may set."""
-    steps = re.findall(r"(?:\+\+|--)\s*([A-Za-z_]\w*)|([A-Za-z_]\w*)\s*(?:\[[^]]*\]\s*)?(?:\+\+|--|(?:<<|>>|[-+*/%&|^])?=(?!=))", expression)
+    steps = re.findall(
+        r"(?:\+\+|--)\s*([A-Za-z_]\w*)|([A-Za-z_]\w*)\s*(?:\[[^]]*\]\s*)?(?:\+\+|--|(?:<<|>>|[-+*/%&|^])?=(?!=))",
+        expression,
+    )
     return {name for names in steps for name in names if name}
 
 
@@ -200,10 +205,10 @@ class _Expression:
     def _unary(self) -> int:
         if not self.tokens:
             raise ExpressionError("operand expected")
-        token = self.tokens.pop()
-        match token:
+        part = self.tokens.pop()
+        match part:
             case "-" | "+":
-                return _wrapped(self._unary() * (-1 if token == "-" else 1))
+                return _wrapped(self._unary() * (-1 if part == "-" else 1))
             case "!":
                 return int(self._unary() == 0)
             case "~":
@@ -215,12 +220,12 @@ class _Expression:
                 return value
             case "++" | "--" if self.tokens and _is_name(self.tokens[-1]):
                 name = self.tokens.pop()
-                return self._set(name, self._operand(name) + STEPS[token])
-        if not _is_name(token):
-            return number(token)
-        value = self._operand(token)
+                return self._set(name, self._operand(name) + STEPS[part])
+        if not _is_name(part):
+            return number(part)
+        value = self._operand(part)
         if step := self._next(*STEPS):
-            self._set(token, value + STEPS[step])
+            self._set(part, value + STEPS[step])
         return value
 
     def _operand(self, name: str) -> int:

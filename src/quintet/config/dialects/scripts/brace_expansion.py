@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 SKIPPED = re.compile(
     r"""\\.|'[^']*'|\$'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\$\{[^{}]*\}|\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`""", re.DOTALL
@@ -28,7 +29,7 @@ def brace_expansion(word: str) -> list[str]:
         before, inside, after = word[:opening], word[opening + 1 : closing], word[closing + 1 :]
         if commas:
             ends = [opening, *commas, closing]
-            parts = [word[start + 1 : end] for start, end in zip(ends, ends[1:], strict=False)]
+            parts = [word[start + 1 : end] for start, end in pairwise(ends)]
             middle = [text for part in parts for text in brace_expansion(part)]
         elif (sequence := _sequence(inside)) is not None:
             middle = sequence
@@ -71,18 +72,16 @@ def _closing(word: str, opening: int) -> tuple[list[int], int] | None:
 
 def _sequence(text: str) -> list[str] | None:
     """Return the items of `1..4`, `01..10..2` or `a..e`; None if it is no sequence."""
-    matched = SEQUENCE.fullmatch(text)
     letters = LETTERS.fullmatch(text)
-    if matched is None and letters is None:
+    bounds = letters or SEQUENCE.fullmatch(text)
+    if bounds is None:
         return None
-    bounds = matched or letters
-    assert bounds is not None
-    first, last = (int(bounds[name]) if matched else ord(bounds[name]) for name in ("first", "last"))
+    first, last = (ord(bounds[name]) if letters else int(bounds[name]) for name in ("first", "last"))
     step = abs(int(bounds["step"] or 1)) or 1
     if abs(last - first) // step >= MAX_WORDS:
         raise TooManyWords(text)
     numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
-    if letters and not matched:
+    if letters:
         items = [chr(number) for number in numbers]
         return items if all(item.isalpha() for item in items) else None
     padded = any(re.match(r"-?0\d", bounds[name]) for name in ("first", "last"))

@@ -5,35 +5,24 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import zip_longest
-from pathlib import Path
+from collections.abc import Sequence
 
-from quintet.config.dialects.scripts.arithmetic import assigned_names
+from quintet.config.dialects.scripts.assignments import NAME, Assignments
 from quintet.config.dialects.scripts.command_lists import CommandListReader
 from quintet.config.dialects.scripts.conditional_expressions import ConditionalExpressions
 from quintet.config.dialects.scripts.conditions import Status
-from quintet.config.dialects.scripts.patterns import EMPTY_ITEM, protected, unprotected
-from quintet.config.dialects.scripts.variables import (
-    DIRECTORY,
-    ALL_NAMES,
-    INTEGER_LITERAL,
-    MARKER,
-    PROMPTED,
-    SparseArray,
-    array_of,
-)
+from quintet.config.dialects.scripts.input_commands import InputCommands
+from quintet.config.dialects.scripts.variables import ALL_NAMES, DIRECTORY, INTEGER_LITERAL, MARKER
 from quintet.config.dialects.scripts.word_reader import Word
-from quintet.errors import ConfigError
 
-ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[(?:[^\]\[]|\[[^\]]*\])*\])?(\+?)=")
-NAME = re.compile(r"[A-Za-z_]\w*")
-READ_OPTIONS = re.compile(r"-[ers]*(?P<option>[adinNptu])?(?P<value>.*)")
 DECLARATIONS = ("export", "local", "declare", "typeset", "readonly")
-ATTRIBUTES = "aAgilrux"
-"""Options of `declare` that are supported."""
 SET_OPTIONS = {
-    **{"errexit": "e", "nounset": "u", "noglob": "f", "allexport": "a", "pipefail": "pipefail", "braceexpand": "B"},
+    "errexit": "e",
+    "nounset": "u",
+    "noglob": "f",
+    "allexport": "a",
+    "pipefail": "pipefail",
+    "braceexpand": "B",
     **dict.fromkeys(("xtrace", "verbose", "errtrace", "functrace", "hashall", "monitor", "notify", "noclobber"), "x"),
     **dict.fromkeys(("histexpand", "history", "emacs", "vi", "ignoreeof", "interactive-comments", "physical"), "x"),
 }
@@ -66,59 +55,8 @@ class BuiltIns:
 
     def __init__(self, reader: CommandListReader) -> None:
         self.reader, self.variables = reader, reader.variables
+        self.assignments, self.input = Assignments(reader), InputCommands(reader)
         self.conditions = ConditionalExpressions(reader)
-
-    def assign(self, word: Word) -> str:
-        """Set the variable of `NAME=value`, `NAME+=value`, `NAME[index]=value` or `NAME=(…)`; return its name."""
-        matched = ASSIGNMENT.match(unprotected(word.source) if word.items is None else word.source)
-        assigned = ASSIGNMENT.match(word.expansion) if word.items is None else matched
-        if assigned is None:
-            raise self.reader.error(f"{word.source} is not supported", "write it in another way", word.line)
-        name, index, append = assigned.groups()
-        value = "" if word.items is not None else unprotected(word.expansion[assigned.end() :])
-        variables, before = self.variables, self.variables.values.get(name, ())
-        if word.items is not None:
-            variables.assign(name, word.items, word.line)
-        elif index or isinstance(before, SparseArray) or variables.has(name, "A"):
-            self._assign_element(name, index or "[0]", value, word.line, appends=bool(append))
-        elif variables.has(name, "i"):
-            self.assign_arithmetic(f"{name}{append}=({value or 0})", word.source)
-        else:
-            text = (variables.scalar(name) or "" if append else "") + value
-            rest = before[1:] if len(before) > 1 else ()
-            unknown = variables.find_unknown(text)
-            values = (text, *rest) if unknown is None or len(before) < 2 else (variables.unknown_array(text),)
-            variables.assign(name, values, word.line)
-        return name
-
-    def _assign_element(self, name: str, index: str, value: str, line: int, *, appends: bool) -> None:
-        parameters, is_associative = self.reader.parameters, self.variables.has(name, "A")
-        subscript = re.sub(r"""\A(["'])(.*)\1\Z""", r"\2", index[1:-1], flags=re.DOTALL)
-        key = parameters.subscript(name, unprotected(subscript), is_associative=is_associative)
-        if self.variables.is_unknown_array(name):
-            return
-        if MARKER.search(key) or (not is_associative and int(key) < 0) or (is_associative and not key):
-            self.variables.forget([name], "has an element whose subscript is not known", line)
-            return
-        items = parameters.items_of(name)
-        if self.variables.has(name, "i"):
-            value = str(self.reader.evaluate(value, value))
-        items[key] = (items.get(key, "") if appends else "") + value
-        self.variables.assign(name, array_of(items, is_associative=is_associative), line)
-
-    def assign_arithmetic(self, expression: str, source: str) -> Status:
-        """Evaluate an expression with its assignments; return whether it is not 0."""
-        try:
-            value = self.reader.evaluate(expression, source)
-        except ConfigError as error:
-            if "is not integer arithmetic" not in str(error):
-                raise
-            self.variables.forget(assigned_names(expression), "is not integer arithmetic", self.reader.line)
-            return None
-        if isinstance(value, str):
-            self.reader.unknown_in_condition = str(self.variables.find_unknown(value))
-            return None
-        return value != 0
 
     def run(self, name: str, words: Sequence[Word]) -> Status:
         """Apply one of `BUILT_INS` to its arguments.
@@ -128,18 +66,12 @@ class BuiltIns:
         """
         fields = [field for word in words for field in word.fields]
         match name:
-            case "[[":
-                return self.conditions.conditional(words[:-1])
-            case "[":
-                return self.conditions.test(words[:-1]) if fields[-1:] == ["]"] else False
-            case "test":
-                return self.conditions.test(words)
-            case "true" | ":":
-                return True
-            case "false":
-                return False
+            case "[[" | "[" | "test":
+                return self._condition(name, words, fields)
+            case "true" | ":" | "false":
+                return name != "false"
             case "let":
-                return [self.assign_arithmetic(field, field) for field in fields][-1] if fields else False
+                return [self.assignments.assign_arithmetic(field, field) for field in fields][-1] if fields else False
             case "cd" | "pushd" | "popd":
                 return self._change_directory(name, fields)
             case "pwd":
@@ -152,6 +84,13 @@ class BuiltIns:
             return True if name == "alias" else None
         return self._set_variables(name, words, fields)
 
+    def _condition(self, name: str, words: Sequence[Word], fields: Sequence[str]) -> Status:
+        if name == "[[":
+            return self.conditions.conditional(words[:-1])
+        if name == "[":
+            return self.conditions.test(words[:-1]) if fields[-1:] == ["]"] else False
+        return self.conditions.test(words)
+
     def _set_variables(self, name: str, words: Sequence[Word], fields: list[str]) -> Status:
         """Apply a builtin command that changes variables or options, or prints."""
         match name:
@@ -159,14 +98,10 @@ class BuiltIns:
                 self._echo(fields)
             case "printf":
                 self._printf(fields)
-            case "read":
-                return self._read(fields)
-            case "mapfile" | "readarray":
-                names = [field for field in fields if NAME.fullmatch(field)]
-                self.variables.forget(names[-1:] or ["MAPFILE"], "has the lines of a file", self.reader.line)
-                return None
+            case "read" | "mapfile" | "readarray" | "getopts":
+                return self.input.run(name, fields)
             case "unset":
-                return self._unset(fields)
+                return self.assignments.unset(fields)
             case "shift":
                 return self._shift(fields)
             case "set":
@@ -175,97 +110,9 @@ class BuiltIns:
                 return self._shopt(fields)
             case "trap":
                 self._trap(fields)
-            case "getopts":
-                return self._getopts(fields)
             case _:
-                return self._declare(name, words)
+                return self.assignments.declare(name, words)
         return True
-
-    def _unsupported(self, construct: str) -> ConfigError:
-        message = f"`{construct}` is not supported"
-        return self.reader.error(message, "write the script without it", self.reader.line)
-
-    def _declare(self, name: str, words: Sequence[Word]) -> Status:
-        """Apply `export`, `declare`, `local`, `typeset` or `readonly`."""
-        if name == "local" and not self.variables.local_values:
-            return False
-        names: list[str | Word] = []
-        options = removed = ""
-        for word in words:
-            if ASSIGNMENT.match(word.source):
-                names.append(word)
-                continue
-            for field in word.fields:
-                if not names and re.fullmatch(r"-\w+", field):
-                    options += field[1:]
-                elif not names and re.fullmatch(r"\+\w+", field):
-                    removed += field[1:]
-                elif matched := ASSIGNMENT.match(field):
-                    source = Word(field, word.line, matched[0] + protected(field[matched.end() :]), (field,))
-                    names.append(source)
-                else:
-                    names += [field] if field != "--" else []
-            if word.count_is_unknown:
-                self.variables.forget([ALL_NAMES], f"may be set by `{name} {word.source}`", word.line)
-        if set(options) & set("fFp"):
-            self.reader.print_text(None)
-            return None
-        options += {"export": "x", "readonly": "r"}.get(name, "")
-        if name == "export":
-            removed, options = (removed + "x", options.replace("x", "")) if "n" in options else (removed, options)
-            options = options.replace("n", "")
-        is_local = name in ("local", "declare", "typeset") and bool(self.variables.local_values) and "g" not in options
-        for each in names:
-            self._declare_name(each, options, removed, is_local=is_local)
-        return True
-
-    def _declare_name(self, word: str | Word, options: str, removed: str, *, is_local: bool) -> None:
-        """Give a variable its attributes and value."""
-        variables, line = self.variables, self.reader.line
-        name = re.split(r"\+?=|\[", word if isinstance(word, str) else word.expansion or word.source)[0]
-        if not NAME.fullmatch(name):
-            if MARKER.search(name):
-                variables.forget([ALL_NAMES], f"may be set by `declare {variables.shown(name)}`", line)
-            return
-        if is_local and name not in variables.local_values[-1]:
-            variables.local_values[-1][name] = (variables.values.get(name), variables.attributes.get(name, ""))
-            variables.attributes.pop(name, None)
-            variables.values[name] = ()
-        if not set(options) <= set(ATTRIBUTES) or not set(removed) <= set("xilu"):
-            self._forget_reference(name, word, options, removed)
-            return
-        kept = re.sub(f"[{removed}il]" if set("lu") & set(options) else f"[{removed} ]", "", variables.attributes.get(name, ""))
-        added = "".join(option for option in options if option in "Ailu")
-        if "A" in added and variables.values.get(name) and not variables.has(name, "A"):
-            raise self._unsupported(f"declare -A {name}")
-        variables.attributes[name] = "".join(sorted({*kept, *added}, key="Ailur".find))
-        if "A" in added and name not in variables.values:
-            variables.values[name] = ()
-        if isinstance(word, Word):
-            if word.items is not None and "A" in added:
-                word = self._reread(word)
-            self.assign(word)
-        if "r" in options:
-            variables.attributes[name] += "r"
-        variables.exported |= {name} if "x" in options else set()
-        variables.exported -= {name} if "x" in removed else set()
-
-    def _reread(self, word: Word) -> Word:
-        """Read `NAME=(…)` again, which has keys once the variable is an associative array."""
-        if word.raw is None:
-            return word
-        with self.reader.inner_text(word.raw):
-            return self.reader.read_word()
-
-    def _forget_reference(self, name: str, word: str | Word, options: str, removed: str) -> None:
-        """Make a variable unknown for good, and that to which `declare -n` makes it refer."""
-        target = "" if isinstance(word, str) else word.text.partition("=")[2]
-        names = {name, target} if NAME.fullmatch(target) or not target else {name, ALL_NAMES}
-        names = {ALL_NAMES, name} if "n" in options and not target else names
-        shown = "".join([f"-{options}" * bool(options), f"+{removed}" * bool(removed)])
-        self.variables.forget(names - {""}, f"is declared with {shown}, which is not supported", self.reader.line)
-        for each in names - {"", ALL_NAMES}:
-            self.variables.attributes[each] = "n"
 
     def _echo(self, fields: list[str]) -> None:
         options = ""
@@ -326,47 +173,13 @@ class BuiltIns:
         variables.values["DIRSTACK"] = stack
         return True
 
-    def _unset(self, fields: Sequence[str]) -> Status:
-        variables = self.variables
-        for field in fields:
-            name, _, subscript = field.partition("[")
-            if field.startswith("-"):
-                continue
-            if not NAME.fullmatch(name):
-                unknown = variables.find_unknown(field)
-                # a script that unsets what `env` lists rids itself of the variables of a scheduler
-                of_env = unknown is not None and "$(env" in unknown.reason
-                names = variables.inherited - {"HOME", "PATH", "PWD"} if of_env else {ALL_NAMES}
-                variables.forget(names, f"may be unset by `unset {variables.shown(field)}`", self.reader.line)
-            elif subscript:
-                self._unset_element(name, subscript.removesuffix("]"))
-            elif "-f" in fields or (variables.get(name) is None and name in variables.functions):
-                variables.functions.pop(name, None)
-            elif variables.has(name, "r"):
-                raise self._unsupported(f"unset {name}")
-            elif not variables.has(name, "n"):
-                variables.values[name] = ()
-                variables.attributes.pop(name, None)
-                variables.exported -= {name}
-        return True
-
-    def _unset_element(self, name: str, subscript: str) -> None:
-        parameters, is_associative = self.reader.parameters, self.variables.has(name, "A")
-        key = parameters.subscript(name, subscript, is_associative=is_associative)
-        if self.variables.is_unknown_array(name) or MARKER.search(key) or subscript in ("@", "*"):
-            self.variables.forget([name], "is changed by `unset`", self.reader.line)
-            return
-        items = parameters.items_of(name)
-        items.pop(key, None)
-        self.variables.assign(name, array_of(items, is_associative=is_associative), self.reader.line)
-
     def _shift(self, fields: Sequence[str]) -> Status:
         arguments = self.variables.arguments
         count = int(fields[0]) if fields and fields[0].isdecimal() else 1
         if arguments is None or self.variables.is_unknown_count(arguments):
             return None
         if len(fields) > 1 or (fields and not fields[0].isdecimal()):
-            raise self._unsupported(f"shift {' '.join(map(self.variables.shown, fields))}")
+            raise self.assignments.unsupported(f"shift {' '.join(map(self.variables.shown, fields))}")
         if count > len(arguments):
             return False
         self.variables.set_arguments(arguments[count:])
@@ -398,7 +211,7 @@ class BuiltIns:
         if option in HARMLESS_SET_LETTERS or (option == "B" and sign == "-"):
             return
         if option not in ("e", "u", "f", "a", "pipefail"):
-            raise self._unsupported(f"set {sign}{option if len(option) == 1 else f'o {option}'}")
+            raise self.assignments.unsupported(f"set {sign}{option if len(option) == 1 else f'o {option}'}")
         self.variables.options -= {option, f"?{option}"}
         self.variables.options |= {option} if sign == "-" else set()
 
@@ -408,7 +221,7 @@ class BuiltIns:
             return None
         for option in fields[1:]:
             if option not in SHOPT_OPTIONS:
-                raise self._unsupported(f"shopt {fields[0]} {option}")
+                raise self.assignments.unsupported(f"shopt {fields[0]} {option}")
             name = SHOPT_OPTIONS[option]
             self.variables.options -= {name, f"?{name}"}
             self.variables.options |= {name} if fields[0] == "-s" and name != "x" else set()
@@ -420,68 +233,7 @@ class BuiltIns:
             return
         is_run = {"DEBUG", "ERR", "RETURN"} & {signal.removeprefix("SIG").upper() for signal in signals}
         if (is_run and not HARMLESS_ACTION.fullmatch(action)) or re.search("python|torchrun|\ue000", action):
-            raise self._unsupported(f"trap '{self.variables.shown(action)}' {' '.join(signals)}")
-
-    def _getopts(self, fields: Sequence[str]) -> Status:
-        """Take the next option of the arguments, each of one letter."""
-        variables, line = self.variables, self.reader.line
-        names = [*fields[1:2], "OPTARG", "OPTIND"]
-        arguments = tuple(fields[2:]) or variables.arguments or ()
-        index = variables.values.get("OPTIND", ("1",))[0]
-        is_known = len(fields) > 1 and NAME.fullmatch(fields[1]) and INTEGER_LITERAL.fullmatch(index)
-        if not is_known or any(map(MARKER.search, arguments)):
-            variables.forget([name for name in names if NAME.fullmatch(name)] + [ALL_NAMES] * (not is_known), "is set by `getopts`", line)
-            return None
-        position = int(index) - 1
-        option = arguments[position] if position < len(arguments) else ""
-        if not re.match(r"-[^-]", option):
-            variables.assign(fields[1], ("?",), line)
-            variables.assign("OPTIND", (str(position + 1 + (option == "--")),), line)
-            return False
-        takes_value = fields[0].partition(option[1])[2].startswith(":")
-        value = option[2:] or "".join(arguments[position + 1 : position + 2])
-        if option[1] not in fields[0].replace(":", "") or (option[2:] and not takes_value) or (takes_value and not value):
-            variables.forget(names, f"is set by `getopts` to {option}, which is not supported", line)
-            return None
-        variables.assign(fields[1], (option[1],), line)
-        variables.assign("OPTIND", (str(position + 2 + (takes_value and not option[2:])),), line)
-        variables.assign("OPTARG", (value,) if takes_value else (), line)
-        return True
-
-    def _read(self, fields: list[str]) -> Status:
-        """Read a line of the known input into variables, or make them unknown."""
-        names: list[str] = []
-        option_letters = ""
-        while fields:
-            field = fields.pop(0)
-            option = READ_OPTIONS.fullmatch(field)
-            if names or option is None:
-                names.append(field)
-                continue
-            option_letters += field[1:] if not option["option"] else field[1 : field.index(option["option"]) + 1]
-            if option["option"] not in (None, "a") and not option["value"]:
-                del fields[:1]
-        if any(not NAME.fullmatch(name) for name in names):
-            names = [ALL_NAMES]
-        is_array, names = "a" in option_letters, names or ["REPLY"]
-        text, ifs = self.reader.stdin, self.variables.scalar("IFS")
-        is_supported = text is not None and not set("dnNu") & set(option_letters) and ("r" in option_letters or "\\" not in text)
-        parts = None
-        if is_supported and text is not None and not MARKER.search(ifs or ""):
-            parts = _split(text, " \t\n" if ifs is None else ifs, None if is_array else len(names))
-        if parts is None:
-            reason = PROMPTED if self.reader.is_prompted else "is read from a file or a program"
-            self.variables.forget(names, reason, self.reader.line)
-            return None
-        values = _known_parts(parts)
-        if is_array:
-            unknown = next(filter(MARKER.search, values), None)
-            items = tuple(values) if unknown is None else (self.variables.unknown_array(unknown),)
-            self.variables.assign(names[0], items, self.reader.line)
-        else:
-            for name, value in zip_longest(names, values[: len(names)], fillvalue=values[-1] if any(map(MARKER.search, values)) else ""):
-                self.variables.assign(name, (value,), self.reader.line)
-        return bool(text) if not text or "\n" in text else None
+            raise self.assignments.unsupported(f"trap '{self.variables.shown(action)}' {' '.join(signals)}")
 
 
 def _formatted(form: str, arguments: Sequence[str]) -> str | None:
@@ -505,31 +257,3 @@ def _formatted(form: str, arguments: Sequence[str]) -> str | None:
                 text += {"%%": "%", "\\n": "\n", "\\t": "\t", "\\\\": "\\"}.get(part[0], part[0])
         if not rest or not taken:
             return text
-
-
-def _known_parts(parts: Sequence[str]) -> list[str]:
-    """Return the fields of a line with those from the first unknown one on unknown, since it may be several."""
-    values: list[str] = []
-    for part in parts:
-        unknown = MARKER.search("".join([*values[-1:], part]))
-        values.append(part if unknown is None else unknown[0])
-    return values
-
-
-def _split(text: str, separators: str, count: int | None) -> list[str] | None:
-    """Return the fields of a line for `count` variables, of which the last one gets what is left; all if it is None.
-
-    None for separators that are not supported.
-    """
-    line = text.split("\n")[0]
-    if not separators:
-        return [line]
-    if not separators.strip(" \t\n"):
-        line = line.strip(separators)
-        parts = re.split(f"[{separators}]+", line, maxsplit=0 if count is None else count - 1) if count != 1 else [line]
-        return parts if parts != [""] else []
-    if len(separators) > 1:
-        return None
-    parts = line.split(separators)
-    parts = parts[:-1] if parts[-1] == "" else parts
-    return parts if count is None or len(parts) <= count else line.split(separators, count - 1)

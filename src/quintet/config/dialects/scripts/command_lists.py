@@ -31,12 +31,8 @@ class CommandListReader(WordReader):
         self.commands: list[ScriptCommand] = []
         self.output: list[str | None] = []
         """What commands print, for `$(…)` and pipelines; None for a text that is not known."""
-        self.unknown_in_condition = ""
-        """Why the last condition is not known."""
         self.condition = ""
         """Text of the condition around the position."""
-        self.status: Status = True
-        """Status of the last command."""
         self.depth = self.source_depth = 0
         self.start_line: int | None = None
         """Line of the main script at which another file is read; None in the main script."""
@@ -50,8 +46,6 @@ class CommandListReader(WordReader):
         self.compound_depth = self.loop_depth = 0
         self.possible_jumps: set[str] = set()
         """Those of `JUMPS` that may have ended a loop or a function, on a condition that is not known."""
-        self.assumptions: list[str] = []
-        """What is assumed where it is not known whether a command runs, or whether the script goes on."""
         self.undecided = self.command_count = self.printed_length = 0
         self.tested = 0
         """Commands around the position whose failure ends no script under `set -e`."""

@@ -11,10 +11,11 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from quintet.config.dialects.scripts.assignments import ASSIGNMENT
 from quintet.config.dialects.scripts.brace_expansion import SKIPPED
-from quintet.config.dialects.scripts.builtin_commands import ASSIGNMENT, BUILT_INS, DECLARATIONS, BuiltIns
+from quintet.config.dialects.scripts.builtin_commands import BUILT_INS, DECLARATIONS, BuiltIns
 from quintet.config.dialects.scripts.command_lists import CommandListReader
-from quintet.config.dialects.scripts.conditions import Status, any_of, negated, runs_after
+from quintet.config.dialects.scripts.conditions import Status, any_of, runs_after
 from quintet.config.dialects.scripts.inner_scripts import MAX_DEPTH, InnerScripts
 from quintet.config.dialects.scripts.loops import Loops
 from quintet.config.dialects.scripts.patterns import matches, protected
@@ -26,9 +27,7 @@ from quintet.config.dialects.scripts.word_reader import Word
 from quintet.errors import ConfigError
 
 COMPOUND = re.compile(r"\((?!\()|(?:if|case|for|while|until|\{)(?=[ \t\n(])")
-UNSUPPORTED_COMMAND = re.compile(
-    r"\(\(|[;&|)]+|(?:select|coproc|then|elif|else|fi|do|done|esac|\})(?![^\s;&|()<>])"
-)
+UNSUPPORTED_COMMAND = re.compile(r"\(\(|[;&|)]+|(?:select|coproc|then|elif|else|fi|do|done|esac|\})(?![^\s;&|()<>])")
 FUNCTION = re.compile(r"function[ \t]+(?P<keyword>[^\s()]+)(?:[ \t]*\([ \t]*\))?|(?P<name>[\w.:-]+)[ \t]*\([ \t]*\)")
 CASE_PATTERN_END = re.compile(r"[ \t\n]*(?P<end>[|)])")
 ARITHMETIC_COMMAND = re.compile(r"\(\((?P<expression>(?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)\)")
@@ -141,7 +140,11 @@ class CommandReader(CommandListReader):
         if arithmetic := self.match(ARITHMETIC_COMMAND):
             self.counts_arguments = "$#" in arithmetic[0] and self.variables.arguments is None
             self.skip_redirections()
-            return None if self.skipped else self.built_ins.assign_arithmetic(self.expand(arithmetic[1]), arithmetic[0])
+            return (
+                None
+                if self.skipped
+                else self.built_ins.assignments.assign_arithmetic(self.expand(arithmetic[1]), arithmetic[0])
+            )
         if unsupported := self.match(UNSUPPORTED_COMMAND):
             raise self.error(f"`{unsupported[0]}` is not supported here", "write the commands without it", line)
         if function := self.match(FUNCTION):
@@ -231,9 +234,10 @@ class CommandReader(CommandListReader):
         statuses: list[Status] = []
         ran: Status = False
         for _ in self.lines_until("case", "esac"):
-            match = None if unknown else self._matches_patterns(word.text, line)
-            if unknown:
-                self._matches_patterns("", line)
+            self.skipped += ran is True
+            match = self._matches_patterns(word.text, line)
+            self.skipped -= ran is True
+            match = None if unknown else match
             runs = runs_after(ran, match)
             status, changed_here = self.branch(runs, partial(self.read_commands, "case", ";;&", ";;", ";&", "esac"))
             if self.ended_by in (";;&", ";&"):
@@ -272,7 +276,7 @@ class CommandReader(CommandListReader):
         while ASSIGNMENT.match(self.text, self.position):
             word = self.read_word(is_assignment=True)
             if not self.skipped:
-                name = self.built_ins.assign(word)
+                name = self.built_ins.assignments.assign(word)
                 assigned[name] = state.values.get(name)
             self.skip_redirections()
         after = self.variables.values
@@ -281,6 +285,11 @@ class CommandReader(CommandListReader):
         fields = [field for word in words for field in word.fields]
         if self.skipped:
             self.after_exit += [self._script_command(words)] if self.jump == "exit" and fields else []
+            return None
+        if self.jump and words and words[0].source == "[[" and any(word.source in ("&&", "||") for word in words):
+            # the condition may be decided before what ends the script
+            self.jump = ""
+            self.assumptions.append(f"the condition at line {self.line} does not end the script")
             return None
         if self.jump:  # an expansion ended the script
             self.after_exit.append(self._script_command(words))
@@ -320,9 +329,7 @@ class CommandReader(CommandListReader):
             self.variables.forget([ALL_NAMES], f"may be set by the command {words[0].source}", self.line)
         return status
 
-    def _run_built_in(
-        self, name: str, words: Sequence[Word], assigned: Mapping[str, tuple[str, ...] | None]
-    ) -> Status:
+    def _run_built_in(self, name: str, words: Sequence[Word], assigned: Mapping[str, tuple[str, ...] | None]) -> Status:
         if name in TESTS:
             self.counts_arguments = self.variables.arguments is None and any("$#" in word.source for word in words)
         match name:

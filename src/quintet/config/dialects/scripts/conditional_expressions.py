@@ -6,10 +6,11 @@ import operator
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
 from quintet.config.dialects.scripts.conditions import Status, all_of, any_of, negated
 from quintet.config.dialects.scripts.patterns import matches, unprotected
-from quintet.config.dialects.scripts.variables import DIRECTORY, CALL_ARGUMENT, MARKER, NOT_SET
+from quintet.config.dialects.scripts.variables import CALL_ARGUMENT, DIRECTORY, MARKER, NOT_SET
 from quintet.config.dialects.scripts.word_reader import Word, WordReader
 from quintet.errors import ConfigError
 
@@ -24,7 +25,26 @@ FILE_TESTS: Mapping[str, Callable[[str], bool]] = {
     "-w": lambda path: os.access(path, os.W_OK),
     "-x": lambda path: os.access(path, os.X_OK),
 }
-UNARY = (*FILE_TESTS, "-z", "-n", "-v", "-t", "-o", "-a", "-b", "-c", "-g", "-k", "-p", "-u", "-G", "-N", "-O", "-R", "-S")
+UNARY = (
+    *FILE_TESTS,
+    "-z",
+    "-n",
+    "-v",
+    "-t",
+    "-o",
+    "-a",
+    "-b",
+    "-c",
+    "-g",
+    "-k",
+    "-p",
+    "-u",
+    "-G",
+    "-N",
+    "-O",
+    "-R",
+    "-S",
+)
 COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq,
     "-ne": operator.ne,
@@ -88,7 +108,7 @@ class ConditionalExpressions:
             positions = [number for number, text in enumerate(texts) if text == name and number % 4 in (2, 3)]
             if positions and "(" not in texts and "!" not in texts:
                 ends = [-1, *positions, len(texts)]
-                parts = [texts[start + 1 : end] for start, end in zip(ends, ends[1:], strict=False)]
+                parts = [texts[start + 1 : end] for start, end in pairwise(ends)]
                 return combine([self._test(part) for part in parts]) if all(parts) else None
         return None
 
@@ -188,10 +208,10 @@ class ConditionalExpressions:
                 return None
         if name in COMPARISONS:
             try:
-                values = [self.reader.evaluate(word.text, f"[[ … {name} … ]]") for word in (left, right)]
+                first, second = (self.reader.evaluate(word.text, f"[[ … {name} … ]]") for word in (left, right))
             except ConfigError:
                 return None  # a shell goes on
-            return None if isinstance(values[0], str) or isinstance(values[1], str) else COMPARISONS[name](*values)
+            return None if isinstance(first, str) or isinstance(second, str) else COMPARISONS[name](first, second)
         if name not in ("=", "==", "!=") or MARKER.search(left_text + pattern):
             return None
         status = matches(left_text, pattern)

@@ -10,9 +10,9 @@ from itertools import takewhile
 from pathlib import Path
 
 from quintet.config.dialects.scripts.command_lists import CommandListReader
-from quintet.config.dialects.scripts.simple_commands import ScriptText
 from quintet.config.dialects.scripts.conditions import Status
-from quintet.config.dialects.scripts.variables import DIRECTORY, ALL_NAMES, MARKER, cleaned
+from quintet.config.dialects.scripts.simple_commands import ScriptText
+from quintet.config.dialects.scripts.variables import ALL_NAMES, DIRECTORY, MARKER, cleaned
 from quintet.config.dialects.scripts.word_reader import Word
 from quintet.config.yaml_reader import read_text
 from quintet.errors import ConfigError, MachineError
@@ -22,7 +22,9 @@ MAX_DEPTH = 12
 NAME = re.compile(r"[A-Za-z_]\w*")
 SCRIPT_ARGUMENTS = re.compile(r"\$[@*]|\$\{[@*][^}]*\}")
 ENVIRONMENT_TOOL = re.compile(r"\s*\ue000\d+\ue001\s*")
-SETS_ENVIRONMENT = re.compile(r"\$\([^)]*\b(?:conda|mamba|micromamba|pyenv|direnv|ssh-agent|dircolors|brew|modulecmd)\b")
+SETS_ENVIRONMENT = re.compile(
+    r"\$\([^)]*\b(?:conda|mamba|micromamba|pyenv|direnv|ssh-agent|dircolors|brew|modulecmd)\b"
+)
 """Command whose output only sets variables of tools."""
 UNKNOWN_COMMAND = re.compile(r"(?:^|[;&|\n({])\s*(?:(?:export|declare|typeset|local|readonly)\s+)?\w*\ue000")
 """A command, or the variable that it sets, that is not known."""

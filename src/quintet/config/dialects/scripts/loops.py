@@ -57,10 +57,10 @@ class Loops:
         """Begin an iteration of `for ((start; condition; step))`; return whether there is one."""
         change = parts[2 if number else 0]
         if change.strip():
-            self.built_ins.assign_arithmetic(self.reader.expand(change), change)
+            self.built_ins.assignments.assign_arithmetic(self.reader.expand(change), change)
         if not parts[1].strip():
             return True
-        return self.built_ins.assign_arithmetic(self.reader.expand(parts[1]), parts[1])
+        return self.built_ins.assignments.assign_arithmetic(self.reader.expand(parts[1]), parts[1])
 
     def _step_of_words(self, name: str, items: Sequence[str], number: int) -> Status:
         """Begin an iteration of `for NAME in WORDS`; return whether there is one."""

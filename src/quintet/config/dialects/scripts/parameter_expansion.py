@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from quintet.config.dialects.scripts.arithmetic import UnknownOperand
-from quintet.config.dialects.scripts.patterns import EMPTY_ITEM, ITEM_SEPARATOR, REPLACEMENT, expression_of, protected, unprotected
+from quintet.config.dialects.scripts.patterns import (
+    EMPTY_ITEM,
+    ITEM_SEPARATOR,
+    REPLACEMENT,
+    expression_of,
+    unprotected,
+)
 from quintet.config.dialects.scripts.variables import (
     CALL_ARGUMENT,
     MARKER,
     PROMPTED,
     SET_BY_BASH,
     SparseArray,
-    array_of,
     subscripts_of,
 )
 
@@ -131,7 +136,8 @@ class ParameterExpansion:
         is_array = name in ("@", "*") or index in ALL_ITEMS
         if operation is not None and operation[-1] in "-+?=" and name is not None and not is_array and not prefix:
             return self._default(parameter, quoted=quoted)
-        argument = reader.parts_until("}", "${", quoted=quoted and not is_pattern, separator="/" * (operation in ("/", "//")))
+        separator = "/" if operation in ("/", "//") else ""
+        argument = reader.parts_until("}", "${", quoted=quoted and not is_pattern, separator=separator)
         shown = reader.text[parameter.start() : reader.position]
         if name is None or (argument and not operation) or operation == "@" or (prefix and operation and not is_array):
             return self._unknown(shown, UNSUPPORTED)
@@ -141,7 +147,7 @@ class ParameterExpansion:
             return self._indirect(name, index, shown)
         value = self._element(name, index) if index else self.value(name)
         if MARKER.search(value):
-            return value
+            return self.variables.depending(shown, value, reader.line) if operation or prefix else value
         if prefix == "#":
             return str(len(value))
         result = self._changed(value, operation, argument) if operation else value
@@ -179,7 +185,11 @@ class ParameterExpansion:
         if prefix:
             if argument or operation or (prefix == "!" and not index):
                 return self._unknown(shown, UNSUPPORTED)
-            return str(len(values)) if prefix == "#" else self._joined(subscripts_of(values), is_text=is_text, quoted=quoted)
+            return (
+                str(len(values))
+                if prefix == "#"
+                else self._joined(subscripts_of(values), is_text=is_text, quoted=quoted)
+            )
         selected: Sequence[str] | None = values
         if operation == ":":
             # the first of `${@:0}` is the name of the script
@@ -195,7 +205,11 @@ class ParameterExpansion:
             if operation[-1] == "+" and values and (len(values) > 1 or values[0]):
                 return argument
             selected = values if operation[-1] == "-" and values and all(values) else selected
-        return self._unknown(shown, UNSUPPORTED) if selected is None else self._joined(selected, is_text=is_text, quoted=quoted)
+        return (
+            self._unknown(shown, UNSUPPORTED)
+            if selected is None
+            else self._joined(selected, is_text=is_text, quoted=quoted)
+        )
 
     def _default(self, parameter: re.Match[str], *, quoted: bool) -> str:
         """Expand `${NAME:-default}`, `${NAME:=default}`, `${NAME:+alternative}` or `${NAME:?message}`."""
@@ -217,7 +231,8 @@ class ParameterExpansion:
         if not is_used or reader.skipped:
             return "" if operation[-1] == "+" else value or ""
         if operation[-1] == "?":
-            reader.end(f"${name} is {'empty or ' * (operation[0] == ':')}not set, and `${{{name}{operation}…}}` ends the script")
+            state = "empty or not set" if operation[0] == ":" else "not set"
+            reader.end(f"${name} is {state}, and `${{{name}{operation}…}}` ends the script")
             return variables.unknown(f"${name}", variables.not_set(), reader.line, variable=name)
         default = variables.find_unknown(argument)
         if default is not None and operation[-1] != "+":

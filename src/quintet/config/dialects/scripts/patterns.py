@@ -85,7 +85,9 @@ def matches(text: str, pattern: str) -> bool | None:
 
 def is_file_pattern(text: str) -> bool:
     """Return whether bash replaces an expanded word by the names of files that match it."""
-    return PATTERN_CHARACTERS.search(text) is not None and (bool(re.search(r"[*?]", text)) or BRACKET.search(text) is not None)
+    return PATTERN_CHARACTERS.search(text) is not None and (
+        bool(re.search(r"[*?]", text)) or BRACKET.search(text) is not None
+    )
 
 
 def matching_files(pattern: str, directory: Path) -> list[str] | None:

@@ -30,14 +30,8 @@ def program_output(words: Sequence[str], stdin: str | None, directory: str, path
         return None, None
     name, arguments = words[0], [word for word in words[1:] if word != "--"]
     match name, arguments:
-        case "dirname", [file] if not file.startswith("-"):
-            stripped = file.rstrip("/")
-            parent = os.path.dirname(stripped).rstrip("/") or ("/" if file.startswith("/") else ".")
-            return f"{parent}\n", True
-        case "basename", [file, *suffix] if not file.startswith("-") and len(suffix) < 2:
-            base = file.rstrip("/").rpartition("/")[2] or file[:1]
-            removed = base.removesuffix(suffix[0]) if suffix else base
-            return f"{removed or base}\n", True
+        case ("dirname" | "basename" | "realpath", [file, *suffix]) if not file.startswith("-") and len(suffix) < 2:
+            return _part_of_path(name, file, suffix, directory)
         case "nvidia-smi", ["-L"] if shutil.which(name, path=path):
             return "GPU\n" * hardware.num_gpus(), None
         case "date", [form] if DATE.fullmatch(form):
@@ -51,11 +45,14 @@ def program_output(words: Sequence[str], stdin: str | None, directory: str, path
         case "which", [file] if re.fullmatch(r"[\w.-]+", file) and not MARKER.search(path or ""):
             found = shutil.which(file, path=path)
             return (f"{found}\n" if found else "", found is not None)
-        case "realpath", [file] if not file.startswith("-"):
-            return _real_path(directory, file)
     if re.fullmatch(r"python[\d.]*", name) and len(arguments) == 2 and arguments[0] == "-c":
         imported = IMPORTED.fullmatch(arguments[1])
         return ("", hardware.is_installed(imported[1])) if imported else (None, None)
+    return _filtered(name, arguments, stdin)
+
+
+def _filtered(name: str, arguments: Sequence[str], stdin: str | None) -> Output:
+    """Return what a program makes of its input."""
     if stdin is None or MARKER.search(stdin):
         return None, None
     if (name, arguments) == ("wc", ["-l"]):
@@ -65,6 +62,20 @@ def program_output(words: Sequence[str], stdin: str | None, directory: str, path
     lines = stdin.removesuffix("\n").split("\n") if stdin else []
     text = FILTERS[name](lines, arguments)
     return text, None if text is None else True
+
+
+def _part_of_path(name: str, file: str, suffix: Sequence[str], directory: str) -> Output:
+    """Return the output of `dirname`, `basename` and `realpath`."""
+    if name == "basename":
+        base = file.rstrip("/").rpartition("/")[2] or file[:1]
+        removed = base.removesuffix(suffix[0]) if suffix else base
+        return f"{removed or base}\n", True
+    if suffix:
+        return None, None
+    if name == "realpath":
+        return _real_path(directory, file)
+    parent = os.path.dirname(file.rstrip("/")).rstrip("/") or ("/" if file.startswith("/") else ".")
+    return f"{parent}\n", True
 
 
 def _real_path(directory: str, file: str) -> Output:
@@ -105,7 +116,9 @@ def _translated(lines: Sequence[str], arguments: Sequence[str]) -> str | None:
     match [classes.get(each, each) for each in arguments]:
         case ["-d", characters] if _is_literal(characters):
             return text.translate(dict.fromkeys(map(ord, characters)))
-        case [characters, replacements] if _is_literal(characters + replacements) and arguments[0][:1] != "-" or arguments[0] == "-":
+        case [characters, replacements] if (
+            _is_literal(characters + replacements) and arguments[0][:1] != "-"
+        ) or arguments[0] == "-":
             padded = replacements.ljust(len(characters), replacements[-1:])
             return text.translate(str.maketrans(characters, padded[: len(characters)]))
     return None

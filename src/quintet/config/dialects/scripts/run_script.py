@@ -14,7 +14,6 @@ from typing import Any
 
 from quintet.config.dialects.ragen.dialect import EARLY_ENV
 from quintet.config.dialects.registry import DIALECTS, FRAMEWORK_FILES, detect
-from quintet.config.dialects.scripts.simple_commands import Argument, ScriptCommand
 from quintet.config.dialects.scripts.override_list import (
     as_overrides,
     is_override_list,
@@ -22,7 +21,7 @@ from quintet.config.dialects.scripts.override_list import (
     keys_as_tree,
     read_override_list,
 )
-from quintet.config.dialects.scripts.variables import MARKER, Variables, cleaned, script_error, unknown_value_hint
+from quintet.config.dialects.scripts.simple_commands import Argument, ScriptCommand
 from quintet.config.dialects.scripts.trainer_calls import (
     NAMES,
     TRAINERS,
@@ -33,6 +32,7 @@ from quintet.config.dialects.scripts.trainer_calls import (
     no_trainer_error,
     started_module,
 )
+from quintet.config.dialects.scripts.variables import MARKER, Variables, cleaned, script_error, unknown_value_hint
 from quintet.config.dialects.vagen.evaluation_file import read_evaluation
 from quintet.config.dotted import has_key
 from quintet.config.yaml_reader import read_file, read_text

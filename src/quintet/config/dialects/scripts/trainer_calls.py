@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quintet.config.dialects.registry import DIALECTS
-from quintet.config.dialects.scripts.simple_commands import Argument, ScriptCommand, ScriptCommands
-from quintet.config.dialects.scripts.inner_scripts import script_arguments
 from quintet.config.dialects.scripts.compound_commands import read_commands
+from quintet.config.dialects.scripts.inner_scripts import script_arguments
+from quintet.config.dialects.scripts.simple_commands import Argument, ScriptCommand, ScriptCommands
 from quintet.config.dialects.scripts.variables import MARKER, Variables
 from quintet.errors import ConfigError, UnsupportedRunError
 
@@ -51,7 +51,9 @@ def _with_inner_commands(
                 inner = Variables(word.path, environment)
                 inner.unknown_values = variables.unknown_values
                 for each in read_commands(word.text, inner, word.line).commands:
-                    yield replace(each, start_line=command.start_line, in_process=command.in_process)
+                    conditions = (*command.conditions, *each.conditions)
+                    start_line, in_process = command.start_line, command.in_process
+                    yield replace(each, start_line=start_line, in_process=in_process, conditions=conditions)
 
 
 @dataclass(slots=True)

@@ -31,7 +31,21 @@ SET_BY_BASH = frozenset(
         *("BASH_ARGC", "BASH_SUBSHELL", "BASH_ALIASES", "BASH_CMDS", "BASH_ARGV0", "BASH_REMATCH", "COMP_WORDBREAKS"),
         *("COLUMNS", "LINES", "DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "EUID", "FUNCNAME", "GROUPS", "HISTCMD"),
         *("HOSTNAME", "HOSTTYPE", "LINENO", "MACHTYPE", "OLDPWD", "OPTARG", "OPTERR", "OPTIND", "OSTYPE", "PIPESTATUS"),
-        *("PPID", "PS1", "PS2", "PS4", "RANDOM", "REPLY", "SECONDS", "SHELL", "SHELLOPTS", "SHLVL", "SRANDOM", "TERM", "UID"),
+        *(
+            "PPID",
+            "PS1",
+            "PS2",
+            "PS4",
+            "RANDOM",
+            "REPLY",
+            "SECONDS",
+            "SHELL",
+            "SHELLOPTS",
+            "SHLVL",
+            "SRANDOM",
+            "TERM",
+            "UID",
+        ),
         *("HOME", "MAILCHECK", "_", "MAPFILE", "COPROC"),
     )
 )
@@ -281,7 +295,9 @@ class Variables:
         """
         changed = self.changes(state.values)
         attributes = self.attributes
-        touched = {name for name in {*attributes, *state.attributes} if attributes.get(name) != state.attributes.get(name)}
+        touched = {
+            name for name in {*attributes, *state.attributes} if attributes.get(name) != state.attributes.get(name)
+        }
         functions = {name for name in self.functions if self.functions[name] is not state.functions.get(name)}
         functions |= state.functions.keys() - self.functions.keys()
         options, arguments = self.options, self.arguments
@@ -304,9 +320,7 @@ class Variables:
         for name in names:
             self.values[name] = (self.unknown(f"${name}", reason, line, is_array=True),)
 
-    def unknown(
-        self, construct: str, reason: str, line: int, *, is_array: bool = False, variable: str = ""
-    ) -> str:
+    def unknown(self, construct: str, reason: str, line: int, *, is_array: bool = False, variable: str = "") -> str:
         """Return a marker for an unknown value."""
         return self._marker(UnknownValue(construct, reason, self.place(line), is_array, variable))
 
@@ -355,6 +369,11 @@ class Variables:
         number = int(MARKER.findall(text)[0])
         unknown = self.unknown_values[number]
         return self._marker(replace(unknown, is_array=False)) if unknown.is_array else text
+
+    def depending(self, construct: str, marker: str, line: int) -> str:
+        """Return a marker for a value that depends on an unknown one."""
+        unknown = self.unknown_values[int(MARKER.findall(marker)[0])]
+        return self.unknown(construct, f"depends on {unknown}", line, variable=unknown.variable)
 
     def known_exports(self) -> dict[str, str]:
         """Return the exported variables whose values are known."""

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from quintet.config.dialects.scripts.arithmetic import ExpressionError, UnknownOperand, assigned_names, evaluate
 from quintet.config.dialects.scripts.brace_expansion import SKIPPED, TooManyWords, brace_expansion
+from quintet.config.dialects.scripts.conditions import Status
 from quintet.config.dialects.scripts.parameter_expansion import BRACED_PARAMETER, ParameterExpansion
 from quintet.config.dialects.scripts.patterns import (
     EMPTY_ITEM,
-    ITEM_SEPARATOR,
     REPLACEMENT,
     is_file_pattern,
     matching_files,
@@ -79,6 +79,12 @@ class WordReader(TextReader):
         """Whether the output of the last command goes elsewhere."""
         self.has_input_file = self.is_prompted = False
         """Whether the last command reads a file, or what a user types."""
+        self.status: Status = True
+        """Status of the last command."""
+        self.assumptions: list[str] = []
+        """What is assumed where it is not known whether a command runs, or whether the script goes on."""
+        self.unknown_in_condition = ""
+        """Why the last condition is not known."""
         self.counts_arguments = False
         """Whether the last condition depends on the arguments of a script that is read without any."""
         self.count_is_unknown = False
@@ -177,7 +183,9 @@ class WordReader(TextReader):
         fields = []
         for field in re.split("[\ue003\ue180-\ue1ff]+", expansion):
             if field:
-                fields += self._files(field) if is_file_pattern(field) and not MARKER.search(field) else [unprotected(field)]
+                fields += (
+                    self._files(field) if is_file_pattern(field) and not MARKER.search(field) else [unprotected(field)]
+                )
         return tuple(fields)
 
     def _files(self, pattern: str) -> list[str]:
@@ -197,8 +205,10 @@ class WordReader(TextReader):
     def _has_known_order(self, files: Sequence[str]) -> bool:
         """Return whether every locale sorts names as their bytes."""
         locale = next(filter(None, map(self.variables.scalar, ("LC_ALL", "LC_COLLATE", "LANG"))), "C")
-        return locale in ("C", "POSIX", "C.UTF-8") or len(files) < 2 or list(files) == sorted(
-            files, key=lambda name: re.sub(r"[\W_]", "", name).casefold()
+        return (
+            locale in ("C", "POSIX", "C.UTF-8")
+            or len(files) < 2
+            or list(files) == sorted(files, key=lambda name: re.sub(r"[\W_]", "", name).casefold())
         )
 
     def _array(self, array: re.Match[str], line: int) -> Word:
@@ -214,7 +224,11 @@ class WordReader(TextReader):
             if element := ELEMENT.match(self.text, self.position):
                 self.position = element.end()
                 key = self.parameters.subscript(name, element["subscript"], is_associative=is_associative)
-                word = Word("", line, "", ("",)) if WORD_END.match(self.text, self.position) else self.read_word(is_assignment=True)
+                word = (
+                    Word("", line, "", ("",))
+                    if WORD_END.match(self.text, self.position)
+                    else self.read_word(is_assignment=True)
+                )
                 unknown = unknown or (key if MARKER.search(key) else "")
                 if not unknown:
                     items[key] = (items.get(key, "") if element["append"] else "") + word.text
@@ -259,7 +273,11 @@ class WordReader(TextReader):
         text = protected(self.parts_until('"', '"', quoted=True))
         self.count_is_unknown = any(self.variables.unknown_values[int(n)].is_array for n in MARKER.findall(text))
         # `"$@"` without arguments is no word
-        return text if text or re.fullmatch(r'(?:\$@|\$\{[^}]*@[^}]*\})+', self.text[start : self.position - 1]) else EMPTY_ITEM
+        return (
+            text
+            if text or re.fullmatch(r"(?:\$@|\$\{[^}]*@[^}]*\})+", self.text[start : self.position - 1])
+            else EMPTY_ITEM
+        )
 
     def _expansion(self, *, quoted: bool) -> str | None:
         """Read what begins with `$`, a backquote or `<(`; None for a single `$`."""
@@ -296,7 +314,11 @@ class WordReader(TextReader):
         others = re.escape("".join(character for character in ifs if not character.isspace() and character.isascii()))
         if others:
             blanks = "".join(character for character in ifs if character.isspace())
-            empty = rf"(\A|[{others}])([{re.escape(blanks)}]*)(?=[{others}])" if blanks else rf"(\A|[{others}])()(?=[{others}])"
+            empty = (
+                rf"(\A|[{others}])([{re.escape(blanks)}]*)(?=[{others}])"
+                if blanks
+                else rf"(\A|[{others}])()(?=[{others}])"
+            )
             text = re.sub(empty, rf"\1{EMPTY_ITEM}\2", text)
         return MARKED_OR_OTHER.sub(lambda part: part[0] if part[1] else part[0].translate(_split_points(ifs)), text)
 
@@ -359,18 +381,24 @@ class WordReader(TextReader):
             ConfigError: bash refuses it.
         """
         if (unknown := MARKER.search(expression)) is not None:
-            self.variables.forget(assigned_names(expression), "is set in arithmetic that is not known", self.line)
-            return unknown[0]
+            return self._unknown_arithmetic(expression, unknown[0], source)
         if self.skipped:
             return 0
         try:
             return evaluate(expression, self.parameters)
         except UnknownOperand as error:
-            self.variables.forget(assigned_names(expression), "is set in arithmetic that is not known", self.line)
-            return str(error)
+            return self._unknown_arithmetic(expression, str(error), source)
         except ExpressionError:
             message = f"{' '.join(source.split())} is not integer arithmetic"
             raise self.error(message, "a shell ends the command here: correct it", self.line) from None
+
+    def _unknown_arithmetic(self, expression: str, marker: str, source: str) -> str:
+        self.variables.forget(assigned_names(expression), "is set in arithmetic that is not known", self.line)
+        return self.variables.depending(" ".join(source.split()), marker, self.line)
+
+    @abstractmethod
+    def end(self, reason: str) -> None:
+        """End the script, or the process of a `(…)` around the position."""
 
     @abstractmethod
     def substituted(self, start: int, opening: str = "$(") -> str:
