@@ -843,3 +843,32 @@ def test_a_variable_given_as_an_override_is_written_before_the_command(tmp_path:
     assert "EPOCHS=5 quintet plan" in message
     assert "trainer.total_epochs=5" in read(tmp_path, text, EPOCHS="5").words
     assert "OTHER=5" in read(tmp_path, text).with_overrides(("OTHER=5",)), "reported as an unknown key"
+
+
+def test_an_unset_variable_is_named_with_how_to_set_it(tmp_path: Path) -> None:
+    message = refusal(tmp_path, command("data.train_files=$DATA_DIR/train.parquet"))
+    assert f"DATA_DIR=… quintet plan {tmp_path}/run.sh" in message
+    text = command("data.train_files=$DATA_DIR/train.parquet", "set -u")
+    assert "$DATA_DIR is not set, and `set -u` ends the script" in refusal(tmp_path, text)
+    assert read(tmp_path, text, DATA_DIR="/d").words == ("data.train_files=/d/train.parquet",)
+
+
+def test_the_condition_that_ends_a_script_is_named(tmp_path: Path) -> None:
+    text = command("data.seed=1", 'if [ -z "$MODEL_PATH" ]; then\n  echo no model\n  exit 1\nfi')
+    message = refusal(tmp_path, text)
+    assert 'run.sh:3: the script ends here before it trains: the condition is `[ -z "$MODEL_PATH" ]`' in message
+    assert "MODEL_PATH=… quintet plan" in message
+    assert read(tmp_path, text, MODEL_PATH="x").words == ("data.seed=1",)
+
+
+def test_positional_arguments_are_those_after_the_dashes(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(command('data.seed=$1 data.n=$# "${@:2}"', "if [ $# -lt 1 ]; then exit 1; fi"))
+    assert read_run_script(script, {}, ["7", "a=1"]).words == ("data.seed=7", "data.n=2", "a=1")
+    with pytest.raises(ConfigError, match="ends here before it trains"):
+        read_run_script(script, {}, [])
+
+
+def test_a_line_without_the_backslash_before_it_is_an_error_with_its_line(tmp_path: Path) -> None:
+    message = refusal(tmp_path, command("data.seed=1\n    data.shuffle=true"))
+    assert "run.sh:3: data.shuffle=true is no command: no backslash connects this line" in message

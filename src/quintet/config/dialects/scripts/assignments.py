@@ -6,10 +6,11 @@ import re
 from collections.abc import Sequence
 
 from quintet.config.dialects.scripts.arithmetic import assigned_names
+from quintet.config.dialects.scripts.command_lists import CommandListReader
 from quintet.config.dialects.scripts.conditions import Status
 from quintet.config.dialects.scripts.patterns import protected, unprotected
 from quintet.config.dialects.scripts.variables import ALL_NAMES, MARKER, SparseArray, array_of
-from quintet.config.dialects.scripts.word_reader import Word, WordReader
+from quintet.config.dialects.scripts.word_reader import Word
 from quintet.errors import ConfigError
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[(?:[^\]\[]|\[[^\]]*\])*\])?(\+?)=")
@@ -21,7 +22,7 @@ ATTRIBUTES = "aAgilrux"
 class Assignments:
     """Sets variables and their attributes for a reader."""
 
-    def __init__(self, reader: WordReader) -> None:
+    def __init__(self, reader: CommandListReader) -> None:
         self.reader, self.variables = reader, reader.variables
 
     def unsupported(self, construct: str) -> ConfigError:

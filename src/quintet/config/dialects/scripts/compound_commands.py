@@ -361,8 +361,8 @@ class CommandReader(CommandListReader):
                 self.print_text(None)
             return True
         if any(field.rpartition("/")[2] in PASSING_WORDS for field in fields):
-            text = self.variables.unknown(fields[0], "passes words of its input", self.line, is_array=True)
-            words = [*words, Word("", self.line, text, (text,), count_is_unknown=True)]
+            marker = self.variables.unknown(fields[0], "passes words of its input", self.line, is_array=True)
+            words = [*words, Word("", self.line, marker, (marker,), count_is_unknown=True)]
         self.commands.append(self._script_command(words))
         followed = self.inner_scripts.run(words, assigned)
         status: Status = None
