@@ -226,9 +226,9 @@ class InnerScripts:
             self.variables.not_followed[self.variables.place(self.reader.line)] = script_text
             return False
         count, reason = len(self.reader.commands), ""
-        passes_own = any(SCRIPT_ARGUMENTS.search(word.source) for word in words)
+        passes_arguments = any(SCRIPT_ARGUMENTS.search(word.source) for word in words)
         with self._process(inner[0], words, prefixed):
-            if inner[1] or not passes_own:
+            if inner[1] or not passes_arguments:
                 self.variables.arguments = ()
                 self.variables.set_arguments(tuple(inner[1]))
             try:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from quintet.config.dialects.scripts.arithmetic import ExpressionError, UnknownOperand, assigned_names, evaluate
 from quintet.config.dialects.scripts.brace_expansion import SKIPPED, TooManyWords, brace_expansion
@@ -16,12 +14,12 @@ from quintet.config.dialects.scripts.patterns import (
     EMPTY_ITEM,
     REPLACEMENT,
     is_file_pattern,
-    matching_files,
     protected,
     unprotected,
 )
 from quintet.config.dialects.scripts.text_reader import BLANKS, HERE_DOCUMENT_END, WORD_END, TextReader
-from quintet.config.dialects.scripts.variables import DIRECTORY, MARKER, MAX_LENGTH, Variables, array_of
+from quintet.config.dialects.scripts.variables import MARKER, MAX_LENGTH, Variables, array_of
+from quintet.config.dialects.scripts.word_splitting import SPLIT_POINTS, pathname_expansion, with_split_points
 
 REDIRECTION = re.compile(r"(?P<number>\d*)(?P<operator><<<|<<-?|&>>?|>>|>&|<&|>\||<>|[<>](?!\())")
 COMMAND_END = re.compile(r"[\n;&|()#]|\Z")
@@ -181,35 +179,14 @@ class WordReader(TextReader):
         if parameter is not None and self.variables.get(parameter["name"]) is None:
             return ()  # as with an environment that does not set it
         fields = []
-        for field in re.split("[\ue003\ue180-\ue1ff]+", expansion):
+        for field in SPLIT_POINTS.split(expansion):
             if field:
                 fields += (
-                    self._files(field) if is_file_pattern(field) and not MARKER.search(field) else [unprotected(field)]
+                    pathname_expansion(field, self.variables, self.line)
+                    if is_file_pattern(field) and not MARKER.search(field)
+                    else [unprotected(field)]
                 )
         return tuple(fields)
-
-    def _files(self, pattern: str) -> list[str]:
-        """Return the files that an unquoted pattern names, or the pattern if there are none."""
-        options, literal = self.variables.options, unprotected(pattern)
-        if "f" in options:
-            return [literal]
-        directory = self.variables.scalar(DIRECTORY) or "."
-        is_known = not MARKER.search(directory) or pattern.startswith("/")
-        if not is_known and "=" in pattern.partition("[")[0]:
-            return [literal]
-        files = matching_files(pattern, Path(directory)) if is_known else None
-        if files is None or {"?f", "glob", "?nullglob"} & options or not self._has_known_order(files):
-            return [self._unknown(literal, "is a pattern of names of files")]
-        return files or ([] if "nullglob" in options else [literal])
-
-    def _has_known_order(self, files: Sequence[str]) -> bool:
-        """Return whether every locale sorts names as their bytes."""
-        locale = next(filter(None, map(self.variables.scalar, ("LC_ALL", "LC_COLLATE", "LANG"))), "C")
-        return (
-            locale in ("C", "POSIX", "C.UTF-8")
-            or len(files) < 2
-            or list(files) == sorted(files, key=lambda name: re.sub(r"[\W_]", "", name).casefold())
-        )
 
     def _array(self, array: re.Match[str], line: int) -> Word:
         """Read the words of `NAME=(…)`."""
@@ -263,7 +240,7 @@ class WordReader(TextReader):
             if quoted:
                 return expansion
             self.count_is_unknown = MARKER.search(expansion) is not None
-            return self._split(expansion)
+            return with_split_points(expansion, self.variables, self.line)
         literal = self.match(QUOTED_LITERAL if quoted else LITERAL)
         return literal[0] if literal else ""
 
@@ -304,23 +281,6 @@ class WordReader(TextReader):
             return self.parameters.expanded(parameter, quoted=quoted)
         parameter = self.match(PARAMETER)
         return None if parameter is None else self.parameters.value_of(parameter[1], quoted=quoted)
-
-    def _split(self, text: str) -> str:
-        """Mark where a shell splits the result of an expansion."""
-        values = self.variables.get("IFS")
-        ifs = " \t\n" if not values else values[0]
-        if MARKER.search(ifs):
-            return self._unknown("a word", "is split at the characters of IFS, which are not known")
-        others = re.escape("".join(character for character in ifs if not character.isspace() and character.isascii()))
-        if others:
-            blanks = "".join(character for character in ifs if character.isspace())
-            empty = (
-                rf"(\A|[{others}])([{re.escape(blanks)}]*)(?=[{others}])"
-                if blanks
-                else rf"(\A|[{others}])()(?=[{others}])"
-            )
-            text = re.sub(empty, rf"\1{EMPTY_ITEM}\2", text)
-        return MARKED_OR_OTHER.sub(lambda part: part[0] if part[1] else part[0].translate(_split_points(ifs)), text)
 
     def _unquoted_part(self) -> str | None:
         """Read what has no meaning between double quotes."""
@@ -407,8 +367,3 @@ class WordReader(TextReader):
 
 UNSUPPORTED = "can only be evaluated by a shell"
 TEST_BLANKS = re.compile(r"(?:[ \t\n]|\\\n)*")
-MARKED_OR_OTHER = re.compile("(\ue000\\d+\ue001)|[^\ue000]+")
-
-
-def _split_points(ifs: str) -> dict[int, int]:
-    return {ord(character): 0xE180 + ord(character) for character in ifs if character.isascii()}
