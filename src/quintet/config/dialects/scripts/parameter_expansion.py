@@ -181,6 +181,8 @@ class ParameterExpansion:
         values = (self.variables.get(name) or ()) if index else self.variables.arguments or ()
         if self.variables.is_unknown_count(values):
             return values[0] if prefix != "#" else self.variables.unknown_scalar(values[0])
+        if prefix == "#" and index and self.variables.get(name) is None:
+            self._ends_script(f"${name}")
         is_text = quoted and "*" in (name, (index or "")[1:2])
         if prefix:
             if argument or operation or (prefix == "!" and not index):
