@@ -19,10 +19,13 @@ _ENGINE_CODE = re.compile(r"trust_remote_code|_(cls|class)$|logits_processors?|p
 
 
 def code_settings(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the keys and values below a section that run Python code of a file, a module or a model directory."""
+    """Yield the keys and values below a section that run Python code of a file, a module or a model directory. Defaults
+    are Quintet's choice, and not somebody else's."""
     for name, field in type(section).model_fields.items():
         value, key = getattr(section, name), f"{prefix}{name}"
         if any(isinstance(mark, RunsCode) for mark in field.metadata):
+            if value == field.default:
+                continue
             if isinstance(value, dict):
                 yield from (
                     (f"{key}.{each}", part) for each, part in value.items() if part and _ENGINE_CODE.search(each)
