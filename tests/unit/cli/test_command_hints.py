@@ -172,6 +172,7 @@ CASES = [
     ),
     # options of all commands
     case(command, "plan env_config.yaml", "give the run script or the list of overrides beside it", "plan lake.txt"),
+    case(command, "plan verl.yaml -- 4", "overrides stand before `--`", "plan verl.yaml"),
     case(command, "plan --dialect verl", "name the file: CONFIG --dialect verl", "plan verl.yaml --dialect verl"),
     case(command, "plan --dialect verll", "did you mean verl? valid: native, ", "plan verl.yaml --dialect verl"),
     case(command, "plan --unknown-keys warm", "did you mean warn? valid: refuse, warn", "plan --unknown-keys warn"),
