@@ -51,9 +51,7 @@ def read_config_source(
     overrides, arguments = split_script_arguments(overrides)
     script = RunScript(None) if config is None else read_run_script(Path(config), arguments=arguments)
     if arguments is not None and not script.takes_arguments:
-        message = f"{config or 'a command without a file'} takes no arguments after `--`"
-        hint = "they are those of a run script; overrides stand before `--`"
-        raise ConfigError(message, value=" ".join(arguments), source="command line", hint=hint)
+        raise _unused_arguments(config, arguments)
     for remark in () if quiet else script.remarks:
         warn(remark)
     all_overrides = tuple(script.with_overrides(overrides))
@@ -61,6 +59,12 @@ def read_config_source(
     if dialect is None and detected != NATIVE and not quiet:
         print(f"{config}: a configuration of {detected}", file=sys.stderr)
     return ConfigSource(script.config, all_overrides, script.places, detected, script.environment)
+
+
+def _unused_arguments(config: str | None, arguments: Sequence[str]) -> ConfigError:
+    message = f"{config or 'a command without a file'} takes no arguments after `--`"
+    hint = "they are those of a run script; overrides stand before `--`"
+    return ConfigError(message, value=" ".join(arguments), source="command line", hint=hint)
 
 
 def split_script_arguments(overrides: Sequence[str]) -> tuple[list[str], list[str] | None]:
