@@ -24,7 +24,6 @@ import hashlib
 import importlib
 import json
 import os
-import platform
 import random
 import shutil
 import signal
@@ -37,14 +36,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from machine import processor_name
+from machine import machine
 from quintet.cli.train import run as train
 from quintet.policies.tiny_models import Preset, build_model, train_tokenizer
 from quintet.tracking.metrics import without_timing
@@ -415,20 +413,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    machine = {
-        "processor": processor_name(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "system": platform.system(),
-    }
+    description = machine()
 
     def save(results: dict[str, Any]) -> None:
-        text = (
-            json.dumps(
-                {"machine": machine, "date": date.today().isoformat(), "seed": arguments.seed, **results}, indent=1
-            )
-            + "\n"
-        )
+        text = json.dumps({"machine": description, "seed": arguments.seed, **results}, indent=1) + "\n"
         (arguments.out.write_text if arguments.out else sys.stderr.write)(text)
 
     sys.exit(1 if failures(run(arguments.count, arguments.seed, save)) else 0)
