@@ -1,6 +1,6 @@
 """Send hostile requests to `quintet serve` and `quintet serve-envs`, and measure what an honest client notices.
 
-    python benchmarks/attack_requests.py [--count 10000] [--seed 0] [--out benchmarks/results/attack_requests.json]
+    python benchmarks/attack_requests.py [--count 10000] [--servers serve serve-envs] [--seed 0] [--out FILE]
 
 Each server is a process of its own on loopback. Requests are drawn from a grammar of mutations of HTTP (methods, paths,
 headers, lengths, chunks, slow and silent senders) and of JSON (types of each field, numbers, depth, Unicode, schemas,
@@ -24,7 +24,7 @@ import tempfile
 import time
 import zlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -423,17 +423,20 @@ async def measure(target: Target, count: int, seed: int, directory: Path, sessio
         }
 
 
-def run(count: int, seed: int) -> dict[str, object]:
-    """Attack both servers with `count` requests each.
+SERVERS = ("serve", "serve-envs")
+
+
+def run(count: int, seed: int, server: str) -> dict[str, object]:
+    """Attack a server, one of `SERVERS`, with `count` requests.
 
     Returns:
-        By server: `deaths`, `failures` (statuses from 500 on that are not `EXPECTED`), latencies, memory, descriptors.
+        `deaths`, `failures` (statuses from 500 on that are not `EXPECTED`), latencies, memory, descriptors.
     """
-    return dict(results(count, seed))
+    return dict(results(count, seed, (server,)))[server]
 
 
-def results(count: int, seed: int) -> Iterator[tuple[str, dict[str, object]]]:
-    """Yield the names of the servers and their results."""
+def results(count: int, seed: int, servers: Sequence[str] = SERVERS) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield the names of the attacked servers and their results."""
     from quintet.policies.tiny_models import create_preset_policy
 
     sessions: list[str] = []
@@ -455,18 +458,19 @@ def results(count: int, seed: int) -> Iterator[tuple[str, dict[str, object]]]:
                 ["/", "/health", "/envs", "/docs", "/openapi.json", "/reward/x", "/system_prompt/x", "/close/x"],
             ),
         }
-        for server, target in targets.items():
-            yield server, asyncio.run(measure(target, count, seed, directory, sessions))
+        for server in servers:
+            yield server, asyncio.run(measure(targets[server], count, seed, directory, sessions))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--servers", nargs="+", choices=SERVERS, default=SERVERS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     result: dict[str, object] = {}
-    for server, measured in results(options.count, options.seed):
+    for server, measured in results(options.count, options.seed, options.servers):
         result[server] = measured
         print(server, json.dumps(measured, indent=1), flush=True)
     if options.out:

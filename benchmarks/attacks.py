@@ -20,14 +20,15 @@ from typing import Any
 from machine import machine
 
 RESULT = Path(__file__).parent / "results" / "attacks.json"
-PARTS: Mapping[str, int] = {
-    "configurations": 10_000,
-    "requests": 10_000,
-    "programs": 1_000,
-    "runs": 500,
-    "workers": 2_000,
+PARTS: Mapping[str, tuple[str, int, Mapping[str, str]]] = {
+    "configurations": ("attack_configurations", 10_000, {}),
+    "serve": ("attack_requests", 10_000, {"server": "serve"}),
+    "serve-envs": ("attack_requests", 10_000, {"server": "serve-envs"}),
+    "programs": ("attack_programs", 1_000, {}),
+    "runs": ("attack_runs", 500, {}),
+    "workers": ("attack_workers", 2_000, {}),
 }
-"""Parts, each a module `attack_NAME`, and the attacks of each; of requests, so many to each of two services."""
+"""Module, number of attacks and further arguments of `run` by part."""
 FAULTS = ("effects", "deaths", "accepted")
 """Counts that must be 0, wherever a part reports them."""
 
@@ -47,8 +48,10 @@ def faults(result: object) -> Iterator[tuple[str, int]]:
 
 def measure(name: str, scale: float, seed: int) -> dict[str, Any]:
     """Run a part, and return its counts with the machine and the time."""
-    description, started, count = machine(), time.perf_counter(), max(1, round(PARTS[name] * scale))
-    counts = importlib.import_module(f"attack_{name}").run(count, seed)
+    module, full_count, arguments = PARTS[name]
+    description, started = machine(), time.perf_counter()
+    count = max(1, round(full_count * scale))
+    counts = importlib.import_module(module).run(count, seed, **arguments)
     return {
         "machine": description,
         "attacks": count,

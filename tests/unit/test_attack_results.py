@@ -47,4 +47,4 @@ def test_a_part_keeps_the_results_of_others(monkeypatch: pytest.MonkeyPatch, tmp
     results = json.loads(out.read_text())
     assert results["programs"] == {"counts": {}}
     assert results["workers"]["counts"] == {"count": 20, "seed": 5, "deaths": 0}
-    assert results["workers"]["processor"]
+    assert results["workers"]["machine"]["processor"]
