@@ -28,6 +28,7 @@ from quintet.cli.options import (
     with_options,
 )
 from quintet.cli.ranks import silence_other_ranks
+from quintet.cli.terminal_output import show_control_characters
 from quintet.errors import UserError
 from quintet.runtime.signals import exit_on_second_signal
 from quintet.sandbox.seccomp import hide_memory
@@ -340,6 +341,7 @@ def _keep_script_arguments() -> None:
 def main() -> NoReturn:
     """Run the command line, hidden from other programs; a user error ends with one message and exit status 2."""
     hide_memory()
+    show_control_characters()
     _limit_openmp_spinning()
     _keep_script_arguments()
     try:

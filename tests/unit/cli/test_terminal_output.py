@@ -1,0 +1,56 @@
+"""If these fail, text of models, records or files from others controls the user's terminal."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quintet.cli.terminal_output import visible
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b]52;c;cm0gLXJm\x07", "\\x1b]52;c;cm0gLXJm\\x07"),  # writes to the clipboard
+        ("\x1b]0;title\x1b\\", "\\x1b]0;title\\x1b\\"),
+        ("\x1bP$q m\x1b\\", "\\x1bP$q m\\x1b\\"),  # answers as if typed
+        ("\x1b[6n", "\\x1b[6n"),
+        ("\x1b[?1049h", "\\x1b[?1049h"),
+        ("\x9b6n \x9d0;title", "\\x9b6n \\x9d0;title"),
+        ("a\bb\x00", "a\\x08b\\x00"),
+        ("ends with \x1b", "ends with \\x1b"),
+    ],
+)
+def test_sequences_that_control_a_terminal_are_shown(text: str, shown: str) -> None:
+    assert visible(text) == shown
+
+
+@pytest.mark.parametrize("text", ["\x1b[1;31mred\x1b[0m", "\x1b[2K\x1b[1A\r", "\x1b[?25l\x1b[?25h", "é 漢 🙂\t\n"])
+def test_styles_progress_bars_and_other_text_pass(text: str) -> None:
+    assert visible(text) == text
+
+
+def test_a_message_of_the_command_shows_a_sequence_instead_of_obeying_it(tmp_path: Path) -> None:
+    controller, terminal = pty.openpty()
+    command = [sys.executable, "-m", "quintet", "plan", "missing\x1b]0;title\x07.yaml"]
+    process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, cwd=tmp_path)
+    os.close(terminal)
+    output = b""
+    while chunk := _read(controller):
+        output += chunk
+    assert process.wait(60) == 2
+    assert b"\\x1b]0;title\\x07" in output
+    assert b"\x1b]" not in output
+
+
+def _read(descriptor: int) -> bytes:
+    """Return what the terminal shows next; nothing after its last program has ended."""
+    try:
+        return os.read(descriptor, 1 << 16)
+    except OSError:
+        return b""
