@@ -339,7 +339,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/env_service.json")
     options = parser.parse_args()
-    result: dict[str, Any] = {"machine": machine(), "workers": options.workers}
+    result: dict[str, Any] = {"workers": options.workers}
     if options.only:
         result = json.loads(options.out.read_text())
     with tempfile.TemporaryDirectory() as folder:
@@ -350,7 +350,7 @@ def main() -> None:
         ):
             if options.only not in (None, name):
                 continue
-            result[name] = measure(Path(folder), options.workers)
+            result[name] = {"machine": machine(), **measure(Path(folder), options.workers)}
             print(name, json.dumps(result[name]), flush=True)
             options.out.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -75,6 +75,8 @@ class FrozenLake(Env):
         self._env = copy(lake)
         state, _ = self._env.reset(seed=seed)
         self._rows = [row.replace("S", "F") for row in rows]
+        self._empty_grid = [list(row.replace("F", "_").replace("H", "O")) for row in self._rows]
+        self._goal, self._holes = (grid.positions_of(self._rows, cell) for cell in "GH")
         self._start = self._position = divmod(int(state), config.size)
         self._steps = 0
         self.__dict__.pop("_policy", None)
@@ -98,7 +100,7 @@ class FrozenLake(Env):
         symbols = self._symbols()
         relations = self._config.relation_scoring.grid_relations(symbols)
         if self._config.render == "text":
-            return Observation(self._text(), relations=relations)
+            return Observation(self._text(symbols), relations=relations)
         return Observation(IMAGE, (grid.draw_tiles(symbols, _tiles_of(self._config.tile_size)),), relations)
 
     def expert_action(self) -> str:
@@ -113,17 +115,16 @@ class FrozenLake(Env):
         return " ".join(["safe", *(word for word, (y, x) in inside.items() if self._rows[y][x] != "H")])
 
     def _symbols(self) -> list[list[str]]:
-        symbols = [["_" if cell == "F" else "O" if cell == "H" else cell for cell in row] for row in self._rows]
+        symbols = [row.copy() for row in self._empty_grid]
         row, column = self._position
         symbols[row][column] = {"_": "P", "O": "X", "G": "√"}[symbols[row][column]]
         return symbols
 
-    def _text(self) -> str:
+    def _text(self, symbols: list[list[str]]) -> str:
         row, column = self._position
         on = {"G": "Player on goal", "H": "Player in hole"}.get(self._rows[row][column], "Player")
-        goal, holes = (grid.positions_of(self._rows, cell) for cell in "GH")
-        positions = {"Start": [self._start], "Goal": goal, on: [self._position], "Holes": holes}
-        return grid.state_text(self._config.observation, self._symbols(), positions, self._position, MOVES)
+        positions = {"Start": [self._start], "Goal": self._goal, on: [self._position], "Holes": self._holes}
+        return grid.state_text(self._config.observation, symbols, positions, self._position, MOVES)
 
     @cached_property
     def _policy(self) -> list[str]:

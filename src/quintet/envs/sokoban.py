@@ -205,7 +205,7 @@ class Sokoban(Env):
         symbols = self._level.symbols()
         relations = self._config.relation_scoring.grid_relations(symbols)
         if self._config.render == "text":
-            return Observation(self._text(), relations=relations)
+            return Observation(self._text(symbols), relations=relations)
         return Observation(IMAGE, (grid.draw_tiles(symbols, _tiles_of(self._config.tile_size)),), relations)
 
     def expert_action(self) -> str:
@@ -225,11 +225,11 @@ class Sokoban(Env):
         level = self._level
         return " ".join(["free", *(name for name, delta in level.deltas.items() if level.after(delta) != level)])
 
-    def _text(self) -> str:
+    def _text(self, symbols: list[list[str]]) -> str:
         shown = dict(zip(SOKOBAN_SYMBOLS, self._config.symbols, strict=True))
-        symbols = self._level.symbols()
         rows = [[shown[symbol] for symbol in row] for row in symbols]
-        positions = {name: grid.positions_of(symbols, kinds) for name, kinds in PLACES.items()}
+        places = PLACES.items() if "coordinates" in self._config.observation else ()
+        positions = {name: grid.positions_of(symbols, kinds) for name, kinds in places}
         position = divmod(self._level.player, self._level.width)
         return grid.state_text(self._config.observation, rows, positions, position, MOVES)
 

@@ -23,6 +23,7 @@ class RelationScoring:
             (name, (row, column))
             for row, cells in enumerate(rows)
             for column, symbol in enumerate(cells)
-            for name in self.symbols.get(symbol, ())
+            if symbol in self.symbols
+            for name in self.symbols[symbol]
         ]
         return relations_to_player(objects)
