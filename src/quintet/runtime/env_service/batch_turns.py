@@ -19,8 +19,8 @@ from typing import Any
 
 HEAD = struct.Struct(">IQqq")
 """Before the body of a batch: its size, its number, and the hashes of its client and its session."""
-RECEIVE_BYTES = 256 << 10
-"""Maximum number of bytes that are received at once."""
+RECEIVE_BYTES = 64 << 10
+"""Maximum number of bytes that are received at once: memory for more would come from the kernel for each request."""
 MAX_WAITING_BYTES = 256 << 20
 """Size of all batches in the process beyond which it receives no more."""
 
