@@ -4,8 +4,9 @@
 
 Each server is a process of its own on loopback. Requests are drawn from a grammar of mutations of HTTP (methods, paths,
 headers, lengths, chunks, slow and silent senders) and of JSON (types of each field, numbers, depth, Unicode, schemas,
-products of sizes, sessions, images), `CONCURRENT` at a time, from a loopback address of their own. The honest client
-opens a connection per request. Prints one JSON object: deaths, statuses, latencies, memory and open descriptors.
+products of sizes, sessions, images), `CONCURRENT` at a time, from a loopback address and a process of their own so that
+encoding them does not delay the honest client, who opens a connection per request. Prints one JSON object: deaths,
+statuses, latencies, memory and open descriptors.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import asyncio
 import base64
 import contextlib
 import json
+import multiprocessing
 import random
+import socket
 import statistics
 import struct
 import subprocess
@@ -26,19 +29,24 @@ import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 HOST, HONEST, HOSTILE = "127.0.0.1", "127.0.0.1", "127.0.0.2"
 CONCURRENT = 16
-NUM_QUIET = 40
-"""Honest requests before the attack."""
+NUM_QUIET = 200
+"""Honest requests before the attack, after one that is not measured: a server's first request also starts it."""
 SECONDS_PER_REQUEST = 40.0
 """Time after which an attacker gives up."""
 SECONDS_TO_SETTLE = 90.0
 """Time for connections to be closed after the attack."""
 TRIAL_DESCRIPTORS = 4
 """Files that the process with which a server tries grammars keeps open."""
+HONEST_SECONDS = 300.0
+"""Time after which the honest client gives up."""
+MAX_BODY_BYTES = 20 << 20
+"""Maximum size of what is repeated in a body; the servers accept 16 MiB."""
 MAX_SHOWN_BYTES = 2000
 EXPECTED = ("501", "503")
 """Statuses of a busy server, and of a Transfer-Encoding that no server has."""
@@ -90,6 +98,11 @@ def nested(schema: Any, depth: int, wrap: Callable[[Any], Any]) -> Any:
     for _ in range(depth):
         schema = wrap(schema)
     return schema
+
+
+def num_copies(value: Any, count: int) -> int:
+    """Return how often a body repeats a value: `count` times, unless it is too large."""
+    return min(count, max(MAX_BODY_BYTES // len(json.dumps(value)), 1))
 
 
 def schema(draw: Drawing) -> Any:
@@ -191,10 +204,11 @@ def serving_body(draw: Drawing) -> tuple[str, Any]:
 def service_body(draw: Drawing, sessions: list[str]) -> tuple[str, Any]:
     """Return path and body of a request to `quintet serve-envs`."""
     session = f"/sessions/{draw.choice(sessions) if sessions else 'x'}"
-    names = [str(number) for number in range(draw.choice([1, 40, 9000]))]
+    names = [str(number) for number in range(draw.choice([1, 40, 4000, 9000]))]
     env = {"name": "frozenlake", draw.choice(["size", "instruction", "path", "max_actions", "service"]): junk(draw)}
     array = {"dtype": draw.choice(["uint8", "object", 5]), "shape": [draw.choice([4, -1, 10**18])] * 3, "data": "AAAA"}
     item = {"env": "a", draw.choice(["seed", "actions", "robots", "other"]): junk(draw)}
+    items = [item] * num_copies(item, len(names))
     vagen = {"env_name": draw.choice(["frozenlake", "sokoban", "x"]), "env_config": draw.choice([{}, junk(draw)])}
     kinds: list[Callable[[], tuple[str, Any]]] = [
         lambda: ("/sessions", {"env": env}),
@@ -202,10 +216,10 @@ def service_body(draw: Drawing, sessions: list[str]) -> tuple[str, Any]:
         lambda: ("/sessions", {"env": nested(0, draw.choice([70, 300]), lambda inner: {"a": inner})}),
         lambda: (f"{session}/reset", {"seeds": dict.fromkeys(names, 1)}),
         lambda: (f"{session}/step", {"actions": {"1": [draw.choice(["Up", array, image(draw), junk(draw)])]}}),
-        lambda: (f"{session}/exchange", {"number": draw.choice([0, 5, 2**70]), "requests": [item] * len(names)}),
+        lambda: (f"{session}/exchange", {"number": draw.choice([0, 5, 2**70]), "requests": items}),
         lambda: (f"{session}/reward", {"envs": names}),
         lambda: (f"{session}/close", {"envs": names}),
-        lambda: ("/environments", {"ids2configs": dict.fromkeys(names[:40], vagen)}),
+        lambda: ("/environments", {"ids2configs": dict.fromkeys(names[: num_copies(vagen, 40)], vagen)}),
         lambda: ("/batch/reset", {"ids2seeds": {name: junk(draw) for name in names[:40]}}),
         lambda: ("/batch/step", {"ids2actions": dict.fromkeys(names, "<answer>Up</answer>")}),
         lambda: (draw.choice(["/sessions", "/batch/close", f"{session}/step"]), junk(draw)),
@@ -286,7 +300,7 @@ async def attack(port: int, message: Message, found: Found) -> None:
     """Send a request, and count the status of the response."""
     status, body = "closed", b""
     try:
-        async with asyncio.timeout(SECONDS_PER_REQUEST), connection(port, HOSTILE) as (reader, writer):
+        async with asyncio.timeout(SECONDS_PER_REQUEST), hostile_connection(port) as (reader, writer):
             step = max(-(-len(message.data) // message.parts), 1)
             for start in range(0, len(message.data), step):
                 writer.write(message.data[start : start + step])
@@ -310,27 +324,29 @@ async def attack(port: int, message: Message, found: Found) -> None:
 
 
 @contextlib.asynccontextmanager
-async def connection(port: int, source: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    reader, writer = await asyncio.open_connection(HOST, port, local_addr=(source, 0))
+async def hostile_connection(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection(HOST, port, local_addr=(HOSTILE, 0))
     try:
         yield reader, writer
     finally:
         writer.transport.abort()
 
 
-async def ask(port: int, path: str, body: bytes, source: str = HONEST) -> tuple[str, bytes]:
+def ask(port: int, path: str, body: bytes) -> tuple[str, bytes]:
     """Return status and body of an honest request."""
-    async with connection(port, source) as (reader, writer):
-        writer.write(head("POST", path, {"Content-Length": len(body)}) + body)
-        response = await reader.read(-1)
+    with socket.create_connection((HOST, port), HONEST_SECONDS, (HONEST, 0)) as connection:
+        connection.sendall(head("POST", path, {"Content-Length": len(body)}) + body)
+        with connection.makefile("rb") as stream:
+            response = stream.read()
     top, _, content = response.partition(b"\r\n\r\n")
     return (top.split()[1].decode() if top else "closed"), content
 
 
-async def ask_honestly(port: int, target: Target, found: Found) -> None:
+def ask_honestly(port: int, target: Target, found: Found) -> None:
+    """Send the honest request, and add its status and latency."""
     started = time.perf_counter()
     try:
-        status, _ = await ask(port, *target.honest)
+        status, _ = ask(port, *target.honest)
     except OSError as error:
         status = type(error).__name__
     found.honest.append(time.perf_counter() - started)
@@ -338,22 +354,35 @@ async def ask_honestly(port: int, target: Target, found: Found) -> None:
         found.refused[status] += 1
 
 
-async def attack_all(port: int, target: Target, count: int, draw: Drawing, found: Found) -> None:
-    """Send hostile requests, `CONCURRENT` at a time, while the honest client asks."""
-    remaining = iter(range(count))
+def attack_all(port: int, target: Target, count: int, seed: int, results: Connection) -> None:
+    """Send hostile requests, `CONCURRENT` at a time, then what was found."""
+    draw, found, remaining = random.Random(seed), Found(), iter(range(count))
 
     async def attacker() -> None:
         for _ in remaining:
             await attack(port, hostile(draw, target), found)
 
-    async def honest_client() -> None:
-        while True:
-            await ask_honestly(port, target, found)
+    async def attackers() -> None:
+        await asyncio.gather(*(attacker() for _ in range(CONCURRENT)))
 
-    client = asyncio.create_task(honest_client())
-    await asyncio.gather(*(attacker() for _ in range(CONCURRENT)))
-    client.cancel()
-    await asyncio.gather(client, return_exceptions=True)
+    asyncio.run(attackers())
+    results.send(found)
+
+
+def ask_under_attack(port: int, target: Target, count: int, seed: int) -> Found:
+    """Send honest requests while a process sends hostile ones; return the responses to both."""
+    processes = multiprocessing.get_context("fork")
+    receiver, sender = processes.Pipe(duplex=False)
+    attackers = processes.Process(target=attack_all, args=(port, target, count, seed, sender))
+    attackers.start()
+    sender.close()
+    honest = Found()
+    while not receiver.poll():
+        ask_honestly(port, target, honest)
+    found: Found = receiver.recv()
+    attackers.join()
+    found.honest, found.refused = honest.honest, honest.refused
+    return found
 
 
 @contextlib.contextmanager
@@ -387,26 +416,26 @@ def peak_mib(pid: int) -> int:
     return next(int(line.split()[1]) >> 10 for line in lines if line.startswith("VmHWM"))
 
 
-async def measure(target: Target, count: int, seed: int, directory: Path, sessions: list[str]) -> dict[str, object]:
+def measure(target: Target, count: int, seed: int, directory: Path, sessions: list[str]) -> dict[str, object]:
     """Attack one server with `count` requests."""
     with started(target, directory) as (port, process):
-        quiet, found = Found(), Found()
+        first, quiet, after = Found(), Found(), Found()
         if target.command[0] == "serve-envs":
-            own, *others = [json.loads((await ask(port, "/sessions", b"{}"))[1])["session"] for _ in range(5)]
+            own, *others = [json.loads(ask(port, "/sessions", b"{}")[1])["session"] for _ in range(5)]
             sessions += others
             target.honest = (f"/sessions/{own}/reset", b'{"seeds": {"a": 1}}')
+        ask_honestly(port, target, first)
         for _ in range(NUM_QUIET):
-            await ask_honestly(port, target, quiet)
+            ask_honestly(port, target, quiet)
         before = descriptors(process.pid)
         began = time.perf_counter()
-        await attack_all(port, target, count, random.Random(seed), found)
+        found = ask_under_attack(port, target, count, seed)
         seconds = time.perf_counter() - began
         deaths = int(process.poll() is not None)
         deadline = time.monotonic() + SECONDS_TO_SETTLE
         while not deaths and descriptors(process.pid) > before + TRIAL_DESCRIPTORS and time.monotonic() < deadline:
-            await asyncio.sleep(0.2)
-        after = Found()
-        await ask_honestly(port, target, after)
+            time.sleep(0.2)
+        ask_honestly(port, target, after)
         return {
             "requests": count,
             "seconds": round(seconds, 1),
@@ -414,7 +443,7 @@ async def measure(target: Target, count: int, seed: int, directory: Path, sessio
             "failures": len(found.failures),
             "failed_requests": found.failures[:5],
             "statuses": dict(sorted(found.statuses.items())),
-            "honest_refused": dict(found.refused + after.refused),
+            "honest_refused": dict(first.refused + found.refused + after.refused),
             "honest_p99_ms_quiet": p99_ms(quiet.honest),
             "honest_p99_ms_under_attack": p99_ms(found.honest) if len(found.honest) > 1 else None,
             "honest_requests_under_attack": len(found.honest),
@@ -459,7 +488,7 @@ def results(count: int, seed: int, servers: Sequence[str] = SERVERS) -> Iterator
             ),
         }
         for server in servers:
-            yield server, asyncio.run(measure(targets[server], count, seed, directory, sessions))
+            yield server, measure(targets[server], count, seed, directory, sessions)
 
 
 def main() -> None:

@@ -40,12 +40,14 @@ def results(script: str, count: int, place: Path) -> Any:
     return found
 
 
+@pytest.mark.attack
 def test_a_sample_of_mutated_configurations_has_no_effect(tmp_path: Path) -> None:
     found = results("attack_configurations.py", 12, tmp_path)
     assert found["planned"] + found["refused"] == 12
     assert found["effects"] == 0
 
 
+@pytest.mark.attack
 def test_a_sample_of_damaged_runs_has_no_effect(tmp_path: Path) -> None:
     found = results("attack_runs.py", 2, tmp_path)
     assert (found["opened"], found["ended"], found["effects"], found["hidden"]) == (12, 12, 0, 0)

@@ -13,6 +13,8 @@ from quintet.errors import MachineError
 from quintet.tracking.atomic_files import write_atomic
 from quintet.tracking.run_directory import RunDirectory
 
+pytestmark = pytest.mark.attack
+
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:

@@ -200,10 +200,12 @@ class ServeEnvsOptions:
     workers: Annotated[
         int | None, typer.Option(help="Number of worker processes (default: number of CPU cores).", min=1)
     ] = None
-    max_sessions: Annotated[int, typer.Option(help="Maximum number of sessions: clients at the same time.", min=1)] = (
-        256
-    )
-    max_envs: Annotated[int, typer.Option(help="Maximum number of environments of all sessions.", min=1)] = 4096
+    max_sessions: Annotated[
+        int, typer.Option(help="Maximum number of sessions of a client; all clients have an eighth more.", min=1)
+    ] = 256
+    max_envs: Annotated[
+        int, typer.Option(help="Maximum number of environments of a client; all clients have an eighth more.", min=1)
+    ] = 4096
     session_timeout: Annotated[
         float, typer.Option(help="Seconds without a request after which a session is closed.", min=1.0)
     ] = 600.0

@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 from quintet.cli.main import app
 
+pytestmark = pytest.mark.attack
+
 MARK = "code-was-executed"
 
 

@@ -221,6 +221,7 @@ def test_a_store_that_refuses_ends_the_run_and_not_its_checkpoints(run: Run, tmp
     assert steps(tmp_path / "a")
 
 
+@pytest.mark.attack
 def test_names_in_a_store_cant_reach_outside_a_checkpoint(run: Run, store: str, tmp_path: Path) -> None:
     overrides = (f"checkpoint.remote_dir={store}", "training.steps=1")
     first = run(*overrides)

@@ -23,6 +23,7 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("name", ["../secret", "x/../../secret", "{place}/secret"])
 def test_an_index_cannot_name_a_file_outside(model: Path, name: str) -> None:
     weights = {"a": "model.safetensors", "b": name.format(place=model.parent)}
@@ -39,6 +40,7 @@ def test_a_damaged_index_is_named(model: Path, text: str) -> None:
         check_index(model)
 
 
+@pytest.mark.attack
 def test_a_link_out_of_a_model_is_refused(model: Path) -> None:
     (model / "tokenizer.json").symlink_to("../secret")
     with pytest.raises(MachineError, match=r"tokenizer.json leads out of"):

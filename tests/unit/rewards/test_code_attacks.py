@@ -11,6 +11,8 @@ from quintet.rewards.verifiers import code
 from quintet.rewards.verifiers.code_sandbox import verify as verify_like_roll
 from quintet.rewards.verifiers.options import CodeSandboxOptions
 
+pytestmark = pytest.mark.attack
+
 ASSERTIONS = ["assert f(2) == 4", "assert f(3) == 9"]
 CHECK = "def check(candidate):\n    assert candidate(2) == 4\n    assert abs(candidate(3) - 9) < 1e-6\n"
 LIAR = """

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.attack
+
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 USER = 54321
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

@@ -17,7 +17,10 @@ import pytest
 from quintet.sandbox import landlock, seccomp
 from quintet.sandbox.program_runner import ENVIRONMENT, ProgramRunner
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="programs run on Linux only")
+pytestmark = [
+    pytest.mark.attack,
+    pytest.mark.skipif(sys.platform != "linux", reason="programs run on Linux only"),
+]
 is_root_with_landlock = os.geteuid() == 0 and landlock.kernel_version() >= 1
 needs_own_users = pytest.mark.skipif(not is_root_with_landlock, reason="programs of root change their user by Landlock")
 CLONE = """

@@ -14,6 +14,8 @@ import pytest
 
 from quintet.sandbox import seccomp
 
+pytestmark = pytest.mark.attack
+
 HEADER = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
 MACHINES = list(seccomp.ARCHITECTURES)
 O_ASYNC_REQUESTS = {"fcntl": (8, 10, 15, 5, 6, 7, 1024, 1026), "ioctl": (0x5452, 0x8901, 0x8902, 0x5412)}

@@ -18,6 +18,8 @@ from quintet.tracking.report import write_report
 from quintet.tracking.run_directory import RunDirectory
 from quintet.tracking.trajectories import read_trajectories
 
+pytestmark = pytest.mark.attack
+
 SECRET = "the secret of this machine"
 
 

@@ -22,7 +22,8 @@ FIRST_PAUSE_SECONDS = 0.1
 MAX_RESPONSE_BYTES, READ_BYTES = 1 << 30, 1 << 20
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """Time until a machine that no longer answers is noticed, seconds and probes."""
-OVERLOADED = 503
+OVERLOADED = (429, 503)
+"""Statuses of a server that has not executed a request, and may do so later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class ServiceClient:
             except (OSError, http.client.HTTPException) as error:
                 self._retry(f"{type(error).__name__}: {error}", is_executed=True)
                 continue
-            if status != OVERLOADED:
+            if status not in OVERLOADED:
                 return self._decoded(status, headers, body)
             self._retry(_error_text(body), is_executed=False)
 

@@ -17,7 +17,7 @@ from quintet.envs.service.payload import CONTENT_TYPES, JSON, MSGPACK, Format, j
 from quintet.runtime.env_service.request_bodies import JsonBodies
 from quintet.runtime.env_service.schema import EnvsBody, ExchangeBody, ExchangeItem, ResetBody, SessionBody, StepBody
 from quintet.runtime.env_service.served_envs import ServedEnvs
-from quintet.runtime.env_service.sessions import Call, Session, SessionLimits, SessionTable
+from quintet.runtime.env_service.sessions import CLIENT, Call, Session, SessionLimits, SessionTable
 from quintet.runtime.env_service.vagen_routes import vagen_router
 from quintet.runtime.env_service.worker_pool import WorkerPool
 from quintet.runtime.http_service import limits
@@ -136,7 +136,7 @@ def _session_router(envs: ServedEnvs, sessions: SessionTable) -> APIRouter:
     @router.post("/sessions")
     async def create_session(body: SessionBody) -> dict[str, Any]:
         """Create a session; `timeout_seconds` without a request end it."""
-        session = sessions.create(envs.config(body.env))
+        session = sessions.create(envs.config(body.env), CLIENT.get())
         return {"session": session.id, "timeout_seconds": sessions.limits.idle_seconds}
 
     @router.delete("/sessions/{session_id}")

@@ -12,17 +12,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quintet.envs.service.payload import CONTENT_TYPES, JSON, MSGPACK, decode_payload
 from quintet.runtime.env_service.schema import MAX_SEPARATORS
+from quintet.runtime.env_service.sessions import CLIENT
+from quintet.runtime.http_service import limits
 from quintet.runtime.http_service.json_limits import check_separators
 from quintet.runtime.http_service.request_error import RequestError
-from quintet.runtime.http_service.request_guard import RequestBodies, media_type
+from quintet.runtime.http_service.request_guard import RequestBodies, client_host, media_type
 
 
 class JsonBodies:
-    """ASGI middleware that receives the body of a request, and converts msgpack to JSON."""
+    """ASGI middleware that notes the client of a request, receives its body, and converts msgpack to JSON."""
 
     def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
         self._app = app
-        self._bodies = RequestBodies(CONTENT_TYPES.values(), max_bytes=max_body_bytes)
+        self._bodies = RequestBodies(
+            CONTENT_TYPES.values(), max_bytes=max_body_bytes, max_large_bytes_per_client=limits.MAX_LARGE_BYTES // 2
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request.
@@ -31,6 +35,8 @@ class JsonBodies:
             RequestError: its body is refused.
             ClientDisconnect: the client has disconnected.
         """
+        if scope["type"] == "http":
+            CLIENT.set(client_host(Request(scope)))
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "DELETE"):
             await self._app(scope, receive, send)
             return

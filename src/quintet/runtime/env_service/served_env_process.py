@@ -1,21 +1,20 @@
-"""Worker process of an environment service: the envs of many sessions, one request after another.
+"""Worker process of an environment service: the envs of many sessions, one request after another, in turns.
 
-Forked by `quintet.sandbox.forkserver`. A message is its length, 4 bytes, and a body. The server sends batches of
-requests as JSON, the worker one result per request, in order and in the format of the client, so that the server passes
-results on as they are. The number of executed requests is in shared memory: if the process dies or hangs, the server
-knows which request did it.
+Forked by `quintet.sandbox.forkserver`. The server sends batches of requests as JSON, the worker one result per request,
+with the number of its batch, in the order of the batch and in the format of the client, so that the server passes
+results on as they are. The request that is being executed is in shared memory: if the process dies or hangs, the server
+knows which one did it.
 """
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
 import random
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -31,13 +30,16 @@ from quintet.envs.service.payload import Format, encode_payload, image_message, 
 from quintet.envs.simulators.robot_process_main import StageSimulators, simulator_config
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, EpisodeStarted, LocalVectorEnv
 from quintet.records import Failure, sum_rewards
+from quintet.runtime.env_service.batch_turns import BatchReceiver, BatchTurns, ReceivedBatch
 from quintet.runtime.env_service.vagen_episode import VagenEpisode
 from quintet.sandbox.seccomp import limit_resources
 
-LENGTH = struct.Struct(">I")
-PROGRESS = struct.Struct("q")
+RESULT_HEAD = struct.Struct(">IQ")
+"""Before a result: its size, and the number of its batch."""
+PROGRESS = struct.Struct("qqq")
+"""Number of executed requests; of the one that is being executed, the number of its batch, or 0, and its index."""
 FLUSH_BYTES, FLUSH_SECONDS = 64 << 10, 0.02
-"""Size and age at which results are sent before the end of their batch."""
+"""Size and age at which results are sent before the end of a batch."""
 UNKNOWN = {"lost": "the server has no such environment; it was closed, timed out, or its worker process was lost"}
 
 
@@ -55,15 +57,20 @@ def work(connection: socket.socket, setup: Mapping[str, Any]) -> None:
     if setup["memory_bytes"] is not None:
         limit_resources(setup["memory_bytes"])
     worker, num_executed = _ServedEnvs(), 0
-    output = _Output(connection)
-    with connection.makefile("rb") as stream:
-        while (head := stream.read(LENGTH.size)) and len(head) == LENGTH.size:
-            batch = json.loads(stream.read(*LENGTH.unpack(head)))
-            for result in worker.results(batch):
-                output.add(result)
-                num_executed += 1
-                PROGRESS.pack_into(progress, 0, num_executed)
+    output, turns = _Output(connection), BatchTurns()
+
+    def execute(batch: ReceivedBatch) -> None:
+        nonlocal num_executed
+        PROGRESS.pack_into(progress, 0, num_executed, batch.number, batch.index)
+        output.add(batch.number, worker.result(batch))
+        num_executed += 1
+        PROGRESS.pack_into(progress, 0, num_executed, 0, 0)
+        if batch.is_done:
             output.flush()
+
+    receiver = BatchReceiver(connection, turns)
+    while receiver.receive():
+        turns.execute_next(execute)
 
 
 class _Output:
@@ -74,8 +81,8 @@ class _Output:
         self._buffer = bytearray()
         self._flushed_at = time.monotonic()
 
-    def add(self, result: bytes) -> None:
-        self._buffer += LENGTH.pack(len(result)) + result
+    def add(self, batch: int, result: bytes) -> None:
+        self._buffer += RESULT_HEAD.pack(len(result), batch) + result
         if len(self._buffer) >= FLUSH_BYTES or time.monotonic() - self._flushed_at >= FLUSH_SECONDS:
             self.flush()
 
@@ -141,17 +148,16 @@ class _ServedEnvs:
         self._episodes: dict[int, _Episode | VagenEpisode] = {}
         self._robots: dict[int, StageSimulators] = {}
 
-    def results(self, batch: Mapping[str, Any]) -> Iterator[bytes]:
-        """Yield the encoded results of a batch. A result beyond its maximum size fails, and closes its env."""
-        form, max_bytes = batch["format"], batch["max_bytes"]
-        for number, method, config, *arguments in batch["requests"]:
-            result = self._execute(number, method, batch["configs"][config], arguments, form)
-            if len(result) > max_bytes:
-                self._close(number)
-                message = f"{len(result)} bytes; all results of the request may have {batch['max_bytes']}"
-                result = encode_payload({"failure": [method, "ResultTooLarge", message]}, form)
-            max_bytes -= len(result)
-            yield result
+    def result(self, batch: ReceivedBatch) -> bytes:
+        """Return the encoded result of the next request. One beyond its maximum size fails, and closes its env."""
+        number, method, config, *arguments = batch.take()
+        result = self._execute(number, method, batch.configs[config], arguments, batch.form)
+        if batch.result_bytes + len(result) > batch.max_bytes:
+            self._close(number)
+            message = f"{len(result)} bytes; all results of the request may have {batch.max_bytes}"
+            result = encode_payload({"failure": [method, "ResultTooLarge", message]}, batch.form)
+        batch.result_bytes += len(result)
+        return result
 
     def _execute(self, number: int, method: str, config: str | None, arguments: Sequence[Any], form: Format) -> bytes:
         try:

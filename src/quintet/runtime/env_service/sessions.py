@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,19 +16,24 @@ from quintet.runtime.env_service.served_env_process import UNKNOWN
 from quintet.runtime.env_service.worker_pool import Batch, EnvRequest, EnvWorker, WorkerPool
 from quintet.runtime.http_service.request_error import RequestError
 
+CLIENT: ContextVar[str] = ContextVar("client", default="")
+"""IP address of the client whose request is being handled."""
 MAX_RUNNING_EXCHANGES = 64
-"""Maximum number of exchanges of a session that are in progress; all of VAGEN's clients share a session."""
+"""Maximum number of exchanges of a client in a session that are in progress; all of VAGEN's clients share one."""
+RESERVED_SHARE = 8
+"""The maxima of one client and one of this number more are those of all clients."""
 CREATES = ("start", "vagen_create", "robots_start")
 """Methods that create an env that does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """Limits of the clients of a server."""
+    """Limits of the clients of a server. An IP address is one client."""
 
     max_sessions: int = 256
+    """Maximum number of sessions of a client."""
     max_envs: int = 4096
-    """Maximum number of environments of all sessions."""
+    """Maximum number of environments of a client."""
     idle_seconds: float = 600.0
     """Time without a request after which a session and its environments are closed."""
     max_response_bytes: int = 256 << 20
@@ -52,6 +59,8 @@ class _PlacedEnv:
 
     number: int
     worker: EnvWorker
+    client: str
+    """Client who has created it. All of its calls are in this client's turns, and so keep their order."""
 
 
 @dataclass(slots=True, eq=False)
@@ -71,10 +80,12 @@ class Session:
     id: str
     config: str
     """Configuration of its environments, JSON; empty if each has its own."""
+    client: str
+    """Client whose session it is; empty if it is that of VAGEN's clients."""
     envs: dict[str, _PlacedEnv] = field(default_factory=dict)
     used_at: float = field(default_factory=time.monotonic)
-    num_running: int = 0
-    """Number of exchanges in progress."""
+    running: Counter[str] = field(default_factory=Counter)
+    """Number of exchanges in progress by client."""
     last: _Exchange | None = None
 
 
@@ -85,24 +96,32 @@ class SessionTable:
         self._pool, self.limits, self._clock = pool, limits, clock
         self._sessions: dict[str, Session] = {}
         self._num_created = 0
-        self.num_envs = 0
+        self._num_envs: Counter[str] = Counter()
+        """Number of environments by client."""
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def create(self, config: str) -> Session:
-        """Create a session.
+    @property
+    def num_envs(self) -> int:
+        """Number of environments."""
+        return self._num_envs.total()
+
+    def create(self, config: str, client: str) -> Session:
+        """Create a session of a client.
 
         Raises:
             RequestError: there are too many.
         """
         self.close_idle()
-        if len(self._sessions) >= self.limits.max_sessions:
-            message = (
-                f"the server has its maximum of {self.limits.max_sessions} sessions: close one, or try again later"
-            )
+        maximum = self.limits.max_sessions
+        if sum(session.client == client for session in self._sessions.values()) >= maximum:
+            message = f"this client has its maximum of {maximum} sessions (--max-sessions): close one"
+            raise RequestError(message, status=429, kind="rate_limit_error", code="too_many_sessions")
+        if len(self._sessions) >= _of_all_clients(maximum):
+            message = f"the server has its maximum of {_of_all_clients(maximum)} sessions: try again later"
             raise RequestError(message, status=503, kind="server_error", code="overloaded")
-        session = Session(secrets.token_urlsafe(24), config, used_at=self._clock())
+        session = Session(secrets.token_urlsafe(24), config, client, used_at=self._clock())
         self._sessions[session.id] = session
         return session
 
@@ -130,17 +149,20 @@ class SessionTable:
         for session in [
             candidate
             for candidate in self._sessions.values()
-            if candidate.used_at < oldest and not candidate.num_running
+            if candidate.used_at < oldest and not candidate.running.total()
         ]:
             del self._sessions[session.id]
             self._discard(session)
 
     def _discard(self, session: Session) -> None:
+        closes: dict[tuple[EnvWorker, str], list[EnvRequest]] = {}
         for env in list(session.envs):
             placed = session.envs[env]
             if self._is_alive(placed):
-                placed.worker.execute([EnvRequest(placed.number, "close")], "json", self.limits.max_response_bytes)
+                closes.setdefault((placed.worker, placed.client), []).append(EnvRequest(placed.number, "close"))
             self._remove(session, env)
+        for (worker, client), requests in closes.items():
+            worker.execute((client, session.id), requests, "json", self.limits.max_response_bytes)
 
     async def numbered_exchange(
         self, session: Session, number: int, calls: Sequence[Call], form: Format
@@ -177,44 +199,44 @@ class SessionTable:
 
     async def exchange(self, session: Session, calls: Sequence[Call], form: Format) -> list[bytes]:
         """Execute calls in the worker processes of their envs; return the encoded results in the same order."""
-        if session.num_running >= MAX_RUNNING_EXCHANGES:
-            message = f"{session.num_running} exchanges of the session are in progress: wait for one"
-            raise RequestError(message, status=503, kind="server_error", code="overloaded")
-        session.num_running += 1
+        client = CLIENT.get()
+        if session.running[client] >= MAX_RUNNING_EXCHANGES:
+            message = f"this client has {MAX_RUNNING_EXCHANGES} exchanges of the session in progress: wait for one"
+            raise RequestError(message, status=429, kind="rate_limit_error", code="too_many_exchanges")
+        session.running[client] += 1
         try:
             return await self._execute(session, calls, form)
         finally:
-            session.num_running -= 1
+            session.running[client] -= 1
+            session.running += Counter()  # drops clients without exchanges
             session.used_at = self._clock()
 
     async def _execute(self, session: Session, calls: Sequence[Call], form: Format) -> list[bytes]:
         await self._pool.wait_for_worker()
         results: list[bytes | None] = [None] * len(calls)
-        requests: dict[EnvWorker, list[tuple[int, EnvRequest]]] = {}
+        requests: dict[tuple[EnvWorker, str], list[tuple[int, EnvRequest]]] = {}
         for index, call in enumerate(calls):
             placed, error = self._placed(session, call)
             if placed is None:
                 results[index] = encode_payload(error, form)
             else:
                 request = EnvRequest(placed.number, call.method, call.arguments, call.config)
-                requests.setdefault(placed.worker, []).append((index, request))
+                requests.setdefault((placed.worker, placed.client), []).append((index, request))
                 if call.method == "close":
                     self._remove(session, call.env)
         bytes_per_call = self.limits.max_response_bytes / max(len(calls), 1)
-        batches = [
-            (
-                worker.execute([request for _, request in indexed], form, int(bytes_per_call * len(indexed))),
-                [index for index, _ in indexed],
-            )
-            for worker, indexed in requests.items()
-        ]
+        batches: list[tuple[Batch, list[int]]] = []
+        for (worker, client), indexed in requests.items():
+            max_bytes = int(bytes_per_call * len(indexed))
+            batch = worker.execute((client, session.id), [request for _, request in indexed], form, max_bytes)
+            batches.append((batch, [index for index, _ in indexed]))
         await _wait(batch for batch, _ in batches)
         for batch, indices in batches:
             for index, result in zip(indices, batch.results, strict=True):
                 results[index] = result
         return [result for result in results if result is not None]
 
-    def _placed(self, session: Session, call: Call) -> tuple[_PlacedEnv | None, dict[str, Any]]:
+    def _placed(self, session: Session, call: Call) -> tuple[_PlacedEnv | None, Mapping[str, Any]]:
         """Return the env of a call, or the result of a call without one."""
         placed = session.envs.get(call.env)
         if placed is not None and not self._is_alive(placed):
@@ -228,17 +250,19 @@ class SessionTable:
             return None, UNKNOWN
         return self._place(session, call.env)
 
-    def _place(self, session: Session, env: str) -> tuple[_PlacedEnv | None, dict[str, Any]]:
+    def _place(self, session: Session, env: str) -> tuple[_PlacedEnv | None, Mapping[str, Any]]:
         worker = self._pool.least_loaded()
         if worker is None:
             return None, {"failure": ["start", "NoWorker", self._pool.error or "no worker process runs"]}
-        if self.num_envs >= self.limits.max_envs:
-            message = f"the server has its maximum of {self.limits.max_envs} environments"
-            return None, {"failure": ["start", "TooManyEnvironments", message]}
+        client, maximum = CLIENT.get(), self.limits.max_envs
+        if self._num_envs[client] >= maximum:
+            return None, _too_many(f"this client has its maximum of {maximum} environments (--max-envs)")
+        if self.num_envs >= _of_all_clients(maximum):
+            return None, _too_many(f"the server has its maximum of {_of_all_clients(maximum)} environments")
         self._num_created += 1
-        self.num_envs += 1
+        self._num_envs[client] += 1
         worker.envs.add(self._num_created)
-        placed = session.envs[env] = _PlacedEnv(self._num_created, worker)
+        placed = session.envs[env] = _PlacedEnv(self._num_created, worker, client)
         return placed, {}
 
     def _is_alive(self, placed: _PlacedEnv) -> bool:
@@ -248,7 +272,18 @@ class SessionTable:
         placed = session.envs.pop(env, None)
         if placed is not None:
             placed.worker.envs.discard(placed.number)
-            self.num_envs -= 1
+            self._num_envs[placed.client] -= 1
+            if not self._num_envs[placed.client]:
+                del self._num_envs[placed.client]
+
+
+def _of_all_clients(maximum: int) -> int:
+    """Return the maximum of all clients, from that of one: some is left for others."""
+    return maximum + maximum // RESERVED_SHARE
+
+
+def _too_many(message: str) -> Mapping[str, Any]:
+    return {"failure": ["start", "TooManyEnvironments", message]}
 
 
 async def _wait(batches: Iterable[Batch]) -> None:

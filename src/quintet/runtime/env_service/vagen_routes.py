@@ -108,7 +108,7 @@ class _VagenSession:
         try:
             session = self._sessions.get(self._id or "")
         except RequestError:
-            session = self._sessions.create("")
+            session = self._sessions.create("", client="")
             self._id = session.id
         results = [json.loads(result) for result in await self._sessions.exchange(session, calls, JSON)]
         problems = [

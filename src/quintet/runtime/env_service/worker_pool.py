@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import time
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,7 +17,8 @@ from typing import Any
 
 from quintet.envs.service.payload import Format, encode_payload
 from quintet.errors import MachineError
-from quintet.runtime.env_service.served_env_process import LENGTH, PROGRESS
+from quintet.runtime.env_service.batch_turns import HEAD
+from quintet.runtime.env_service.served_env_process import PROGRESS, RESULT_HEAD
 from quintet.sandbox.worker_processes import ProcessEnd, WorkerProcess, WorkerProcesses
 
 WORKER = "quintet.runtime.env_service.served_env_process"
@@ -62,12 +62,13 @@ class EnvWorker(WorkerProcess):
 
     pool: WorkerPool
     shared: int
-    """Descriptor of the memory, shared with the process, that has the number of requests it has executed."""
+    """Descriptor of the memory, shared with the process, that has its `PROGRESS`."""
     envs: set[int] = field(default_factory=set)
     """Numbers of the envs that it has."""
-    _batches: deque[Batch] = field(default_factory=deque)
+    _batches: dict[int, Batch] = field(default_factory=dict)
+    """Those without all results, by number."""
+    _num_batches: int = 0
     _input: bytearray = field(default_factory=bytearray)
-    _num_received: int = 0
     _last_progress: int = 0
     _progress_at: float = field(default_factory=time.monotonic)
     _progress: mmap.mmap = field(init=False)
@@ -80,19 +81,21 @@ class EnvWorker(WorkerProcess):
         """Number of requests that the process has executed."""
         return int(PROGRESS.unpack_from(self._progress)[0])
 
-    def execute(self, requests: Sequence[EnvRequest], form: Format, max_bytes: int) -> Batch:
-        """Send requests; the batch gets their results, of at most `max_bytes` together."""
+    def execute(self, turn: tuple[str, str], requests: Sequence[EnvRequest], form: Format, max_bytes: int) -> Batch:
+        """Send requests of a client and its session, whose `turn` it must be; the batch gets their results, of at most
+        `max_bytes` together."""
         batch = Batch(form, [request.method for request in requests])
         if not self._batches:
             self._progress_at = time.monotonic()
-        self._batches.append(batch)
+        self._num_batches += 1
+        self._batches[self._num_batches] = batch
         # environments of a session have the same configuration, which is sent once
         configs = list(dict.fromkeys(request.config for request in requests))
         index = {config: number for number, config in enumerate(configs)}
         calls = [[request.number, request.method, index[request.config], *request.arguments] for request in requests]
         message = {"configs": configs, "requests": calls, "format": form, "max_bytes": max_bytes}
         body = json.dumps(message).encode()
-        self.pool.send(self, LENGTH.pack(len(body)) + body)
+        self.pool.send(self, HEAD.pack(len(body), self._num_batches, *map(hash, turn)) + body)
         return batch
 
     def receive(self) -> None:
@@ -101,21 +104,25 @@ class EnvWorker(WorkerProcess):
             self._input += chunk
         self.ended = self.ended or chunk is not None
         start = 0
-        while self._batches and len(self._input) - start >= LENGTH.size:
-            end = start + LENGTH.size + LENGTH.unpack_from(self._input, start)[0]
+        while len(self._input) - start >= RESULT_HEAD.size:
+            num_bytes, number = RESULT_HEAD.unpack_from(self._input, start)
+            if number not in self._batches:
+                self.ended = True  # an env has written into the connection
+                break
+            end = start + RESULT_HEAD.size + num_bytes
             if len(self._input) < end:
                 break
-            self._add_result(bytes(self._input[start + LENGTH.size : end]))
+            self._add_result(number, bytes(self._input[start + RESULT_HEAD.size : end]))
             start = end
         del self._input[:start]
-        # an env may write into the connection: what nobody has asked for ends its process
+        # so has it if there is something that nobody has asked for
         self.ended = self.ended or (bool(self._input) and not self._batches)
 
-    def _add_result(self, result: bytes) -> None:
-        self._num_received += 1
-        self._batches[0].add(result)
-        if self._batches[0].done.is_set():
-            self._batches.popleft()
+    def _add_result(self, number: int, result: bytes) -> None:
+        batch = self._batches[number]
+        batch.add(result)
+        if batch.done.is_set():
+            del self._batches[number]
 
     def is_hanging(self, seconds: float) -> bool:
         """Whether it has executed no request for this time, although there are some."""
@@ -126,14 +133,15 @@ class EnvWorker(WorkerProcess):
 
     def fail(self, error_type: str, message: str) -> None:
         """Fail the request that was being executed; the results of all others are lost."""
-        failed_request = self.num_executed
-        while self._batches:
-            batch = self._batches[0]
-            result: dict[str, Any] = {"lost": f"its worker process was lost with another environment: {message}"}
-            if self._num_received == failed_request:
-                where = "reset" if batch.methods[len(batch.results)] in ("start", "robots_start") else "step"
-                result = {"failure": [where, error_type, message]}
-            self._add_result(encode_payload(result, batch.form))
+        _, *failed = PROGRESS.unpack_from(self._progress)
+        for number, batch in self._batches.items():
+            for index in range(len(batch.results), len(batch.methods)):
+                result: dict[str, Any] = {"lost": f"its worker process was lost with another environment: {message}"}
+                if [number, index] == failed:
+                    where = "reset" if batch.methods[index] in ("start", "robots_start") else "step"
+                    result = {"failure": [where, error_type, message]}
+                batch.add(encode_payload(result, batch.form))
+        self._batches.clear()
 
 
 class WorkerPool(WorkerProcesses[EnvWorker]):

@@ -362,6 +362,7 @@ def test_a_link_in_a_directory_of_configurations_does_not_read_files_elsewhere(t
     assert "the-secret" not in str(error.value)
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize(
     "condition",
     [

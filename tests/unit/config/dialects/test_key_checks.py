@@ -158,6 +158,7 @@ def _file(tmp_path: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize(
     ("dialect", "tree", "words"),
     [

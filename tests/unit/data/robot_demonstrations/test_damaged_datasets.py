@@ -27,6 +27,8 @@ from quintet.data.robot_demonstrations.tfrecord import masked_crc32c
 from quintet.envs.service.png import encode_png
 from quintet.errors import ConfigError
 
+pytestmark = pytest.mark.attack
+
 
 def read_all(directory: Path) -> None:
     for _ in iter_episodes([open_robot_dataset(directory, KEY)]):

@@ -24,6 +24,8 @@ from quintet.envs.service.png import SIGNATURE, encode_png
 from quintet.envs.service.vagen_host import VagenHost
 from quintet.envs.service.vector_env import ServiceHost
 
+pytestmark = pytest.mark.attack
+
 Responder = Callable[[str, Any], bytes | Iterator[bytes]]
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 TIMEOUT = 1.0

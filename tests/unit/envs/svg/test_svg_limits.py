@@ -14,6 +14,8 @@ import pytest
 from quintet.envs.svg.document_check import MAX_CHARS, InvalidSvgError
 from quintet.envs.svg.renderer import SvgRenderer, render_svgs
 
+pytestmark = pytest.mark.attack
+
 RECT = '<rect width="8" height="8" fill="red"/>'
 GOOD = f'<svg viewBox="0 0 16 16">{RECT}</svg>'
 

@@ -18,6 +18,8 @@ from quintet.runtime.calls.connection import WorkerConnection
 from quintet.runtime.calls.remote_call import RemoteCall
 from quintet.runtime.worker import Worker
 
+pytestmark = pytest.mark.attack
+
 EVIL = "import pathlib; pathlib.Path('{mark}').touch()\ndef loss(*_): pass\nclass Env: pass\n"
 SENT = {
     "policy.trust_remote_code": "policy.trust_remote_code=true",

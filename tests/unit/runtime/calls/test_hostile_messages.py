@@ -31,6 +31,8 @@ from quintet.runtime.engines.engine_worker import LocalEngineWorker
 from quintet.runtime.worker import Worker
 from quintet.runtime.worker_process import WorkerProcess
 
+pytestmark = pytest.mark.attack
+
 MAX_BYTES = 64 << 20
 """Memory that a message of some kilobytes may cost."""
 

@@ -27,6 +27,8 @@ from quintet.runtime.calls.listener import ControllerAddress, WorkerListener
 from quintet.runtime.calls.run_secret import VARIABLE, RunSecret, proof
 from quintet.runtime.worker_process import _connect_twice
 
+pytestmark = pytest.mark.attack
+
 HELLO = WorkerHello("calls", "a", 1, 2, "h", "the run")
 NONCE, TOKEN = "0123456789abcdef" * 2, "the secret of this run"
 

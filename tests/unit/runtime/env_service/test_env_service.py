@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,20 @@ def test_an_env_that_fails_is_named_and_others_continue_or_are_reported_as_lost(
             {**result, "actions": ["Count", "Crash", "Hang", "Raise"]}
             for result in results(server, session, "reset", {"seeds": dict.fromkeys(sorted(dead), 1)})
         ]
+
+
+def test_a_crash_fails_the_request_of_its_own_session_among_those_of_others(mixed: str) -> None:
+    with env_service(mixed, num_workers=1) as server, ThreadPoolExecutor(1) as threads:
+        crashing, counting = open_session(server), open_session(server)
+        names = [f"env{number}" for number in range(200)]
+        results(server, crashing, "reset", {"seeds": {"a": 1, "b": 2}})
+        results(server, counting, "reset", {"seeds": dict.fromkeys(names, 1)})
+        actions = {name: ["Count"] * 200 for name in names}
+        counted = threads.submit(results, server, counting, "step", {"actions": actions})
+        first, second = results(server, crashing, "step", {"actions": {"a": ["Crash"], "b": ["Count"]}})
+        assert first["failure"][:2] == ["step", "ProcessDied"]
+        assert "lost" in second
+        assert {"failure"}.isdisjoint(key for result in counted.result() for key in result)
 
 
 def children() -> set[int]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import socket
 import struct
+import threading
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,6 +28,8 @@ from quintet.runtime.env_service.sessions import SessionLimits
 from quintet.runtime.env_service.worker_pool import WorkerPool
 from quintet.runtime.http_service import limits
 from quintet.runtime.http_service.address import Address
+
+pytestmark = pytest.mark.attack
 
 TOKEN = "the right token"
 SECRET = "a file that nobody serves"
@@ -148,12 +152,12 @@ def test_slow_bodies_and_heads_are_cut_off_and_delay_nobody(server: EnvServiceSe
         assert all(connection.recv(100) == b"" for connection in heads + silent)
 
 
-def test_ten_thousand_sessions_are_refused_beyond_the_maximum(server: EnvServiceServer) -> None:
+def test_a_thousand_sessions_are_refused_beyond_the_maximum(server: EnvServiceServer) -> None:
     opened: list[str] = []
     with connect(server) as connection, connection.makefile("rb") as stream:
         head = b"POST /sessions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         body = head + b"Content-Length: 2\r\n\r\n{}"
-        for _ in range(100):
+        for _ in range(10):
             connection.sendall(body * 100)
             for _ in range(100):
                 status = stream.readline().split()[1]
@@ -161,7 +165,7 @@ def test_ten_thousand_sessions_are_refused_beyond_the_maximum(server: EnvService
                 while (line := stream.readline().lower()) != b"\r\n":
                     size = int(line.split(b":")[1]) if line.startswith(b"content-length") else size
                 answer = json.loads(stream.read(size))
-                assert status == (b"200" if "session" in answer else b"503")
+                assert status == (b"200" if "session" in answer else b"429")
                 opened += [answer["session"]] if "session" in answer else []
     assert len(opened) == 32
     assert len(set(opened)) == 32
@@ -335,6 +339,84 @@ def test_a_damaged_host_header_is_refused(server: EnvServiceServer) -> None:
 def test_an_error_does_not_return_large_names_of_the_request(server: EnvServiceServer) -> None:
     status, error = refused(server, "/sessions", {"x" * 500_000: 1, "y" * 500_000: 2})
     assert (status, len(error) < 5000) == (400, True)
+
+
+SLOW_ENV = """
+import time
+from quintet.records import Observation, Step
+
+class Slow:
+    actions = ("Up",)
+
+    def instruction(self):
+        return ""
+
+    def reset(self, seed):
+        time.sleep(0.005)
+        return Observation("")
+
+    def step(self, action):
+        return Step(Observation(""), 0.0, False, False)
+
+    def close(self):
+        pass
+"""
+
+
+def test_a_session_with_many_environments_does_not_delay_the_next_step_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "slow.py").write_text(SLOW_ENV)
+    with env_service("slow.py:Slow", num_workers=1) as server:
+        large, small = (post(server.url, "/sessions", {})["session"] for _ in range(2))
+        post(server.url, f"/sessions/{small}/reset", {"seeds": {"a": 1}})
+        finished: list[str] = []
+
+        def reset_many() -> None:
+            post(server.url, f"/sessions/{large}/reset", {"seeds": {str(number): number for number in range(600)}})
+            finished.append("reset")
+
+        attacker = threading.Thread(target=reset_many)
+        attacker.start()
+        while json.loads(request(server.url, "GET", "/health")[2])["active_environments"] < 601:
+            time.sleep(0.001)
+        for _ in range(5):
+            (stepped,) = post(server.url, f"/sessions/{small}/step", {"actions": {"a": ["Up"]}})["results"]
+            assert "steps" in stepped
+            finished.append("step")
+        attacker.join()
+        assert finished == ["step"] * 5 + ["reset"]
+
+
+def ask_from(host: str, server: EnvServiceServer, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+    """Send a request from another loopback address."""
+    parts = urlsplit(server.url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60, source_address=(host, 0))
+    with closing(connection):
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+
+
+def test_a_client_at_its_maximum_leaves_sessions_and_environments_for_others() -> None:
+    with env_service("frozenlake", limits=SessionLimits(max_sessions=8, max_envs=8), num_workers=1) as server:
+        mine, *_ = [post(server.url, "/sessions", {})["session"] for _ in range(8)]
+        status, body = ask_from("127.0.0.1", server, "/sessions", {})
+        assert (status, body["code"]) == (429, "too_many_sessions")
+        assert "maximum of 8 sessions (--max-sessions)" in body["error"]
+        post(server.url, f"/sessions/{mine}/reset", {"seeds": {str(number): number for number in range(8)}})
+        (refused_env,) = post(server.url, f"/sessions/{mine}/reset", {"seeds": {"8": 1}})["results"]
+        assert "maximum of 8 environments (--max-envs)" in refused_env["failure"][2]
+        status, other = ask_from("127.0.0.2", server, "/sessions", {})
+        assert status == 200
+        seeds = {"seeds": {"a": 1, "b": 2}}
+        started, refused_by_server = ask_from("127.0.0.2", server, f"/sessions/{other['session']}/reset", seeds)[1][
+            "results"
+        ]
+        assert "observation" in started
+        assert "the server has its maximum of 9 environments" in refused_by_server["failure"][2]
+        assert ask_from("127.0.0.3", server, "/sessions", {})[0] == 503
 
 
 @pytest.mark.parametrize("length", ["9" * 5000, "-1", "+5", "5, 6", "x"])

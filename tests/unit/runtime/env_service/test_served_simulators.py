@@ -139,6 +139,7 @@ def test_offloading_frees_the_simulators_of_the_server() -> None:
         assert envs.finish_chunk(0).executed.all()
 
 
+@pytest.mark.attack
 def test_a_server_refuses_other_simulators_and_files_outside_of_its_directory() -> None:
     with (
         env_service("frozenlake") as server,

@@ -116,6 +116,7 @@ def _fields(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in ("name", "dataset")} | {"image_size": 32}
 
 
+@pytest.mark.attack
 def test_clients_reach_no_files_outside_of_the_servers_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

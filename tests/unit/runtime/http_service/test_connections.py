@@ -23,6 +23,8 @@ from quintet.runtime.http_service.connections import ConnectionTable
 from quintet.runtime.http_service.server import BackgroundServer, LimitedServer
 from quintet.runtime.http_service.turns import Turns
 
+pytestmark = pytest.mark.attack
+
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 

@@ -7,6 +7,8 @@ import pytest
 from quintet.runtime.http_service.json_limits import check_depth, check_separators
 from quintet.runtime.http_service.request_error import RequestError
 
+pytestmark = pytest.mark.attack
+
 
 def test_nesting_is_refused_beyond_the_maximum_depth() -> None:
     value: object = 1

@@ -19,6 +19,8 @@ from quintet.runtime.serving.request_costs import (
 )
 from quintet.runtime.serving.request_schema import ChatBody, CompletionBody, parse
 
+pytestmark = pytest.mark.attack
+
 MESSAGES = [{"role": "user", "content": "a"}]
 
 

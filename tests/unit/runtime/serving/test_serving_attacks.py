@@ -15,6 +15,8 @@ from quintet.runtime.serving import request_handler
 from quintet.runtime.serving.request_schema import MAX_DEPTH, MAX_METADATA_BYTES
 from quintet.runtime.serving.tokenization import StreamingText
 
+pytestmark = pytest.mark.attack
+
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "a"}]
 

@@ -18,6 +18,8 @@ from quintet.training.checkpoint.learner_state import SINGLE_RANK
 from quintet.training.checkpoint.safetensors_files import stored_sizes, write_tensors
 from quintet.training.checkpoint.shards import ShardReader, TensorShard, write_shards
 
+pytestmark = pytest.mark.attack
+
 WEIGHT = torch.arange(6.0).reshape(2, 3)
 
 
