@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rank_processes import join_ranks, run_ranks
+from rank_processes import join_ranks, leave_group, run_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -285,7 +285,7 @@ def main() -> None:
     torch.set_num_threads(1)
     ranks, (cases,) = join_ranks()
     print(json.dumps({name: run(Case(**options)) for name, options in json.loads(cases).items()}))
-    ranks.destroy()
+    leave_group(ranks)
 
 
 if __name__ == "__main__":

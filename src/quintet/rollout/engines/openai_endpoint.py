@@ -130,7 +130,6 @@ class EndpointImages(ImagePrompts):
         return cls(_PngProcessor(), 0, 0)
 
     def tokens(self, marker: str) -> tuple[int, ...]:
-        """See `ImagePrompts.tokens`."""
         return super().tokens(marker)[1:-1]
 
 
