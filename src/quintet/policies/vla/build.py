@@ -49,19 +49,6 @@ TRAINED_PARTS = ("value_head.", "action_head.log_std")
 """Beginnings of the names of parameters that are trained beside adapters."""
 
 
-def build_action_policy(config: Experiment) -> PreTrainedModel:
-    """Build the action policy of a run: that at `policy.path`, or the preset with random weights.
-
-    Raises:
-        ConfigError: the configuration does not fit the policy, or the preset is unknown.
-        MachineError: the directory contains no action policy.
-    """
-    if config.policy.path is not None:
-        return load_action_policy(Path(config.policy.path), config)
-    policy = _build_preset(config, derive_seed(config.seed, "policy"))
-    return prepare_for_training(policy, config)
-
-
 def create_action_preset(directory: Path, config: Experiment, seed: int) -> None:
     """Create the policy of `policy.preset` with random weights for the robot of `env`, and save it.
 

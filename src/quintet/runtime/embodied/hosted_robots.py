@@ -1,4 +1,4 @@
-"""Robots on devices without the actor: those of such a worker, and the connection of the controller to them."""
+"""Robots on standalone workers: the ones of a worker, and the controller's connections to them."""
 
 from __future__ import annotations
 

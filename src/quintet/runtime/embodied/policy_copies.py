@@ -1,5 +1,4 @@
-"""Copies of the action policy on devices without the actor: the copy of such a worker, and all copies as the controller
-calls them."""
+"""Copies of the action policy on standalone workers: the copy of a worker, and the controller's calls to all."""
 
 from __future__ import annotations
 
