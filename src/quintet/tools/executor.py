@@ -37,7 +37,7 @@ class _Session:
 
 
 def request_envs(
-    config: ToolCallsConfig | InteractionsConfig, env: str, arguments: Mapping[str, Any]
+    config: ToolCallsConfig | InteractionsConfig, env: str, arguments: dict[str, Any]
 ) -> SubprocessVectorEnv:
     """Return the worker processes of a `RequestEnv`, with the limits of the configuration."""
     limits = EnvProcessesConfig(
