@@ -19,6 +19,16 @@ def nearest(word: str, valid: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
+def did_you_mean(word: str, valid: Iterable[str], form: str = "{!r}") -> str:
+    """Return a question about the valid word closest in spelling to `word`, in this form; empty if none is close.
+
+    >>> did_you_mean("sokobn", ["sokoban", "bandit"]), did_you_mean("maze", ["sokoban", "bandit"])
+    ("did you mean 'sokoban'?", '')
+    """
+    close = nearest(word, valid)
+    return f"did you mean {form.format(close)}?" if close else ""
+
+
 class UserError(Exception):
     """Error outside the program: `message` says what happened, `hint` what to do."""
 

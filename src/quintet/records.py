@@ -5,15 +5,13 @@ All are frozen. Docstrings of tensors have shape and unit: `N` packed tokens, `B
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from decimal import Context, Decimal
 from enum import StrEnum
-from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal
 
 from quintet.relations import Relation
+from quintet.reward_sum import sum_rewards
 
 if TYPE_CHECKING:
     import numpy as np
@@ -128,7 +126,6 @@ class PromptRow:
     messages: tuple[Mapping[str, Any], ...]
     """Chat messages, each with `role` and `content`."""
     ground_truth: Any = None
-    """Ground truth."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further fields for the reward function."""
     response: str | None = None
@@ -338,24 +335,6 @@ class Turn:
     """See `Generation.version_changes`."""
     state_scores: tuple[StateScore, ...] = ()
     """Scores of `rollout.state_reward`, whose weighted sum `reward` includes."""
-
-
-EXACT = Context(prec=700)
-"""Digits of the sum of any floats."""
-
-
-def sum_rewards(rewards: Iterable[float]) -> float:
-    """Return the sum of rewards as the decimal numbers that they print as, rounded once: 0.1 and 0.2 are 0.3, and the
-    order does not matter.
-
-    A sum of at most half of the spacing of floats at its terms, Σ ulp(r) / 2, is 0.
-    """
-    terms = [float(reward) for reward in rewards]
-    total = sum(terms, 0.0)
-    if len(terms) < 2 or not math.isfinite(total):
-        return total
-    total = float(reduce(EXACT.add, (Decimal(repr(term)) for term in terms)))
-    return total if abs(total) > sum(map(math.ulp, terms)) / 2 else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
 
 from quintet import hardware
-from quintet.errors import ConfigError, UserError, nearest
+from quintet.errors import ConfigError, UserError, did_you_mean, nearest
 from quintet.package_files import read_yaml
 
 T = TypeVar("T")
@@ -135,11 +135,10 @@ class Registry(Generic[T]):
         if name in self._entries:
             return self._entries[name]
         names = [*self._entries, *plugins]
-        close = nearest(name, names)
         raise ConfigError(
             f"unknown {self.kind} {name!r}",
             value=name,
-            hint=(f"did you mean {close!r}? " if close else "") + f"known: {', '.join(sorted(names))}",
+            hint=f"{did_you_mean(name, names)} known: {', '.join(sorted(names))}".lstrip(),
         )
 
     def in_order(self) -> list[Entry[T]]:
@@ -237,12 +236,11 @@ def load_user_object(reference: str, key: str, entry_points: str | None = None) 
     module = _import(location, key, reference)
     if not hasattr(module, name):
         defined = _defined_names(module)
-        close = nearest(name, defined)
         raise ConfigError(
             f"{key} = {reference!r}: {location} has no {name!r}; it defines {', '.join(defined) or 'no function'}",
             key=key,
             value=reference,
-            hint=f"did you mean {location}:{close}?" if close else f"define it in {location}, or name one of those",
+            hint=did_you_mean(name, defined, f"{location}:{{}}") or f"define it in {location}, or name one of those",
         )
     return cast("Callable[..., Any]", getattr(module, name))
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from loss_grid import objective, ragged_batch
 from parallel_cases import CASES, EXPERTS, STAGES, Case, actor
-from rank_processes import join_ranks
+from rank_processes import join_ranks, leave_group
 
 from quintet.config.native.learners import ParallelConfig
 from quintet.training.checkpoint.learner_state import restore_learner, snapshot_learner
@@ -45,4 +45,4 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     joined, (policy, directory, *case_names) = join_ranks()
     main(Path(policy), joined, Path(directory), case_names)
-    joined.destroy()
+    leave_group(joined)

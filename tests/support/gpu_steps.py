@@ -16,13 +16,12 @@ from typing import Any
 
 import torch
 from loss_grid import near_batch
-from robot_policies import observe, robot_experiment
+from robot_policies import build_action_policy, observe, robot_experiment
 
 from quintet.algorithms.objective import CriticObjective, PolicyObjective
 from quintet.config.native.experiment import Experiment
 from quintet.embodied_records import ActionSampling
 from quintet.policies.model_loading import load_model
-from quintet.policies.vla.build import build_action_policy
 from quintet.records import Request
 from quintet.rollout.engines.hf.engine import HfEngine
 from quintet.runtime.device import move_to_engine_device

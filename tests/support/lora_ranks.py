@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from loss_grid import ragged_batch
-from rank_processes import join_ranks
+from rank_processes import join_ranks, leave_group
 from safetensors.torch import save_file
 
 from quintet.algorithms.objective import PolicyObjective
@@ -69,7 +69,7 @@ def main() -> None:
         backend: measure(Path(policy), mesh, backend, None if ranks.rank else Path(out) / f"{backend}.safetensors")
         for backend in backends
     }
-    ranks.destroy()
+    leave_group(ranks)
     print(json.dumps(results))
 
 

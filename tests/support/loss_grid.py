@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rank_processes import join_ranks
+from rank_processes import join_ranks, leave_group
 
 from quintet.algorithms.aggregation import Aggregation
 from quintet.algorithms.objective import CriticObjective, PolicyObjective
@@ -201,7 +201,7 @@ def main() -> None:
     results["weights"] = hashlib.sha256(
         b"".join(value.numpy().tobytes() for each in (actor, values) for _, value in each.weights())
     ).hexdigest()
-    ranks.destroy()
+    leave_group(ranks)
     print(json.dumps(results))
 
 

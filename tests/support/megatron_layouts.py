@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from megatron_steps import RATE, build_batch
-from rank_processes import join_ranks
+from rank_processes import join_ranks, leave_group
 
 from quintet.algorithms.objective import CriticObjective, PolicyObjective
 from quintet.config.native.algorithm import AlgorithmConfig, KlConfig
@@ -89,4 +89,4 @@ if __name__ == "__main__":
     try:
         print(json.dumps([main(Path(models) / kind, *settings) for kind, *settings in json.loads(cases)]))
     finally:
-        ranks.destroy()
+        leave_group(ranks)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from loss_grid import ragged_batch
-from rank_processes import join_ranks
+from rank_processes import join_ranks, leave_group
 from safetensors.torch import save_file
 
 from quintet.algorithms.objective import PolicyObjective
@@ -82,4 +82,4 @@ if __name__ == "__main__":
             main(Path(models) / kind, Path(out) / str(number), ranks, settings)
             parallel_state.destroy_model_parallel()
     finally:
-        ranks.destroy()
+        leave_group(ranks)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rank_processes import join_ranks, run_ranks
+from rank_processes import join_ranks, leave_group, run_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -23,6 +23,7 @@ from quintet.config.native.policy import LoraConfig
 from quintet.policies.attention import register_attention
 from quintet.policies.causal_lm import PolicyModule, ValueModel
 from quintet.policies.lora import add_lora
+from quintet.policies.parallel.dtensor_shards import gather_full_tensor
 from quintet.policies.parallel.tensor_parallel import (
     apply_tensor_parallel,
     apply_tensor_parallel_to_critic,
@@ -30,7 +31,7 @@ from quintet.policies.parallel.tensor_parallel import (
 from quintet.policies.parallel.token_sharding import TokenSharding
 from quintet.records import Batch
 from quintet.training.packing import MicroBatch, MicroBatchBudget, iter_micro_batches
-from quintet.training.parallel.fsdp import clip_dtensor_grad_norm, gather_full_tensor
+from quintet.training.parallel.fsdp import clip_dtensor_grad_norm
 from quintet.training.parallel.process_group import RankGroup
 
 STEPS = 5
@@ -284,7 +285,7 @@ def main() -> None:
     torch.set_num_threads(1)
     ranks, (cases,) = join_ranks()
     print(json.dumps({name: run(Case(**options)) for name, options in json.loads(cases).items()}))
-    ranks.destroy()
+    leave_group(ranks)
 
 
 if __name__ == "__main__":

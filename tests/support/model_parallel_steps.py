@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from loss_grid import ragged_batch
-from rank_processes import join_ranks, run_ranks
+from rank_processes import join_ranks, leave_group, run_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -238,7 +238,7 @@ def main() -> None:
     torch.set_num_threads(1)
     ranks, (policy, *cases) = join_ranks()
     print(json.dumps({case: CASES[case](Path(policy), ranks) for case in cases}))
-    ranks.destroy()
+    leave_group(ranks)
 
 
 if __name__ == "__main__":

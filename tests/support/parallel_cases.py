@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from loss_grid import near_batch, objective, ragged_batch
-from rank_processes import join_ranks, run_ranks
+from rank_processes import join_ranks, leave_group, run_ranks
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -253,7 +253,7 @@ def main() -> None:
         mesh = LearnerMesh.build(ranks, ParallelConfig(**case.parallel), case.sharding.get("group_size"))
         file = Path(out) / f"{'case' if is_json else name}.safetensors"
         results[name] = measure(Path(policy), mesh, case, file if ranks.rank == 0 else None)
-    ranks.destroy()
+    leave_group(ranks)
     print(json.dumps(results))
 
 

@@ -6,8 +6,10 @@ import os
 import socket
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
+import torch.distributed as dist
 from warm_processes import Popen
 
 from quintet.training.parallel.process_group import RankGroup
@@ -47,7 +49,27 @@ def run_ranks(script: str | Path, num_ranks: int, directory: Path, *arguments: o
 def join_ranks() -> tuple[RankGroup, list[str]]:
     """Join the process group that the command line of `run_ranks` names; return it and the script's arguments."""
     rank, num_ranks, rendezvous_file, *arguments = sys.argv[1:]
-    return RankGroup.join(int(rank), int(num_ranks), Path(rendezvous_file), timeout_seconds=120.0), arguments
+    return join_group(int(rank), int(num_ranks), Path(rendezvous_file)), arguments
+
+
+def join_group(rank: int, size: int, rendezvous_file: Path) -> RankGroup:
+    """Initialise gloo's process group through a new file that all ranks can write, over the loopback interface unless
+    `GLOO_SOCKET_IFNAME` is set. Leave it with `leave_group`."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{rendezvous_file}",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=120),
+    )
+    return RankGroup(rank, size)
+
+
+def leave_group(ranks: RankGroup) -> None:
+    """Destroy the process group."""
+    if ranks.size > 1:
+        dist.destroy_process_group()
 
 
 def free_port() -> int:

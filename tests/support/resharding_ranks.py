@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from rank_processes import join_ranks
+from rank_processes import join_ranks, leave_group
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
@@ -140,7 +140,7 @@ def main() -> None:
     }
     for name in CHAINS:
         run(Path(out) / name, ranks.rank, meshes, tied=name == "tied")
-    ranks.destroy()
+    leave_group(ranks)
 
 
 if __name__ == "__main__":

@@ -31,9 +31,9 @@ def episode(length: int, number: int = 0, *, size: int = 8, cameras: int = 1, di
     return RobotDemonstration(RobotObservation(images, state, (f"task {number % 2}",) * length), actions)
 
 
-def lerobot(directory: Path, episodes: Sequence[RobotDemonstration], **options: Any) -> RobotDataset:
+def lerobot(directory: Path, episodes: Sequence[RobotDemonstration], *, overwrite: bool = False) -> RobotDataset:
     """Write episodes, and open them."""
-    writer = LeRobotWriter(directory, frames_per_second=10.0, robot="arm", **options)
+    writer = LeRobotWriter(directory, frames_per_second=10.0, robot="arm", overwrite=overwrite)
     for demonstration in episodes:
         writer.write(demonstration)
     writer.close()

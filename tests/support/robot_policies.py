@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,17 @@ def observe(robots: int, instructions: list[str] | None = None, *, size: int = 3
     state = rng.normal(size=(robots, STATE_DIM)).astype(np.float32)
     instructions = instructions or [INSTRUCTIONS[robot % 2] for robot in range(robots)]
     return RobotObservation(images, state, tuple(instructions))
+
+
+def build_action_policy(config: Experiment) -> Any:
+    """Return the policy at `policy.path`, or the preset with random weights."""
+    # not for processes that only simulate robots
+    from quintet.policies.vla.build import _build_preset, load_action_policy, prepare_for_training
+    from quintet.seeds import derive_seed
+
+    if config.policy.path is not None:
+        return load_action_policy(Path(config.policy.path), config)
+    return prepare_for_training(_build_preset(config, derive_seed(config.seed, "policy")), config)
 
 
 def robot_experiment(policy: dict[str, Any], *, has_critic: bool = True, **sections: Any) -> Experiment:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from parallel_cases import CASES, Case, actor, critic, reference
-from rank_processes import join_ranks
+from rank_processes import join_ranks, leave_group
 from safetensors.torch import save_file
 from vision_models import (
     batch_of,
@@ -104,7 +104,7 @@ def main() -> None:
             if name == SAVED:
                 resumed = save_and_continue(directory / model, mesh, ranks, directory / f"{model} saved")
                 results[model][name]["resumed"] = resumed
-    ranks.destroy()
+    leave_group(ranks)
     print(json.dumps(results))
 
 

@@ -49,7 +49,6 @@ def select_groups(
     group: Tensor,
     config: FilterConfig,
     *,
-    signal_threshold: float | None = None,
     counted: Tensor | None = None,
     lengths: Tensor | None = None,
 ) -> Tensor:
@@ -57,15 +56,13 @@ def select_groups(
     response tokens.
 
     In this order: drop groups whose mean reward is outside `min_mean` … `max_mean` (RLinf's `filter_rewards`); with
-    `signal_threshold`, drop groups without signal (DAPO, arXiv:2503.14476); with `drop_zero`, drop groups whose score
-    `keep_by` is 0; keep the first ⌈`keep_share` × n⌉ groups by that score, at least one (RAGEN's uncertainty filter,
-    StarPO-S, arXiv:2504.20073; RAGEN rounds down); keep those of `top_p`; keep those of `min_p`. Ties keep the first
-    groups. If none is left, all trajectories that count are selected with `keep_all_if_empty`.
+    `drop_zero`, drop groups whose score `keep_by` is 0; keep the first ⌈`keep_share` × n⌉ groups by that score, at
+    least one (RAGEN's uncertainty filter, StarPO-S, arXiv:2504.20073; RAGEN rounds down); keep those of `top_p`; keep
+    those of `min_p`. Ties keep the first groups. If none is left, all trajectories that count are selected with
+    `keep_all_if_empty`.
     """
     groups = Groups.from_ids(group, counted)
     selected = groups.counted & _between(groups, rewards.double(), config.min_mean, config.max_mean)
-    if signal_threshold is not None:
-        selected = selected & has_signal(rewards, group, signal_threshold, counted)
     if (config.keep_share, config.top_p, config.min_p, config.drop_zero) != (1.0, 1.0, None, False):
         remaining = Groups.from_ids(group, selected)
         selected = selected & _by_score(remaining, _scores(remaining, rewards.double(), lengths, config), config)

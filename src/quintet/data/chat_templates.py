@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from quintet.errors import ConfigError, nearest
+from quintet.errors import ConfigError, did_you_mean
 
 KEY = "data.template"
 TEMPLATE_SUFFIXES: Final = (".jinja", ".jinja2", ".j2")
@@ -73,11 +73,9 @@ def chat_template(name: str | None) -> ChatTemplate:
         return ChatTemplate(name)
     if name.endswith(TEMPLATE_SUFFIXES):
         return ChatTemplate(_read_template(name), source=name)
-    close = nearest(name, TEMPLATES)
-    hint = (f"did you mean {close}? " if close else "") + f"valid: {', '.join(TEMPLATES)}, or a file ending in "
-    raise ConfigError(
-        f"{KEY} = {name}: unknown template", key=KEY, value=name, hint=hint + ", ".join(TEMPLATE_SUFFIXES)
-    )
+    valid = f"valid: {', '.join(TEMPLATES)}, or a file ending in {', '.join(TEMPLATE_SUFFIXES)}"
+    hint = f"{did_you_mean(name, TEMPLATES, '{}')} {valid}".lstrip()
+    raise ConfigError(f"{KEY} = {name}: unknown template", key=KEY, value=name, hint=hint)
 
 
 def _read_template(name: str) -> str:

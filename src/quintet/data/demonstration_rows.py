@@ -25,7 +25,7 @@ from quintet.envs.env import IMAGE
 from quintet.envs.factory import build_env
 from quintet.envs.service.png import encode_png
 from quintet.envs.start_states import Split, split_seed
-from quintet.errors import ConfigError, nearest
+from quintet.errors import ConfigError, did_you_mean
 
 MAX_TRIES_PER_EPISODE: Final = 50
 """Tried episodes per solved one, after which the environment is considered too hard."""
@@ -46,10 +46,7 @@ def parse_env_config(name: str, options: Mapping[str, Any]) -> EnvConfig:
     """
     solvable = {entry.name: entry.config for entry in ENVS if getattr(entry.config, "has_expert", False)}
     if name not in solvable:
-        suggestion = nearest(name, solvable)
-        hint = (
-            f"did you mean {suggestion}? " if suggestion else ""
-        ) + f"environments with an expert: {', '.join(solvable)}"
+        hint = f"{did_you_mean(name, solvable, '{}')} environments with an expert: {', '.join(solvable)}".lstrip()
         raise ConfigError(f"the environment {name} has no expert", key="env", value=name, hint=hint)
     return cast("EnvConfig", parse_options(cast("type[Section]", solvable[name]), options, name))
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from quintet.data.chat_messages import ASSISTANT, REASONING_KEYS, ROLES, WEIGHT, Message, Tool
 from quintet.data.chat_template_renderer import TemplateInput, TemplateRenderingError, render_chat_templates
 from quintet.data.chat_templates import KEY, ChatTemplate
-from quintet.errors import ConfigError, nearest
+from quintet.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -115,8 +115,7 @@ class DialogueRenderer:
     def _message(self, message: Message, index: int, row_name: str) -> Message:
         role = message["role"]
         if role not in ROLES and not self._mentions(role):
-            close = nearest(role, ROLES)
-            hint = (f"did you mean {close}? " if close else "") + f"known roles: {', '.join(ROLES)}"
+            hint = f"{did_you_mean(role, ROLES, '{}')} known roles: {', '.join(ROLES)}".lstrip()
             raise self.refusal(row_name, index, f"unknown role {role!r:.40}", hint)
         fields = {name: part for name, part in message.items() if name != WEIGHT}
         if role == "developer" and not self._mentions(role):

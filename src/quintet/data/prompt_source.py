@@ -127,39 +127,46 @@ def _load_custom_rows(config: DataConfig, names: Sequence[str], tokenizer: Any) 
     return _CustomRows(dataset, name, Path(names[0]).expanduser().parent)
 
 
+@dataclass(frozen=True, slots=True)
+class PromptSettings:
+    """What the prompts of a split follow from."""
+
+    config: DataConfig
+    tokenizer: PreTrainedTokenizerFast
+    max_prompt_tokens: int
+    split: SplitName
+    images: PromptImages | None = None
+    """Converts images; None if the policy reads none."""
+    tools: Sequence[ToolSchema] = ()
+    """Tools that are described to the policy."""
+    users: Collection[str] = ()
+    """Names of simulated users."""
+
+
 class PromptRows:
     """Prompts by row number over all files."""
 
-    def __init__(
-        self,
-        config: DataConfig,
-        tokenizer: PreTrainedTokenizerFast,
-        max_prompt_tokens: int,
-        split: SplitName,
-        images: PromptImages | None = None,
-        tools: Sequence[ToolSchema] = (),
-        users: Collection[str] = (),
-    ) -> None:
-        """`images` converts images; None if the policy reads none. `tools` are described to the policy; `users` are the
-        names of simulated users.
+    def __init__(self, settings: PromptSettings) -> None:
+        """Open the rows.
 
         Raises:
             ConfigError: files, columns or the chat template do not match the configuration.
             MachineError: a file cannot be copied, or the cache cannot be written.
         """
-        split_rows = open_split(config, tokenizer, split)
+        config = settings.config
+        split_rows = open_split(config, settings.tokenizer, settings.split)
         self.names, self.sizes, self._rows = split_rows.names, split_rows.sizes, split_rows.rows
         self._reader = RowReader(config)
         self._prompt_format = PromptFormat(
-            tokenizer,
+            settings.tokenizer,
             config.template,
-            max_tokens=max_prompt_tokens,
+            max_tokens=settings.max_prompt_tokens,
             truncation=config.truncation,
-            images=images,
-            tools=tools,
+            images=settings.images,
+            tools=settings.tools,
         )
         self._has_images = config.image_key is not None
-        self._has_tools, self._users = bool(tools), users
+        self._has_tools, self._users = bool(settings.tools), settings.users
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -13,7 +13,7 @@ import numpy as np
 
 from quintet.config.native.data import DataConfig
 from quintet.data.prompt_format import ToolSchema
-from quintet.data.prompt_source import PromptRows, SplitName
+from quintet.data.prompt_source import PromptRows, PromptSettings, SplitName
 from quintet.data.prompt_workers import PromptWorkers
 from quintet.data.row_images import PromptImages
 from quintet.data.row_order import RowOrder, RowSampler, sample_rows
@@ -88,18 +88,9 @@ class PromptSplit:
             MachineError: a file cannot be copied, the cache cannot be written, or a worker died.
         """
         seed = seed if config.seed is None else config.seed
-        source = PromptRows(config, tokenizer, max_prompt_tokens, split, images, tools, users)
-        create_workers = partial(
-            PromptWorkers,
-            config=config,
-            tokenizer=tokenizer,
-            max_prompt_tokens=max_prompt_tokens,
-            split=split,
-            images=images,
-            trust_remote_code=trust_remote_code,
-            tools=tools,
-            users=users,
-        )
+        settings = PromptSettings(config, tokenizer, max_prompt_tokens, split, images, tools, users)
+        source = PromptRows(settings)
+        create_workers = partial(PromptWorkers, settings=settings, trust_remote_code=trust_remote_code)
         rows_within_limit = np.arange(len(source))
         if config.filter_long_prompts:
             rows_within_limit = _rows_within_limit(
@@ -200,7 +191,7 @@ class PromptSplit:
             message = f"data.weights: no row of {empty[0]} is used"
             hint = "remove that file and its weight, or increase data.train_rows or rollout.max_prompt_tokens"
             raise ConfigError(message, key="data.weights", value=empty[0], hint=hint)
-        return RowSampler(sizes, weights, shuffle=self._config.shuffle, seed=self._seed)
+        return RowSampler(RowOrder(sizes, weights, shuffle=self._config.shuffle, seed=self._seed))
 
     def check_domains(self, max_rows: int) -> None:
         """Raise `ConfigError` if one of the first rows belongs to no domain of `data.domains`."""
@@ -234,13 +225,8 @@ class PromptSplit:
         sizes = [len(numbers) for numbers in rows.values()]
         if unused := len(self) - sum(sizes):
             logger.info("%d rows of data.train_files belong to no domain of data.domains and are not used", unused)
-        return RowSampler(
-            sizes,
-            shuffle=self._config.shuffle,
-            seed=self._seed,
-            quotas=tuple(quotas.values()),
-            rows=np.concatenate([np.asarray(numbers, np.int64) for numbers in rows.values()]),
-        )
+        order = RowOrder(sizes, shuffle=self._config.shuffle, seed=self._seed, quotas=tuple(quotas.values()))
+        return RowSampler(order, np.concatenate([np.asarray(numbers, np.int64) for numbers in rows.values()]))
 
     def batches(self, num_validations: int = 0) -> list[list[int]]:
         """Return all rows once, in batches of at most `data.validation_batch`.

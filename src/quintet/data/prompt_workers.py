@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from quintet.config.native.data import DataConfig
-from quintet.data.prompt_format import ToolSchema
-from quintet.data.prompt_source import PromptRows, SplitName
+from quintet.data.prompt_source import PromptRows, PromptSettings
 from quintet.data.row_images import PromptImages
 from quintet.data.worker_pool import WorkerPool
 
@@ -24,29 +23,19 @@ ROWS_PER_REQUEST: Final = 256
 class PromptWorkers(WorkerPool):
     """Workers that tokenize the prompts of a dataset, to measure their lengths or ahead of their use."""
 
-    def __init__(
-        self,
-        count: int,
-        config: DataConfig,
-        tokenizer: PreTrainedTokenizerFast,
-        max_prompt_tokens: int,
-        split: SplitName,
-        images: PromptImages | None = None,
-        *,
-        trust_remote_code: bool = False,
-        tools: Sequence[ToolSchema] = (),
-        users: Collection[str] = (),
-    ) -> None:
+    def __init__(self, count: int, settings: PromptSettings, *, trust_remote_code: bool = False) -> None:
+        """`trust_remote_code` is the tokenizer's."""
+        images = settings.images
         setup = {
-            "config": config.model_dump(mode="json"),
+            "config": settings.config.model_dump(mode="json"),
             "trust_remote_code": trust_remote_code,
-            "max_prompt_tokens": max_prompt_tokens,
-            "split": split,
-            "tools": list(tools),
-            "users": list(users),
+            "max_prompt_tokens": settings.max_prompt_tokens,
+            "split": settings.split,
+            "tools": list(settings.tools),
+            "users": list(settings.users),
             "images": None if images is None else [type(images).__module__, type(images).__name__, images.settings()],
         }
-        super().__init__(_create_handler, setup, count, tokenizer)
+        super().__init__(_create_handler, setup, count, settings.tokenizer)
         self.count = count
         self._pending_rows: deque[tuple[int, ...]] = deque()
 
@@ -104,9 +93,10 @@ def _create_handler(setup: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], A
     tokenizer = _load_tokenizer(setup["tokenizer"], trust_remote_code=setup["trust_remote_code"])
     tokenizer.name_or_path = setup["tokenizer_name"]
     config = DataConfig.model_validate(setup["config"])
-    images = _load_images(setup["images"])
-    limit, replies = setup["max_prompt_tokens"], (setup["tools"], setup["users"])
-    source = PromptRows(config, tokenizer, limit, setup["split"], images, *replies)
+    images, limit = _load_images(setup["images"]), setup["max_prompt_tokens"]
+    source = PromptRows(
+        PromptSettings(config, tokenizer, limit, setup["split"], images, setup["tools"], setup["users"])
+    )
 
     def handle(request: Mapping[str, Any]) -> list[Any]:
         if "lengths" in request:

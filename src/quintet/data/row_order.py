@@ -49,6 +49,16 @@ class RowOrder:
         if not sum(sizes) or (weights and not all(sizes)):
             raise ConfigError("data.train_files contain no rows", key="data.train_files", hint="name files with rows")
         self.rows = sum(sizes)
+        self.has_epochs = not weights and not quotas
+        """Whether all rows come before the first one comes again."""
+        self.settings: dict[str, Any] = {
+            "sizes": list(sizes),
+            "weights": list(weights),
+            "shuffle": shuffle,
+            "seed": seed,
+            **({"domains": list(quotas)} if quotas else {}),
+        }
+        """What the order follows from, as JSON data."""
         self._shuffle = shuffle
         self._seed = seed
         self._sizes = tuple(sizes) if weights or quotas else (self.rows,)
@@ -121,28 +131,11 @@ class RowSampler:
     quotas, there are no epochs over all rows, and none are dropped.
     """
 
-    def __init__(
-        self,
-        sizes: Sequence[int],
-        weights: Sequence[float] = (),
-        *,
-        shuffle: bool,
-        seed: int,
-        quotas: Sequence[int] = (),
-        rows: np.ndarray | None = None,
-    ) -> None:
-        """See `RowOrder`. `rows`, int64 [sum of sizes], are the numbers of the rows of the parts; None counts them."""
-        self._order = RowOrder(sizes, weights, shuffle=shuffle, seed=seed, quotas=quotas)
+    def __init__(self, order: RowOrder, rows: np.ndarray | None = None) -> None:
+        """`rows`, int64 [sum of sizes], are the numbers of the rows of the parts; None counts them."""
+        self._order = order
         self._numbers = rows
         self._position = 0
-        self._weighted = bool(weights) or bool(quotas)
-        self._settings: dict[str, Any] = {
-            "sizes": list(sizes),
-            "weights": list(weights),
-            "shuffle": shuffle,
-            "seed": seed,
-            **({"domains": list(quotas)} if quotas else {}),
-        }
 
     @property
     def rows(self) -> int:
@@ -168,7 +161,7 @@ class RowSampler:
         return rows if self._numbers is None else self._numbers[rows].tolist()
 
     def _start(self, batch: int) -> int:
-        if self._weighted:
+        if not self._order.has_epochs:
             return self._position
         if batch > self.rows:
             raise ConfigError(
@@ -182,7 +175,7 @@ class RowSampler:
 
     def state(self) -> dict[str, Any]:
         """Return the position and settings as JSON data."""
-        return {"position": self._position, **self._settings}
+        return {"position": self._position, **self._order.settings}
 
     def load(self, state: dict[str, Any]) -> None:
         """Resume from a state.
@@ -190,7 +183,7 @@ class RowSampler:
         Raises:
             ConfigError: the state has other rows or another order.
         """
-        for name, value in self._settings.items():
+        for name, value in self._order.settings.items():
             if state.get(name) != value:
                 key = {"sizes": "data.train_files", "seed": "data.seed"}.get(name, f"data.{name}")
                 message = f"{key}: the checkpoint was made with {name} {state.get(name)}, now it is {value}"

@@ -27,7 +27,7 @@ from quintet.data.chat_messages import (
 from quintet.data.row_images import KEY as IMAGE_KEY
 from quintet.data.row_images import RowImage, image_error, row_images, with_placeholders
 from quintet.envs.env import IMAGE
-from quintet.errors import ConfigError, nearest
+from quintet.errors import ConfigError, did_you_mean, nearest
 from quintet.records import PromptRow
 
 TRUTH_COLUMNS = ("ground_truth", "answer", "solution", "solutions", "target", "label")
@@ -307,8 +307,7 @@ def _invalid_column(key: str, column: str, row_name: str, problem: str, hint: st
 
 
 def _missing_column(row: Mapping[str, Any], column: str, key: str, row_name: str) -> ConfigError:
-    suggestion = nearest(column, row)
-    hint = (f"did you mean {suggestion}? " if suggestion else "") + f"columns: {', '.join(row)}"
+    hint = f"{did_you_mean(column, row, '{}')} columns: {', '.join(row)}".lstrip()
     return ConfigError(
         f"{key} = {column}: {row_name} has no such column", key=key, value=column, source=row_name, hint=hint
     )

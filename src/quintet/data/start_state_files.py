@@ -102,7 +102,6 @@ class FileStartStates:
         self._num_drawn = 0
 
     def take(self, count: int) -> list[int]:
-        """See `StartStates.take`."""
         if not self._train:
             return self._seeds.take(count)
         numbers = range(self._num_drawn, self._num_drawn + count)
@@ -114,11 +113,9 @@ class FileStartStates:
         ]
 
     def held_out(self) -> list[int]:
-        """See `StartStates.held_out`."""
         return list(self._held_out) or self._seeds.held_out()
 
     def warm_start_check_starts(self, count: int) -> list[int]:
-        """See `StartStates.warm_start_check_starts`."""
         return self._seeds.warm_start_check_starts(count)
 
     def state(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from quintet.data.chat_messages import ColumnarRow
 from quintet.data.data_files import write_atomically
 from quintet.data.row_offsets import InvalidRowError, csv_offsets, json_offsets, line_offsets
-from quintet.errors import ConfigError, nearest
+from quintet.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,10 +58,8 @@ def open_table(path: Path, key: str, cache: Path) -> Table:
     """
     open_file = _OPEN_FUNCTIONS.get(path.suffix.lower())
     if open_file is None:
-        suggestion = nearest(path.suffix.lower(), FILE_SUFFIXES)
-        hint = (
-            f"did you mean {suggestion}? " if suggestion else ""
-        ) + f"supported file suffixes: {', '.join(FILE_SUFFIXES)}"
+        suggestion = did_you_mean(path.suffix.lower(), FILE_SUFFIXES, "{}")
+        hint = f"{suggestion} supported file suffixes: {', '.join(FILE_SUFFIXES)}".lstrip()
         raise ConfigError(f"{key}: {path} has an unsupported file suffix", key=key, value=str(path), hint=hint)
     try:
         table = open_file(path, key, cache)

@@ -54,7 +54,6 @@ class Bandit(Env):
         return Step(Observation(self._text), reward, True, False, {"success": is_high})
 
     def render(self) -> np.ndarray:
-        """See `Env.render`."""
         return text_image(self._text)
 
     def expert_action(self) -> str:

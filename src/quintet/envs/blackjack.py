@@ -82,7 +82,6 @@ class Blackjack(Env):
         return Step(self._observation(), reward, self._ended, False, {"success": reward > 0})
 
     def render(self) -> np.ndarray:
-        """See `Env.render`."""
         image = Image.new("RGB", (self._config.rendered_size[1], self._config.rendered_size[0]), TABLE)
         draw = ImageDraw.Draw(image)
         for name, cards, y in (("Dealer", self._shown_dealer(), 5), ("Player", self._player, 130)):

@@ -67,7 +67,6 @@ class Countdown(Env):
         return Step(Observation(self._text), reward, True, False, {"success": solved})
 
     def render(self) -> np.ndarray:
-        """See `Env.render`."""
         return text_image(self._text)
 
 

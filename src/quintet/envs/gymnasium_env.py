@@ -16,8 +16,9 @@ from PIL import Image
 from quintet.config.native.package_envs import GymnasiumConfig
 from quintet.envs.env import IMAGE, TEXT
 from quintet.envs.frozenlake_solver import Table, slippery_policy
-from quintet.errors import ConfigError, nearest
-from quintet.records import Observation, Step, sum_rewards
+from quintet.errors import ConfigError, did_you_mean
+from quintet.records import Observation, Step
+from quintet.reward_sum import sum_rewards
 
 MAX_NUMBERS: Final = 64
 """Largest array of an observation that is written as text."""
@@ -138,8 +139,8 @@ def _make(config: GymnasiumConfig) -> gymnasium.Env[Any, Any]:
     except DependencyNotInstalled as error:
         raise _missing_package(config, error) from error
     except gymnasium.error.Error as error:
-        close = nearest(name, list(gymnasium.registry))
-        hint = (f"did you mean {close}? " if close else "") + "name an environment of another package as MODULE:ID"
+        close = did_you_mean(name, gymnasium.registry, "{}")
+        hint = f"{close} name an environment of another package as MODULE:ID".lstrip()
         raise _config_error(config, " ".join(str(error).split()), hint) from error
     except (TypeError, ValueError, AttributeError) as error:
         raise _config_error(config, f"it cannot be built: {error}", "correct env.kwargs", key="env.kwargs") from error

@@ -254,7 +254,6 @@ class HostedVectorEnv:
         return bool(self._pending or self._events)
 
     def pop_metrics(self) -> Mapping[str, float]:
-        """See `VectorEnv.pop_metrics`."""
         reassigned, self._num_reassigned = self._num_reassigned, 0
         return {"env/episodes_reassigned": reassigned}
 

@@ -57,7 +57,6 @@ class Questions(Env):
         return Step(Observation(self._text), reward, right, False, {"success": right})
 
     def render(self) -> np.ndarray:
-        """See `Env.render`."""
         return text_image(self._text)
 
 

@@ -184,7 +184,6 @@ class Sokoban(Env):
         return self._observation()
 
     def step(self, action: str) -> Step:
-        """See `Env.step`."""
         config, before = self._config, self._level
         self._level = before.after(before.deltas[action])
         self._steps += 1

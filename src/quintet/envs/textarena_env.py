@@ -12,7 +12,7 @@ import numpy as np
 
 from quintet.config.native.package_envs import TextArenaConfig
 from quintet.envs.env import TEXT
-from quintet.errors import ConfigError, nearest
+from quintet.errors import ConfigError, did_you_mean
 from quintet.records import Observation, Step
 
 MOVES = re.compile(r"^.*\b(?:available|valid|legal|possible) (?:moves|actions)\b[^\[\n]*(\[.*)$", re.I | re.M)
@@ -150,8 +150,7 @@ def _make(config: TextArenaConfig) -> Any:
     from textarena.envs.registration import ENV_REGISTRY
 
     if config.id not in ENV_REGISTRY:
-        close = nearest(config.id, list(ENV_REGISTRY))
-        hint = f"did you mean {close}?" if close else "see textarena.pprint_registry_detailed()"
+        hint = did_you_mean(config.id, ENV_REGISTRY, "{}") or "see textarena.pprint_registry_detailed()"
         raise _config_error(config, "TextArena has no such game", hint)
     try:
         return textarena.make(config.id, **config.kwargs)

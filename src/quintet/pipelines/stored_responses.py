@@ -9,7 +9,7 @@ from typing import Any
 from quintet.config.native.data import DataConfig, EvaluationConfig
 from quintet.data.prompt_source import open_rows
 from quintet.data.row_reader import RowReader
-from quintet.errors import ConfigError, nearest
+from quintet.errors import ConfigError, did_you_mean
 from quintet.records import Response
 
 
@@ -49,9 +49,8 @@ class StoredResponses:
         if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
             return texts
         if value is None:
-            similar = nearest(self._column, row)
             problem = f"{location} has no such column"
-            hint = (f"did you mean {similar}? " if similar else "") + f"its columns are {', '.join(row)}"
+            hint = f"{did_you_mean(self._column, row, '{}')} its columns are {', '.join(row)}".lstrip()
         else:
             problem, hint = f"{location} has {value!r:.60}", "use a list of texts, or a text"
         key = "evaluation.response_key"

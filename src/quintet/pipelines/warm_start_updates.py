@@ -7,7 +7,8 @@ from contextlib import closing
 
 from quintet.config.native.training import WarmStartConfig
 from quintet.pipelines.run import Run, interrupted, is_due
-from quintet.runtime.run_checkpoint import LoadsLearners, load_learners
+from quintet.runtime.groups import CheckpointedLearners
+from quintet.runtime.run_checkpoint import load_learners
 from quintet.runtime.signals import StopRequest
 from quintet.tracking.logger import LoggerContext
 from quintet.tracking.loggers import JsonlLogger
@@ -18,7 +19,7 @@ Update = Callable[[int, float, float], Mapping[str, float]]
 under `sft/` to log."""
 
 
-def restored_updates(run: Run, learners: LoadsLearners, config: WarmStartConfig) -> int:
+def restored_updates(run: Run, learners: CheckpointedLearners, config: WarmStartConfig) -> int:
     """Restore the run's checkpoint of its warm start, if there is one; return the number of updates to skip."""
     checkpoint = run.warm_start_checkpoint
     if checkpoint is None:

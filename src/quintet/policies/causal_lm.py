@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from torch import Tensor, nn
 
@@ -16,9 +16,9 @@ from quintet.policies.masked_head import head_logits
 from quintet.policies.packed_batch import PackedBatch
 from quintet.policies.parallel.token_sharding import TokenSharding
 from quintet.policies.token_statistics import (
-    DivergenceFn,
     LazyLogits,
     StatisticsFn,
+    StatisticsOptions,
     TokenStatistics,
     compute_lazy_logits,
     compute_token_statistics,
@@ -52,10 +52,8 @@ class PolicyModule(nn.Module):
         temperature: float = 1.0,
         other: LazyLogits | None = None,
         *,
-        swapped: bool = False,
-        with_sum_squared_probs: bool = False,
-        divergence_fn: DivergenceFn | None = None,
         return_lazy_logits: bool = False,
+        **options: Unpack[StatisticsOptions],
     ) -> TokenStatistics | LazyLogits:
         """Return the token statistics (see `compute_token_statistics`), or with `return_lazy_logits` the `LazyLogits`
         that a divergence needs."""
@@ -64,16 +62,8 @@ class PolicyModule(nn.Module):
         if return_lazy_logits:
             return self._compute_lazy_logits(local)
         with self.activation_context():
-            statistics = compute_token_statistics(
-                self.policy,
-                local,
-                temperature,
-                other,
-                swapped=swapped,
-                with_sum_squared_probs=with_sum_squared_probs,
-                divergence_fn=divergence_fn,
-                statistics_fn=self.statistics_fn,
-            )
+            options["statistics_fn"] = self.statistics_fn
+            statistics = compute_token_statistics(self.policy, local, temperature, other, **options)
         return shard.gather_statistics(statistics) if shard else statistics
 
     def _compute_lazy_logits(self, packed: PackedBatch) -> LazyLogits:

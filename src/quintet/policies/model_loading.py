@@ -13,7 +13,7 @@ from torch import nn
 
 from quintet.config.native.policy import PolicyConfig
 from quintet.config.plan.model_support import unsupported_reason
-from quintet.errors import ConfigError, MachineError, UserError, nearest
+from quintet.errors import ConfigError, MachineError, UserError, did_you_mean
 from quintet.loading_lock import LOADING_LOCK
 from quintet.policies.attention import MODELS_HINT, register_attention
 from quintet.policies.masked_head import MaskedHead
@@ -144,12 +144,8 @@ def _load_config(directory: str | Path, overrides: Mapping[str, Any], *, trust_r
                 hint=f"remove policy.overrides.{name}",
             )
         if not hasattr(config, name):
-            close = nearest(name, config.to_dict())
-            hint = (
-                f"did you mean policy.overrides.{close}?"
-                if close
-                else f"{Path(directory) / 'config.json'} has its settings"
-            )
+            settings = f"{Path(directory) / 'config.json'} has its settings"
+            hint = did_you_mean(name, config.to_dict(), "policy.overrides.{}") or settings
             raise ConfigError(
                 f"policy.overrides.{name}: the model's configuration has no such setting",
                 key="policy.overrides",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quintet.data.chat_templates import CHATML
-from quintet.errors import ConfigError, nearest
+from quintet.errors import ConfigError, did_you_mean
 from quintet.policies.vision.image_processing import ImageProcessor
 
 if TYPE_CHECKING:
@@ -83,8 +83,7 @@ def get_preset(name: str) -> Preset:
     """
     if name in PRESETS:
         return PRESETS[name]
-    close = nearest(name, PRESETS)
-    hint = (f"did you mean {close!r}? " if close else "") + f"valid presets: {', '.join(sorted(PRESETS))}"
+    hint = f"{did_you_mean(name, PRESETS)} valid presets: {', '.join(sorted(PRESETS))}".lstrip()
     raise ConfigError(f"policy.preset = {name!r}: unknown preset", key="policy.preset", value=name, hint=hint)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -53,6 +53,18 @@ class TokenStatistics(NamedTuple):
     """Sum of the squared probabilities of all tokens, without gradient; 0 unless requested."""
 
 
+class StatisticsOptions(TypedDict, total=False):
+    """Options of `compute_token_statistics`."""
+
+    swapped: bool
+    """Compute KL(other ‖ model) instead of KL(model ‖ other)."""
+    with_sum_squared_probs: bool
+    divergence_fn: DivergenceFn | None
+    """Divergence in place of KL, of the logits of both models, which must be whole ones."""
+    statistics_fn: StatisticsFn | None
+    """Replaces `_statistics_from_logits`, for example by its compiled version."""
+
+
 def log_probs_and_entropy(
     model: PreTrainedModel, packed: PackedBatch, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
@@ -66,16 +78,10 @@ def compute_token_statistics(
     packed: PackedBatch,
     temperature: float = 1.0,
     other: LazyLogits | None = None,
-    *,
-    swapped: bool = False,
-    with_sum_squared_probs: bool = False,
-    divergence_fn: DivergenceFn | None = None,
-    statistics_fn: StatisticsFn | None = None,
+    **options: Unpack[StatisticsOptions],
 ) -> TokenStatistics:
-    """Return the statistics of the model's predictions.
-
-    With `other`, `divergence` is KL(model ‖ other), or KL(other ‖ model) if `swapped`, or what `divergence_fn` returns
-    for the logits of both, which must be whole ones; no gradient flows into `other`.
+    """Return the statistics of the model's predictions. `divergence` is the one from `other`, into which no gradient
+    flows.
 
     Logits are computed only for the M predicted tokens, see `statistics_from_hidden_states`.
     """
@@ -85,18 +91,10 @@ def compute_token_statistics(
         fused = fused_token_statistics(logits.head, logits.hidden_states, packed.targets, temperature)
     if fused is not None:
         zeros = torch.zeros_like(fused[0])
-        return TokenStatistics(fused[0], fused[1], zeros, fused[2] if with_sum_squared_probs else zeros)
-    return statistics_from_hidden_states(
-        logits,
-        packed.targets,
-        temperature,
-        other,
-        vocabulary=model.lm_head.weight.shape[0],
-        swapped=swapped,
-        with_sum_squared_probs=with_sum_squared_probs,
-        divergence_fn=divergence_fn,
-        statistics_fn=statistics_fn,
-    )
+        squares = fused[2] if options.get("with_sum_squared_probs", False) else zeros
+        return TokenStatistics(fused[0], fused[1], zeros, squares)
+    vocabulary = model.lm_head.weight.shape[0]
+    return statistics_from_hidden_states(logits, packed.targets, temperature, other, vocabulary=vocabulary, **options)
 
 
 def statistics_from_hidden_states(
@@ -106,17 +104,15 @@ def statistics_from_hidden_states(
     other: LazyLogits | None = None,
     *,
     vocabulary: int,
-    swapped: bool = False,
-    with_sum_squared_probs: bool = False,
-    divergence_fn: DivergenceFn | None = None,
-    statistics_fn: StatisticsFn | None = None,
+    **options: Unpack[StatisticsOptions],
 ) -> TokenStatistics:
     """Return the statistics of [M, hidden]; see `compute_token_statistics`.
 
     Logits are divided by `temperature`, as in sampling. If M × `vocabulary`, the number of columns of the head, exceeds
-    `MAX_LOGITS_IN_MEMORY`, they are computed in chunks, and again in the backward pass. `statistics_fn` replaces
-    `_statistics_from_logits`, for example by its compiled version.
+    `MAX_LOGITS_IN_MEMORY`, they are computed in chunks, and again in the backward pass.
     """
+    divergence_fn, statistics_fn = options.get("divergence_fn"), options.get("statistics_fn")
+    flags = {name: options.get(name, False) for name in ("swapped", "with_sum_squared_probs")}
     num_positions = max(1, MAX_LOGITS_IN_MEMORY // max(1, vocabulary))
 
     def compute_chunk(start: int) -> tuple[Tensor, ...]:
@@ -129,14 +125,7 @@ def statistics_from_hidden_states(
         if divergence_fn is not None and isinstance(chunk, Tensor) and isinstance(other_chunk, Tensor):
             return _with_divergence(chunk, targets[part], temperature, divergence_fn(chunk, other_chunk))
         compute: StatisticsFn = vocab_parallel_statistics if is_sharded else statistics_fn or _statistics_from_logits
-        return compute(
-            chunk,
-            targets[part],
-            temperature,
-            other_chunk,
-            swapped=swapped,
-            with_sum_squared_probs=with_sum_squared_probs,
-        )
+        return compute(chunk, targets[part], temperature, other_chunk, **flags)
 
     starts = range(0, len(logits.hidden_states), num_positions)
     if len(starts) <= 1:

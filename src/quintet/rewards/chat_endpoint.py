@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import ipaddress
 import json
 import os
 import re
@@ -15,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
+
+from quintet.loopback import is_loopback
 
 T = TypeVar("T")
 
@@ -93,6 +94,25 @@ class JsonEndpoint:
             problem = str(error) or "the connection broke"
             raise EndpointError(type(error).__name__, problem, retryable=True) from error
 
+    def ask(
+        self, body: Mapping[str, Any], attempts: int, may_succeed: Callable[[EndpointError], bool] | None = None
+    ) -> Any:
+        """Return the JSON of the reply to one of `attempts` requests, with pauses of 1, 2, 3, … seconds between them.
+
+        Raises:
+            EndpointError: the last request fails, or one after which the next may not succeed; by default one that is
+                not retryable.
+            ValueError: the reply is no JSON.
+        """
+        for attempt in range(1, attempts):
+            try:
+                return json.loads(self.post(body))
+            except EndpointError as error:
+                if not (error.retryable if may_succeed is None else may_succeed(error)):
+                    raise
+            time.sleep(attempt)
+        return json.loads(self.post(body))
+
 
 class ChatEndpoint(JsonEndpoint):
     """Endpoint with the OpenAI chat protocol."""
@@ -143,15 +163,8 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 def _opener(url: str) -> urllib.request.OpenerDirector:
     """Return an opener with the proxy of the environment, except for this machine."""
-    proxies = [urllib.request.ProxyHandler({})] if _is_local(urlsplit(url).hostname or "") else []
+    proxies = [urllib.request.ProxyHandler({})] if is_loopback(urlsplit(url).hostname or "") else []
     return urllib.request.build_opener(_NoRedirect, *proxies)
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _read(response: Any, deadline: float) -> bytes:

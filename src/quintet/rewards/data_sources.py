@@ -9,7 +9,7 @@ from typing import Any
 
 from quintet.config.native.data import RewardConfig
 from quintet.config.native.registry_union import validate_options
-from quintet.errors import ConfigError, nearest
+from quintet.errors import ConfigError, did_you_mean
 from quintet.package_files import read_yaml
 from quintet.registry import Entry
 from quintet.rewards.score import Score
@@ -70,8 +70,7 @@ def _entry(name: str, key: str) -> Entry[Score]:
         return VERIFIERS.get(name)
     except ConfigError as error:
         names = ["rules", *(entry.name for entry in VERIFIERS)]
-        close = nearest(name, names)
-        hint = (f"did you mean {close!r}? " if close else "") + f"known: {', '.join(names)}"
+        hint = f"{did_you_mean(name, names)} known: {', '.join(names)}".lstrip()
         raise ConfigError(f"{key} = {name!r}: {error.message}", key=key, value=name, hint=hint) from error
 
 
@@ -89,8 +88,8 @@ def _unknown(source: str) -> ConfigError:
     if not source:
         message = "rows have no data_source to choose a verifier by, and reward.kind = 'rules'"
         return ConfigError(message, key="reward.kind", value="rules", hint=alternatives)
-    close = nearest(source, SOURCES)
-    hint = (f"did you mean {close!r}? else " if close else "") + alternatives
+    similar = did_you_mean(source, SOURCES)
+    hint = f"{similar} else {alternatives}" if similar else alternatives
     return ConfigError(f"no verifier is known for data_source {source!r}", key="data_source", value=source, hint=hint)
 
 

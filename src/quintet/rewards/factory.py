@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from contextlib import ExitStack
 
 from quintet.config.native.data import RewardConfig
 from quintet.errors import ConfigError
+from quintet.hardware import cpu_cores
 from quintet.rewards.data_sources import Route, route
 from quintet.rewards.dispatcher import PoolConfig
 from quintet.rewards.reward_computation import RewardComputation
@@ -85,7 +85,7 @@ def _pool_config(config: RewardConfig) -> PoolConfig:
         confined=config.function is None,
         timeout_seconds=config.timeout_seconds,
     )
-    workers = 1 if config.manager in SINGLE_PROCESS_MANAGERS else _num_cores()
+    workers = 1 if config.manager in SINGLE_PROCESS_MANAGERS else cpu_cores()
     per_minute = config.requests_per_minute if config.manager == "rate_limited" else None
     return PoolConfig(
         setup,
@@ -94,8 +94,3 @@ def _pool_config(config: RewardConfig) -> PoolConfig:
         OVERFLOW if config.function is None else 0,
         60.0 / per_minute if per_minute else 0.0,
     )
-
-
-def _num_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

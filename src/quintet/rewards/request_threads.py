@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -49,6 +49,15 @@ class RequestThreads(Generic[Item, Result]):
         """Wait for a result and return it."""
         self.num_pending -= 1
         return self._done.get()
+
+    def wait(self, seconds: float) -> list[Result]:
+        """Return the results since the last call; wait up to `seconds` for the first one."""
+        try:
+            first = self._done.get(timeout=seconds)
+        except Empty:
+            return []
+        self.num_pending -= 1
+        return [first, *self.ready()]
 
     def drain(self) -> list[Result]:
         """Wait for all items and return their results."""

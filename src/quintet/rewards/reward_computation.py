@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from quintet.config.native.data import OverlongConfig, RewardConfig
-from quintet.records import Failure, Response, RewardResult, sum_rewards
+from quintet.records import Failure, Response, RewardResult
+from quintet.reward_sum import sum_rewards
 from quintet.rewards.format_check import has_format
 
 

@@ -16,8 +16,9 @@ from typing import Final, Literal, get_args
 from quintet.config.native.relations import RelationScoring
 from quintet.config.native.state_reward import SECTIONS, StateRewardConfig
 from quintet.package_files import read_yaml
-from quintet.records import Failure, StateScore, Trajectory, Turn, sum_rewards
+from quintet.records import Failure, StateScore, Trajectory, Turn
 from quintet.relations import Relation
+from quintet.reward_sum import sum_rewards
 from quintet.rewards.chat_endpoint import ChatEndpoint, EndpointError, shortened, with_retries
 from quintet.rewards.relation_score import relation_score
 from quintet.rewards.request_threads import RequestThreads

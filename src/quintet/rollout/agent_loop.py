@@ -25,8 +25,8 @@ from quintet.records import (
     Outcome,
     Step,
     Trajectory,
-    sum_rewards,
 )
+from quintet.reward_sum import sum_rewards
 from quintet.rewards.state_reward import StateRewards
 from quintet.rollout.chat.chat_format import ChatFormat, Dialogue, PromptChange
 from quintet.rollout.chat.response_parser import ParsedResponse, ResponseFormat

@@ -209,31 +209,25 @@ class PausingEnvs:
 
     @property
     def busy(self) -> bool:
-        """See `EnvGroup.busy`."""
         return bool(self._loop.busy)
 
     def collect_rollouts(self, episodes: Sequence[Episode], sampling: SamplingParams) -> Iterator[Trajectory]:
-        """See `EnvGroup.collect_rollouts`."""
         with self._rollout.paused():
             yield from self._loop.collect_rollouts(episodes, sampling)
 
     def start(self, episodes: Sequence[Episode], sampling: SamplingParams) -> None:
-        """See `EnvGroup.start`."""
         with self._rollout.paused():
             self._loop.start(episodes, sampling)
 
     def step(self) -> list[Trajectory]:
-        """See `EnvGroup.step`."""
         with self._rollout.paused():
             return list(self._loop.step())
 
     def abort(self, groups: Collection[int]) -> list[Trajectory]:
-        """See `EnvGroup.abort`."""
         with self._rollout.paused():
             return list(self._loop.abort(groups))
 
     def pop_metrics(self) -> Mapping[str, float]:
-        """See `EnvGroup.pop_metrics`."""
         with self._rollout.paused():
             return dict(self._loop.pop_metrics())
 

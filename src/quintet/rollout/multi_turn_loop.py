@@ -8,7 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from quintet.config.native.experiment import Experiment
-from quintet.records import Failure, FinishReason, Generation, Outcome, Response, RewardResult, sum_rewards
+from quintet.records import Failure, FinishReason, Generation, Outcome, Response, RewardResult
+from quintet.reward_sum import sum_rewards
 from quintet.rollout.chat.reply_messages import ReplyMessages
 from quintet.rollout.engines.engine import RequestEngine
 from quintet.rollout.episode import Episode

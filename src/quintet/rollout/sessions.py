@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quintet.records import FinishReason, ImageInput, Turn, sum_rewards
+from quintet.records import FinishReason, ImageInput, Turn
+from quintet.reward_sum import sum_rewards
 
 FORMER_KEYS = {"stop": "finish_reason", "switches": "version_changes"}
 """Keys of exchanges that earlier versions wrote, and their names now."""

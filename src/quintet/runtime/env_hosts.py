@@ -71,7 +71,6 @@ class EnvHostConnection:
         return self.worker.lost_reason
 
     def fileno(self) -> int:
-        """See `HostConnection.fileno`."""
         return self.worker.fileno()
 
     def check_deadline(self) -> None:

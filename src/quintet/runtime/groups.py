@@ -48,7 +48,29 @@ class PolicyGroup(Protocol):
         """The policy."""
 
 
-class LearnerGroup(Protocol):
+class SavedLearners(Protocol):
+    """Learners whose state is part of checkpoints."""
+
+    def save(self, directory: Path) -> WriteFiles:
+        """Copy the state that `checkpoint.contents` names; return the function that writes rank 0's copies into the
+        checkpoint. The other ranks write theirs into the checkpoint at `directory` in the background."""
+
+    def extra_state(self) -> dict[str, Any]:
+        """Return the state besides tensors, as JSON values; the same on all ranks."""
+
+
+class CheckpointedLearners(SavedLearners, Protocol):
+    """Learners that continue from checkpoints."""
+
+    def load(self, directory: Path, contents: Collection[str], extra: Mapping[str, Any]) -> None:
+        """Load the `contents` of the checkpoint at `directory`, and the `extra_state` saved with it.
+
+        Raises:
+            MachineError: the checkpoint belongs to another model.
+        """
+
+
+class LearnerGroup(CheckpointedLearners, Protocol):
     """Actor, critic and reference, each on all ranks, and the reward model."""
 
     @property
@@ -99,20 +121,6 @@ class LearnerGroup(Protocol):
     def perturb_actor(self, max_change: float, seed: int) -> None:
         """Multiply each trained weight tensor of the policy by a random factor in `1 ± max_change`, or change adapters
         by about as much."""
-
-    def save(self, directory: Path) -> WriteFiles:
-        """Copy the state that `checkpoint.contents` names; return the function that writes rank 0's copies into the
-        checkpoint. The other ranks write theirs into the checkpoint at `directory` in the background."""
-
-    def extra_state(self) -> dict[str, Any]:
-        """Return the state besides tensors, as JSON values; the same on all ranks."""
-
-    def load(self, directory: Path, contents: Collection[str], extra: Mapping[str, Any]) -> None:
-        """Load the `contents` of the checkpoint at `directory`, and the `extra_state` saved with it.
-
-        Raises:
-            MachineError: the checkpoint belongs to another model.
-        """
 
 
 class EngineGroup(Engine, Protocol):

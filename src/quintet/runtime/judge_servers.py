@@ -31,8 +31,8 @@ PROMPT_TOKENS = 1024
 """Room for the judge's prompt around question and answer."""
 
 
-class LaunchedServer:
-    """A server process; it ends with this process, however that ends."""
+class JudgeProcess:
+    """Process of a judge's server; it ends with this process, however that ends."""
 
     def __init__(self, settings: LaunchSettings, gpu: str | None) -> None:
         """`gpu` is the only GPU that the server sees; None for the GPUs of this process. `wait_until_ready` returns its
@@ -97,7 +97,7 @@ class JudgeServers:
             MachineError: one does not start.
         """
         token, is_local = secrets.token_urlsafe(32), config.placement.nodes == 1
-        self._servers: list[tuple[str, LaunchedServer]] = []
+        self._servers: list[tuple[str, JudgeProcess]] = []
         self.addresses: list[tuple[str, str, str]] = []
         """Section of the judge in `reward`, base URL and token of each server."""
         with ExitStack() as failure:
@@ -108,7 +108,7 @@ class JudgeServers:
                     continue
                 settings = _settings(config, judge, server, LOOPBACK if is_local else ALL_INTERFACES, token)
                 for device in _devices_of(config, server, rank):
-                    self._servers.append((section, LaunchedServer(settings, _visible_gpu(config, device))))
+                    self._servers.append((section, JudgeProcess(settings, _visible_gpu(config, device))))
             for section, launched in self._servers:
                 port = urlsplit(launched.wait_until_ready()).port
                 self.addresses.append((section, f"http://{LOOPBACK if is_local else address}:{port}/v1", token))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from quintet.algorithms.kl import KlControl
 from quintet.config.native.experiment import Experiment
 from quintet.envs.start_states import StartStates
 from quintet.rollout.async_rollout import AsyncRollout
-from quintet.runtime.groups import LearnerGroup
+from quintet.runtime.groups import CheckpointedLearners, LearnerGroup
 from quintet.runtime.learners.learner_checkpoint import HF, contents_to_load
 from quintet.runtime.learners.optimizer_schedules import OptimizerSchedules
 from quintet.training.checkpoint.async_save import WriteFiles
@@ -39,14 +38,7 @@ class TokenizerFiles:
         return write_all
 
 
-class LoadsLearners(Protocol):
-    """Learners that continue from a checkpoint."""
-
-    def load(self, directory: Path, contents: Collection[str], extra: Mapping[str, Any]) -> None:
-        """See `LearnerGroup.load`."""
-
-
-def load_learners(learners: LoadsLearners, checkpoint: Checkpoint, config: Experiment) -> dict[str, Any]:
+def load_learners(learners: CheckpointedLearners, checkpoint: Checkpoint, config: Experiment) -> dict[str, Any]:
     """Load what `checkpoint.load_contents` names; return the checkpoint's state, which is empty without `extra`.
 
     Raises:

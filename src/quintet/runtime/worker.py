@@ -35,9 +35,7 @@ from quintet.runtime.learners.frozen_policy import FrozenPolicy, FrozenPolicyOfR
 from quintet.runtime.learners.local_learners import LocalLearners
 from quintet.runtime.process_settings import configure_process, seed_torch
 from quintet.runtime.profiler import RankProfiler
-from quintet.training.parallel.process_group import RankGroup
-
-SINGLE_RANK = RankGroup()
+from quintet.training.parallel.process_group import SINGLE_RANK, RankGroup
 
 
 class Worker:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
@@ -51,7 +49,9 @@ class CodeService:
             "fetch_files": [],
         }
         try:
-            run = self._run(body, 2 * float(timeout) + REPLY_SECONDS).get("run_result") or {}
+            endpoint = JsonEndpoint.at_url(self._url, 2 * float(timeout) + REPLY_SECONDS)
+            reply = endpoint.ask(body, ATTEMPTS, lambda error: error.error_type == "Http504")
+            run = reply.get("run_result") or {}
         except (EndpointError, ValueError, TypeError, AttributeError):
             return NO_OUTPUT
         if run.get("status") != "Finished":
@@ -60,14 +60,3 @@ class CodeService:
 
     def close(self) -> None:
         """See `Tool.close`."""
-
-    def _run(self, body: Mapping[str, Any], seconds: float) -> Any:
-        endpoint = JsonEndpoint.at_url(self._url, seconds)
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                return json.loads(endpoint.post(body))
-            except EndpointError as error:
-                if error.error_type != "Http504" or attempt == ATTEMPTS:
-                    raise
-            time.sleep(attempt)
-        raise AssertionError("an attempt returns or raises")

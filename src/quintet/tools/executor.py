@@ -10,6 +10,7 @@ from typing import Any
 
 from quintet.config.native.env_section import EnvProcessesConfig
 from quintet.config.native.envs import CustomEnvConfig
+from quintet.config.native.interactions import InteractionsConfig
 from quintet.config.native.tool_calls import ToolCallsConfig
 from quintet.envs.subprocess_env import SubprocessVectorEnv
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeStarted
@@ -35,6 +36,16 @@ class _Session:
     """Tool of the call that is being executed."""
 
 
+def request_envs(
+    config: ToolCallsConfig | InteractionsConfig, env: str, arguments: dict[str, Any]
+) -> SubprocessVectorEnv:
+    """Return the worker processes of a `RequestEnv`, with the limits of the configuration."""
+    limits = EnvProcessesConfig(
+        max_processes=config.max_processes, step_timeout_seconds=config.timeout_seconds, memory_gib=config.memory_gib
+    )
+    return SubprocessVectorEnv(CustomEnvConfig(path=env, arguments=arguments), limits)
+
+
 class ToolExecutor:
     """Executes the calls of many episodes at a time; the calls of one episode run one after another in one process."""
 
@@ -48,12 +59,7 @@ class ToolExecutor:
         self._num_running: Counter[str] = Counter()
         self._waiting: deque[int] = deque()
         """Episodes whose next call exceeds the limit of its tool."""
-        limits = EnvProcessesConfig(
-            max_processes=config.max_processes,
-            step_timeout_seconds=config.timeout_seconds,
-            memory_gib=config.memory_gib,
-        )
-        self._envs = SubprocessVectorEnv(CustomEnvConfig(path=ENV, arguments={"tools": tools}), limits)
+        self._envs = request_envs(config, ENV, {"tools": tools})
         self._sessions: dict[int, _Session] = {}
         self._episodes: dict[int, int] = {}
         """Episode of each env."""

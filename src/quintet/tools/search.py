@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
@@ -42,7 +41,7 @@ class Search:
         if not isinstance(queries, list) or not queries:
             return _result("Error: 'query_list' is missing, empty, or not a list in parameters.")
         try:
-            reply = self._ask({"queries": queries, "topk": self._topk, "return_scores": True})
+            reply = self._endpoint.ask({"queries": queries, "topk": self._topk, "return_scores": True}, ATTEMPTS)
             passage_lists = reply.get("result") or []
             text = "\n---\n".join(map(_passages, passage_lists))
             return _result(text if passage_lists else "No search results found.")
@@ -53,16 +52,6 @@ class Search:
 
     def close(self) -> None:
         """See `Tool.close`."""
-
-    def _ask(self, body: Mapping[str, Any]) -> Any:
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                return json.loads(self._endpoint.post(body))
-            except EndpointError as error:
-                if not error.retryable or attempt == ATTEMPTS:
-                    raise
-            time.sleep(attempt)
-        raise AssertionError("an attempt returns or raises")
 
 
 def _passages(passages: Sequence[Mapping[str, Any]]) -> str:

@@ -96,7 +96,6 @@ class SearchQuestions(Env):
         return f"{text[:limit]}..." if len(text) > limit else text
 
     def render(self) -> np.ndarray:
-        """See `Env.render`."""
         return text_image(self._text)
 
 

@@ -7,12 +7,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from quintet.config.interaction_files import run_users
-from quintet.config.native.env_section import EnvProcessesConfig
-from quintet.config.native.envs import CustomEnvConfig
 from quintet.config.native.interactions import InteractionsConfig, UserConfig
-from quintet.envs.subprocess_env import SubprocessVectorEnv
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeStarted
 from quintet.records import Failure, Observation, Step
+from quintet.tools.executor import request_envs
 from quintet.tools.interaction import Interaction, UserReply
 from quintet.tools.tool import ToolEpisode
 from quintet.tools.tool_env import RequestEnv
@@ -52,12 +50,7 @@ class UserExecutor:
 
     def __init__(self, config: InteractionsConfig) -> None:
         users = {name: user.model_dump(mode="json") for name, user in run_users(config).items()}
-        limits = EnvProcessesConfig(
-            max_processes=config.max_processes,
-            step_timeout_seconds=config.timeout_seconds,
-            memory_gib=config.memory_gib,
-        )
-        self._envs = SubprocessVectorEnv(CustomEnvConfig(path=ENV, arguments={"users": users}), limits)
+        self._envs = request_envs(config, ENV, {"users": users})
         self._turns: dict[int, Mapping[str, Any] | None] = {}
         """What awaits a reply, by episode."""
 

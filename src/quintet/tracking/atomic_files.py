@@ -78,7 +78,7 @@ def write_atomic(path: Path, data: bytes, key: str = OUTPUT_KEY, *, flush: bool 
         finally:
             temporary.unlink(missing_ok=True)
         if flush:
-            _sync_directory(path.parent)
+            sync(path.parent)  # a rename survives a power failure only once the directory is on disk
 
 
 def open_unlinked(path: str, flags: int) -> int:
@@ -87,8 +87,8 @@ def open_unlinked(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
-def _sync_directory(path: Path) -> None:
-    """Flush the directory: a rename survives a power failure only once the directory is on disk."""
+def sync(path: Path) -> None:
+    """Flush a file or the entries of a directory to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

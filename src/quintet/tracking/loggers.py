@@ -92,13 +92,12 @@ class TensorboardLogger:
 
     def log_generations(self, step: int, generations: Sequence[LoggedGeneration]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.plugins.text.metadata import create_summary_metadata
 
         values = []
         for row, generation in enumerate(generations, 1):
             text = f"**score {generation.score:g}**\n\n{_quoted(generation.input)}\n\n{_quoted(generation.output)}"
-            tag, metadata = f"{TABLE}/{row}", create_summary_metadata("", "")
-            values.append(Summary.Value(tag=tag, metadata=metadata, tensor=_text_tensor(text)))
+            tag = f"{TABLE}/{row}"
+            values.append(_text_value(tag, text))
             for number, image in enumerate(generation.images, 1):
                 height, width, channels = image.shape
                 png = Summary.Image(
@@ -110,7 +109,6 @@ class TensorboardLogger:
     def log_video(self, step: int, name: str, path: Path) -> None:
         """Show a GIF; TensorBoard plays no MP4, of which it shows the path."""
         from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.plugins.text.metadata import create_summary_metadata
 
         if path.suffix == ".gif":
             from PIL import Image
@@ -122,8 +120,7 @@ class TensorboardLogger:
             image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=data)
             value = Summary.Value(tag=name, image=image)
         else:
-            metadata = create_summary_metadata("", "")
-            value = Summary.Value(tag=name, metadata=metadata, tensor=_text_tensor(str(path.resolve())))
+            value = _text_value(name, str(path.resolve()))
         self._add(step=step, summary=Summary(value=[value]))
 
     def close(self) -> None:
@@ -142,12 +139,15 @@ def _quoted(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.splitlines())
 
 
-def _text_tensor(text: str) -> Any:
+def _text_value(tag: str, text: str) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
     from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+    from tensorboard.plugins.text.metadata import create_summary_metadata
 
     shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
-    return TensorProto(dtype="DT_STRING", string_val=[text.encode(errors="backslashreplace")], tensor_shape=shape)
+    tensor = TensorProto(dtype="DT_STRING", string_val=[text.encode(errors="backslashreplace")], tensor_shape=shape)
+    return Summary.Value(tag=tag, metadata=create_summary_metadata("", ""), tensor=tensor)
 
 
 class FileLogger:

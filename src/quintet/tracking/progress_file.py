@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from quintet.contained_files import read_contained
 from quintet.errors import MachineError
-from quintet.tracking.atomic_files import open_unlinked
+from quintet.tracking.atomic_files import write_atomic
 from quintet.tracking.progress import Phase, Progress
 
 WRITE_SECONDS = 1.0
@@ -78,11 +77,8 @@ class RecordedProgress:
         if self._outermost is None:
             return
         self._written_at = time.monotonic()
-        partial = self._path.with_name(f".{self._path.name}.partial")
-        with suppress(OSError):  # a full disk ends the run at its next metrics, with a message
-            with open(partial, "w", opener=open_unlinked) as file:
-                file.write(json.dumps(asdict(self._outermost)))
-            os.replace(partial, self._path)
+        with suppress(MachineError):  # a full disk ends the run at its next metrics, with a message
+            write_atomic(self._path, json.dumps(asdict(self._outermost)).encode(), flush=False)
 
 
 class _RecordedPhase:

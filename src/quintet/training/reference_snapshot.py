@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from quintet.policies.lora import has_adapters, is_adapter_name, merged_head_weight
 from quintet.policies.packed_batch import PackedBatch
-from quintet.policies.token_statistics import LazyLogits, TokenStatistics
+from quintet.policies.token_statistics import LazyLogits, StatisticsOptions, TokenStatistics
 from quintet.training.packing import MicroBatchBudget
 from quintet.training.protocols import DivergenceReference
-from quintet.training.scorer import PolicyScorer, StatisticsOptions
+from quintet.training.scorer import PolicyScorer
 
 
 class ReferenceSnapshot(PolicyScorer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from quintet.policies.causal_lm import PolicyModule
 from quintet.policies.lora import adapter_scales, has_lora, merge_adapter_stream
 from quintet.policies.packed_batch import PackedBatch
-from quintet.policies.token_statistics import DivergenceFn, LazyLogits, TokenStatistics
+from quintet.policies.token_statistics import LazyLogits, StatisticsOptions, TokenStatistics
 from quintet.records import Batch
 from quintet.training.learner_setup import LearnerSetup
 from quintet.training.offload import Offload
@@ -51,14 +51,6 @@ def forward_only(
         if assignment.is_counted:
             out[assignment.item.index] = result.float()
     return ranks.all_reduce(out)
-
-
-class StatisticsOptions(TypedDict, total=False):
-    """Options of `compute_token_statistics`."""
-
-    swapped: bool
-    with_sum_squared_probs: bool
-    divergence_fn: DivergenceFn | None
 
 
 class PolicyScorer:

@@ -32,11 +32,9 @@ class ShardedRewardModel:
 
     @property
     def offloads(self) -> bool:
-        """See `ResponseScorer.offloads`."""
         return self._model.offloads
 
     def score(self, prompt_rows: Sequence[PromptRow], responses: Sequence[str]) -> list[float]:
-        """See `ResponseScorer.score`."""
         part = slice(self._ranks.rank, None, self._ranks.size)
         scores = torch.zeros(len(responses), dtype=torch.float64)
         scores[part] = torch.tensor(self._model.score(prompt_rows[part], responses[part]), dtype=torch.float64)

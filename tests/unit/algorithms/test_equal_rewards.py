@@ -20,7 +20,8 @@ from quintet.algorithms.filters import has_signal
 from quintet.algorithms.shaping import shape_rewards
 from quintet.config.native.advantages import ADVANTAGE_UNION
 from quintet.config.native.algorithm import ShapingConfig
-from quintet.records import Batch, sum_rewards
+from quintet.records import Batch
+from quintet.reward_sum import sum_rewards
 from quintet.rollout.collate import reward_at_end
 
 Episodes = Sequence[Sequence[float]]

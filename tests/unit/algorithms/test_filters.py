@@ -23,11 +23,8 @@ LENGTHS = torch.tensor([5, 7, 1, 1, 4, 4, 9])
 
 def kept(**options: Any) -> list[int]:
     """Numbers of the groups that stay."""
-    signal = options.pop("signal_threshold", None)
     counted = options.pop("counted", None)
-    keep = select_groups(
-        REWARDS, GROUP, FilterConfig(**options), signal_threshold=signal, counted=counted, lengths=LENGTHS
-    )
+    keep = select_groups(REWARDS, GROUP, FilterConfig(**options), counted=counted, lengths=LENGTHS)
     names = set(GROUP[keep].tolist())
     assert keep.tolist() == [bool(counted is None or counted[i]) and int(g) in names for i, g in enumerate(GROUP)]
     return sorted(names)
@@ -99,8 +96,6 @@ def test_a_share_that_comes_out_even_is_not_rounded_up() -> None:
         ({"min_mean": 10.0}, []),
         ({"min_mean": 0.1, "keep_share": 0.5}, [7, 9]),
         ({"max_mean": 2.0, "keep_share": 0.3}, [7]),
-        ({"signal_threshold": 0.0}, [2, 7, 9]),
-        ({"signal_threshold": 1.0, "keep_share": 0.5}, [9]),
     ],
 )
 def test_bounds_on_the_mean_come_first(options: dict[str, Any], expected: list[int]) -> None:

@@ -113,11 +113,11 @@ def ordered(sizes_and_weights: tuple[Sequence[int], Sequence[float]]) -> None:
 
 
 def taken(rows_and_batch: tuple[int, int]) -> None:
-    RowSampler([rows_and_batch[0]], shuffle=False, seed=0).take(rows_and_batch[1])
+    RowSampler(RowOrder([rows_and_batch[0]], shuffle=False, seed=0)).take(rows_and_batch[1])
 
 
 def resumed(size: int) -> None:
-    RowSampler([size], shuffle=False, seed=0).load(RowSampler([4], shuffle=False, seed=0).state())
+    RowSampler(RowOrder([size], shuffle=False, seed=0)).load(RowSampler(RowOrder([4], shuffle=False, seed=0)).state())
 
 
 ROW = '{"prompt": "1 + 1 = ?"}\n'

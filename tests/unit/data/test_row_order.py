@@ -34,7 +34,7 @@ def test_each_epoch_has_another_order() -> None:
 
 
 def test_without_shuffling_rows_come_as_they_lie() -> None:
-    sampler = RowSampler([3, 2], shuffle=False, seed=0)
+    sampler = RowSampler(RowOrder([3, 2], shuffle=False, seed=0))
     assert [sampler.take(2) for _ in range(4)] == [[0, 1], [2, 3], [0, 1], [2, 3]]
 
 
@@ -44,12 +44,12 @@ def test_a_resumed_sampler_continues_exactly(
 ) -> None:
     batches = [min(batch, sum(parts)) for batch in batches]
     mixed = data.draw(st.sampled_from([(), tuple(range(1, len(parts) + 1))]))
-    whole = RowSampler(parts, mixed, shuffle=True, seed=seed)
+    whole = RowSampler(RowOrder(parts, mixed, shuffle=True, seed=seed))
     expected = [whole.take(batch) for batch in batches]
     stop = data.draw(st.integers(0, len(batches)))
-    first = RowSampler(parts, mixed, shuffle=True, seed=seed)
+    first = RowSampler(RowOrder(parts, mixed, shuffle=True, seed=seed))
     taken = [first.take(batch) for batch in batches[:stop]]
-    second = RowSampler(parts, mixed, shuffle=True, seed=seed)
+    second = RowSampler(RowOrder(parts, mixed, shuffle=True, seed=seed))
     second.load(json.loads(json.dumps(first.state())))
     assert taken + [second.take(batch) for batch in batches[stop:]] == expected
     assert second.state() == whole.state()
@@ -59,7 +59,7 @@ def test_a_resumed_sampler_continues_exactly(
 def test_no_batch_holds_rows_of_two_passes(parts: list[int], seed: int, batch: int) -> None:
     rows = sum(parts)
     batch = min(batch, rows)
-    sampler = RowSampler(parts, shuffle=True, seed=seed)
+    sampler = RowSampler(RowOrder(parts, shuffle=True, seed=seed))
     for _ in range(3):
         seen = [row for _ in range(rows // batch) for row in sampler.take(batch)]
         assert len(set(seen)) == len(seen) == rows // batch * batch
@@ -67,7 +67,7 @@ def test_no_batch_holds_rows_of_two_passes(parts: list[int], seed: int, batch: i
 
 @given(sizes, seeds)
 def test_peeking_does_not_advance_the_sampler(parts: list[int], seed: int) -> None:
-    sampler = RowSampler(parts, shuffle=True, seed=seed)
+    sampler = RowSampler(RowOrder(parts, shuffle=True, seed=seed))
     for _ in range(5):
         ahead = sampler.peek(1)
         assert sampler.take(1) == ahead
@@ -118,9 +118,9 @@ def test_drawn_rows_are_drawn_once(rows: int, wanted: int, seed: int) -> None:
 
 def test_a_step_larger_than_a_pass_is_refused() -> None:
     with pytest.raises(ConfigError, match="fewer than the 4") as caught:
-        RowSampler([3], shuffle=True, seed=0).take(4)
+        RowSampler(RowOrder([3], shuffle=True, seed=0)).take(4)
     assert caught.value.key == "training.groups_per_step"
-    assert len(RowSampler([3], [1.0], shuffle=True, seed=0).take(4)) == 4
+    assert len(RowSampler(RowOrder([3], [1.0], shuffle=True, seed=0)).take(4)) == 4
 
 
 def test_weights_that_dont_fit_the_files_are_refused() -> None:
@@ -131,15 +131,15 @@ def test_weights_that_dont_fit_the_files_are_refused() -> None:
 @pytest.mark.parametrize(
     ("other", "key"),
     [
-        (RowSampler([4], shuffle=True, seed=1), "data.train_files"),
-        (RowSampler([3, 2], shuffle=True, seed=2), "data.seed"),
-        (RowSampler([3, 2], shuffle=False, seed=1), "data.shuffle"),
-        (RowSampler([3, 2], [1.0, 2.0], shuffle=True, seed=1), "data.weights"),
+        (RowSampler(RowOrder([4], shuffle=True, seed=1)), "data.train_files"),
+        (RowSampler(RowOrder([3, 2], shuffle=True, seed=2)), "data.seed"),
+        (RowSampler(RowOrder([3, 2], shuffle=False, seed=1)), "data.shuffle"),
+        (RowSampler(RowOrder([3, 2], [1.0, 2.0], shuffle=True, seed=1)), "data.weights"),
     ],
 )
 def test_resuming_with_other_files_is_an_error(other: RowSampler, key: str) -> None:
     with pytest.raises(ConfigError, match="the checkpoint was made with") as caught:
-        RowSampler([3, 2], shuffle=True, seed=1).load(other.state())
+        RowSampler(RowOrder([3, 2], shuffle=True, seed=1)).load(other.state())
     assert caught.value.key == key
 
 
@@ -148,7 +148,7 @@ def test_each_batch_has_the_quota_of_each_part(parts: list[tuple[int, int]], see
     quotas, rows = [quota for quota, _ in parts], [size for _, size in parts]
     owner = [index for index, size in enumerate(rows) for _ in range(size)]
     numbers = np.arange(sum(rows))[::-1].copy()
-    sampler = RowSampler(rows, shuffle=shuffle, seed=seed, quotas=quotas, rows=numbers)
+    sampler = RowSampler(RowOrder(rows, shuffle=shuffle, seed=seed, quotas=quotas), numbers)
     taken = []
     for _ in range(5):
         ahead, batch = sampler.peek(sum(quotas)), sampler.take(sum(quotas))
@@ -161,6 +161,6 @@ def test_each_batch_has_the_quota_of_each_part(parts: list[tuple[int, int]], see
 
 
 def test_a_sampler_with_other_quotas_is_not_resumed() -> None:
-    state = RowSampler([4, 4], shuffle=True, seed=0, quotas=(1, 2)).state()
+    state = RowSampler(RowOrder([4, 4], shuffle=True, seed=0, quotas=(1, 2))).state()
     with pytest.raises(ConfigError, match=r"data\.domains: the checkpoint was made with domains"):
-        RowSampler([4, 4], shuffle=True, seed=0, quotas=(2, 1)).load(state)
+        RowSampler(RowOrder([4, 4], shuffle=True, seed=0, quotas=(2, 1))).load(state)

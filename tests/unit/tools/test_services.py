@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from json_service import json_service
 from quintet.config.native.tool_calls import ToolCallsConfig, ToolConfig
 from quintet.config.tool_files import read_tool_file
 from quintet.errors import ConfigError
-from quintet.tools import code_service, search
+from quintet.rewards import chat_endpoint
 from quintet.tools.code_service import CodeService
 from quintet.tools.executor import ToolExecutor
 from quintet.tools.geometry3k_answer import Geometry3kAnswer
@@ -50,7 +51,7 @@ def test_a_search_returns_passages_in_the_form_of_verl() -> None:
 def test_a_search_without_queries_results_or_service_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     # only the module's name: patching `time.sleep` itself would record threads of other tests
-    monkeypatch.setattr(search, "time", SimpleNamespace(sleep=pauses.append))
+    monkeypatch.setattr(chat_endpoint, "time", SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic))
     replies: list[tuple[int, Any]] = [(200, {"result": []}), (503, {}), (200, {"result": [[{}]]}), (400, {})]
     with json_service(lambda _: replies.pop(0)) as url:
         tool = Search(url)
@@ -67,7 +68,7 @@ def test_a_search_without_queries_results_or_service_says_so(monkeypatch: pytest
 
 
 def test_a_code_service_returns_output_and_errors_of_programs_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_service, "time", SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setattr(chat_endpoint, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic))
     asked = []
     runs: list[tuple[int, Any]] = [
         (504, {}),

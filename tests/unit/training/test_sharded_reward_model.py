@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rank_processes import run_ranks
+from rank_processes import SUPPORT, run_ranks
 from transformers import AutoModelForSequenceClassification
 
 from quintet.policies.model_loading import load_tokenizer
 
-RANK = """
+RANK = f"""
 import sys
 from pathlib import Path
+sys.path.append({str(SUPPORT)!r})
+from rank_processes import join_group, leave_group
 from quintet.config.native.data import RewardModelConfig
-from quintet.training.parallel.process_group import RankGroup
 from quintet.training.sharded_reward_model import load_reward_model
 rank, num_ranks, rendezvous_file, directory = sys.argv[1:]
-ranks = RankGroup.join(int(rank), int(num_ranks), Path(rendezvous_file))
+ranks = join_group(int(rank), int(num_ranks), Path(rendezvous_file))
 config = RewardModelConfig(path=directory, min_sharded_parameters=1000)
 model = load_reward_model(config, Path(directory), 64, ranks)._model._model
 print(sum(parameter.to_local().numel() for parameter in model.parameters()))
-ranks.destroy()
+leave_group(ranks)
 """
 
 

@@ -23,7 +23,7 @@ from quintet.config.native.advantages import (
     ReinforcePlusPlusBaselineConfig,
     RlooConfig,
 )
-from quintet.errors import ConfigError, nearest
+from quintet.errors import ConfigError, did_you_mean
 from quintet.records import Batch
 
 
@@ -182,11 +182,10 @@ def gdpo(batch: Batch, config: GdpoConfig) -> tuple[Tensor, Tensor]:
 
 def _missing_part(name: str | None, parts: object) -> ConfigError:
     part_names = sorted(parts) if isinstance(parts, dict) else []
-    close = nearest(name, part_names) if name else None
     available = f"; it has {', '.join(part_names)}" if part_names else ""
     return ConfigError(
         f"gdpo needs the parts of the reward, but the reward has no {f'part {name!r}' if name else 'parts'}{available}",
         key="algorithm.advantage.weights",
         value=name,
-        hint=f"did you mean {close!r}?" if close else "return a dict with a number per part from the reward function",
+        hint=did_you_mean(name or "", part_names) or "return a dict with a number per part from the reward function",
     )

@@ -133,7 +133,6 @@ class LeRobotDataset:
         self._first_rows = lru_cache(maxsize=64)(self._find_rows)
 
     def episode(self, index: int, *, with_images: bool = True) -> RobotDemonstration:
-        """See `RobotDataset.episode`."""
         episode, features = self._episodes[index], self._info.features
         columns = [name for name in self.cameras if with_images and features[name].dtype == "image"]
         numbers = [ACTION, *([self._state] if self._state else []), TASK_INDEX]

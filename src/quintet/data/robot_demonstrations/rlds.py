@@ -113,7 +113,6 @@ class RldsDataset:
         self.lengths = tuple(self._length(index) for index in range(len(self._records)))
 
     def episode(self, index: int, *, with_images: bool = True) -> RobotDemonstration:
-        """See `RobotDataset.episode`."""
         file, number = self._records[index]
         names = [ACTION, *filter(None, (self._state, self._instruction)), *(self.cameras if with_images else ())]
         with reading(file.path, self._key):

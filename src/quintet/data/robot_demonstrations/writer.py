@@ -36,18 +36,15 @@ class LeRobotWriter:
         *,
         frames_per_second: float,
         robot: str,
-        cameras: Sequence[str] | None = None,
         overwrite: bool = False,
     ) -> None:
-        """`cameras` are the names of the images; None numbers them.
-
+        """
         Raises:
             MachineError: the directory has files, and `overwrite` is false.
         """
         if directory.is_dir() and any(directory.iterdir()) and not overwrite:
             raise MachineError(f"{directory} is not empty", "use another directory, or --overwrite to replace it")
         self._directory, self._frequency, self._robot = directory, frames_per_second, robot
-        self._camera_names = cameras
         self._features: dict[str, Any] = {}
         self._tasks: dict[str, int] = {}
         self._lines: dict[str, list[Mapping[str, Any]]] = {"episodes": [], "episodes_stats": []}
@@ -122,8 +119,7 @@ class LeRobotWriter:
         return features | {name: {"dtype": "int64", "shape": [1], "names": None} for name in INDEX_FEATURES}
 
     def _cameras(self, count: int) -> list[str]:
-        names = self._camera_names or [f"camera{number}" for number in range(count)]
-        return [f"observation.images.{name}" for name in names]
+        return [f"observation.images.camera{number}" for number in range(count)]
 
     def _columns(self, episode: RobotDemonstration, index: int, tasks: Sequence[int]) -> dict[str, np.ndarray]:
         """Return the columns without images."""

@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any, Final
 
 from quintet.data.tasks.task import REASONING_GYM, Problem, TaskOptions, format_response, parse_options
-from quintet.errors import ConfigError, nearest
+from quintet.errors import ConfigError, did_you_mean
 
 PROBLEMS_PER_DATASET: Final = 1000
 """Size of the datasets created by a generator; some generators compute all problems at creation."""
@@ -77,8 +77,8 @@ class ReasoningGymTask:
 
         valid_options = [field.name for field in fields(DATASETS[self._name][1]) if field.name not in RESERVED_OPTIONS]
         unknown = next((name for name in self._generator_options if name not in valid_options), None)
-        suggestion = None if unknown is None else nearest(unknown, valid_options)
-        hint = (f"did you mean {suggestion}? " if suggestion else "") + f"valid options: {', '.join(valid_options)}"
+        suggestion = did_you_mean(unknown or "", valid_options, "{}")
+        hint = f"{suggestion} valid options: {', '.join(valid_options)}".lstrip()
         message = str(error) if unknown is None else f"unknown option {unknown}"
         return ConfigError(f"{REASONING_GYM}:{self._name}: {message}", key=unknown, hint=hint)
 
@@ -100,8 +100,8 @@ def _check_generator(name: str | None) -> str:
 
     if name in DATASETS:
         return str(name)
-    suggestion = nearest(name, DATASETS) if name else None
-    hint = f"did you mean {REASONING_GYM}:{suggestion}?" if suggestion else f"generators: {', '.join(sorted(DATASETS))}"
+    suggestion = did_you_mean(name or "", DATASETS, f"{REASONING_GYM}:{{}}")
+    hint = suggestion or f"generators: {', '.join(sorted(DATASETS))}"
     message = (
         f"{REASONING_GYM} has no generator {name}"
         if name

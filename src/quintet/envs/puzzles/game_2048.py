@@ -74,7 +74,6 @@ class Game2048(Env):
         return [action for action in self.actions if slide(self._grid, action)[0] != self._grid]
 
     def render(self) -> np.ndarray:
-        """See `Env.render`."""
         return text_image(self._text())
 
     def _text(self) -> str:

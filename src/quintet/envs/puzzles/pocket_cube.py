@@ -113,7 +113,6 @@ class PocketCube(Env):
         return Step(Observation(self._text()), float(solved), solved, truncated, {"success": solved})
 
     def render(self) -> np.ndarray:
-        """See `Env.render`."""
         return text_image(self._text())
 
     def expert_action(self) -> str:

@@ -89,7 +89,6 @@ class Sudoku(Env):
         return [number for number in range(1, self._config.size + 1) if number not in used]
 
     def render(self) -> np.ndarray:
-        """See `Env.render`."""
         return text_image(self._text())
 
     def expert_action(self) -> str:

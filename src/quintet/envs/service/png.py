@@ -8,8 +8,7 @@ import struct
 import zlib
 
 import numpy as np
-
-from quintet.errors import MachineError
+from PIL import Image, UnidentifiedImageError
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 SIZE, CHUNK = struct.Struct(">II"), struct.Struct(">I4s")
@@ -50,7 +49,6 @@ def decode_png(data: bytes) -> np.ndarray:
 
     Raises:
         ValueError: it is no PNG file, is damaged, or has more than `MAX_PIXELS`.
-        MachineError: `encode_png` has not written it, and Pillow is not installed.
     """
     if data[:8] != SIGNATURE or len(data) < DATA_START:
         raise ValueError("no PNG file")
@@ -83,12 +81,6 @@ def _decode_unfiltered(data: bytes, width: int, height: int) -> np.ndarray | Non
 
 
 def _decode_by_pillow(data: bytes) -> np.ndarray:
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError as error:
-        raise MachineError(
-            "images of this environment server require Pillow", 'pip install "quintet[service]"'
-        ) from error
     try:
         with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
             return np.array(image.convert("RGB"))

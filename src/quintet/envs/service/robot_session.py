@@ -11,8 +11,9 @@ from quintet.envs.hosted_envs import HostLostError
 from quintet.envs.service.http_client import RefusedRequestError, ServiceClient
 from quintet.envs.service.payload import JSON, MSGPACK, Format, value_from_message
 from quintet.envs.service.vector_env import NO_SESSION, checked_session
-from quintet.envs.simulators.remote_robots import Call
+from quintet.envs.simulators.remote_robots import RemoteRobots
 from quintet.envs.simulators.robot_host import RobotsLostError
+from quintet.envs.simulators.robot_messages import Call
 from quintet.hardware import is_installed
 from quintet.records import Failure
 
@@ -128,14 +129,15 @@ class RobotSession:
         self._client.close()
 
 
-class RobotServiceConnection:
-    """Connection to the robots of a share in a session; see `RobotConnection`."""
+class RobotsInSession(RemoteRobots):
+    """Robots of a share in a session."""
 
     def __init__(self, session: RobotSession, share: str, num_robots: int) -> None:
-        self._session, self._share, self._num_robots = session, share, num_robots
+        super().__init__(num_robots)
+        self._session, self._share = session, share
 
     def start(self, call: Call, arguments: Mapping[str, Any]) -> None:
-        self._session.add(self._share, {"call": call, "num_robots": self._num_robots, **arguments})
+        self._session.add(self._share, {"call": call, "num_robots": self.num_robots, **arguments})
 
     def send(self) -> None:
         self._session.send()

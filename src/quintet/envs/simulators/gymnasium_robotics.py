@@ -14,7 +14,7 @@ from quintet.config.native.robot_simulators import GymnasiumRoboticsOptions
 from quintet.envs.simulators.headless import select_renderer
 from quintet.envs.simulators.registry import simulator_options
 from quintet.envs.simulators.separate_robots import RobotTask, SeparateRobots
-from quintet.errors import ConfigError, nearest
+from quintet.errors import ConfigError, did_you_mean
 from quintet.package_files import read_yaml
 from quintet.seeds import derive_seed
 
@@ -49,8 +49,7 @@ def _registered_name(name: str) -> str:
     gymnasium.register_envs(package)
     names = [spec.id for spec in gymnasium.registry.values() if str(spec.entry_point).startswith("gymnasium_robotics.")]
     if name not in names:
-        close = nearest(name, names)
-        hint = f"did you mean {close!r}?" if close else "FetchReach-v4, FetchPush-v4 and FetchPickAndPlace-v4 are valid"
+        hint = did_you_mean(name, names) or "FetchReach-v4, FetchPush-v4 and FetchPickAndPlace-v4 are valid"
         raise ConfigError(
             f"env.task={name}: Gymnasium-Robotics has no such task", key="env.task", value=name, hint=hint
         )

@@ -18,7 +18,7 @@ from quintet.config.native.envs import SimulatorConfig
 from quintet.config.native.robot_simulators import ManiSkillOptions
 from quintet.embodied_records import RobotObservation, SimulatorStep
 from quintet.envs.simulators.registry import simulator_options
-from quintet.errors import ConfigError, MachineError, nearest
+from quintet.errors import ConfigError, MachineError, did_you_mean
 from quintet.seeds import derive_seed
 
 RLINF_TASKS = "rlinf.envs.maniskill"
@@ -91,8 +91,7 @@ def _check_task(task: str) -> None:
     if task not in registered and importlib.util.find_spec("rlinf") is not None:
         importlib.import_module(RLINF_TASKS)
     if task not in registered:
-        close = nearest(task, list(registered))
-        hint = f"did you mean {close!r}?" if close else f"RLinf's package registers its tasks ({RLINF_TASKS})"
+        hint = did_you_mean(task, registered) or f"RLinf's package registers its tasks ({RLINF_TASKS})"
         raise ConfigError(f"env.task={task}: ManiSkill has no such task", key="env.task", value=task, hint=hint)
     assets = importlib.import_module("mani_skill.utils.assets")
     names = [

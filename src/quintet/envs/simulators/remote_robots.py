@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from quintet.config.native.envs import SimulatorConfig
 from quintet.embodied_records import ChunkResult
 from quintet.envs.simulators.robot_host import ChunkActions, RobotsLostError
 from quintet.envs.simulators.robot_messages import (
+    WHERE,
+    Call,
     ResetResult,
     SimulatorDescription,
     chunk_from_message,
@@ -22,20 +25,20 @@ from quintet.envs.validation import INVALID_OUTPUT, InvalidEnvOutputError
 from quintet.records import Failure
 
 T = TypeVar("T")
-Call = Literal["describe", "reset", "step"]
-WHERE: Mapping[Call, str] = {"describe": "start", "reset": "reset", "step": "step"}
-"""`Failure.where` of the failure of a call."""
 
 
-class RobotConnection(Protocol):
-    """Connection to the worker of a share of the robots of a stage."""
+class RemoteRobots(ABC):
+    """See `RobotHost`; a subclass carries the calls to the robots."""
 
+    def __init__(self, num_robots: int) -> None:
+        self.num_robots = num_robots
+        self._num_actions = 0
+
+    @abstractmethod
     def start(self, call: Call, arguments: Mapping[str, Any]) -> None:
         """Start a call; `describe` and `reset` build the simulator if there is none."""
 
-    def send(self) -> None:
-        """Send the calls that were started."""
-
+    @abstractmethod
     def result(self) -> Mapping[str, Any]:
         """Return the result of the call.
 
@@ -43,48 +46,27 @@ class RobotConnection(Protocol):
             RobotsLostError: there is none.
         """
 
-    def offload(self) -> None:
-        """Free the simulator until the next reset."""
-
-    def close(self) -> None:
-        """Free the simulator."""
-
-
-class RemoteRobots:
-    """See `RobotHost`."""
-
-    def __init__(self, connection: RobotConnection, num_robots: int) -> None:
-        self.num_robots = num_robots
-        self._connection = connection
-        self._num_actions = 0
+    def send(self) -> None:  # noqa: B027 - most have nothing to do
+        """See `RobotHost`; by default calls are sent when they are started."""
 
     def start_description(self) -> None:
-        self._connection.start("describe", {})
+        self.start("describe", {})
 
     def finish_description(self) -> SimulatorDescription:
         return self._parsed("describe", description_from_message)
 
     def start_reset(self, start_states: np.ndarray) -> None:
-        self._connection.start("reset", {"start_states": start_states})
+        self.start("reset", {"start_states": start_states})
 
     def finish_reset(self) -> ResetResult:
         return self._parsed("reset", reset_from_message, self.num_robots)
 
     def start_chunk(self, chunk: ChunkActions) -> None:
         self._num_actions = chunk.actions.shape[1]
-        self._connection.start("step", {"actions": chunk.actions, "record_frames": chunk.record_frames})
+        self.start("step", {"actions": chunk.actions, "record_frames": chunk.record_frames})
 
     def finish_chunk(self) -> ChunkResult:
         return self._parsed("step", chunk_from_message, self.num_robots, self._num_actions)
-
-    def send(self) -> None:
-        self._connection.send()
-
-    def offload(self) -> None:
-        self._connection.offload()
-
-    def close(self) -> None:
-        self._connection.close()
 
     def _parsed(self, call: Call, parse: Callable[..., T], *arguments: Any) -> T:
         """
@@ -92,15 +74,18 @@ class RemoteRobots:
             RobotsLostError: there is no result, or it is invalid.
         """
         try:
-            return parse(self._connection.result(), *arguments)
+            return parse(self.result(), *arguments)
         except InvalidEnvOutputError as error:
             raise RobotsLostError(Failure(WHERE[call], INVALID_OUTPUT, str(error))) from error
 
 
-class RobotProcessConnection:
-    """Connection to the robots of a stage in a worker process; see `RobotConnection`."""
+class RobotsInProcess(RemoteRobots):
+    """Robots of a stage in a worker process."""
 
-    def __init__(self, processes: RobotProcesses, slot: int, stage: int, config: SimulatorConfig) -> None:
+    def __init__(
+        self, processes: RobotProcesses, slot: int, stage: int, config: SimulatorConfig, num_robots: int
+    ) -> None:
+        super().__init__(num_robots)
         self._processes, self._slot, self._stage, self._config = processes, slot, stage, config
         self._process: RobotProcess | None = None
         """The process in which the robots were reset."""
@@ -114,9 +99,6 @@ class RobotProcessConnection:
             seconds = limits.chunk_timeout_seconds if call == "step" else limits.reset_timeout_seconds
             message = {"stage": self._stage, "call": call, **arguments}
             self._process.request(StageRequest(self._stage, WHERE[call], seconds), message)
-
-    def send(self) -> None:
-        """See `RobotConnection`; calls are sent when they are started."""
 
     def result(self) -> Mapping[str, Any]:
         if self._process is None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 
 from quintet.config.native.envs import EnvServiceConfig, SimulatorConfig
 from quintet.embodied_records import ChunkResult, RobotObservation
-from quintet.envs.simulators.registry import build_simulator
-from quintet.envs.simulators.remote_robots import RemoteRobots, RobotProcessConnection
+from quintet.envs.simulators.remote_robots import RobotsInProcess
 from quintet.envs.simulators.robot_host import LocalRobots, RobotHost
 from quintet.envs.simulators.robot_processes import RobotProcesses
 from quintet.envs.simulators.robot_stage import RobotStage
-from quintet.envs.simulators.vector_env import RobotVectorEnv
+from quintet.envs.simulators.vector_env import build_vector_env
 from quintet.errors import ConfigError
 
 
@@ -97,30 +95,23 @@ def _hosts(config: SimulatorConfig, num_robots: int) -> list[list[RobotHost]]:
     if config.service is not None:
         return [_service_hosts(config, config.service, num_robots) for _ in stages]
     if config.processes == 0:
-        return [[_local(config, num_robots)] for _ in stages]
+        return [[LocalRobots(build_vector_env(config, num_robots))] for _ in stages]
     sizes = share_sizes(num_robots, config.processes)
     processes = RobotProcesses(config, [[size] * len(stages) for size in sizes])
     return [
-        [RemoteRobots(RobotProcessConnection(processes, slot, stage, config), size) for slot, size in enumerate(sizes)]
-        for stage in stages
+        [RobotsInProcess(processes, slot, stage, config, size) for slot, size in enumerate(sizes)] for stage in stages
     ]
 
 
 def _service_hosts(config: SimulatorConfig, service: EnvServiceConfig, num_robots: int) -> list[RobotHost]:
     """Return the hosts of a stage: a session on each server, with `config.processes` shares."""
-    from quintet.envs.service.robot_session import RobotServiceConnection, RobotSession
+    from quintet.envs.service.robot_session import RobotSession, RobotsInSession
 
     sessions = [RobotSession(url, config, service) for url in service.urls]
     sizes = share_sizes(num_robots, max(config.processes, 1) * len(sessions))
     return [
-        RemoteRobots(RobotServiceConnection(sessions[number % len(sessions)], f"share {number}", size), size)
-        for number, size in enumerate(sizes)
+        RobotsInSession(sessions[number % len(sessions)], f"share {number}", size) for number, size in enumerate(sizes)
     ]
-
-
-def _local(config: SimulatorConfig, num_robots: int) -> LocalRobots:
-    build = partial(build_simulator, config, num_robots, config.seed)
-    return LocalRobots(lambda: RobotVectorEnv(build(), config, build), num_robots)
 
 
 def share_sizes(num_robots: int, max_shares: int) -> list[int]:

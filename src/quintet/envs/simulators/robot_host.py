@@ -3,7 +3,6 @@ of an environment service."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -79,9 +78,9 @@ class RobotHost(Protocol):
 class LocalRobots:
     """Robots that this process simulates while their result is awaited; see `RobotHost`."""
 
-    def __init__(self, build: Callable[[], RobotVectorEnv], num_robots: int) -> None:
-        self.num_robots = num_robots
-        self._env = build()
+    def __init__(self, env: RobotVectorEnv) -> None:
+        self.num_robots = env.num_robots
+        self._env = env
         self._start_states = np.empty((0, 0), np.int64)
         self._chunk = ChunkActions(np.empty((0, 0, 0), np.float32), False)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from quintet.envs.validation import InvalidEnvOutputError
 from quintet.records import Failure, Outcome
 
 Message = Mapping[str, Any]
+Call = Literal["describe", "reset", "step"]
+WHERE: Mapping[Call, str] = {"describe": "start", "reset": "reset", "step": "step"}
+"""`Failure.where` of the failure of a call."""
 
 
 @dataclass(frozen=True, slots=True)

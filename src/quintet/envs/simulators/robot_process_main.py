@@ -11,9 +11,8 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,9 @@ from pydantic import TypeAdapter
 
 from quintet.config.native.envs import SimulatorConfig
 from quintet.envs.service.payload import JSON, decode_payload, value_from_message
-from quintet.envs.simulators.registry import build_simulator
-from quintet.envs.simulators.robot_messages import chunk_message, description, reset_message, reset_result
+from quintet.envs.simulators.robot_messages import WHERE, chunk_message, description, reset_message, reset_result
 from quintet.envs.simulators.shared_arrays import SharedArrayWriter
-from quintet.envs.simulators.vector_env import RobotVectorEnv
+from quintet.envs.simulators.vector_env import RobotVectorEnv, build_vector_env
 from quintet.envs.vector_env import failure_from_error
 from quintet.sandbox.json_lines import LineBuffer, encode
 
@@ -64,7 +62,7 @@ class StageSimulators:
         try:
             return {"result": calls[request["call"]](request)}
         except (Exception, SystemExit) as error:  # noqa: BLE001 - any error of a simulator is recorded as data
-            where = {"describe": "start"}.get(request["call"], request["call"])
+            where = WHERE.get(request["call"], request["call"])
             failure = failure_from_error(where, error)
             return {"failure": [failure.where, failure.error_type, failure.message]}
 
@@ -87,8 +85,5 @@ class StageSimulators:
 
     def _env(self, stage: int) -> RobotVectorEnv:
         if stage not in self._envs:
-            build: Callable[[], Any] = partial(
-                build_simulator, self._config, self._num_robots[stage], self._config.seed
-            )
-            self._envs[stage] = RobotVectorEnv(build(), self._config, build)
+            self._envs[stage] = build_vector_env(self._config, self._num_robots[stage])
         return self._envs[stage]

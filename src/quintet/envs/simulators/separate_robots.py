@@ -10,7 +10,7 @@ import numpy as np
 
 from quintet.embodied_records import RobotObservation, SimulatorStep
 from quintet.envs.vector_env import failure_from_error
-from quintet.errors import ConfigError, nearest
+from quintet.errors import ConfigError, did_you_mean
 from quintet.records import Failure
 
 
@@ -69,8 +69,7 @@ def select_tasks(tasks: Sequence[RobotTask], name: str | None, suite: str) -> tu
     selected = tuple(task for task in tasks if name in (None, task.name))
     if not selected:
         names = [task.name for task in tasks]
-        close = nearest(str(name), names)
-        hint = f"did you mean {close!r}?" if close else f"valid: {', '.join(names)}"
+        hint = did_you_mean(str(name), names) or f"valid: {', '.join(names)}"
         raise ConfigError(f"env.task={name}: {suite} has no such task", key="env.task", value=name, hint=hint)
     return selected
 

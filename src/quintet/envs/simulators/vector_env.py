@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from quintet.config.native.envs import SimulatorConfig
 from quintet.embodied_records import ChunkResult, RobotEpisode, RobotObservation, SimulatorStep
 from quintet.envs.simulators.checked_simulator import CheckedSimulator
+from quintet.envs.simulators.registry import build_simulator
 from quintet.envs.simulators.robot_episodes import RobotEpisodes
 from quintet.envs.simulators.simulator import Simulator
 from quintet.errors import MachineError
@@ -224,3 +226,9 @@ def _with_rows(
     for row in np.flatnonzero(valid).tolist():
         instructions[rows[row]] = changed.instructions[row]
     return RobotObservation(images, state, tuple(instructions))
+
+
+def build_vector_env(config: SimulatorConfig, num_robots: int) -> RobotVectorEnv:
+    """Return robots whose simulator is built again after an error; raises as `build_simulator` does."""
+    build = partial(build_simulator, config, num_robots, config.seed)
+    return RobotVectorEnv(build(), config, build)

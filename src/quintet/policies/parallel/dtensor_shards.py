@@ -1,4 +1,4 @@
-"""DTensors from local shards on any device."""
+"""DTensors from local shards on any device, and the full tensors of DTensors."""
 
 from __future__ import annotations
 
@@ -22,3 +22,9 @@ def dtensor_from_shard(
     meta = TensorMeta(torch.Size(shape), tuple(stride), shard.dtype)
     spec = DTensorSpec(mesh, tuple(placements), tensor_meta=meta)
     return DTensor(shard, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
+def gather_full_tensor(tensor: Tensor) -> Tensor:
+    """Return the full tensor of a DTensor, on every rank; all ranks call it."""
+    full: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from quintet.errors import ConfigError
 from quintet.policies.parallel.collectives import differentiable
-from quintet.policies.parallel.dtensor_shards import dtensor_from_shard
+from quintet.policies.parallel.dtensor_shards import dtensor_from_shard, gather_full_tensor
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -190,7 +190,7 @@ class ExpertParallel:
 
         For weights and optimizer moments. DTensors are gathered over the other data ranks, too.
         """
-        shard = _full_tensor(shard).contiguous()
+        shard = gather_full_tensor(shard.detach()).contiguous()
         shards = [torch.empty_like(shard) for _ in range(self._peers.size)]
         dist.all_gather(shards, shard, group=self._peers.group)
         return torch.cat(shards)
@@ -198,12 +198,6 @@ class ExpertParallel:
     def local_slice(self, full: Tensor) -> Tensor:
         """Return this rank's slice of all experts' tensor."""
         return full.chunk(self._peers.size)[self._peers.rank]
-
-
-def _full_tensor(tensor: Tensor) -> Tensor:
-    from torch.distributed.tensor import DTensor
-
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def expert_meshes(module: nn.Module) -> dict[nn.Parameter, DeviceMesh]:

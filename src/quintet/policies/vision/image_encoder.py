@@ -65,7 +65,6 @@ class ImageLayout:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None
     ) -> Tensor:
-        """See `AttentionLayout.attend`."""
         is_full = self._full_layers is None or layer in self._full_layers
         rows = self._images if is_full else self._windows
         mask = rows.valid[:, None, None] if rows.ragged else None

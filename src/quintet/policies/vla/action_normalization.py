@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from quintet.errors import ConfigError, nearest
+from quintet.errors import ConfigError, did_you_mean
 
 KEY, ACTION_KEY = "policy.vla.normalization_key", "policy.vla.action_dim"
 NO_STATISTICS = "the directory of the policy has no statistics: copy its dataset_statistics.json there"
@@ -57,13 +57,12 @@ def find_statistics(statistics: Mapping[str, Any] | None, name: str | None) -> t
     for candidate in (name, f"{name}_no_noops"):
         if candidate in statistics:
             return str(candidate), statistics[str(candidate)]
-    close = nearest(name or "", statistics)
-    valid = f"valid values: {', '.join(sorted(statistics))}"
+    valid = f"{did_you_mean(name or '', statistics)} valid values: {', '.join(sorted(statistics))}".lstrip()
     raise ConfigError(
         f"{KEY} = {name!r} is not among the policy's data sets" if name else f"{KEY} is null, but there are several",
         key=KEY,
         value=name,
-        hint=(f"did you mean {close!r}? " if close else "") + valid if statistics else NO_STATISTICS,
+        hint=valid if statistics else NO_STATISTICS,
     )
 
 

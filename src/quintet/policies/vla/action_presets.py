@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from quintet.config.native.policy import PolicyConfig, VlaConfig
-from quintet.errors import ConfigError, nearest
+from quintet.errors import ConfigError, did_you_mean
 
 KEY = "policy.preset"
 MLP_KINDS, OPENVLA_KINDS = ("mlp", "mlp_policy"), ("openvla_oft", "openvla")
@@ -92,8 +92,7 @@ def get_action_preset(policy: PolicyConfig) -> ActionPreset:
     sizes = [field.name for field in fields(preset)]
     for name in overrides:
         if name not in sizes:
-            close = nearest(name, sizes)
-            hint = f"did you mean policy.overrides.{close}?" if close else f"valid sizes: {', '.join(sizes)}"
+            hint = did_you_mean(name, sizes, "policy.overrides.{}") or f"valid sizes: {', '.join(sizes)}"
             message = f"policy.overrides.{name}: the preset {policy.preset} has no such size"
             raise ConfigError(message, key="policy.overrides", hint=hint)
     return replace(preset, **overrides)

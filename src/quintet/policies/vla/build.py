@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from quintet.config.native.envs import EnvSection, SimulatorConfig
 from quintet.config.native.experiment import Experiment
 from quintet.envs.simulators.registry import build_simulator
-from quintet.errors import ConfigError, MachineError, nearest
+from quintet.errors import ConfigError, MachineError, did_you_mean
 from quintet.loading_lock import LOADING_LOCK
 from quintet.policies.attention_backends import EAGER
 from quintet.policies.lora import add_lora
@@ -47,19 +47,6 @@ SAMPLED_ROBOTS = 32
 """Robots whose instructions a preset's tokenizer is trained on."""
 TRAINED_PARTS = ("value_head.", "action_head.log_std")
 """Beginnings of the names of parameters that are trained beside adapters."""
-
-
-def build_action_policy(config: Experiment) -> PreTrainedModel:
-    """Build the action policy of a run: that at `policy.path`, or the preset with random weights.
-
-    Raises:
-        ConfigError: the configuration does not fit the policy, or the preset is unknown.
-        MachineError: the directory contains no action policy.
-    """
-    if config.policy.path is not None:
-        return load_action_policy(Path(config.policy.path), config)
-    policy = _build_preset(config, derive_seed(config.seed, "policy"))
-    return prepare_for_training(policy, config)
 
 
 def create_action_preset(directory: Path, config: Experiment, seed: int) -> None:
@@ -135,12 +122,11 @@ def _policy_class(directory: Path, stored: Mapping[str, Any], config: Experiment
     """Return the class of the policy: of `policy.kind`, or the one that wrote the directory."""
     kind, model_type = config.policy.kind, stored.get("model_type")
     if kind is not None and kind not in KINDS:
-        close = nearest(kind, KINDS)
         raise ConfigError(
             f"policy.kind = {kind!r} is not a policy of robots that this version has",
             key="policy.kind",
             value=kind,
-            hint=(f"did you mean {close!r}? " if close else "") + f"known: {', '.join(sorted(KINDS))}",
+            hint=f"{did_you_mean(kind, KINDS)} known: {', '.join(sorted(KINDS))}".lstrip(),
         )
     written_by = [each for each in KINDS.values() if each.__name__ in (stored.get("architectures") or ())]
     candidates = [KINDS[kind]] if kind else written_by

@@ -44,7 +44,7 @@ class MlpConfig(PreTrainedConfig):  # type: ignore[misc]
 class MlpPolicy(PreTrainedModel):  # type: ignore[misc]
     """Normal distributions whose mean is an MLP of the state; the standard deviation is the same in all states.
 
-    Parameter names and initialization are those of RLinf's policy.
+    Parameter names and initialization are those of RLinf's policy. See `ActionPolicy`.
     """
 
     config_class = MlpConfig
@@ -79,7 +79,6 @@ class MlpPolicy(PreTrainedModel):  # type: ignore[misc]
             nn.init.constant_(self.actor_logstd, INITIAL_LOG_STD)
 
     def prepare(self, observation: RobotObservation) -> dict[str, Tensor]:
-        """See `ActionPolicy.prepare`."""
         if observation.state.shape[1] != self.config.obs_dim:
             raise ConfigError(
                 f"policy.vla.state_dim = {self.config.obs_dim}, but the simulator's state has"
@@ -91,12 +90,10 @@ class MlpPolicy(PreTrainedModel):  # type: ignore[misc]
         return {"state": torch.from_numpy(np.asarray(observation.state, np.float32))}
 
     def sample(self, inputs: Mapping[str, Tensor], uniforms: Tensor | None, sampling: ActionSampling) -> ActionSample:
-        """See `ActionPolicy.sample`."""
         mean, log_std = self._distribution(inputs)
         return ActionSample(*sample_normal(mean, log_std, uniforms, sampling), self._values(inputs))
 
     def statistics(self, inputs: Mapping[str, Tensor], actions: Tensor, sampling: ActionSampling) -> ActionStatistics:
-        """See `ActionPolicy.statistics`."""
         mean, log_std = self._distribution(inputs)
         return ActionStatistics(*normal_statistics(mean, log_std, actions, sampling), self._values(inputs))
 
@@ -113,11 +110,9 @@ class MlpPolicy(PreTrainedModel):  # type: ignore[misc]
         return inputs["state"].to(self.actor_mean.weight.dtype)
 
     def to_robot_actions(self, actions: Tensor) -> np.ndarray:
-        """See `ActionPolicy.to_robot_actions`."""
         return actions.cpu().numpy()
 
     def from_robot_actions(self, actions: np.ndarray) -> Tensor:
-        """See `ActionPolicy.from_robot_actions`."""
         return torch.from_numpy(np.asarray(actions, np.float32))
 
     def save_files(self, directory: Path) -> None:

@@ -21,7 +21,6 @@ class OpenVlaPolicy(OpenVlaBase):
     """
 
     def sample(self, inputs: Mapping[str, Tensor], uniforms: Tensor | None, sampling: ActionSampling) -> ActionSample:
-        """See `ActionPolicy.sample`."""
         prompt, mask = self._embed_prompt(inputs)
         flat = None if uniforms is None else uniforms.flatten(1)
         cache = DynamicCache(config=self.config.get_text_config())
@@ -44,7 +43,6 @@ class OpenVlaPolicy(OpenVlaBase):
         return ActionSample(torch.stack(tokens, 1).view(shape), torch.stack(logprobs, 1).view(shape), values)
 
     def statistics(self, inputs: Mapping[str, Tensor], actions: Tensor, sampling: ActionSampling) -> ActionStatistics:
-        """See `ActionPolicy.statistics`."""
         prompt, mask = self._embed_prompt(inputs)
         embeddings = torch.cat([prompt, self._embed_actions(actions.flatten(1)[:, :-1])], dim=1)
         mask = torch.cat([mask, mask.new_ones(len(mask), self.config.num_slots - 1)], dim=1)

@@ -43,7 +43,7 @@ RESIZE_STRATEGY = "resize-naive"
 
 
 class OpenVlaBase(PreTrainedModel):  # type: ignore[misc]
-    """Vision towers, projector and language model under the names of published checkpoints."""
+    """Vision towers, projector and language model under the names of published checkpoints; see `ActionPolicy`."""
 
     config_class = OpenVlaConfig
     base_model_prefix = ""
@@ -90,7 +90,6 @@ class OpenVlaBase(PreTrainedModel):  # type: ignore[misc]
 
     @property
     def robot_action_dim(self) -> int:
-        """See `ActionPolicy.robot_action_dim`."""
         return len(self.config.robot_dimensions or range(self.action_dim))
 
     def get_input_embeddings(self) -> nn.Module:
@@ -122,7 +121,6 @@ class OpenVlaBase(PreTrainedModel):  # type: ignore[misc]
             super()._init_weights(module)
 
     def prepare(self, observation: RobotObservation) -> dict[str, Tensor]:
-        """See `ActionPolicy.prepare`."""
         if self.prompts is None:
             raise RuntimeError("the policy has no tokenizer")
         config = self.config
@@ -166,7 +164,6 @@ class OpenVlaBase(PreTrainedModel):  # type: ignore[misc]
         return Normalizer.from_statistics(entry[1][part], self.config.normalization_bounds)
 
     def to_robot_actions(self, actions: Tensor) -> np.ndarray:
-        """See `ActionPolicy.to_robot_actions`."""
         values = actions.cpu().numpy()
         if self.config.action_head == "tokens":
             values = ActionBins(self.config.n_action_bins).decode(values)
@@ -175,7 +172,6 @@ class OpenVlaBase(PreTrainedModel):  # type: ignore[misc]
         return to_robot(values, self.config.gripper, self.config.robot_dimensions).astype(np.float32)
 
     def from_robot_actions(self, actions: np.ndarray) -> Tensor:
-        """See `ActionPolicy.from_robot_actions`."""
         config, normalizer = self.config, self._normalizer("action")
         actions = from_robot(actions, config.gripper, config.robot_dimensions, config.action_dim)
         normalized = actions if normalizer is None else normalizer.normalize(actions)

@@ -25,7 +25,6 @@ class OpenVlaOftPolicy(OpenVlaBase):
     """
 
     def sample(self, inputs: Mapping[str, Tensor], uniforms: Tensor | None, sampling: ActionSampling) -> ActionSample:
-        """See `ActionPolicy.sample`."""
         output, values = self._forward(inputs)
         if self.config.action_head == "tokens":
             actions, logprobs = sample_tokens(output, uniforms, sampling)
@@ -34,7 +33,6 @@ class OpenVlaOftPolicy(OpenVlaBase):
         return ActionSample(actions, logprobs, values)
 
     def statistics(self, inputs: Mapping[str, Tensor], actions: Tensor, sampling: ActionSampling) -> ActionStatistics:
-        """See `ActionPolicy.statistics`."""
         output, values = self._forward(inputs)
         if self.config.action_head == "tokens":
             logprobs, entropies = token_statistics(output, actions, sampling)

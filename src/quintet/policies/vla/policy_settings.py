@@ -8,7 +8,7 @@ from quintet.config.native.envs import SimulatorConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.policy import VlaConfig
 from quintet.config.native.rollout import RolloutConfig
-from quintet.errors import ConfigError, nearest
+from quintet.errors import ConfigError, did_you_mean
 from quintet.package_files import read_yaml
 from quintet.policies.vla.robot_actions import robot_settings
 
@@ -47,8 +47,8 @@ def apply_settings(model_config: PreTrainedConfig, config: Experiment, *, is_mlp
     overrides = {} if config.policy.path is None else config.policy.overrides
     for name, value in overrides.items():
         if not hasattr(model_config, name):
-            close = nearest(name, model_config.to_dict())
-            hint = f"did you mean policy.overrides.{close}?" if close else f"remove policy.overrides.{name}"
+            remove = f"remove policy.overrides.{name}"
+            hint = did_you_mean(name, model_config.to_dict(), "policy.overrides.{}") or remove
             message = f"policy.overrides.{name}: the policy's configuration has no such setting"
             raise ConfigError(message, key="policy.overrides", value=value, hint=hint)
         setattr(model_config, name, value)

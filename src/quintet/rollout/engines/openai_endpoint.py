@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -37,6 +36,7 @@ from quintet.records import (
     with_opened_thought,
 )
 from quintet.rewards.chat_endpoint import ChatEndpoint, EndpointError, with_retries
+from quintet.rewards.request_threads import RequestThreads
 from quintet.rollout.chat.image_prompts import ImagePrompts
 from quintet.rollout.engines.weight_source import WeightSource
 
@@ -130,7 +130,6 @@ class EndpointImages(ImagePrompts):
         return cls(_PngProcessor(), 0, 0)
 
     def tokens(self, marker: str) -> tuple[int, ...]:
-        """See `ImagePrompts.tokens`."""
         return super().tokens(marker)[1:-1]
 
 
@@ -158,10 +157,8 @@ class EndpointEngine:
         self._end = int(tokenizer.convert_tokens_to_ids(MARKER_END))
         self._attempt_ids = itertools.count()
         self._unfinished: dict[int, int] = {}
-        self._waiting: SimpleQueue[tuple[int, Request] | None] = SimpleQueue()
-        self._done: SimpleQueue[tuple[int, Generation]] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
         self._closed = threading.Event()
+        self._threads = RequestThreads(self._answer, settings.max_concurrent, "endpoint", self._closed)
         self._lock = threading.Lock()
         """Held while `_counts` are changed or read."""
         self._length_field = "max_tokens"
@@ -179,25 +176,20 @@ class EndpointEngine:
 
     def add_request(self, request: Request) -> None:
         serial = self._unfinished[request.id] = next(self._attempt_ids)
-        self._waiting.put((serial, request))
-        if len(self._threads) < min(self._settings.max_concurrent, len(self._unfinished)):
-            # daemon threads: an interrupted evaluation does not wait for an unresponsive endpoint
-            thread = threading.Thread(target=self._work, name=f"endpoint-{len(self._threads)}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        self._threads.submit((serial, request))
 
     def step(self) -> list[Generation]:
         """See `Engine.step`; waits up to `STEP_SECONDS` for the first response."""
         done: list[Generation] = []
         deadline = time.monotonic() + STEP_SECONDS
-        while self._unfinished:
-            try:
-                serial, generation = self._done.get(timeout=0 if done else max(0.0, deadline - time.monotonic()))
-            except Empty:
+        while self._unfinished and not done:
+            answers = self._threads.wait(max(0.0, deadline - time.monotonic()))
+            if not answers:
                 break
-            if self._unfinished.get(generation.id) == serial:
-                del self._unfinished[generation.id]
-                done.append(generation)
+            for serial, generation in answers:
+                if self._unfinished.get(generation.id) == serial:
+                    del self._unfinished[generation.id]
+                    done.append(generation)
         return done
 
     def abort(self, ids: Collection[int]) -> list[Generation]:
@@ -223,16 +215,15 @@ class EndpointEngine:
 
     def close(self) -> None:
         """See `Engine.close`; responses to requests in flight are discarded."""
-        self._closed.set()
         self._unfinished.clear()
-        for _ in self._threads:
-            self._waiting.put(None)
+        self._threads.close()
 
-    def _work(self) -> None:
-        while (entry := self._waiting.get()) is not None and not self._closed.is_set():
-            serial, request = entry
-            if self._unfinished.get(request.id) == serial:
-                self._done.put((serial, self._complete(request)))
+    def _answer(self, attempt: tuple[int, Request]) -> tuple[int, Generation]:
+        """Return the attempt's number and the completion of its request, which is not sent if it was aborted before."""
+        serial, request = attempt
+        if self._unfinished.get(request.id) != serial:
+            return serial, Generation(request.id, (), (), FinishReason.ABORT, 0)
+        return serial, self._complete(request)
 
     def _complete(self, request: Request) -> Generation:
         """The completion of a request, or its failure."""

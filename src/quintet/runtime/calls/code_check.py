@@ -1,4 +1,4 @@
-"""What a process runs of the code that the other end of a connection names: only what its own command line names, too.
+"""Check of received configurations: code that they name runs only if this process's own command line names it, too.
 
 Every rank composes the configuration from its own command line, and gets one with the calls of the controller, in which
 a phase of the run may have changed a part. A process that has become the controller must not be able to add code.

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 Role = Literal["actor", "learners", "engine"]
 """What the calls of a worker are about. A rank of the actor executes all of its calls in order. A standalone process
-with learners and an engine, or environments, connects as two workers, which execute their calls at the same time."""
+with learners and an engine, or environments, connects as two workers, which execute their calls at the same time:
+`engine` also executes the calls of environments, robots and copies of the action policy."""
 
 
 class WorkerLostError(HostLostError):

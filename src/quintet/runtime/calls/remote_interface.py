@@ -20,7 +20,7 @@ from quintet.policies.reward_model import ResponseScorer
 from quintet.policies.vla.action_policy import ActionPolicy
 from quintet.records import Failure, Generation, Request, Trajectory
 from quintet.rollout.engines.shared_weights import SharedTensor, StagedTensors
-from quintet.training.checkpoint.async_save import WriteFiles
+from quintet.runtime.groups import CheckpointedLearners, SavedLearners
 from quintet.training.chunk_learner import ChunkRates
 from quintet.training.parallel.broadcast_group import GroupAddress
 from quintet.training.protocols import Actor, Critic, DivergenceReference, LogProbScorer
@@ -132,7 +132,7 @@ class RolloutRecords(Protocol):
         """Return the metrics of this process's channels since the last call."""
 
 
-class RobotLearner(RolloutRecords, Protocol):
+class RobotLearner(RolloutRecords, CheckpointedLearners, Protocol):
     """A rank's robots, policy and learner. All ranks execute the same calls at the same time."""
 
     @property
@@ -185,17 +185,8 @@ class RobotLearner(RolloutRecords, Protocol):
     def close(self) -> None:
         """End the simulators."""
 
-    def save(self, directory: Path) -> WriteFiles:
-        """See `LearnerGroup.save`."""
 
-    def extra_state(self) -> dict[str, Any]:
-        """See `LearnerGroup.extra_state`."""
-
-    def load(self, directory: Path, contents: Collection[str], extra: Mapping[str, Any]) -> None:
-        """See `LearnerGroup.load`."""
-
-
-class LearnerWorker(Protocol):
+class LearnerWorker(SavedLearners, Protocol):
     """The learners of a rank, and what creates them. All ranks with the same components execute the same calls at the
     same time. `weights` are the policy's, for ranks whose devices the actor does not use."""
 
@@ -224,14 +215,8 @@ class LearnerWorker(Protocol):
     def perturb_actor(self, max_change: float, seed: int) -> None:
         """See `LearnerGroup.perturb_actor`."""
 
-    def save(self, directory: Path) -> WriteFiles:
-        """See `LearnerGroup.save`."""
-
-    def extra_state(self) -> dict[str, Any]:
-        """See `LearnerGroup.extra_state`."""
-
     def load_actor(self, directory: Path, contents: Collection[str], extra: Mapping[str, Any]) -> None:
-        """Load the actor's part of a checkpoint; see `LearnerGroup.load`."""
+        """Load the actor's part of a checkpoint; see `CheckpointedLearners.load`."""
 
     def load_critic(self, directory: Path, contents: Collection[str], extra: Mapping[str, Any]) -> None:
         """Load the critic's part, after `create_critic`."""

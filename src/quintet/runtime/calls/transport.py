@@ -111,7 +111,8 @@ class Transport:
         return finish
 
     def call_together(self, calls: Sequence[RemoteCall]) -> list[Any]:
-        """Execute one call on each worker of other processes, which wait for each other; return the results by rank.
+        """Execute one call on each worker of other processes, or on the first ones, which may wait for each other;
+        return the results by rank.
 
         Raises:
             RankDiedError: a worker is lost, or a call has failed: the others may wait for it forever. The first error
@@ -121,7 +122,7 @@ class Transport:
         with self._lock:
             self._start(calls)
             self._finish()
-            return [self._results[worker.rank] for worker in self.workers]
+            return [self._results[worker.rank] for worker in self.workers[: len(calls)]]
 
     def call_each(self, calls: Sequence[RemoteCall]) -> list[Any]:
         """Execute one call on each of the first workers of other processes, which do not wait for each other; return

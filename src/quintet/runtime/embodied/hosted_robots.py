@@ -1,4 +1,4 @@
-"""Robots on devices without the actor: those of such a worker, and the connection of the controller to them."""
+"""Robots on standalone workers: the ones of a worker, and the controller's connections to them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from quintet.config.native.experiment import Experiment
-from quintet.envs.simulators.remote_robots import WHERE, Call, RemoteRobots
+from quintet.envs.simulators.remote_robots import RemoteRobots
 from quintet.envs.simulators.robot_envs import RobotEnvs, build_stages, share_sizes
 from quintet.envs.simulators.robot_host import RobotsLostError
-from quintet.envs.simulators.robot_messages import ResetResult, chunk_message, reset_message
+from quintet.envs.simulators.robot_messages import WHERE, Call, ResetResult, chunk_message, reset_message
 from quintet.envs.simulators.robot_stage import RobotStage
 from quintet.errors import MachineError
 from quintet.records import Failure
@@ -96,7 +96,7 @@ class RobotsOfWorker:
 
     def __init__(self, worker: RestartableWorker, config: Experiment, num_robots: int, *, is_validation: bool) -> None:
         """Start to build stages of `num_robots` robots each; `is_validation` builds those of validations."""
-        self.worker, self.is_validation = worker, is_validation
+        self.worker, self.num_robots, self.is_validation = worker, num_robots, is_validation
         arguments = {"config": config, "num_robots": num_robots, "is_validation": is_validation}
         self._build = RemoteCall(HOSTED_ROBOTS, "build", arguments)
         worker.take_restarted()
@@ -133,10 +133,11 @@ class RobotsOfWorker:
         return self._built_by
 
 
-class RobotWorkerConnection:
-    """See `RobotConnection`: the robots of a stage on a worker."""
+class RobotsOfStage(RemoteRobots):
+    """The robots of a stage on a worker."""
 
     def __init__(self, robots: RobotsOfWorker, stage: int) -> None:
+        super().__init__(robots.num_robots)
         self._robots, self._stage = robots, stage
         self._call: Call = "describe"
         self._finish: Callable[[], Mapping[str, Any]] = robots.describe
@@ -155,11 +156,8 @@ class RobotWorkerConnection:
         stage_arguments = {"stage": self._stage, "is_validation": self._robots.is_validation}
         self._finish = start_call(self._reset_by, RemoteCall(HOSTED_ROBOTS, method, {**arguments, **stage_arguments}))
 
-    def send(self) -> None:
-        """See `RobotConnection`; calls are sent when they are started."""
-
     def result(self) -> Mapping[str, Any]:
-        """See `RobotConnection`.
+        """Return the result of the call.
 
         Raises:
             RobotsLostError: the worker is lost, or the call failed.
@@ -179,7 +177,7 @@ class RobotWorkerConnection:
             self._robots.worker.connection.call(RemoteCall(HOSTED_ROBOTS, "offload"))
 
     def close(self) -> None:
-        """See `RobotConnection`: the simulators end with their worker."""
+        """See `RobotHost`: the simulators end with their worker."""
 
 
 def hosted_robot_envs(
@@ -201,8 +199,5 @@ def hosted_robot_envs(
         for worker, size in zip(workers, sizes, strict=False)
     ]
     stages = range(env.pipeline_stages)
-    hosts = [
-        [RemoteRobots(RobotWorkerConnection(each, stage), size) for each, size in zip(robots, sizes, strict=True)]
-        for stage in stages
-    ]
+    hosts = [[RobotsOfStage(each, stage) for each in robots] for stage in stages]
     return RobotEnvs([RobotStage(host, auto_reset=env.auto_reset) for host in hosts])

@@ -1,5 +1,4 @@
-"""Copies of the action policy on devices without the actor: the copy of such a worker, and all copies as the controller
-calls them."""
+"""Copies of the action policy on standalone workers: the copy of a worker, and the controller's calls to all."""
 
 from __future__ import annotations
 
@@ -15,9 +14,8 @@ from quintet.rollout.engines.shared_weights import SharedWeightsReader, StagedTe
 from quintet.runtime.calls.connection import WorkerConnection
 from quintet.runtime.calls.remote_call import RemoteCall
 from quintet.runtime.calls.remote_interface import ACTION_POLICY_COPY
-from quintet.runtime.calls.transport import translate_worker_errors
+from quintet.runtime.calls.transport import Transport
 from quintet.runtime.device import compute_device
-from quintet.runtime.embodied.hosted_robots import start_call
 from quintet.runtime.engines.staged_weights import StagedWeights
 from quintet.runtime.process_settings import configure_process
 from quintet.training.parallel.strategy import load_full_weights
@@ -86,15 +84,17 @@ class ActionPolicyCopies:
             RankDiedError: a worker is lost, or failed.
             MachineError: a worker cannot build it.
         """
-        self._workers = tuple(workers)
+        self._transport = Transport(workers, "copy of the policy")
         self._weights, self._staged = weights, StagedWeights(num_buffers=1)
-        self._call([RemoteCall(ACTION_POLICY_COPY, "build", {"config": config, "policy": policy})] * len(workers))
+        self._transport.broadcast(RemoteCall(ACTION_POLICY_COPY, "build", {"config": config, "policy": policy}))
 
     def sync_weights(self) -> None:
         """Load the learner's weights into all copies; raises as `sample` does."""
         self._staged.stage(self._weights())
-        staged = [self._staged.for_worker(worker) for worker in self._workers]
-        self._call([RemoteCall(ACTION_POLICY_COPY, "load_weights", {"weights": each}) for each in staged])
+        staged = [self._staged.for_worker(worker) for worker in self._transport.workers]
+        self._transport.call_together(
+            [RemoteCall(ACTION_POLICY_COPY, "load_weights", {"weights": each}) for each in staged]
+        )
 
     def sample(self, inputs: Mapping[str, Tensor], uniforms: Tensor | None, sampling: ActionSampling) -> ActionSample:
         """See `ActionPolicy.sample`.
@@ -103,7 +103,7 @@ class ActionPolicyCopies:
             RankDiedError: a worker is lost, or failed.
         """
         rows = len(next(iter(inputs.values())))
-        parts = [part for part in torch.arange(rows).tensor_split(len(self._workers)) if len(part)]
+        parts = [part for part in torch.arange(rows).tensor_split(self._transport.world_size) if len(part)]
         calls = []
         for part in parts:
             arguments = {
@@ -113,27 +113,12 @@ class ActionPolicyCopies:
                 "top_k": sampling.top_k,
             }
             calls.append(RemoteCall(ACTION_POLICY_COPY, "sample", arguments))
-        samples = self._call(calls)
+        samples = self._transport.call_together(calls)
         return ActionSample(
             torch.cat([sample["actions"] for sample in samples]),
             torch.cat([sample["logprobs"] for sample in samples]),
             None if samples[0]["values"] is None else torch.cat([sample["values"] for sample in samples]),
         )
-
-    def _call(self, calls: Sequence[RemoteCall]) -> list[Any]:
-        """Execute a call on each of the first workers at the same time; return the results.
-
-        Raises:
-            RankDiedError: a worker is lost, or failed.
-            MachineError: a call failed by an error of the user or the machine.
-        """
-        workers = self._workers[: len(calls)]
-        started = [start_call(worker, call) for worker, call in zip(workers, calls, strict=True)]
-        results = []
-        for worker, finish in zip(workers, started, strict=True):
-            with translate_worker_errors(worker, "copy of the policy"):
-                results.append(finish())
-        return results
 
     def close(self) -> None:
         """Release the memory of weights."""

@@ -1,4 +1,4 @@
-"""The policy's weights on their way to standalone engines."""
+"""Transfer of the policy's weights to standalone engines: by shared memory, a broadcast, or their connections."""
 
 from __future__ import annotations
 

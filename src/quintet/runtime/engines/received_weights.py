@@ -1,4 +1,4 @@
-"""The policy's weights as they reach a worker whose engine has no part in gathering them."""
+"""The policy's weights in a standalone worker: read from shared memory or a message, or received by a broadcast."""
 
 from __future__ import annotations
 

@@ -125,7 +125,6 @@ class RemoteEngine:
         return bool(self._unfinished or self._generations or self._failure)
 
     def fileno(self) -> int:
-        """See `ConcurrentEngine.fileno`."""
         return self.worker.fileno()
 
     @property
@@ -179,7 +178,6 @@ class RemoteEngine:
             self.finish()
 
     def start_step(self) -> None:
-        """See `ConcurrentEngine.start_step`."""
         if self._started is None:
             requests, self._requests = self._requests, []
             self._start_call("step", requests=requests)

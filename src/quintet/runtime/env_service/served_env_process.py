@@ -29,7 +29,8 @@ from quintet.envs.factory import env_factory
 from quintet.envs.service.payload import Format, encode_payload, image_message, value_from_message
 from quintet.envs.simulators.robot_process_main import StageSimulators, simulator_config
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, EpisodeStarted, LocalVectorEnv
-from quintet.records import Failure, sum_rewards
+from quintet.records import Failure
+from quintet.reward_sum import sum_rewards
 from quintet.runtime.env_service.batch_turns import BatchReceiver, BatchTurns, ReceivedBatch
 from quintet.runtime.env_service.vagen_episode import VagenEpisode
 from quintet.sandbox.seccomp import limit_resources

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from quintet.config.native.envs import ENVS, EnvConfig, InteractiveEnvSection, SimulatorConfig
 from quintet.envs.custom_env import load_env_class
 from quintet.envs.simulators.registry import SIMULATORS, is_simulator_class, load_simulator, simulator_module
-from quintet.errors import ConfigError, nearest
+from quintet.errors import ConfigError, did_you_mean
 from quintet.registry import load_user_object
 from quintet.runtime.env_service.schema import MAX_CONFIG_BYTES, MAX_DEPTH
 from quintet.runtime.http_service.json_limits import check_depth
@@ -123,7 +123,5 @@ def _is_simulator(name: str) -> bool:
 
 def _unknown_env(name: str) -> ConfigError:
     valid = [*_names(), *(entry.name for entry in SIMULATORS)]
-    close = nearest(name, valid)
-    suggestion = f"did you mean {close}? " if close else ""
-    hint = f"{suggestion}it has {', '.join(valid)}; name your own as file.py:Class"
+    hint = f"{did_you_mean(name, valid, '{}')} it has {', '.join(valid)}; name your own as file.py:Class".lstrip()
     return ConfigError(f"--env {name}: there is no such environment", key="--env", value=name, hint=hint)

@@ -10,7 +10,8 @@ from quintet.envs.env import IMAGE, Env
 from quintet.envs.service.png import encode_png
 from quintet.envs.validation import relations_message
 from quintet.envs.vector_env import close_env, execute_actions
-from quintet.records import Observation, sum_rewards
+from quintet.records import Observation
+from quintet.reward_sum import sum_rewards
 from quintet.rewards.state_reward import descriptions, score_by_rules
 from quintet.rollout.chat.response_parser import ResponseFormat
 from quintet.rollout.chat.thought_sections import format_instruction

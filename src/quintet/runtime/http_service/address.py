@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from quintet.errors import ConfigError
+from quintet.loopback import is_loopback
 from quintet.runtime.http_service.request_error import RequestError
 
 
@@ -64,11 +64,3 @@ def _host_name(host: str) -> str:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host name or address is this machine's loopback."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

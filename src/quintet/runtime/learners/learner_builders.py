@@ -36,7 +36,7 @@ from quintet.training.offload import Offload, activation_offloading
 from quintet.training.optim.loss_scale import LossScale
 from quintet.training.packing import MicroBatchBudget
 from quintet.training.parallel.device_mesh import LearnerMesh
-from quintet.training.parallel.process_group import RankGroup
+from quintet.training.parallel.process_group import SINGLE_RANK, RankGroup
 from quintet.training.parallel.strategy import DTYPES_BY_NAME, ParallelStrategy, ReplicatedStrategy, load_full_weights
 from quintet.training.protocols import Learner
 from quintet.training.reference_snapshot import ReferenceSnapshot
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
     from quintet.config.native.learners import LearnerConfig
 
-SINGLE_RANK = RankGroup()
 logger = logging.getLogger(__name__)
 
 

@@ -39,7 +39,7 @@ from quintet.training.checkpoint.shards import ShardReader, TensorLocation
 from quintet.training.checkpoint.snapshot import HostBuffers
 from quintet.training.checkpoint.state_dict import has_flat_parameters, load_model_state_dict, model_state_dict
 from quintet.training.learner import ActorLearner, CriticLearner
-from quintet.training.parallel.process_group import RankGroup
+from quintet.training.parallel.process_group import SINGLE_RANK, RankGroup
 from quintet.training.parallel.strategy import ReplicatedStrategy
 from quintet.training.protocols import Actor, Critic, LocalActor, LogProbScorer
 from quintet.training.reference_snapshot import ReferenceSnapshot
@@ -51,7 +51,6 @@ HF_MODEL = "hf_model"
 """Content of a checkpoint: the weights in `hf/`."""
 VERL_LINK = "huggingface"
 """Name of the link in `actor` where verl expects the model in Hugging Face format."""
-SINGLE_RANK = RankGroup()
 
 
 @dataclass(frozen=True, slots=True)

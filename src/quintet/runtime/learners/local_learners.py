@@ -32,7 +32,7 @@ from quintet.runtime.learners.megatron_backend import FullStateLearner
 from quintet.training.checkpoint.async_save import AsyncShardWriter, WriteFiles
 from quintet.training.checkpoint.learner_state import MODEL_STEM
 from quintet.training.learner import ActorLearner
-from quintet.training.parallel.process_group import RankGroup
+from quintet.training.parallel.process_group import SINGLE_RANK, RankGroup
 from quintet.training.parallel.strategy import ReplicatedStrategy
 from quintet.training.protocols import Learner, LocalActor, LocalCritic, LogProbScorer, LossScaled, PolicyCopy
 from quintet.training.sharded_reward_model import load_reward_model
@@ -40,7 +40,6 @@ from quintet.training.sharded_reward_model import load_reward_model
 if TYPE_CHECKING:
     from torch import Tensor
 
-SINGLE_RANK = RankGroup()
 ACTOR_SCALE, CRITIC_SCALE = f"{ACTOR}_scale", f"{CRITIC}_scale"
 """Names of the loss scales in a checkpoint."""
 

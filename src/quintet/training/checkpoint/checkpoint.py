@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from typing import Any
 
 from quintet.contained_files import check_entries, is_contained, read_contained
 from quintet.errors import MachineError
-from quintet.tracking.atomic_files import write_atomic
+from quintet.tracking.atomic_files import sync, write_atomic
 
 MANIFEST_FILE = "manifest.json"
 STATE_FILE = "state.json"
@@ -80,13 +79,13 @@ def finish_checkpoint(root: Path, step: int, state: dict[str, Any], *, keep: int
 def move_into_place(root: Path, staging: Path, step: int) -> Path:
     """Rename a complete directory to the checkpoint of a step."""
     for path in (*_files(staging), *(path for path in staging.rglob("*") if path.is_dir()), staging):
-        _fsync(path)
+        sync(path)
     final = root / f"{CHECKPOINT_PREFIX}{step}"
     if final.exists():
         final.rename(root / f"{REPLACED_PREFIX}{step}")
     staging.rename(final)
     _delete_staging_directories(root)
-    _fsync(root)
+    sync(root)
     return final
 
 
@@ -237,12 +236,3 @@ def _file_damage(directory: Path, name: str, size: object, digest: object) -> st
     except OSError as error:
         return f"{name} cannot be read: {error.strerror or error}"
     return None
-
-
-def _fsync(path: Path) -> None:
-    """Flush a file or directory entry to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

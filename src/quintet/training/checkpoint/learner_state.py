@@ -21,12 +21,11 @@ from quintet.training.checkpoint.state_dict import (
     model_state_dict,
     optimizer_state_dict,
 )
-from quintet.training.parallel.process_group import RankGroup
+from quintet.training.parallel.process_group import SINGLE_RANK, RankGroup
 from quintet.training.parallel.strategy import ParallelStrategy
 
 MODEL_STEM, OPTIMIZER_STEM = "model", "optim"
 """Stems of file names, as in verl."""
-SINGLE_RANK = RankGroup()
 
 
 class _Learner(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from quintet.algorithms.aggregation import Aggregation
 from quintet.algorithms.objective import CriticObjective, PolicyObjectiveFn
 from quintet.config.native.learners import OptimizerConfig
-from quintet.policies.token_statistics import TokenStatistics
+from quintet.policies.token_statistics import StatisticsOptions, TokenStatistics
 from quintet.records import Batch
 from quintet.training.megatron.core_package import emulate_cuda
 from quintet.training.megatron.optimizer_state import MegatronOptimizerState, clip_grad_norm, optimizer_parts
@@ -252,23 +252,14 @@ class MegatronScorer:
         batch: Batch,
         select_result: Callable[[TokenStatistics], Tensor],
         reference: MegatronScorer | None = None,
-        *,
-        swapped: bool = False,
-        with_sum_squared_probs: bool = False,
+        **options: Unpack[StatisticsOptions],
     ) -> Tensor:
         micro_batches = list(iter_micro_batches(batch, self.budget))
         reference_hidden = {} if reference is None else reference.megatron_model.hidden_states(micro_batches)
 
         def compute(micro: MicroBatch, hidden: Tensor) -> tuple[Tensor, Tensor]:
             other = None if reference is None else (reference.megatron_model, reference_hidden[id(micro)])
-            statistics = self.megatron_model.token_statistics(
-                micro.packed,
-                hidden,
-                self.temperature,
-                other,
-                swapped=swapped,
-                with_sum_squared_probs=with_sum_squared_probs,
-            )
+            statistics = self.megatron_model.token_statistics(micro.packed, hidden, self.temperature, other, **options)
             return hidden.new_zeros(()), select_result(statistics)
 
         return _scatter_results(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import torch
 from megatron.core import parallel_state
@@ -16,7 +16,12 @@ from quintet.config.native.learners import ParallelConfig
 from quintet.config.native.megatron import MegatronConfig
 from quintet.policies.packed_batch import PackedBatch
 from quintet.policies.parallel.vocab_parallel import VocabShard
-from quintet.policies.token_statistics import LazyLogits, TokenStatistics, statistics_from_hidden_states
+from quintet.policies.token_statistics import (
+    LazyLogits,
+    StatisticsOptions,
+    TokenStatistics,
+    statistics_from_hidden_states,
+)
 from quintet.training.megatron.conversion import ModelDims
 from quintet.training.megatron.core_package import compute_device, emulate_cuda
 from quintet.training.megatron.model import PackedGPT, build_chunks
@@ -173,9 +178,7 @@ class MegatronModel:
         hidden: Tensor,
         temperature: float,
         other: tuple[MegatronModel, Tensor] | None = None,
-        *,
-        swapped: bool = False,
-        with_sum_squared_probs: bool = False,
+        **options: Unpack[StatisticsOptions],
     ) -> TokenStatistics:
         """Return log-probs, entropy and more on the CPU, from hidden states on the last stage; `other` is another model
         and its hidden states."""
@@ -185,8 +188,7 @@ class MegatronModel:
             temperature,
             None if other is None else other[0]._lazy_logits(other[1]),
             vocabulary=len(self.chunks[-1].local_vocab),
-            swapped=swapped,
-            with_sum_squared_probs=with_sum_squared_probs,
+            **options,
         )
         return TokenStatistics(*(column.cpu() for column in statistics))
 

@@ -11,6 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from quintet.policies.parallel.dtensor_shards import gather_full_tensor
+
 
 @dataclass(frozen=True, slots=True)
 class GradNormGroup:
@@ -43,13 +45,8 @@ def _squared_norm(group: GradNormGroup, device: torch.device) -> Tensor:
         grad: Any = parameter.grad
         if grad is not None:
             by_mesh.setdefault(grad.device_mesh if isinstance(grad, DTensor) else None, []).append(grad)
-    norms = [_full_tensor(nn.utils.get_total_norm(grads)).float() for grads in by_mesh.values()]
+    norms = [gather_full_tensor(nn.utils.get_total_norm(grads)).float() for grads in by_mesh.values()]
     square = torch.stack(norms).square().sum() if norms else torch.zeros([], device=device)
     for process_group in group.process_groups:
         dist.all_reduce(square, group=process_group)
     return square
-
-
-def _full_tensor(tensor: Tensor) -> Tensor:
-    full: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return full

@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from quintet.config.native.learners import MemoryConfig, ShardingConfig
 from quintet.policies.causal_lm import PolicyModule
+from quintet.policies.parallel.dtensor_shards import gather_full_tensor
 from quintet.policies.vision.image_encoder import vision_encoder
 from quintet.training.optim.grad_norm import GradNormGroup, clip_grad_norm
 from quintet.training.parallel.device_mesh import LearnerMesh
@@ -253,12 +254,6 @@ def _set_prefetching(units: list[Any], config: ShardingConfig) -> None:
             unit.set_modules_to_forward_prefetch([next_unit])
         if config.backward_prefetch == "pre":
             next_unit.set_modules_to_backward_prefetch([unit])
-
-
-def gather_full_tensor(tensor: Tensor) -> Tensor:
-    """Return the full tensor of a DTensor, on every rank; all ranks call it."""
-    full: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return full
 
 
 def load_local_shard(parameter: Tensor, tensor: Tensor) -> None:

@@ -7,12 +7,8 @@ ranks, so that replicated weights stay the same.
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import timedelta
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -41,25 +37,6 @@ class RankGroup:
     size: int = 1
     group: dist.ProcessGroup | None = None
     """Group of the collectives; None is the default group."""
-
-    @classmethod
-    def join(cls, rank: int, size: int, rendezvous_file: Path, timeout_seconds: float = 600.0) -> RankGroup:
-        """Initialise gloo's process group through a new file that all ranks can write, over the loopback interface
-        unless `GLOO_SOCKET_IFNAME` is set. Close with `destroy`."""
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{rendezvous_file}",
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=timeout_seconds),
-        )
-        return cls(rank, size)
-
-    def destroy(self) -> None:
-        """Destroy the process group."""
-        if self.size > 1:
-            dist.destroy_process_group()
 
     def assign(self, items: Iterable[T], *, even: bool) -> Iterator[Assignment[T]]:
         """Yield this rank's items, round robin. If `even`, all ranks get the same number: a rank that is one short
@@ -117,3 +94,7 @@ class RankGroup:
         gathered = [torch.zeros(width, dtype=torch.uint8) for _ in range(self.size)]
         dist.all_gather(gathered, padded, group=self.group)
         return [json.loads(bytes(part[: int(length)].tolist())) for part, length in zip(gathered, lengths, strict=True)]
+
+
+SINGLE_RANK = RankGroup()
+"""The only rank of a process without a process group."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from quintet.config.native.learners import ShardingConfig
 from quintet.policies.packed_batch import PackedBatch
-from quintet.training.parallel.process_group import RankGroup
+from quintet.training.parallel.process_group import SINGLE_RANK, RankGroup
 
 DTYPES_BY_NAME = {
     "float64": torch.float64,
@@ -19,7 +19,6 @@ DTYPES_BY_NAME = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-SINGLE_RANK = RankGroup()
 VALUE_HEAD = "value_head"
 """Part of the names of the parameters of a value head in a policy."""
 T = TypeVar("T")

@@ -19,8 +19,8 @@ EPISODES = [episode(length, number, cameras=2) for number, length in enumerate((
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    dataset = lerobot(tmp_path / "set", EPISODES, cameras=("front", "wrist"))
-    assert dataset.cameras == ("observation.images.front", "observation.images.wrist")
+    dataset = lerobot(tmp_path / "set", EPISODES)
+    assert dataset.cameras == ("observation.images.camera0", "observation.images.camera1")
     for written, read in zip(EPISODES, iter_episodes([dataset]), strict=True):
         np.testing.assert_array_equal(read.observations.images, written.observations.images)
         np.testing.assert_array_equal(read.observations.state, written.observations.state)

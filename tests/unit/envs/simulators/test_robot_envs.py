@@ -143,7 +143,7 @@ def test_a_process_that_dies_or_hangs_costs_its_robots_episodes_and_is_replaced(
 def test_a_process_that_is_killed_between_chunks_costs_its_episodes() -> None:
     with robots(4, processes=2) as envs:
         envs.reset(0, np.array([6, 8, 2, 0]))
-        (host, _) = (share.host._connection for share in envs._stages[0]._shares)
+        (host, _) = (share.host for share in envs._stages[0]._shares)
         host._processes._processes.signal(host._process, signal.SIGKILL)
         while host._process.failure is None:
             host._processes._processes.wait()
@@ -171,12 +171,10 @@ def test_processes_are_ended_by_offload_and_started_again_by_a_reset() -> None:
     with robots(4, processes=2, pipeline_stages=2) as envs:
         for _ in range(2):
             before = envs.reset(0, STARTS[:2])
-            processes = [
-                process.number for process in envs._stages[0]._shares[0].host._connection._processes._processes
-            ]
+            processes = [process.number for process in envs._stages[0]._shares[0].host._processes._processes]
             assert len(processes) == 2
             envs.offload()
-            assert len(envs._stages[0]._shares[0].host._connection._processes._processes) == 0
+            assert len(envs._stages[0]._shares[0].host._processes._processes) == 0
             assert_equal(envs.reset(0, STARTS[:2]), before)
 
 
@@ -190,7 +188,7 @@ def test_memory_does_not_grow_with_the_number_of_chunks() -> None:
             for _ in range(20):
                 envs.start_chunk(0, actions)
                 envs.finish_chunk(0)
-            process = envs._stages[0]._shares[0].host._connection._process
+            process = envs._stages[0]._shares[0].host._process
             counts.append((len(os.listdir("/proc/self/fd")), len(process.replies), len(process._requests)))
         assert len(set(counts)) == 1
 

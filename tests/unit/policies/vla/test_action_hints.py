@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from hint_cases import HintCase, case, name_of, sites_without_case
+from robot_policies import build_action_policy
 from tests.support.openvla_directories import write_openvla_directory
 from tests.support.robot_policies import observe, robot_experiment
 
 from quintet.embodied_records import ActionSampling
-from quintet.policies.vla.build import build_action_policy, load_action_policy
+from quintet.policies.vla.build import load_action_policy
 from quintet.policies.vla.robot_actions import robot_settings
 
 KEY, ACTION_KEY = "policy.vla.normalization_key", "policy.vla.action_dim"

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from robot_policies import build_action_policy
 from tests.support.robot_policies import ACTION_DIM, observe, robot_experiment
 
 from quintet.config.native.experiment import Experiment
 from quintet.embodied_records import ActionSampling
-from quintet.policies.vla.build import build_action_policy, create_action_preset, load_action_policy
+from quintet.policies.vla.build import create_action_preset, load_action_policy
 from quintet.policies.vla.openvla import OpenVlaPolicy
 from quintet.training.checkpoint.hf_directory import HfDirectory
 

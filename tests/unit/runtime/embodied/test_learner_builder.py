@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from robot_policies import observe, robot_experiment
+from robot_policies import build_action_policy, observe, robot_experiment
 
 from quintet.embodied_records import ActionSampling
 from quintet.errors import ConfigError
-from quintet.policies.vla.build import build_action_policy
 from quintet.runtime.embodied.learner_builder import build_policy_learner
 from quintet.training.chunk_learner import ChunkLearner, ChunkRates
 from quintet.training.parallel.process_group import RankGroup

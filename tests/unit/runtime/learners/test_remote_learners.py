@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from rank_processes import SUPPORT
 from transformers import AutoModelForSequenceClassification
 from worker_ranks import experiment, sequences
 
@@ -34,15 +35,16 @@ from quintet.runtime.worker import Worker
 from quintet.training.checkpoint.async_save import AsyncCheckpointer
 from quintet.training.parallel.rendezvous import RankDiedError
 
-WORKER = """
+WORKER = f"""
 import sys
 from pathlib import Path
+sys.path.append({str(SUPPORT)!r})
+from rank_processes import join_group
 from quintet.runtime.calls.listener import ControllerAddress
 from quintet.runtime.worker import Worker
 from quintet.runtime.worker_process import WorkerProcess
-from quintet.training.parallel.process_group import RankGroup
 host, port, token, file, rank = sys.argv[1:]
-ranks = RankGroup.join(int(rank) - 1, 2, Path(file))
+ranks = join_group(int(rank) - 1, 2, Path(file))
 process = WorkerProcess(ControllerAddress(host, int(port), token), int(rank), "the run")
 process.run(Worker(ranks, shard_writer=rank), ["learners"])
 """

@@ -14,9 +14,9 @@ from saved_checkpoints import save_checkpoint
 
 from quintet.errors import MachineError
 from quintet.training.checkpoint.checkpoint import find_checkpoint, finish_interrupted_replacements, open_checkpoint
-from quintet.training.checkpoint.learner_state import SINGLE_RANK
 from quintet.training.checkpoint.safetensors_files import stored_sizes, write_tensors
 from quintet.training.checkpoint.shards import ShardReader, TensorShard, write_shards
+from quintet.training.parallel.process_group import SINGLE_RANK
 
 pytestmark = pytest.mark.attack
 

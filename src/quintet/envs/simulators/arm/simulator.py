@@ -23,7 +23,7 @@ from quintet.envs.simulators.arm.scene import (
 )
 from quintet.envs.simulators.arm.tasks import TASKS
 from quintet.envs.simulators.registry import simulator_options
-from quintet.errors import ConfigError, nearest
+from quintet.errors import ConfigError, did_you_mean
 from quintet.records import Failure
 from quintet.seeds import derive_seed
 
@@ -45,7 +45,7 @@ def build_arm(config: SimulatorConfig, num_robots: int, seed: int) -> ArmSimulat
     """
     task = config.task or "reach"
     if task not in TASKS:
-        hint = f"did you mean {close!r}?" if (close := nearest(task, TASKS)) else f"valid: {', '.join(TASKS)}"
+        hint = did_you_mean(task, TASKS) or f"valid: {', '.join(TASKS)}"
         raise ConfigError(
             f"env.task={task}: the simulator `arm` has no such task", key="env.task", value=task, hint=hint
         )

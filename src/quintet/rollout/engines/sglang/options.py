@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quintet.config.native.rollout import EngineConfig
-from quintet.errors import ConfigError, MachineError, nearest
+from quintet.errors import ConfigError, MachineError, did_you_mean
 
 if TYPE_CHECKING:
     from quintet.rollout.engines.engine import EngineSetup
@@ -241,13 +241,8 @@ def _extra_arguments(options: EngineConfig, release: Release) -> dict[str, Any]:
             instead = f"set {RESERVED[name]} instead" if RESERVED[name] else f"remove {key}"
             raise ConfigError(f"{key}: {name} is set by Quintet", key=key, value=value, hint=instead)
         if name not in release.arguments:
-            close = nearest(name, release.arguments)
-            raise ConfigError(
-                f"{key}: {release.name} has no argument {name!r}",
-                key=key,
-                value=value,
-                hint=f"did you mean {close!r}?" if close else f"remove {key}",
-            )
+            hint = did_you_mean(name, release.arguments) or f"remove {key}"
+            raise ConfigError(f"{key}: {release.name} has no argument {name!r}", key=key, value=value, hint=hint)
     return dict(options.arguments)
 
 

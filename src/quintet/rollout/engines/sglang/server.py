@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import ipaddress
 import json
 import os
 import queue
@@ -24,6 +23,7 @@ from urllib.parse import SplitResult, urlsplit
 from torch import Tensor
 
 from quintet.errors import ConfigError
+from quintet.loopback import is_loopback
 from quintet.rollout.engines.engine import EngineError
 from quintet.rollout.engines.sglang.protocol import RequestRejectedError
 from quintet.rollout.engines.sglang.weight_sync import weights_on_disk
@@ -64,11 +64,7 @@ class ServerAddress:
     @property
     def is_local(self) -> bool:
         """Whether the server runs on this machine."""
-        host = self._parts.hostname or ""
-        try:
-            return ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return host == "localhost"
+        return is_loopback(self._parts.hostname or "")
 
     def request(self, path: str, body: Mapping[str, Any] | None = None, *, seconds: float | None = CALL_SECONDS) -> Any:
         """Send a GET, or with a body a POST request, and return the parsed response. `seconds=None` waits forever.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from quintet.config.native.rollout import EngineConfig
-from quintet.errors import ConfigError, nearest
+from quintet.errors import ConfigError, did_you_mean
 from quintet.policies.vision.image_encoder import is_vision_language
 from quintet.rollout.engines.engine import EngineSetup
 
@@ -221,8 +221,7 @@ def _extra_arguments(arguments: Mapping[str, Any], release: Release) -> dict[str
             message = f"{key}: tokens and log-probs would not be exact"
             raise ConfigError(message, key=key, value=value, hint=f"remove {key}")
         if name not in release.arguments:
-            close = nearest(name, release.arguments)
-            hint = f"did you mean {close!r}?" if close else f"remove {key}"
+            hint = did_you_mean(name, release.arguments) or f"remove {key}"
             raise ConfigError(f"{key}: vLLM {release.version} has no such argument", key=key, value=value, hint=hint)
     return dict(arguments)
 
