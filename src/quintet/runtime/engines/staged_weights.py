@@ -1,4 +1,4 @@
-"""The policy's weights on their way to standalone workers."""
+"""A copy of the policy's weights in shared memory."""
 
 from __future__ import annotations
 
