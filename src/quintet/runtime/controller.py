@@ -107,8 +107,8 @@ class Controller:
             return RemoteEngines(self._transport, (), config, policy, weights)
         ranks = standalone_engine_ranks(config)
         standalone = self._listener.wait_for(ranks, config.placement.join_timeout_seconds)
-        take_connected_workers = partial(self._listener.take_connected_workers, ranks)
-        engines = RemoteEngines(self._transport, standalone, config, policy, weights, take_connected_workers)
+        restarted = self._listener.take_connected_workers
+        engines = RemoteEngines(self._transport, standalone, config, policy, weights, restarted)
         self._staging.append(engines)
         return engines
 

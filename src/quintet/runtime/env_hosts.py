@@ -10,7 +10,7 @@ from quintet.config.native.experiment import Experiment
 from quintet.envs.hosted_envs import EnvRequest, HostedVectorEnv, HostWait
 from quintet.envs.mixed_env import build_run_envs
 from quintet.envs.vector_env import EnvEvent, VectorEnv
-from quintet.runtime.calls.connection import WorkerConnection
+from quintet.runtime.calls.connection import StartedCall, WorkerConnection
 from quintet.runtime.calls.remote_call import RemoteCall
 from quintet.runtime.calls.remote_interface import HOSTED_ENVS
 
@@ -53,7 +53,7 @@ class LocalHostedEnvs:
             self._envs = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class EnvHostConnection:
     """See `HostConnection`. Heartbeats of the worker limit the time of calls."""
 
@@ -61,6 +61,8 @@ class EnvHostConnection:
     config: Experiment
     wait_seconds: float
     """How long an exchange waits for an event."""
+    _started: StartedCall | None = None
+    """The last call, if its result has not been taken."""
 
     @property
     def rank(self) -> int:
@@ -77,15 +79,16 @@ class EnvHostConnection:
         """See the class."""
 
     def start_build(self) -> None:
-        self.worker.start(RemoteCall(HOSTED_ENVS, "build", {"config": self.config}))
+        self._started = self.worker.start(RemoteCall(HOSTED_ENVS, "build", {"config": self.config}))
 
     def start_exchange(self, requests: Sequence[EnvRequest]) -> None:
         arguments = {"requests": requests, "wait_seconds": self.wait_seconds}
-        self.worker.start(RemoteCall(HOSTED_ENVS, "exchange", arguments))
+        self._started = self.worker.start(RemoteCall(HOSTED_ENVS, "exchange", arguments))
 
     def finish(self) -> Sequence[EnvEvent]:
         """See `HostConnection.finish`; `build` returns None."""
-        events: Sequence[EnvEvent] = self.worker.finish() or ()
+        started, self._started = self._started, None
+        events: Sequence[EnvEvent] = self.worker.finish(started) or ()
         return events
 
     def close(self) -> None:

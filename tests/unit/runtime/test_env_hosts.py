@@ -21,6 +21,9 @@ from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, Ep
 from quintet.errors import MachineError
 from quintet.runtime.calls.connection import WorkerConnection
 from quintet.runtime.calls.listener import ControllerAddress, WorkerListener
+from quintet.runtime.calls.messages import RemoteCallError
+from quintet.runtime.calls.remote_call import RemoteCall
+from quintet.runtime.calls.remote_interface import ENGINE
 from quintet.runtime.env_hosts import hosted_vector_env
 
 EPISODES = 8
@@ -110,6 +113,15 @@ def without_hosts(config: Experiment, starts: Sequence[int] = range(EPISODES)) -
         return play(envs, starts)
     finally:
         envs.close()
+
+
+def test_a_host_takes_no_result_of_another_component_on_its_rank() -> None:
+    worker = ThreadWorker(1)
+    engine_call = worker.start(RemoteCall(ENGINE, "control", {"action": "sleep"}))
+    envs = hosted_vector_env([worker], experiment())
+    assert len(play(envs, range(2))) > 2
+    with pytest.raises(RemoteCallError, match="the engine was called before it was built"):
+        engine_call.finish()
 
 
 def test_episodes_on_hosts_are_those_of_one_process_in_the_same_order() -> None:

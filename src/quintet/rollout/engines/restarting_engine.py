@@ -61,15 +61,16 @@ class RestartingEngine:
         weights: WeightSource | None,
         max_restarts: int = MAX_RESTARTS,
         is_available: Callable[[], bool] = lambda: True,
+        engine: Engine | None = None,
     ) -> None:
         """Without `weights`, a dead engine is replaced by the next `load_weights` and loses all requests until then.
         `is_available` tells whether the engine can be built now: one whose process has died remains dead until `revive`
-        is called and its process has been started again."""
+        is called and its process has been started again. `engine` is the first one, if it exists."""
         self._build_engine = build_engine
         self._weights = weights
         self._max_restarts = max_restarts
         self._is_available = is_available
-        self._use(build_engine())
+        self._use(build_engine() if engine is None else engine)
         self.weight_version = self._engine.weight_version
         self.restarts = 0
         """Number of engines built after the first one."""

@@ -75,6 +75,8 @@ class WorkerConnection:
     """Names of the components of its rank in messages."""
     lost_reason: str | None = None
     """Why the worker cannot be called any more."""
+    was_stopped: bool = False
+    """Whether the worker was asked to exit, so that its end is no loss."""
     called_at: float | None = None
     """When the worker was called or has answered last, while calls are in progress; seconds of the monotonic clock."""
     _count: int = 0
@@ -181,6 +183,7 @@ class WorkerConnection:
 
     def stop(self) -> None:
         """Ask the worker to exit, unless its connection is lost."""
+        self.was_stopped = True
         with suppress(ConnectionLostError):
             self.messages.send_call(*encode(STOP))
 

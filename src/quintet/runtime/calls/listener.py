@@ -158,8 +158,9 @@ class WorkerListener:
             MachineError: some did not connect in time; the message names them.
         """
         deadline = time.monotonic() + timeout_seconds
-        while missing := sorted(set(ranks) - self._connected_workers(role).keys()):
+        while (workers := self._take_all(ranks, role)) is None:
             if time.monotonic() > deadline:
+                missing = sorted(set(ranks) - self._connected_workers(role).keys())
                 names = ", ".join(describe_rank(rank, self._ranks[rank]) for rank in missing)
                 raise MachineError(
                     f"the workers of {names} did not connect within {timeout_seconds:g} seconds",
@@ -167,8 +168,15 @@ class WorkerListener:
                     "placement.join_timeout_seconds",
                 )
             time.sleep(POLL_SECONDS)
-        workers = self._connected_workers(role)
+        return workers
+
+    def _take_all(self, ranks: Collection[int], role: Role) -> list[WorkerConnection] | None:
+        """Return the connected workers of `ranks` with this role, by rank; None if one is missing."""
         with self._lock:
+            workers = self._connected_workers(role)
+            if not workers.keys() >= set(ranks):
+                return None
+            # a process that is started later in place of one of these remains for `take_connected_workers`
             self._newly_connected = [
                 worker for worker in self._newly_connected if worker.role != role or worker.rank not in ranks
             ]
@@ -291,7 +299,7 @@ class WorkerListener:
                 reason, worker = self._lost_reason(connections), connections.worker
                 if reason and worker is not None:
                     worker.mark_lost(reason)
-                    if worker.role != "engine" and self.lost_rank is None:
+                    if worker.role != "engine" and not worker.was_stopped and self.lost_rank is None:
                         self.lost_rank = LostRank(str(worker.lost_error()), connections.last_heartbeat)
                     del self._connections[name]
 

@@ -153,7 +153,8 @@ class Transport:
         """Send a call to all other ranks of the local worker, after they have executed the last one."""
         with self._errors_of_others():
             self._finish()
-            call = replace(call, broadcasts_tensors=self._rendezvous is not None)
+            # a rank that does not get the call would not receive its tensors
+            call = replace(call, broadcasts_tensors=self._rendezvous is not None and not except_ranks)
             self._start([call] * len(self.workers), except_ranks)
 
     def _start(self, calls: Sequence[RemoteCall], except_ranks: Collection[int] = ()) -> None:

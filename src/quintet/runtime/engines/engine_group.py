@@ -59,6 +59,7 @@ class RoutedEngines:
         return bool(self._busy or self._failed or self._unplaced)
 
     def add_request(self, request: Request) -> None:
+        self._check_length(request)
         index = self._router.select(request)
         if index is None:
             self._unplaced.append(request)
@@ -68,6 +69,14 @@ class RoutedEngines:
         trace.start_request(request.id, requests_track(index), prompt_tokens=len(request.prompt))
         self._busy.add(index)
         self._reassign_lost(index)
+
+    def _check_length(self, request: Request) -> None:
+        """
+        Raises:
+            ValueError: an engine has no room for the prompt and a token.
+        """
+        if len(request.prompt) >= self.max_model_len:
+            raise ValueError(f"the prompt has {len(request.prompt)} tokens, the context {self.max_model_len}")
 
     def step(self) -> list[Generation]:
         self._revive_dead()
@@ -159,7 +168,7 @@ class RoutedEngines:
             self._router.include(index)
             requests, self._unplaced = self._unplaced, []
             for request in requests:
-                self.add_request(request)
+                self._add_or_fail(request)
 
     def _reassign_lost(self, index: int) -> None:
         """Submit the requests of the lost engine `index` to the other engines, or fail requests with which several
@@ -180,10 +189,14 @@ class RoutedEngines:
             self._fail(lost.request, lost.failure)
             return
         self._num_reassigned += 1
+        self._add_or_fail(lost.request)
+
+    def _add_or_fail(self, request: Request) -> None:
+        """Submit a request that was accepted before; fail it if its engine refuses it."""
         try:
-            self.add_request(lost.request)
+            self.add_request(request)
         except ValueError as error:
-            self._fail(lost.request, engine_failure(error))
+            self._fail(request, engine_failure(error))
 
     def _fail(self, request: Request, failure: Failure) -> None:
         self._num_losses.pop(request.id, None)

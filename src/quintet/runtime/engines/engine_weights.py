@@ -1,7 +1,8 @@
-"""Transfer of the policy's weights to standalone engines: by shared memory, a broadcast, or their connections."""
+"""Transfer of the policy's weights to standalone engines: shared memory, a process group, or a connection."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +16,7 @@ from quintet.config.plan.weight_transfer import KEY, choose_weight_transfer
 from quintet.errors import ConfigError
 from quintet.rollout.engines.shared_weights import StagedTensors
 from quintet.runtime.calls.connection import WorkerConnection
+from quintet.runtime.calls.messages import RemoteCallError
 from quintet.runtime.calls.remote_call import RemoteCall
 from quintet.runtime.calls.remote_interface import ENGINE
 from quintet.runtime.engines.staged_weights import StagedWeights
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 Member = tuple[int, int]
 """Rank and process id of a worker."""
+logger = logging.getLogger(__name__)
 
 
 class EngineWeights:
@@ -59,16 +62,24 @@ class EngineWeights:
 
     def connect(self, workers: Sequence[WorkerConnection]) -> None:
         """Connect the workers to which weights are broadcast. Workers that are started again later receive weights over
-        their connections.
+        their connections, as all do if one is lost while they connect.
 
         Raises:
             ConfigError: shared memory was requested for a worker of another machine.
         """
         transfers = [checked_transfer(self._config, worker) for worker in workers]
-        members = [each for each, transfer in zip(workers, transfers, strict=True) if transfer == "process_group"]
-        if members:
-            backend = "nccl" if torch.cuda.is_available() and not self._share_devices(members) else "gloo"
+        members = [
+            worker
+            for worker, transfer in zip(workers, transfers, strict=True)
+            if transfer == "process_group" and worker.lost_reason is None
+        ]
+        if not members:
+            return
+        backend = "nccl" if torch.cuda.is_available() and not self._share_devices(members) else "gloo"
+        try:
             self._broadcast = _Broadcast(members, self._config.placement.join_timeout_seconds, backend)
+        except (RuntimeError, RemoteCallError) as error:
+            logger.warning("weights are sent over connections instead of a process group: %s", error)
 
     def _share_devices(self, workers: Sequence[WorkerConnection]) -> bool:
         """Return whether two workers are on the same device, which NCCL refuses."""
@@ -91,6 +102,8 @@ class EngineWeights:
             self._close_broadcast()
         else:
             self._with_base |= self._called
+        if self._broadcast is not None and self._broadcast.has_lost_members:
+            self._close_broadcast()
         self._called.clear()
         self._staged.stage(weights)
         if self._broadcast is not None:
@@ -143,6 +156,7 @@ class _Broadcast:
 
     def __init__(self, workers: Sequence[WorkerConnection], timeout_seconds: float, backend: str) -> None:
         self.members = frozenset((worker.rank, worker.pid) for worker in workers)
+        self._workers = workers
         self._pending: set[Member] = set()
         """Members that have not yet been called to receive the staged weights."""
         self._buffers: Sequence[Tensor] = ()
@@ -153,11 +167,18 @@ class _Broadcast:
         self._thread = ThreadPoolExecutor(1, "weights")
         store = create_store(workers[0].messages.local_host, timeout_seconds)
         address = GroupAddress(store.host, store.port, len(workers) + 1, backend)
-        for rank, worker in enumerate(workers, 1):
+        joins = [
             worker.start(RemoteCall(ENGINE, "join_broadcast_group", {"address": address, "rank": rank}))
+            for rank, worker in enumerate(workers, 1)
+        ]
         self._group = BroadcastGroup(address, 0, store)
-        for worker in workers:
-            worker.finish()
+        for join in joins:
+            join.finish()
+
+    @property
+    def has_lost_members(self) -> bool:
+        """Whether a member has ended or cannot be reached, so that a broadcast would fail."""
+        return any(worker.lost_reason is not None for worker in self._workers)
 
     def prepare(self, buffers: Sequence[Tensor]) -> None:
         """Expect each member to load weights that have just been staged in `buffers`."""
@@ -168,16 +189,23 @@ class _Broadcast:
         """Return whether the worker is still to receive the staged weights, and count it as called. The broadcast
         starts with the first worker, and advances when all have been called."""
         with self._lock:
-            if member not in self._pending:
+            if member not in self._pending or (self._running is not None and _has_failed(self._running)):
                 return False
             self._pending.discard(member)
             if self._running is None:
-                self._running = self._thread.submit(self._group.broadcast, self._buffers)
+                self._running = self._thread.submit(self._send, self._buffers)
         return True
 
+    def _send(self, buffers: Sequence[Tensor]) -> None:
+        try:
+            self._group.broadcast(buffers)
+        except RuntimeError:
+            self._group.close()  # the other members would wait for the next bucket until the group's timeout
+            raise
+
     def finish(self) -> bool:
-        """Wait for the end of the broadcast; return False if the group is broken. Without a broadcast, no member
-        waits for one: later ones load the weights of the last `prepare` in another way."""
+        """Wait for the end of the broadcast; return False if the group is broken. If no broadcast was started, expect
+        none any more: members that are called later load the weights of the last `prepare` over their connections."""
         with self._lock:
             running = self._running
             if running is None:
@@ -192,6 +220,11 @@ class _Broadcast:
         return True
 
     def close(self) -> None:
-        """Close the connections, which ends a running broadcast."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        self._group.close()
+        """Release the connections, at once or when the running broadcast ends, because all members have received it or
+        one has ended: torch cannot stop it, and would wait for it here."""
+        self._thread.submit(self._group.close)
+        self._thread.shutdown(wait=False)
+
+
+def _has_failed(future: Future[None]) -> bool:
+    return future.done() and future.exception() is not None

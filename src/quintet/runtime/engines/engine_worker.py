@@ -102,7 +102,12 @@ class LocalEngineWorker:
     def load_broadcast_weights(
         self, version: int, weights: Sequence[SharedTensor], adapter_scales: Mapping[str, float]
     ) -> EngineReport | None:
-        return self._load(version, TensorWeights(self._received_weights.receive(weights, adapter_scales)))
+        def load() -> None:
+            # a lost connection is a failure of the engine
+            received = TensorWeights(self._received_weights.receive(weights, adapter_scales))
+            self._built.load_weights(version, received)
+
+        return self._report(load)
 
     def load_gathered_weights(self, version: int) -> EngineReport | None:
         """See `EngineWorker.load_gathered_weights`.

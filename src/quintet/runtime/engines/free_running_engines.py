@@ -70,8 +70,7 @@ class FreeRunningEngines(RoutedEngines):
         return bool(self._busy or self._failed or self._unplaced or self._taken)
 
     def add_request(self, request: Request) -> None:
-        if len(request.prompt) >= self.max_model_len:
-            raise ValueError(f"the prompt has {len(request.prompt)} tokens, the context {self.max_model_len}")
+        self._check_length(request)
         index = self._router.select(request)
         if index is None:
             self._unplaced.append(request)

@@ -41,21 +41,21 @@ class ReceivedWeights:
     def receive(
         self, weights: Sequence[SharedTensor], adapter_scales: Mapping[str, float]
     ) -> Iterator[tuple[str, Tensor]]:
-        """Return full tensors, which are valid until the next call. They are received when the first one is read, so
-        that a lost connection is a failure of the engine that reads them. Memory of a GPU is released at the end.
+        """Receive full tensors, which are valid until the next call. All are received before the first one is read,
+        since the other members wait for this one, whatever its engine does. Memory of a GPU is released at the end.
 
         Raises:
             ValueError: no group was joined.
-            RuntimeError: the connection to another process broke; raised by the iterator.
+            RuntimeError: the connection to another process broke.
         """
         if self._group is None:
             raise ValueError("weights were broadcast before the process group was joined")
+        self._group.broadcast(self._memory.buffers(weights))
         return self._received(self._group, weights, adapter_scales)
 
     def _received(
         self, group: BroadcastGroup, weights: Sequence[SharedTensor], adapter_scales: Mapping[str, float]
     ) -> Iterator[tuple[str, Tensor]]:
-        group.broadcast(self._memory.buffers(weights))
         yield from self._merged(self._memory.read(weights), adapter_scales)
         if group.device.type != "cpu":
             self._memory = _empty_memory(group.device)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -12,20 +13,26 @@ from typing import TYPE_CHECKING, Any
 
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.process_layout import process_layout
+from quintet.errors import MachineError
 from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.engine import EngineError
 from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.rollout.engines.weight_source import WeightSource
+from quintet.rollout.sampling_params import max_model_len
 from quintet.runtime.calls.connection import StartedCall, WorkerConnection, WorkerLostError
+from quintet.runtime.calls.messages import RemoteCallError
 from quintet.runtime.calls.remote_call import RemoteCall
 from quintet.runtime.calls.remote_interface import ENGINE, EngineAction, EngineReport
-from quintet.runtime.calls.transport import Transport
+from quintet.runtime.calls.transport import HINT, Transport
 from quintet.runtime.engines.weight_sources import PolicyWeights, RemoteWeightSource
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 TranslatedErrors = Callable[[], AbstractContextManager[None]]
+TakeConnectedWorkers = Callable[[Collection[int]], Sequence[WorkerConnection]]
+"""Returns the workers of these ranks that have connected since the last call: their processes were started again."""
+logger = logging.getLogger(__name__)
 
 
 class RemoteEngines:
@@ -38,12 +45,13 @@ class RemoteEngines:
         config: Experiment,
         policy: Path,
         weights: PolicyWeights,
-        take_connected_workers: Callable[[], Sequence[WorkerConnection]] = tuple,
+        take_connected_workers: TakeConnectedWorkers = lambda ranks: (),
     ) -> None:
         """Start to build engines with the model at `policy` on the workers of the transport, which the run needs, and
-        on `standalone` ones, of which `take_connected_workers` returns those that were started again."""
+        on `standalone` ones, which may be started again."""
         self._build_call = RemoteCall(ENGINE, "build", {"config": config, "policy": policy})
         self._take_connected_workers = take_connected_workers
+        self._max_model_len = max_model_len(config)
         self.weights = weights
         colocated = [RemoteEngine(worker, partial(transport.translated_errors, worker)) for worker in transport.workers]
         self._engines = {engine.worker.rank: engine for engine in (*colocated, *map(RemoteEngine, standalone))}
@@ -53,26 +61,43 @@ class RemoteEngines:
 
     def engines(self) -> list[RestartingEngine]:
         """Return the engines by rank of their worker. Engines on the same device are built one after another, since
-        vLLM measures the free memory of its device when it starts."""
+        vLLM measures the free memory of its device when it starts. A standalone engine whose worker is lost meanwhile
+        is dead until the worker has been started again.
+
+        Raises:
+            MachineError: a worker cannot build its engine, or is lost although the run needs it.
+        """
         for index, builds in enumerate(self._builds):
             for engine in builds if index else ():
                 engine.start_build(self._build_call)
             for engine in builds:
-                engine.finish_build()
+                self._finish_first_build(engine)
         built = [engine for engine in self._engines.values() if engine.max_model_len]
         self.weights.connect([engine.worker for engine in built])
         return [
-            RestartingEngine(engine.rebuilt, self.weights, is_available=partial(self._is_available, engine))
+            RestartingEngine(
+                engine.rebuilt, self.weights, is_available=partial(self._is_available, engine), engine=engine
+            )
             for engine in built
         ]
 
+    def _finish_first_build(self, engine: RemoteEngine) -> None:
+        try:
+            engine.finish_build()
+        except WorkerLostError as error:
+            logger.warning("%s; its engine is missing until the process has been started again", error)
+            engine.max_model_len = self._max_model_len
+        except RemoteCallError as error:
+            raise MachineError(f"{engine.worker.name} cannot build its engine: {error}", HINT) from error
+
     def _is_available(self, engine: RemoteEngine) -> bool:
-        """Return whether the engine's worker can build it now; give workers that were started again to their engines,
-        which they start to build."""
-        for worker in self._take_connected_workers():
-            if (restarted := self._engines.get(worker.rank)) is not None:
-                restarted.worker = worker
-                restarted.start_build(self._build_call)
+        """Return whether a dead engine can be replaced now. Start to build it if its worker was started again, or could
+        not build it; no other engine is changed, since another thread may call it."""
+        if engine.worker.lost_reason is not None:
+            for worker in self._take_connected_workers([engine.worker.rank]):
+                engine.use(worker)
+        if engine.needs_build:
+            engine.start_build(self._build_call)
         return engine.is_available
 
     def close(self) -> None:
@@ -109,6 +134,8 @@ class RemoteEngine:
         self._translated_errors = translated_errors
         self._has_died = False
         """Whether the engine has died, and its worker lives."""
+        self._is_built = False
+        """Whether the worker's process has built the engine, which may have died since."""
         self._started: StartedCall | None = None
         """The last call, if its result has not been taken."""
         self._method = ""
@@ -138,32 +165,50 @@ class RemoteEngine:
     def _is_building(self) -> bool:
         return self._started is not None and self._method == "build"
 
+    @property
+    def needs_build(self) -> bool:
+        """Whether the worker has not built the engine and does not build it now."""
+        return not self._is_built and not self._is_building and self.worker.lost_reason is None
+
+    def use(self, worker: WorkerConnection) -> None:
+        """Use the worker whose process was started in place of a lost one."""
+        self.worker, self._started, self._is_built, self._has_died = worker, None, False, False
+
     def start_build(self, call: RemoteCall) -> None:
-        """Start to build the engine in the worker."""
+        """Start to build the engine in the worker; `finish_build` raises errors."""
         self._requests.clear()
-        self._start(call)
+        with suppress(WorkerLostError):
+            self._start(call)
 
     def finish_build(self) -> None:
         """Wait until the engine is built.
 
         Raises:
-            MachineError: the worker cannot build it.
+            MachineError: the worker cannot build it, by an error of the user or the machine.
+            RemoteCallError: the worker cannot build it.
             WorkerLostError: the worker is lost.
         """
-        if self._is_building:
-            self.max_model_len = int(self._take_result())
+        if self._is_built:
+            return
+        if not self._is_building:
+            raise self.worker.lost_error()
+        self.max_model_len = int(self._take_result())
+        self._is_built = True
 
     def rebuilt(self) -> RemoteEngine:
         """Return this engine, after it was built again if it had died.
 
         Raises:
-            EngineError: it dies while it is built.
+            EngineError: the worker cannot build it.
             WorkerLostError: the worker is lost.
         """
-        self.finish_build()
-        if self._has_died:
-            self._has_died = False
-            self._call("rebuild")
+        try:
+            self.finish_build()
+            if self._has_died:
+                self._call("rebuild")
+        except RemoteCallError as error:
+            raise EngineError(str(error)) from error
+        self._has_died = False
         return self
 
     def add_request(self, request: Request) -> None:

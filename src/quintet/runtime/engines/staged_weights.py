@@ -1,4 +1,4 @@
-"""A copy of the policy's weights in shared memory, which standalone workers load."""
+"""A copy of the policy's weights in shared memory."""
 
 from __future__ import annotations
 

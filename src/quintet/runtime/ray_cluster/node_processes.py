@@ -6,6 +6,7 @@ noticed, which Ray does not report.
 
 from __future__ import annotations
 
+import codecs
 import os
 import socket
 import subprocess
@@ -40,6 +41,8 @@ class NodeProcesses:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._directory = Path(tempfile.mkdtemp(prefix="quintet-"))
         self._read_bytes = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        """Keeps the bytes of a character whose rest has not been written."""
 
     def free_port(self, host: str) -> int:
         """Return a free port of this node."""
@@ -105,7 +108,7 @@ class NodeProcesses:
             log.seek(self._read_bytes)
             data = log.read(MAX_OUTPUT_BYTES)
         self._read_bytes += len(data)
-        return data.decode(errors="replace")
+        return self._decoder.decode(data)
 
 
 def _is_stopped(pid: int) -> bool:

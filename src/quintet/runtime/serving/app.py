@@ -151,8 +151,7 @@ class ServingApp:
         updates, client, handler = _Updates(), client_host(request), self._handler
 
         def submit(body: CompletedBody) -> PendingCompletion:
-            session = handler.session(session_name, create=True) if session_name else None
-            return handler.begin(body, session, client, updates.notify)
+            return handler.begin(body, session_name, client, updates.notify)
 
         def begin(data: bytes) -> PendingCompletion | CompletedBody:
             body = parse(kind, data)

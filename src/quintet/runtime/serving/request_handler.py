@@ -108,23 +108,41 @@ class RequestHandler:
         """Close the engine; requests that are waiting for it fail."""
         self.engine.close()
 
-    def session(self, name: str, *, create: bool = False) -> Session:
-        """Return the session of that name; with `create`, a new one if it does not exist.
+    def session(self, name: str) -> Session:
+        """Return the session of that name.
 
         Raises:
-            RequestError: it does not exist, or there are too many sessions.
+            RequestError: it does not exist.
+        """
+        with self._lock:
+            if name not in self._sessions:
+                raise RequestError(f"there is no session {name!r}", status=404, code="session_not_found")
+            return self._sessions[name]
+
+    def _session_or_new(self, name: str) -> Session:
+        """Return the session of that name, or a new one, which `_keep_session` adds when its first request is valid.
+
+        Raises:
+            RequestError: the name is not valid.
         """
         with self._lock:
             if name in self._sessions:
                 return self._sessions[name]
-            if not create:
-                raise RequestError(f"there is no session {name!r}", status=404, code="session_not_found")
-            if not SESSION_NAME.fullmatch(name):
-                raise RequestError(f"{name!r:.80} is not a session name: letters, digits, . _ and -", param="session")
-            if len(self._sessions) >= MAX_SESSIONS:
+        if not SESSION_NAME.fullmatch(name):
+            raise RequestError(f"{name!r:.80} is not a session name: letters, digits, . _ and -", param="session")
+        return Session(self.engine.new_request_id())
+
+    def _keep_session(self, name: str, session: Session) -> Session:
+        """Add a new session; return the one of that name, which another request may have added meanwhile.
+
+        Raises:
+            RequestError: there are too many sessions.
+        """
+        with self._lock:
+            if name not in self._sessions and len(self._sessions) >= MAX_SESSIONS:
                 message = f"{MAX_SESSIONS} sessions are open: DELETE /sessions/<id> after reading them"
                 raise RequestError(message, status=429, kind="rate_limit_error", code="too_many_sessions")
-            return self._sessions.setdefault(name, Session(self.engine.new_request_id()))
+            return self._sessions.setdefault(name, session)
 
     def sessions(self) -> dict[str, int]:
         """Return the number of exchanges per session."""
@@ -144,11 +162,12 @@ class RequestHandler:
     def begin(
         self,
         body: ChatBody | CompletionBody | GenerateBody,
-        session: Session | None,
+        session_name: str,
         client: str = "",
         notify: Callable[[], None] = lambda: None,
     ) -> PendingCompletion:
-        """Submit a request of a client to the engine. `notify` as in `PendingRequests`.
+        """Submit a request of a client to the engine, in the session of that name, if it has one. `notify` as in
+        `PendingRequests`.
 
         Raises:
             RequestError: it names another model, is invalid, or the client has too many unfinished requests.
@@ -156,9 +175,9 @@ class RequestHandler:
         if body.model is not None and body.model != self.name:
             message = f"unknown model {body.model!r}: this server serves {self.name!r}"
             raise RequestError(message, status=404, code="model_not_found", param="model")
+        session = self._session_or_new(session_name) if session_name else None
         if session is not None:
             self._check_session_bytes()
-        number = session.next_request_number() if session is not None else 0
         prompts = self._prompts(body, session)
         num_choices = body.n if isinstance(body, OpenAiBody) else 1
         check_completions(len(prompts), num_choices)
@@ -168,6 +187,12 @@ class RequestHandler:
         image_bytes = sum(prompt.image_bytes for prompt in prompts)
         costs = request_costs(body, requests, self.engine.max_model_len, image_bytes)
         self._unfinished.add(client, costs)
+        try:
+            session = session and self._keep_session(session_name, session)
+        except RequestError:
+            self._unfinished.remove(client, costs)
+            raise
+        number = session.next_request_number() if session is not None else 0
         streaming = isinstance(body, OpenAiBody) and body.stream
         session_request_id = session.acquire_request_id() if session is not None and len(requests) == 1 else None
         pending = self.engine.submit(

@@ -51,7 +51,7 @@ class BroadcastGroup:
         """
         self.device = torch.device("cuda" if address.backend == "nccl" else "cpu")
         store = store or TCPStore(address.host, address.port, is_master=False, timeout=TIMEOUT)
-        self._store = store
+        self._store: TCPStore | None = store
         self._group = _create_group(address, rank, store)
 
     def broadcast(self, buffers: Iterable[Tensor]) -> None:
@@ -67,8 +67,8 @@ class BroadcastGroup:
             torch.cuda.current_stream().synchronize()
 
     def close(self) -> None:
-        """Release the connections."""
-        del self._group, self._store
+        """Release the connections, so that other ranks do not wait for this one; a broadcast that runs keeps them."""
+        self._group = self._store = None
 
 
 def _create_group(address: GroupAddress, rank: int, store: TCPStore) -> Any:

@@ -61,6 +61,34 @@ def test_the_loss_of_an_engine_does_not_end_the_run() -> None:
         assert listener.lost_rank is None
 
 
+def test_a_rank_that_ends_because_it_was_asked_to_is_not_lost() -> None:
+    """The watchdog would end a controller that takes long to close."""
+    with silent_worker("actor") as (listener, worker, stopped):
+        worker.stop()
+        stopped.set()
+        while worker.lost_reason is None:
+            time.sleep(0.02)
+        time.sleep(0.1)
+        assert listener.lost_rank is None
+
+
+def test_a_worker_that_is_lost_right_after_it_has_connected_breaks_no_wait() -> None:
+    with silent_worker("actor") as (listener, worker, _):
+        connected = listener._connected_workers
+        present = iter([{1: worker}, {}])  # lost right after it was there
+
+        def vanishing(role: Role) -> dict[int, WorkerConnection]:
+            return next(present, connected(role))
+
+        listener._connected_workers = vanishing  # type: ignore[method-assign]
+        assert listener.wait_for([1], 5.0, "actor") == [worker]
+
+
+def test_waiting_for_no_worker_returns_at_once() -> None:
+    with closing(WorkerListener("127.0.0.1", {}, "the run", LOST_SECONDS)) as listener:
+        assert listener.wait_for([], 60.0) == []
+
+
 def test_a_standalone_worker_is_lost_if_a_call_takes_too_long() -> None:
     with silent_worker("learners") as (_, worker, _):
         worker.start(RemoteCall("learners", "extra_state"))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+from multiprocessing.connection import wait
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from quintet.runtime.calls.connection import WorkerConnection
 from quintet.runtime.calls.messages import MessageSocket
@@ -122,6 +124,15 @@ def test_an_error_of_this_rank_is_not_blamed_on_others(monkeypatch: pytest.Monke
     transport, _ = connected_ranks(failing)
     with pytest.raises(RuntimeError, match="CUDA out of memory"):
         transport.broadcast(STEP)
+
+
+def test_tensors_reach_ranks_over_their_connections_if_one_does_not_get_the_call() -> None:
+    """It would not take part in the broadcast, for which all others wait."""
+    transport, (first, second) = connected_ranks(lambda call: None, count=2)
+    call = RemoteCall("robots", "update", {"chunk_steps": torch.arange(3), "rates": None})
+    transport.broadcast(call, except_ranks=[1])
+    assert second.receive_call().arguments["chunk_steps"].tolist() == [0, 1, 2]
+    assert not wait([first], 0)
 
 
 def test_a_call_to_all_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,6 +172,31 @@ def test_a_request_that_fails_by_itself_is_not_submitted_again(
     assert group.pop_metrics() == {"engine/restarts": 0, "engine/requests_reassigned": 0}
 
 
+def test_a_request_that_a_revived_engine_refuses_fails_alone_and_the_others_that_waited_are_answered() -> None:
+    class Picky(ScriptedEngine):
+        def add_request(self, request: Request) -> None:
+            if request.id == 1:
+                raise ValueError("an invalid grammar")
+            super().add_request(request)
+
+    engine, is_available = Picky(0), [False]
+    engine.dies = True
+    weights = TensorWeights([("w", torch.tensor(7.0))])
+    group = RoutedEngines([RestartingEngine(lambda: engine, weights, is_available=lambda: is_available[0])])
+    group.load_weights(1, weights)
+    with pytest.raises(ValueError, match="the prompt has 100 tokens, the context 100"):
+        group.add_request(Request(9, (1,) * 100, 4, seed=0))
+    for number in range(3):
+        group.add_request(request(number))
+    assert group.step() == []
+    is_available[0] = True
+    generations = {generation.id: generation for generation in group.step()}
+    assert {number: each.finish_reason for number, each in generations.items()} == {0: "stop", 1: "failed", 2: "stop"}
+    assert generations[1].failure is not None
+    assert "an invalid grammar" in generations[1].failure.message
+    assert not group.busy
+
+
 def test_an_aborted_request_does_not_come_back_from_a_dead_engine(
     group: RoutedEngines, engines: list[ScriptedEngine]
 ) -> None:

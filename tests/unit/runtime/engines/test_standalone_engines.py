@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,7 +44,7 @@ from quintet.runtime.calls.transport import Transport
 from quintet.runtime.controller import Controller
 from quintet.runtime.engines.engine_group import RoutedEngines
 from quintet.runtime.engines.engine_weights import EngineWeights
-from quintet.runtime.engines.remote_engines import RemoteEngine, RemoteEngines, _one_per_device
+from quintet.runtime.engines.remote_engines import RemoteEngine, RemoteEngines, TakeConnectedWorkers, _one_per_device
 from quintet.runtime.engines.weight_sources import PolicyWeights
 from quintet.runtime.worker import Worker
 from quintet.training.learner import ActorLearner
@@ -92,7 +91,7 @@ def remote_engines(
     config: Experiment,
     policy: Path,
     weights: Callable[[], Iterator[tuple[str, torch.Tensor]]],
-    take_connected_workers: Callable[[], Sequence[WorkerConnection]] = tuple,
+    take_connected_workers: TakeConnectedWorkers = lambda ranks: (),
     adapted: ActorLearner | None = None,
 ) -> RemoteEngines:
     transport = Transport(local=Worker())
@@ -289,11 +288,8 @@ def test_an_engine_that_is_started_again_gets_the_weights_that_adapters_adapt(
     listener: WorkerListener, workers: Workers, policy_directory: Path
 ) -> None:
     actor, config = _lora_actor(policy_directory), experiment("placement.weight_transfer=tcp")
-    connected, take_connected_workers = (
-        [worker for _, worker in workers.values()],
-        partial(listener.take_connected_workers, [1, 2]),
-    )
-    group = remote_engines(connected, config, policy_directory, actor.weights, take_connected_workers, actor)
+    connected = [worker for _, worker in workers.values()]
+    group = remote_engines(connected, config, policy_directory, actor.weights, listener.take_connected_workers, actor)
     engines = group.engines()
     for version in (1, 2):
         _train_adapters(actor, version)
@@ -322,7 +318,7 @@ def test_gpus_with_several_engines_receive_weights_without_nccl(monkeypatch: pyt
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     joined = MagicMock()
     monkeypatch.setattr("quintet.runtime.engines.engine_weights._Broadcast", joined)
-    workers: Any = [MagicMock(rank=rank, host="another machine") for rank in (1, 2)]
+    workers: Any = [MagicMock(rank=rank, host="another machine", lost_reason=None) for rank in (1, 2)]
     for devices in ("[1,2]", "[1,1]"):
         EngineWeights(experiment(f"placement.rollout.devices={devices}"), lambda: iter(())).connect(workers)
     assert [call.args[-1] for call in joined.call_args_list] == ["nccl", "gloo"]
@@ -512,8 +508,9 @@ def test_a_killed_engine_costs_no_request_and_one_that_is_started_again_joins(
     model, config = load_model(policy_directory), experiment()
     connected = [worker for _, worker in workers.values()]
     weights = dict(model.state_dict())
-    take_connected_workers = partial(listener.take_connected_workers, [1, 2])
-    group = remote_engines(connected, config, policy_directory, lambda: iter(weights.items()), take_connected_workers)
+    group = remote_engines(
+        connected, config, policy_directory, lambda: iter(weights.items()), listener.take_connected_workers
+    )
     engines = RoutedEngines(group.engines(), max_wait_seconds=60)
     group.weights.stage()
     engines.load_weights(3, group.weights)

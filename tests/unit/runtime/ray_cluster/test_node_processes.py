@@ -47,6 +47,26 @@ def test_exit_status_and_signals_of_ranks_are_known(node: NodeProcesses) -> None
     node.send_signal(signal.SIGTERM, 2)  # it has ended: nothing to do
 
 
+def test_a_character_whose_bytes_arrive_in_two_parts_is_shown_as_it_was_printed(tmp_path: Path) -> None:
+    processes = NodeProcesses()
+    program = (
+        "import os, time\n"
+        "for part in (b'\\xe2\\x82', b'\\xac'):\n"
+        "    os.write(1, part)\n"
+        "    while not os.path.exists('read'): time.sleep(0.01)\n"
+    )
+    processes.start([sys.executable, "-c", program], str(tmp_path), {0: {}})
+    log = processes._log(0)
+    deadline = time.monotonic() + 20
+    while log.stat().st_size < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert processes.status().output == ""
+    (tmp_path / "read").touch()
+    assert wait_for(processes, lambda status: bool(status.output)).output == "€"
+    processes.kill()
+
+
 def test_a_stopped_rank_is_noticed(node: NodeProcesses) -> None:
     wait_for(node, lambda status: 1 in status.exit_codes)
     assert not node.status().stopped

@@ -682,6 +682,21 @@ class TestSession:
         assert client.refused(f"/sessions/{quote(name)}{COMPLETE}", {"prompt": "a"})[0] == 400
 
 
+def test_a_refused_request_opens_no_session_so_its_client_cannot_fill_the_server(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for body in ({"prompt": "a", "model": "another"}, {"prompt": [1] * 5000}, {"prompt": "a", "min_tokens": 99}):
+        assert client.refused(f"/sessions/refused{COMPLETE}", body)[0] in (400, 404)
+    assert "refused" not in client.get("/sessions")["sessions"]
+    monkeypatch.setattr("quintet.runtime.serving.request_handler.MAX_SESSIONS", 0)
+    assert client.refused(f"/sessions/refused{COMPLETE}", {"prompt": "a"})[0] == 429
+    monkeypatch.undo()
+    client.ask(f"/sessions/refused{COMPLETE}", {"prompt": "a", "max_tokens": 1})
+    assert client.get("/sessions")["sessions"]["refused"] == 1
+    assert client.get("/load")["open"] == 0
+    client.send("DELETE", "/sessions/refused")
+
+
 def test_a_port_that_is_taken_is_told(client: Client) -> None:
     from quintet.errors import ConfigError, MachineError
     from quintet.runtime.http_service.address import Address
