@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quintet.cli.options import Config, DialectName, Overrides, UnknownKeys, split
+from quintet.cli.options import Config, DialectName, Overrides, Release, UnknownKeys, split, with_release
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,6 +41,7 @@ def drift(
     config: Config = None,
     overrides: Overrides = None,
     dialect: DialectName = None,
+    release: Release = None,
     unknown_keys: UnknownKeys = "refuse",
     episodes: Annotated[int, typer.Option(help="Episodes to generate, or prompts to answer.", min=1)] = 16,
     updates: Annotated[
@@ -68,7 +69,7 @@ def drift(
     from quintet.cli.messages import warn
     from quintet.cli.transformers_setup import silence_transformers
 
-    composed = load_config(*split(config, overrides), dialect, unknown_keys)
+    composed = load_config(*split(config, overrides), with_release(dialect, release), unknown_keys)
     check_choices(composed)
     silence_transformers()
     from quintet.pipelines.drift_check import DriftCheckOptions, check_drift

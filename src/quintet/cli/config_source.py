@@ -11,6 +11,7 @@ from typing import Any
 from quintet.cli.messages import warn
 from quintet.config.dialects.composition.default_files import default_names, trees_with_defaults
 from quintet.config.dialects.registry import DIALECTS, detect
+from quintet.config.dialects.release_tables import NO_EVIDENCE, ReleaseEvidence
 from quintet.config.dialects.scripts.override_list import keys_as_tree
 from quintet.config.dialects.scripts.run_script import RunScript, read_run_script
 from quintet.errors import ConfigError, nearest
@@ -30,12 +31,16 @@ class ConfigSource:
     dialect: str
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that the script sets."""
+    evidence: ReleaseEvidence = NO_EVIDENCE
+    """What is known of the framework's release, besides the keys."""
+    is_frameworks_file: bool = False
+    """Whether the file is the framework's own, in a checkout."""
 
 
 def read_config_source(
     config: str | None, overrides: Sequence[str], dialect: str | None, *, quiet: bool = False
 ) -> ConfigSource:
-    """Read the source and detect its dialect.
+    """Read the source and detect its dialect; `dialect` may have a release, `verl@0.4`.
 
     Unless `quiet`, the dialect and the parts of a script that are read differently than by a shell go to stderr.
 
@@ -43,6 +48,7 @@ def read_config_source(
         ConfigError: the dialect is unknown, or the script is not supported.
         MachineError: a file is missing or cannot be read.
     """
+    dialect, release = split_release(dialect)
     check_dialect(dialect)
     if config is None and dialect not in (None, NATIVE):
         raise ConfigError(
@@ -60,7 +66,19 @@ def read_config_source(
     detected = dialect or script.dialect or _detect_dialect(script)
     if dialect is None and detected != NATIVE and not quiet:
         print(f"{config}: a configuration of {detected}", file=sys.stderr)
-    return ConfigSource(script.config, all_overrides, script.places, detected, script.environment)
+    if release is not None and detected == NATIVE:
+        message = f"--release {release}: {config or 'the configuration'} is of no other framework"
+        raise ConfigError(message, key="--release", value=release, hint="leave it out")
+    evidence = ReleaseEvidence(script.module, named=release)
+    return ConfigSource(
+        script.config, all_overrides, script.places, detected, script.environment, evidence, script.is_frameworks_file
+    )
+
+
+def split_release(dialect: str | None) -> tuple[str | None, str | None]:
+    """Return the dialect and the release of `verl@0.4`."""
+    name, _, release = (dialect or "").partition("@")
+    return name or None, release or None
 
 
 def split_script_arguments(overrides: Sequence[str]) -> tuple[list[str], list[str] | None]:

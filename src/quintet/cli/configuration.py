@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -102,7 +103,9 @@ def load_config(
     else:
         from quintet.config.dialects.loader import load_config as load_foreign_config
 
-        composed = load_foreign_config(_compose(source), DIALECTS[source.dialect], unknown=unknown)
+        composed = load_foreign_config(compose_source(source), DIALECTS[source.dialect], unknown=unknown)
+    if composed.release:
+        print(f"defaults of {composed.release}", file=sys.stderr)
     for remark in composed.remarks:
         warn(remark)
     return composed
@@ -168,15 +171,23 @@ def _inspect(source: ConfigSource, unknown: Literal["refuse", "warn"]) -> Inspec
         return InspectedConfig(native, NATIVE, tuple(native_problems))
     from quintet.config.dialects.loader import conversion_problems, convert
 
-    foreign = convert(_compose(source), DIALECTS[source.dialect], unknown=unknown, to_plan=True)
+    foreign = convert(compose_source(source), DIALECTS[source.dialect], unknown=unknown, to_plan=True)
     problems = conversion_problems(foreign, planned_rank(foreign.composed.experiment))
     return InspectedConfig(foreign.composed, source.dialect, tuple(problems), foreign.remarks)
 
 
-def _compose(source: ConfigSource) -> ForeignConfig:
+def compose_source(source: ConfigSource) -> ForeignConfig:
+    """Compose the configuration of another framework."""
     from quintet.config.dialects.composition.foreign_config import compose_config
 
-    return compose_config(source.path, source.overrides, source.override_sources, source.environment)
+    return compose_config(
+        source.path,
+        source.overrides,
+        source.override_sources,
+        source.environment,
+        evidence=source.evidence,
+        is_frameworks_file=source.is_frameworks_file,
+    )
 
 
 def _parse_unknown_keys(word: str) -> Literal["refuse", "warn"]:

@@ -11,10 +11,10 @@ from typing import Any
 
 from quintet.cli import explain_metric
 from quintet.cli.config_source import NATIVE, check_dialect, read_config_source
-from quintet.cli.configuration import load_config
+from quintet.cli.configuration import compose_source, load_config
 from quintet.cli.key_search import search_keys
 from quintet.config.deprecation import current_key
-from quintet.config.dialects.composition.foreign_config import MergedConfig, compose_config
+from quintet.config.dialects.composition.foreign_config import MergedConfig
 from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dialects.loader import merge_with_reference
@@ -58,8 +58,7 @@ def _print_value(config: str, key: str, overrides: list[str], dialect: str | Non
     source = read_config_source(config, overrides, dialect, quiet=True)
     merged = None
     if source.dialect != NATIVE:
-        foreign = compose_config(source.path, source.overrides, source.override_sources, source.environment)
-        values, _ = merge_with_reference(foreign, DIALECTS[source.dialect])
+        values, _ = merge_with_reference(compose_source(source), DIALECTS[source.dialect])
         merged = values.merged
         if _print_foreign(key, merged, values.dialect):
             return

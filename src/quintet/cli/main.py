@@ -20,12 +20,14 @@ from quintet.cli.options import (
     MaxRestarts,
     Overrides,
     RayAddress,
+    Release,
     RunOptions,
     ServeEnvsOptions,
     ServeOptions,
     UnknownKeys,
     split,
     with_options,
+    with_release,
 )
 from quintet.cli.ranks import silence_other_ranks
 from quintet.errors import UserError
@@ -53,9 +55,11 @@ def _start(command: Literal["train", "sft", "generate"], source: ConfigSource, o
         from quintet.cli import ray_launch
 
         restarts = options.max_restarts
-        raise typer.Exit(ray_launch.run(command, options.ray, *source, options.dialect, options.unknown_keys, restarts))
+        raise typer.Exit(
+            ray_launch.run(command, options.ray, *source, options.source_format, options.unknown_keys, restarts)
+        )
     module = importlib.import_module(f"quintet.cli.{command}")
-    raise typer.Exit(module.run(*source, options.dialect, options.unknown_keys))
+    raise typer.Exit(module.run(*source, options.source_format, options.unknown_keys))
 
 
 @app.command()
@@ -143,13 +147,16 @@ def evaluate(
     *,
     options: EvalOptions,
     dialect: DialectName = None,
+    release: Release = None,
     unknown_keys: UnknownKeys = "refuse",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Score stored answers, or generate and score answers of a model or an endpoint."""
     from quintet.cli.evaluate import run
 
-    raise typer.Exit(run(*split(target, overrides), dialect, unknown_keys, options, as_json=as_json))
+    raise typer.Exit(
+        run(*split(target, overrides), with_release(dialect, release), unknown_keys, options, as_json=as_json)
+    )
 
 
 @app.command()
@@ -166,6 +173,7 @@ def generate(
     *,
     options: GenerateOptions,
     dialect: DialectName = None,
+    release: Release = None,
     unknown_keys: UnknownKeys = "refuse",
     ray: RayAddress = None,
     max_restarts: MaxRestarts = 3,
@@ -174,7 +182,7 @@ def generate(
     from quintet.cli.generate import as_config
 
     source = as_config(*split(target, overrides), dialect, options)
-    _start("generate", source, RunOptions(dialect, unknown_keys, ray, max_restarts))
+    _start("generate", source, RunOptions(dialect, release, unknown_keys, ray, max_restarts))
 
 
 @app.command()
@@ -224,13 +232,14 @@ def plan(
     config: Config = None,
     overrides: Overrides = None,
     dialect: DialectName = None,
+    release: Release = None,
     unknown_keys: UnknownKeys = "refuse",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     *,
     options: FitOptions,
 ) -> None:
     """Check a configuration and show its batches, updates, devices and memory without running it."""
-    source = (*split(config, overrides), dialect, unknown_keys)
+    source = (*split(config, overrides), with_release(dialect, release), unknown_keys)
     if options.fit:
         from quintet.cli import plan_fit
 
@@ -280,12 +289,13 @@ def translate(
         str | None, typer.Option("-o", "--output", metavar="FILE", help="Output file (default: stdout).")
     ] = None,
     dialect: DialectName = None,
+    release: Release = None,
     unknown_keys: UnknownKeys = "refuse",
 ) -> None:
     """Translate a configuration to another framework's format."""
     from quintet.cli.translate import run
 
-    run(*split(config, overrides), dialect, unknown_keys, to=to, output=output)
+    run(*split(config, overrides), with_release(dialect, release), unknown_keys, to=to, output=output)
 
 
 @app.command()

@@ -31,6 +31,14 @@ DialectName = Annotated[
         "--dialect", help="Source framework of CONFIG: native, ragen, verl, vagen, rlinf or roll (default: detected)."
     ),
 ]
+Release = Annotated[
+    str | None,
+    typer.Option(
+        "--release",
+        metavar="RELEASE",
+        help="Release of the source framework whose defaults apply, such as 0.4 (default: recognised by the keys).",
+    ),
+]
 UnknownKeys = Annotated[
     str, typer.Option(help="Unknown keys of another framework's configuration: `refuse`, or `warn` and ignore them.")
 ]
@@ -53,6 +61,11 @@ def split(config: str | None, overrides: list[str] | None) -> tuple[str | None, 
     if config is not None and "=" in config:
         return None, [config, *remaining]
     return config, remaining
+
+
+def with_release(dialect: str | None, release: str | None) -> str | None:
+    """Return the values of `--dialect` and `--release` as one text: `verl@0.4`."""
+    return dialect if release is None else f"{dialect or ''}@{release}"
 
 
 def key_value_pairs(arguments: Sequence[str]) -> dict[str, Any]:
@@ -105,9 +118,15 @@ class RunOptions:
     """Options of commands that start the processes of a run."""
 
     dialect: DialectName = None
+    release: Release = None
     unknown_keys: UnknownKeys = "refuse"
     ray: RayAddress = None
     max_restarts: MaxRestarts = 3
+
+    @property
+    def source_format(self) -> str | None:
+        """The dialect, with the release if one is named."""
+        return with_release(self.dialect, self.release)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,12 +44,12 @@ def run(
     missing = (*(problem for problem in inspected.unsupported if problem.elsewhere), *_missing(inspected))
     plan = plan_run(inspected.composed, None if device_memory is None else int(device_memory * GIB))
     remarks = (*inspected.composed.remarks, *inspected.remarks)
-    start = torchrun_command(inspected.composed.experiment)
+    start, release = torchrun_command(inspected.composed.experiment), inspected.composed.release
     if as_json:
         lists = {"not_yet": _to_json(unsupported), "not_here": _to_json(missing), "remarks": list(remarks)}
-        print(json.dumps(plan.to_json() | {"start": start} | lists, indent=1))
+        print(json.dumps(plan.to_json() | {"start": start, "release": release or None} | lists, indent=1))
     else:
-        print_plan(plan, start=start, unsupported=unsupported, missing=missing, remarks=remarks)
+        print_plan(plan, start=start, release=release, unsupported=unsupported, missing=missing, remarks=remarks)
 
 
 def _print_unsupported_run(error: UnsupportedRunError, *, as_json: bool) -> None:

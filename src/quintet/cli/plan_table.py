@@ -48,13 +48,14 @@ def print_plan(
     plan: RunPlan,
     *,
     start: str | None = None,
+    release: str = "",
     unsupported: Sequence[ConfigProblem] = (),
     missing: Sequence[ConfigProblem] = (),
     remarks: Sequence[str] = (),
 ) -> None:
-    """Print the plan; `start` is the torchrun command of a run that needs one."""
+    """Print the plan; `start` is the torchrun command of a run that needs one, `release` that of its defaults."""
     with page() as out:
-        _print_run(out, plan)
+        _print_run(out, plan, release)
         if rows := list(_arithmetic_rows(plan)):
             section(out, "Arithmetic")
             out.print(numbers_table(rows))
@@ -78,8 +79,8 @@ def _clean(text: str) -> str:
     return "".join(char if char.isprintable() or char == "\n" else "�" for char in text)
 
 
-def _print_run(out: Console, plan: RunPlan) -> None:
-    run = describe_run(plan.config, plan.models)
+def _print_run(out: Console, plan: RunPlan, release: str) -> None:
+    run = describe_run(plan.config, plan.models) | ({"defaults": release} if release else {})
     heading = Text(f"{run.pop('name')}  ", style="bold")
     out.print(heading.append(run.pop("kind"), style="not bold"))
     table = Table.grid(Column(style="dim"), Column(overflow="fold"), padding=(0, 2, 0, 0))

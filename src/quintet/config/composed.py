@@ -22,6 +22,8 @@ class ComposedConfig:
     """Source of each dotted key: `file.yaml:12`, `command line` or `default`."""
     remarks: tuple[str, ...] = ()
     """Messages about deprecated keys, keys without effect, and differences from the source framework."""
+    release: str = ""
+    """Release of the source framework whose defaults apply, and why; empty for a native configuration."""
     translate_hint: Callable[[str], str | None] = str
     """Translates a hint from native keys to those of the framework whose format the user wrote; None if it has none."""
 

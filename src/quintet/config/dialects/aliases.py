@@ -1,6 +1,7 @@
 """Aliases: names of documented keys in older and newer releases of a framework."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -44,7 +45,7 @@ def resolve_aliases(
             remarks.append(f"{alias} ({source}) is read as {spec.key}")
         _drop_unset(config, spec, sources)
     _delete_empty_sections(config.sources, sources)
-    return ForeignConfig(config.tree, sources), tuple(remarks)
+    return replace(config, sources=sources), tuple(remarks)
 
 
 def _shared_specs(

@@ -13,8 +13,10 @@ import yaml
 
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.ledger import KeySpec, load_keys
+from quintet.config.dialects.release_defaults import spec_of_release
+from quintet.config.dialects.release_tables import ChosenRelease, load_release_tables
 from quintet.config.dialects.value_types import ANYTHING, SECTION
-from quintet.config.dotted import set_value
+from quintet.config.dotted import get_value, has_key, set_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,16 @@ class Dialect:
     deciding: tuple[str, ...] = ()
     """Regular expressions for keys that decide what is trained on which data, in which environments and with which
     engine: an unknown one, or one that is close to them, is refused rather than left out."""
+    configurations: tuple[tuple[tuple[str, ...], Mapping[str, Any]], ...] = ()
+    """Names of the framework's own configurations in `defaults.json`, with keys of the files that are of one; null
+    stands for any value. The first entry whose keys a file has counts."""
+    run_defaults: tuple[str, ...] = ()
+    """Keys whose defaults follow from other keys of a file, and not from its release."""
+    implied: tuple[Mapping[str, Any], ...] = ()
+    """Rules for keys that releases lack whose code has their effect: up to the release `until`, `defaults` apply unless
+    a key has its value in `unless`."""
+    release: ChosenRelease | None = None
+    """The release whose defaults the references have."""
     _specs: dict[str, KeySpec] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def specs(self) -> Mapping[str, KeySpec]:
@@ -144,6 +156,33 @@ class Dialect:
     def decides(self, key: str) -> bool:
         """Return whether an unknown key decides what a run does."""
         return any(re.fullmatch(pattern, key) for pattern in self.deciding)
+
+    def configurations_of(self, tree: Mapping[str, Any]) -> Sequence[str]:
+        """Return the names of the framework's own configurations that such a file can be of."""
+        for names, marks in self.configurations:
+            if all(has_key(tree, key) and value in (None, get_value(tree, key)) for key, value in marks.items()):
+                return names
+        return ()
+
+    def of_release(self, release: ChosenRelease) -> "Dialect":
+        """Return the dialect with the defaults of a release."""
+        documented = {name: spec.key for spec in self.specs().values() for name in (*spec.aliases, spec.key)}
+
+        def changed(spec: KeySpec) -> KeySpec:
+            follows_run = spec.key in self.run_defaults
+            return spec if follows_run else spec_of_release(spec, release.table, documented)
+
+        base = None if self.base is None else self.base.of_release(release)
+        references = tuple(reference.mapped(changed) for reference in self.references)
+        return replace(self, references=references, base=base, release=release)
+
+    def is_until(self, release: str) -> bool:
+        """Return whether the release whose defaults apply is not newer than another one."""
+        tables = load_release_tables(self.release.framework) if self.release else None
+        if tables is None or self.release is None:
+            return False
+        order = tables.releases()
+        return order.index(self.release.name) >= order.index(release)
 
     def with_references(self, *references: Reference) -> "Dialect":
         """Return the dialect with other references."""

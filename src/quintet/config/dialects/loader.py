@@ -34,6 +34,7 @@ from quintet.config.dialects.key_checks import (
     unsupported_keys,
 )
 from quintet.config.dialects.passthrough import model_config_problems, unchecked_model_sections
+from quintet.config.dialects.release_choice import choose_release
 from quintet.config.dotted import flatten, get_value, set_value
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.megatron import MegatronConfig
@@ -136,7 +137,8 @@ def convert(
         *unchecked_model_sections(values),
     )
     provenance = {key: source_of(key, sources) for key in flatten(experiment.model_dump())}
-    composed = ComposedConfig(experiment, provenance, remarks, partial(translate_hint, experiment, native))
+    release = str(values.dialect.release or "")
+    composed = ComposedConfig(experiment, provenance, remarks, release, partial(translate_hint, experiment, native))
     result = _adjust(composed, native, planned_rank(experiment) if to_plan else current_rank())
     return replace(result, unsupported=(*result.unsupported, *pending.values()))
 
@@ -160,10 +162,14 @@ def merge_with_reference(config: ForeignConfig, dialect: Dialect) -> tuple[Forei
     """
     for source, sections in dialect.sections_of_files(config.plain()).items():
         config = config.with_sections(sections, source)
-    newer = dialect.newer_values(config.plain())
+    written, newer = config, dialect.newer_values(config.plain())
     newer_remarks = tuple(_describe_newer_values(config, newer))
     config = config.with_values(newer)
     narrowed = dialect.narrowed(config.plain())
+    release = choose_release(narrowed, config.plain(), written.leaves(), written.evidence)
+    if release is not None:
+        narrowed = narrowed.of_release(release)
+        config = config.without_defaults(release.table, narrowed.specs())
     renamed, remarks = resolve_aliases(config, narrowed.specs(), narrowed.shared_sections)
     remarks += newer_remarks
     return ForeignValues(renamed.merge_onto(narrowed.default_tree()), narrowed), remarks

@@ -228,10 +228,12 @@ def test_another_backend_waits_and_is_never_fsdp(tmp_path: Path, engine: str) ->
     assert "model_engine" in {problem.key for problem in found.unsupported}
 
 
-def test_megatron_shuffles_without_a_seed_as_in_the_first_and_the_latest_releases(tmp_path: Path) -> None:
-    """The tree of 0.3 shuffles and has no such key; since 0.8 nothing asks for one."""
+def test_megatron_shuffles_without_a_seed_as_in_the_first_releases_and_with_that_of_the_latest(tmp_path: Path) -> None:
+    """The tree of 0.3 shuffles and has no such key; that of 0.9 has 42."""
     found = converted(tmp_path, "verl", changed(PPO, {f"{ACTOR}.strategy": "megatron", f"{ACTOR}.shuffle": True}))
-    assert (natively(found, "actor.shuffle"), natively(found, "actor.shuffle_seed")) == (True, None)
+    assert (natively(found, "actor.shuffle"), natively(found, "actor.shuffle_seed")) == (True, 42)
+    seedless = {f"{ACTOR}.strategy": "megatron", f"{ACTOR}.shuffle": True, f"{ACTOR}.data_loader_seed": None}
+    assert natively(converted(tmp_path, "verl", changed(PPO, seedless)), "actor.shuffle_seed") is None
 
 
 def test_model_engine_chooses_megatron_and_its_optimizer(tmp_path: Path) -> None:

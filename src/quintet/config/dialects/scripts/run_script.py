@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
-from typing import Any
 
 from quintet.config.dialects.ragen.dialect import EARLY_ENV
 from quintet.config.dialects.registry import DIALECTS, FRAMEWORK_FILES, detect
+from quintet.config.dialects.scripts.config_files import ConfigFiles
 from quintet.config.dialects.scripts.override_list import (
     as_overrides,
     is_override_list,
@@ -54,6 +54,7 @@ CONFIG_OPTIONS = {
     **dict.fromkeys(("--config-name", "-cn", "--config_name"), "name"),
     "--config": "file",
 }
+CONFIG_KEYS = ("name", "path")
 OVERRIDE = re.compile(r"(\+{0,2}|~)([^\s=~+'\"][^\s='\"]*)=(.*)|~[^\s=]+", re.DOTALL)
 CALL = re.compile(r"(?P<name>.+?):(?P<line>\d{1,9})(?::(?P<iteration>\d{1,9}))?")
 """`train_all.sh:12` or `sweep.sh:12:3`."""
@@ -100,6 +101,10 @@ class RunScript:
     """What is assumed where it is not known whether the script trains."""
     takes_arguments: bool = False
     """Whether it is a script, which positional arguments can be passed to."""
+    module: str = ""
+    """Module of the trainer that it starts."""
+    is_frameworks_file: bool = False
+    """Whether the configuration file is the framework's own, in a checkout."""
 
     def with_overrides(self, overrides: Sequence[str]) -> list[str]:
         """Return the script's overrides and then those of the command line.
@@ -269,6 +274,7 @@ class _TrainerArguments:
         self.remarks: list[str] = []
         self.env_file: Path | None = None
         """File of the environment that early RAGEN's trainer takes by its name."""
+        self.files = ConfigFiles(path, call)
         self.options, words = _split_options(call.words, CONFIG_OPTIONS)
         for word in words:
             self._add_override(word)
@@ -285,7 +291,7 @@ class _TrainerArguments:
         if config is None:
             self.overrides = [*self._without_choices()]
         beneath = self._framework_overrides() if config is None else []
-        beneath += as_overrides(self._program_file()[1], lambda _: self.call.source)
+        beneath += as_overrides(self.files.keys, lambda _: self.call.source)
         if self.env_file is not None:
             lines: dict[str, str] = {}
             beneath += as_overrides(read_file(self.env_file, lines), lines.__getitem__)
@@ -305,9 +311,11 @@ class _TrainerArguments:
             if self.call.path is None and self.call.line < first <= last_line + 2
         )
         environment = self.call.exports
-        return RunScript(
+        script = RunScript(
             config, *overrides, self.call.dialect, tuple(self.missing), environment, (*remarks, *self.remarks)
         )
+        is_frameworks_file = config is not None and self.files.is_frameworks(config)
+        return replace(script, module=self.call.module, is_frameworks_file=is_frameworks_file)
 
     def _over_file(self) -> RunScript:
         """Return the overrides of an evaluation over those of its file."""
@@ -379,37 +387,29 @@ class _TrainerArguments:
     def _config_file(self) -> Path | None:
         """Return the file that `--config-name` names, or that the trainer uses without it; None for one that comes with
         the framework."""
-        default = PurePath(self._program_file()[0])
-        if "name" not in self.options and not default.name:
-            return None
-        name = self._option_text(self.options["name"]) if "name" in self.options else default.name
-        name = name if name.endswith(YAML) else f"{name}.yaml"
-        directory = self._option_text(self.options["path"]) if "path" in self.options else str(default.parent)
-        is_program = self.call.module.endswith(".py")
-        program = Path(self.call.module if is_program else self.call.module.replace(".", "/")).parent
-        roots = [self.path.parent, Path(), program, self.path.parent.parent]
-        directories = [root / directory for root in roots]
-        if "path" not in self.options and not is_program:  # a module's directory, if it names no other
-            directories.append(program / "config")
-        files = [Path(os.path.normpath(each / name)) for each in directories]
+        name, directory = (self._option_text(each) if (each := self.options.get(key)) else None for key in CONFIG_KEYS)
+        files = self.files.candidates(name, directory)
         existing = next((file for file in files if file.is_file()), None)
-        if existing is None and "name" in self.options and Path(name).stem not in FRAMEWORK_FILES:
+        if existing is not None:
+            return existing
+        if directory is not None and not self.files.has_directory(directory):
+            hint = "check --config-path; Hydra takes a relative one from the directory of the trainer"
+            raise script_error(
+                self._source(self.options["path"]), f"there is no directory {directory}", hint, directory
+            )
+        file = self.files.name(name)
+        if name is not None and PurePath(file).stem not in FRAMEWORK_FILES:
             beside = [other.stem for file in files if file.parent.is_dir() for other in file.parent.glob("*.yaml")]
-            close = nearest(Path(name).stem, beside)
+            close = nearest(PurePath(file).stem, beside)
             hint = f"did you mean {close}?" if close else f"looked for {files[0]} and {files[1].absolute()}"
-            raise script_error(self._source(self.options["name"]), f"there is no {directory}/{name}", hint, name)
-        return existing
-
-    def _program_file(self) -> tuple[str, Mapping[str, Any]]:
-        """Return the file that the trainer uses by default, and the keys that it sets; see `Dialect.program_files`."""
-        module = self.call.module.removesuffix(".py").replace("/", ".")
-        files = DIALECTS[self.call.dialect].program_files
-        return files.get(module) or files.get(module.rpartition(".")[2]) or ("", {})
+            shown = self.files.directory if directory is None else directory
+            raise script_error(self._source(self.options["name"]), f"there is no {shown}/{file}", hint, file)
+        return None
 
     def _framework_overrides(self) -> list[Override]:
         """Return what a file that comes with the framework sets differently from the reference."""
         named = self.options.get("name")
-        file = Path(named.text if named else self._program_file()[0]).name
+        file = Path(named.text if named else self.files.default).name
         source = self._source(named) if named else self.call.source
         return as_overrides(FRAMEWORK_FILES.get(file.removesuffix(".yaml"), {}), lambda _: source)
 
