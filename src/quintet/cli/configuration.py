@@ -17,6 +17,7 @@ from quintet.config.checks.unsupported import refuse_unsupported, run_problems, 
 from quintet.config.compose import load_experiment
 from quintet.config.composed import ComposedConfig, config_value, with_values
 from quintet.config.dialects.registry import DIALECTS
+from quintet.config.key_states import KeyState, describe_counts, key_states
 from quintet.config.native.experiment import Experiment
 from quintet.config.problems import ConfigProblem, raise_problems
 from quintet.errors import ConfigError, nearest
@@ -72,6 +73,8 @@ class InspectedConfig:
     dialect: str
     unsupported: tuple[ConfigProblem, ...]
     """Unsupported values that the user set."""
+    runnable: ComposedConfig
+    """The configuration as this machine would run it: without unsupported defaults of the source framework."""
     remarks: tuple[str, ...] = ()
     """Messages about unsupported values of the source framework's defaults."""
 
@@ -103,6 +106,14 @@ def load_config(
     for remark in composed.remarks:
         warn(remark)
     return composed
+
+
+def print_key_states(composed: ComposedConfig) -> None:
+    """Print how many keys are in each state, and where the run lists them."""
+    from quintet.tracking.run_directory import RunDirectory
+
+    if states := key_states(composed):
+        print(f"keys: {describe_counts(states)}; see {RunDirectory.from_config(composed.experiment).keys}")
 
 
 def load_run_config(config: Path | None, overrides: list[str], *, unused: Sequence[str]) -> ComposedConfig:
@@ -147,17 +158,27 @@ def reread_config(config: str | None, overrides: list[str], dialect: str | None,
     return _inspect(source, _parse_unknown_keys(unknown_keys)).composed
 
 
+def states_of_run(config: str | None, overrides: list[str], dialect: str | None) -> tuple[KeyState, ...]:
+    """Return the state of each key that a configuration sets, without messages.
+
+    Raises:
+        ConfigError: one message names every invalid key.
+    """
+    inspected = _inspect(read_config_source(config, overrides, dialect, quiet=True), "refuse")
+    return key_states(inspected.runnable, (*inspected.unsupported, *model_problems(inspected.composed)))
+
+
 def _inspect(source: ConfigSource, unknown: Literal["refuse", "warn"]) -> InspectedConfig:
     if source.dialect == NATIVE:
         path = None if source.path is None else str(source.path)
         native = load_experiment(path, source.overrides, source.override_sources)
         native_problems = run_problems(native, planned_rank(native.experiment))
-        return InspectedConfig(native, NATIVE, tuple(native_problems))
-    from quintet.config.dialects.loader import conversion_problems, convert
+        return InspectedConfig(native, NATIVE, tuple(native_problems), native)
+    from quintet.config.dialects.loader import conversion_problems, convert, runnable
 
     foreign = convert(_compose(source), DIALECTS[source.dialect], unknown=unknown, to_plan=True)
     problems = conversion_problems(foreign, planned_rank(foreign.composed.experiment))
-    return InspectedConfig(foreign.composed, source.dialect, tuple(problems), foreign.remarks)
+    return InspectedConfig(foreign.composed, source.dialect, tuple(problems), runnable(foreign), foreign.remarks)
 
 
 def _compose(source: ConfigSource) -> ForeignConfig:

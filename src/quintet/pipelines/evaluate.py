@@ -303,7 +303,6 @@ def _load_policy(config: Experiment) -> _Policy:
     tokenizer = load_tokenizer(
         config.policy.tokenizer or directory,
         trust_remote_code=trusted or config.policy.trust_tokenizer_code,
-        fast=config.policy.fast_tokenizer,
     )
 
     check_tokens(config, model.config.get_text_config().vocab_size)

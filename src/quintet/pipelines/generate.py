@@ -63,6 +63,7 @@ def generate(composed: ComposedConfig, console: Console, controller: Controller 
     directory = RunDirectory.create_for(composed)
     with directory.lock(), stop_on_signals(controller.check_alive) as stop, ExitStack() as resources:
         directory.write_text(CONFIG, dump_config(composed))
+        directory.write_keys(composed)
         directory.write_state("running")
         progress = RecordedProgress(build_progress(console), directory.progress)
         prompts = _open_prompts(config, data)
@@ -102,9 +103,7 @@ def _sections(config: Experiment) -> tuple[GenerationConfig, DataConfig]:
 def _open_prompts(config: Experiment, data: DataConfig) -> PromptSplit:
     policy = Path(str(config.policy.path))
     trusted = config.policy.trust_remote_code or config.policy.trust_tokenizer_code
-    tokenizer = load_tokenizer(
-        config.policy.tokenizer or policy, trust_remote_code=trusted, fast=config.policy.fast_tokenizer
-    )
+    tokenizer = load_tokenizer(config.policy.tokenizer or policy, trust_remote_code=trusted)
     images = ImagePrompts.from_directory(policy, config.policy.vision, trust_remote_code=trusted)
     limit = config.rollout.max_prompt_tokens
     return PromptSplit.from_config(data, tokenizer, limit, "train", config.seed, images, trust_remote_code=trusted)

@@ -112,9 +112,7 @@ def load_policy_tokenizer(config: Experiment, policy: Path, vocabulary: int) -> 
         ConfigError: it has more tokens than the model's vocabulary of that size.
     """
     trusted = config.policy.trust_remote_code or config.policy.trust_tokenizer_code
-    tokenizer = load_tokenizer(
-        config.policy.tokenizer or policy, trust_remote_code=trusted, fast=config.policy.fast_tokenizer
-    )
+    tokenizer = load_tokenizer(config.policy.tokenizer or policy, trust_remote_code=trusted)
     if len(tokenizer) > vocabulary:
         raise ConfigError(
             f"policy.tokenizer = {config.policy.tokenizer!r} has {len(tokenizer)} tokens, the model only {vocabulary}",

@@ -44,7 +44,7 @@ def load_sft_tokenizer(config: Experiment, model: Path) -> Any:
     """Load the configured tokenizer, or that of the model."""
     policy = config.policy
     trusted = policy.trust_remote_code or policy.trust_tokenizer_code
-    return load_tokenizer(policy.tokenizer or model, trust_remote_code=trusted, fast=policy.fast_tokenizer)
+    return load_tokenizer(policy.tokenizer or model, trust_remote_code=trusted)
 
 
 def with_schedule(sft: SftConfig, steps: int) -> OptimizerConfig:

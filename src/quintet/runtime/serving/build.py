@@ -71,9 +71,7 @@ def build_request_handler(
     build_engine = ENGINES.get(config.rollout.engine).load()
     model = _model(config, policy)
     trusted = config.policy.trust_remote_code or config.policy.trust_tokenizer_code
-    tokenizer = load_tokenizer(
-        config.policy.tokenizer or policy, trust_remote_code=trusted, fast=config.policy.fast_tokenizer
-    )
+    tokenizer = load_tokenizer(config.policy.tokenizer or policy, trust_remote_code=trusted)
     if (text := chat_template(template).text) is not None:
         tokenizer.chat_template = text
     vocab_size, stop_tokens = int(model.get_input_embeddings().num_embeddings), stop_token_ids(tokenizer, model)

@@ -143,6 +143,8 @@ class ForeignConfig:
 
     tree: DictConfig
     sources: Mapping[str, str]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Names that the user wrote, by the documented names by which they were replaced."""
 
     def merge_onto(self, reference: Mapping[str, Any]) -> MergedConfig:
         """Merge the configuration onto the default values of a reference."""
