@@ -124,6 +124,35 @@ def test_deepspeed_in_whose_place_fsdp_trains_is_named() -> None:
     assert "FSDP2 takes the place of DeepSpeed" in reason
 
 
+ROBOT_OVERRIDES = {
+    "algorithm.length_params.max_new_token": 9,
+    "algorithm.length_params.max_length": 64,
+    "algorithm.length_params.min_length": 2,
+    "algorithm.logprob_forward_micro_batch_size": 3,
+    "rollout.enforce_eager": False,
+    "rollout.enable_offload": True,
+    "rollout.gpu_memory_utilization": 0.4,
+    "runner.seq_length": 77,
+    "actor.model.val_micro_batch_size": 3,
+    "actor.model.policy_setup": "panda-qpos",
+    "actor.model.low_cpu_mem_usage": False,
+    "actor.model.trust_remote_code": True,
+    "actor.tokenizer.use_fast": True,
+    "actor.tokenizer.trust_remote_code": True,
+}
+
+
+@pytest.mark.proves("rlinf", "actor.tokenizer.use_fast")
+def test_what_a_run_of_robots_does_not_read_is_silent_and_said() -> None:
+    path = next(path for path in corpus() if path.name == "libero_10_grpo_openvlaoft.yaml")
+    overrides = [f"{key}={value}" for key, value in ROBOT_OVERRIDES.items()]
+    overrides.append("actor.model.attn_implementation=flash_attention_2")
+    found = states(inspect_config(str(path), overrides, None, "refuse"))
+    assert [key for key in ROBOT_OVERRIDES if found[key].state is not State.NO_EFFECT] == []
+    assert found["actor.model.policy_setup"].reason == "env.simulator = 'libero'"
+    assert "torch's SDPA takes its place" in found["actor.model.attn_implementation"].reason
+
+
 def test_a_native_key_counts_as_set_also_with_its_default(tmp_path: Path) -> None:
     text = "algorithm: {advantage: {name: grpo}}\ncritic: {warmup_steps: 0}\nrollout: {max_turns: 8}\nseed: 3\n"
     found = states(inspected(tmp_path, text, "actor.optimizer.kind=sgd", "actor.optimizer.epsilon=1e-8"))

@@ -127,11 +127,11 @@ def _facts(experiment: Experiment) -> dict[str, Any]:
 def _reads_images(experiment: Experiment) -> bool:
     """Return whether the policy reads images, also if its architecture is not known here."""
     shape = find_models(experiment).policy
-    return not isinstance(shape, ModelShape) or shape.vision is not None
+    return not isinstance(shape, ModelShape) or bool(shape.vision)
 
 
-def _values(experiment: Experiment) -> dict[str, Any]:
-    """Return the values of all keys, and the facts of the run; a section that is not null has a value, too."""
+def condition_values(experiment: Experiment) -> dict[str, Any]:
+    """Return the values that conditions of rules name: those of keys and sections, and facts of the run."""
     values = flatten(experiment.model_dump())
     sections = {section for key in values for section in sections_around(key)}
     return dict.fromkeys(sections, "a section") | values | _facts(experiment)
@@ -139,7 +139,7 @@ def _values(experiment: Experiment) -> dict[str, Any]:
 
 def refused_keys(experiment: Experiment) -> Iterator[tuple[str, str]]:
     """Yield the keys and sections that the run may not set, since it does not read them, each with the reason."""
-    values = _values(experiment)
+    values = condition_values(experiment)
     for rule in unread_rules():
         if rule.refused and (reason := rule.reason_for("", values)) is not None:
             yield from ((key, reason) for key in rule.keys)
@@ -147,7 +147,7 @@ def refused_keys(experiment: Experiment) -> Iterator[tuple[str, str]]:
 
 def unread_reasons(experiment: Experiment) -> Callable[[str], str | None]:
     """Return a function that tells why the run does not read a native key; it returns None for keys that are read."""
-    values = _values(experiment)
+    values = condition_values(experiment)
 
     def reason_of(key: str) -> str | None:
         if (absent := _absent_section(experiment, key)) is not None:
