@@ -49,7 +49,7 @@ SHORT = f"""\
 warm_start: {{episodes: 60, updates: 4, turns_per_update: 32, until_success: 1.0, check_every_updates: 1,
              optimizer: {{warmup_steps: 1}}}}
 actor: {{optimizer: {{warmup_steps: 0}}}}
-critic: {{optimizer: {{warmup_steps: 0}}}}
+critic: {{optimizer: {{warmup_steps: 1}}}}
 validation: {{episodes: 8, every_steps: 1}}
 checkpoint: {{every_steps: 1}}
 tracking: {{trajectories_every_steps: 1, loggers: [jsonl]}}
