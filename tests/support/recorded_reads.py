@@ -123,7 +123,7 @@ def main(output: Path, arguments: list[str]) -> int:
         return composed
 
     for module in (train, sft, generate, evaluate):
-        module.load_config = load_config
+        module.load_config = load_config  # type: ignore[attr-defined]
     sys.argv = ["quintet", *arguments]
     status = 0
     try:

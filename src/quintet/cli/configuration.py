@@ -14,7 +14,7 @@ from quintet.config.checks.code_settings import run_code_problems
 from quintet.config.checks.models import model_problems
 from quintet.config.checks.processes import planned_rank
 from quintet.config.checks.unsupported import refuse_unsupported, run_problems, with_torchrun_devices
-from quintet.config.compose import load_experiment
+from quintet.config.compose import load_experiment, unread_remarks
 from quintet.config.composed import ComposedConfig, config_value, with_values
 from quintet.config.dialects.registry import DIALECTS
 from quintet.config.key_states import KeyState, describe_counts, key_states
@@ -76,7 +76,7 @@ class InspectedConfig:
     runnable: ComposedConfig
     """The configuration as this machine would run it: without unsupported defaults of the source framework."""
     remarks: tuple[str, ...] = ()
-    """Messages about unsupported values of the source framework's defaults."""
+    """Messages about unsupported values of the source framework's defaults, or about unread keys of a native file."""
 
 
 def load_config(
@@ -86,8 +86,11 @@ def load_config(
     unknown_keys: str,
     *,
     allow_unsupported: bool = False,
+    of_run: bool = False,
 ) -> ComposedConfig:
     """Compose a configuration and print its remarks to stderr, and its dialect if that was detected.
+
+    With `of_run` it is the stored one of a run, of which a command needs a part: no unread key is remarked.
 
     Raises:
         ConfigError: one message names every problem, with unsupported values unless `allow_unsupported`.
@@ -95,15 +98,16 @@ def load_config(
     """
     unknown, source = _parse_unknown_keys(unknown_keys), read_config_source(config, overrides, dialect)
     if allow_unsupported or source.dialect == NATIVE:
-        composed = _inspect(source, unknown).composed
+        inspected = _inspect(source, unknown)
+        composed, unread = inspected.composed, inspected.remarks
         if not allow_unsupported:
             composed = with_torchrun_devices(composed)
             refuse_unsupported(composed)
     else:
         from quintet.config.dialects.loader import load_config as load_foreign_config
 
-        composed = load_foreign_config(_compose(source), DIALECTS[source.dialect], unknown=unknown)
-    for remark in composed.remarks:
+        composed, unread = load_foreign_config(_compose(source), DIALECTS[source.dialect], unknown=unknown), ()
+    for remark in (*composed.remarks, *(() if of_run or source.dialect != NATIVE else unread)):
         warn(remark)
     return composed
 
@@ -124,7 +128,7 @@ def load_run_config(config: Path | None, overrides: list[str], *, unused: Sequen
         ConfigError: see `load_config`; or the run's configuration runs code.
         MachineError: the file is missing or cannot be read.
     """
-    composed = load_config(None if config is None else str(config), overrides, NATIVE, "refuse")
+    composed = load_config(None if config is None else str(config), overrides, NATIVE, "refuse", of_run=True)
     composed = with_defaults(composed, unused)
     if config is not None:
         raise_problems(run_code_problems(composed))
@@ -173,7 +177,7 @@ def _inspect(source: ConfigSource, unknown: Literal["refuse", "warn"]) -> Inspec
         path = None if source.path is None else str(source.path)
         native = load_experiment(path, source.overrides, source.override_sources)
         native_problems = run_problems(native, planned_rank(native.experiment))
-        return InspectedConfig(native, NATIVE, tuple(native_problems), native)
+        return InspectedConfig(native, NATIVE, tuple(native_problems), native, tuple(unread_remarks(native)))
     from quintet.config.dialects.loader import conversion_problems, convert, runnable
 
     foreign = convert(_compose(source), DIALECTS[source.dialect], unknown=unknown, to_plan=True)

@@ -1,7 +1,6 @@
 """Composition of an `Experiment` from a YAML file and `key=value` overrides, each value with its source."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -50,7 +49,6 @@ def load_experiment(
     values = flatten(experiment.model_dump())
     provenance = {key: source_of(key, sources) for key in values}
     composed = ComposedConfig(experiment, provenance, tuple(dict.fromkeys(notes)), settings=settings)
-    composed = replace(composed, remarks=(*composed.remarks, *_ineffective(with_torchrun_devices(composed))))
     compute_batch_arithmetic(composed)
     return composed
 
@@ -65,9 +63,9 @@ def _settings(tree: Mapping[str, Any], sources: Mapping[str, str], prefix: str =
             yield Setting(key, value, source, (key,))
 
 
-def _ineffective(composed: ComposedConfig) -> Iterator[str]:
+def unread_remarks(composed: ComposedConfig) -> Iterator[str]:
     """Yield a remark for each key that was set, differs from its default and is not read."""
-    reason_of = unread_reasons(composed.experiment)
+    reason_of = unread_reasons(with_torchrun_devices(composed).experiment)
     for setting in composed.settings:
         reason = reason_of(setting.key)
         if reason is not None and not is_default(setting.key, setting.value):

@@ -235,7 +235,8 @@ def trees(name: str) -> Iterator[dict[str, Any]]:
     for path in FOREIGN:
         if path.parent.name == name:
             with contextlib.suppress(ConfigError):
-                yield compose_config(path, ()).plain()
+                tree = compose_config(path, ()).plain()
+                yield {name: section for name, section in tree.items() if name != "hydra"}
 
 
 def bare_keys(dialect: Dialect) -> list[KeySpec]:

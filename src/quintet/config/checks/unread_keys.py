@@ -88,8 +88,15 @@ def unread_rules() -> tuple[UnreadRule, ...]:
 
 def _rule(entry: Mapping[str, Any]) -> UnreadRule:
     conditions = {name: _alternatives(entry[name]) for name in ("when", "needs") if name in entry}
-    texts = {name: entry[name] for name in ("section", "reason", "refused") if name in entry}
-    return UnreadRule(tuple(entry["keys"]), exceptions=tuple(entry.get("except", ())), **texts, **conditions)
+    return UnreadRule(
+        tuple(entry["keys"]),
+        entry.get("section"),
+        tuple(entry.get("except", ())),
+        conditions.get("when"),
+        conditions.get("needs"),
+        entry.get("reason"),
+        entry.get("refused", False),
+    )
 
 
 def _alternatives(condition: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
@@ -174,6 +181,8 @@ def _absent_section(experiment: Experiment, key: str) -> str | None:
 
 
 def is_default(key: str, value: Any) -> bool:
-    """Return whether a native key has its default value."""
+    """Return whether a native key has its default value, or a section sets nothing."""
+    if value == {}:
+        return True
     defaults = {each.name: each.default for each in keys() if not each.is_section}
     return bool((list(value) if isinstance(value, tuple) else value) == defaults.get(documented_key(key)))

@@ -180,8 +180,8 @@ def merge_with_reference(config: ForeignConfig, dialect: Dialect) -> tuple[Forei
             read_as[origin] = (*read_as.get(origin, ()), key)
     merged = renamed.merge_onto(narrowed.default_tree())
     written = {renamed.aliases.get(key, key): source for key, source in merged.sources.items()}
-    sections = {section for key in config.sources for section in sections_around(key)}
-    dropped = {key: source for key, source in config.sources.items() if key not in {*written, *sections}}
+    above = {section for key in config.sources for section in sections_around(key)}
+    dropped = {key: source for key, source in config.sources.items() if key not in written and key not in above}
     return ForeignValues(merged, narrowed, read_as, renamed.aliases, dropped), remarks
 
 
