@@ -15,6 +15,7 @@ from quintet.config.dialects.ledger import KeySpec, unmet_condition
 from quintet.config.dialects.passthrough import engine_argument
 from quintet.config.dotted import is_inside, sections_around
 from quintet.config.schema import format_value
+from quintet.errors import ConfigError
 
 _NO_EFFECT = re.compile(r"Has no effect(?: here)?(?:[:,](?: since)?)? (.{12,})", re.DOTALL)
 """What the description of a key without effect has as its reason."""
@@ -44,18 +45,25 @@ class ForeignSettings:
         return tuple(sorted((*counting, *dropped), key=lambda setting: setting.key))
 
     def _setting(self, key: str) -> Setting:
-        values, spec = self.native.values, self._spec(key)
+        values, spec, value = self.native.values, self._spec(key), self._value(key)
         unmet = self._unmet(key, spec)
         native = () if unmet else self._native_keys(key, spec)
         return Setting(
             key,
-            values[key],
+            value,
             values.source(key),
             native,
             written_as=values.aliases.get(key),
             no_effect=unmet or (None if native else self._reason(key, spec)),
-            substitute=_named_substitute(spec, values[key]) or self._engine_substitute(native),
+            substitute=_named_substitute(spec, value) or self._engine_substitute(native),
         )
+
+    def _value(self, key: str) -> Any:
+        """Return the value of a key; as it is written, if it cannot be interpolated and nothing reads it."""
+        try:
+            return self.native.values[key]
+        except ConfigError:
+            return self.native.values.merged.raw(key)
 
     def _spec(self, key: str) -> KeySpec | None:
         specs = map(self.native.values.dialect.spec, (key, *sections_around(key)))
