@@ -243,5 +243,5 @@ def bare_keys(dialect: Dialect) -> list[KeySpec]:
     return [
         spec
         for spec in dialect.specs().values()
-        if not spec.native and spec.requires is None and not (isinstance(spec.default, str) and "${" in spec.default)
+        if not spec.native and spec.requires is None and "${" not in str(spec.default)
     ]
