@@ -235,6 +235,9 @@ def plan(
     release: Release = None,
     unknown_keys: UnknownKeys = "refuse",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    only_keys: Annotated[
+        bool, typer.Option("--keys", help="List each key that is set: its value, source, native keys, and state.")
+    ] = False,
     *,
     options: FitOptions,
 ) -> None:
@@ -248,7 +251,7 @@ def plan(
         options.refuse_without_fit()
         from quintet.cli import plan
 
-        plan.run(*source, as_json=as_json, device_memory=options.device_memory)
+        plan.run(*source, as_json=as_json, only_keys=only_keys, device_memory=options.device_memory)
 
 
 @app.command()

@@ -120,7 +120,7 @@ def pending_keys(values: ForeignValues, unknown: Iterable[UnknownKey]) -> dict[s
             continue
         if (capability := values.dialect.waits_for(values.dialect, values.__getitem__, key.key)) is not None:
             message = f"{values.describe(key.key)} {capability.refusal()}"
-            problems[key.key] = ConfigProblem(key.key, values[key.key], key.source, message)
+            problems[key.key] = ConfigProblem(key.key, values[key.key], key.source, message, capability=capability)
     return problems
 
 
@@ -129,7 +129,8 @@ def unsupported_keys(values: ForeignValues) -> Iterator[ConfigProblem]:
     for key, spec in _documented_keys(values):
         if spec.requires is not None and _is_unsupported(values, spec, values[key]):
             message = f"{values.describe(key)} {spec.requires.refusal()}"
-            yield ConfigProblem(key, values[key], values.source(key), message, _alternatives(key, spec))
+            hint = _alternatives(key, spec)
+            yield ConfigProblem(key, values[key], values.source(key), message, hint, capability=spec.requires)
 
 
 def ineffective_keys(values: ForeignValues) -> Iterator[str]:

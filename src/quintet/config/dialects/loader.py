@@ -22,7 +22,7 @@ from quintet.config.dialects.aliases import resolve_aliases
 from quintet.config.dialects.composition.foreign_config import ForeignConfig
 from quintet.config.dialects.conversion import Adjustments, ForeignValues, NativeBuilder, converter_of
 from quintet.config.dialects.dialect import Dialect
-from quintet.config.dialects.engine_choice import adjust_engine
+from quintet.config.dialects.engine_choice import ENGINE, adjust_engine
 from quintet.config.dialects.foreign_hints import foreign_problems, translate_hint
 from quintet.config.dialects.key_checks import (
     UnknownKey,
@@ -35,7 +35,8 @@ from quintet.config.dialects.key_checks import (
 )
 from quintet.config.dialects.passthrough import model_config_problems, unchecked_model_sections
 from quintet.config.dialects.release_choice import choose_release
-from quintet.config.dotted import flatten, get_value, set_value
+from quintet.config.dialects.settings import ForeignSettings
+from quintet.config.dotted import flatten, get_value, sections_around, set_value
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.megatron import MegatronConfig
 from quintet.config.plan.batch_arithmetic import compute_batch_arithmetic
@@ -86,10 +87,10 @@ def load_config(config: ForeignConfig, dialect: Dialect, *, unknown: UnknownKeyP
 
 def conversion_problems(result: ConversionResult, rank: RankInfo) -> tuple[ConfigProblem, ...]:
     """Return everything that the run asks for and that cannot be done with the processes that `rank` describes."""
-    return (*result.unsupported, *run_problems(_runnable(result), rank, result.refused_keys))
+    return (*result.unsupported, *run_problems(runnable(result), rank, result.refused_keys))
 
 
-def _runnable(result: ConversionResult) -> ComposedConfig:
+def runnable(result: ConversionResult) -> ComposedConfig:
     """Return the configuration with unsupported defaults replaced."""
     return with_values(result.composed, result.replaced_defaults)
 
@@ -140,7 +141,14 @@ def convert(
     release = str(values.dialect.release or "")
     composed = ComposedConfig(experiment, provenance, remarks, release, partial(translate_hint, experiment, native))
     result = _adjust(composed, native, planned_rank(experiment) if to_plan else current_rank())
-    return replace(result, unsupported=(*result.unsupported, *pending.values()))
+    settings = ForeignSettings(
+        native,
+        [key.key for key in undocumented],
+        experiment.rollout.engine,
+        result.replaced_defaults.get(ENGINE, experiment.rollout.engine),
+    )
+    with_settings = replace(composed, settings=settings.all())
+    return replace(result, composed=with_settings, unsupported=(*result.unsupported, *pending.values()))
 
 
 def _decides(key: UnknownKey, dialect: Dialect) -> bool:
@@ -162,17 +170,25 @@ def merge_with_reference(config: ForeignConfig, dialect: Dialect) -> tuple[Forei
     """
     for source, sections in dialect.sections_of_files(config.plain()).items():
         config = config.with_sections(sections, source)
-    written, newer = config, dialect.newer_values(config.plain())
+    as_written, newer = config, dialect.newer_values(config.plain())
     newer_remarks = tuple(_describe_newer_values(config, newer))
     config = config.with_values(newer)
     narrowed = dialect.narrowed(config.plain())
-    release = choose_release(narrowed, config.plain(), written.leaves(), written.evidence)
+    release = choose_release(narrowed, config.plain(), as_written.leaves(), as_written.evidence)
     if release is not None:
         narrowed = narrowed.of_release(release)
         config = config.without_defaults(release.table, narrowed.specs())
     renamed, remarks = resolve_aliases(config, narrowed.specs(), narrowed.shared_sections)
     remarks += newer_remarks
-    return ForeignValues(renamed.merge_onto(narrowed.default_tree()), narrowed), remarks
+    read_as: dict[str, tuple[str, ...]] = {}
+    for key, (_, origin) in newer.items():
+        if key != origin:
+            read_as[origin] = (*read_as.get(origin, ()), key)
+    merged = renamed.merge_onto(narrowed.default_tree())
+    written = {renamed.aliases.get(key, key): source for key, source in merged.sources.items()}
+    above = {section for key in config.sources for section in sections_around(key)}
+    dropped = {key: source for key, source in config.sources.items() if key not in written and key not in above}
+    return ForeignValues(merged, narrowed, read_as, renamed.aliases, dropped), remarks
 
 
 def _describe_newer_values(config: ForeignConfig, newer: Mapping[str, tuple[Any, str]]) -> Iterator[str]:
@@ -269,7 +285,7 @@ def _unsupported_problem(value: UnsupportedValue, origins: Sequence[str], values
     if not origins:
         setting = f"{value.key} = {format_value(value.value)}, which this configuration implies,"
         message = f"{setting} {value.capability.refusal()}"
-        return ConfigProblem(value.key, value.value, "this dialect", message)
+        return ConfigProblem(value.key, value.value, "this dialect", message, capability=value.capability)
     first, settings = origins[0], ", ".join(map(values.describe, origins))
     message = f"{settings} {value.capability.refusal(plural=len(origins) > 1)}"
-    return ConfigProblem(first, values[first], values.source(first), message)
+    return ConfigProblem(first, values[first], values.source(first), message, capability=value.capability)

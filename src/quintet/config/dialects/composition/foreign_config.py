@@ -149,6 +149,8 @@ class ForeignConfig:
     tree: DictConfig
     sources: Mapping[str, str]
     evidence: ReleaseEvidence = NO_EVIDENCE
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Names that the user wrote, by the documented names by which they were replaced."""
 
     def leaves(self) -> list[str]:
         """Return the dotted keys that are set, without sections."""
