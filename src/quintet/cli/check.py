@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quintet.cli.options import Config, DialectName, Overrides, UnknownKeys, split
+from quintet.cli.options import (
+    Config,
+    DialectName,
+    IgnoreForkKeys,
+    Overrides,
+    UnknownKeys,
+    split,
+    unknown_key_policy,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,6 +50,7 @@ def drift(
     overrides: Overrides = None,
     dialect: DialectName = None,
     unknown_keys: UnknownKeys = "refuse",
+    ignore_fork_keys: IgnoreForkKeys = False,
     episodes: Annotated[int, typer.Option(help="Episodes to generate, or prompts to answer.", min=1)] = 16,
     updates: Annotated[
         int, typer.Option(help="Learner updates and weight syncs, each followed by another measurement.", min=0)
@@ -68,7 +77,7 @@ def drift(
     from quintet.cli.messages import warn
     from quintet.cli.transformers_setup import silence_transformers
 
-    composed = load_config(*split(config, overrides), dialect, unknown_keys)
+    composed = load_config(*split(config, overrides), dialect, unknown_key_policy(unknown_keys, ignore_fork_keys))
     check_choices(composed)
     silence_transformers()
     from quintet.pipelines.drift_check import DriftCheckOptions, check_drift

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from quintet.cli.config_source import NATIVE, ConfigSource, read_config_source
 from quintet.cli.messages import warn
@@ -16,6 +16,7 @@ from quintet.config.checks.processes import planned_rank
 from quintet.config.checks.unsupported import refuse_unsupported, run_problems, with_torchrun_devices
 from quintet.config.compose import load_experiment
 from quintet.config.composed import ComposedConfig, config_value, with_values
+from quintet.config.dialects.dialect import UnknownKeyPolicy
 from quintet.config.dialects.registry import DIALECTS
 from quintet.config.native.experiment import Experiment
 from quintet.config.problems import ConfigProblem, raise_problems
@@ -147,7 +148,7 @@ def reread_config(config: str | None, overrides: list[str], dialect: str | None,
     return _inspect(source, _parse_unknown_keys(unknown_keys)).composed
 
 
-def _inspect(source: ConfigSource, unknown: Literal["refuse", "warn"]) -> InspectedConfig:
+def _inspect(source: ConfigSource, unknown: UnknownKeyPolicy) -> InspectedConfig:
     if source.dialect == NATIVE:
         path = None if source.path is None else str(source.path)
         native = load_experiment(path, source.overrides, source.override_sources)
@@ -163,13 +164,15 @@ def _inspect(source: ConfigSource, unknown: Literal["refuse", "warn"]) -> Inspec
 def _compose(source: ConfigSource) -> ForeignConfig:
     from quintet.config.dialects.composition.foreign_config import compose_config
 
-    return compose_config(source.path, source.overrides, source.override_sources, source.environment)
+    return compose_config(
+        source.path, source.overrides, source.override_sources, source.environment, source.trainer_files
+    )
 
 
-def _parse_unknown_keys(word: str) -> Literal["refuse", "warn"]:
-    valid = ["refuse", "warn"]
+def _parse_unknown_keys(word: str) -> UnknownKeyPolicy:
+    valid = get_args(UnknownKeyPolicy)
     if word not in valid:
         close = nearest(word, valid)
         hint = (f"did you mean {close}? " if close else "") + f"valid: {', '.join(valid)}"
         raise ConfigError(f"--unknown-keys {word}: unknown value", key="--unknown-keys", value=word, hint=hint)
-    return "warn" if word == "warn" else "refuse"
+    return cast("UnknownKeyPolicy", word)

@@ -17,6 +17,7 @@ from quintet.cli.options import (
     EvalOptions,
     FitOptions,
     GenerateOptions,
+    IgnoreForkKeys,
     MaxRestarts,
     Overrides,
     RayAddress,
@@ -25,6 +26,7 @@ from quintet.cli.options import (
     ServeOptions,
     UnknownKeys,
     split,
+    unknown_key_policy,
     with_options,
 )
 from quintet.cli.ranks import silence_other_ranks
@@ -52,9 +54,11 @@ def _start(command: Literal["train", "sft", "generate"], source: ConfigSource, o
         from quintet.cli import ray_launch
 
         restarts = options.max_restarts
-        raise typer.Exit(ray_launch.run(command, options.ray, *source, options.dialect, options.unknown_keys, restarts))
+        raise typer.Exit(
+            ray_launch.run(command, options.ray, *source, options.dialect, options.unknown_key_policy, restarts)
+        )
     module = importlib.import_module(f"quintet.cli.{command}")
-    raise typer.Exit(module.run(*source, options.dialect, options.unknown_keys))
+    raise typer.Exit(module.run(*source, options.dialect, options.unknown_key_policy))
 
 
 @app.command()
@@ -143,12 +147,14 @@ def evaluate(
     options: EvalOptions,
     dialect: DialectName = None,
     unknown_keys: UnknownKeys = "refuse",
+    ignore_fork_keys: IgnoreForkKeys = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Score stored answers, or generate and score answers of a model or an endpoint."""
     from quintet.cli.evaluate import run
 
-    raise typer.Exit(run(*split(target, overrides), dialect, unknown_keys, options, as_json=as_json))
+    policy = unknown_key_policy(unknown_keys, ignore_fork_keys)
+    raise typer.Exit(run(*split(target, overrides), dialect, policy, options, as_json=as_json))
 
 
 @app.command()
@@ -166,6 +172,7 @@ def generate(
     options: GenerateOptions,
     dialect: DialectName = None,
     unknown_keys: UnknownKeys = "refuse",
+    ignore_fork_keys: IgnoreForkKeys = False,
     ray: RayAddress = None,
     max_restarts: MaxRestarts = 3,
 ) -> None:
@@ -173,7 +180,7 @@ def generate(
     from quintet.cli.generate import as_config
 
     source = as_config(*split(target, overrides), dialect, options)
-    _start("generate", source, RunOptions(dialect, unknown_keys, ray, max_restarts))
+    _start("generate", source, RunOptions(dialect, unknown_keys, ignore_fork_keys, ray, max_restarts))
 
 
 @app.command()
@@ -224,12 +231,13 @@ def plan(
     overrides: Overrides = None,
     dialect: DialectName = None,
     unknown_keys: UnknownKeys = "refuse",
+    ignore_fork_keys: IgnoreForkKeys = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     *,
     options: FitOptions,
 ) -> None:
     """Check a configuration and show its batches, updates, devices and memory without running it."""
-    source = (*split(config, overrides), dialect, unknown_keys)
+    source = (*split(config, overrides), dialect, unknown_key_policy(unknown_keys, ignore_fork_keys))
     if options.fit:
         from quintet.cli import plan_fit
 
@@ -280,11 +288,13 @@ def translate(
     ] = None,
     dialect: DialectName = None,
     unknown_keys: UnknownKeys = "refuse",
+    ignore_fork_keys: IgnoreForkKeys = False,
 ) -> None:
     """Translate a configuration to another framework's format."""
     from quintet.cli.translate import run
 
-    run(*split(config, overrides), dialect, unknown_keys, to=to, output=output)
+    policy = unknown_key_policy(unknown_keys, ignore_fork_keys)
+    run(*split(config, overrides), dialect, policy, to=to, output=output)
 
 
 @app.command()

@@ -32,7 +32,14 @@ DialectName = Annotated[
     ),
 ]
 UnknownKeys = Annotated[
-    str, typer.Option(help="Unknown keys of another framework's configuration: `refuse`, or `warn` and ignore them.")
+    str,
+    typer.Option(
+        help="Unknown keys of another framework's configuration: `refuse`, `warn` and ignore them, or `ignore-fork`,"
+        " which is --ignore-fork-keys."
+    ),
+]
+IgnoreForkKeys = Annotated[
+    bool, typer.Option("--ignore-fork-keys", help="Leave out keys of a fork that cannot decide what is trained.")
 ]
 
 RayAddress = Annotated[
@@ -53,6 +60,11 @@ def split(config: str | None, overrides: list[str] | None) -> tuple[str | None, 
     if config is not None and "=" in config:
         return None, [config, *remaining]
     return config, remaining
+
+
+def unknown_key_policy(unknown_keys: str, ignore_fork_keys: bool) -> str:
+    """Return what is done with unknown keys: `--unknown-keys warn` leaves out those of forks, too."""
+    return "ignore-fork" if ignore_fork_keys and unknown_keys == "refuse" else unknown_keys
 
 
 def key_value_pairs(arguments: Sequence[str]) -> dict[str, Any]:
@@ -106,8 +118,13 @@ class RunOptions:
 
     dialect: DialectName = None
     unknown_keys: UnknownKeys = "refuse"
+    ignore_fork_keys: IgnoreForkKeys = False
     ray: RayAddress = None
     max_restarts: MaxRestarts = 3
+
+    @property
+    def unknown_key_policy(self) -> str:
+        return unknown_key_policy(self.unknown_keys, self.ignore_fork_keys)
 
 
 @dataclass(frozen=True, slots=True)

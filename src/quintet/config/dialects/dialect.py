@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -15,6 +15,9 @@ from quintet.config.capabilities import Capability
 from quintet.config.dialects.ledger import KeySpec, load_keys
 from quintet.config.dialects.value_types import ANYTHING, SECTION
 from quintet.config.dotted import set_value
+
+UnknownKeyPolicy = Literal["refuse", "ignore-fork", "warn"]
+"""What is done with unknown keys: `warn` leaves all of them out, `ignore-fork` those of a fork that decide nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +84,6 @@ class Dialect:
     choices: Mapping[str, str | None] = field(default_factory=dict)
     """Groups of the framework's own files, such as `engine` of `engine=megatron`, with the key that has the name of the
     chosen file; None if the name follows from others."""
-    deciding: tuple[str, ...] = ()
-    """Regular expressions for keys that decide what is trained on which data, in which environments and with which
-    engine: an unknown one, or one that is close to them, is refused rather than left out."""
     _specs: dict[str, KeySpec] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def specs(self) -> Mapping[str, KeySpec]:
@@ -119,7 +119,7 @@ class Dialect:
         return tree
 
     def known_keys(self) -> frozenset[str]:
-        """Return the keys of the framework's releases that no reference documents, with those of its base.
+        """Return the keys of the framework's releases that no key file documents, with those of its base.
 
         A section stands for all keys in it.
         """
@@ -140,10 +140,6 @@ class Dialect:
     def missing_trainer(self, module: str) -> Capability | None:
         """Return the capability that a trainer of the framework waits for; None if the module is none of them."""
         return next((capability for pattern, capability in self.missing_trainers if pattern.fullmatch(module)), None)
-
-    def decides(self, key: str) -> bool:
-        """Return whether an unknown key decides what a run does."""
-        return any(re.fullmatch(pattern, key) for pattern in self.deciding)
 
     def with_references(self, *references: Reference) -> "Dialect":
         """Return the dialect with other references."""

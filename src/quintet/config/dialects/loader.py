@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -21,19 +21,17 @@ from quintet.config.composed import ComposedConfig, with_values
 from quintet.config.dialects.aliases import resolve_aliases
 from quintet.config.dialects.composition.foreign_config import ForeignConfig
 from quintet.config.dialects.conversion import Adjustments, ForeignValues, NativeBuilder, converter_of
-from quintet.config.dialects.dialect import Dialect
+from quintet.config.dialects.dialect import Dialect, UnknownKeyPolicy
 from quintet.config.dialects.engine_choice import adjust_engine
 from quintet.config.dialects.foreign_hints import foreign_problems, translate_hint
 from quintet.config.dialects.key_checks import (
-    UnknownKey,
     illegal_values,
     ineffective_keys,
-    pending_keys,
-    unknown_keys,
     unsupported_defaults,
     unsupported_keys,
 )
 from quintet.config.dialects.passthrough import model_config_problems, unchecked_model_sections
+from quintet.config.dialects.unknown_keys import sort_keys, unknown_keys
 from quintet.config.dotted import flatten, get_value, set_value
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.megatron import MegatronConfig
@@ -41,8 +39,6 @@ from quintet.config.plan.batch_arithmetic import compute_batch_arithmetic
 from quintet.config.problems import ConfigProblem, describe_setting, raise_problems, source_of
 from quintet.config.schema import format_value
 from quintet.config.torchrun import RankInfo, current_rank
-
-UnknownKeyPolicy = Literal["refuse", "warn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +106,13 @@ def convert(
         ConfigError: all problems in one message, by their foreign keys.
     """
     values, alias_remarks = merge_with_reference(config, dialect)
-    of_any_run = {name for spec in dialect.specs().values() for name in (spec.key, *spec.aliases)}
-    unknown_or_pending = unknown_keys(values, dialect.known_keys(), of_any_run)
-    pending = pending_keys(values, unknown_or_pending)
-    undocumented = [key for key in unknown_or_pending if key.key not in pending]
-    refused = [key for key in undocumented if unknown == "refuse" or _decides(key, values.dialect)]
+    keys = sort_keys(values, unknown_keys(values, dialect, config), unknown)
     wrong = [
-        *(_unknown_key_problem(key, unknown) for key in refused),
+        *(ConfigProblem(key.key, None, key.source, f"unknown key {key}") for key in keys.refused),
         *illegal_values(values),
         *model_config_problems(values),
     ]
-    raise_problems([*wrong, *((*unsupported_keys(values), *pending.values()) if to_run and wrong else ())])
+    raise_problems([*wrong, *((*unsupported_keys(values), *keys.waiting.values()) if to_run and wrong else ())])
     native = _to_native(values)
     sources = dict(native.provenance())
     try:
@@ -130,7 +122,7 @@ def convert(
         raise
     remarks = (
         *alias_remarks,
-        *(f"unknown key left out: {key}" for key in undocumented),
+        *(f"unknown key left out: {key}" for key in keys.left_out),
         *ineffective_keys(values),
         *native.remarks,
         *unchecked_model_sections(values),
@@ -138,19 +130,7 @@ def convert(
     provenance = {key: source_of(key, sources) for key in flatten(experiment.model_dump())}
     composed = ComposedConfig(experiment, provenance, remarks, partial(translate_hint, experiment, native))
     result = _adjust(composed, native, planned_rank(experiment) if to_plan else current_rank())
-    return replace(result, unsupported=(*result.unsupported, *pending.values()))
-
-
-def _decides(key: UnknownKey, dialect: Dialect) -> bool:
-    """Whether an unknown key, or the key that it is close to, decides what a run does."""
-    return any(dialect.decides(name) for name in (key.key, key.suggestion) if name)
-
-
-def _unknown_key_problem(key: UnknownKey, unknown: UnknownKeyPolicy) -> ConfigProblem:
-    why = (
-        "it decides what the run does, so that --unknown-keys warn does not leave it out" if unknown == "warn" else None
-    )
-    return ConfigProblem(key.key, None, key.source, f"unknown key {key}", why)
+    return replace(result, unsupported=(*result.unsupported, *keys.waiting.values()))
 
 
 def merge_with_reference(config: ForeignConfig, dialect: Dialect) -> tuple[ForeignValues, tuple[str, ...]]:

@@ -110,3 +110,9 @@ def all_keys(dialect: Dialect, mentioning: Collection[str] = ()) -> Iterator[tup
             if spec.key not in listed:
                 listed.add(spec.key)
                 yield reference.name, spec
+
+
+def documented_names(dialect: Dialect) -> frozenset[str]:
+    """Return the keys of any run of a framework that a key file documents, with their aliases and those of its base."""
+    names = frozenset(name for _, spec in all_keys(dialect) for name in (spec.key, *spec.aliases))
+    return names if dialect.base is None else names | documented_names(dialect.base)

@@ -22,8 +22,8 @@ from quintet.config.dialects.composition.interpolation import (
     hint_for,
     register_resolvers,
 )
-from quintet.config.dialects.composition.overrides import nested_keys, parse_overrides
-from quintet.config.dialects.composition.plain_composition import HYDRA, compose_plainly
+from quintet.config.dialects.composition.overrides import ParsedOverride, nested_keys, parse_overrides
+from quintet.config.dialects.composition.plain_composition import HYDRA, Composed, compose_plainly
 from quintet.config.dotted import get_value, has_key, sections_around, set_value
 from quintet.config.problems import describe_setting
 from quintet.config.yaml_reader import read_file
@@ -143,6 +143,20 @@ class ForeignConfig:
 
     tree: DictConfig
     sources: Mapping[str, str]
+    appended: frozenset[str] = frozenset()
+    """Keys of overrides with `+`, by which Hydra adds keys that no file has."""
+    trainer_files: tuple[Path, ...] = ()
+    """Files that the trainer has in the checkout of the run."""
+
+    def trainer_keys(self) -> dict[str, str]:
+        """Return the keys of the trainer's own files, each with its source."""
+        keys: dict[str, str] = {}
+        for file in self.trainer_files:
+            try:
+                keys |= _compose(file, [])[1]
+            except ConfigError:  # its defaults list may name files that are not checked out
+                read_file(file, keys)
+        return keys
 
     def merge_onto(self, reference: Mapping[str, Any]) -> MergedConfig:
         """Merge the configuration onto the default values of a reference."""
@@ -253,11 +267,13 @@ def compose_config(
     overrides: Sequence[str],
     override_sources: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    trainer_files: Sequence[Path] = (),
 ) -> ForeignConfig:
     """Compose the file at `path`, the files in its defaults list, and overrides.
 
     `override_sources` are those of the first overrides; the others come from the command line. Variables in
-    `environment` have precedence over those of this process in `${oc.env:…}`.
+    `environment` have precedence over those of this process in `${oc.env:…}`. `trainer_files` are those that the
+    trainer has in the checkout of the run; keys that only they have are those of a fork.
 
     Raises:
         ConfigError: a file is no YAML mapping; Hydra cannot compose it; an override cannot be parsed.
@@ -267,8 +283,14 @@ def compose_config(
     if path is not None:
         read_file(path, {})
     parsed = parse_overrides(overrides, override_sources)
-    if (plain := compose_plainly(path, parsed)) is not None:
-        return ForeignConfig(*plain)
+    appended = frozenset(override.key for override in parsed if override.text.startswith("+"))
+    return ForeignConfig(*_compose(path, parsed), appended, tuple(trainer_files))
+
+
+def _compose(path: Path | None, overrides: Sequence[ParsedOverride]) -> Composed:
+    """Compose a file and overrides, by Hydra only if they need it."""
+    if (plain := compose_plainly(path, overrides)) is not None:
+        return plain
     from quintet.config.dialects.composition.hydra_composition import compose
 
-    return ForeignConfig(*compose(path, parsed))
+    return compose(path, overrides)

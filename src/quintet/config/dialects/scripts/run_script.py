@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
 
+from quintet.config.dialects.composition.checkout import is_trainer_file, trainer_file
 from quintet.config.dialects.ragen.dialect import EARLY_ENV
 from quintet.config.dialects.registry import DIALECTS, FRAMEWORK_FILES, detect
 from quintet.config.dialects.scripts.commands import Argument, ScriptCommand
@@ -96,6 +97,8 @@ class RunScript:
     remarks: tuple[str, ...] = ()
     variables: frozenset[str] = frozenset()
     """Names of the variables that the script reads."""
+    trainer_files: tuple[Path, ...] = ()
+    """Files that the trainer has in the checkout around the script."""
 
     def with_overrides(self, overrides: Sequence[str]) -> list[str]:
         """Return the script's overrides and then those of the command line.
@@ -126,7 +129,8 @@ def read_run_script(path: Path, environment: Mapping[str, str] | None = None) ->
         MachineError: the file is missing or cannot be read.
     """
     if path.suffix in YAML:
-        return _over_base(path) or _evaluation(path) or RunScript(path)
+        own = (path,) if path.is_file() and is_trainer_file(path) else ()
+        return _over_base(path) or _evaluation(path) or RunScript(path, trainer_files=own)
     path, selected = _path_and_call(path)
     text = cleaned(read_text(path))
     if path.suffix not in SHELL and is_override_list(text):
@@ -199,11 +203,19 @@ def _read_script(path: Path, text: str, environment: Mapping[str, str], selected
     before = script.commands[: script.commands.index(command)]
     arguments = _TrainerArguments(call.path or path, variables, call)
     run_script = arguments.run_script(_yaml_path_option(before), comment_lines, _written_sections(before, call))
-    remarks = [
+    default = trainer_file(call.module, call.path or path)
+    own = [
+        file
+        for file in (default, run_script.config)
+        if default and file and file.resolve().parent == default.resolve().parent
+    ]
+    remarks = [f"{call.source}: {call.module} is read as {call.dialect}'s trainer: its arguments are {call.dialect}'s"]
+    remarks = remarks if call.is_of_fork else []
+    remarks += [
         f"{re.sub('^line ', f'{path}:', place)}: {reason}; the variables that it sets are not known"
         for place, reason in variables.unread.items()
     ]
-    return replace(run_script, remarks=(*remarks, *run_script.remarks))
+    return replace(run_script, remarks=(*remarks, *run_script.remarks), trainer_files=tuple(own))
 
 
 def _yaml_path_option(commands: Sequence[ScriptCommand]) -> Argument | None:
@@ -386,6 +398,8 @@ class _TrainerArguments:
 
     def _program_file(self) -> tuple[str, Mapping[str, Any]]:
         """Return the file that the trainer uses by default, and the keys that it sets; see `Dialect.program_files`."""
+        if self.call.is_of_fork:
+            return str(trainer_file(self.call.module, self.path) or ""), {}
         module = self.call.module.removesuffix(".py").replace("/", ".")
         files = DIALECTS[self.call.dialect].program_files
         return files.get(module) or files.get(module.rpartition(".")[2]) or ("", {})
