@@ -14,13 +14,16 @@ from quintet.config.schema import format_value
 def illegal_values(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield values that their keys do not accept, unresolved interpolations included, and sections that are none.
 
-    Frameworks do not check the choice of a key without an effect, such as the estimator of a KL loss that is not used.
+    Frameworks do not check the choice or number of a key without an effect, such as the estimator of a KL loss that is
+    not used.
     """
     specs = values.dialect.specs()
     sections = {section for key in specs for section in sections_around(key)} - set(specs)
     for key, spec in _documented_keys(values):
-        is_used = not spec.value_type.choices or key not in specs or is_effective(spec, specs, values.__getitem__)
-        if is_used and not spec.value_type.accepts(values[key]):
+        if spec.value_type.accepts(values[key]):
+            continue
+        may_be_any = spec.value_type.choices or isinstance(values[key], int | float)
+        if not may_be_any or key not in specs or is_effective(spec, specs, values.__getitem__):
             yield values.problem(key, f"must be {spec.value_type.description}", f"{key}: {spec.effect}")
     for key in values.merged.sources:
         if key in sections and not isinstance(values[key], Mapping):

@@ -129,7 +129,7 @@ def convert(
     )
     provenance = {key: source_of(key, sources) for key in flatten(experiment.model_dump())}
     composed = ComposedConfig(experiment, provenance, remarks, partial(translate_hint, experiment, native))
-    result = _adjust(composed, native, planned_rank(experiment) if to_plan else current_rank())
+    result = _adjust(composed, native, to_plan=to_plan)
     return replace(result, unsupported=(*result.unsupported, *keys.waiting.values()))
 
 
@@ -176,9 +176,10 @@ def _replace_path_in_name(native: NativeBuilder) -> None:
         native.remarks.append(f"{native.values.describe(*origins)}: the name of the run is {replaced}")
 
 
-def _adjust(composed: ComposedConfig, native: NativeBuilder, rank: RankInfo) -> ConversionResult:
+def _adjust(composed: ComposedConfig, native: NativeBuilder, *, to_plan: bool) -> ConversionResult:
     """Collect unsupported settings of the user, by their foreign keys, and replacements for unsupported defaults."""
     experiment = composed.experiment
+    rank = planned_rank(experiment) if to_plan else current_rank()
     dialect = native.values.dialect
     adjustments = Adjustments()
     ready = placement_keys_satisfied_by_processes(experiment, rank)
@@ -191,7 +192,7 @@ def _adjust(composed: ComposedConfig, native: NativeBuilder, rank: RankInfo) -> 
             _adjust_unsupported(unsupported, native, adjustments)
     for key, value in devices_to_set(experiment, rank, native.is_set_by_user):
         adjustments.replace(key, value, f"{key} is not set: using {value}, the number of started processes")
-    adjust_engine(experiment, native, adjustments)
+    adjust_engine(experiment, native, adjustments, rank.local_size if to_plan else 0)
     for problem in megatron_option_problems(with_values(composed, adjustments.replaced)):
         if native.origins_of(problem.key) and not native.is_set_by_user(problem.key):
             default = MegatronConfig.model_fields[problem.key.rpartition(".")[2]].default

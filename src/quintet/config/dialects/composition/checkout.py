@@ -23,6 +23,16 @@ def trainer_file(module: str, script: Path) -> Path | None:
     return next(filter(None, map(_default_file, programs)), None)
 
 
+def trainer_files(module: str, script: Path, config: Path | None) -> tuple[Path, ...]:
+    """Return the files of a trainer in the checkout around a script: its default, and the one that the run takes if it
+    is beside that."""
+    default = trainer_file(module, script)
+    if default is None:
+        return ()
+    is_beside = config is not None and config.resolve().parent == default.resolve().parent
+    return (default, config) if config is not None and is_beside else (default,)
+
+
 def is_trainer_file(path: Path) -> bool:
     """Return whether a program beside its directory takes the file by default."""
     programs = path.resolve().parent.parent.glob("*.py")

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from quintet.config.dialects.composition.checkout import is_trainer_file, trainer_file
+from quintet.config.dialects.composition.checkout import is_trainer_file, trainer_file, trainer_files
 from quintet.config.dialects.ragen.dialect import EARLY_ENV
 from quintet.config.dialects.registry import DIALECTS, FRAMEWORK_FILES, detect
+from quintet.config.dialects.releases import is_switch
 from quintet.config.dialects.scripts.commands import Argument, ScriptCommand
 from quintet.config.dialects.scripts.override_list import (
     as_overrides,
@@ -23,7 +24,14 @@ from quintet.config.dialects.scripts.override_list import (
     keys_as_tree,
     read_override_list,
 )
-from quintet.config.dialects.scripts.shell_variables import MARKER, Variables, cleaned, script_error, unknown_words_hint
+from quintet.config.dialects.scripts.shell_variables import (
+    MARKER,
+    NOT_SET,
+    Variables,
+    cleaned,
+    script_error,
+    unknown_words_hint,
+)
 from quintet.config.dialects.scripts.trainer_calls import (
     NAMES,
     TRAINERS,
@@ -64,6 +72,8 @@ MAX_ENV_FILE = 4096
 """Bytes of the file of an environment, at most."""
 VARIABLE = re.compile(r"\$\{?([A-Z][A-Z0-9_]*)\b")
 """An environment variable that a script reads, by convention in capitals."""
+UNSET = re.compile(rf"\$\{{?(\w+)\}}? {NOT_SET}")
+"""The name of a variable in the reason why a value is not known."""
 YAML, SHELL = (".yaml", ".yml"), (".sh", ".bash")
 
 Override = tuple[str, str]
@@ -115,8 +125,10 @@ class RunScript:
         overridden = set(map(key_of, overrides))
         missing = [value for value in self.missing if value.key not in overridden]
         if missing:
-            hint = f"set it on the command line: {' '.join(f'{value.key}=…' for value in missing)}"
             first = missing[0]
+            hint = f"set it on the command line: {' '.join(f'{value.key}=…' for value in missing)}"
+            if names := dict.fromkeys(name for value in missing for name in UNSET.findall(value.reason)):
+                hint = f"set the variable: {' '.join(f'{name}=…' for name in names)} quintet plan …; or {hint}"
             raise ConfigError("\n".join(map(str, missing)), key=first.key, source=first.source, hint=hint)
         return [*self.words, *overrides]
 
@@ -203,19 +215,12 @@ def _read_script(path: Path, text: str, environment: Mapping[str, str], selected
     before = script.commands[: script.commands.index(command)]
     arguments = _TrainerArguments(call.path or path, variables, call)
     run_script = arguments.run_script(_yaml_path_option(before), comment_lines, _written_sections(before, call))
-    default = trainer_file(call.module, call.path or path)
-    own = [
-        file
-        for file in (default, run_script.config)
-        if default and file and file.resolve().parent == default.resolve().parent
-    ]
-    remarks = [f"{call.source}: {call.module} is read as {call.dialect}'s trainer: its arguments are {call.dialect}'s"]
-    remarks = remarks if call.is_of_fork else []
-    remarks += [
+    remarks = [
         f"{re.sub('^line ', f'{path}:', place)}: {reason}; the variables that it sets are not known"
         for place, reason in variables.unread.items()
     ]
-    return replace(run_script, remarks=(*remarks, *run_script.remarks), trainer_files=tuple(own))
+    own = trainer_files(call.module, call.path or path, run_script.config)
+    return replace(run_script, remarks=(*call.remarks, *remarks, *run_script.remarks), trainer_files=own)
 
 
 def _yaml_path_option(commands: Sequence[ScriptCommand]) -> Argument | None:
@@ -342,6 +347,14 @@ class _TrainerArguments:
             reason = f"{unknown} ({unknown.place})"
             if "=" not in word.text or self.variables.find_unknown(key) is not None:
                 raise script_error(source, reason, unknown_words_hint(reason))
+            if (
+                NOT_SET in reason
+                and MARKER.fullmatch(word.text.partition("=")[2])
+                and is_switch(DIALECTS[self.call.dialect], key)
+            ):
+                self.overrides.append((f"{key}=false", source))
+                self.remarks.append(f"{source}: {reason}: {key} is empty for a shell, and false")
+                return
             self.missing.append(MissingValue(key, source, reason))
         elif OVERRIDE.fullmatch(word.text):
             self.overrides.append((word.text, source))

@@ -15,16 +15,25 @@ from quintet.config.dialects.scripts.override_list import LINE as OVERRIDE
 from quintet.config.dialects.scripts.override_list import keys_as_tree
 from quintet.config.dialects.scripts.shell_commands import read_commands
 from quintet.config.dialects.scripts.shell_variables import MARKER, Variables
+from quintet.config.yaml_reader import read_text
 from quintet.errors import ConfigError, UnsupportedRunError
 
 TRAINERS = {module: name for name, dialect in DIALECTS.items() for module in dialect.trainers}
 """Frameworks by the modules of their trainers."""
-NAMES = ("trainer.experiment_name", "trainer.project_name", "trainer.default_local_dir", "trainer.default_hdfs_dir")
+NAMES = (
+    *("trainer.experiment_name", "trainer.project_name", "trainer.default_local_dir", "trainer.default_hdfs_dir"),
+    *("exp_name", "output_dir", "logging_dir", "checkpoint_config.output_dir", "hydra.run.dir"),
+)
 """Keys that only name a run and its directories."""
 DEVICES = ("system.CUDA_VISIBLE_DEVICES",)
 """Keys that only choose the devices of a run."""
 MAX_LISTED, MAX_LINE = 100, 160
 """Calls that an error lists, and characters for each."""
+MAX_CONDITION_LINES = 20
+"""Lines before the end of a script that are searched for its condition."""
+CONDITION = re.compile(r"^\s*(?:el)?if\s+(.+?)\s*(?:;\s*then.*)?$")
+SHORT_CIRCUIT = re.compile(r"^\s*(.+?)\s*(?:&&|\|\|)\s*.*\b(?:exit|return)\b")
+VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 PRINTING = {"echo", "printf", "cat", "tee"}
 PYTHON = re.compile(r"(.*/)?(python[\d.]*|torchrun|accelerate|deepspeed)")
 
@@ -77,6 +86,12 @@ class TrainerCall:
     """Number among the calls at its line, from 1; None for the only one."""
     is_of_fork: bool = False
     """Whether the module is none of the framework, and only its arguments are."""
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Messages about how the call is read."""
+        read = f"{self.source}: {self.module} is read as {self.dialect}'s trainer: its arguments are {self.dialect}'s"
+        return (read,) if self.is_of_fork else ()
 
     def name(self, path: Path) -> str:
         """Return how it is named on the command line: `FILE:LINE` or `FILE:LINE:ITERATION`."""
@@ -161,8 +176,12 @@ def no_trainer_error(path: Path, script: ScriptCommands, variables: Variables) -
     """Return the error of a script that runs no known trainer."""
     if script.exit_line is not None and any(map(trainer_call, (*script.after_exit, *script.of_uncalled_functions))):
         source = f"{path}:{script.exit_line}"
-        hint = "set what the conditions around it depend on: NAME=… quintet …"
-        return ConfigError(f"{source}: the script ends here before it trains", source=source, hint=hint)
+        condition = _condition_at(path, script.exit_line)
+        names = dict.fromkeys(VARIABLE.findall(condition)) or ("NAME",)
+        settings = " ".join(f"{name}=…" for name in names)
+        hint = f"set what it depends on: {settings} quintet plan {path}"
+        reason = f", because of the condition {condition}" if condition else ""
+        return ConfigError(f"{source}: the script ends here before it trains{reason}", source=source, hint=hint)
     commands = script.commands
     hint = f"only scripts that run one of these are supported: {', '.join(TRAINERS)}"
     for command in commands:
@@ -186,6 +205,15 @@ def no_trainer_error(path: Path, script: ScriptCommands, variables: Variables) -
             return ConfigError(message, source=command.source, hint=f"give that script itself: quintet plan {called}")
     unread = "".join(f"; at {place}, {reason}" for place, reason in variables.unread.items())
     return ConfigError(f"{path} runs no known trainer{unread}", source=str(path), hint=hint)
+
+
+def _condition_at(path: Path, line: int) -> str:
+    """Return the condition under which a line of a script is reached, as far as its text shows it; empty if not."""
+    lines = read_text(path).splitlines()[:line]
+    on_line = SHORT_CIRCUIT.match(lines[-1]) if lines else None
+    conditions = (CONDITION.search(text) for text in reversed(lines[-MAX_CONDITION_LINES:]))
+    matched = on_line or next(filter(None, conditions), None)
+    return matched[1].strip() if matched else ""
 
 
 def distinct_calls(commands: Iterable[ScriptCommand]) -> list[tuple[ScriptCommand, TrainerCall]]:
