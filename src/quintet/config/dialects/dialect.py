@@ -68,7 +68,7 @@ class Dialect:
     """Selects the references for a configuration tree."""
     sections_of_files: Callable[[Mapping[str, Any]], Mapping[str, Mapping[str, Any]]] = lambda tree: {}
     """Returns the sections that follow from files which a configuration tree names, by their source."""
-    sections_of_program: Callable[[str, Sequence[str]], Mapping[str, Any]] = lambda module, words: {}
+    sections_of_program: Callable[[str, Sequence[str]], Mapping[str, Any]] = lambda module, arguments: {}
     """Returns the sections that follow from a program which a script runs before the trainer, given its module and
     arguments."""
     newer_values: Callable[[Mapping[str, Any]], Mapping[str, tuple[Any, str]]] = lambda tree: {}

@@ -122,7 +122,7 @@ def convert(
         raise
     remarks = (
         *alias_remarks,
-        *(f"unknown key left out: {key}" for key in keys.left_out),
+        *keys.remarks(),
         *ineffective_keys(values),
         *native.remarks,
         *unchecked_model_sections(values),

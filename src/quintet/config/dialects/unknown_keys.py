@@ -195,11 +195,23 @@ class SortedKeys:
     """Problems of keys that wait for a missing capability, or for the code of a fork."""
     left_out: tuple[UnknownKey, ...]
     refused: tuple[UnknownKey, ...]
+    of_fork: tuple[UnknownKey, ...]
+    """Those that wait for the code of a fork."""
+
+    def remarks(self) -> Iterator[str]:
+        """Yield what is left out, and how to leave out keys of a fork."""
+        yield from (f"unknown key left out: {key}" for key in self.left_out if not key.is_of_fork)
+        if left_out := [f"{key.key} ({key.source})" for key in self.left_out if key.is_of_fork]:
+            yield f"unknown keys left out, which a fork reads: {', '.join(left_out)}"
+        if self.of_fork:
+            options = "--ignore-fork-keys those that cannot decide what is trained"
+            yield f"keys of a fork wait: ~{self.of_fork[0].key} leaves out one, {options}"
 
 
 def sort_keys(values: ForeignValues, unknown: Iterable[UnknownKey], policy: UnknownKeyPolicy) -> SortedKeys:
     """Return what is done with each unknown key."""
-    waiting, left_out, refused = {}, [], []
+    waiting: dict[str, ConfigProblem] = {}
+    left_out, refused, of_fork = [], [], []
     for key in unknown:
         capability = _capability(values, key)
         if capability is not None and values[key.key] is not None:
@@ -208,10 +220,11 @@ def sort_keys(values: ForeignValues, unknown: Iterable[UnknownKey], policy: Unkn
         elif capability is not None or policy == "warn" or (key.is_of_fork and _changes_nothing(key, values, policy)):
             left_out.append(key)
         elif key.is_of_fork:
+            of_fork.append(key)
             waiting[key.key] = _fork_problem(values, key)
         else:
             refused.append(key)
-    return SortedKeys(waiting, tuple(left_out), tuple(refused))
+    return SortedKeys(waiting, tuple(left_out), tuple(refused), tuple(of_fork))
 
 
 def _capability(values: ForeignValues, key: UnknownKey) -> Capability | None:
