@@ -174,7 +174,7 @@ CASES = [
     case(command, "plan env_config.yaml", "give the run script or the list of overrides beside it", "plan lake.txt"),
     case(command, "plan --dialect verl", "name the file: CONFIG --dialect verl", "plan verl.yaml --dialect verl"),
     case(command, "plan --dialect verll", "did you mean verl? valid: native, ", "plan verl.yaml --dialect verl"),
-    case(command, "plan --unknown-keys warm", "did you mean warn? valid: refuse, warn", "plan --unknown-keys warn"),
+    case(command, "plan --unknown-keys warm", "did you mean warn? valid: refuse, ignore-fork, warn", "plan --unknown-keys warn"),
     case(launched, 2, "omit torchrun", 1),
     # proposals
     case(command, "plan --device h100", "add --fit", f"{FIT} --device h100"),

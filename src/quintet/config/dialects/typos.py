@@ -56,7 +56,8 @@ def is_typo(key: str, meant: str, *, in_known_section: bool) -> bool:
         return True
     if _normalized(name) == _normalized(meant_name):
         return in_known_section or (key.count(".") < meant.count(".") and _section_distance(key, meant) < 1)
-    return in_known_section and section == meant_section and _lacks_words(key, meant)
+    lacks_few = len(name.split("_")) > len(meant_name.split("_")) / 2
+    return in_known_section and section == meant_section and lacks_few and _lacks_words(key, meant)
 
 
 def is_misspelt(key: str, meant: str, changes: int | None = None) -> bool:

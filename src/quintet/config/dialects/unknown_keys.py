@@ -120,6 +120,10 @@ class _Names:
         """Sections in which any key is known; empty text stands for the top level."""
         return {key.rpartition(".")[0] for key in (*self.legal, *self.known)}
 
+    @cached_property
+    def waiting(self) -> set[str]:
+        return {key for key, spec in self.dialect.specs().items() if spec.state == "pending"}
+
     def are_documented(self, key: str) -> bool:
         """Return whether a reference has the key, or a section that takes any keys."""
         dialect, specs = self.dialect, self.dialect.specs()
@@ -142,8 +146,7 @@ class _Names:
         """Return the keys that an unknown one is closest to, the closest first."""
         argument = engine_argument(key, self.values)
         of_engine = () if argument is None else argument.closest_keys
-        waiting = {key for key, spec in self.dialect.specs().items() if spec.state == "pending"}
-        further = (*_corrected_name_lists(key, self.dialect), *closest_keys(key, self.legal, rare=waiting))
+        further = (*_corrected_name_lists(key, self.dialect), *closest_keys(key, self.legal, rare=self.waiting))
         return [name for name in (*of_engine, *further) if not key.startswith(f"{name}.")]
 
     def beside(self, key: str) -> str | None:
