@@ -339,7 +339,7 @@ EXEMPT = {
     "cli/view.py _show_in_terminal": "a package has to be installed",
     "cli/explain.py _check_known": "the file is the user's own",
     "cli/config_source.py _detect_dialect": "files that a defaults list names are missing",
-    "cli/config_source.py _refuse_fragment": "another file is the configuration",
+    "cli/config_source.py _refuse_other_formats": "another file is the configuration",
     "cli/stop.py _still_running": "the run itself has to end",
     "cli/serve.py _serve": "an engine that died is replaced by a restart",
     "cli/serve_envs.py run": "another installation, or another start, is the remedy",
