@@ -19,6 +19,7 @@ from quintet.config.dialects.typos import closest_keys, is_misspelt, is_typo, sl
 from quintet.config.dialects.value_types import SECTION
 from quintet.config.dotted import is_inside, sections_around
 from quintet.config.problems import ConfigProblem
+from quintet.config.schema import is_key
 from quintet.config.yaml_reader import COMMAND_LINE
 
 DECIDES_NOTHING = re.compile(
@@ -168,7 +169,9 @@ class _Names:
         if meant := next(filter(is_slip, closest), None):
             return UnknownReason.TYPO, meant
         similar = next(iter(closest), None)
-        is_closed = section.partition(".")[0] == HYDRA or section in self.dialect.name_lists
+        outermost = section.partition(".")[0]
+        is_native = outermost in self.sections and is_key(key)  # a native key in a file of a framework
+        is_closed = outermost == HYDRA or section in self.dialect.name_lists or is_native
         if is_closed or (self.values.source(key) == COMMAND_LINE and not is_appended):
             return UnknownReason.NOWHERE, similar
         return UnknownReason.NEW, similar
