@@ -118,8 +118,8 @@ class _Names:
 
     @cached_property
     def with_keys(self) -> set[str]:
-        """Sections in which any key is known; empty text stands for the top level."""
-        return {key.rpartition(".")[0] for key in (*self.legal, *self.known)}
+        """Sections in which a reference has any key; empty text stands for the top level."""
+        return {key.rpartition(".")[0] for key in self.legal}
 
     @cached_property
     def waiting(self) -> set[str]:
