@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from quintet.cli.config_source import NATIVE, ConfigSource, read_config_source
 from quintet.cli.messages import warn
@@ -18,6 +18,7 @@ from quintet.config.checks.processes import planned_rank
 from quintet.config.checks.unsupported import refuse_unsupported, run_problems, with_torchrun_devices
 from quintet.config.compose import load_experiment, unread_remarks
 from quintet.config.composed import ComposedConfig, config_value, with_values
+from quintet.config.dialects.dialect import UnknownKeyPolicy
 from quintet.config.dialects.registry import DIALECTS
 from quintet.config.dotted import flatten
 from quintet.config.key_states import KeyState, describe_counts, key_states
@@ -189,7 +190,7 @@ def states_of_run(config: str | None, overrides: list[str], dialect: str | None)
     return key_states(inspected.runnable, (*inspected.unsupported, *model_problems(inspected.composed)))
 
 
-def _inspect(source: ConfigSource, unknown: Literal["refuse", "warn"]) -> InspectedConfig:
+def _inspect(source: ConfigSource, unknown: UnknownKeyPolicy) -> InspectedConfig:
     if source.dialect == NATIVE:
         path = None if source.path is None else str(source.path)
         native = load_experiment(path, source.overrides, source.override_sources)
@@ -213,13 +214,14 @@ def compose_source(source: ConfigSource) -> ForeignConfig:
         source.environment,
         evidence=source.evidence,
         is_frameworks_file=source.is_frameworks_file,
+        trainer_files=source.trainer_files,
     )
 
 
-def _parse_unknown_keys(word: str) -> Literal["refuse", "warn"]:
-    valid = ["refuse", "warn"]
+def _parse_unknown_keys(word: str) -> UnknownKeyPolicy:
+    valid = get_args(UnknownKeyPolicy)
     if word not in valid:
         close = nearest(word, valid)
         hint = (f"did you mean {close}? " if close else "") + f"valid: {', '.join(valid)}"
         raise ConfigError(f"--unknown-keys {word}: unknown value", key="--unknown-keys", value=word, hint=hint)
-    return "warn" if word == "warn" else "refuse"
+    return cast("UnknownKeyPolicy", word)

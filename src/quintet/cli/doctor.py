@@ -181,10 +181,13 @@ def _unsupported_envs(registry: Registry[Any]) -> Iterator[Ability]:
 
 def _external(kind: str, name: str, package: str | None, machine: Machine, *, devices: int = 1) -> Ability:
     """Return the state of an ability that needs a package or a number of devices."""
-    missing = [f"pip install {package}"] if package and hardware.package_version(package) is None else []
+    version = hardware.package_version(package) if package else None
+    missing = [f"pip install {package}"] if package and version is None else []
     if len(machine.devices) < devices:
         missing.append("an accelerator" if devices == 1 else f"{devices} accelerators")
-    return Ability(kind, name, NEEDS if missing else READY, f"needs {' and '.join(missing)}" if missing else "")
+    if missing:
+        return Ability(kind, name, NEEDS, f"needs {' and '.join(missing)}")
+    return Ability(kind, name, READY, f"{package} {version}" if package else "")
 
 
 def _mark(section: type[Section], field: str) -> Requires | None:

@@ -17,6 +17,7 @@ from quintet.cli.options import (
     EvalOptions,
     FitOptions,
     GenerateOptions,
+    IgnoreForkKeys,
     MaxRestarts,
     Overrides,
     RayAddress,
@@ -26,6 +27,7 @@ from quintet.cli.options import (
     ServeOptions,
     UnknownKeys,
     split,
+    unknown_key_policy,
     with_options,
     with_release,
 )
@@ -56,10 +58,10 @@ def _start(command: Literal["train", "sft", "generate"], source: ConfigSource, o
 
         restarts = options.max_restarts
         raise typer.Exit(
-            ray_launch.run(command, options.ray, *source, options.source_format, options.unknown_keys, restarts)
+            ray_launch.run(command, options.ray, *source, options.source_format, options.unknown_key_policy, restarts)
         )
     module = importlib.import_module(f"quintet.cli.{command}")
-    raise typer.Exit(module.run(*source, options.source_format, options.unknown_keys))
+    raise typer.Exit(module.run(*source, options.source_format, options.unknown_key_policy))
 
 
 @app.command()
@@ -149,14 +151,14 @@ def evaluate(
     dialect: DialectName = None,
     release: Release = None,
     unknown_keys: UnknownKeys = "refuse",
+    ignore_fork_keys: IgnoreForkKeys = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Score stored answers, or generate and score answers of a model or an endpoint."""
     from quintet.cli.evaluate import run
 
-    raise typer.Exit(
-        run(*split(target, overrides), with_release(dialect, release), unknown_keys, options, as_json=as_json)
-    )
+    policy = unknown_key_policy(unknown_keys, ignore_fork_keys)
+    raise typer.Exit(run(*split(target, overrides), with_release(dialect, release), policy, options, as_json=as_json))
 
 
 @app.command()
@@ -175,6 +177,7 @@ def generate(
     dialect: DialectName = None,
     release: Release = None,
     unknown_keys: UnknownKeys = "refuse",
+    ignore_fork_keys: IgnoreForkKeys = False,
     ray: RayAddress = None,
     max_restarts: MaxRestarts = 3,
 ) -> None:
@@ -182,7 +185,7 @@ def generate(
     from quintet.cli.generate import as_config
 
     source = as_config(*split(target, overrides), dialect, options)
-    _start("generate", source, RunOptions(dialect, release, unknown_keys, ray, max_restarts))
+    _start("generate", source, RunOptions(dialect, release, unknown_keys, ignore_fork_keys, ray, max_restarts))
 
 
 @app.command()
@@ -234,6 +237,7 @@ def plan(
     dialect: DialectName = None,
     release: Release = None,
     unknown_keys: UnknownKeys = "refuse",
+    ignore_fork_keys: IgnoreForkKeys = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     only_keys: Annotated[
         bool, typer.Option("--keys", help="List each key that is set: its value, source, native keys, and state.")
@@ -242,7 +246,8 @@ def plan(
     options: FitOptions,
 ) -> None:
     """Check a configuration and show its batches, updates, devices and memory without running it."""
-    source = (*split(config, overrides), with_release(dialect, release), unknown_keys)
+    policy = unknown_key_policy(unknown_keys, ignore_fork_keys)
+    source = (*split(config, overrides), with_release(dialect, release), policy)
     if options.fit:
         from quintet.cli import plan_fit
 
@@ -294,11 +299,13 @@ def translate(
     dialect: DialectName = None,
     release: Release = None,
     unknown_keys: UnknownKeys = "refuse",
+    ignore_fork_keys: IgnoreForkKeys = False,
 ) -> None:
     """Translate a configuration to another framework's format."""
     from quintet.cli.translate import run
 
-    run(*split(config, overrides), with_release(dialect, release), unknown_keys, to=to, output=output)
+    policy = unknown_key_policy(unknown_keys, ignore_fork_keys)
+    run(*split(config, overrides), with_release(dialect, release), policy, to=to, output=output)
 
 
 @app.command()

@@ -145,6 +145,13 @@ def test_a_missing_package_is_told_by_its_name_for_pip(monkeypatch: pytest.Monke
     assert doctor._external("learner", "fsdp", None, some, devices=2).state == "ready"
 
 
+def test_an_installed_ray_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs start on Ray by `--ray`; nothing of it is missing."""
+    monkeypatch.setattr(hardware, "package_version", lambda name: "2.60.0")
+    ray = doctor._external("runtime", "ray", "ray", doctor.Machine(1, 1, 1, (), "", ()), devices=0)
+    assert (ray.state, ray.note) == ("ready", "ray 2.60.0")
+
+
 def test_a_broken_torch_is_a_finding_and_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     devices, built = doctor._devices()

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -21,21 +21,19 @@ from quintet.config.composed import ComposedConfig, with_values
 from quintet.config.dialects.aliases import resolve_aliases
 from quintet.config.dialects.composition.foreign_config import ForeignConfig
 from quintet.config.dialects.conversion import Adjustments, ForeignValues, NativeBuilder, converter_of
-from quintet.config.dialects.dialect import Dialect
+from quintet.config.dialects.dialect import Dialect, UnknownKeyPolicy
 from quintet.config.dialects.engine_choice import ENGINE, adjust_engine
 from quintet.config.dialects.foreign_hints import foreign_problems, translate_hint
 from quintet.config.dialects.key_checks import (
-    UnknownKey,
     illegal_values,
     ineffective_keys,
-    pending_keys,
-    unknown_keys,
     unsupported_defaults,
     unsupported_keys,
 )
 from quintet.config.dialects.passthrough import model_config_problems, unchecked_model_sections
 from quintet.config.dialects.release_choice import choose_release
 from quintet.config.dialects.settings import ForeignSettings
+from quintet.config.dialects.unknown_keys import sort_keys, unknown_keys
 from quintet.config.dotted import flatten, get_value, sections_around, set_value
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.megatron import MegatronConfig
@@ -43,8 +41,6 @@ from quintet.config.plan.batch_arithmetic import compute_batch_arithmetic
 from quintet.config.problems import ConfigProblem, describe_setting, raise_problems, source_of
 from quintet.config.schema import format_value
 from quintet.config.torchrun import RankInfo, current_rank
-
-UnknownKeyPolicy = Literal["refuse", "warn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,17 +108,13 @@ def convert(
         ConfigError: all problems in one message, by their foreign keys.
     """
     values, alias_remarks = merge_with_reference(config, dialect)
-    of_any_run = {name for spec in dialect.specs().values() for name in (spec.key, *spec.aliases)}
-    unknown_or_pending = unknown_keys(values, dialect.known_keys(), of_any_run)
-    pending = pending_keys(values, unknown_or_pending)
-    undocumented = [key for key in unknown_or_pending if key.key not in pending]
-    refused = [key for key in undocumented if unknown == "refuse" or _decides(key, values.dialect)]
+    keys = sort_keys(values, unknown_keys(values, dialect, config), unknown)
     wrong = [
-        *(_unknown_key_problem(key, unknown) for key in refused),
+        *(ConfigProblem(key.key, None, key.source, f"unknown key {key}") for key in keys.refused),
         *illegal_values(values),
         *model_config_problems(values),
     ]
-    raise_problems([*wrong, *((*unsupported_keys(values), *pending.values()) if to_run and wrong else ())])
+    raise_problems([*wrong, *((*unsupported_keys(values), *keys.waiting.values()) if to_run and wrong else ())])
     native = _to_native(values)
     sources = dict(native.provenance())
     try:
@@ -132,7 +124,7 @@ def convert(
         raise
     remarks = (
         *alias_remarks,
-        *(f"unknown key left out: {key}" for key in undocumented),
+        *keys.remarks(),
         *ineffective_keys(values),
         *native.remarks,
         *unchecked_model_sections(values),
@@ -140,27 +132,15 @@ def convert(
     provenance = {key: source_of(key, sources) for key in flatten(experiment.model_dump())}
     release = str(values.dialect.release or "")
     composed = ComposedConfig(experiment, provenance, remarks, release, partial(translate_hint, experiment, native))
-    result = _adjust(composed, native, planned_rank(experiment) if to_plan else current_rank())
+    result = _adjust(composed, native, to_plan=to_plan)
     settings = ForeignSettings(
         native,
-        [key.key for key in undocumented],
+        [key.key for key in keys.left_out],
         experiment.rollout.engine,
         result.replaced_defaults.get(ENGINE, experiment.rollout.engine),
     )
     with_settings = replace(composed, settings=settings.all())
-    return replace(result, composed=with_settings, unsupported=(*result.unsupported, *pending.values()))
-
-
-def _decides(key: UnknownKey, dialect: Dialect) -> bool:
-    """Whether an unknown key, or the key that it is close to, decides what a run does."""
-    return any(dialect.decides(name) for name in (key.key, key.suggestion) if name)
-
-
-def _unknown_key_problem(key: UnknownKey, unknown: UnknownKeyPolicy) -> ConfigProblem:
-    why = (
-        "it decides what the run does, so that --unknown-keys warn does not leave it out" if unknown == "warn" else None
-    )
-    return ConfigProblem(key.key, None, key.source, f"unknown key {key}", why)
+    return replace(result, composed=with_settings, unsupported=(*result.unsupported, *keys.waiting.values()))
 
 
 def merge_with_reference(config: ForeignConfig, dialect: Dialect) -> tuple[ForeignValues, tuple[str, ...]]:
@@ -218,9 +198,10 @@ def _replace_path_in_name(native: NativeBuilder) -> None:
         native.remarks.append(f"{native.values.describe(*origins)}: the name of the run is {replaced}")
 
 
-def _adjust(composed: ComposedConfig, native: NativeBuilder, rank: RankInfo) -> ConversionResult:
+def _adjust(composed: ComposedConfig, native: NativeBuilder, *, to_plan: bool) -> ConversionResult:
     """Collect unsupported settings of the user, by their foreign keys, and replacements for unsupported defaults."""
     experiment = composed.experiment
+    rank = planned_rank(experiment) if to_plan else current_rank()
     dialect = native.values.dialect
     adjustments = Adjustments()
     ready = placement_keys_satisfied_by_processes(experiment, rank)
@@ -233,7 +214,7 @@ def _adjust(composed: ComposedConfig, native: NativeBuilder, rank: RankInfo) -> 
             _adjust_unsupported(unsupported, native, adjustments)
     for key, value in devices_to_set(experiment, rank, native.is_set_by_user):
         adjustments.replace(key, value, f"{key} is not set: using {value}, the number of started processes")
-    adjust_engine(experiment, native, adjustments)
+    adjust_engine(experiment, native, adjustments, rank.local_size if to_plan else 0)
     for problem in megatron_option_problems(with_values(composed, adjustments.replaced)):
         if native.origins_of(problem.key) and not native.is_set_by_user(problem.key):
             default = MegatronConfig.model_fields[problem.key.rpartition(".")[2]].default

@@ -152,9 +152,24 @@ class ForeignConfig:
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Names that the user wrote, by the documented names by which they were replaced."""
 
+    appended: frozenset[str] = frozenset()
+    """Keys of overrides with `+`, by which Hydra adds keys that no file has."""
+    trainer_files: tuple[Path, ...] = ()
+    """Files that the trainer has in the checkout of the run."""
+
     def leaves(self) -> list[str]:
         """Return the dotted keys that are set, without sections."""
         return _leaves(self.sources)
+
+    def trainer_keys(self) -> dict[str, str]:
+        """Return the keys of the trainer's own files, each with its source."""
+        keys: dict[str, str] = {}
+        for file in self.trainer_files:
+            try:
+                keys |= _compose(file, [])[1]
+            except ConfigError:  # its defaults list may name files that are not checked out
+                read_file(file, keys)
+        return keys
 
     def merge_onto(self, reference: Mapping[str, Any]) -> MergedConfig:
         """Merge the configuration onto the default values of a reference."""
@@ -284,12 +299,14 @@ def compose_config(
     *,
     evidence: ReleaseEvidence = NO_EVIDENCE,
     is_frameworks_file: bool = False,
+    trainer_files: Sequence[Path] = (),
 ) -> ForeignConfig:
     """Compose the file at `path`, the files in its defaults list, and overrides.
 
     `override_sources` are those of the first overrides; the others come from the command line. Variables in
     `environment` have precedence over those of this process in `${oc.env:…}`. `is_frameworks_file` tells whether the
-    file is the framework's own, in a checkout.
+    file is the framework's own, in a checkout. `trainer_files` are those that the trainer has in the checkout of the
+    run; keys that only they have are those of a fork.
 
     Raises:
         ConfigError: a file is no YAML mapping; Hydra cannot compose it; an override cannot be parsed.
@@ -299,16 +316,20 @@ def compose_config(
     if path is not None:
         read_file(path, {})
     parsed = parse_overrides(overrides, override_sources)
-    tree, sources = _composed(path, parsed)
+    tree, sources = _compose(path, parsed)
     added = frozenset(override.key for override in parsed if re.match(r"\+(?!\+)", override.text))
-    config = ForeignConfig(tree, sources, replace(evidence, added=added))
+    appended = frozenset(override.key for override in parsed if override.text.startswith("+"))
+    config = ForeignConfig(
+        tree, sources, replace(evidence, added=added), appended=appended, trainer_files=tuple(trainer_files)
+    )
     if not is_frameworks_file:
         return config
     own_keys = frozenset(config.leaves()) - {name for each in parsed for name, _ in nested_keys(each.key, each.value)}
     return replace(config, evidence=replace(config.evidence, own_keys=own_keys))
 
 
-def _composed(path: Path | None, overrides: list[ParsedOverride]) -> Composed:
+def _compose(path: Path | None, overrides: Sequence[ParsedOverride]) -> Composed:
+    """Compose a file and overrides, by Hydra only if they need it."""
     if (plain := compose_plainly(path, overrides)) is not None:
         return plain
     from quintet.config.dialects.composition.hydra_composition import compose

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
+from quintet.config.dialects.composition.checkout import trainer_file
 from quintet.config.dialects.registry import DIALECTS, FRAMEWORK_FILES
 from quintet.config.dialects.scripts.trainer_calls import TrainerCall
 
@@ -23,6 +24,8 @@ class ConfigFiles:
         self.is_program = call.module.endswith(".py")
         files = DIALECTS[call.dialect].program_files
         self.default, self.keys = files.get(self.module) or files.get(self.module.rpartition(".")[2]) or ("", _NO_KEYS)
+        if call.is_of_fork:
+            self.default, self.keys = str(trainer_file(call.module, script) or ""), _NO_KEYS
         """The file that the trainer uses unless another one is named, and the keys that it sets."""
 
     def name(self, name: str | None) -> str:

@@ -11,8 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 
+from quintet.config.dialects.composition.checkout import is_trainer_file, trainer_files
 from quintet.config.dialects.ragen.dialect import EARLY_ENV
 from quintet.config.dialects.registry import DIALECTS, FRAMEWORK_FILES, detect
+from quintet.config.dialects.releases import is_switch
 from quintet.config.dialects.scripts.config_files import ConfigFiles
 from quintet.config.dialects.scripts.override_list import (
     as_overrides,
@@ -105,6 +107,8 @@ class RunScript:
     """Module of the trainer that it starts."""
     is_frameworks_file: bool = False
     """Whether the configuration file is the framework's own, in a checkout."""
+    trainer_files: tuple[Path, ...] = ()
+    """Files that the trainer has in the checkout around the script."""
 
     def with_overrides(self, overrides: Sequence[str]) -> list[str]:
         """Return the script's overrides and then those of the command line.
@@ -140,7 +144,8 @@ def read_run_script(
         MachineError: the file is missing or cannot be read.
     """
     if path.suffix in YAML:
-        return _over_base(path) or _evaluation(path) or RunScript(path)
+        own = (path,) if path.is_file() and is_trainer_file(path) else ()
+        return _over_base(path) or _evaluation(path) or RunScript(path, trainer_files=own)
     path, selected = _path_and_call(path)
     text = cleaned(read_text(path))
     if path.suffix not in SHELL and is_override_list(text):
@@ -222,7 +227,9 @@ def _read_script(
         f"{re.sub('^line ', f'{path}:', place)}: {reason}; the variables that it sets are not known"
         for place, reason in variables.unread.items()
     ]
-    return replace(run_script, remarks=(*remarks, *run_script.remarks), conditions=call.conditions)
+    own = trainer_files(call.module, call.path or path, run_script.config)
+    remarks = [*call.remarks, *remarks, *run_script.remarks]
+    return replace(run_script, remarks=tuple(remarks), conditions=call.conditions, trainer_files=own)
 
 
 def _yaml_path_option(commands: Sequence[ScriptCommand]) -> Argument | None:
@@ -353,6 +360,11 @@ class _TrainerArguments:
             reason = f"{unknown} ({unknown.place})"
             if "=" not in word.text or self.variables.find_unknown(key) is not None:
                 raise script_error(source, reason, unknown_value_hint(unknown, self.variables.script))
+            is_unset = bool(unknown.variable) and MARKER.fullmatch(word.text.partition("=")[2]) is not None
+            if is_unset and is_switch(DIALECTS[self.call.dialect], key):
+                self.overrides.append((f"{key}=false", source))
+                self.remarks.append(f"{source}: {reason}: {key} is empty for a shell, and false")
+                return
             self.missing.append(MissingValue(key, source, reason, unknown.variable))
         elif OVERRIDE.fullmatch(word.text):
             self.overrides.append((word.text, source))
