@@ -32,7 +32,7 @@ def is_contained(directory: Path, path: Path) -> bool:
 
 def contained_path(directory: Path, relative: Path | str) -> Path:
     """Return the path of a file of a directory, unless it is a link that leaves the directory: one that comes from
-    somebody else must not show files of this machine.
+    somebody else must not show files of this machine. `relative` starts at the directory, or is absolute.
 
     Raises:
         MachineError: it leaves the directory.

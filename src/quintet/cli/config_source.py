@@ -63,9 +63,7 @@ def read_config_source(
     overrides, arguments = split_script_arguments(overrides)
     script = RunScript(None) if config is None else read_run_script(Path(config), arguments=arguments)
     if arguments is not None and not script.takes_arguments:
-        message = f"{config or 'a command without a file'} takes no arguments after `--`"
-        hint = "they are those of a run script; overrides stand before `--`"
-        raise ConfigError(message, value=" ".join(arguments), source="command line", hint=hint)
+        raise _unused_arguments(config, arguments)
     for remark in () if quiet else script.remarks:
         warn(remark)
     all_overrides = tuple(script.with_overrides(overrides))
@@ -92,6 +90,12 @@ def split_release(dialect: str | None) -> tuple[str | None, str | None]:
     """Return the dialect and the release of `verl@0.4`."""
     name, _, release = (dialect or "").partition("@")
     return name or None, release or None
+
+
+def _unused_arguments(config: str | None, arguments: Sequence[str]) -> ConfigError:
+    message = f"{config or 'a command without a file'} takes no arguments after `--`"
+    hint = "they are those of a run script; overrides stand before `--`"
+    return ConfigError(message, value=" ".join(arguments), source="command line", hint=hint)
 
 
 def split_script_arguments(overrides: Sequence[str]) -> tuple[list[str], list[str] | None]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from quintet.errors import MachineError
+from quintet.rollout.engines.compiled_grammars import compile_grammar
 from quintet.sandbox.json_lines import LineBuffer, decode, encode
 from quintet.sandbox.leased_processes import LeasedProcess, LeasedProcesses
 from quintet.sandbox.seccomp import limit_resources
@@ -101,8 +102,6 @@ _TIME_SIGNALS: Final = (-signal.SIGKILL, -signal.SIGXCPU)
 
 def _try(connection: socket.socket, tokenizer: Any, request: Mapping[str, str]) -> None:
     """Compile a grammar in the child, and send the reply; never returns."""
-    from quintet.rollout.engines.grammars import compile_grammar
-
     try:
         # Rust writes a line when it aborts
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from quintet.records import StructuredOutput
+from quintet.rollout.engines.compiled_grammars import compile_grammar, grammar_error
 from quintet.rollout.engines.grammar_trials import GrammarTrials
 
 if TYPE_CHECKING:
@@ -28,15 +29,10 @@ MAX_REPETITIONS = 1 << 16
 COUNTS = frozenset({"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"})
 VALUES = frozenset({"const", "enum", "default", "examples"})
 """Keywords whose values are no schemas."""
-MAX_LEXER_FUEL = 100_000
-"""llguidance's limit on the size of regular expressions and patterns: ten times more takes several seconds."""
-MAX_LEXER_STATES = 50_000
-"""llguidance's limit on the states that a grammar gets while responses are generated, 1 to 2 KB each."""
 MAX_BYTES = 512 << 20
 """Maximum memory of the grammars that are cached or used by unfinished requests."""
 MIN_GRAMMAR_BYTES, BYTES_PER_CHARACTER = 1 << 14, 8
 """Least memory that is counted for a grammar, and for each character of its text."""
-ANY_OBJECT = '{"type": "object"}'
 PRINTABLE_ASCII = range(0x20, 0x7F)
 
 
@@ -162,26 +158,6 @@ class GrammarCompiler:
         return "".join(chr(code) for code in PRINTABLE_ASCII if code not in characters)
 
 
-def compile_grammar(tokenizer: LLTokenizer, kind: str, spec: str) -> LLMatcher:
-    """Compile the structured output of a kind, see `StructuredOutput`.
-
-    Raises:
-        ValueError: it is invalid, exceeds a limit of llguidance, or no text of the vocabulary conforms.
-    """
-    from llguidance import LLMatcher, LLParserLimits, grammar_from
-
-    name: Any = kind if kind in ("regex", "choice") else "json_schema"
-    limits = LLParserLimits(initial_lexer_fuel=MAX_LEXER_FUEL, max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
-    matcher = LLMatcher(tokenizer, grammar_from(name, spec or ANY_OBJECT), log_level=0, limits=limits)
-    if matcher.is_error():
-        raise ValueError(f"{kind}: {matcher.get_error().strip()}")
-    # the first mask takes the longest, and detects that there is no first token
-    matcher.compute_bitmask()
-    if matcher.is_error():
-        raise ValueError(f"{kind}: {_cause(matcher)}")
-    return matcher
-
-
 def _check_counts(spec: str) -> None:
     """
     Raises:
@@ -225,14 +201,8 @@ class TokenMatcher:
         allowed[[token for token in self._eos_tokens if token < len(allowed)]] = False
         allowed[[token for token in self._stop_token_ids if token < len(allowed)]] = self.matcher.is_accepting()
         if self.matcher.is_error() or not allowed.any():
-            self.error = _cause(self.matcher)
+            self.error = grammar_error(self.matcher)
             allowed[:] = True
-
-
-def _cause(matcher: LLMatcher) -> str:
-    """Why no token may follow."""
-    error = matcher.get_error().partition("\n")[0]
-    return error if error and "NoExtension" not in error else "no text of the tokenizer's vocabulary conforms"
 
 
 def allowed_tokens(matchers: Sequence[TokenMatcher], vocab_size: int) -> npt.NDArray[np.bool_]:

@@ -223,6 +223,6 @@ def test_unfinished_images_of_a_client_are_limited(client: Client, monkeypatch: 
     monkeypatch.undo()
     client.ask(CHAT, body)
     deadline = time.monotonic() + 10  # the request ends after its answer is sent
-    while client.handler._image_bytes.total() and time.monotonic() < deadline:
+    while client.handler._unfinished._image_bytes.total() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert client.handler._image_bytes.total() == 0
+    assert client.handler._unfinished._image_bytes.total() == 0

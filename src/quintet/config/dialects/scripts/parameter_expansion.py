@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
 from quintet.config.dialects.scripts.arithmetic import UnknownOperand
+from quintet.config.dialects.scripts.conditions import Status
 from quintet.config.dialects.scripts.patterns import (
     EMPTY_ITEM,
     ITEM_SEPARATOR,
@@ -20,11 +21,9 @@ from quintet.config.dialects.scripts.variables import (
     PROMPTED,
     SET_BY_BASH,
     SparseArray,
+    Variables,
     subscripts_of,
 )
-
-if TYPE_CHECKING:
-    from quintet.config.dialects.scripts.word_reader import WordReader
 
 Value = TypeVar("Value", str, tuple[str, ...])
 
@@ -38,10 +37,42 @@ MAX_MATCHED = 1 << 12
 UNSUPPORTED = "can only be evaluated by a shell"
 
 
+class ExpandingReader(Protocol):
+    """Reader of words, as the expansion of a parameter needs it."""
+
+    text: str
+    position: int
+    variables: Variables
+    status: Status
+    """Status of the last command."""
+    skipped: int
+    """Above 0 in text that bash does not expand."""
+    assumptions: list[str]
+
+    @property
+    def line(self) -> int:
+        """Line of the position in the script."""
+
+    def end(self, reason: str) -> None:
+        """End the script for a reason."""
+
+    def tilde(self) -> str:
+        """Read a tilde at the position."""
+
+    def parts_until(self, closing: str, opening: str, *, quoted: bool, separator: str = "") -> str:
+        """Read and expand the text until a token."""
+
+    def expand(self, text: str) -> str:
+        """Expand another text."""
+
+    def evaluate(self, expression: str, source: str) -> int | str:
+        """Evaluate an arithmetic expression."""
+
+
 class ParameterExpansion:
     """Expands parameters for a reader."""
 
-    def __init__(self, reader: WordReader) -> None:
+    def __init__(self, reader: ExpandingReader) -> None:
         self.reader, self.variables = reader, reader.variables
 
     def operand(self, name: str) -> str:
