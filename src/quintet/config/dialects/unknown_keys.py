@@ -88,7 +88,9 @@ def unknown_keys(
             reason, suggestion = names.judge(key, is_appended=any(is_inside(key, name) for name in appended))
         return UnknownKey(key, values.source(key), reason, values.dialect.name, suggestion, of_trainer.get(key, ""))
 
-    return [describe(key) for key in keys]
+    # with the defaults of its own file, a fork does what its authors call its framework
+    by_default = frozenset() if written is None else written.evidence.own_keys
+    return [key for key in map(describe, keys) if not (key.reason is UnknownReason.FORK and key.key in by_default)]
 
 
 @dataclass(frozen=True)
