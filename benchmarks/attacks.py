@@ -11,16 +11,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
-import platform
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from machine import commit, processor_name
+from machine import machine
 
 RESULT = Path(__file__).parent / "results" / "attacks.json"
 PARTS: Mapping[str, int] = {
@@ -50,14 +47,10 @@ def faults(result: object) -> Iterator[tuple[str, int]]:
 
 def measure(name: str, scale: float, seed: int) -> dict[str, Any]:
     """Run a part, and return its counts with the machine and the time."""
-    started, count = time.perf_counter(), max(1, round(PARTS[name] * scale))
+    description, started, count = machine(), time.perf_counter(), max(1, round(PARTS[name] * scale))
     counts = importlib.import_module(f"attack_{name}").run(count, seed)
     return {
-        "date": datetime.now(UTC).date().isoformat(),
-        "commit": commit(),
-        "processor": processor_name(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
+        "machine": description,
         "attacks": count,
         "seed": seed,
         "seconds": round(time.perf_counter() - started, 1),

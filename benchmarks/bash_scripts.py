@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import re
 import subprocess
 import sys
@@ -29,14 +27,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests/support"))
 from bash_script_generator import ScriptGenerator
 
 from bash_scripts import ScriptComparison
+from machine import machine
 
 PLACE = re.compile(r"\S*run\.sh:\d+:? ?|\(?line \d+\)?|data\.\w+ ")
-
-
-def processor() -> str:
-    """Return the name of the processor."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
 
 
 def bash_version() -> str:
@@ -68,8 +61,7 @@ def main() -> None:
             elif result.result == "different" and arguments.show:
                 print(f"{'=' * 40} {words}\n{script}\nbash: {result.bash}\nreader: {result.reader}")
     table = {
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": {"processor": processor(), "cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1)},
+        "machine": machine(),
         "bash": bash_version(),
         "scripts": arguments.count,
         "scripts_in_which_bash_trains": trained,

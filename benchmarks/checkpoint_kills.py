@@ -24,7 +24,6 @@ import hashlib
 import importlib
 import json
 import os
-import platform
 import random
 import shutil
 import signal
@@ -43,6 +42,7 @@ from typing import Any
 
 import psutil
 
+from machine import machine
 from quintet.cli.train import run as train
 from quintet.policies.tiny_models import Preset, build_model, train_tokenizer
 from quintet.tracking.metrics import without_timing
@@ -413,10 +413,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()}
+    description = machine()
 
     def save(results: dict[str, Any]) -> None:
-        text = json.dumps({"machine": machine, "seed": arguments.seed, **results}, indent=1) + "\n"
+        text = json.dumps({"machine": description, "seed": arguments.seed, **results}, indent=1) + "\n"
         (arguments.out.write_text if arguments.out else sys.stderr.write)(text)
 
     sys.exit(1 if failures(run(arguments.count, arguments.seed, save)) else 0)

@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from machine import machine
+
 PROMPT, RESPONSE, ROUNDS, CALLS = 100, 64, 3, 200
 SIZES = {"3 M": (192, 6), "25 M": (512, 8)}
 """Hidden size and layers of the policies."""
@@ -116,7 +118,7 @@ def main() -> None:
     if options.policy:
         measure_rank(options.policy)
         return
-    result: dict[str, Any] = {"machine": {"cores": os.cpu_count()}}
+    result: dict[str, Any] = {"machine": machine()}
     for name, (hidden, layers) in SIZES.items():
         with tempfile.TemporaryDirectory() as directory:
             create_policy(Path(directory), hidden, layers)

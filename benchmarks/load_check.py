@@ -15,14 +15,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from machine import processor_name
+from machine import machine
 from quintet.policies.attention import register_attention
 from quintet.policies.inference_decoder import InferenceDecoder
 from quintet.policies.model_check import check_model
@@ -93,10 +92,7 @@ def main() -> int:
         print(json.dumps(measure_once(int(sys.argv[1]))))
         return 0
     result = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "processor": processor_name(),
-        "cores": os.cpu_count(),
-        "torch": torch.__version__,
+        "machine": machine(),
         "runs": RUNS,
         "seconds": {f"{threads} threads": measure(threads) for threads in (1, 2)},
     }

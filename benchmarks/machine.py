@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
+
+
+def machine() -> dict[str, Any]:
+    """Return date, commit, processor, versions, and the load (processes that want to run) before the measurement."""
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": commit(),
+        "processor": processor_name(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "transformers": version("transformers"),
+        "load_before": round(os.getloadavg()[0], 1),
+    }
 
 
 def processor_name() -> str:

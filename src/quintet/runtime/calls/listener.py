@@ -59,7 +59,7 @@ class ControllerAddress:
 
     @property
     def host_and_port(self) -> Address:
-        """Where workers connect."""
+        """The address to which workers connect."""
         return self.host, self.port
 
     @classmethod

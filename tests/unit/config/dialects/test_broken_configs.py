@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -358,3 +360,21 @@ def test_a_link_in_a_directory_of_configurations_does_not_read_files_elsewhere(t
         read_merged(directory / "run.yaml", ())
     assert "outside the directories that were named" in str(error.value)
     assert "the-secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        f"[[ {'a' * 60}! =~ ^(a+)+$ ]]",
+        f"[[ {'a' * 2000}! == {'*a' * 9}b ]]",
+        f"[[ -n ${{X%%{'*a' * 9}b}} ]]",
+        f"[[ -n ${{X//{'*a' * 9}b/c}} ]]",
+    ],
+)
+def test_a_pattern_of_a_script_is_matched_in_bounded_time(tmp_path: Path, condition: str) -> None:
+    script = tmp_path / "run.sh"
+    start = "python3 -m verl.trainer.main_ppo data.train_batch_size=$BS"
+    script.write_text(f"X={'a' * 2000}\nBS=1\n{condition} && BS=2\n{start}\n")
+    code = "import sys; from quintet.config.dialects.scripts.run_script import read_run_script as read; "
+    code += "from pathlib import Path; read(Path(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", code, str(script)], timeout=30, check=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from quintet.config.dialects.scripts.conditions import Status, all_of, any_of, negated
-from quintet.config.dialects.scripts.patterns import matches, unprotected
+from quintet.config.dialects.scripts.patterns import is_quick, matches, unprotected
 from quintet.config.dialects.scripts.variables import CALL_ARGUMENT, DIRECTORY, MARKER, NOT_SET
 from quintet.config.dialects.scripts.word_reader import Word, WordReader
 from quintet.errors import ConfigError
@@ -202,6 +202,8 @@ class ConditionalExpressions:
             if MARKER.search(left_text + pattern) or not REGULAR_EXPRESSION.fullmatch(pattern):
                 return None
             expression = re.sub("[\ue100-\ue17f]", lambda part: re.escape(unprotected(part[0])), pattern)
+            if not is_quick(expression, left_text, searched=True):
+                return None
             try:
                 return re.search(expression, left_text) is not None
             except re.error:

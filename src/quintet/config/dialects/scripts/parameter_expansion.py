@@ -13,6 +13,7 @@ from quintet.config.dialects.scripts.patterns import (
     ITEM_SEPARATOR,
     REPLACEMENT,
     expression_of,
+    is_quick,
     unprotected,
 )
 from quintet.config.dialects.scripts.variables import (
@@ -32,8 +33,6 @@ BRACED_PARAMETER = re.compile(
     r"(?P<operator>:?[-+?=]|//?|,,?|\^\^?|##?|%%?|@|:)?"
 )
 ALL_ITEMS = ("[@]", "[*]")
-MAX_MATCHED = 1 << 12
-"""Characters of a value that a pattern is matched with, at most."""
 UNSUPPORTED = "can only be evaluated by a shell"
 
 
@@ -327,7 +326,7 @@ def _replaced(value: str, operation: str, argument: str) -> str | None:
     old, _, new = argument.partition(REPLACEMENT)
     anchor = old[:1] if old[:1] in "#%" and len(operation) == 1 else ""
     expression = expression_of(old[len(anchor) :])
-    if expression is None or len(value) > MAX_MATCHED or "&" in new or "\\" in new or not old:
+    if expression is None or not is_quick(expression, value, searched=True) or "&" in new or "\\" in new or not old:
         return None
     if anchor:
         expression = rf"\A(?:{expression})" if anchor == "#" else rf"(?:{expression})\Z"
@@ -341,7 +340,7 @@ def _replaced(value: str, operation: str, argument: str) -> str | None:
 def _without(value: str, operation: str, pattern: str) -> str | None:
     """Return a value without its shortest or, if the sign is doubled, longest prefix or suffix that matches."""
     expression = expression_of(pattern)
-    if len(value) > MAX_MATCHED or expression is None:
+    if expression is None or not is_quick(expression, value, searched=True):
         return None
     matcher = re.compile(expression, re.DOTALL)
     lengths: Sequence[int] = range(len(value) + 1)

@@ -23,6 +23,9 @@ BRACKET = re.compile(r"\[(?P<negated>[!^]?)(?P<content>\]?(?:\[:\w+:\]|[^\]])*)\
 RANGE = re.compile(r"[0-9]-[0-9]|[a-z]-[a-z]|[A-Z]-[A-Z]")
 MAX_MATCHED = 1 << 12
 """Characters of a text that is matched with a pattern, at most."""
+MAX_STEPS = 1 << 22
+"""Steps in which Python must match a pattern, at most."""
+REPETITION, REPEATED_GROUP = re.compile(r"(?<!\\)[*+]"), re.compile(r"\)[*+?{]")
 
 
 def protected(text: str) -> str:
@@ -75,10 +78,19 @@ def _characters(content: str) -> str | None:
     return "".join(parts) or None
 
 
+def is_quick(expression: str, text: str, *, searched: bool = False) -> bool:
+    """Return whether Python matches a regular expression with a text, or searches it there, in bounded time: it tries
+    each length of each repetition, and exponentially many of a repeated group."""
+    if len(text) > MAX_MATCHED or REPEATED_GROUP.search(expression):
+        return False
+    exponent = len(REPETITION.findall(expression)) + searched
+    return bool((len(text) + 1) ** exponent <= MAX_STEPS)
+
+
 def matches(text: str, pattern: str) -> bool | None:
     """Return whether a text matches a pattern; None if only bash can tell."""
     expression = expression_of(pattern)
-    if expression is None or len(text) > MAX_MATCHED:
+    if expression is None or not is_quick(expression, text):
         return None
     return re.fullmatch(expression, text, re.DOTALL) is not None
 

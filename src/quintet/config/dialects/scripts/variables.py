@@ -160,7 +160,7 @@ def array_of(items: Mapping[str, str], *, is_associative: bool) -> tuple[str, ..
 
 @dataclass(frozen=True, slots=True)
 class ShellState:
-    """What commands of a shell may change, at one point."""
+    """Variables, attributes and options of a shell at one point of a script, which its commands may change."""
 
     values: dict[str, tuple[str, ...]]
     attributes: dict[str, str]
