@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from quintet.cli.configuration import inspect_config, load_config
+from quintet.cli import explain
+from quintet.cli.configuration import inspect_config, load_config, states_of_run
+from quintet.config.key_states import State
 from quintet.errors import ConfigError
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -100,6 +102,19 @@ def test_unknown_keys_warn_leaves_out_every_unknown_key(tmp_path: Path) -> None:
     for key in (f"{ROLLOUT}.n_agent", "data.train_batch_sise", "trainer.zebra"):
         assert sum(f"{key} (" in remark for remark in left_out) == 1
     assert inspected.composed.experiment.training.groups_per_step == 32
+
+
+def test_a_key_of_a_fork_is_counted_as_waiting_and_explained_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkout(tmp_path)
+    config = script(tmp_path, f"{ROLLOUT}.n_agent=5")
+    states = {each.setting.key: each.state for each in states_of_run(config, [], None)}
+    assert states[f"{ROLLOUT}.n_agent"] is State.WAITS
+    explain.run([config, f"{ROLLOUT}.n_agent"], None, every=False, metrics=False, as_json=False)
+    shown = capsys.readouterr().out
+    assert f"{ROLLOUT}.n_agent = 5  ({config}:2)\n  state    waits for a capability: " in shown
+    assert "key of this fork" in shown
 
 
 def test_a_feature_of_a_fork_that_is_turned_off_does_not_wait(tmp_path: Path) -> None:

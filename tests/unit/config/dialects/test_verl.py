@@ -242,7 +242,7 @@ OF_EVALUATION: list[Row] = [
     ("custom_reward_function.name", "mine", None, "evaluation.function", "rules.py:mine"),
 ]
 OF_AN_SFT_RUN: list[Row] = [
-    ("data.prompt_dict_keys", ["question"], "question", "data.prompt_key", "prompt.question"),
+    ("data.prompt_dict_keys", ["question"], "question", "data.prompt_key", "question.question"),
     ("data.response_key", "answer", 1, "data.response_key", "answer"),
     ("data.response_dict_keys", ["text"], 1, "data.response_key", "answer.text"),
     ("data.multiturn.enable", True, 1, "data.messages_key", "messages"),
