@@ -44,7 +44,7 @@ LAYERS_WITHIN: Mapping[str, list[tuple[str, ...]]] = {
         ("yaml_writer",),
         ("plan",),
         ("checks",),
-        ("fit",),
+        ("fit", "key_states"),
         ("dialects", "translate", "validation"),
         ("compose",),
     ],

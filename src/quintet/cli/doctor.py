@@ -18,8 +18,6 @@ from quintet import __version__, hardware
 from quintet.cli.engine_checks import check_engine
 from quintet.cli.plan_table import numbers_table, page, section
 from quintet.config.capabilities import Requires
-from quintet.config.native.learners import ShardingConfig
-from quintet.config.native.placement import PlacementConfig
 from quintet.config.native.section import Section
 from quintet.config.native.tracking import TrackingConfig
 from quintet.config.plan.memory import format_bytes
@@ -136,10 +134,10 @@ def _abilities(machine: Machine) -> Iterator[Ability]:
         yield Ability("engine", entry.name, READY if ready else NEEDS, note)
     yield _kernels()
     yield Ability("learner", "in process", READY, "one device")
-    yield _external("learner", "fsdp", None, _requirement(ShardingConfig, "group_size", 2), machine, devices=2)
+    yield _external("learner", "fsdp", None, machine, devices=2)
     yield _megatron()
     yield Ability("runtime", "in process", READY, "one machine, one process")
-    yield _external("runtime", "ray", "ray", _requirement(PlacementConfig, "nodes", 2), machine, devices=0)
+    yield _external("runtime", "ray", "ray", machine, devices=0)
     yield from _registered("logger", LOGGERS)
     mark = _mark(TrackingConfig, "loggers")
     for name in (mark.unsupported or ()) if mark else ():
@@ -181,23 +179,15 @@ def _unsupported_envs(registry: Registry[Any]) -> Iterator[Ability]:
             yield Ability("env", key.choice[1], NOT_YET, f"requires {key.requires}, not supported yet")
 
 
-def _external(
-    kind: str, name: str, package: str | None, requires: str | None, machine: Machine, *, devices: int = 1
-) -> Ability:
+def _external(kind: str, name: str, package: str | None, machine: Machine, *, devices: int = 1) -> Ability:
     """Return the state of an ability that needs a package or a number of devices."""
-    missing = [f"pip install {package}"] if package and hardware.package_version(package) is None else []
+    version = hardware.package_version(package) if package else None
+    missing = [f"pip install {package}"] if package and version is None else []
     if len(machine.devices) < devices:
         missing.append("an accelerator" if devices == 1 else f"{devices} accelerators")
-    needs = f"needs {' and '.join(missing)}" if missing else ""
-    if requires is not None:
-        return Ability(kind, name, NOT_YET, "; ".join(filter(None, [f"requires {requires}, not supported yet", needs])))
-    return Ability(kind, name, NEEDS if missing else READY, needs)
-
-
-def _requirement(section: type[Section], field: str, value: object) -> str | None:
-    """Return the missing capability that a value of a field requires."""
-    mark = _mark(section, field)
-    return str(mark.capability) if mark is not None and mark.applies_to(value) else None
+    if missing:
+        return Ability(kind, name, NEEDS, f"needs {' and '.join(missing)}")
+    return Ability(kind, name, READY, f"{package} {version}" if package else "")
 
 
 def _mark(section: type[Section], field: str) -> Requires | None:

@@ -17,15 +17,19 @@ from quintet.cli.options import (
     EvalOptions,
     FitOptions,
     GenerateOptions,
+    IgnoreForkKeys,
     MaxRestarts,
     Overrides,
     RayAddress,
+    Release,
     RunOptions,
     ServeEnvsOptions,
     ServeOptions,
     UnknownKeys,
     split,
+    unknown_key_policy,
     with_options,
+    with_release,
 )
 from quintet.cli.ranks import silence_other_ranks
 from quintet.cli.terminal_output import show_control_characters
@@ -54,9 +58,11 @@ def _start(command: Literal["train", "sft", "generate"], source: ConfigSource, o
         from quintet.cli import ray_launch
 
         restarts = options.max_restarts
-        raise typer.Exit(ray_launch.run(command, options.ray, *source, options.dialect, options.unknown_keys, restarts))
+        raise typer.Exit(
+            ray_launch.run(command, options.ray, *source, options.source_format, options.unknown_key_policy, restarts)
+        )
     module = importlib.import_module(f"quintet.cli.{command}")
-    raise typer.Exit(module.run(*source, options.dialect, options.unknown_keys))
+    raise typer.Exit(module.run(*source, options.source_format, options.unknown_key_policy))
 
 
 @app.command()
@@ -144,13 +150,16 @@ def evaluate(
     *,
     options: EvalOptions,
     dialect: DialectName = None,
+    release: Release = None,
     unknown_keys: UnknownKeys = "refuse",
+    ignore_fork_keys: IgnoreForkKeys = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Score stored answers, or generate and score answers of a model or an endpoint."""
     from quintet.cli.evaluate import run
 
-    raise typer.Exit(run(*split(target, overrides), dialect, unknown_keys, options, as_json=as_json))
+    policy = unknown_key_policy(unknown_keys, ignore_fork_keys)
+    raise typer.Exit(run(*split(target, overrides), with_release(dialect, release), policy, options, as_json=as_json))
 
 
 @app.command()
@@ -167,7 +176,9 @@ def generate(
     *,
     options: GenerateOptions,
     dialect: DialectName = None,
+    release: Release = None,
     unknown_keys: UnknownKeys = "refuse",
+    ignore_fork_keys: IgnoreForkKeys = False,
     ray: RayAddress = None,
     max_restarts: MaxRestarts = 3,
 ) -> None:
@@ -175,7 +186,7 @@ def generate(
     from quintet.cli.generate import as_config
 
     source = as_config(*split(target, overrides), dialect, options)
-    _start("generate", source, RunOptions(dialect, unknown_keys, ray, max_restarts))
+    _start("generate", source, RunOptions(dialect, release, unknown_keys, ignore_fork_keys, ray, max_restarts))
 
 
 @app.command()
@@ -225,13 +236,19 @@ def plan(
     config: Config = None,
     overrides: Overrides = None,
     dialect: DialectName = None,
+    release: Release = None,
     unknown_keys: UnknownKeys = "refuse",
+    ignore_fork_keys: IgnoreForkKeys = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    only_keys: Annotated[
+        bool, typer.Option("--keys", help="List each key that is set: its value, source, native keys, and state.")
+    ] = False,
     *,
     options: FitOptions,
 ) -> None:
     """Check a configuration and show its batches, updates, devices and memory without running it."""
-    source = (*split(config, overrides), dialect, unknown_keys)
+    policy = unknown_key_policy(unknown_keys, ignore_fork_keys)
+    source = (*split(config, overrides), with_release(dialect, release), policy)
     if options.fit:
         from quintet.cli import plan_fit
 
@@ -240,7 +257,7 @@ def plan(
         options.refuse_without_fit()
         from quintet.cli import plan
 
-        plan.run(*source, as_json=as_json, device_memory=options.device_memory)
+        plan.run(*source, as_json=as_json, only_keys=only_keys, device_memory=options.device_memory)
 
 
 @app.command()
@@ -281,12 +298,15 @@ def translate(
         str | None, typer.Option("-o", "--output", metavar="FILE", help="Output file (default: stdout).")
     ] = None,
     dialect: DialectName = None,
+    release: Release = None,
     unknown_keys: UnknownKeys = "refuse",
+    ignore_fork_keys: IgnoreForkKeys = False,
 ) -> None:
     """Translate a configuration to another framework's format."""
     from quintet.cli.translate import run
 
-    run(*split(config, overrides), dialect, unknown_keys, to=to, output=output)
+    policy = unknown_key_policy(unknown_keys, ignore_fork_keys)
+    run(*split(config, overrides), with_release(dialect, release), policy, to=to, output=output)
 
 
 @app.command()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from quintet.config.checks.unused_keys import unused_keys
+from quintet.config.checks.unread_keys import is_default, unread_reasons
 from quintet.config.compose import load_experiment
 from quintet.config.composed import ComposedConfig
 from quintet.config.dialects.composition.foreign_config import config_from_tree
@@ -64,10 +64,10 @@ def _is_valid(experiment: Experiment, changes: Mapping[str, Value]) -> bool:
     for key, value in changes.items():
         set_value(tree, key, value)
     try:
-        values = flatten(Experiment.model_validate(tree).model_dump())
+        reason_of = unread_reasons(Experiment.model_validate(tree))
     except ValidationError:
         return False
-    return not any(unused_keys(values, {key: "suggestion" if key in changes else "default" for key in values}))
+    return not any(reason_of(key) and not is_default(key, value) for key, value in changes.items())
 
 
 def read_config(path: Path) -> ComposedConfig | None:

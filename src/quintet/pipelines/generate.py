@@ -63,6 +63,7 @@ def generate(composed: ComposedConfig, console: Console, controller: Controller 
     directory = RunDirectory.create_for(composed)
     with directory.lock(), stop_on_signals(controller.check_alive) as stop, ExitStack() as resources:
         directory.write_text(CONFIG, dump_config(composed))
+        directory.write_keys(composed)
         directory.write_state("running")
         progress = RecordedProgress(build_progress(console), directory.progress)
         prompts = _open_prompts(config, data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +24,6 @@ from quintet.policies.vision.image_processing import ImageProcessor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
-
-logger = logging.getLogger(__name__)
 
 ROUTER_LOSS_KEYS = ("router_aux_loss_coef", "output_router_logits")
 """Settings of the load-balancing loss of mixture-of-experts models.
@@ -155,13 +152,8 @@ def _load_config(directory: str | Path, overrides: Mapping[str, Any], *, trust_r
     return config
 
 
-def load_tokenizer(
-    directory: str | Path, *, trust_remote_code: bool = False, fast: bool = True
-) -> PreTrainedTokenizerFast:
+def load_tokenizer(directory: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerFast:
     """Load the tokenizer of a model directory.
-
-    transformers 5 has one implementation of each tokenizer, mostly in Rust; if `fast` is false and only the Rust
-    implementation exists, that is logged.
 
     Raises:
         MachineError: the directory has no tokenizer that transformers can load.
@@ -169,19 +161,14 @@ def load_tokenizer(
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
+        return AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise MachineError(f"cannot load a tokenizer from {directory}: {error}") from error
-    if not fast and tokenizer.is_fast:
-        logger.info("policy.fast_tokenizer = false has no effect: the tokenizer at %s exists only in Rust", directory)
-    return tokenizer
 
 
 def load_policy_tokenizer(config: PolicyConfig, directory: str | Path) -> PreTrainedTokenizerFast:
     """Load the configured tokenizer, by default that of the model at `directory`; raises as `load_tokenizer` does."""
-    return load_tokenizer(
-        config.tokenizer or directory, trust_remote_code=config.runs_tokenizer_code, fast=config.fast_tokenizer
-    )
+    return load_tokenizer(config.tokenizer or directory, trust_remote_code=config.runs_tokenizer_code)
 
 
 def enable_activation_checkpointing(model: PreTrainedModel, key: str = "actor.gradient_checkpointing") -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from quintet.config.composed import ComposedConfig
+from quintet.config.key_states import key_states
 from quintet.config.native.experiment import Experiment
 from quintet.contained_files import check_entries, read_contained
 from quintet.errors import MachineError
@@ -51,6 +52,11 @@ class RunDirectory:
     def config(self) -> Path:
         """Resolved configuration with the source of each value."""
         return self.path / "config.yaml"
+
+    @property
+    def keys(self) -> Path:
+        """Keys that the user set, with their states."""
+        return self.path / "keys.json"
 
     @property
     def metrics(self) -> Path:
@@ -136,7 +142,7 @@ class RunDirectory:
             before = (self.policy, self.warm_start_checkpoints, self.warm_start)
             folders = ("trajectories", "images", "pictures", "videos", "profile")
             after = (self.tensorboard, self.checkpoints, *(self.path / name for name in folders))
-            files = (self.metrics, self.report, self.state, self.config, self.progress)
+            files = (self.metrics, self.report, self.state, self.config, self.keys, self.progress)
             for path in (*after, *files, *(() if keep_warm_start else before)):
                 if path.is_dir():
                     shutil.rmtree(path)
@@ -150,6 +156,15 @@ class RunDirectory:
             MachineError: The file cannot be written.
         """
         write_atomic(self.path / name, text.encode())
+
+    def write_keys(self, composed: ComposedConfig) -> None:
+        """Write the state of each key that the user set.
+
+        Raises:
+            MachineError: The file cannot be written.
+        """
+        states = [each.to_json() for each in key_states(composed)]
+        self.write_text(self.keys.name, json.dumps(states, indent=1, default=str) + "\n")
 
     def write_state(self, status: Literal["running", "finished"], **details: Any) -> None:
         """Write the run state: `status` and further JSON values."""

@@ -109,7 +109,7 @@ class PolicyConfig(Section):
     tokenizer: str | None = None
     """Directory of the tokenizer; null uses the model directory."""
     fast_tokenizer: bool = True
-    """Use the Rust tokenizer, not the Python one, if both exist; transformers 5 has one of each."""
+    """Use the Rust tokenizer. Has no effect: transformers 5 has one implementation of each tokenizer."""
     trust_tokenizer_code: AllowsCode = False
     """Run Python code from the tokenizer directory."""
     overrides: Annotated[dict[str, Any], Field(default_factory=dict)]

@@ -323,14 +323,14 @@ def test_a_word_for_a_number_is_a_type_error_in_every_dialect(dialect: str, tmp_
 
 
 @pytest.mark.parametrize("dialect", EIGHT)
-def test_a_new_key_is_as_unknown_with_a_plus(dialect: str, tmp_path: Path) -> None:
+def test_a_typo_is_one_with_a_plus_and_a_key_that_is_new_waits(dialect: str, tmp_path: Path) -> None:
     key, rest = EIGHT[dialect]
     path = tmp_path / "main.yaml"
     path.write_text(rest)
     with pytest.raises(ConfigError) as error:
-        convert(compose_config(path, [f"+{key}s=1", "+newkey=1"]), DIALECTS[dialect])
+        convert(compose_config(path, [f"+{key}s=1", "+newkey=1"]), DIALECTS[dialect], to_run=True)
     assert f"unknown key {key}s (command line) looks like a typo; did you mean {key}?" in str(error.value)
-    assert "unknown key newkey (command line)" in str(error.value)
+    assert "newkey = 1 (command line) waits: key of a fork" in str(error.value)
 
 
 def test_a_native_file_is_nobody_elses(tmp_path: Path) -> None:

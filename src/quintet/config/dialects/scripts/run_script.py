@@ -10,10 +10,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
-from typing import Any
 
+from quintet.config.dialects.composition.checkout import is_trainer_file, trainer_files
 from quintet.config.dialects.ragen.dialect import EARLY_ENV
 from quintet.config.dialects.registry import DIALECTS, FRAMEWORK_FILES, detect
+from quintet.config.dialects.releases import is_switch
+from quintet.config.dialects.scripts.config_files import ConfigFiles
 from quintet.config.dialects.scripts.override_list import (
     as_overrides,
     is_override_list,
@@ -54,6 +56,7 @@ CONFIG_OPTIONS = {
     **dict.fromkeys(("--config-name", "-cn", "--config_name"), "name"),
     "--config": "file",
 }
+CONFIG_KEYS = ("name", "path")
 OVERRIDE = re.compile(r"(\+{0,2}|~)([^\s=~+'\"][^\s='\"]*)=(.*)|~[^\s=]+", re.DOTALL)
 CALL = re.compile(r"(?P<name>.+?):(?P<line>\d{1,9})(?::(?P<iteration>\d{1,9}))?")
 """`train_all.sh:12` or `sweep.sh:12:3`."""
@@ -100,6 +103,12 @@ class RunScript:
     """What is assumed where it is not known whether the script trains."""
     takes_arguments: bool = False
     """Whether it is a script, which positional arguments can be passed to."""
+    module: str = ""
+    """Module of the trainer that it starts."""
+    is_frameworks_file: bool = False
+    """Whether the configuration file is the framework's own, in a checkout."""
+    trainer_files: tuple[Path, ...] = ()
+    """Files that the trainer has in the checkout around the script."""
 
     def with_overrides(self, overrides: Sequence[str]) -> list[str]:
         """Return the script's overrides and then those of the command line.
@@ -135,7 +144,8 @@ def read_run_script(
         MachineError: the file is missing or cannot be read.
     """
     if path.suffix in YAML:
-        return _over_base(path) or _evaluation(path) or RunScript(path)
+        own = (path,) if path.is_file() and is_trainer_file(path) else ()
+        return _over_base(path) or _evaluation(path) or RunScript(path, trainer_files=own)
     path, selected = _path_and_call(path)
     text = cleaned(read_text(path))
     if path.suffix not in SHELL and is_override_list(text):
@@ -217,7 +227,19 @@ def _read_script(
         f"{re.sub('^line ', f'{path}:', place)}: {reason}; the variables that it sets are not known"
         for place, reason in variables.unread.items()
     ]
-    return replace(run_script, remarks=(*remarks, *run_script.remarks), conditions=call.conditions)
+    config = run_script.config
+    own = trainer_files(call.module, call.path or path, config)
+    is_frameworks_file = config in own and not call.module.endswith(".py")
+    if is_frameworks_file and config is not None and config.resolve() != own[0].resolve():
+        is_frameworks_file = config.stem in FRAMEWORK_FILES
+    remarks = [*call.remarks, *remarks, *run_script.remarks]
+    return replace(
+        run_script,
+        remarks=tuple(remarks),
+        conditions=call.conditions,
+        trainer_files=own,
+        is_frameworks_file=is_frameworks_file,
+    )
 
 
 def _yaml_path_option(commands: Sequence[ScriptCommand]) -> Argument | None:
@@ -269,6 +291,7 @@ class _TrainerArguments:
         self.remarks: list[str] = []
         self.env_file: Path | None = None
         """File of the environment that early RAGEN's trainer takes by its name."""
+        self.files = ConfigFiles(path, call)
         self.options, words = _split_options(call.words, CONFIG_OPTIONS)
         for word in words:
             self._add_override(word)
@@ -285,7 +308,7 @@ class _TrainerArguments:
         if config is None:
             self.overrides = [*self._without_choices()]
         beneath = self._framework_overrides() if config is None else []
-        beneath += as_overrides(self._program_file()[1], lambda _: self.call.source)
+        beneath += as_overrides(self.files.keys, lambda _: self.call.source)
         if self.env_file is not None:
             lines: dict[str, str] = {}
             beneath += as_overrides(read_file(self.env_file, lines), lines.__getitem__)
@@ -305,9 +328,9 @@ class _TrainerArguments:
             if self.call.path is None and self.call.line < first <= last_line + 2
         )
         environment = self.call.exports
-        return RunScript(
-            config, *overrides, self.call.dialect, tuple(self.missing), environment, (*remarks, *self.remarks)
-        )
+        missing, module = tuple(self.missing), self.call.module
+        remarks = (*remarks, *self.remarks)
+        return RunScript(config, *overrides, self.call.dialect, missing, environment, remarks, module=module)
 
     def _over_file(self) -> RunScript:
         """Return the overrides of an evaluation over those of its file."""
@@ -345,6 +368,11 @@ class _TrainerArguments:
             reason = f"{unknown} ({unknown.place})"
             if "=" not in word.text or self.variables.find_unknown(key) is not None:
                 raise script_error(source, reason, unknown_value_hint(unknown, self.variables.script))
+            is_unset = bool(unknown.variable) and MARKER.fullmatch(word.text.partition("=")[2]) is not None
+            if is_unset and is_switch(DIALECTS[self.call.dialect], key):
+                self.overrides.append((f"{key}=false", source))
+                self.remarks.append(f"{source}: {reason}: {key} is empty for a shell, and false")
+                return
             self.missing.append(MissingValue(key, source, reason, unknown.variable))
         elif OVERRIDE.fullmatch(word.text):
             self.overrides.append((word.text, source))
@@ -379,37 +407,29 @@ class _TrainerArguments:
     def _config_file(self) -> Path | None:
         """Return the file that `--config-name` names, or that the trainer uses without it; None for one that comes with
         the framework."""
-        default = PurePath(self._program_file()[0])
-        if "name" not in self.options and not default.name:
-            return None
-        name = self._option_text(self.options["name"]) if "name" in self.options else default.name
-        name = name if name.endswith(YAML) else f"{name}.yaml"
-        directory = self._option_text(self.options["path"]) if "path" in self.options else str(default.parent)
-        is_program = self.call.module.endswith(".py")
-        program = Path(self.call.module if is_program else self.call.module.replace(".", "/")).parent
-        roots = [self.path.parent, Path(), program, self.path.parent.parent]
-        directories = [root / directory for root in roots]
-        if "path" not in self.options and not is_program:  # a module's directory, if it names no other
-            directories.append(program / "config")
-        files = [Path(os.path.normpath(each / name)) for each in directories]
+        name, directory = (self._option_text(each) if (each := self.options.get(key)) else None for key in CONFIG_KEYS)
+        files = self.files.candidates(name, directory)
         existing = next((file for file in files if file.is_file()), None)
-        if existing is None and "name" in self.options and Path(name).stem not in FRAMEWORK_FILES:
+        if existing is not None:
+            return existing
+        if directory is not None and not self.files.has_directory(directory):
+            hint = "check --config-path; Hydra takes a relative one from the directory of the trainer"
+            raise script_error(
+                self._source(self.options["path"]), f"there is no directory {directory}", hint, directory
+            )
+        file = self.files.name(name)
+        if name is not None and PurePath(file).stem not in FRAMEWORK_FILES:
             beside = [other.stem for file in files if file.parent.is_dir() for other in file.parent.glob("*.yaml")]
-            close = nearest(Path(name).stem, beside)
+            close = nearest(PurePath(file).stem, beside)
             hint = f"did you mean {close}?" if close else f"looked for {files[0]} and {files[1].absolute()}"
-            raise script_error(self._source(self.options["name"]), f"there is no {directory}/{name}", hint, name)
-        return existing
-
-    def _program_file(self) -> tuple[str, Mapping[str, Any]]:
-        """Return the file that the trainer uses by default, and the keys that it sets; see `Dialect.program_files`."""
-        module = self.call.module.removesuffix(".py").replace("/", ".")
-        files = DIALECTS[self.call.dialect].program_files
-        return files.get(module) or files.get(module.rpartition(".")[2]) or ("", {})
+            shown = self.files.directory if directory is None else directory
+            raise script_error(self._source(self.options["name"]), f"there is no {shown}/{file}", hint, file)
+        return None
 
     def _framework_overrides(self) -> list[Override]:
         """Return what a file that comes with the framework sets differently from the reference."""
         named = self.options.get("name")
-        file = Path(named.text if named else self._program_file()[0]).name
+        file = Path(named.text if named else self.files.default).name
         source = self._source(named) if named else self.call.source
         return as_overrides(FRAMEWORK_FILES.get(file.removesuffix(".yaml"), {}), lambda _: source)
 
