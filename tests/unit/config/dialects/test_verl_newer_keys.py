@@ -219,15 +219,16 @@ def test_every_loss_of_verl_is_chosen_by_its_name_with_its_own_options(tmp_path:
     assert {*mode.value_type.choices, "mine.py:loss"} == set(OF_LOSSES)
 
 
-def test_a_clip_without_sides_is_both_and_null_sides_follow_it(tmp_path: Path) -> None:
+def test_null_sides_follow_the_clip(tmp_path: Path) -> None:
     sides = {f"{ACTOR}.clip_ratio_low": None, f"{ACTOR}.clip_ratio_high": None}
-    for others in ({}, sides):
-        found = converted(tmp_path, "verl", changed(PPO, {f"{ACTOR}.clip_ratio": 0.3, **others}))
-        assert natively(found, "algorithm.loss.clip_low") == natively(found, "algorithm.loss.clip_high") == 0.3
+    found = converted(tmp_path, "verl", changed(PPO, {f"{ACTOR}.clip_ratio": 0.3, **sides}))
+    assert natively(found, "algorithm.loss.clip_low") == natively(found, "algorithm.loss.clip_high") == 0.3
 
 
-def test_sides_of_verls_own_file_hide_the_clip_and_that_is_told(tmp_path: Path) -> None:
-    sides = {f"{ACTOR}.clip_ratio_low": 0.2, f"{ACTOR}.clip_ratio_high": 0.2}
+@pytest.mark.parametrize("is_written", [True, False], ids=["in the file", "in the release"])
+def test_sides_hide_the_clip_and_the_plan_says_so(tmp_path: Path, is_written: bool) -> None:
+    """verl's own file sets both sides to 0.2, also for a file that leaves them out."""
+    sides = {f"{ACTOR}.clip_ratio_low": 0.2, f"{ACTOR}.clip_ratio_high": 0.2} if is_written else {}
     found = converted(tmp_path, "verl", changed(PPO, {f"{ACTOR}.clip_ratio": 0.3, **sides}))
     assert natively(found, "algorithm.loss.clip_high") == 0.2
     assert any("clip_ratio = 0.3" in remark and "no effect" in remark for remark in found.composed.remarks)
