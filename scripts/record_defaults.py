@@ -65,7 +65,7 @@ ENTRIES: dict[str, dict[str, tuple[str, ...]]] = {
         "ppo_trainer": ("vagen/trainer/config/ppo_trainer.yaml",),
         "vagen_multiturn": ("vagen/configs/vagen_multiturn.yaml",),
     },
-    "ragen": {"base": ("config/base.yaml",)},
+    "ragen": {"base": ("config/base.yaml",), "early": ("config/base.yaml",)},
     "roll": {
         "rlvr": ("RLVRConfig",),
         "agentic": ("AgenticConfig",),
@@ -75,6 +75,8 @@ ENTRIES: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 """Files of each configuration, of which a release has one; for ROLL, its class."""
+FORMATS = {"base": "agent_proxy.", "early": "training."}
+"""Sections that RAGEN's file has in its format of agents, and in that of early 2025."""
 PATHS = {
     "roll": ("roll/configs", "roll/pipeline"),
     "ragen": ("config",),
@@ -205,7 +207,9 @@ def file_tables(framework: str) -> Iterator[tuple[str, Table]]:
         file = next((Path(each) for each in files if Path(each).is_file()), None)
         engine = entry.partition("model_engine=")[2]
         if file is not None and (not engine or Path(VERL_CONFIG, "model_engine", f"{engine}.yaml").is_file()):
-            yield entry, hydra_table(file, entry.partition(" ")[2])
+            table = hydra_table(file, entry.partition(" ")[2])
+            if any(key.startswith(FORMATS.get(entry, "")) for key in table):
+                yield entry, table
 
 
 def release_modules(framework: str, checkout: str, revision: str) -> set[str]:

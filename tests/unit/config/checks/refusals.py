@@ -201,7 +201,11 @@ CASES: dict[tuple[str, str], Case] = {
         f"policy.vision.freeze = true ({ACTOR}.freeze_vision_tower: given.yaml:1): {NO_VISION_ENCODER}",
     ),
     ("vision_problems", RAGEN): (
-        {"model_path": "text_model", "custom_envs.SimpleSokoban.env_config.render_mode": "rgb_array"},
+        {
+            "model_path": "text_model",
+            "custom_envs.SimpleSokoban.env_config.render_mode": "rgb_array",
+            **{f"es_manager.{side}.env_configs.tags": ["SimpleSokoban"] for side in ("train", "val")},
+        },
         f"env.render = 'vision' (custom_envs.SimpleSokoban.env_config.render_mode: given.yaml:1): {NO_IMAGES}",
     ),
     ("vision_problems", VAGEN): (

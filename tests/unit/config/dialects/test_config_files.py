@@ -58,6 +58,26 @@ def test_a_script_in_a_checkout_has_other_defaults_than_the_checkout(checkout: P
     assert values.dialect.release.name == "0.4.0"
 
 
+def test_a_script_in_a_checkout_of_vagen_has_other_limits_than_the_checkout(tmp_path: Path) -> None:
+    """`vagen/trainer/main_ppo.py` of 25.6.28 has `config_path='config', config_name='ppo_trainer'`."""
+    directory = tmp_path / "fork/vagen/trainer"
+    (directory / "config").mkdir(parents=True)
+    (directory / "main_ppo.py").touch()
+    tables = load_release_tables("vagen")
+    assert tables is not None
+    table = dict(tables.table("ppo_trainer", "25.6.28")) | {"rollout_manager.max_turns": 7}
+    (directory / "config/ppo_trainer.yaml").write_text(yaml.safe_dump(unflatten(table)))
+    path = tmp_path / "fork/scripts/run.sh"
+    path.parent.mkdir()
+    path.write_text("python3 -m vagen.trainer.main_ppo env1.env_name=sokoban data.max_response_length=300\n")
+    found = read_run_script(path)
+    config = compose_config(found.config, found.words, found.places, is_frameworks_file=found.is_frameworks_file)
+    values = merge_with_reference(config, DIALECTS["vagen"])[0]
+    limits = ("rollout_manager.max_turns", "data.max_response_length", "data.max_trajectory_length")
+    assert [values[key] for key in limits] == [7, 300, 3072]
+    assert values.source("rollout_manager.max_turns").partition(":")[0].endswith("ppo_trainer.yaml")
+
+
 def test_a_script_that_is_started_in_a_checkout_has_other_defaults(
     checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,7 +120,7 @@ RAGEN = [
     ["system.n_gpus=4", "system.cuda_visible_devices='0,1,2,3'", "training.rollout_tp_size=3"],
     # runs of agents
     [*AGENTS, "ppo_mini_batch_size=30"],
-    [*AGENTS, "ppo_mini_batch_size=64"],
+    [*AGENTS, "ppo_mini_batch_size=64", "actor_rollout_ref.rollout.rollout_filter_ratio=0.25"],
     [*AGENTS, f"{R}.rollout_filter_ratio=0.01"],
     [*AGENTS, f"{R}.max_model_len=400"],
     [*AGENTS, "critic.ppo_mini_batch_size=16"],

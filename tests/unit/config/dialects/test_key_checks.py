@@ -158,7 +158,15 @@ def _file(tmp_path: Path, text: str) -> Path:
     ("dialect", "tree", "words"),
     [
         ("rlinf", {"runner": {"task_type": "math"}, "cluster": {"num_nodes": 10**11}}, "cluster.num_nodes"),
-        ("rlinf", {"runner": {"task_type": "math"}, "data": {"rollout_batch_size": 10**20 + 39}}, "n_minibatches"),
+        (
+            "rlinf",
+            {
+                "runner": {"task_type": "math"},
+                "data": {"rollout_batch_size": 10**20 + 39},
+                "algorithm": {"n_minibatches": 4},
+            },
+            "n_minibatches",
+        ),
         ("roll", {"actor_train": {"device_mapping": f"list(range(0,{10**23}))"}}, "exceeds the maximum of"),
         ("roll", {"rollout_batch_size": 10**20 + 39}, "gradient_accumulation_steps"),
         ("verl", {"actor_rollout_ref": {}, "data": {"train_batch_size": 10**20 + 39}}, "ppo_mini_batch_size"),

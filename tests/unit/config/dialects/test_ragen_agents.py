@@ -48,7 +48,8 @@ ENVS = {
 BASE = {
     "defaults": ["ppo_trainer", "envs"],
     "model_path": "some/model",
-    "actor_rollout_ref": {"rollout": {"name": "hf"}},
+    # a key of the releases until 2025-09
+    "actor_rollout_ref": {"rollout": {"name": "hf", "use_fire_sampling": False}},
     "trainer": {"logger": ["console"]},
     "agent_proxy": {"max_turn": 5},
     "es_manager": {"train": {"env_groups": 8}},

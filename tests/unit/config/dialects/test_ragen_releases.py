@@ -11,9 +11,11 @@ from test_ragen_agents import GRPO, NORMALIZED, TWO, load, only, write
 
 from quintet.config.capabilities import Capability
 from quintet.config.compose import load_experiment
-from quintet.config.dialects.composition.foreign_config import compose_config
+from quintet.config.dialects.composition.foreign_config import compose_config, config_from_tree
 from quintet.config.dialects.loader import ConversionResult, convert
 from quintet.config.dialects.registry import DIALECTS
+from quintet.config.dialects.release_tables import load_release_tables
+from quintet.config.dotted import unflatten
 from quintet.config.native.envs import ENV_UNION
 from quintet.config.translate import translate
 from quintet.errors import ConfigError
@@ -158,8 +160,8 @@ def test_adapters_that_are_off_are_not_trained(tmp_path: Path) -> None:
 
 @pytest.mark.proves("ragen", *WITHOUT_EFFECT)
 def test_keys_of_releases_without_an_effect_change_nothing(tmp_path: Path) -> None:
-    plain = load(tmp_path).experiment
-    assert load(tmp_path, *(f"{key}={text}" for key, text in WITHOUT_EFFECT.items())).experiment == plain
+    words = [f"{key}={text}" for key, text in WITHOUT_EFFECT.items()]
+    assert load(tmp_path, *words).experiment == load(tmp_path, words[0]).experiment
 
 
 def test_what_does_not_exist_here_waits_by_its_name(tmp_path: Path) -> None:
@@ -300,15 +302,18 @@ def test_more_visible_gpus_than_a_node_has_are_no_contradiction(
     assert run.placement.visible_devices == (2,)
 
 
-APRIL = {"ctx_manager": {"generation": {"gen_config": {"top_k": -1}}}, "system": {"CUDA_VISIBLE_DEVICES": "0"}}
-
-
-def test_a_whole_file_of_before_filters_has_none_and_one_clip_ratio(tmp_path: Path) -> None:
-    """By hand from base.yaml of 2025-04-14: 128 episodes in mini-batches of 32, all trained on."""
-    found = converted(tmp_path, "~model_path", tree=APRIL)
+def test_a_whole_file_of_before_filters_has_none_and_one_clip_ratio() -> None:
+    """By hand from base.yaml of a69f8a5, 2025-04-14: 128 episodes in mini-batches of 32, all trained on."""
+    tables = load_release_tables("ragen")
+    assert tables is not None
+    config = config_from_tree(unflatten(tables.table("base", "2025-04-14")), "base.yaml:1")
+    found = convert(config, DIALECTS["ragen"], to_plan=True)
     run = found.composed.experiment
+    assert found.composed.release.startswith("ragen 2025-04-14: the file is a copy of its own")
     assert (run.algorithm.filter.keep_share, run.training.mini_batches) == (1.0, 4)
     assert [natively(found, f"algorithm.loss.clip_{side}") for side in ("low", "high")] == [0.2, 0.2]
+    assert run.algorithm.kl is not None, "until 2025-04-29, KL is in the rewards unless it is in the loss"
+    assert (run.algorithm.kl.apply_to, run.algorithm.kl.coefficient) == ("reward", 0.001)
 
 
 def test_null_in_place_of_a_size_that_follows_another_is_that_one(tmp_path: Path) -> None:
@@ -329,7 +334,8 @@ def test_a_filter_keeps_one_group_if_that_fills_a_mini_batch(tmp_path: Path) -> 
 
 
 def test_too_few_visible_gpus_are_no_contradiction_before_ragen_compared_them(tmp_path: Path) -> None:
-    found = converted(tmp_path, "~model_path", "trainer.n_gpus_per_node=4", tree=APRIL).composed
+    april = {"ctx_manager": {"generation": {"gen_config": {"top_k": -1}}}, "system": {"CUDA_VISIBLE_DEVICES": "0"}}
+    found = converted(tmp_path, "~model_path", "trainer.n_gpus_per_node=4", tree=april).composed
     assert found.experiment.placement.visible_devices is None
     assert any("all devices are visible" in remark for remark in found.remarks)
 

@@ -87,6 +87,26 @@ def test_a_copy_of_a_releases_file_is_read_as_one_of_a_newer_release() -> None:
         assert (found.name, found.reason.partition(",")[0]) == (release, "the file is a copy of its own")
 
 
+@pytest.mark.parametrize(
+    ("framework", "keys", "release"),
+    [
+        ("ragen", {"training.n_rollout": 16}, "2025-03-08"),
+        ("ragen", {"agent_proxy.max_turn": 5, "actor_rollout_ref.rollout.rollout_filter_ratio": 0.5}, "2025-09-06"),
+        (
+            "ragen",
+            {"agent_proxy.max_turn": 5, "actor_rollout_ref.rollout.rollout_filter_strategy": "top_k"},
+            "main (2026-04-14)",
+        ),
+        ("vagen", {"rollout_manager.max_turns": 3}, "main (2025-10-01)"),
+        ("vagen", {"trainer.concat_multi_turn": True}, "main (2026-07-23)"),
+        ("vagen", {"env_registry.Sokoban": "x", "algorithm.reward_norm": True}, "26.2.5"),
+        ("roll", {"rollout_batch_size": 64}, "0.3.0"),
+    ],
+)
+def test_the_keys_of_a_release_do_not_tell_it(framework: str, keys: dict[str, Any], release: str) -> None:
+    assert chosen(keys, framework).name == release
+
+
 def test_release_option_does_not_name_the_release() -> None:
     assert chosen(MODEL, named="0.4").name == "0.4.1"
     assert chosen(MODEL, named="v0.4.0").reason == "named by --release"
@@ -104,7 +124,7 @@ def test_keys_in_sections_are_not_found_in_a_table() -> None:
     assert not any(names.has(key) for key in ("a.c", "c.x", "rewards.math.other"))
 
 
-@pytest.mark.parametrize("framework", ["verl"])
+@pytest.mark.parametrize("framework", ["verl", "vagen", "ragen", "roll"])
 def test_recorded_tables_lack_a_release_or_refer_to_a_missing_one(framework: str) -> None:
     tables = load_release_tables(framework)
     assert tables is not None

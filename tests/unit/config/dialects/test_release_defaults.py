@@ -21,6 +21,11 @@ from quintet.errors import ConfigError
 
 GRPO = {"actor_rollout_ref.model.path": "model", "algorithm.adv_estimator": "grpo", "actor_rollout_ref.rollout.n": 4}
 TUNING = {"model.partial_pretrain": "model"}
+VAGEN = {"env1.env_name": "sokoban", "actor_rollout_ref.actor.use_kl_loss": False}
+LISTED = {"train_envs.lake.name": "FrozenLake"}
+AGENTS = {"agent_proxy.max_turn": 5}
+ROLL = {"pretrain": "model", "rewards.math_rule.tag_included": ["math"]}
+MATH, ROBOTS = {"runner.task_type": "math"}, {"runner.task_type": "embodied"}
 DEFAULTS = [
     ("verl", GRPO | {"algorithm.use_kl_in_reward": True}, "algorithm.kl_ctrl.kl_coef", 0.001),
     ("verl", GRPO, "trainer.test_freq", -1),
@@ -30,6 +35,52 @@ DEFAULTS = [
     ("verl", TUNING, "data.train_batch_size", 256),
     ("verl", TUNING, "data.prompt_key", "question"),
     ("verl", TUNING, "data.response_key", "answer"),
+    # vagen/trainer/config/ppo_trainer.yaml of b6e0b38, 25.6.28
+    ("vagen", VAGEN, "actor_rollout_ref.rollout.temperature", 1.0),
+    ("vagen", VAGEN, "actor_rollout_ref.rollout.top_p", 1),
+    ("vagen", VAGEN, "trainer.total_training_steps", None),
+    ("vagen", VAGEN, "rollout_manager.max_turns", 5),
+    ("vagen", VAGEN, "rollout_manager.n_trajectory", 1),
+    ("vagen", VAGEN, "rollout_manager.window_size", 5),
+    ("vagen", VAGEN, "data.max_prompt_length", 512),
+    ("vagen", VAGEN, "data.max_response_length", 512),
+    ("vagen", VAGEN, "data.max_trajectory_length", 3072),
+    ("vagen", VAGEN, "data.train_batch_size", 1024),
+    ("vagen", VAGEN, "actor_rollout_ref.actor.ppo_mini_batch_size", 256),
+    ("vagen", VAGEN, "actor_rollout_ref.actor.entropy_coeff", 0.001),
+    ("vagen", VAGEN, "trainer.save_freq", -1),
+    ("vagen", VAGEN, "trainer.test_freq", -1),
+    # vagen/configs/vagen_multiturn.yaml of 2936322, 2026-07-23, and ppo_trainer.yaml of verl 0.6.1 beneath
+    ("vagen", LISTED, "data.train_batch_size", 128),
+    ("vagen", LISTED, "data.max_prompt_length", 9000),
+    ("vagen", LISTED, "data.max_response_length", 8000),
+    ("vagen", LISTED, "trainer.test_freq", -1),
+    # config/base.yaml of 20daedc, 2026-04-14
+    ("ragen", AGENTS, "es_manager.train.env_configs.tags", ["CoordSokoban"]),
+    ("ragen", AGENTS, "custom_envs.CoordSokoban.env_config.observation_format", "grid_coord"),
+    ("ragen", AGENTS, "es_manager.val.env_groups", 512),
+    ("ragen", AGENTS, "agent_proxy.max_actions_per_turn", 2),
+    # config/base.yaml of ce7b924, 2025-03-08
+    ("ragen", {"training.n_rollout": 16}, "optimization.adv_estimator", "gae"),
+    # roll/configs of 7f9d4d38, 0.3.0
+    ("roll", ROLL, "num_return_sequences_in_group", 1),
+    ("roll", ROLL, "rollout_batch_size", 128),
+    ("roll", ROLL, "prompt_length", 1024),
+    ("roll", ROLL, "actor_train.training_args.learning_rate", 5e-5),
+    ("roll", ROLL, "actor_train.training_args.per_device_train_batch_size", 8),
+    ("roll", ROLL, "actor_train.training_args.gradient_accumulation_steps", 1),
+    ("roll", ROLL, "actor_infer.generating_args.temperature", 0.95),
+    ("roll", ROLL, "actor_train.training_args.warmup_ratio", 0.0),
+    ("roll", ROLL, "loss_agg_mode", "seq-mean-token-mean"),
+    # `cfg.get` in rlinf/config.py and in workers of v0.3, which are the same in 0.1
+    ("rlinf", MATH, "algorithm.clip_ratio_c", 3.0),
+    ("rlinf", MATH, "algorithm.n_minibatches", 1),
+    ("rlinf", MATH, "actor.optim.weight_decay", 0.01),
+    ("rlinf", MATH, "actor.fsdp_config.sharding_strategy", "full_shard"),
+    ("rlinf", ROBOTS, "algorithm.value_clip", None),
+    ("rlinf", ROBOTS, "actor.enable_offload", False),
+    ("rlinf", ROBOTS, "rollout.enable_offload", False),
+    ("rlinf", ROBOTS, "actor.optim.adam_eps", 1e-8),
 ]
 """Values in the framework's own files at the newest release with these keys."""
 
@@ -62,6 +113,121 @@ def test_a_named_release_does_not_decide_the_defaults(release: str, key: str, va
     expected = 0.3 if isinstance(value, str) else value
     keys = GRPO | {"actor_rollout_ref.actor.clip_ratio": 0.3}
     assert default("verl", keys, key, release) == expected
+
+
+@pytest.mark.parametrize(
+    ("framework", "keys", "release", "key", "value"),
+    [
+        # config/base.yaml of 5eb79b8
+        ("ragen", AGENTS, "2025-09", "es_manager.val.env_groups", 256),
+        ("ragen", AGENTS, "2025-09", "agent_proxy.max_actions_per_turn", 5),
+        ("ragen", AGENTS, "2025-09", "actor_rollout_ref.rollout.rollout_filter_ratio", 0.25),
+        # config/base.yaml of a69f8a5, which has no filter and one clip ratio
+        ("ragen", AGENTS, "2025-04-14", "actor_rollout_ref.rollout.rollout_filter_ratio", 1.0),
+        ("ragen", AGENTS, "2025-04-14", "actor_rollout_ref.actor.clip_ratio_high", 0.2),
+        ("ragen", AGENTS, "2025-04-14", "es_manager.val.env_groups", 128),
+        # vagen/configs/vagen_multiturn.yaml of ed6b765
+        ("vagen", LISTED, "26.2.5", "data.train_batch_size", 256),
+        ("vagen", LISTED, "26.2.5", "trainer.max_actor_ckpt_to_keep", None),
+        ("vagen", VAGEN, "25.3.25", "actor_rollout_ref.actor.grad_norm_threshold", None),
+        ("vagen", VAGEN, "25.6.28", "actor_rollout_ref.actor.grad_norm_threshold", 1000),
+        # roll/configs/training_args.py and roll/pipeline/base_config.py of 9eb672cf
+        ("roll", ROLL, "0.1.0", "actor_train.training_args.warmup_ratio", 0.03),
+        ("roll", ROLL, "v0.1.0", "loss_agg_mode", "seq-mean-token-sum"),
+    ],
+)
+def test_a_named_release_of_another_framework_does_not_decide_the_defaults(
+    framework: str, keys: dict[str, Any], release: str, key: str, value: Any
+) -> None:
+    assert default(framework, keys, key, release) == value
+
+
+@pytest.mark.parametrize(
+    ("framework", "keys", "valid"),
+    [("ragen", AGENTS, "2025-09-06"), ("vagen", VAGEN, "25.6.28"), ("roll", ROLL, "0.2.1")],
+)
+def test_a_wrong_release_is_taken_for_another_or_valid_ones_are_not_named(
+    framework: str, keys: dict[str, Any], valid: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"--release 9.9: {framework} has no such release") as error:
+        default(framework, keys, "seed", "9.9")
+    assert valid in str(error.value.hint)
+
+
+DOCUMENTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "ragen": (
+        {
+            "training": {"train_batch_size": 8, "n_rollout": 16, "ppo_batch_size": 128, "max_turns": 5},
+            "optimization": {"adv_estimator": "grpo", "kl_coef": 0.001, "actor_lr": 1e-6},
+        },
+        {
+            "training.groups_per_step": 8,
+            "training.samples_per_group": 16,
+            "rollout.max_turns": 5,
+            "algorithm.advantage.name": "grpo",
+            "actor.optimizer.learning_rate": 1e-6,
+        },
+    ),
+    "vagen": (
+        {
+            "env1": {"env_name": "svg"},
+            "algorithm": {"adv_estimator": "bi_level_gae", "high_level_gamma": 1.0},
+            "data": {"train_batch_size": 16, "max_trajectory_length": 1800, "max_response_length": 648},
+            "actor_rollout_ref": {"actor": {"ppo_mini_batch_size": 32}, "rollout": {"temperature": 0.7, "top_p": 0.95}},
+            "trainer": {"total_training_steps": 300},
+            "rollout_manager": {"max_turns": 2, "window_size": 3, "n_trajectory": 8},
+        },
+        {
+            "training.groups_per_step": 16,
+            "training.samples_per_group": 8,
+            "training.mini_batches": 4,
+            "training.steps": 300,
+            "rollout.max_turns": 2,
+            "rollout.window_size": 4,
+            "rollout.max_prompt_tokens": 1152,
+            "rollout.temperature": 0.7,
+        },
+    ),
+    "roll": (
+        {
+            "rollout_batch_size": 64,
+            "prompt_length": 2048,
+            "response_length": 4096,
+            "num_return_sequences_in_group": 8,
+            "actor_train": {
+                "training_args": {
+                    "learning_rate": 1e-6,
+                    "per_device_train_batch_size": 1,
+                    "gradient_accumulation_steps": 32,
+                    "warmup_steps": 20,
+                },
+                "data_args": {"file_name": "train.json"},
+                "device_mapping": "list(range(0,16))",
+            },
+            "actor_infer": {"generating_args": {"max_new_tokens": "${response_length}", "temperature": 0.99}},
+        },
+        {
+            "training.groups_per_step": 64,
+            "training.samples_per_group": 8,
+            "training.mini_batches": 1,
+            "rollout.max_prompt_tokens": 2048,
+            "rollout.max_response_tokens": 4096,
+            "rollout.temperature": 0.99,
+            "actor.optimizer.warmup_steps": 20,
+        },
+    ),
+}
+"""Values of the reference documents, and what they are natively."""
+
+
+@pytest.mark.parametrize("framework", DOCUMENTED)
+def test_defaults_of_a_release_override_what_a_file_of_the_reference_document_says(
+    tmp_path: Path, framework: str
+) -> None:
+    tree, expected = DOCUMENTED[framework]
+    found = converted(tmp_path, framework, tree)
+    assert {key: natively(found, key) for key in expected} == expected
+    assert found.composed.release.startswith(f"{framework} ")
 
 
 def test_early_files_without_a_kl_loss_have_no_kl_in_the_rewards(tmp_path: Path) -> None:

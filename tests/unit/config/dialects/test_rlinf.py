@@ -503,7 +503,7 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
     (
         MATH,
         {f"{PLACED}.actor,rollout": "0-7", "algorithm.training_batch_size_per_gpu": 3},
-        ["training_batch_size_per_gpu = 3", "4 sequences", "8 data-parallel ranks", "training_batch_size_per_gpu=2"],
+        ["training_batch_size_per_gpu = 3", "16 sequences", "8 data-parallel ranks", "training_batch_size_per_gpu=2"],
     ),
     (
         MATH,

@@ -216,7 +216,8 @@ def test_autocast_to_the_type_of_the_weights_is_no_contradiction(tmp_path: Path)
 
 
 def test_ranks_may_share_an_optimizer_step_unevenly(tmp_path: Path) -> None:
-    run = run_of(tmp_path, {"cluster.component_placement": {"actor,rollout": "0-6"}}, TEXT)
+    changes = {"cluster.component_placement": {"actor,rollout": "0-6"}, "algorithm.n_minibatches": 4}
+    run = run_of(tmp_path, changes, TEXT)
     assert (run.training.mini_batches, run.placement.devices_per_node) == (4, 7)
 
 

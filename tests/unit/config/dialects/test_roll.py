@@ -64,7 +64,7 @@ def test_experts_dont_change_the_sequences_of_an_update_and_other_splits_do(tmp_
             {"actor_train.training_args.gradient_accumulation_steps": 24, f"{OPTION}tensor_model_parallel_size": 2},
             (
                 *("gradient_accumulation_steps = 24", "given.yaml", "192 sequences does not divide the 512"),
-                *("rollout_batch_size = 64 (reference)", "num_return_sequences_in_group = 8 (reference)"),
+                *("rollout_batch_size = 64 (given.yaml", "num_return_sequences_in_group = 8 (given.yaml"),
                 *("per_device_train_batch_size = 1", "device_mapping = 'list(range(0,16))'"),
                 *("tensor_model_parallel_size = 2", "nearest valid value: actor_train.training_args."),
                 *("gradient_accumulation_steps=16", "one optimizer step per rollout", "/ the 16 devices = 64"),
@@ -178,6 +178,7 @@ def test_a_run_without_a_file_plays_the_native_env_and_needs_no_machines() -> No
         "rollout_batch_size": 8,
         "prompt_length": 512,
         "response_length": 64,
+        "num_return_sequences_in_group": 8,
         "actor_train": {
             "training_args": {"gradient_accumulation_steps": 16, "per_device_train_batch_size": 2},
             "device_mapping": None,
@@ -318,7 +319,7 @@ def test_a_learner_without_devices_of_its_own_is_on_those_of_the_policy(tmp_path
     mapping = "list(range(0,8))"
     workers = {f"{worker}.device_mapping": mapping for worker in ("actor_train", "actor_infer")}
     further = {"adv_estimator": "gae"} if name == "critic" else {"use_kl_loss": True, "init_kl_coef": 0.1}
-    found = converted(tmp_path, "roll", changed({}, workers | further))
+    found = converted(tmp_path, "roll", changed(PLAIN, workers | further))
     placement = found.composed.experiment.placement
     assert getattr(placement, name).devices is None
     assert placement.nodes * placement.devices_per_node == 8

@@ -12,7 +12,23 @@ from quintet.config.dialects.ledger import load_keys
 from quintet.config.dialects.loader import ConversionResult
 from quintet.errors import ConfigError
 
-PLAIN: dict[str, Any] = {"actor_train": {"data_args": {"file_name": "train.json"}}}
+PLAIN: dict[str, Any] = {
+    "rollout_batch_size": 64,
+    "prompt_length": 2048,
+    "response_length": 4096,
+    "num_return_sequences_in_group": 8,
+    "actor_train": {
+        "training_args": {
+            "learning_rate": 1.0e-6,
+            "per_device_train_batch_size": 1,
+            "gradient_accumulation_steps": 32,
+            "warmup_steps": 20,
+        },
+        "data_args": {"file_name": "train.json"},
+        "infer_batch_size": 4,
+    },
+}
+"""The values of ROLL's configuration guide that differ from the defaults of its code."""
 TRAIN, INFER = "actor_train.strategy_args.strategy_name", "actor_infer.strategy_args.strategy_name"
 OPTION, ENGINE, REFERENCE_OPTION, CRITIC_OPTION = (
     f"{worker}.strategy_args.strategy_config." for worker in ("actor_train", "actor_infer", "reference", "critic")

@@ -205,5 +205,6 @@ def test_prompts_of_several_columns_wait(tmp_path: Path, key: str) -> None:
 
 
 def test_a_mapping_may_list_its_devices(tmp_path: Path) -> None:
-    tree = {"actor_train": {"device_mapping": "list([0,1,2,3,8,9,10,11])", "data_args": {"file_name": "a.json"}}}
+    train = {"device_mapping": "list([0,1,2,3,8,9,10,11])", "data_args": {"file_name": "a.json"}}
+    tree = {"response_length": 64, "actor_train": train}
     assert natively(converted(tmp_path, "roll", tree), "placement.actor.devices") == (0, 1, 2, 3, 8, 9, 10, 11)

@@ -18,15 +18,45 @@ from quintet.config.schema import keys
 from quintet.config.translate import translate
 from quintet.errors import ConfigError
 
-PICTURES: dict[str, Any] = {"env1": {"env_name": "svg"}, "rollout_manager": {"max_turns": 2}}
-LAKE: dict[str, Any] = {"env1": {"env_name": "frozenlake"}, "rollout_manager": {"max_turns": 3}}
-PUZZLE: dict[str, Any] = {"boxes": {"env_name": "sokoban"}, "rollout_manager": {"max_turns": 3}}
-HOUSE: dict[str, Any] = {"env1": {"env_name": "navigation"}, "rollout_manager": {"max_turns": 3}}
-CARDS: dict[str, Any] = {"env1": {"env_name": "blackjack"}, "rollout_manager": {"max_turns": 5}}
-ROBOT: dict[str, Any] = {"env1": {"env_name": "alfworld"}, "rollout_manager": {"max_turns": 5}}
-TABLE: dict[str, Any] = {"env1": {"env_name": "primitive_skill"}, "rollout_manager": {"max_turns": 3}}
-
 ACTOR, MODEL, REF, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "model", "ref", "rollout"))
+DOCUMENTED: dict[str, Any] = {
+    "data.train_batch_size": 16,
+    "data.max_prompt_length": 1024,
+    "data.max_response_length": 648,
+    "data.max_trajectory_length": 1800,
+    f"{MODEL}.path": "Qwen/Qwen2.5-VL-3B-Instruct",
+    f"{MODEL}.use_remove_padding": True,
+    f"{ACTOR}.ppo_mini_batch_size": 32,
+    f"{ACTOR}.entropy_coeff": 0.0,
+    f"{ROLLOUT}.gpu_memory_utilization": 0.2,
+    f"{ROLLOUT}.enable_chunked_prefill": False,
+    f"{ROLLOUT}.enforce_eager": False,
+    f"{ROLLOUT}.free_cache_engine": False,
+    f"{ROLLOUT}.top_p": 0.95,
+    f"{ROLLOUT}.temperature": 0.7,
+    f"{REF}.fsdp_config.param_offload": True,
+    "critic.model.path": "Qwen/Qwen2.5-VL-3B-Instruct",
+    "critic.model.use_remove_padding": True,
+    "trainer.save_freq": 70,
+    "trainer.test_freq": 20,
+    "trainer.total_training_steps": 300,
+    "rollout_manager.window_size": 3,
+    "rollout_manager.use_multi_turn_reward": False,
+    "rollout_manager.n_trajectory": 8,
+}
+"""The values of VAGEN's page that differ from its `ppo_trainer.yaml`."""
+
+
+def file_of(section: str, env_name: str, max_turns: int) -> dict[str, Any]:
+    """A file with the values of VAGEN's page, of one environment."""
+    tree = {section: {"env_name": env_name}, "rollout_manager": {"max_turns": max_turns}}
+    return changed(tree, DOCUMENTED)
+
+
+PICTURES, LAKE, PUZZLE = file_of("env1", "svg", 2), file_of("env1", "frozenlake", 3), file_of("boxes", "sokoban", 3)
+HOUSE, CARDS = file_of("env1", "navigation", 3), file_of("env1", "blackjack", 5)
+ROBOT, TABLE = file_of("env1", "alfworld", 5), file_of("env1", "primitive_skill", 3)
+
 ENGINE, MANAGER, ENV = "rollout.engine_options", "rollout_manager", "env1.env_config"
 IN_LOSS = {f"{ACTOR}.use_kl_loss": True}
 DESCRIBED = {f"{ENV}.prompt_format": "grounding_worldmodeling"}
@@ -222,7 +252,7 @@ def test_a_key_reaches_the_run(tmp_path: Path, plain: dict[str, Any], others: di
 
 FOLLOWERS = {
     f"{MANAGER}.max_trajectory_length": ("data.max_trajectory_length", 2000),
-    f"{MANAGER}.n_gpus_per_node": ("trainer.n_gpus_per_node", 8),
+    f"{MANAGER}.n_gpus_per_node": ("trainer.n_gpus_per_node", 4),
     f"{MANAGER}.truncation": ("data.truncation", "left"),
 }
 
@@ -304,10 +334,10 @@ FAULTS: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
         {"data.max_trajectory_length": 1000},
         ("max_trajectory_length = 1000", "max_prompt_length = 1024", "max_response_length = 648", "length=1672"),
     ),
-    (LAKE, {f"{ACTOR}.ppo_micro_batch_size_per_gpu": 3}, ("the 8 sequences that one GPU has", "per_gpu=2")),
+    (LAKE, {f"{ACTOR}.ppo_micro_batch_size_per_gpu": 3}, ("the 4 sequences that one GPU has", "per_gpu=2")),
     (LAKE, {"critic.ppo_micro_batch_size_per_gpu": 3}, ("critic.ppo_micro_batch_size_per_gpu = 3", "per_gpu=2")),
     (LAKE, {"trainer.n_gpus_per_node": 3}, ("data.train_batch_size = 16", "3 GPUs", "train_batch_size=15")),
-    (LAKE, {f"{ROLLOUT}.tensor_model_parallel_size": 3}, ("must divide the 4 GPUs",)),
+    (LAKE, {f"{ROLLOUT}.tensor_model_parallel_size": 3}, ("must divide the 8 GPUs",)),
     (LAKE, {f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": 1000}, ("1800 tokens", "=1800")),
     (LAKE, {"env1.env_name": "chess"}, ("env1.env_name = 'chess'", "must be one of", "blackjack")),
     (
@@ -450,7 +480,7 @@ def test_an_env_with_a_body_beside_another_keeps_its_rules(tmp_path: Path) -> No
 
 
 def test_the_references_own_values_fit_together(tmp_path: Path) -> None:
-    run = converted(tmp_path, "vagen", {"rollout_manager": {}}).composed.experiment
+    run = converted(tmp_path, "vagen", changed({"rollout_manager": {}}, DOCUMENTED)).composed.experiment
     assert run.training.mini_batches == 4
     assert run.rollout.window_size == 4
     assert run.algorithm.kl is not None
@@ -604,12 +634,11 @@ def test_vagen_plays_envs_and_nothing_else(tmp_path: Path) -> None:
         translated(prompts, "vagen")
 
 
-MIXED: dict[str, Any] = {
+MIXED_ENVS: dict[str, Any] = {
     "lake": {"env_name": "frozenlake", "env_config": {"size": 5}, "train_size": 6000, "test_size": 30},
     "env1": {"env_name": "sokoban", "env_config": {"dim_room": [6, 7], "render_mode": "text"}, "train_size": 2000},
-    "rollout_manager": {"max_turns": 3},
-    "trainer": {"total_training_steps": 100},
 }
+MIXED = MIXED_ENVS | changed({"rollout_manager": {"max_turns": 3}}, DOCUMENTED | {"trainer.total_training_steps": 100})
 
 
 def test_several_sections_are_one_run_of_several_envs(tmp_path: Path) -> None:

@@ -134,9 +134,13 @@ def _step_size(values: ForeignValues) -> StepSize:
     )
 
 
+LAST_OF_2025 = "2025-09-06"
+"""Last release whose filter of groups is a share of them."""
+
+
 def _is_newer(values: ForeignValues) -> bool:
     """Whether a file is one of the releases since 2026, which have another filter and compare groups in `grpo`."""
-    return any(map(values.is_set, NEWER))
+    return any(map(values.is_set, NEWER)) or not values.dialect.is_until(LAST_OF_2025)
 
 
 def _mini_batch_key(values: ForeignValues) -> str:

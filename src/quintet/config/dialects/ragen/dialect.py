@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.dialect import Dialect, Reference, free_key, key_files, without_effect
-from quintet.config.dialects.ledger import KeySpec
+from quintet.config.dialects.ledger import KeySpec, load_keys
 from quintet.config.dialects.ragen.key_values import ENV_TYPES, REFERENCE_ENV, TABLES
 from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS, VERL, references_for, without_tools
 from quintet.config.dotted import get_value
@@ -14,6 +15,8 @@ from quintet.config.dotted import get_value
 EARLY_ENV = "env.env_kwargs"
 """Section of the file of an environment of early 2025, `config/sokoban.yaml`, which lies over `config/base.yaml`."""
 REFERENCE_TAG = REFERENCE_ENV.rpartition(".")[2]
+DEFAULT_TAGS: list[str] = TABLES["default_tags"]
+"""Environments of files that name none, in one release or another."""
 _UNREAD = (
     *("data.", "custom_reward_function.", "reward_model.", "trainer.log_val_generations", "trainer.total_epochs"),
 )
@@ -43,8 +46,6 @@ def _without_sft_condition(spec: KeySpec) -> KeySpec:
 def _with_agents(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     """Return the keys of agents, a section for each environment, and the keys of verl."""
     ragen_references = tuple(dialect.reference(name) for name in ("ragen_agent", "ragen_custom_envs"))
-    if "ctx_manager" in tree and "model_path" not in tree:
-        ragen_references = tuple(reference.mapped(_as_in_april) for reference in ragen_references)
     ragen_references += key_files("ragen", ["ragen_releases"])
     verl = references_for(VERL, {"actor_rollout_ref": {}} | dict(tree))
     beneath = (reference.mapped(without_tools).mapped(_without_effect_on_agents) for reference in verl)
@@ -54,19 +55,29 @@ def _with_agents(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     sections = {f"custom_envs.{tag}": REFERENCE_ENV for tag in tags if tag not in free}
     sections.pop(REFERENCE_ENV, None)
     references = (Reference("other environments", lambda: _free_sections(free, tree)), *ragen_references, *beneath)
+    if any(get_value(tree, f"es_manager.{side}.env_configs.tags") is None for side in ("train", "val")):
+        missing = [tag for tag in DEFAULT_TAGS if tag not in (REFERENCE_TAG, *tags)]
+        references += tuple(Reference(f"default environment {tag}", partial(_default_env, tag)) for tag in missing)
     return replace(dialect, references=references, base=None, shared_sections=sections | CRITIC_SECTIONS)
 
 
-def _as_in_april(spec: KeySpec) -> KeySpec:
-    """Return a key for a whole base.yaml of before 2025-04-17, which has no `model_path`."""
-    return spec.model_copy(update={"default": TABLES["april_defaults"].get(spec.key, spec.default)})
+def _default_env(tag: str) -> tuple[KeySpec, ...]:
+    """Return the keys of an environment that RAGEN's own `envs.yaml` has, with its values there."""
+    section, values = f"custom_envs.{tag}", TABLES["default_envs"][tag]
+    specs = (*load_keys("ragen", "ragen_custom_envs"), *load_keys("ragen", "ragen_releases"))
+    prefix = f"{REFERENCE_ENV}."
+    options = {spec.key.removeprefix(prefix): spec for spec in specs if spec.key.startswith(prefix)}
+    return tuple(
+        without_effect(spec, key=f"{section}.{option}", default=get_value(values, option, spec.default))
+        for option, spec in options.items()
+    )
 
 
 def _used_tags(tree: Mapping[str, Any]) -> set[str] | None:
     """Return the tags of training and validation; None if they follow from other keys."""
     used: set[str] = set()
     for side in ("train", "val"):
-        tags = get_value(tree, f"es_manager.{side}.env_configs.tags", [REFERENCE_TAG])
+        tags = get_value(tree, f"es_manager.{side}.env_configs.tags", DEFAULT_TAGS)
         if not isinstance(tags, list):
             return None
         used.update(map(str, tags))

@@ -28,6 +28,11 @@ SHARDING_ALIAS = "actor.model.sharding_strategy"
 """In runs on simulators the former name of the sharding strategy; runs on text never read it."""
 _ATTENTION = {"vllm": "FLASH_ATTN", "sglang": "triton"}
 """RLinf's default attention backend by engine, each of which has a section of its own for it."""
+_CODE_DEFAULTS = {
+    kind: {key: {"default": value} for key, value in defaults.items()}
+    for kind, defaults in TABLES["code_defaults"].items()
+}
+"""Changes of keys to the defaults of RLinf's code, by kind of run."""
 _NAMES = ("hydra.", "runner.logger.", "runner.experiment_name", "runner.output_dir", "runner.task_type", _PLACED)
 """Beginnings of keys of supervised runs that are documented; the others wait with the task."""
 
@@ -69,6 +74,7 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
         }
         shared = _changed(basic, changes)
         references = (embodied, *algorithm_newer, newer[0], shared, *envs, shared_newer, backend, *earlier)
+        references = tuple(_changed(reference, _CODE_DEFAULTS["robots"]) for reference in references)
         undocumented = frozenset(f"algorithm.{name}" for name in INHERITED)
         return replace(dialect, references=references, shared_sections={}, undocumented=undocumented)
     return _text_dialect(dialect, task, tree)
@@ -92,6 +98,7 @@ def _text_dialect(dialect: Dialect, task: str, tree: Mapping[str, Any]) -> Diale
         used = next(name for name in _ATTENTION if name != unused)
         math_changes["rollout.attention_backend"] = {"aliases": (f"rollout.{used}.attention_backend",)}
     references = (_changed(math, math_changes), _changed(basic, changes), engine, *newer)
+    references = tuple(_changed(reference, _CODE_DEFAULTS["text"]) for reference in references)
     return replace(dialect, references=(*references, critic_reference((math, basic, newer[1]))), shared_sections={})
 
 

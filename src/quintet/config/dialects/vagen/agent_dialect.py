@@ -17,8 +17,6 @@ CLASSES: Mapping[str, str] = TABLES["classes"]
 """Native environment by class."""
 CLASSES_ELSEWHERE = {"vagen.envs_remote.GymImageEnvClient": Capability.REMOTE_ENVS}
 """Capabilities that classes of environments wait for; others wait for that of further environments."""
-DEFAULTS: Mapping[str, Any] = TABLES["defaults"]
-"""Values in which `vagen_multiturn.yaml` differs from verl's reference."""
 _OF_PROMPTS = ("data.", "custom_reward_function.", "reward_model.")
 _REFUSED = {"reward_model.enable": False, "custom_reward_function.path": None}
 """Keys of rewards that episodes in environments do not have, with the values that have none."""
@@ -83,10 +81,8 @@ def _is_read(spec: KeySpec) -> bool:
 
 
 def _beside_envs(spec: KeySpec) -> KeySpec:
-    """Return a key of verl with VAGEN's default, and without its effect if VAGEN does not read it."""
+    """Return a key of verl without its effect if VAGEN does not read it."""
     spec = without_tools(spec)
-    if spec.key in DEFAULTS:
-        spec = spec.model_copy(update={"default": DEFAULTS[spec.key]})
     if not spec.key.startswith(_OF_PROMPTS) or not all(key.startswith(("data.", "reward.")) for key in spec.native):
         return spec
     changes: dict[str, Any] = {"native_values": {}, "only_if": None}
