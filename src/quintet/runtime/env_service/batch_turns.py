@@ -1,8 +1,8 @@
 """Batches of requests that a worker process of an environment service has received, and whose turn it is.
 
-Clients take turns after each request, and so do the sessions of a client: next is who has used the least time. So a
-request for thousands of environments delays others by one environment at a time. The batches of a session keep their
-order.
+Clients take turns of `TURN_SECONDS`, and so do the sessions of a client: next is who has used the least time. So a
+request for thousands of environments delays others by one turn, or by one environment that takes longer. The batches of a
+session keep their order.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ HEAD = struct.Struct(">IQqq")
 """Before the body of a batch: its size, its number, and the hashes of its client and its session."""
 RECEIVE_BYTES = 64 << 10
 """Maximum number of bytes that are received at once: memory for more would come from the kernel for each request."""
+TURN_SECONDS = 0.001
+"""Time after which another session is next. Turns of one request each would cost a tenth of the speed of batches."""
 MAX_WAITING_BYTES = 256 << 20
 """Size of all batches in the process beyond which it receives no more."""
 
@@ -98,12 +100,13 @@ class BatchTurns:
         self.num_bytes += batch.num_bytes
 
     def execute_next(self, execute: Callable[[ReceivedBatch], None]) -> None:
-        """Call `execute` with the batch whose turn it is; it takes one request."""
+        """Call `execute`, which takes one request, with the batch whose turn it is, until the turn ends."""
         client, client_share = min(self._clients.items(), key=lambda item: item[1].seconds)
         session, session_share = min(client_share.sessions.items(), key=lambda item: item[1].seconds)
-        batch, started = session_share.batches[0], time.monotonic()
-        execute(batch)
-        seconds = time.monotonic() - started
+        batch, started, seconds = session_share.batches[0], time.monotonic(), 0.0
+        while seconds < TURN_SECONDS and not batch.is_done:
+            execute(batch)
+            seconds = time.monotonic() - started
         client_share.seconds += seconds
         session_share.seconds += seconds
         if batch.is_done:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quintet.runtime.env_service.batch_turns import BatchTurns, ReceivedBatch
+from quintet.runtime.env_service.batch_turns import TURN_SECONDS, BatchTurns, ReceivedBatch
 
 pytestmark = pytest.mark.attack
 
@@ -37,7 +37,7 @@ def batch(*requests: Any) -> ReceivedBatch:
     return ReceivedBatch(1, json.dumps(message).encode())
 
 
-def executed(turns: BatchTurns, clock: Clock, count: int, seconds: float = 0.001) -> list[Any]:
+def executed(turns: BatchTurns, clock: Clock, count: int, seconds: float = 2 * TURN_SECONDS) -> list[Any]:
     """Return the next requests; each takes `seconds`, or as long as its own number says."""
     taken: list[Any] = []
 
@@ -78,11 +78,11 @@ def test_many_sessions_of_one_client_delay_another_by_at_most_one_request(clock:
 
 
 def test_slow_requests_have_fewer_turns_than_fast_ones(clock: Clock) -> None:
-    """While a request of 1 s runs, a client with requests of 1 ms has the right to 1000 of them."""
+    """While a request of 1 s runs, a client with requests of 2 ms has the right to 500 of them."""
     turns = BatchTurns()
     turns.add(LARGE, 1, batch(*[1.0] * 10))
-    turns.add(SMALL, 2, batch(*range(500)))
-    assert executed(turns, clock, 501) == [1.0, *range(500)]
+    turns.add(SMALL, 2, batch(*range(400)))
+    assert executed(turns, clock, 401) == [1.0, *range(400)]
 
 
 def test_a_client_that_was_idle_has_no_more_turns_than_others(clock: Clock) -> None:
@@ -92,6 +92,13 @@ def test_a_client_that_was_idle_has_no_more_turns_than_others(clock: Clock) -> N
     turns.add(SMALL, 2, batch(*["small"] * 100))
     both = executed(turns, clock, 20)
     assert (both.count("large"), both.count("small")) == (10, 10)
+
+
+def test_short_requests_of_a_batch_share_a_turn(clock: Clock) -> None:
+    turns = BatchTurns()
+    turns.add(LARGE, 1, batch(*range(4)))
+    turns.add(SMALL, 2, batch("step"))
+    assert executed(turns, clock, 1, seconds=0.3 * TURN_SECONDS) == [0, 1, 2, 3]
 
 
 def test_the_batches_of_a_session_keep_their_order(clock: Clock) -> None:
