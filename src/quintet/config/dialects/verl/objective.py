@@ -136,7 +136,9 @@ def loss_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     set_options(native, LOSS, options)
     if len(set_sides) == len(clips) and values.is_set(CLIP):
         sides = values.describe(*set_sides)
-        native.remarks.append(f"{values.describe(CLIP)} has no effect, because of {sides}, which count unless they are null")
+        native.remarks.append(
+            f"{values.describe(CLIP)} has no effect, because of {sides}, which count unless they are null"
+        )
     native.set("algorithm.drop_groups_without_signal", bool(values[FILTER]), FILTER)
 
 
