@@ -163,8 +163,8 @@ def test_a_key_on_the_command_line_that_does_not_exist_is_refused(tmp_path: Path
 def test_a_trainer_of_a_fork_with_verls_arguments_is_read_as_verl(
     tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its own file is the configuration, as `@hydra.main` says; the fork's keys have the defaults of that file, except
-    the one that the script sets."""
+    """Its own file is the configuration, as `@hydra.main` says; its keys have the defaults that the authors chose,
+    except the one that the script sets."""
     monkeypatch.chdir(tmp_path)
     module = "zero_reasoner.main_azr_ppo"
     checkout(tmp_path / root, module)

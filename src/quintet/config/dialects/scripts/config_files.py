@@ -50,8 +50,9 @@ class ConfigFiles:
         return files if self.is_program else [*files, *self._own_files(file, directory or OWN_DIRECTORY)]
 
     def has_directory(self, directory: str) -> bool:
-        """Whether a directory that an option names exists, or is the one beside the module, without a checkout."""
-        if os.path.normpath(directory) == OWN_DIRECTORY and not self.is_program:
+        """Whether a directory that an option names exists, or is of the framework's checkout, which may not be here."""
+        is_own = os.path.normpath(directory) == OWN_DIRECTORY or self.module.split(".")[0] in PurePath(directory).parts
+        if is_own and not self.is_program:
             return True
         return any(file.parent.is_dir() for file in self.candidates("any", directory))
 
