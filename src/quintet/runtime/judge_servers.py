@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from multiprocessing.connection import wait
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -57,13 +58,20 @@ class LaunchedServer:
             self._process.stdin.flush()
             failure.pop_all()
 
-    def wait_until_ready(self) -> str:
+    def wait_until_ready(self, seconds: float) -> str:
         """Return the base URL, up to `/v1`.
 
         Raises:
-            MachineError: the server does not start; with the end of its output.
+            MachineError: the server does not start within that time; with the end of its output.
         """
-        line = self._process.stdout.readline() if self._process.stdout else b""
+        output = self._process.stdout
+        if output is not None and not wait([output], seconds):
+            raise MachineError(
+                f"the server of a judge has not started within {seconds:g} seconds (placement.call_timeout_seconds). "
+                f"The end of its output:\n{self._log_tail()}",
+                "raise placement.call_timeout_seconds if it only needs more time",
+            )
+        line = output.readline() if output is not None else b""
         if not line:
             self._process.wait()
             raise MachineError(f"the server of a judge does not start. The end of its output:\n{self._log_tail()}")
@@ -110,7 +118,7 @@ class JudgeServers:
                 for device in _devices_of(config, server, rank):
                     self._servers.append((section, LaunchedServer(settings, _visible_gpu(config, device))))
             for section, launched in self._servers:
-                port = urlsplit(launched.wait_until_ready()).port
+                port = urlsplit(launched.wait_until_ready(config.placement.call_timeout_seconds)).port
                 self.addresses.append((section, f"http://{LOOPBACK if is_local else address}:{port}/v1", token))
             failure.pop_all()
 
