@@ -7,6 +7,7 @@ import secrets
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import wait
@@ -64,18 +65,28 @@ class LaunchedServer:
         Raises:
             MachineError: the server does not start within that time; with the end of its output.
         """
-        output = self._process.stdout
-        if output is not None and not wait([output], seconds):
+        line = self._first_line(time.monotonic() + seconds)
+        if line is None:
             raise MachineError(
                 f"the server of a judge has not started within {seconds:g} seconds (placement.call_timeout_seconds). "
                 f"The end of its output:\n{self._log_tail()}",
                 "raise placement.call_timeout_seconds if it only needs more time",
             )
-        line = output.readline() if output is not None else b""
         if not line:
             self._process.wait()
             raise MachineError(f"the server of a judge does not start. The end of its output:\n{self._log_tail()}")
         return f"{line.decode().strip()}/v1"
+
+    def _first_line(self, deadline: float) -> bytes | None:
+        """Return the first line of the standard output, empty if there is none; None if it does not come in time."""
+        output, line = self._process.stdout, b""
+        while output is not None and b"\n" not in line:
+            if not wait([output], max(0.0, deadline - time.monotonic())):
+                return None
+            if not (data := os.read(output.fileno(), 1 << 12)):
+                break
+            line += data
+        return line.partition(b"\n")[0]
 
     def close(self) -> None:
         """End the server."""
@@ -98,8 +109,8 @@ class JudgeServers:
     """The servers that one rank has started."""
 
     def __init__(self, config: Experiment, rank: int = 0, address: str = LOOPBACK) -> None:
-        """Start those of all judges whose devices this rank is the first one to have on its node; ranks of other nodes
-        reach them at `address`.
+        """If this rank is the first rank of the actor on its node, start the servers of all judges on devices of the
+        node; ranks of other nodes reach them at `address`.
 
         Raises:
             MachineError: one does not start.

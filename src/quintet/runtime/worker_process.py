@@ -152,8 +152,9 @@ class WorkerProcess:
 def run_worker(
     rendezvous: Rendezvous, secret: RunSecret, join_seconds: float = 60.0, allowed_code: AllowedCode = NO_CODE
 ) -> None:
-    """Execute the calls of rank 0 on another rank of a rendezvous; raises as `WorkerProcess.run` does. The process ends
-    with the first error of a call: rank 0 may wait for it in a collective."""
+    """Execute the calls of rank 0 on another rank of the actor; raises as `WorkerProcess.run` does, which standalone
+    processes call themselves (`cli/ranks.py`). The process ends with the first error of a call: rank 0 may wait for it
+    in a collective."""
     process = rendezvous.processes[rendezvous.ranks.rank]
     address = ControllerAddress.wait_for(rendezvous.shared_store, secret, join_seconds)
     worker = Worker(rendezvous.ranks, rendezvous.address)

@@ -67,7 +67,7 @@ def test_a_server_that_does_not_start_shows_why(tmp_path: Path) -> None:
 
 def test_a_server_that_hangs_at_its_start_ends_the_run_with_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quintet.runtime.judge_servers.SHUTDOWN_SECONDS", 0.1)
-    monkeypatch.setattr("quintet.runtime.judge_servers.MODULE", "code")  # runs what it is sent
+    monkeypatch.setattr("quintet.runtime.judge_servers.MODULE", "code")  # a prompt, and no line
     config = run_with(JudgeServerConfig(path="x", arguments={}), PlacementConfig(call_timeout_seconds=0.5))
     monkeypatch.setattr(
         "quintet.runtime.judge_servers.LaunchSettings.to_line", lambda _: b"import time; time.sleep(60)\n"
