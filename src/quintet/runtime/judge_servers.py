@@ -81,7 +81,7 @@ class LaunchedServer:
         """Return the first line of the standard output, empty if there is none; None if it does not come in time."""
         output, line = self._process.stdout, b""
         while output is not None and b"\n" not in line:
-            if not wait([output], max(0.0, deadline - time.monotonic())):
+            if not wait([output.fileno()], max(0.0, deadline - time.monotonic())):
                 return None
             if not (data := os.read(output.fileno(), 1 << 12)):
                 break
