@@ -17,8 +17,8 @@ from quintet.records import Failure
 POLL_SECONDS = 0.05
 MAX_REASSIGNMENTS = 2
 """How often an episode whose host was lost is started again on another one: it may be the cause."""
-MAX_BYSTANDER_LOSSES = 10
-"""The same for an episode that was lost with another one, which its host has named as the cause."""
+MAX_LOSSES_WITHOUT_CAUSE = 10
+"""The same for an episode that its host has lost because of another episode, which it has named (`EpisodeLost`)."""
 
 
 class HostLostError(RuntimeError):
@@ -307,7 +307,7 @@ class HostedVectorEnv:
             return
         if isinstance(event, EpisodeLost):
             self._leave_host(episode)
-            self._reassign(episode, Failure("step", "EpisodeLost", event.reason), MAX_BYSTANDER_LOSSES)
+            self._reassign(episode, Failure("step", "EpisodeLost", event.reason), MAX_LOSSES_WITHOUT_CAUSE)
             return
         if isinstance(event, EpisodeFailed):
             self._fail(episode, event.failure)

@@ -55,7 +55,7 @@ class LocalHostedEnvs:
 
 @dataclass(slots=True, eq=False)
 class EnvHostConnection:
-    """See `HostConnection`. Heartbeats of the worker limit the time of calls."""
+    """See `HostConnection`."""
 
     worker: WorkerConnection
     config: Experiment
@@ -76,7 +76,7 @@ class EnvHostConnection:
         return self.worker.fileno()
 
     def check_deadline(self) -> None:
-        """See the class."""
+        """See `HostConnection.check_deadline`: nothing to do, since `WorkerListener` limits the time of calls."""
 
     def start_build(self) -> None:
         self._started = self.worker.start(RemoteCall(HOSTED_ENVS, "build", {"config": self.config}))

@@ -41,7 +41,8 @@ class PolicyGroup(Protocol):
 
     @property
     def has_full_weights(self) -> bool:
-        """Whether each rank holds all of the policy's weights, so that an engine in its process can share them."""
+        """Whether this rank holds all of the policy's weights, so that an engine in its process can compute with its
+        module; the same on all ranks of a run."""
 
     @property
     def actor(self) -> Policy:
@@ -79,7 +80,7 @@ class LearnerGroup(CheckpointedLearners, Protocol):
 
     @property
     def has_full_weights(self) -> bool:
-        """Whether rank 0 holds all of the policy's weights, so that an engine in its process can share them."""
+        """See `PolicyGroup.has_full_weights`."""
 
     @property
     def actor(self) -> Actor:

@@ -7,8 +7,10 @@ import secrets
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from multiprocessing.connection import wait
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -57,17 +59,34 @@ class JudgeProcess:
             self._process.stdin.flush()
             failure.pop_all()
 
-    def wait_until_ready(self) -> str:
+    def wait_until_ready(self, seconds: float) -> str:
         """Return the base URL, up to `/v1`.
 
         Raises:
-            MachineError: the server does not start; with the end of its output.
+            MachineError: the server does not start within that time; with the end of its output.
         """
-        line = self._process.stdout.readline() if self._process.stdout else b""
+        line = self._first_line(time.monotonic() + seconds)
+        if line is None:
+            raise MachineError(
+                f"the server of a judge has not started within {seconds:g} seconds (placement.call_timeout_seconds). "
+                f"The end of its output:\n{self._log_tail()}",
+                "raise placement.call_timeout_seconds if it only needs more time",
+            )
         if not line:
             self._process.wait()
             raise MachineError(f"the server of a judge does not start. The end of its output:\n{self._log_tail()}")
         return f"{line.decode().strip()}/v1"
+
+    def _first_line(self, deadline: float) -> bytes | None:
+        """Return the first line of the standard output, empty if there is none; None if it does not come in time."""
+        output, line = self._process.stdout, b""
+        while output is not None and b"\n" not in line:
+            if not wait([output.fileno()], max(0.0, deadline - time.monotonic())):
+                return None
+            if not (data := os.read(output.fileno(), 1 << 12)):
+                break
+            line += data
+        return line.partition(b"\n")[0]
 
     def close(self) -> None:
         """End the server."""
@@ -90,8 +109,8 @@ class JudgeServers:
     """The servers that one rank has started."""
 
     def __init__(self, config: Experiment, rank: int = 0, address: str = LOOPBACK) -> None:
-        """Start those of all judges whose devices this rank is the first one to have on its node; ranks of other nodes
-        reach them at `address`.
+        """If this rank is the first rank of the actor on its node, start the servers of all judges on devices of the
+        node; ranks of other nodes reach them at `address`.
 
         Raises:
             MachineError: one does not start.
@@ -110,7 +129,7 @@ class JudgeServers:
                 for device in _devices_of(config, server, rank):
                     self._servers.append((section, JudgeProcess(settings, _visible_gpu(config, device))))
             for section, launched in self._servers:
-                port = urlsplit(launched.wait_until_ready()).port
+                port = urlsplit(launched.wait_until_ready(config.placement.call_timeout_seconds)).port
                 self.addresses.append((section, f"http://{LOOPBACK if is_local else address}:{port}/v1", token))
             failure.pop_all()
 

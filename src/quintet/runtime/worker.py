@@ -47,6 +47,7 @@ class Worker:
         """Ranks of other machines reach this one at `address`. A standalone worker with learners writes shards of
         checkpoints as `shard_writer`."""
         self._shard_writer = shard_writer
+        self._is_standalone = shard_writer is not None
         self._ranks = ranks
         self._address = address
         self._components: dict[str, Any] = {
@@ -64,7 +65,7 @@ class Worker:
         if not sft:
             seed_torch(config)
         self._components[LEARNERS] = None  # free the learners of an earlier phase first
-        if self._shard_writer is not None:
+        if self._is_standalone:
             # another thread executes the calls of the other components
             self._components[LEARNERS] = LocalLearners(config, policy, self._ranks, writer=self._shard_writer)
             return
@@ -102,7 +103,8 @@ class Worker:
             self._profiler.stop(step)
 
     def close(self) -> None:
-        """Release all components but learners, end servers of judges, and discard a profile that is being recorded."""
+        """Release all components but learners, which `build_learners` replaces, end servers of judges, and discard a
+        profile that is being recorded. Components can be built again."""
         self.close_judge_servers()
         if self._profiler is not None:
             self._profiler.close()

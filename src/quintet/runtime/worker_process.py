@@ -9,10 +9,11 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +22,7 @@ from quintet.errors import MachineError, UserError
 from quintet.runtime.calls.code_check import AllowedCode
 from quintet.runtime.calls.connection import Role
 from quintet.runtime.calls.handshake import WorkerHello, send_hello
-from quintet.runtime.calls.listener import HEARTBEAT_SECONDS, ControllerAddress
+from quintet.runtime.calls.listener import HEARTBEAT_SECONDS, LOST, ControllerAddress
 from quintet.runtime.calls.messages import NO_CODE, ConnectionLostError, MessageSocket
 from quintet.runtime.calls.remote_call import STOP, RemoteCall, broadcast_tensors
 from quintet.runtime.calls.run_secret import RunSecret
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS, RETRY_SECONDS = 30.0, 0.1
 """Time to connect to the controller, and pause between two attempts."""
+EXIT_SECONDS = 10.0
+"""Time for a lost worker to end because its connection has ended, which one that hangs does not notice."""
 logger = logging.getLogger(__name__)
 
 
@@ -66,15 +69,16 @@ class WorkerProcess:
             ThreadPoolExecutor(1, "engine", _use_gpu, (gpu,)) as thread,
         ):
             started = [thread.submit(self._work, each, worker) for each in others]
-            self._work(role, worker)
+            # a process that also has learners would take them along
+            self._work(role, worker, _exit_at_once if [role, *others] == ["engine"] else lambda: None)
             for each in started:
                 each.result()
 
-    def _work(self, role: Role, worker: Worker) -> None:
-        """Connect to the controller, and execute its calls to this role."""
+    def _work(self, role: Role, worker: Worker, on_hang: Callable[[], None] = lambda: None) -> None:
+        """Connect to the controller, and execute its calls to this role; `on_hang` as in `_sent_heartbeats`."""
         process = (self.rank, os.getpid(), process_namespace(), self.fingerprint)
         calls, heartbeats = _connect_twice(self.address, WorkerHello("calls", secrets.token_hex(8), *process, role))
-        with _sent_heartbeats(heartbeats):
+        with _sent_heartbeats(heartbeats, on_hang):
             try:
                 messages = MessageSocket(calls, self._receive_broadcast, self.allowed_code)
                 self.serve(messages, worker, ends_with_errors=role == "actor")
@@ -148,8 +152,9 @@ class WorkerProcess:
 def run_worker(
     rendezvous: Rendezvous, secret: RunSecret, join_seconds: float = 60.0, allowed_code: AllowedCode = NO_CODE
 ) -> None:
-    """Execute the calls of rank 0 on another rank of a rendezvous; raises as `WorkerProcess.run` does. The process ends
-    with the first error of a call: rank 0 may wait for it in a collective."""
+    """Execute the calls of rank 0 on another rank of the actor; raises as `WorkerProcess.run` does, which standalone
+    processes call themselves (`cli/ranks.py`). The process ends with the first error of a call: rank 0 may wait for it
+    in a collective."""
     process = rendezvous.processes[rendezvous.ranks.rank]
     address = ControllerAddress.wait_for(rendezvous.shared_store, secret, join_seconds)
     worker = Worker(rendezvous.ranks, rendezvous.address)
@@ -196,13 +201,18 @@ def _connect(address: ControllerAddress, hello: WorkerHello) -> socket.socket:
 
 
 @contextmanager
-def _sent_heartbeats(connected: socket.socket) -> Iterator[None]:
-    """Send a heartbeat every second from a thread."""
+def _sent_heartbeats(connected: socket.socket, on_hang: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Send a heartbeat every second from a thread. Call `on_hang` if the controller says that this worker is lost, and
+    the context does not end within `EXIT_SECONDS`."""
     closed = threading.Event()
 
     def send() -> None:
         with suppress(OSError):  # the controller is gone, which `receive_call` notices, too
             while not closed.wait(HEARTBEAT_SECONDS):
+                if wait([connected], 0) and connected.recv(1) == LOST:
+                    if not closed.wait(EXIT_SECONDS):
+                        on_hang()
+                    return
                 connected.sendall(b".")
 
     thread = threading.Thread(target=send, name="heartbeats", daemon=True)
@@ -213,6 +223,12 @@ def _sent_heartbeats(connected: socket.socket) -> Iterator[None]:
         closed.set()
         thread.join()
         connected.close()
+
+
+def _exit_at_once() -> None:
+    """End this process, whose main thread hangs in a call, so that it can be started again."""
+    logger.error("the controller (rank 0) has given up this process, which hangs in a call: it ends")
+    os._exit(MachineError.exit_status)
 
 
 @contextmanager

@@ -65,6 +65,17 @@ def test_a_server_that_does_not_start_shows_why(tmp_path: Path) -> None:
         JudgeServers(served(tmp_path / "nowhere"))
 
 
+def test_a_server_that_hangs_at_its_start_ends_the_run_with_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quintet.runtime.judge_servers.SHUTDOWN_SECONDS", 0.1)
+    monkeypatch.setattr("quintet.runtime.judge_servers.MODULE", "code")  # a prompt, and no line
+    config = run_with(JudgeServerConfig(path="x", arguments={}), PlacementConfig(call_timeout_seconds=0.5))
+    monkeypatch.setattr(
+        "quintet.runtime.judge_servers.LaunchSettings.to_line", lambda _: b"import time; time.sleep(60)\n"
+    )
+    with pytest.raises(MachineError, match=r"not started within 0\.5 seconds \(placement\.call_timeout_seconds\)"):
+        JudgeServers(config)
+
+
 def test_a_server_is_closed_to_others_and_ends_with_its_run(policy_directory: Path) -> None:
     config = served(policy_directory)
     code = (

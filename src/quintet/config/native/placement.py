@@ -116,8 +116,9 @@ class PlacementConfig(Section):
     """Time after which a node that does not answer, or a process that is stopped or sends no sign of life, is lost,
     seconds. Work of any length is no reason: the sign of life comes from a thread of its own."""
     call_timeout_seconds: PositiveFloat = 1800.0
-    """Time for a collective of the learners, for a call of an engine on a device of its own, and for the other ranks'
-    part of a checkpoint, seconds. A process that takes longer hangs: engines are restarted, otherwise the run ends."""
+    """Time for a collective of the learners, for a call of an engine on a device of its own, for the other ranks' part
+    of a checkpoint, and for the start of a judge's server, seconds. A process that takes longer hangs: engines are
+    restarted, otherwise the run ends."""
     offload_envs: bool = False
     """Offload simulators from their device during updates of the policy."""
     actor: ComponentConfig = ComponentConfig()

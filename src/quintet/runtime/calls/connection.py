@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Role = Literal["actor", "learners", "engine"]
-"""What the calls of a worker are about. A rank of the actor executes all of its calls in order. A standalone process
-with learners and an engine, or environments, connects as two workers, which execute their calls at the same time:
-`engine` also executes the calls of environments, robots and copies of the action policy."""
+"""Which calls a worker executes, in their order: `actor`, all calls of a rank of the actor; `learners`, those of a
+standalone process to its learners; `engine`, those of a standalone process to anything else: an engine, environments,
+robots or a copy of a policy. A process with the last two roles connects as two workers, which compute at the same
+time."""
 
 
 class WorkerLostError(HostLostError):
@@ -69,6 +70,7 @@ class WorkerConnection:
     rank: int
     pid: int
     host: str
+    """PID namespace of its process, not an address; see `process_namespace`."""
     messages: MessageSocket
     role: Role = "engine"
     components: str = ""
@@ -149,7 +151,8 @@ class WorkerConnection:
             return next((result for result in self._results.values() if isinstance(result, CALL_ERRORS)), None)
 
     def _receive(self, number: int) -> None:
-        """Receive the result of the first pending call; without one, an error in place of the result `number`."""
+        """Receive the result of the first pending call. If no call is pending, the next message can only be an error,
+        such as the end of the connection, which is kept as the result `number`."""
         received = self._received()
         self._results[self._pending.popleft() if self._pending else number] = received
         self.called_at = time.monotonic() if self._pending else None

@@ -48,7 +48,7 @@ class WorkerHello:
     rank: int
     pid: int
     host: str
-    """Machine, and its namespaces; see `process_namespace`."""
+    """PID namespace of the process, with its machine; see `process_namespace`. Not an address."""
     fingerprint: str
     """Hash of version and configuration."""
     role: Role = "engine"

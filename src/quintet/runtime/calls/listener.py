@@ -36,6 +36,8 @@ MAX_REFUSALS = 20
 ACCEPT_SECONDS = 0.2
 """Pause after the system could not accept a connection, for example without free descriptors."""
 HEARTBEAT_SECONDS = 1.0
+LOST = b"L"
+"""What a lost worker is sent over its connection for heartbeats: one that hangs notices nothing else."""
 POLL_SECONDS = 0.05
 NEW_SECRET = RunSecret()
 """A secret that the listener creates, and that its owner passes on."""
@@ -128,6 +130,8 @@ class WorkerListener:
         self._handshakes: deque[socket.socket] = deque()
         """Connections that have not said who they are, the oldest first; changed under `_lock`."""
         self._num_refused = 0
+        self._lost: list[socket.socket] = []
+        """Connections for heartbeats of lost workers, which may still have to read `LOST`."""
         self.lost_rank: LostRank | None = None
         """The first rank that was lost with a learner, so that the run cannot continue."""
         self._closed = threading.Event()
@@ -205,6 +209,8 @@ class WorkerListener:
             for connected in (connections.calls, connections.heartbeats):
                 if connected is not None:
                     connected.close()
+        for connected in self._lost:
+            connected.close()
 
     def _accept(self) -> None:
         while not self._closed.is_set():
@@ -302,6 +308,13 @@ class WorkerListener:
                     if worker.role != "engine" and not worker.was_stopped and self.lost_rank is None:
                         self.lost_rank = LostRank(str(worker.lost_error()), connections.last_heartbeat)
                     del self._connections[name]
+                    self._send_lost(connections)
+
+    def _send_lost(self, connections: _Connections) -> None:
+        if connections.heartbeats is not None:
+            with suppress(OSError):  # it has ended
+                connections.heartbeats.send(LOST)
+            self._lost.append(connections.heartbeats)
 
     def _lost_reason(self, connections: _Connections) -> str | None:
         if connections.worker is None or connections.heartbeats is None:

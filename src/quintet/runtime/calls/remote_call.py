@@ -280,8 +280,8 @@ def _check_method(target: str, method: str) -> None:
 
 
 def _empty_tensors(specs: Sequence[Any]) -> list[Tensor]:
-    """Return tensors of these types and shapes. Memory that nothing is written to is none, so that the other end has to
-    send what it makes this process use."""
+    """Return tensors of these types and shapes. The system provides their memory when it is written to, so the other
+    end cannot make this process use more memory than it sends."""
     if len(specs) > MAX_TENSORS:
         raise ValueError(f"a message with {len(specs):,} tensors")
     count = sum(_num_bytes(*spec) for spec in specs)

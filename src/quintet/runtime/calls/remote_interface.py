@@ -39,7 +39,7 @@ ROBOTS: Final = "robots"
 HOSTED_ENVS, HOSTED_ROBOTS, ACTION_POLICY_COPY = "hosted_envs", "hosted_robots", "action_policy_copy"
 POLICY_SCORER: Final = f"{LEARNERS}.policy_scorer"
 STEPS_PER_CALL = 4
-"""Steps of all engines between two exchanges of requests and responses, which take about a millisecond."""
+"""Steps that an engine takes between two exchanges of requests and responses; an exchange takes about a millisecond."""
 
 
 class ComponentBuilder(Protocol):
@@ -316,8 +316,9 @@ def properties_of(protocol: type) -> Mapping[str, str]:
     }
 
 
-LOCAL_METHODS: Final = frozenset(
-    name for protocol in (DivergenceReference, ResponseScorer, RolloutRecords) for name in remote_methods(protocol)
-)
-"""Methods that run on one worker alone: a forward pass of another learner calls those of a `DivergenceReference` on
-each rank, and only rank 0 has a reward model and records rollouts."""
+@cache
+def methods_of_rank_0(protocol: type) -> frozenset[str]:
+    """Return the methods of a protocol that run on the first worker alone: a forward pass of another learner calls
+    those of a `DivergenceReference` on each rank, and only rank 0 has a reward model and records rollouts."""
+    parents = [each for each in (DivergenceReference, ResponseScorer, RolloutRecords) if each in protocol.__mro__]
+    return frozenset(name for parent in parents for name in remote_methods(parent))

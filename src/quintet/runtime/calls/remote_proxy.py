@@ -8,7 +8,7 @@ from inspect import Signature
 from typing import Any
 
 from quintet.runtime.calls.remote_call import RemoteCall, RemoteRef
-from quintet.runtime.calls.remote_interface import LOCAL_METHODS, REMOTE_OBJECTS, properties_of, remote_methods
+from quintet.runtime.calls.remote_interface import REMOTE_OBJECTS, methods_of_rank_0, properties_of, remote_methods
 from quintet.runtime.calls.transport import Transport
 
 
@@ -27,16 +27,20 @@ def remote_proxy(transport: Transport, target: str) -> Any:
 
 @cache
 def _proxy_class(protocol: type) -> type[_Proxy]:
-    methods = {name: _method(name, signature) for name, signature in remote_methods(protocol).items()}
+    single = methods_of_rank_0(protocol)
+    methods = {
+        name: _method(name, signature, on_all=name not in single)
+        for name, signature in remote_methods(protocol).items()
+    }
     properties = {name: property(_getter(name)) for name in properties_of(protocol)}
     return type(f"Remote{protocol.__name__}", (_Proxy,), {**properties, **methods})
 
 
-def _method(name: str, signature: Signature) -> Callable[..., Any]:
+def _method(name: str, signature: Signature, *, on_all: bool) -> Callable[..., Any]:
     def method(self: _Proxy, *args: Any, **kwargs: Any) -> Any:
         arguments = signature.bind(*args, **kwargs).arguments
         call = RemoteCall(self._target, name, {key: _as_reference(value) for key, value in arguments.items()})
-        return self._transport.call(call) if name in LOCAL_METHODS else self._transport.broadcast(call)
+        return self._transport.broadcast(call) if on_all else self._transport.call(call)
 
     method.__name__ = name
     return method

@@ -22,8 +22,8 @@ from quintet.runtime.calls.remote_call import RemoteCall, broadcast_tensors, enc
 from quintet.training.parallel.rendezvous import RankDiedError, Rendezvous, broken_connection
 
 HINT = "see its log in the run directory; rerun the same command to continue from the last checkpoint"
-LOSS_SECONDS = 3.0
-"""Time in which the loss of another rank is noticed after a collective failed because of it."""
+LOST_RANK_SECONDS = 3.0
+"""Time in which it is noticed that another rank is lost, after a collective failed because of it."""
 
 
 class CallExecutor(Protocol):
@@ -34,8 +34,11 @@ class CallExecutor(Protocol):
 
 
 class Transport:
-    """Carries calls of the controller to the workers of the same components. With a local worker, rank 0 takes part in
-    the calls of all; otherwise several threads may call."""
+    """Carries calls of the controller to workers that have the same components and execute calls together.
+
+    The ranks of the actor have one with a local worker: this process is rank 0 and executes the calls to all of them,
+    too. Such a transport is for one thread. Without a local worker, several threads may call.
+    """
 
     def __init__(
         self,
@@ -74,9 +77,12 @@ class Transport:
         return self._local.execute(call) if self._local is not None else self.call_each([call])[0]
 
     def broadcast(self, call: RemoteCall, except_ranks: Collection[int] = ()) -> Any:
-        """Execute a call on all workers, which wait for each other; return the result of the first one. If that is this
-        process, the next call waits for the others, and those of `except_ranks` have been called to take part in
-        another way. Raises as `call_together` does."""
+        """Execute a call on all workers, which wait for each other; return the result of the first one. Raises as
+        `call_together` does.
+
+        With a local worker, return as soon as that has executed the call: the next call waits for the other ranks, and
+        raises their errors. Ranks in `except_ranks` do not get this call, since another one lets them take part.
+        """
         if self._local is None:
             return self.call_together([call] * self.world_size)[0]
         self._start_on_others(replace(call, discards_result=True), except_ranks)
@@ -203,7 +209,7 @@ class Transport:
         except RuntimeError as error:
             if self._rendezvous is None:
                 raise
-            self._finish(LOSS_SECONDS)
+            self._finish(LOST_RANK_SECONDS)
             for worker in self.workers:
                 if (received := worker.received_error()) is not None:  # of a call that is not one of all
                     with self.translated_errors(worker):
@@ -244,7 +250,7 @@ def translate_worker_errors(worker: WorkerConnection, components: str) -> Iterat
     """Raise errors of a worker as user errors that name its rank; `components` are the components that the run needs.
 
     Raises:
-        RankDiedError: the worker is lost, or a call failed.
+        RankDiedError: the worker is lost, or a call failed by another error, with which a rank of the actor ends.
         MachineError: a call failed by an error of the user or the machine.
     """
     worker_name = worker.name

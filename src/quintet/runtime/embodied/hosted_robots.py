@@ -108,8 +108,7 @@ class RobotsOfWorker:
         self._description: Mapping[str, Any] = {}
         self._build_error: CallError | None = None
 
-    @property
-    def build_error(self) -> CallError | None:
+    def wait_for_build(self) -> CallError | None:
         """Wait until the robots are built; return why they are not."""
         if self._finish_build is not None:
             finish, self._finish_build = self._finish_build, None
@@ -120,15 +119,15 @@ class RobotsOfWorker:
         return self._build_error
 
     def describe(self) -> Mapping[str, Any]:
-        """Return the message with the description of the simulator; raises `build_error` if the build failed."""
-        if (error := self.build_error) is not None:
+        """Return the message with the description of the simulator; raises the error of the build if it failed."""
+        if (error := self.wait_for_build()) is not None:
             raise error
         return self._description
 
     def build_if_needed(self) -> WorkerConnection:
         """Start to build the robots again if the worker does not have them; return its connection."""
         self.worker.take_restarted()
-        if self._built_by is not self.worker.connection or self.build_error is not None:
+        if self._built_by is not self.worker.connection or self.wait_for_build() is not None:
             self._start_build()
         return self._built_by
 
@@ -167,7 +166,7 @@ class RobotsOfStage(RemoteRobots):
             return self._finish()
         except CALL_ERRORS as error:
             # without robots every call fails; the build says why
-            cause = self._robots.build_error or error
+            cause = self._robots.wait_for_build() or error
             if self._call == "describe" and isinstance(cause, MachineError):
                 raise
             raise RobotsLostError(Failure(WHERE[self._call], type(cause).__name__, str(cause))) from error

@@ -23,9 +23,9 @@ MAX_REASSIGNMENTS = 2
 class RoutedEngines:
     """See `EngineGroup` and, for the choice of an engine, `RequestRouter`.
 
-    A step is one of all engines that have requests, and ends with the slowest. So the order of results does not depend
-    on timing, and a run remains reproducible. Requests that a dead engine has lost go to another one; they generate the
-    same tokens, since these follow from the seed of the request.
+    Each call of `step` advances all engines that have requests, and ends with the slowest one. So the order of results
+    does not depend on timing, and a run remains reproducible. Requests that a dead engine has lost go to another one;
+    they generate the same tokens, since these follow from the seed of the request.
     """
 
     def __init__(self, engines: Sequence[RestartingEngine], max_wait_seconds: float = 300.0) -> None:
@@ -38,7 +38,7 @@ class RoutedEngines:
         self._router = RequestRouter(len(self._engines))
         self._busy: set[int] = set()
         """Engines that may have unfinished requests."""
-        self._num_losses: dict[int, int] = {}
+        self._num_deaths: dict[int, int] = {}
         """How many engines have died with a request, by id."""
         self._failed: list[Generation] = []
         """Requests that are not submitted again."""
@@ -130,7 +130,7 @@ class RoutedEngines:
         for generation in generations:
             self._router.complete(generation.id)
             trace.end_request(generation.id, tokens=len(generation.tokens), reason=generation.finish_reason)
-            self._num_losses.pop(generation.id, None)
+            self._num_deaths.pop(generation.id, None)
 
     def _revive_dead(self) -> None:
         """Build the dead engines that are available again.
@@ -184,8 +184,8 @@ class RoutedEngines:
                 self._reassign(lost)
 
     def _reassign(self, lost: LostRequest) -> None:
-        losses = self._num_losses[lost.request.id] = self._num_losses.get(lost.request.id, 0) + 1
-        if losses > MAX_REASSIGNMENTS:
+        deaths = self._num_deaths[lost.request.id] = self._num_deaths.get(lost.request.id, 0) + 1
+        if deaths > MAX_REASSIGNMENTS:
             self._fail(lost.request, lost.failure)
             return
         self._num_reassigned += 1
@@ -199,7 +199,7 @@ class RoutedEngines:
             self._fail(request, engine_failure(error))
 
     def _fail(self, request: Request, failure: Failure) -> None:
-        self._num_losses.pop(request.id, None)
+        self._num_deaths.pop(request.id, None)
         self._failed.append(failed_generation(request, self.weight_version, failure))
 
     def load_weights(self, version: int, weights: WeightSource) -> None:

@@ -68,6 +68,8 @@ class PolicyWeights:
         return RemoteCall(ENGINE, "load_gathered_weights", {"version": version})
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """See `WeightSource.tensors`. Starts a collective: all ranks with learners gather each tensor, and wait
+        until all are read here, or `finish` is called."""
         self._read_rest()
         loading, self._loading = self._loading, set()
         self._gathered = self._transport.broadcast(RemoteCall(ACTOR, "weights"), except_ranks=loading)

@@ -1,8 +1,8 @@
 """Batches of requests that a worker process of an environment service has received, and whose turn it is.
 
 Clients take turns of `TURN_SECONDS`, and so do the sessions of a client: next is who has used the least time. So a
-request for thousands of environments delays others by one turn, or by one environment that takes longer. The batches of a
-session keep their order.
+request for thousands of environments delays others by one turn, or by one environment that takes longer. The batches of
+a session keep their order.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ HEAD_BYTES = 64 << 10
 HEAD_SECONDS = 10.0
 """Time for request line and headers."""
 PAUSE_SECONDS = 1.0
-"""Time between two checks of the connections, ten per second otherwise, that does not count as the clients' time."""
+"""Connections are checked ten times per second. If this much time has passed between two checks, the server was paused
+or busy, and the time is not counted against the limits of the clients."""
 IDLE_SECONDS = 60
 """Time until the next request of a connection."""
 MAX_BODY_BYTES = 16 << 20

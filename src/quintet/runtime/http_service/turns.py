@@ -20,8 +20,9 @@ MIN_REST_SECONDS = 0.005
 class FairSemaphore:
     """Semaphore of an event loop that gives waiting clients permits in turns.
 
-    With `rest_ratio` r, no permit is given for r * t seconds after t seconds of processor time, as soon as these add up
-    to `MIN_REST_SECONDS`: the work uses at most 1 / (1 + r) of a core.
+    With `rest_ratio` r, t seconds of processor time add r * t seconds to a rest. A permit that is returned more than
+    `MIN_REST_SECONDS` before the end of the rest is given again at its end; other permits are given at once. So the
+    work uses at most 1 / (1 + r) of a core with one permit, and 1 / r with more.
     """
 
     def __init__(self, permits: int, rest_ratio: float = 0.0) -> None:

@@ -38,7 +38,7 @@ Weights = Callable[[], Iterator[tuple[str, "Tensor"]]]
 
 
 class RemoteLearnerGroup:
-    """See `LearnerGroup`: the ranks of the actor have the components that no other workers have."""
+    """See `LearnerGroup`: each component is on standalone workers that have it, or else on the ranks of the actor."""
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ def submit_job(address: str, argv: Sequence[str], directory: str, show: Callable
 
     Args:
         address: URL of the job endpoint.
-        words: Program and arguments.
+        argv: Program and arguments.
         show: Prints the output of the job.
 
     Raises:

@@ -124,9 +124,9 @@ class Rendezvous:
 
     @contextmanager
     def watchdog(
-        self, on_rank_loss: Callable[[str], None], lost_rank: Callable[[], LostRank | None] = lambda: None
+        self, on_rank_lost: Callable[[str], None], lost_rank: Callable[[], LostRank | None] = lambda: None
     ) -> Iterator[None]:
-        """Call `on_rank_loss(reason)` from a thread if a rank is lost and this one is still within the context
+        """Call `on_rank_lost(reason)` from a thread if a rank is lost and this one is still within the context
         `GRACE_SECONDS` later: a rank that waits on its GPU, or for the lost rank's part of a checkpoint, does not
         notice the loss. `lost_rank` returns a rank that is lost besides those of this machine that have ended."""
         closed = threading.Event()
@@ -138,7 +138,7 @@ class Rendezvous:
                 if lost is not None:
                     grace = lost.last_heartbeat + GRACE_SECONDS - time.monotonic()
                     if not closed.wait(max(grace, MIN_GRACE_SECONDS)):
-                        on_rank_loss(lost.reason)
+                        on_rank_lost(lost.reason)
                     return
 
         thread = threading.Thread(target=watch, name="ranks", daemon=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from warm_processes import Popen
 
 from quintet.runtime.calls.connection import Role, WorkerConnection, WorkerLostError
 from quintet.runtime.calls.handshake import WorkerHello
@@ -32,7 +34,12 @@ def silent_worker(role: Role) -> Iterator[tuple[WorkerListener, WorkerConnection
         hello = WorkerHello("calls", "a", 1, os.getpid(), "here", "the run", role)
         calls, heartbeats = _connect_twice(ControllerAddress.of(listener), hello)
         stopped = threading.Event()
-        silent = SimpleNamespace(sendall=lambda _: stopped.is_set() or heartbeats.sendall(b"."), close=heartbeats.close)
+        silent = SimpleNamespace(
+            sendall=lambda _: stopped.is_set() or heartbeats.sendall(b"."),
+            close=heartbeats.close,
+            fileno=heartbeats.fileno,
+            recv=heartbeats.recv,
+        )
         with calls, _sent_heartbeats(cast(Any, silent)):
             (worker,) = listener.wait_for([1], 10.0, role)
             yield listener, worker, stopped
@@ -87,6 +94,34 @@ def test_a_worker_that_is_lost_right_after_it_has_connected_breaks_no_wait() -> 
 def test_waiting_for_no_worker_returns_at_once() -> None:
     with closing(WorkerListener("127.0.0.1", {}, "the run", LOST_SECONDS)) as listener:
         assert listener.wait_for([], 60.0) == []
+
+
+HANGING_WORKER = """
+import sys, time
+from quintet.runtime import worker_process
+from quintet.runtime.calls.listener import ControllerAddress
+from quintet.runtime.worker import Worker
+Worker.execute = lambda self, call: time.sleep(60)
+worker_process.EXIT_SECONDS = 0.5
+host, port, token = sys.argv[1:]
+process = worker_process.WorkerProcess(ControllerAddress(host, int(port), token), 1, "the run")
+process.run(Worker())
+"""
+
+
+def test_an_engine_that_hangs_in_a_call_ends_when_it_is_given_up_so_that_it_is_started_again() -> None:
+    with closing(WorkerListener("127.0.0.1", {1: ""}, "the run", 60.0, CALL_SECONDS)) as listener:
+        address = [listener.address[0], str(listener.address[1]), listener.token]
+        process = Popen([sys.executable, "-c", HANGING_WORKER, *address])
+        try:
+            (worker,) = listener.wait_for([1], 60.0)
+            worker.start(RemoteCall("engine", "step", {"requests": []}))
+            with pytest.raises(WorkerLostError, match="has not answered a call"):
+                worker.finish()
+            assert process.wait(20) == 2
+        finally:
+            process.kill()
+            process.wait()
 
 
 def test_a_standalone_worker_is_lost_if_a_call_takes_too_long() -> None:

@@ -116,7 +116,7 @@ def test_a_lost_rank_is_named_in_place_of_the_collective_that_it_breaks() -> Non
 
 
 def test_an_error_of_this_rank_is_not_blamed_on_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quintet.runtime.calls.transport.LOSS_SECONDS", 0.1)
+    monkeypatch.setattr("quintet.runtime.calls.transport.LOST_RANK_SECONDS", 0.1)
 
     def failing(call: RemoteCall) -> None:
         raise RuntimeError("CUDA out of memory")
