@@ -193,6 +193,8 @@ class RewardResult:
     """Extracted answer, for majority votes."""
     failure: Failure | None = None
     """Why scoring failed; `score` is then that of a wrong response."""
+    measures_success: bool = True
+    """Whether a response is right or wrong. If not, the goal is the reward of a function or a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +360,10 @@ def sum_rewards(rewards: Iterable[float]) -> float:
     return total if abs(total) > sum(map(math.ulp, terms)) / 2 else 0.0
 
 
+PROMPTS = "prompts"
+"""Type of the env of prompts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Trajectory:
     """Record of one episode. Trajectories of the same `group` have the same start state."""
@@ -374,7 +380,11 @@ class Trajectory:
     extracted_answer: str | None = None
     """Answer that a verifier extracted from the response."""
     env_type: str | None = None
-    """Type of the env, if `env` is a user-defined name."""
+    """Type of the env, if `env` is a user-defined name; `PROMPTS` if it is the data source of a prompt."""
+    measures_success: bool = True
+    """See `RewardResult.measures_success`."""
+    ground_truth: Any = None
+    """Ground truth of the prompt."""
     replies_exceed_limit: bool = False
     """The replies to the last response, such as results of tools, left no room for another response."""
 
@@ -388,6 +398,11 @@ class Trajectory:
     @property
     def success(self) -> bool:
         return self.outcome is Outcome.SUCCESS
+
+    @property
+    def checks_format(self) -> bool:
+        """Whether responses have a form to keep to: that of actions, or one that the reward checks."""
+        return self.env_type != PROMPTS or "format" in self.reward_components
 
     @property
     def reward(self) -> float:

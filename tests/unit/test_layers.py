@@ -45,7 +45,7 @@ LAYERS_WITHIN: Mapping[str, list[tuple[str, ...]]] = {
         ("plan",),
         ("checks",),
         ("fit",),
-        ("dialects", "translate", "validation"),
+        ("dialects", "run_name", "translate", "validation"),
         ("compose",),
     ],
     "quintet.runtime": [

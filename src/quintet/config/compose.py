@@ -15,6 +15,7 @@ from quintet.config.dotted import flatten, get_value, has_key, set_value
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.batch_arithmetic import compute_batch_arithmetic
 from quintet.config.problems import raise_problems, source_of
+from quintet.config.run_name import default_run_name
 from quintet.config.schema import chosen_name, documented_key, keys
 from quintet.config.validation import describe_problems
 from quintet.config.yaml_reader import COMMAND_LINE, parse_override, read_file
@@ -44,6 +45,8 @@ def load_experiment(
     except ValidationError as error:
         raise_problems(describe_problems(error, tree, sources, keys_by_synonym))
         raise
+    if not has_key(tree, "name"):
+        experiment = experiment.model_copy(update={"name": default_run_name(experiment)})
     values = flatten(experiment.model_dump())
     provenance = {key: source_of(key, sources) for key in values}
     composed = ComposedConfig(experiment, provenance, (*dict.fromkeys(notes), *unused_keys(values, provenance)))

@@ -100,15 +100,22 @@ class _TextTable:
         try:
             row = self._parse(raw)
         except (ValueError, RecursionError, csv.Error) as error:
-            raise InvalidRowError(start, _error_message(error)).as_config_error(self.path, self._key) from error
+            raise _row_error(start, error).as_config_error(self.path, self._key) from error
         if not isinstance(row, dict):
             raise InvalidRowError(start, "a row must be an object, {…}").as_config_error(self.path, self._key)
         return row
 
 
-def _error_message(error: Exception) -> str:
-    """Return the message without the line number, which JSON counts within the row."""
-    return f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+def _row_error(start: int, error: Exception) -> InvalidRowError:
+    """Return the error of a row that begins at a byte of the file. A row that is not complete is wrong where its text
+    ends, not in the line after it."""
+    if not isinstance(error, json.JSONDecodeError):
+        return InvalidRowError(start, str(error))
+    before = error.doc[: error.pos].rstrip()
+    if error.pos < len(error.doc.rstrip()):
+        before = error.doc[: error.pos]
+    column = len(before) - before.rfind("\n")
+    return InvalidRowError(start + len(before.encode()), f"{error.msg}, column {column}")
 
 
 def _open_jsonl(path: Path, key: str, _cache: Path) -> Table:

@@ -61,7 +61,11 @@ class TrainingWarnings:
                 " demonstrations, or fine-tune it first (quintet sft)"
             )
         example = shorten(repr(turn.text), SHOWN_CHARACTERS, placeholder=" …")
-        return f"no response of this step could be parsed (response/valid_format is 0); {cause}. A response: {example}"
+        if self._config.env.reads_prompts:
+            problem = "no response of this step has the format that the reward checks"
+        else:
+            problem = "no response of this step could be parsed"
+        return f"{problem} (response/valid_format is 0); {cause}. A response: {example}"
 
     def _equal_rewards(self, metrics: Mapping[str, float]) -> str | None:
         compares_groups = self._config.algorithm.advantage.needs_several_samples

@@ -104,9 +104,9 @@ def test_the_card_of_fine_tuning_has_no_settings_of_reinforcement_learning(
     export(str(root.parent), tmp_path / "out")
     card = (tmp_path / "out/README.md").read_text()
     assert "supervised fine-tuning" in card
-    assert "7 updates, 1.0 minutes" in card
+    assert ": 7 steps, 1.0 minutes" in card
     assert "| epochs | 3 |" in card
-    assert f"| model | {policy_directory.name} |" in card
+    assert f"| base model | {policy_directory.name} |" in card
     for other in ("advantage", "episodes a step", " of 100 steps", "/data/", str(policy_directory)):
         assert other not in card, other
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from quintet.config.compose import load_experiment
 from quintet.config.native.advantages import GaeConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.schema import keys
@@ -50,6 +51,12 @@ def test_unparsed_responses_are_reported_once_with_an_example() -> None:
     cut = {"response/valid_format": 0.0, "response_length/clip_ratio": 1.0}
     (warning,) = log_steps(TrainingWarnings(Experiment()), **cut)
     assert "increase rollout.max_response_tokens, now 24" in warning
+
+
+def test_a_prompt_is_not_parsed_but_has_no_format() -> None:
+    prompts = load_experiment(None, ["env.name=prompts", "data.train_files=[a.jsonl]"]).experiment
+    (warning,) = log_steps(TrainingWarnings(prompts), **{"response/valid_format": 0.0})
+    assert warning.startswith("warning: no response of this step has the format that the reward checks")
 
 
 def test_rewards_that_never_differ_are_reported_after_three_steps() -> None:

@@ -24,7 +24,8 @@ export async function changesView(page) {
     label: "Start states", rowHeight: 44, draw: row,
     load: async (first, size) => {
       const result = await get("changes", { run, before, after, first, count: size });
-      summary.textContent = `${result.total} start states: ${result.gained} gained, ${result.lost} lost`;
+      const changes = result.rows[0]?.after.success_word ? `: ${result.gained} gained, ${result.lost} lost` : "";
+      summary.textContent = `${result.total} start states${changes}`;
       return result;
     },
     choose: async (pair) => {
@@ -41,7 +42,7 @@ export async function changesView(page) {
 }
 
 function row({ before, after }) {
-  return [h("span", { class: "marks" }, mark(before), "→", mark(after)),
+  return [h("span", { class: "marks" }, mark(before), after.success_word ? "→" : "", mark(after)),
     h("span", { class: "reward" }, `${number(before.reward)} → ${number(after.reward)}`),
     h("span", { class: "what" }, h("span", {}, `${after.env} `, h("small", {}, `seed ${after.seed}${after.sample ? ` · sample ${after.sample}` : ""}`)),
       h("small", { class: "preview" }, after.preview))];
