@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from quintet.data.chat_messages import ColumnarRow
 from quintet.data.data_files import write_atomically
-from quintet.data.row_offsets import InvalidRowError, csv_offsets, json_offsets, line_offsets
+from quintet.data.row_offsets import InvalidRowError, csv_offsets, json_error, json_offsets, line_offsets
 from quintet.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -107,15 +107,7 @@ class _TextTable:
 
 
 def _row_error(start: int, error: Exception) -> InvalidRowError:
-    """Return the error of a row that begins at a byte of the file. A row that is not complete is wrong where its text
-    ends, not in the line after it."""
-    if not isinstance(error, json.JSONDecodeError):
-        return InvalidRowError(start, str(error))
-    before = error.doc[: error.pos].rstrip()
-    if error.pos < len(error.doc.rstrip()):
-        before = error.doc[: error.pos]
-    column = len(before) - before.rfind("\n")
-    return InvalidRowError(start + len(before.encode()), f"{error.msg}, column {column}")
+    return json_error(start, error) if isinstance(error, json.JSONDecodeError) else InvalidRowError(start, str(error))
 
 
 def _open_jsonl(path: Path, key: str, _cache: Path) -> Table:

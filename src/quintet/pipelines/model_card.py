@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from quintet import __version__
 from quintet.config.deprecation import upgrade_keys
@@ -109,6 +109,8 @@ def _training_rows(config: Experiment, base: str, lora: LoraConfig | None) -> It
     yield "base model", base
     if config.sft_only is None:
         yield from ((key, value) for key, value in config_summary(config).items() if key not in ("policy", "seed"))
+        if config.warm_start is not None:
+            yield "warm start", f"at most {config.warm_start.updates:,} updates on demonstrations"
     else:
         yield from _fine_tuning_rows(config, config.sft_only)
     if lora is not None:
@@ -133,7 +135,7 @@ def _learning_rate(optimizer: OptimizerConfig) -> str:
 
 def _used_settings(config: Experiment) -> dict[str, Any]:
     """Return the settings that differ from their defaults, without those that the run does not read."""
-    settings = config.model_dump(mode="json", exclude_defaults=True)
+    settings = _with_names(config, config.model_dump(mode="json", exclude_defaults=True))
     sft = config.sft_only
     if sft is None:
         return {key: value for key, value in settings.items() if key not in SECTIONS_OF_OTHER_COMMANDS}
@@ -142,6 +144,19 @@ def _used_settings(config: Experiment) -> dict[str, Any]:
     unused = {"lora", *(("path", "preset") if sft.path is not None else ())}
     policy = {key: value for key, value in settings.pop("policy", {}).items() if key not in unused}
     return settings | ({"policy": policy} if policy else {})
+
+
+def _with_names(section: BaseModel | Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with the `name` of each choice, such as an env, which is the default of what it chooses."""
+    named: dict[str, Any] = {}
+    for key, value in settings.items():
+        child = section.get(key) if isinstance(section, Mapping) else getattr(section, key)
+        if isinstance(value, Mapping) and isinstance(child, BaseModel | Mapping):
+            name = {"name": child.name} if "name" in getattr(type(child), "model_fields", ()) else {}
+            named[key] = name | _with_names(child, value)
+        else:
+            named[key] = value
+    return named
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -35,7 +35,7 @@ def training_record(state: Mapping[str, Any], step: int, run: RunDirectory) -> T
     machine."""
     experiment = state["experiment"]
     is_tuned = FINE_TUNING_STATE in state
-    steps = state.get("steps") or (None if is_tuned else experiment.get("training", {}).get("steps", 100))
+    steps = state.get("steps") or (None if is_tuned else experiment.get("training", {}).get("steps"))
     return {
         "kind": "supervised fine-tuning" if is_tuned else "reinforcement learning",
         "step": step,

@@ -34,12 +34,12 @@ def list_rows(index: TrajectoryIndex, episodes: Sequence[EpisodeSummary]) -> lis
     return [episode._asdict() | _preview(index, episode) for episode in episodes]
 
 
-def _preview(index: TrajectoryIndex, summary: EpisodeSummary) -> dict[str, str]:
+def _preview(index: TrajectoryIndex, summary: EpisodeSummary) -> dict[str, Any]:
     try:
         episode = read_episode(index, summary)
     except MachineError as error:
         # the other episodes of the list can still be read
-        return {"preview": error.message, "outcome_text": summary.outcome, "success_word": ""}
+        return {"preview": error.message, "outcome_text": summary.outcome, "success_word": "", "answers_prompt": False}
     turns = episode["turns"]
     return {"preview": str(turns[-1]["text"])[:PREVIEW] if turns else "", **_words(episode)}
 
@@ -54,8 +54,9 @@ def filter_words(index: TrajectoryIndex, episodes: Sequence[EpisodeSummary]) -> 
     return {"outcomes": dict(OUTCOMES), "success_word": ""}
 
 
-def _words(episode: Mapping[str, Any]) -> dict[str, str]:
-    return {"outcome_text": outcome_text(episode), "success_word": success_word(episode)}
+def _words(episode: Mapping[str, Any]) -> dict[str, Any]:
+    words = {"outcome_text": outcome_text(episode), "success_word": success_word(episode)}
+    return {**words, "answers_prompt": answers_prompt(episode)}
 
 
 def read_episode(index: TrajectoryIndex, summary: EpisodeSummary) -> dict[str, Any]:
@@ -83,8 +84,8 @@ def episode_details(index: TrajectoryIndex, summary: EpisodeSummary, tokenizer: 
         turn["frame_grids"] = [grid_svg(env_type, frame) for frame in turn["frames"]]
         if "tokens" in turn and tokenizer is not None:
             turn["token_texts"] = _token_texts(tokenizer, turn["tokens"])
-    facts = {"answers_prompt": answers_prompt(episode), "checks_format": checks_format(episode)}
-    return episode | summary._asdict() | _words(episode) | facts | {"turns": episode["turns"]}
+    facts = {"checks_format": checks_format(episode), "turns": episode["turns"]}
+    return episode | summary._asdict() | _words(episode) | facts
 
 
 def _token_texts(path: Path, tokens: Sequence[int]) -> list[str]:

@@ -94,7 +94,7 @@ def test_pages_are_written_at_the_frequency_and_for_the_number_of_episodes_asked
 
 def test_a_number_beyond_the_batch_makes_no_empty_pages(tmp_path: Path) -> None:
     run = build_run(tmp_path, FOUR, "tracking.rendered_episodes=32")
-    show_rollout(run, 4, Rollout(episodes(2), {}))
+    show_rollout(run, NO_TOKENIZER, 4, Rollout(episodes(2), {}))
     pages = [name for name in files(run.directory.path) if name.endswith(".html")]
     assert pages == [f"pictures/train/step_4/trajectory_data_{number}.html" for number in range(2)]
 
@@ -110,7 +110,7 @@ def test_nothing_is_written_where_nothing_is_asked_for(tmp_path: Path) -> None:
 
 def test_images_of_at_most_the_given_number_of_episodes_are_stored(tmp_path: Path) -> None:
     run = build_run(tmp_path, FOUR, "tracking.image_episodes=2")
-    show_rollout(run, 4, Rollout(episodes(5), {}))
+    show_rollout(run, NO_TOKENIZER, 4, Rollout(episodes(5), {}))
     lines = run.directory.trajectories("train", 4).read_text().splitlines()
     assert ["image_files" in line for line in lines] == [True, True, False, False, False]
 

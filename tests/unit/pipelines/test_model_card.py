@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from quintet.config.compose import load_experiment
+from quintet.config.native.experiment import Experiment
 from quintet.errors import MachineError
 from quintet.pipelines.export import export
 from quintet.pipelines.model_card import training_card
@@ -72,7 +73,9 @@ def test_a_card_names_the_environment_of_games_and_the_data_and_reward_of_prompt
     assert "| data | sums.jsonl |" in prompts
     assert "| reward | numeric |" in prompts
     assert "| env |" not in prompts
-    assert ": 3 of 100 steps" in prompts
+    assert f": 3 of {Experiment().training.steps} steps" in prompts
+    assert "env:\n  name: prompts\n" in prompts
+    assert "| warm start | at most 250 updates on demonstrations |" in prompts
     assert "a preset with random weights" in prompts
 
 

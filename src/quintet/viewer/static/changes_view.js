@@ -2,7 +2,7 @@
 
 import { get } from "view/api.js";
 import { h, select } from "view/dom.js";
-import { groupView, mark } from "view/episode.js";
+import { groupView, mark, startWord } from "view/episode.js";
 import { number } from "view/format.js";
 import { VirtualList } from "view/virtual_list.js";
 
@@ -44,6 +44,6 @@ export async function changesView(page) {
 function row({ before, after }) {
   return [h("span", { class: "marks" }, mark(before), after.success_word ? "→" : "", mark(after)),
     h("span", { class: "reward" }, `${number(before.reward)} → ${number(after.reward)}`),
-    h("span", { class: "what" }, h("span", {}, `${after.env} `, h("small", {}, `seed ${after.seed}${after.sample ? ` · sample ${after.sample}` : ""}`)),
+    h("span", { class: "what" }, h("span", {}, `${after.env} `, h("small", {}, `${startWord(after)} ${after.seed}${after.sample ? ` · sample ${after.sample}` : ""}`)),
       h("small", { class: "preview" }, after.preview))];
 }

@@ -12,6 +12,9 @@ export function mark(episode) {
   return h("b", { class: episode.success ? "won" : "lost", title: episode.outcome_text }, episode.success ? "✓" : "✗");
 }
 
+/** Return what numbers the start of an episode. */
+export const startWord = (episode) => (episode.answers_prompt ? "row" : "seed");
+
 /** Show the episodes of a group; `samples` has the chosen one first. */
 export function groupView(page, run, samples) {
   const body = h("div", { class: "group" });
@@ -20,7 +23,7 @@ export function groupView(page, run, samples) {
     const ordered = [...samples].sort((a, b) => a.sample - b.sample);
     replace(body,
       h("header", { class: "episode-header" },
-        h("h2", {}, `${samples[0].env} `, h("span", { class: "note" }, `${samples[0].split}, step ${samples[0].step}, ${samples[0].answers_prompt ? "row" : "seed"} ${samples[0].seed}`)),
+        h("h2", {}, `${samples[0].env} `, h("span", { class: "note" }, `${samples[0].split}, step ${samples[0].step}, ${startWord(samples[0])} ${samples[0].seed}`)),
         select("Tokens", COLOURINGS.filter(([key]) => !key || hasTokens(samples, key)), page.get("colour", ""),
           (value) => { page.set("colour", value); draw(); }),
         samples.length > 1 && h("label", { class: "field" }, h("input", { type: "checkbox", checked: sideBySide,
@@ -45,6 +48,7 @@ function episodeView(page, run, episode) {
   const parts = Object.entries(episode.reward_components ?? {}).map(([name, value]) => `${name} ${number(value)}`);
   return h("article", { class: "episode" },
     h("p", { class: "outcome" }, mark(episode), ` sample ${episode.sample} · ${[...facts, ...parts].join(" · ")}`),
+    episode.ground_truth && h("p", { class: "note" }, `ground truth: ${episode.ground_truth}`),
     episode.failure && h("p", { class: "failure" }, typeof episode.failure === "string" ? episode.failure
       : `${episode.failure.where}: ${episode.failure.error_type}: ${episode.failure.message}`),
     episode.turns.map((turn, index) => turnView(page, run, episode, turn, index)));

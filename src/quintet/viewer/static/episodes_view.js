@@ -2,7 +2,7 @@
 
 import { get, videoUrl } from "view/api.js";
 import { debounce, h, select } from "view/dom.js";
-import { groupView, mark } from "view/episode.js";
+import { groupView, mark, startWord } from "view/episode.js";
 import { count, number } from "view/format.js";
 import { VirtualList } from "view/virtual_list.js";
 
@@ -103,6 +103,6 @@ function filterFields(page, { facets, outcomes, success_word: word }, change) {
 
 function row(episode) {
   return [mark(episode), h("span", { class: "reward" }, number(episode.reward)),
-    h("span", { class: "what" }, h("span", {}, `${episode.env} `, h("small", {}, `${episode.split} ${episode.step} · seed ${episode.seed} · ${count(episode.turns, "turn")} · ${count(episode.response_tokens, "token")}`)),
+    h("span", { class: "what" }, h("span", {}, `${episode.env} `, h("small", {}, `${episode.split} ${episode.step} · ${startWord(episode)} ${episode.seed} · ${count(episode.turns, "turn")} · ${count(episode.response_tokens, "token")}`)),
       h("small", { class: "preview" }, episode.failure ?? episode.preview))];
 }
