@@ -36,7 +36,8 @@ class Coverage:
         if not self.judged:
             return "nothing could be judged: no metrics have been logged"
         if self.waiting:
-            return f"nothing looks wrong so far, but {len(self.waiting)} rules need more than {_steps(self.steps)}"
+            rules = _count(len(self.waiting), "rule")
+            return f"nothing looks wrong so far, after {_count(self.steps, 'step')}; {rules} cannot judge yet"
         return "nothing looks wrong"
 
     def waiting_lines(self) -> list[str]:
@@ -47,5 +48,5 @@ class Coverage:
         ]
 
 
-def _steps(number: int) -> str:
-    return f"{number} step{'' if number == 1 else 's'}"
+def _count(number: int, unit: str) -> str:
+    return f"{number} {unit}{'' if number == 1 else 's'}"

@@ -57,7 +57,7 @@ def test_a_run_of_two_steps_is_not_called_healthy(
     (runs / "good/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert diagnose(monkeypatch, "good") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "runs/good: nothing looks wrong so far, but 4 rules need more than 2 steps"
+    assert lines[0] == "runs/good: nothing looks wrong so far, after 2 steps; 4 rules cannot judge yet"
     assert lines[2:] == [
         "not judged yet",
         "  from 10 steps on: Many responses cannot be parsed",

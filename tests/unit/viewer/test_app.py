@@ -47,7 +47,7 @@ def test_runs_are_listed_with_state_and_headline_metric(viewer: TestClient, run_
 def test_the_diagnosis_says_what_it_could_not_judge_yet(viewer: TestClient, run_path: Path) -> None:
     diagnosis = viewer.get("/api/findings", params={"run": "lake"}).json()
     assert diagnosis["findings"] == []
-    assert diagnosis["verdict"].startswith("nothing looks wrong so far, but ")
+    assert diagnosis["verdict"].startswith("nothing looks wrong so far, after 3 steps; ")
     assert any("The entropy of the policy has collapsed" in line for line in diagnosis["waiting"])
     (run_path / "metrics.jsonl").unlink()
     diagnosis = viewer.get("/api/findings", params={"run": "lake"}).json()

@@ -47,7 +47,7 @@ def test_the_diagnosis_of_three_steps_says_what_needs_more(run_path: Path) -> No
             await until(pilot, lambda: rows(app, "#run-list") == 1)
             await pilot.press("3")
             await until(pilot, lambda: "Not judged yet" in shown(app, "#findings"))
-            assert shown(app, "#findings").startswith("Nothing looks wrong so far, but ")
+            assert shown(app, "#findings").startswith("Nothing looks wrong so far, after 3 steps; ")
 
     asyncio.run(use())
 
