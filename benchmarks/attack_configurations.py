@@ -72,7 +72,7 @@ class Recorder:
             self.effects.append(f"import {arguments[0]}")
         elif event == "compile" and str(arguments[1]).startswith(self.place):
             self.effects.append(f"compile {arguments[1]}")
-        elif event in EFFECTS:
+        elif event in EFFECTS and arguments != (None,):  # ctypes opens the interpreter itself
             self.effects.append(f"{event} {arguments!r:.200}")
 
     def _opened(self, path: object, _mode: object, flags: int) -> None:
@@ -199,7 +199,7 @@ class Attack:
         shutil.copytree(example.parent, directory)
         target = directory / example.name
         around.prepare(directory)
-        names = [mutate(target, draws, around) for _ in range(draws.choice((1, 1, 2, 3)))]
+        names = [mutate(target, draws) for _ in range(draws.choice((1, 1, 2, 3)))]
         if draws.random() < TRANSLATED_SHARE:
             arguments = ["translate", target.name, "--to", draws.choice(FORMATS)]
         else:

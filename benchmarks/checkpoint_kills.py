@@ -13,6 +13,7 @@ and the metrics of every finished run must be those of the run without interrupt
 otherwise.
 
 Processes are forked from one that has imported everything, and write to memory: SIGKILL loses no data of the kernel.
+The file of results is written after each run, so that an interrupted benchmark leaves those so far.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ import hashlib
 import importlib
 import json
 import os
-import platform
 import random
+import shutil
 import signal
 import socket
 import sys
@@ -32,13 +33,16 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from machine import machine
 from quintet.cli.train import run as train
 from quintet.policies.tiny_models import Preset, build_model, train_tokenizer
 from quintet.tracking.metrics import without_timing
@@ -324,36 +328,75 @@ class Killer:
         return max(newest, step)
 
 
-def kills_on(ranks: int, count: int, draws: random.Random, place: Path) -> dict[str, Any]:
-    """Kill runs on so many ranks, and compare their results."""
-    started = time.monotonic()
-    statuses([fork(partial(create_model, place / "model"), place / "output")])
-    undisturbed = Undisturbed.of(Run(place, "undisturbed", ranks))
-    counts, equal = Counter[str](), []
-    while counts["kills"] < count:
-        run = Run(place, f"run_{len(equal)}", ranks)
-        Killer(run, undisturbed, draws, counts).kill_until_finished(min(KILLS_PER_RUN, count - counts["kills"]))
-        equal.append(outcome(run) == undisturbed.outcome)
-        print(f"{ranks} ranks: {counts['kills']} kills, {run.name} equal: {equal[-1]}", file=sys.stderr, flush=True)
-    return {
-        **dict(sorted(counts.items())),
-        "runs": len(equal),
-        "runs_equal_to_the_undisturbed_one_bit_for_bit": sum(equal),
-        "steps_of_a_run": STEPS,
-        "seconds": round(time.monotonic() - started, 1),
-    }
+@dataclass(slots=True)
+class Campaign:
+    """Kills of runs on so many ranks, whose results are compared with those of one without interruption."""
+
+    place: Path
+    ranks: int
+    count: int
+    draws: random.Random
+    undisturbed: Undisturbed
+    counts: Counter[str] = field(default_factory=Counter)
+    runs: int = 0
+    equal: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def begin(cls, place: Path, ranks: int, count: int, draws: random.Random) -> Campaign:
+        """Run the job without interruption."""
+        place.mkdir()
+        statuses([fork(partial(create_model, place / "model"), place / "output")])
+        return cls(place, ranks, count, draws, Undisturbed.of(Run(place, "undisturbed", ranks)))
+
+    def next_run(self) -> None:
+        """Kill a run up to `KILLS_PER_RUN` times, let it finish and compare it."""
+        started, run = time.monotonic(), Run(self.place, f"run_{self.runs}", self.ranks)
+        kills = min(KILLS_PER_RUN, self.count - self.counts["kills"])
+        Killer(run, self.undisturbed, self.draws, self.counts).kill_until_finished(kills)
+        self.runs += 1
+        self.equal += outcome(run) == self.undisturbed.outcome
+        self.seconds += time.monotonic() - started
+        shutil.rmtree(run.directory)
+
+    def results(self) -> dict[str, Any]:
+        return {
+            **dict(sorted(self.counts.items())),
+            "runs": self.runs,
+            "runs_equal_to_the_undisturbed_one_bit_for_bit": self.equal,
+            "steps_of_a_run": STEPS,
+            "seconds": round(self.seconds, 1),
+        }
 
 
-def run(count: int, seed: int) -> dict[str, Any]:
-    """Return the results of `count` kills, half of them of runs on two ranks."""
+def run(count: int, seed: int, save: Callable[[dict[str, Any]], None] = lambda _: None) -> dict[str, Any]:
+    """Return the results of `count` kills, half of them of runs on two ranks; `save` gets those so far after each
+    run."""
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    names, parts = ("one_process", "two_ranks"), (count - count // 2, count // 2)
     results: dict[str, Any] = {}
-    for ranks, part in ((1, count - count // 2), (2, count // 2)):
-        memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
-        with tempfile.TemporaryDirectory(dir=memory) as place:
-            results["one_process" if ranks == 1 else "two_ranks"] = kills_on(
-                ranks, part, random.Random(seed * 2 + ranks), Path(place)
-            )
+    with tempfile.TemporaryDirectory(dir=memory) as place, ended_children():
+        campaigns = {
+            name: Campaign.begin(Path(place, name), ranks, part, random.Random(seed * 2 + ranks))
+            for ranks, name, part in zip((1, 2), names, parts, strict=True)
+        }
+        while left := [name for name in names if campaigns[name].counts["kills"] < campaigns[name].count]:
+            for name in left:
+                campaigns[name].next_run()
+                results[name] = campaigns[name].results()
+                save(results)
     return results
+
+
+@contextmanager
+def ended_children() -> Iterator[None]:
+    """Kill the processes of the current run if this process is asked to end."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+    try:
+        yield
+    finally:
+        for process in psutil.Process().children(recursive=True):
+            process.kill()
 
 
 def failures(results: dict[str, Any]) -> int:
@@ -370,14 +413,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    results = run(arguments.count, arguments.seed)
-    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()}
-    text = json.dumps({"machine": machine, "seed": arguments.seed, **results}, indent=1) + "\n"
-    if arguments.out:
-        arguments.out.write_text(text)
-    else:
-        sys.stdout.write(text)
-    sys.exit(1 if failures(results) else 0)
+    description = machine()
+
+    def save(results: dict[str, Any]) -> None:
+        text = json.dumps({"machine": description, "seed": arguments.seed, **results}, indent=1) + "\n"
+        (arguments.out.write_text if arguments.out else sys.stderr.write)(text)
+
+    sys.exit(1 if failures(run(arguments.count, arguments.seed, save)) else 0)
 
 
 if __name__ == "__main__":

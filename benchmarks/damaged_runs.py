@@ -116,6 +116,8 @@ def new_link(run: Path, draws: random.Random, outside: Outside) -> Path:
     )
     names += ("checkpoints/.staging_old_x", "checkpoints/latest_checkpointed_iteration.txt", "logs", "policy", "images")
     path = run / draws.choice(names)
+    if not path.parent.resolve().is_relative_to(run.resolve()):
+        raise ValueError("an earlier damage has linked the directory, so that this one would change what is outside")
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     path.unlink(missing_ok=True)
@@ -247,7 +249,7 @@ def settings(run: Path, draws: random.Random, outside: Outside) -> Path:
     if draws.random() < 0.5:
         path.write_text(f"name: r\n{draws.choice(CODE_SETTINGS)}\n")
     else:
-        mutate(path, draws, Surroundings(outside.path))
+        mutate(path, draws)
     return path
 
 

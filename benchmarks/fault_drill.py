@@ -31,7 +31,7 @@ from typing import Any
 
 from fault_cases import CASES, Case
 from fault_run import STEPS, DrillRun, rows, small_disk, wait_until
-from main_job import machine
+from machine import machine
 from quintet.errors import MachineError
 from quintet.tracking.metrics import without_timing
 from quintet.tracking.run_status import read_status

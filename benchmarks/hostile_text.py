@@ -214,19 +214,17 @@ def _flip(lines: list[str], draws: random.Random) -> None:
     lines[:] = "".join(text).split("\n")
 
 
-def _swap(path: Path, draws: random.Random, around: Surroundings) -> None:
+def _swap(path: Path, draws: random.Random) -> None:
     """Put something else in place of the file."""
     path.unlink()
-    choice = draws.randrange(6)
+    choice = draws.randrange(5)
     if choice == 0:
-        path.symlink_to(around.outside / "secret.yaml")
-    elif choice == 1:
         os.mkfifo(path)
-    elif choice == 2:
+    elif choice == 1:
         path.symlink_to(draws.choice(("/dev/zero", "/dev/stdin", path.name, "missing")))
-    elif choice == 3:
+    elif choice == 2:
         path.mkdir()
-    elif choice == 4:
+    elif choice == 3:
         path.write_bytes(bytes(draws.randrange(256) for _ in range(draws.choice((0, 1, 1000)))))
     else:
         path.write_bytes(draws.choice((b"\xff\xfe", b"\xef\xbb\xbf", b"#!/bin/sh\x00")) + b"a: 1\n" * 10)
@@ -246,12 +244,12 @@ FITTING = {".sh": ("shell line", "override"), ".txt": ("override",), ".yaml": ("
 """Mutations that are tried more often in a file."""
 
 
-def mutate(path: Path, draws: random.Random, around: Surroundings) -> str:
+def mutate(path: Path, draws: random.Random) -> str:
     """Change a configuration, or replace it; return the name of the mutation."""
     is_plain = path.is_file() and not path.is_symlink()
     if not is_plain or draws.random() < 0.02:
         if is_plain:
-            _swap(path, draws, around)
+            _swap(path, draws)
         return "file"
     fitting = FITTING.get(path.suffix, ())
     name = draws.choice([*TEXT_MUTATIONS, *("value",) * 4, *fitting * 4])

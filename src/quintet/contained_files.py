@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -31,7 +32,7 @@ def is_contained(directory: Path, path: Path) -> bool:
 
 def contained_path(directory: Path, relative: Path | str) -> Path:
     """Return the path of a file of a directory, unless it is a link that leaves the directory: one that comes from
-    somebody else must not show files of this machine.
+    somebody else must not show files of this machine. `relative` starts at the directory, or is absolute.
 
     Raises:
         MachineError: it leaves the directory.
@@ -94,7 +95,7 @@ def check_entries(directory: Path, root: Path | None = None) -> None:
 
 def _entries(directory: Path | str) -> Iterator[os.DirEntry[str]]:
     """Yield everything below a directory; directories that are links are not entered."""
-    with os.scandir(directory) as entries:
+    with suppress(FileNotFoundError), os.scandir(directory) as entries:  # deleted meanwhile by another rank
         for entry in entries:
             yield entry
             if entry.is_dir(follow_symlinks=False):

@@ -331,10 +331,17 @@ def _limit_openmp_spinning() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
+def _keep_script_arguments() -> None:
+    """Double the `--` before the arguments of a run script, since the parser removes one."""
+    if "--" in sys.argv[3:]:
+        sys.argv.insert(sys.argv.index("--"), "--")
+
+
 def main() -> NoReturn:
     """Run the command line, hidden from other programs; a user error ends with one message and exit status 2."""
     hide_memory()
     _limit_openmp_spinning()
+    _keep_script_arguments()
     try:
         with exit_on_second_signal(), silence_other_ranks():
             app(standalone_mode=True)

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from quintet.config.native.policy import PolicyConfig
 from quintet.config.plan.model_support import unsupported_reason
 from quintet.errors import ConfigError, MachineError, UserError, nearest
 from quintet.loading_lock import LOADING_LOCK
@@ -178,6 +179,13 @@ def load_tokenizer(
     if not fast and tokenizer.is_fast:
         logger.info("policy.fast_tokenizer = false has no effect: the tokenizer at %s exists only in Rust", directory)
     return tokenizer
+
+
+def load_policy_tokenizer(config: PolicyConfig, directory: str | Path) -> PreTrainedTokenizerFast:
+    """Load the configured tokenizer, by default that of the model at `directory`; raises as `load_tokenizer` does."""
+    return load_tokenizer(
+        config.tokenizer or directory, trust_remote_code=config.runs_tokenizer_code, fast=config.fast_tokenizer
+    )
 
 
 def enable_activation_checkpointing(model: PreTrainedModel, key: str = "actor.gradient_checkpointing") -> None:

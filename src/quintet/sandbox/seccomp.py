@@ -245,7 +245,7 @@ def hide_memory() -> None:
 
 
 def die_first_without_memory() -> None:
-    """Let the kernel end this process and those that it forks before others when no memory is left; hide its memory."""
+    """Have the kernel end this process and its forks first when memory runs out, and hide its memory."""
     if sys.platform == "linux":
         # the file of a process with hidden memory belongs to root
         _prctl(DUMPABLE, 1)

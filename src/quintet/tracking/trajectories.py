@@ -125,7 +125,7 @@ def read_trajectories(path: Path, count: int | None = None, *, directory: Path |
     """
     episodes: dict[int, dict[str, Any]] = {}
     damage: list[str] = []
-    with translate_os_errors(path), open_contained(directory or path.parent, path) as file:
+    with translate_os_errors(path), open_contained(directory or path.parent, path.absolute()) as file:
         for number, line in enumerate(islice(lines_of(file), count), 1):
             if text := line.decode(errors="replace").removesuffix("\n"):
                 try:

@@ -66,7 +66,7 @@ def read_episode(index: TrajectoryIndex, summary: EpisodeSummary) -> dict[str, A
         MachineError: its file was removed, or its line is damaged.
     """
     path = index.file(summary.split, summary.step)
-    with translate_os_errors(path), open_contained(index.directory, path) as file:
+    with translate_os_errors(path), open_contained(index.directory, path.absolute()) as file:
         file.seek(summary.offset)
         line = file.readline(MAX_LINE_BYTES)
     return parse_trajectory(path, summary.line + 1, line.decode(errors="replace"))

@@ -141,7 +141,7 @@ def summarize(directory: Path, file: TrajectoryFile, reject: Callable[[str], Non
         MachineError: it is a link out of the run's directory, or no file.
     """
     offset = 0
-    with open_contained(directory, file.path) as lines:
+    with open_contained(directory, file.path.absolute()) as lines:
         for number, line in enumerate(lines_of(lines)):
             try:
                 yield _summary(file, number, offset, line)

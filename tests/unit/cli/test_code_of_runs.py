@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ MARK = "code-was-executed"
 
 
 @pytest.fixture
-def hostile_run(policy_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def hostile_run(policy_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run directory whose module, files and model directory leave a mark when they are executed."""
     monkeypatch.chdir(tmp_path)
     code = f"open({str(tmp_path / MARK)!r}, 'w')\n"
@@ -36,12 +34,7 @@ def hostile_run(policy_directory: Path, tmp_path: Path, monkeypatch: pytest.Monk
     (run / "evil.py").write_text(code)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": [{"role": "user", "content": "1+1="}], "answer": "2"}\n')
     monkeypatch.syspath_prepend(tmp_path)
-    environment = dict(os.environ)
-    yield run
-    # commands set variables of libraries
-    for name in os.environ.keys() - environment.keys():
-        del os.environ[name]
-    os.environ.update(environment)
+    return run
 
 
 SETTINGS = {

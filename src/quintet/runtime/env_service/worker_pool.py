@@ -29,6 +29,17 @@ MAX_FAST_DEATHS = 5
 """Consecutive deaths of worker processes that have executed nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class EnvRequest:
+    """A call of an env by its number: a method of the worker process, its arguments, and the configuration of a new
+    env."""
+
+    number: int
+    method: str
+    arguments: Sequence[Any] = ()
+    config: str | None = None
+
+
 @dataclass(slots=True, eq=False)
 class Batch:
     """Requests of one exchange that a worker executes, and their results."""
@@ -69,13 +80,18 @@ class EnvWorker(WorkerProcess):
         """Number of requests that the process has executed."""
         return int(PROGRESS.unpack_from(self._progress)[0])
 
-    def execute(self, requests: Sequence[Sequence[Any]], form: Format) -> Batch:
-        """Send requests; the batch gets their results."""
-        batch = Batch(form, [request[1] for request in requests])
+    def execute(self, requests: Sequence[EnvRequest], form: Format, max_bytes: int) -> Batch:
+        """Send requests; the batch gets their results, of at most `max_bytes` together."""
+        batch = Batch(form, [request.method for request in requests])
         if not self._batches:
             self._progress_at = time.monotonic()
         self._batches.append(batch)
-        body = json.dumps({"requests": requests, "format": form}).encode()
+        # environments of a session have the same configuration, which is sent once
+        configs = list(dict.fromkeys(request.config for request in requests))
+        index = {config: number for number, config in enumerate(configs)}
+        calls = [[request.number, request.method, index[request.config], *request.arguments] for request in requests]
+        message = {"configs": configs, "requests": calls, "format": form, "max_bytes": max_bytes}
+        body = json.dumps(message).encode()
         self.pool.send(self, LENGTH.pack(len(body)) + body)
         return batch
 

@@ -204,14 +204,8 @@ def find_damage(directory: Path) -> str | None:
         return "its manifest is missing or unreadable"
     if STATE_FILE not in expected:
         return f"its manifest does not list {STATE_FILE}"
-    return _state_damage(directory) or next(
-        (
-            damage
-            for name, (size, digest) in expected.items()
-            if (damage := _file_damage(directory, name, size, digest))
-        ),
-        None,
-    )
+    damages = (_file_damage(directory, name, size, digest) for name, (size, digest) in expected.items())
+    return next(filter(None, damages), None) or _state_damage(directory)
 
 
 def _state_damage(directory: Path) -> str | None:
