@@ -152,7 +152,7 @@ def _with_names(section: BaseModel | Mapping[str, Any], settings: Mapping[str, A
     for key, value in settings.items():
         child = section.get(key) if isinstance(section, Mapping) else getattr(section, key)
         if isinstance(value, Mapping) and isinstance(child, BaseModel | Mapping):
-            name = {"name": child.name} if "name" in getattr(type(child), "model_fields", ()) else {}
+            name = {"name": child.name} if isinstance(child, BaseModel) and hasattr(child, "name") else {}
             named[key] = name | _with_names(child, value)
         else:
             named[key] = value
