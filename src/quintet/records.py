@@ -137,6 +137,8 @@ class PromptRow:
     """How it is answered, `single_turn_agent` or `tool_agent`; None calls tools if there are any."""
     location: str = field(default="", compare=False)
     """File and row of the file, for messages."""
+    columns: tuple[str, ...] = field(default=(), compare=False)
+    """Columns of a row without a ground truth, for messages."""
 
     @property
     def tool_selection(self) -> tuple[str, ...] | None:

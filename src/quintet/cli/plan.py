@@ -9,6 +9,7 @@ from quintet.cli.choices import check_action_policy, missing_packages, unknown_c
 from quintet.cli.config_source import NATIVE
 from quintet.cli.configuration import InspectedConfig, inspect_config
 from quintet.cli.plan_table import print_plan
+from quintet.cli.row_checks import check_graded_rows
 from quintet.config.checks.processes import torchrun_command
 from quintet.config.checks.unsupported import unsupported_values
 from quintet.config.plan.memory import GIB
@@ -32,7 +33,7 @@ def run(
     Values that this version or this machine does not support are listed, not refused.
 
     Raises:
-        ConfigError: something cannot work anywhere, or does not fit into `device_memory` GiB.
+        ConfigError: something cannot work anywhere, does not fit into `device_memory` GiB, or rows cannot be graded.
     """
     try:
         inspected = inspect_config(config, overrides, dialect, unknown_keys)
@@ -43,6 +44,8 @@ def run(
     check_action_policy(inspected.composed)
     missing = (*(problem for problem in inspected.unsupported if problem.elsewhere), *_missing(inspected))
     plan = plan_run(inspected.composed, None if device_memory is None else int(device_memory * GIB))
+    if plan.data is not None and plan.data.rows is not None and not missing:
+        check_graded_rows(inspected.composed)
     remarks = (*inspected.composed.remarks, *inspected.remarks)
     start = torchrun_command(inspected.composed.experiment)
     if as_json:
