@@ -9,12 +9,12 @@ from pydantic import ValidationError
 
 from quintet.config.checks.unused_keys import DEFAULT, unused_keys
 from quintet.config.composed import ComposedConfig
-from quintet.config.default_rates import with_suitable_rates
 from quintet.config.deprecation import current_key, refuse_both_names, upgrade, upgrade_override
 from quintet.config.dialects.synonyms import keys_by_synonym
 from quintet.config.dotted import flatten, get_value, has_key, sections_around, set_value
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.batch_arithmetic import compute_batch_arithmetic
+from quintet.config.plan.default_rates import with_suitable_rates
 from quintet.config.problems import raise_problems, source_of
 from quintet.config.run_name import default_run_name
 from quintet.config.schema import chosen_name, documented_key, is_text, keys

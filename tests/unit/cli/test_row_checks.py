@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from quintet.cli import plan, train
+from quintet.cli.row_checks import check_prompt_files
 from quintet.config.compose import load_experiment
 from quintet.errors import ConfigError
-from quintet.rewards.prompt_file_checks import check_prompt_files
 
 
 def write(path: Path, *rows: dict[str, Any]) -> str:
