@@ -134,6 +134,8 @@ class PromptRow:
     """How it is answered, `single_turn_agent` or `tool_agent`; None calls tools if there are any."""
     location: str = field(default="", compare=False)
     """File and row of the file, for messages."""
+    columns: tuple[str, ...] = field(default=(), compare=False)
+    """Columns of a row without a ground truth, for messages."""
 
     @property
     def tool_selection(self) -> tuple[str, ...] | None:
@@ -190,6 +192,8 @@ class RewardResult:
     """Extracted answer, for majority votes."""
     failure: Failure | None = None
     """Why scoring failed; `score` is then that of a wrong response."""
+    measures_success: bool = True
+    """Whether a response is right or wrong. If not, the goal is the reward of a function or a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +341,10 @@ class Turn:
     """Scores of `rollout.state_reward`, whose weighted sum `reward` includes."""
 
 
+PROMPTS = "prompts"
+"""Type of the env of prompts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Trajectory:
     """Record of one episode. Trajectories of the same `group` have the same start state."""
@@ -353,7 +361,11 @@ class Trajectory:
     extracted_answer: str | None = None
     """Answer that a verifier extracted from the response."""
     env_type: str | None = None
-    """Type of the env, if `env` is a user-defined name."""
+    """Type of the env, if `env` is a user-defined name; `PROMPTS` if it is the data source of a prompt."""
+    measures_success: bool = True
+    """See `RewardResult.measures_success`."""
+    ground_truth: Any = None
+    """Ground truth of the prompt."""
     replies_exceed_limit: bool = False
     """The replies to the last response, such as results of tools, left no room for another response."""
 
@@ -367,6 +379,11 @@ class Trajectory:
     @property
     def success(self) -> bool:
         return self.outcome is Outcome.SUCCESS
+
+    @property
+    def checks_format(self) -> bool:
+        """Whether responses have a form to keep to: that of actions, or one that the reward checks."""
+        return self.env_type != PROMPTS or "format" in self.reward_components
 
     @property
     def reward(self) -> float:

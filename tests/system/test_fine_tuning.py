@@ -93,7 +93,7 @@ def test_episodes_are_solved_learnt_and_played(quintet: Command, tmp_path: Path)
     )
     assert "success_rate" in done.stdout
     assert (tmp_path / "out/merged_model/model.safetensors").exists()
-    lines = metrics(tmp_path / "runs/frozenlake")
+    lines = metrics(tmp_path / "runs/sft-frozenlake")
     assert lines[-1]["val/frozenlake/valid_format"] > 0.5
     assert lines[-1]["step"] == lines[-2]["step"] + 1
     assert (tmp_path / "sft/data/frozenlake/train.parquet").exists()

@@ -174,6 +174,15 @@ def test_the_trace_of_a_step_is_zoomed_searched_and_exported(
     assert colored(page) > 1_000
 
 
+def test_the_diagnosis_of_two_steps_and_of_no_run_is_not_that_all_is_well(address: str, page: Page) -> None:
+    page.goto(f"{address}#findings?run=first")
+    page.wait_for_selector("text=Not judged yet: first")
+    assert page.locator("li", has_text="from 50 steps on: The reward does not rise").count()
+    page.goto(f"{address}#findings?run=nowhere")
+    page.wait_for_selector("text=This cannot be shown")
+    assert page.locator(".failure").inner_text() == "no run is named nowhere; reload the page"
+
+
 @pytest.mark.parametrize("scheme", ["dark", "light"])
 def test_every_view_fits_narrow_screens(address: str, page: Page, scheme: str) -> None:
     page.emulate_media(color_scheme=scheme)

@@ -45,7 +45,7 @@ LAYERS_WITHIN: Mapping[str, list[tuple[str, ...]]] = {
         ("plan",),
         ("checks",),
         ("fit", "key_states"),
-        ("dialects", "translate", "validation"),
+        ("dialects", "run_name", "translate", "validation"),
         ("compose",),
     ],
     "quintet.runtime": [

@@ -169,7 +169,7 @@ class CrossEntropyObjective:
         """See `PolicyObjectiveFn`. A token counts as correct if its probability is above one half."""
         loss = -(logprobs * targets.weights).sum()
         correct = ((logprobs > torch.log(torch.tensor(0.5))) * targets.weights).sum()
-        return loss, {"sft/loss": loss, "sft/token_accuracy": correct}
+        return loss, {"sft/loss": loss, "sft/likely_tokens": correct}
 
 
 @dataclass(frozen=True, slots=True)

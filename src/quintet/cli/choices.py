@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from quintet import hardware
+from quintet.cli.template_checks import template_problems
 from quintet.config.checks.adapters import adapter_problems
 from quintet.config.composed import ComposedConfig, errors_with_sources
 from quintet.config.native.advantages import CustomAdvantageConfig
@@ -17,6 +18,7 @@ from quintet.config.native.envs import CustomEnvConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import LearnerConfig
 from quintet.config.native.losses import CustomLossConfig
+from quintet.config.plan.models import is_hub_name
 from quintet.config.problems import ConfigProblem, raise_problems
 from quintet.config.schema import format_value
 from quintet.config.torchrun import current_rank
@@ -129,6 +131,7 @@ def unknown_choices(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     if config.policy.lora is not None:
         yield from _directory(composed, "policy.lora.path", config.policy.lora.path, "a directory with adapters")
     yield from adapter_problems(composed)
+    yield from template_problems(composed)
     yield from _checkpoint(composed, config.resume)
 
 
@@ -254,6 +257,10 @@ def _directory(
         return
     path, source = Path(value), composed.provenance.get(key, "default")
     close = nearest(path.name, _directories(path.parent))
+    if hint is None and is_hub_name(value) and key != "resume":
+        hint = f"hf download {value}, which stores the model in the cache of the hub" + (
+            f"; or did you mean {path.parent / close}?" if close else f"; or set it to {expected}"
+        )
     hint = hint or (f"did you mean {path.parent / close}?" if close else f"set it to {expected}")
     yield ConfigProblem(key, value, source, f"{key} = {value!r} ({source}): no such directory", hint)
 

@@ -23,6 +23,7 @@ from quintet.config.dialects.registry import DIALECTS
 from quintet.config.dotted import flatten
 from quintet.config.key_states import KeyState, describe_counts, key_states
 from quintet.config.native.experiment import Experiment
+from quintet.config.plan.models import cached_model
 from quintet.config.problems import ConfigProblem, raise_problems
 from quintet.contained_files import LINK_HINT, is_contained
 from quintet.errors import ConfigError, nearest
@@ -37,6 +38,8 @@ LEARNER_DEFAULTS: Mapping[str, object] = {
     "megatron": None,
     "memory": {},
 }
+MODEL_KEYS = ("policy.path", "policy.tokenizer", "sft.path", "critic.path", "reference.path", "reward.model.path")
+"""Keys of model directories that may also be names of the hub."""
 TRAINING_CODE = ("algorithm.advantage", "algorithm.loss")
 """Settings that only training executes."""
 EPISODE_CODE = (
@@ -117,7 +120,14 @@ def load_config(
         print(f"defaults of {composed.release}", file=sys.stderr)
     for remark in (*composed.remarks, *(() if of_run or source.dialect != NATIVE else unread)):
         warn(remark)
-    return composed
+    return _with_cached_models(composed)
+
+
+def _with_cached_models(composed: ComposedConfig) -> ComposedConfig:
+    """Return the configuration with directories in place of names of the hub whose models are in its cache."""
+    paths = {key: config_value(composed.experiment, key) for key in MODEL_KEYS}
+    cached = {key: cached_model(path) for key, path in paths.items() if path is not None}
+    return with_values(composed, {key: directory for key, directory in cached.items() if directory is not None})
 
 
 def print_key_states(composed: ComposedConfig) -> None:

@@ -9,7 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from quintet.cli.status import find_run
-from quintet.diagnosis.diagnose import diagnose_run
+from quintet.diagnosis.coverage import Coverage
+from quintet.diagnosis.diagnose import diagnose_run, read_coverage
 from quintet.diagnosis.findings import Finding
 
 
@@ -21,20 +22,25 @@ def run(targets: Sequence[str], *, as_json: bool, fail: bool) -> int:
     """
     findings = {path: diagnose_run(path) for path in map(find_run, targets)}
     if as_json:
-        reports = [{"path": str(path), "findings": [*map(asdict, listed)]} for path, listed in findings.items()]
+        reports = [
+            {"path": str(path), "findings": [*map(asdict, listed)], "coverage": asdict(read_coverage(path))}
+            for path, listed in findings.items()
+        ]
         print(json.dumps(reports))
     else:
-        print("\n\n".join(_report(path, run_findings) for path, run_findings in findings.items()))
+        print("\n\n".join(_report(path, listed, read_coverage(path)) for path, listed in findings.items()))
     is_critical = any(finding.severity == "critical" for run_findings in findings.values() for finding in run_findings)
     return int(fail and is_critical)
 
 
-def _report(path: Path, findings: Sequence[Finding]) -> str:
+def _report(path: Path, findings: Sequence[Finding], coverage: Coverage) -> str:
+    lines = coverage.waiting_lines()
+    not_judged = ["\n".join(["not judged yet", *(f"  {line}" for line in lines)])] if lines else []
     if not findings:
-        return f"{path}: nothing looks wrong"
+        return "\n\n".join([f"{path}: {coverage.verdict}", *not_judged])
     numbers = Counter(finding.severity for finding in findings)
     counts = ", ".join(f"{number} {severity}" for severity, number in numbers.items())
-    return "\n\n".join([f"{path}: {counts}", *map(_describe, findings)])
+    return "\n\n".join([f"{path}: {counts}", *map(_describe, findings), *not_judged])
 
 
 def _describe(finding: Finding) -> str:

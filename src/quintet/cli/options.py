@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from quintet.cli.completion import complete_config, complete_key
+from quintet.cli.messages import warn
 from quintet.errors import ConfigError
 
 Config = Annotated[
@@ -65,9 +66,18 @@ MaxRestarts = Annotated[
 def split(config: str | None, overrides: list[str] | None) -> tuple[str | None, list[str]]:
     """Split the arguments: the first one is a file unless it is a `key=value` override."""
     remaining = list(overrides or [])
-    if config is not None and "=" in config:
-        return None, [config, *remaining]
-    return config, remaining
+    path, given = (None, [config, *remaining]) if config is not None and "=" in config else (config, remaining)
+    for key, values in _repeated(given).items():
+        warn(f"{key} is given {len(values)} times: {key}={values[-1]} counts, not {', '.join(values[:-1])}")
+    return path, given
+
+
+def _repeated(overrides: Sequence[str]) -> dict[str, list[str]]:
+    """Return the keys with several different values, in their order."""
+    values: dict[str, list[str]] = {}
+    for key, _, value in (override.partition("=") for override in overrides):
+        values.setdefault(key, []).append(value)
+    return {key: listed for key, listed in values.items() if len({*listed}) > 1}
 
 
 def with_release(dialect: str | None, release: str | None) -> str | None:

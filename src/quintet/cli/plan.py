@@ -10,6 +10,7 @@ from quintet.cli.config_source import NATIVE
 from quintet.cli.configuration import InspectedConfig, inspect_config
 from quintet.cli.key_table import print_keys
 from quintet.cli.plan_table import print_plan
+from quintet.cli.row_checks import check_graded_rows
 from quintet.config.checks.processes import torchrun_command
 from quintet.config.checks.unsupported import unsupported_values
 from quintet.config.key_states import KeyState, count_states, describe_counts, key_states
@@ -35,7 +36,7 @@ def run(
     Values that this version or this machine does not support are listed, not refused.
 
     Raises:
-        ConfigError: something cannot work anywhere, or does not fit into `device_memory` GiB.
+        ConfigError: something cannot work anywhere, does not fit into `device_memory` GiB, or rows cannot be graded.
     """
     try:
         inspected = inspect_config(config, overrides, dialect, unknown_keys)
@@ -50,6 +51,8 @@ def run(
         _print_keys(states, as_json=as_json)
         return
     plan = plan_run(inspected.composed, None if device_memory is None else int(device_memory * GIB))
+    if plan.data is not None and plan.data.rows is not None and not missing:
+        check_graded_rows(inspected.composed)
     remarks = (*inspected.composed.remarks, *inspected.remarks)
     start, release = torchrun_command(inspected.composed.experiment), inspected.composed.release
     if as_json:

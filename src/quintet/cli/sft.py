@@ -7,6 +7,7 @@ import os
 from quintet.cli.choices import check_choices
 from quintet.cli.configuration import load_config, print_key_states
 from quintet.cli.ranks import run_on_all_ranks
+from quintet.cli.result_warnings import warn_about_results
 from quintet.cli.transformers_setup import silence_transformers
 from quintet.config.checks.models import check_models
 from quintet.config.composed import ComposedConfig
@@ -28,6 +29,7 @@ def run_composed(composed: ComposedConfig) -> int:
     check_models(composed)
     check_choices(composed)
     check_placement(composed)
+    warn_about_results(composed)
     from quintet.tracking.run_directory import RunDirectory
 
     if current_rank().rank == 0:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from quintet.cli.choices import check_action_policy, check_choices
 from quintet.cli.configuration import load_config, print_key_states
 from quintet.cli.ranks import run_on_all_ranks
+from quintet.cli.result_warnings import warn_about_results
+from quintet.cli.row_checks import check_graded_rows
 from quintet.cli.transformers_setup import silence_transformers
 from quintet.config.checks.models import check_models
 from quintet.config.plan.images import check_images
@@ -29,6 +31,9 @@ def run(config: str | None, overrides: list[str], dialect: str | None, unknown_k
     check_placement(composed)
     check_images(composed)
     check_action_policy(composed)
+    warn_about_results(composed)
+    if current_rank().rank == 0:
+        check_graded_rows(composed)
     from quintet.tracking.run_directory import RunDirectory
 
     if current_rank().rank == 0:

@@ -12,11 +12,13 @@ from quintet.config.checks.unsupported import with_torchrun_devices
 from quintet.config.composed import ComposedConfig, Setting
 from quintet.config.deprecation import current_key, refuse_both_names, upgrade, upgrade_override
 from quintet.config.dialects.synonyms import keys_by_synonym
-from quintet.config.dotted import flatten, get_value, has_key, set_value
+from quintet.config.dotted import flatten, get_value, has_key, sections_around, set_value
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.batch_arithmetic import compute_batch_arithmetic
+from quintet.config.plan.default_rates import with_suitable_rates
 from quintet.config.problems import describe_setting, raise_problems, source_of
-from quintet.config.schema import chosen_name, documented_key, keys
+from quintet.config.run_name import default_run_name
+from quintet.config.schema import chosen_name, documented_key, is_text, keys
 from quintet.config.validation import describe_problems
 from quintet.config.yaml_reader import COMMAND_LINE, parse_override, read_file
 
@@ -46,8 +48,11 @@ def load_experiment(
     except ValidationError as error:
         raise_problems(describe_problems(error, tree, sources, keys_by_synonym))
         raise
+    experiment = with_suitable_rates(experiment, tree)
+    if not has_key(tree, "name"):
+        experiment = experiment.model_copy(update={"name": default_run_name(experiment)})
     values = flatten(experiment.model_dump())
-    provenance = {key: source_of(key, sources) for key in values}
+    provenance = {key: source_of(key, sources) if _is_given(tree, key) else DEFAULT for key in values}
     composed = ComposedConfig(experiment, provenance, tuple(dict.fromkeys(notes)), settings=settings)
     compute_batch_arithmetic(composed)
     return composed
@@ -72,6 +77,14 @@ def unread_remarks(composed: ComposedConfig) -> Iterator[str]:
             yield f"{describe_setting(setting.key, setting.value, setting.source)} has no effect: {reason}"
 
 
+def _is_given(tree: Mapping[str, Any], key: str) -> bool:
+    """Return whether the tree has a value for a dotted key, or for all of a section around it, which then is no
+    mapping."""
+    return has_key(tree, key) or any(
+        has_key(tree, section) and not isinstance(get_value(tree, section), Mapping) for section in sections_around(key)
+    )
+
+
 def _drop_default_preset(tree: dict[str, Any], sources: dict[str, str]) -> None:
     """Set `policy.preset` to null if it is not set and `policy.path` is."""
     if get_value(tree, "policy.path") is not None and not has_key(tree, "policy.preset"):
@@ -94,7 +107,7 @@ def _choices_first(overrides: Sequence[str], sources: Sequence[str]) -> list[tup
 def _apply(override: str, source: str, tree: dict[str, Any], sources: dict[str, str]) -> tuple[str, ...]:
     """Set one override in the tree; return notes about former names in it."""
     written: dict[str, str] = {}
-    key, value, upgraded = upgrade_override(*parse_override(override, written, source), written)
+    key, value, upgraded = upgrade_override(*_parse(override, written, source), written)
     section, _, last = key.rpartition(".")
     if last == "name" and documented_key(key) in _choice_names() and chosen_name(tree, section) != value:
         _forget_options(tree, section, sources)
@@ -103,6 +116,14 @@ def _apply(override: str, source: str, tree: dict[str, Any], sources: dict[str, 
     sources |= upgraded.sources
     set_value(tree, key, value)
     return upgraded.notes
+
+
+def _parse(override: str, written: dict[str, str], source: str) -> tuple[str, Any]:
+    """Return key and value of an override. A text key takes a word as it stands: `name=no` is not false."""
+    key, value = parse_override(override, written, source)
+    word = override.partition("=")[2].strip()
+    is_word = isinstance(value, bool | int | float) and is_text(current_key(key))
+    return key, word if is_word else value
 
 
 def _forget_options(tree: dict[str, Any], choice: str, sources: dict[str, str]) -> None:

@@ -56,7 +56,8 @@ def raise_problems(problems: Iterable[ConfigProblem]) -> None:
 
 
 def source_of(key: str, sources: Mapping[str, str]) -> str:
-    """Return the source of a key, otherwise of the closest section around it, otherwise of a key in it."""
+    """Return the source of a key, otherwise of the closest section around it, otherwise of the first key in it that is
+    no default."""
     around = [section for section in (key, *sections_around(key)) if section in sources]
-    inner = (source for other, source in sources.items() if is_inside(other, key))
+    inner = (source for other, source in sources.items() if is_inside(other, key) and source != "default")
     return sources[around[0]] if around else next(inner, "default")

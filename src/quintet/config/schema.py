@@ -4,7 +4,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -74,6 +75,28 @@ def is_key(name: str) -> bool:
     >>> is_key("actor.optimizer.learning_rate"), is_key("actor.learning_rate")
     (True, False)
     """
+    return bool(_fields(name))
+
+
+def is_text(name: str) -> bool:
+    """Return whether the values of a native key are texts, or null.
+
+    >>> is_text("name"), is_text("policy.path"), is_text("seed"), is_text("resume")
+    (True, True, False, True)
+    """
+    fields = _fields(name)
+    return bool(fields) and all(_is_text(field.annotation) for field in fields)
+
+
+def _is_text(annotation: Any) -> bool:
+    if get_origin(annotation) is Annotated:
+        return _is_text(get_args(annotation)[0])
+    parts = [part for part in get_args(annotation) if part is not NoneType]
+    return annotation is str or (get_origin(annotation) in (Union, UnionType) and all(map(_is_text, parts)))
+
+
+def _fields(name: str) -> list[FieldInfo]:
+    """Return the fields that a dotted native key names, one for each choice that has it."""
     sections: list[type[BaseModel]] = [Experiment]
     fields: list[FieldInfo] = []
     for part in documented_key(name).split("."):
@@ -81,7 +104,7 @@ def is_key(name: str) -> bool:
             fields = [section.model_fields[part] for section in sections if part in section.model_fields]
         annotations = [(field.annotation, *field.metadata) for field in fields]
         sections = [inner for each in annotations for inner in _sections(each, of_entries=part == "*")]
-    return bool(fields)
+    return fields
 
 
 def _sections(annotations: Iterable[Any], *, of_entries: bool) -> Iterator[type[BaseModel]]:

@@ -50,9 +50,9 @@ def describe_problems(
 def suggest_keys(name: str, valid: list[Key], synonyms: Synonyms) -> list[str]:
     """Return the valid keys that an unknown key may stand for.
 
-    In this order: a synonym of another framework in the same section, a similar key of the section, the same last part
-    in another section, a synonym in any section, a similar last part in any section. Of equal ones, keys of outer
-    sections come first.
+    In this order: a synonym of another framework in the same section, a similar key of the section, a key with all
+    words of the name (`data.validation_rows` for `validation.rows`), the same last part in another section, a synonym
+    in any section, a similar last part in any section. Of equal ones, keys of outer sections come first.
     """
     section, _, last = name.rpartition(".")
     names = {key.name for key in valid}
@@ -61,12 +61,26 @@ def suggest_keys(name: str, valid: list[Key], synonyms: Synonyms) -> list[str]:
     siblings = [key.name.rpartition(".")[2] for key in valid if key.name.rpartition(".")[0] == section]
     if close := nearest(last, siblings):
         return [f"{section}.{close}" if section else close]
+    if matches := _with_all_words(name, names):
+        return matches
     last_parts = [key.name.rpartition(".")[2] for key in valid]
     if last not in last_parts and (matches := synonyms(name, names, anywhere=True)):
         return matches
     similar = last if last in last_parts else nearest(last, last_parts)
     candidates = {key.name for key, part in zip(valid, last_parts, strict=True) if part == similar}
     return sorted(candidates, key=lambda name: (name.count("."), name))[:3]
+
+
+def _with_all_words(name: str, names: Collection[str]) -> list[str]:
+    """Return the keys with all words of a dotted name and the fewest others; none for a single word."""
+    words = _words(name)
+    matches = [other for other in names if words <= _words(other)] if len(words) > 1 else []
+    fewest = min((len(_words(other)) for other in matches), default=0)
+    return sorted(other for other in matches if len(_words(other)) == fewest)[:3]
+
+
+def _words(name: str) -> frozenset[str]:
+    return frozenset(name.replace("_", ".").split("."))
 
 
 def _key(location: tuple[int | str, ...]) -> str:

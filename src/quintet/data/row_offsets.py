@@ -39,6 +39,14 @@ class InvalidRowError(Exception):
         return ConfigError(message, key=key, value=str(path), source=f"{path}:{line}", hint="fix or remove that row")
 
 
+def json_error(offset: int, error: json.JSONDecodeError, first: int = 0) -> InvalidRowError:
+    """Return the error of a row that begins at a byte offset of the file and at character `first` of the parsed text. A
+    row that is not complete is wrong where its text ends, not in the line after it."""
+    end = min(error.pos, len(error.doc.rstrip()))
+    column = end - error.doc.rfind("\n", 0, end)
+    return InvalidRowError(offset + len(error.doc[first:end].encode()), f"{error.msg}, column {column}")
+
+
 def line_number(path: Path, offset: int) -> int:
     """Return the 1-based line number of a byte offset."""
     line, remaining = 1, offset
@@ -163,7 +171,7 @@ class _JsonObjectScanner:
                 _, stop = self._parse(self._text, self._index)
             except json.JSONDecodeError as error:
                 if self._at_end or not self._may_be_incomplete(error):
-                    raise InvalidRowError(self._byte_offset, error.msg) from error
+                    raise json_error(self._byte_offset, error, self._index) from error
                 self._read_block(num_bytes)
                 num_bytes *= 2
             except RecursionError as error:

@@ -60,15 +60,17 @@ class RowReader:
         """
         messages, reply = self.prompt_and_reply(row, row_name)
         response = reply[0]["content"] if len(reply) == 1 and not reply[0].keys() & CALLS_AND_THOUGHTS else None
+        ground_truth = self._truth(row, row_name)
         return PromptRow(
             id=number,
             data_source=(self.domain(row) or "") if self._config.domains else self._source(row),
             messages=self.place_images(row, messages, row_name),
-            ground_truth=self._truth(row, row_name),
+            ground_truth=ground_truth,
             extra=self._extra(row),
             response=response,
             agent_loop=self._agent_loop(row, row_name),
             location=row_name,
+            columns=tuple(row) if ground_truth is None else (),
         )
 
     def images(self, row: Mapping[str, Any], row_name: str, directory: Path) -> tuple[RowImage, ...]:

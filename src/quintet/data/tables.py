@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from quintet.data.chat_messages import ColumnarRow
 from quintet.data.data_files import write_atomically
-from quintet.data.row_offsets import InvalidRowError, csv_offsets, json_offsets, line_offsets
+from quintet.data.row_offsets import InvalidRowError, csv_offsets, json_error, json_offsets, line_offsets
 from quintet.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -98,15 +98,14 @@ class _TextTable:
         try:
             row = self._parse(raw)
         except (ValueError, RecursionError, csv.Error) as error:
-            raise InvalidRowError(start, _error_message(error)).as_config_error(self.path, self._key) from error
+            raise _row_error(start, error).as_config_error(self.path, self._key) from error
         if not isinstance(row, dict):
             raise InvalidRowError(start, "a row must be an object, {…}").as_config_error(self.path, self._key)
         return row
 
 
-def _error_message(error: Exception) -> str:
-    """Return the message without the line number, which JSON counts within the row."""
-    return f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+def _row_error(start: int, error: Exception) -> InvalidRowError:
+    return json_error(start, error) if isinstance(error, json.JSONDecodeError) else InvalidRowError(start, str(error))
 
 
 def _open_jsonl(path: Path, key: str, _cache: Path) -> Table:

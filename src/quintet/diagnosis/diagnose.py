@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quintet.diagnosis import policy_rules, response_rules, reward_rules, state_rules, system_rules, trajectory_rules
+from quintet.diagnosis.coverage import Coverage, WaitingRule
 from quintet.diagnosis.episode_files import EpisodeFile
 from quintet.diagnosis.findings import Finding
 from quintet.diagnosis.rule_specs import Limits, rule_specs
@@ -66,6 +67,27 @@ STATE_RULES: tuple[StateRule, ...] = (state_rules.run_ended_early, state_rules.r
 def diagnose_metrics(rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
     """Return the findings in the rows of a run's `metrics.jsonl`, critical ones first."""
     return _sorted(_of_metrics(RunData(rows)))
+
+
+def read_coverage(directory: Path) -> Coverage:
+    """Return which rules can judge a run, of its fine-tuning and warm start as well.
+
+    Raises:
+        MachineError: its metrics cannot be read.
+    """
+    paths = RunDirectory(directory)
+    files = (paths.metrics, paths.warm_start, directory / "sft" / paths.metrics.name)
+    runs = [RunData(read_metrics(path)) for path in files]
+    steps = max((step for run in runs for step in run.last_steps), default=0)
+    judged, waiting = [], []
+    for rule in METRIC_RULES if any(run.rows for run in runs) else ():
+        spec = rule_specs()[rule_name(rule)]
+        values = max((len(series) for run in runs for series in run.matching(*spec.metrics)), default=0)
+        if not spec.metrics or values >= spec.min_values:
+            judged.append(spec.name)
+        elif values:
+            waiting.append(WaitingRule(spec.name, spec.title, spec.min_values, spec.counts))
+    return Coverage(steps, judged, sorted(waiting, key=lambda each: (each.needed, each.unit)))
 
 
 def diagnose_run(directory: Path) -> list[Finding]:

@@ -27,14 +27,26 @@ class RuleSpec:
     """Whether the metric of a finding is too high or too low, so that its remedies are suggested."""
     remedies: Sequence[str]
     """What to try before the remedies of the metric."""
+    metrics: Sequence[str]
+    """Metrics of which it needs one; none if it needs other files, or judges every value by itself."""
     source: str
     """Publication or program from which the limits are taken; empty for limits from experience with Quintet."""
+
+    @property
+    def min_values(self) -> int:
+        """Number of values of a metric from which it can judge."""
+        return int(max(self.limits.get("steps", 1), self.limits.get("validations", 1)))
+
+    @property
+    def counts(self) -> str:
+        """What `min_values` counts."""
+        return "validations" if "validations" in self.limits else "steps"
 
 
 @cache
 def rule_specs() -> Mapping[str, RuleSpec]:
     """Return all rules by name."""
-    defaults: dict[str, Any] = {"limits": {}, "side": None, "remedies": (), "source": ""}
+    defaults: dict[str, Any] = {"limits": {}, "side": None, "remedies": (), "metrics": (), "source": ""}
     specs = [RuleSpec(name, **(defaults | entry)) for name, entry in read_yaml(__file__, "rules.yaml").items()]
     return {spec.name: replace(spec, when=spec.when.format(**spec.limits)) for spec in specs}
 

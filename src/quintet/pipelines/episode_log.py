@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from quintet.config.native.experiment import Experiment
+from quintet.envs.env import IMAGE
 from quintet.pipelines.run import Run, is_due
 from quintet.records import Trajectory
 from quintet.seeds import derive_seed
@@ -15,23 +18,30 @@ from quintet.tracking.trajectories import EpisodeTokens, write_trajectories
 
 
 def store_training_episodes(
-    run: Run, step: int, trajectories: Sequence[Trajectory], tokens: Sequence[EpisodeTokens] | None = None
+    run: Run,
+    step: int,
+    trajectories: Sequence[Trajectory],
+    tokens: Sequence[EpisodeTokens] | None = None,
+    tokenizer: Any = None,
 ) -> None:
     """Store the episodes of a training step, with the statistics of their `tokens`; with `tracking.rendered_episodes`,
-    also the first ones as pages.
+    also the first ones as pages. With a `tokenizer`, turns have the texts of their prompts.
 
     Raises:
         MachineError: a file cannot be written.
     """
     tracking = run.config.tracking
     path = run.directory.trajectories("train", step)
-    write_trajectories(path, step, "train", trajectories, tokens=tokens, image_episodes=tracking.image_episodes)
+    decode, images = prompt_decoder(tokenizer), tracking.image_episodes
+    write_trajectories(path, step, "train", trajectories, tokens=tokens, image_episodes=images, decode=decode)
     if tracking.rendered_episodes:
         directory = _pages_directory(run) / f"train/step_{step}"
         write_episode_pages(directory, step, trajectories[: tracking.rendered_episodes])
 
 
-def store_validation_episodes(run: Run, step: int, trajectories: Sequence[Trajectory], batch_size: int) -> None:
+def store_validation_episodes(
+    run: Run, step: int, trajectories: Sequence[Trajectory], batch_size: int, tokenizer: Any = None
+) -> None:
     """Store the episodes of a validation and, with `tracking.rendered_episodes`, the first of each batch as pages, and
     send `tracking.validation_generations` of them to the loggers.
 
@@ -40,7 +50,8 @@ def store_validation_episodes(run: Run, step: int, trajectories: Sequence[Trajec
     """
     config, tracking = run.config, run.config.tracking
     path = run.directory.trajectories("validation", step)
-    write_trajectories(path, step, "validation", trajectories, image_episodes=tracking.image_episodes)
+    decode, images = prompt_decoder(tokenizer), tracking.image_episodes
+    write_trajectories(path, step, "validation", trajectories, image_episodes=images, decode=decode)
     if tracking.rendered_episodes:
         validation = _pages_directory(run) / f"validation_{validation_number(config, step)}"
         for batch, first in enumerate(range(0, len(trajectories), batch_size), 1):
@@ -49,6 +60,22 @@ def store_validation_episodes(run: Run, step: int, trajectories: Sequence[Trajec
     if tracking.validation_generations:
         seed = derive_seed(config.seed, "validation_generations")
         run.log_generations(step, select_generations(trajectories, tracking.validation_generations, seed))
+
+
+def prompt_decoder(tokenizer: Any) -> Callable[[Sequence[int]], str] | None:
+    """Return the function from the tokens of a prompt to their text, in which `<image>` stands for the tokens of an
+    image; None without a tokenizer."""
+    if tokenizer is None:
+        return None
+
+    def decode(tokens: Sequence[int]) -> str:
+        parts = groupby(tokens, lambda token: token < 0)
+        return "".join(
+            IMAGE if is_image else str(tokenizer.decode(list(part), skip_special_tokens=False))
+            for is_image, part in parts
+        )
+
+    return decode
 
 
 def _pages_directory(run: Run) -> Path:

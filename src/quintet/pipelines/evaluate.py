@@ -14,6 +14,7 @@ from quintet.config.native.experiment import Experiment
 from quintet.data.start_state_files import build_start_states
 from quintet.envs.mixed_env import build_run_envs
 from quintet.errors import ConfigError
+from quintet.pipelines.episode_log import prompt_decoder
 from quintet.pipelines.evaluation_results import Evaluation, ResultWriter, Statistics, finish_results, open_results
 from quintet.pipelines.stored_responses import StoredResponses
 from quintet.policies.model_loading import load_policy_tokenizer
@@ -38,7 +39,7 @@ from quintet.rollout.episode import Episode
 from quintet.rollout.episode_limits import build_episode_rules
 from quintet.rollout.multi_turn_loop import build_prompt_loop
 from quintet.rollout.sampling_params import SamplingParams, check_tokens, validation_prompts, validation_sampling
-from quintet.rollout.single_turn_loop import SingleTurnLoop
+from quintet.rollout.single_turn_loop import SingleTurnLoop, format_messages
 from quintet.runtime.components import stop_token_ids
 from quintet.runtime.engines.engine_builders import engine_setup, load_merged_model
 from quintet.runtime.process_settings import configure_process
@@ -48,7 +49,7 @@ from quintet.tools.registry import tool_schemas
 from quintet.tools.users import user_names
 from quintet.tracking.eval_statistics import Sample
 from quintet.tracking.progress import build_progress
-from quintet.tracking.trajectories import write_trajectories
+from quintet.tracking.trajectories import truth_text, write_trajectories
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,7 +77,7 @@ def evaluate_stored(composed: ComposedConfig, console: Console) -> Evaluation:
             "--data FILE, or a configuration with validation.only=true",
         )
     rows = StoredResponses(stored, needs_prompts=_uses_model(config.reward))
-    with open_results(composed) as (directory, writer):
+    with open_results(composed, console) as (directory, writer):
         scoring = config.model_copy(update={"reward": _reward(config)})
         scorer = build_reward_scorer(scoring, Path(config.policy.path or "policy"))
         progress = build_progress(console)
@@ -111,7 +112,13 @@ def _add_stored(writer: ResultWriter, answer: Response, verdict: RewardResult) -
         dict(verdict.reward_components),
         verdict.extracted_answer,
     )
-    writer.add(answer.id, sample, verdict.failure, {"response": answer.text})
+    question = format_messages(prompt_row.messages)
+    shown = {"question": question, "response": answer.text, **_truth(prompt_row.ground_truth)}
+    writer.add(answer.id, sample, verdict.failure, shown)
+
+
+def _truth(truth: Any) -> dict[str, str]:
+    return {} if truth is None else {"ground_truth": truth_text(truth)}
 
 
 def _reward(config: Experiment) -> RewardConfig:
@@ -141,7 +148,7 @@ def evaluate_model(
         check_for_endpoint(config)
     if config.env.is_simulator:
         return _evaluate_robots(composed, statistics, console)
-    with open_results(composed) as (directory, writer):
+    with open_results(composed, console) as (directory, writer):
         evaluator = _Evaluator.of(config, endpoint)
         samples = config.validation.sampling.samples
         progress = build_progress(console)
@@ -155,9 +162,9 @@ def evaluate_model(
                 phase.advance()
         if stored:
             stored.sort(key=lambda t: (t.group, t.sample))
-            write_trajectories(
-                directory.path / EPISODES, 0, "validation", stored, image_episodes=config.tracking.image_episodes
-            )
+            decode, images = prompt_decoder(evaluator.tokenizer), config.tracking.image_episodes
+            path = directory.path / EPISODES
+            write_trajectories(path, 0, "validation", stored, image_episodes=images, decode=decode)
         return finish_results(directory, writer, statistics, evaluator.endpoint_counts(endpoint))
 
 
@@ -168,7 +175,7 @@ def _evaluate_robots(composed: ComposedConfig, statistics: Statistics, console: 
     from quintet.runtime.controller import Controller
 
     config = composed.experiment
-    with open_results(composed) as (directory, writer):
+    with open_results(composed, console) as (directory, writer):
         components = RobotComponents.build(config, Path(str(config.policy.path)), Controller.in_process())
         progress = build_progress(console)
         with closing(components), progress.phase("episodes", num_held_out(config), unit="episode") as phase:
@@ -225,7 +232,9 @@ def _add_played(
     parts = dict(trajectory.reward_components) or {"acc": float(trajectory.success)}
     sample = Sample(trajectory.env, str(trajectory.seed), trajectory.reward, parts, trajectory.extracted_answer)
     shown = {
+        "question": trajectory.turns[0].observation if trajectory.turns else "",
         "response": trajectory.turns[-1].text if trajectory.turns else "",
+        **_truth(trajectory.ground_truth),
         "sample": trajectory.sample,
         "outcome": trajectory.outcome.value,
         "turns": len(trajectory.turns),
@@ -244,6 +253,8 @@ class _Evaluator:
     engine: Engine
     starts_per_round: int
     """Maximum number of start states that are run concurrently."""
+    tokenizer: Any = None
+    """Tokenizer of the policy; None behind an endpoint, which returns no tokens."""
 
     @classmethod
     def of(cls, config: Experiment, endpoint: EndpointSettings | None = None) -> _Evaluator:
@@ -257,7 +268,8 @@ class _Evaluator:
         rules = [rules.tolerating_failures() for rules in build_episode_rules(config)]
         chat = ChatFormat.from_config(config.rollout, policy.tokenizer, policy.stop_token_ids, policy.images)
         episodes = AgentLoop.with_rules(engine, chat, build_run_envs(config), rules)
-        return cls(episodes, starts, sampling, engine, validation_prompts(config, len(starts)))
+        tokenizer = policy.tokenizer if endpoint is None else None
+        return cls(episodes, starts, sampling, engine, validation_prompts(config, len(starts)), tokenizer)
 
     def play(self, samples: int) -> Iterator[Trajectory]:
         """Run `samples` episodes from each start state, at most `MAX_CONCURRENT` at a time."""

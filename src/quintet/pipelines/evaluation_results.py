@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from quintet.config.composed import ComposedConfig
 from quintet.config.yaml_writer import dump_config
@@ -18,6 +18,9 @@ from quintet.records import Failure
 from quintet.tracking.atomic_files import translate_os_errors
 from quintet.tracking.eval_statistics import Estimates, Sample, estimates, validation_metrics
 from quintet.tracking.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 RESULTS, ANSWERS, CONFIG = "results.json", "answers.jsonl", "evaluation.yaml"
 
@@ -106,10 +109,14 @@ def _line(sample: Sample, failure: Failure | None) -> dict[str, Any]:
 
 
 @contextmanager
-def open_results(composed: ComposedConfig) -> Iterator[tuple[RunDirectory, ResultWriter]]:
-    """Create and lock the run directory; the file with the results gets its name when it is complete."""
+def open_results(composed: ComposedConfig, console: Console) -> Iterator[tuple[RunDirectory, ResultWriter]]:
+    """Create and lock the run directory; the file with the results gets its name when it is complete. The console tells
+    of earlier results that are replaced."""
     directory = RunDirectory.create_for(composed)
     with directory.lock():
+        if (earlier := directory.path / RESULTS).exists():
+            note = f"{earlier} of an earlier evaluation is replaced; name=NAME keeps it"
+            console.print(note, soft_wrap=True, markup=False, highlight=False)
         config = dump_config(composed).partition("\n")[2]
         directory.write_text(CONFIG, f"# Resolved configuration of this evaluation.\n{config}")
         directory.write_keys(composed)

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from quintet.config.compose import load_experiment
+from quintet.config.run_name import model_name
 from quintet.contained_files import contained_path, read_contained
 from quintet.errors import MachineError
 from quintet.hardware import memory_bytes
@@ -37,9 +38,10 @@ from quintet.pipelines.export_check import (
     require_equal_logits,
     round_weights,
 )
-from quintet.pipelines.model_card import CARD, checkpoint_card, plain_card
+from quintet.pipelines.model_card import CARD, plain_card, training_card
 from quintet.pipelines.model_lookup import find_model
 from quintet.pipelines.sft.final_weights import write_directory
+from quintet.pipelines.training_record import TrainingRecord, checkpoint_record, read_record, write_record
 from quintet.policies.lora import ADAPTER_DIRECTORY, CONFIG_FILE
 from quintet.policies.model_files import check_model_files
 from quintet.runtime.learners.learner_checkpoint import HF
@@ -122,7 +124,10 @@ def export(
     if (source_path / CONFIG_FILE).is_file():
         check_model_files(source_path)
         policy = _PolicySource.of(source_path, enclosing, trust_remote_code=trust_remote_code)
-        return _write(source_path, target, None, lambda directory: _merge(source_path, directory, target_dtype, policy))
+        card = _Card.of(source_path, enclosing, dtype, target.name)
+        return _write(
+            source_path, target, None, lambda directory: _merge(source_path, directory, target_dtype, policy, card)
+        )
     model = find_model(source, warn).policy
     if not any(model.glob("*.safetensors")):
         raise MachineError(
@@ -130,14 +135,12 @@ def export(
         )
     checkpoint = enclosing if model == source_path else read_checkpoint(model.parent)
     policy = _PolicySource.of(model, checkpoint, trust_remote_code=trust_remote_code)
+    card = _Card.of(model, checkpoint, dtype, target.name)
 
     def write(directory: Path) -> ExportCheck:
         _convert(model, directory, target_dtype)
-        if checkpoint is not None:
-            (directory / CARD).write_text(checkpoint_card(checkpoint, dtype, target.name))
-        elif not (directory / CARD).exists():
-            text = f"A copy of `{model.resolve().name}`, in {dtype or 'its own dtype'}."
-            (directory / CARD).write_text(plain_card(target.name, text))
+        if card.record is not None or not (directory / CARD).exists():
+            card.write(directory, f"A copy of `{model.resolve().name}`, in {dtype or 'its own dtype'}.")
         return _check_converted(model, directory, target_dtype, policy)
 
     return _write(model, target, checkpoint.step if checkpoint else None, write)
@@ -153,6 +156,33 @@ def _write(source: Path, target: Path, step: int | None, write: Callable[[Path],
 
 def _num_parameters(directory: Path) -> int:
     return sum(stored_sizes(file)[0] for file in directory.glob("*.safetensors"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Card:
+    """What the model card tells of the training."""
+
+    record: TrainingRecord | None
+    """None if the training is unknown."""
+    dtype: str | None
+    target: str
+    """Name of the exported directory."""
+
+    @classmethod
+    def of(cls, directory: Path, checkpoint: Checkpoint | None, dtype: str | None, target: str) -> _Card:
+        """Read the record of the checkpoint, or of the final weights of fine-tuning or the export in `directory`."""
+        record = read_record(directory) if checkpoint is None else checkpoint_record(checkpoint)
+        return cls(record, dtype, target)
+
+    def write(self, directory: Path, origin: str, note: str = "") -> None:
+        """Write card and record. `origin` is all that is known without a record; `note` is about the files."""
+        if self.record is None:
+            (directory / CARD).write_text(plain_card(self.target, origin))
+            return
+        stored = _read(directory / "config.json")
+        dtype = self.dtype or stored.get("dtype") or stored.get("torch_dtype") or "the dtype of the source"
+        (directory / CARD).write_text(training_card(self.record, str(dtype), self.target, note))
+        write_record(directory, self.record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +297,7 @@ def _with_dtype(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {**config, **parts, "dtype": name, **old}
 
 
-def _merge(adapters: Path, target: Path, dtype: torch.dtype | None, policy: _PolicySource) -> ExportCheck:
+def _merge(adapters: Path, target: Path, dtype: torch.dtype | None, policy: _PolicySource, card: _Card) -> ExportCheck:
     """Write the adapters' base model with the adapters merged, by default in the base model's dtype, and check it.
 
     Raises:
@@ -294,8 +324,8 @@ def _merge(adapters: Path, target: Path, dtype: torch.dtype | None, policy: _Pol
     AutoTokenizer.from_pretrained(
         tokenizer_source, local_files_only=True, trust_remote_code=policy.trusted
     ).save_pretrained(target)
-    name = adapters.resolve().parent.name
-    (target / CARD).write_text(plain_card(name, f"Adapters merged into `{base.resolve().name}`."))
+    merged_into = f"Adapters merged into `{model_name(str(base.resolve()))}`."
+    card.write(target, merged_into, note=merged_into)
     del merged
     check_directory(target, check.expected, check.arguments, trust_remote_code=policy.trusted)
     return ExportCheck(check.rounding)

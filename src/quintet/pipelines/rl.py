@@ -91,7 +91,7 @@ def reinforce(run: Run, components: Components, stop: StopRequest) -> None:
             if step.is_validated(config):
                 with step.timings.phase("testing"):
                     metrics |= validate(run, components, step.number)
-        show_rollout(run, step.number, rollout)
+        show_rollout(run, components, step.number, rollout)
         for warning in warnings.check(rollout.trajectories, metrics):
             run.progress.note(warning)
         return metrics

@@ -153,12 +153,12 @@ def _greedy_rewards(components: Components, episodes: list[Trajectory]) -> dict[
     }
 
 
-def show_rollout(run: Run, step: int, rollout: Rollout) -> None:
+def show_rollout(run: Run, components: Components, step: int, rollout: Rollout) -> None:
     """Print the responses and store the episodes of a step, if configured."""
     if run.config.rollout.engine_options.print_responses:
         run.progress.note("\n".join(response_lines(rollout.trajectories, step=step)))
     if is_due(step, run.config.tracking.trajectories_every_steps):
-        store_training_episodes(run, step, rollout.trajectories, rollout.tokens)
+        store_training_episodes(run, step, rollout.trajectories, rollout.tokens, components.tokenizer)
 
 
 def validate(run: Run, components: Components, step: int) -> dict[str, float]:
@@ -176,7 +176,7 @@ def validate(run: Run, components: Components, step: int) -> dict[str, float]:
                 trajectories.append(trajectory)
                 progress.advance()
     trajectories.sort(key=lambda t: (t.group, t.sample))
-    store_validation_episodes(run, step, trajectories, size)
+    store_validation_episodes(run, step, trajectories, size, components.tokenizer)
     metrics = _summary(config, trajectories)
     return metrics | (validation_metrics([_sample(t) for t in trajectories]) if config.data else {})
 

@@ -15,7 +15,9 @@ from quintet.config.composed import ComposedConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.training import SftConfig
 from quintet.config.plan.batch_arithmetic import compute_batch_arithmetic
+from quintet.config.plan.row_counts import learns_from_files
 from quintet.config.yaml_writer import dump_config
+from quintet.data.file_records import describe_data_files
 from quintet.errors import InterruptedRun
 from quintet.pipelines.resume import find_resume_checkpoint
 from quintet.runtime.device import gpu_memory_metrics
@@ -59,6 +61,8 @@ class Run:
     """Checkpoint of its warm start that it resumes from; `checkpoint` is None then."""
     _started_at: float = field(default_factory=time.perf_counter)
     _logger: MetricLogger | None = None
+    _data_files: list[dict[str, Any]] | None = None
+    """Records of the data files, once they are read."""
     _is_noted: bool = False
     """Whether the user knows that no logger shows generations."""
 
@@ -141,11 +145,20 @@ class Run:
         Raises:
             MachineError: the previous checkpoint could not be written.
         """
-        state |= {"seconds": self.seconds, "experiment": self.config.model_dump(mode="json")}
+        state |= self.training_state()
         state |= {"contents": list(self.config.checkpoint.contents), IN_WARM_START: in_warm_start}
         root = self.directory.warm_start_checkpoints if in_warm_start else self.directory.checkpoints
         with translate_os_errors(root):
             self.saver.save(step, state, copy, root=root, delete=None if in_warm_start else self._replaced_checkpoint())
+
+    def training_state(self) -> dict[str, Any]:
+        """Return time, configuration and data files of the training so far, as JSON values."""
+        if self._data_files is None:
+            data = self.config.data
+            is_read = data is not None and data.dataset_class is None and learns_from_files(self.config)
+            self._data_files = describe_data_files(data) if data is not None and is_read else []
+        experiment = self.config.model_dump(mode="json")
+        return {"seconds": self.seconds, "experiment": experiment, "data": self._data_files}
 
     def _replaced_checkpoint(self) -> Path:
         """Return the directory that is deleted once the next checkpoint is complete."""
@@ -266,7 +279,10 @@ def _prepare(run: Run) -> None:
     if run.warm_start_checkpoint:
         truncate(run.directory.path, run.warm_start_checkpoint.step, run.directory.warm_start.name)
     if run.checkpoint is None:
-        run.directory.clear(keep_warm_start=_resumes_own_warm_start(run))
+        sft = run.config.sft
+        run.directory.clear(
+            keep_warm_start=_resumes_own_warm_start(run), keep_fine_tuning=sft is not None and sft.then_reinforce
+        )
     if run.directory.read_state().get("status") != "finished":
         _mark_running(run)
 

@@ -44,8 +44,8 @@ from quintet.training.checkpoint.async_save import WriteFiles
 from quintet.training.checkpoint.checkpoint import Checkpoint
 
 NUM_TRIALS = 256
-MIN_TOKEN_ACCURACY = 0.88
-"""Token accuracy of the warm start below which the policy is not tried out: it does not win an episode yet."""
+MIN_LIKELY_TOKENS = 0.88
+"""Share of likely tokens of the warm start below which the policy is not tried out: it does not win an episode yet."""
 EPISODES_FILE = "expert_episodes.json"
 """File with the expert's episodes in a checkpoint of the warm start."""
 VOCABULARY_TEXTS = 4000
@@ -214,8 +214,8 @@ def _warm_start(
         _save_warm_start(run, components, number, demonstrations, completed=completed)
 
     def wins_enough(number: int, metrics: dict[str, float]) -> bool:
-        is_accurate = metrics["sft/token_accuracy"] > MIN_TOKEN_ACCURACY
-        return is_accurate and _wins_enough(components, warm_start, number)
+        is_likely = metrics["sft/likely_tokens"] > MIN_LIKELY_TOKENS
+        return is_likely and _wins_enough(components, warm_start, number)
 
     run_updates(run, warm_start, stop, update, save, wins_enough, done=done)
     components.learners.release_warm_start_actor()

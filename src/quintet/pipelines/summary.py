@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quintet.config.native.mixed_envs import ALL_ENVS
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from quintet.config.native.data import RewardConfig
     from quintet.config.native.experiment import Experiment
     from quintet.pipelines.run import Run
 
@@ -58,7 +60,7 @@ def _validated_env(run: Run) -> str:
 
 def _validations(run: Run) -> list[dict[str, float]]:
     """Return the metrics of the steps with a validation."""
-    return [line for line in read_metrics(run.directory.metrics) if f"val/{_validated_env(run)}/success_rate" in line]
+    return [line for line in read_metrics(run.directory.metrics) if f"val/{_validated_env(run)}/reward" in line]
 
 
 def _compare(names: list[tuple[str, str, bool]], lines: list[dict[str, float]]) -> list[ComparisonRow]:
@@ -99,12 +101,26 @@ def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
+def _task(config: Experiment) -> dict[str, str]:
+    """Return the environments or, of a run that answers prompts, its data and reward."""
+    if not config.env.reads_prompts:
+        return {"env": _envs(config)}
+    files = ", ".join(Path(name).name for name in (config.data.train_files if config.data else ()))
+    return {"data": files, "reward": _reward_name(config.reward)} if config.reward else {"data": files}
+
+
+def _reward_name(reward: RewardConfig) -> str:
+    if reward.model is not None:
+        return "reward model"
+    return reward.function or ("LLM judge" if reward.judge else reward.kind)
+
+
 def config_summary(config: Experiment) -> dict[str, str]:
     """Return the settings in the head of a report."""
     training = config.training
     return {
         "policy": config.policy.preset or str(config.policy.path),
-        "env": _envs(config),
+        **_task(config),
         "advantage": config.algorithm.advantage.name,
         "episodes a step": f"{training.groups_per_step} × {training.samples_per_group}",
         "steps": str(training.steps),

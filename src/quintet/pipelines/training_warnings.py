@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from textwrap import shorten
 
 from quintet.config.native.experiment import Experiment
-from quintet.records import Trajectory
+from quintet.records import Trajectory, Turn
 
 STEPS_WITHOUT_SIGNAL = 3
 """Consecutive steps without any difference of rewards within a group, after which a warning is due."""
@@ -49,19 +49,31 @@ class TrainingWarnings:
     def _unparsed_responses(self, trajectories: Sequence[Trajectory], metrics: Mapping[str, float]) -> str | None:
         if metrics.get("response/valid_format", 1.0) > 0:
             return None
-        turn = next((turn for episode in trajectories for turn in episode.turns), None)
-        if turn is None:
+        turns = [turn for episode in trajectories for turn in episode.turns]
+        if not turns:
             return None
-        if metrics.get("response_length/clip_ratio", 0.0) > 0.5:
-            limit = self._config.rollout.max_response_tokens
-            cause = f"most are cut off: increase rollout.max_response_tokens, now {limit}"
-        else:
-            cause = (
-                "the policy does not know the format: use a model that follows instructions, a warm start with"
-                " demonstrations, or fine-tune it first (quintet sft)"
-            )
+        is_cut_off = metrics.get("response_length/clip_ratio", 0.0) > 0.5
+        # the example shows the cause
+        turn = next((turn for turn in turns if turn.finish_reason.truncated is is_cut_off), turns[0])
+        cause = self._cause(turn, is_cut_off=is_cut_off)
         example = shorten(repr(turn.text), SHOWN_CHARACTERS, placeholder=" …")
-        return f"no response of this step could be parsed (response/valid_format is 0); {cause}. A response: {example}"
+        if self._config.env.reads_prompts:
+            problem = "no response of this step has the format that the reward checks"
+        else:
+            problem = "no response of this step could be parsed"
+        return f"{problem} (response/valid_format is 0); {cause}. A response: {example}"
+
+    def _cause(self, turn: Turn, *, is_cut_off: bool) -> str:
+        if is_cut_off:
+            limit = self._config.rollout.max_response_tokens
+            return f"most are cut off: increase rollout.max_response_tokens, now {limit}"
+        cause = "the policy does not know the format"
+        if not self._config.env.reads_prompts and "<answer>" not in turn.text:
+            cause += ", actions between <answer> and </answer>; the instruction of the environment has to describe it"
+        return (
+            f"{cause}: use a model that follows instructions, a warm start with demonstrations, or fine-tune it first"
+            " (quintet sft)"
+        )
 
     def _equal_rewards(self, metrics: Mapping[str, float]) -> str | None:
         compares_groups = self._config.algorithm.advantage.needs_several_samples

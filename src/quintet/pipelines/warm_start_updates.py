@@ -42,7 +42,7 @@ def make_updates(
         rate = learning_rate(config.optimizer, number, config.updates)
         decay = weight_decay(config.optimizer, number, config.updates)
         metrics = update(number, rate, decay)
-        losses = {name: value for name, value in metrics.items() if name in ("sft/loss", "sft/token_accuracy")}
+        losses = {name: value for name, value in metrics.items() if name in ("sft/loss", "sft/likely_tokens")}
         if should_stop(number, {**losses, "sft/lr": rate, "sft/grad_norm": metrics["grad_norm"]}):
             return
 

@@ -84,7 +84,8 @@ def _verifier_name(source: str) -> str:
 
 
 def _unknown(source: str) -> ConfigError:
-    alternatives = "set a verifier for all rows, reward.kind, or your own reward.function (file.py:function)"
+    names = ", ".join(entry.name for entry in VERIFIERS)
+    alternatives = f"set a verifier for all rows, reward.kind ({names}), or your own reward.function (file.py:function)"
     if not source:
         message = "rows have no data_source to choose a verifier by, and reward.kind = 'rules'"
         return ConfigError(message, key="reward.kind", value="rules", hint=alternatives)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -36,7 +36,7 @@ def check_rows(rows: Iterable[PromptRow], config: RewardConfig, seconds: float =
     """
     deadline = time.monotonic() + seconds
     routes = dict[str, Route]()
-    problems = list[str]()
+    problems = list[tuple[PromptRow, str]]()
     count = 0
     for row in rows:
         if not _has_verifier(row, config):
@@ -44,7 +44,7 @@ def check_rows(rows: Iterable[PromptRow], config: RewardConfig, seconds: float =
         if row.data_source not in routes:
             routes[row.data_source] = route(row.data_source, config)
         problem = ground_truth_problem(row, routes[row.data_source])
-        problems += [] if problem is None else [f"{_location(row)} has {_described(row, problem)}"]
+        problems += [] if problem is None else [(row, problem)]
         count += 1
         if time.monotonic() > deadline:
             break
@@ -88,20 +88,29 @@ def raise_data_error(row: PromptRow, chosen: Route, failure: Failure) -> None:
     if problem is None and failure.error_type == GroundTruthError.__name__:
         problem = f"the verifier {chosen.verifier!r} cannot compare with: {failure.message}"
     if problem is not None:
-        raise _error([f"{_location(row)} has {_described(row, problem)}"])
-
-
-def _location(row: PromptRow) -> str:
-    return row.location or f"row {row.id}"
+        raise _error([(row, problem)])
 
 
 def _described(row: PromptRow, problem: str) -> str:
-    return f"the ground truth {row.ground_truth!r:.80}, which {problem}"
+    if row.ground_truth is None and row.columns:
+        return f"has no ground truth; its columns are {', '.join(row.columns)}"
+    return f"has the ground truth {row.ground_truth!r:.80}, which {problem}"
 
 
-def _error(problems: list[str], count: str = "") -> ConfigError:
-    shown = "\n  ".join(problems[:MAX_SHOWN])
-    return ConfigError(f"{shown}{count}", key=KEY, hint=HINT)
+def _error(problems: Sequence[tuple[PromptRow, str]], count: str = "") -> ConfigError:
+    """Return the error that names rows; rows with the same problem are counted."""
+    rows = dict[str, list[str]]()
+    for row, problem in problems:
+        rows.setdefault(_described(row, problem), []).append(row.location or f"row {row.id}")
+    lines = [f"{_names(locations)} {problem}" for problem, locations in rows.items()]
+    shown = "\n  ".join(lines[:MAX_SHOWN])
+    unused = next((column for row, _ in problems for column in row.columns if column in row.extra), "COLUMN")
+    return ConfigError(f"{shown}{count}", key=KEY, hint=HINT.replace("COLUMN", unused))
+
+
+def _names(locations: Sequence[str]) -> str:
+    others = len(locations) - 1
+    return locations[0] + (f" (and {others:,} other row{'s' * (others > 1)})" if others else "")
 
 
 @contextmanager

@@ -42,14 +42,13 @@ class RewardComputation:
         score = float(outcome["score"])
         if not math.isfinite(score):
             return self._failed(response, Failure("reward", "ValueError", f"the score is {score}"))
-        components = {
-            "acc": min(max(score, 0.0), 1.0),
-            **(outcome.get("reward_components") or {}),
-            **self._extra_components(response),
-        }
+        own: Mapping[str, float] = outcome.get("reward_components") or {}
+        components = {"acc": min(max(score, 0.0), 1.0), **own, **self._extra_components(response)}
         wrong = self.config.wrong_reward
         base = wrong + score * (1.0 - wrong) if self.config.function is None else score
-        return RewardResult(response.id, self._total(base, components), components, outcome.get("extracted_answer"))
+        answer, is_measured = outcome.get("extracted_answer"), self.config.function is None or "acc" in own
+        total = self._total(base, components)
+        return RewardResult(response.id, total, components, answer, measures_success=is_measured)
 
     def raw_reward(self, response: Response, score: float | Failure) -> RewardResult:
         """Return the reward of a response from a score of any range, reported as `model_score`, or from its failure."""
@@ -57,11 +56,13 @@ class RewardComputation:
         if isinstance(score, Failure):
             total = self._total(self.config.wrong_reward, components)
             return RewardResult(response.id, total, components, failure=score)
-        return RewardResult(response.id, self._total(score, components), {"model_score": score, **components})
+        total = self._total(score, components)
+        return RewardResult(response.id, total, {"model_score": score, **components}, measures_success=False)
 
     def _failed(self, response: Response, failure: Failure) -> RewardResult:
         components = {"acc": 0.0, **self._extra_components(response)}
-        return RewardResult(response.id, self._total(self.config.wrong_reward, components), components, None, failure)
+        total, is_measured = self._total(self.config.wrong_reward, components), self.config.function is None
+        return RewardResult(response.id, total, components, None, failure, measures_success=is_measured)
 
     def _extra_components(self, response: Response) -> dict[str, float]:
         """Return `format`, 1 if the response has the required format, and `overlong`, at most 0."""

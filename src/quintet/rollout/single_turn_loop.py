@@ -11,6 +11,7 @@ from quintet import trace
 from quintet.config.native.rollout import RolloutConfig
 from quintet.errors import MachineError
 from quintet.records import (
+    PROMPTS,
     Failure,
     FinishReason,
     Generation,
@@ -69,7 +70,7 @@ class RunningPrompt:
     def finish(self, outcome: Outcome, result: RewardResult) -> Trajectory:
         """The record of the episode; without a response it has no turn."""
         return Trajectory(
-            env=self.prompt_row.data_source or "prompts",
+            env=self.prompt_row.data_source or PROMPTS,
             seed=self.episode.seed,
             group=self.episode.group,
             sample=self.episode.sample,
@@ -78,6 +79,9 @@ class RunningPrompt:
             failure=result.failure,
             reward_components=result.reward_components,
             extracted_answer=result.extracted_answer,
+            env_type=PROMPTS,
+            measures_success=result.measures_success,
+            ground_truth=self.prompt_row.ground_truth,
             replies_exceed_limit=self.replies_exceed_limit,
         )
 

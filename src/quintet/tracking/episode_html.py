@@ -10,12 +10,11 @@ from typing import Any
 
 from quintet.envs.env import IMAGE
 from quintet.tracking.chart_svg import number_text
-from quintet.tracking.grid_svg import DISPLAY, GridSheet, visible
+from quintet.tracking.episode_words import answers_prompt, checks_format, outcome_text, success_word
+from quintet.tracking.grid_svg import GridSheet, visible
 
 Episode = Mapping[str, Any]
 """A stored trajectory. The report replaces the names of its image files by their contents, bytes."""
-
-OUTCOMES: Mapping[str, str] = DISPLAY["outcomes"]
 
 _ARROWS: Mapping[str, str] = {"up": "↑", "down": "↓", "left": "←", "right": "→"}
 _TAGS = re.compile(r"(</?(?:think|answer)>)")
@@ -65,6 +64,8 @@ def episodes_html(episodes: Sequence[EpisodePair], boards: GridSheet) -> str:
 
 
 def _mark(episode: Episode) -> str:
+    if not success_word(episode):
+        return f"<b>{number_text(episode['reward'])}</b>"
     return '<b class="won">✓</b>' if episode["success"] else '<b class="lost">✗</b>'
 
 
@@ -84,16 +85,17 @@ def _panel(index: int, pair: EpisodePair, boards: GridSheet) -> str:
         f'<button type="button" data-when="{when}">{labels[when]} {_mark(episode)}</button>' for when, episode in plays
     )
     bodies = "".join(_play(when, labels[when], episode, boards) for when, episode in plays)
+    start = "row" if answers_prompt(pair.after) else "map"
     return (
         f'<article class="episode" data-episode="{index}"><header>'
-        f'<h3>{visible(str(pair.after["env"]))} <span class="seed">map {int(pair.after["seed"])}</span></h3>'
+        f'<h3>{visible(str(pair.after["env"]))} <span class="seed">{start} {int(pair.after["seed"])}</span></h3>'
         f'<div class="tabs">{tabs}</div></header>{bodies}</article>'
     )
 
 
 def _play(when: str, label: str, episode: Episode, boards: GridSheet) -> str:
     turns = episode["turns"]
-    outcome = OUTCOMES.get(str(episode["outcome"]), str(episode["outcome"]))
+    outcome = outcome_text(episode)
     count = f"{len(turns)} turn" + ("" if len(turns) == 1 else "s")
     frames_html = "".join(
         f'<button type="button" data-turn="{number}" aria-label="Turn {number + 1}">'
@@ -126,7 +128,8 @@ def _slide(number: int, episode: Episode, boards: GridSheet) -> str:
     return (
         f'<div class="slide" data-turn="{number}"><div class="boards many{min(len(shown), 4)}">{row}</div>'
         f'<div class="said"><h4>Turn {number + 1} <span>of {len(episode["turns"])}</span></h4>'
-        f"<blockquote>{_response_html(turn['text'])}</blockquote>{_facts(turn)}</div></div>"
+        f"<blockquote>{_response_html(turn['text'])}</blockquote>{_facts(turn, episode)}"
+        f"{_as_seen(turn)}</div></div>"
     )
 
 
@@ -156,13 +159,21 @@ def _response_html(text: str) -> str:
     return "".join(parts) or '<span class="tag">(empty)</span>'
 
 
-def _facts(turn: Mapping[str, Any]) -> str:
-    actions = " ".join(f"<kbd>{_action(action)}</kbd>" for action in turn["actions"]) or "none"
+def _as_seen(turn: Mapping[str, Any]) -> str:
+    """Return the prompt of a turn with the texts of the chat template, folded."""
+    if not turn.get("prompt_text"):
+        return ""
+    return f"<details><summary>As the model saw it</summary><pre>{visible(turn['prompt_text'])}</pre></details>"
+
+
+def _facts(turn: Mapping[str, Any], episode: Episode) -> str:
+    actions = " ".join(f"<kbd>{_action(action)}</kbd>" for action in turn["actions"])
     form = "valid" if turn["valid_format"] else '<b class="lost">not valid</b>'
+    answer = {"Answer": actions} if actions else {}
     facts = {
-        "Action": actions,
+        **(answer if answers_prompt(episode) else {"Action": actions or "none"}),
         "Reward": number_text(turn["reward"]),
-        "Format": form,
+        **({"Format": form} if checks_format(episode) else {}),
         "Stop reason": visible(str(turn["finish_reason"])),
         "Tokens": number_text(turn.get("response_tokens")),
     }

@@ -9,7 +9,8 @@ from string import Template
 from quintet.envs.service.png import encode_png
 from quintet.records import Trajectory, Turn
 from quintet.tracking.atomic_files import translate_os_errors, write_atomic
-from quintet.tracking.episode_html import OUTCOMES, observation_html, read_asset
+from quintet.tracking.episode_html import observation_html, read_asset
+from quintet.tracking.episode_words import outcome_text
 from quintet.tracking.grid_svg import GridSheet, visible
 
 
@@ -33,7 +34,8 @@ def write_episode_pages(directory: Path, step: int, trajectories: Sequence[Traje
 def _page(episode: Trajectory, title: str) -> str:
     boards = GridSheet()
     turns = "\n".join(_turn(number, turn, episode, boards) for number, turn in enumerate(episode.turns, 1))
-    outcome = OUTCOMES.get(episode.outcome.value, episode.outcome.value)
+    fields = {"env": episode.env, "env_type": episode.env_type, "outcome": episode.outcome.value}
+    outcome = outcome_text({**fields, "measures_success": episode.measures_success})
     return Template(read_asset("episode.html")).substitute(
         title=visible(title),
         outcome=visible(f"{outcome}, reward {episode.reward:g}"),

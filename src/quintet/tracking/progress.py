@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,10 +24,11 @@ KEY_METRICS: Mapping[str, str] = {
     "trajectory/success_rate": "success",
     "critic/score/mean": "reward",
     "val/{env}/success_rate": "validation",
+    "val/{env}/reward": "validation reward",
     "sft/loss": "loss",
-    "sft/token_accuracy": "accuracy",
+    "sft/likely_tokens": "likely tokens",
     "train/loss": "loss",
-    "train/token_accuracy": "accuracy",
+    "train/likely_tokens": "likely tokens",
     "val/loss": "held-out loss",
 }
 """Metrics shown beside the progress of a phase, with their labels."""
@@ -90,12 +91,13 @@ def _rate(value: float) -> str:
 
 
 class _Pace:
-    """Moving average of seconds per unit over at least `MIN_SECONDS`; the first steps are slow, so the overall mean
-    misleads."""
+    """Moving average of seconds per unit over at least `MIN_SECONDS`, without the first units as soon as there are
+    others: they are slow, so that the overall mean misleads."""
 
     def __init__(self, total: int, done: int, unit: str, clock: Callable[[], float]) -> None:
         self.total, self.done, self.unit, self.clock = total, done, unit, clock
-        self._marks: deque[tuple[float, int]] = deque([(clock(), done)], maxlen=20)
+        self._start = (clock(), done)
+        self._marks: deque[tuple[float, int]] = deque([self._start], maxlen=20)
 
     def advance(self, count: int) -> None:
         self.done += count
@@ -104,10 +106,12 @@ class _Pace:
             self._marks.pop()  # 20 marks span at least 9 of these intervals
         self._marks.append((now, self.done))
 
-    def seconds_per_unit(self) -> float | None:
-        """Return the average over the last marks, None if they cover less than `MIN_SECONDS`."""
-        (start, first), (end, last) = self._marks[0], self._marks[-1]
-        return (end - start) / (last - first) if last > first and end - start >= MIN_SECONDS else None
+    def seconds_per_unit(self, *, settled: bool = False) -> float | None:
+        """Return the average over the last marks, None if they cover less than `MIN_SECONDS`; with `settled` None if
+        only the first units are done, which take much longer than the others."""
+        after_first = list(self._marks)[self._marks[0] == self._start :]
+        average = _average(after_first)
+        return average if settled or average is not None else _average(self._marks)
 
     def rate(self) -> str:
         pace = self.seconds_per_unit()
@@ -116,21 +120,31 @@ class _Pace:
         return f"{_rate(pace)} s/{self.unit}" if pace >= 1 else f"{_rate(1 / pace)} {self.unit}s/s"
 
     def remaining(self) -> str:
-        pace = self.seconds_per_unit()
+        pace = self.seconds_per_unit(settled=True)
         if pace is None or self.done >= self.total:
             return ""
         return f"{duration(pace * (self.total - self.done))} left"
 
 
+def _average(marks: Sequence[tuple[float, int]]) -> float | None:
+    """Return the seconds per unit from the first to the last mark, None if that is less than `MIN_SECONDS`."""
+    if not marks:
+        return None
+    (start, first), (end, last) = marks[0], marks[-1]
+    return (end - start) / (last - first) if last > first and end - start >= MIN_SECONDS else None
+
+
 def _select_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the metrics that are shown, in the order of `KEY_METRICS`. With several environments these are the metrics
-    over all environments."""
-    is_mixed = "val/all/success_rate" in metrics
+    over all environments. The reward of a validation is shown if its success is not measured."""
+    is_mixed = any(name.startswith("val/all/") for name in metrics)
     defined = [
         (describe(name).name, name, value)
         for name, value in metrics.items()
         if not (is_mixed and name.startswith("val/") and not name.startswith("val/all/"))
     ]
+    if any(definition == "val/{env}/success_rate" for definition, _, _ in defined):
+        defined = [entry for entry in defined if entry[0] != "val/{env}/reward"]
     return {name: value for selected in KEY_METRICS for definition, name, value in defined if definition == selected}
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from quintet.errors import MachineError
 from quintet.tracking.chart_svg import Chart, Series, number_text
 from quintet.tracking.episode_html import Episode, EpisodePair, choose_episodes, episodes_html, read_asset
+from quintet.tracking.episode_words import success_word
 from quintet.tracking.grid_svg import GridSheet
 from quintet.tracking.image_files import read_png
 from quintet.tracking.loggers import read_metrics
@@ -142,7 +143,11 @@ def _curves(lines: Lines, warm_start: Lines) -> str:
             wide=True,
             bounds=(0.0, 1.0),
         ),
-        single("Reward", "critic/score/mean"),
+        Chart(
+            "Reward",
+            "Mean reward of an episode: of training episodes, and of held-out ones.",
+            (_series(lines, "critic/score/mean", "training", "second"), *_validation(lines, "reward", "held-out")),
+        ),
         single("Return", "env/return"),
         single("Entropy", "actor/entropy"),
         single("Policy change", "actor/ppo_kl"),
@@ -215,11 +220,15 @@ def _episodes(run: RunDirectory, count: int, boards: GridSheet, damage: list[str
     if not chosen:
         return ""
     solved = sum(bool(episode["success"]) for episode in last)
-    before = " Episodes lost before training and solved after it come first, marked ✗ → ✓." if first else ""
-    intro = (
-        f"{len(chosen)} of the {len(last)} held-out episodes of the last validation, {solved} of which were solved. "
-        f"The selection is not random: about a third are failures, if there are enough.{before}"
-    )
+    intro = f"{len(chosen)} of the {len(last)} held-out episodes of the last validation"
+    if word := success_word(chosen[0].after):
+        before = f" Episodes {word} only after training come first, marked ✗ → ✓." if first else ""
+        intro += (
+            f", {solved} of which were {word}. The selection is not random: about a third are failures, if there are"
+            f" enough.{before}"
+        )
+    else:
+        intro += ", with their rewards."
     return (
         f'<section id="episodes"><h2>Episodes</h2><p class="lead">{intro}</p>{episodes_html(chosen, boards)}</section>'
     )

@@ -21,6 +21,12 @@ from quintet.errors import MachineError
 from quintet.tracking.atomic_files import open_unlinked, translate_os_errors, writable_hint, write_atomic
 from quintet.tracking.run_processes import RunProcesses
 
+EPISODE_FOLDERS = ("trajectories", "images", "pictures", "videos")
+FINAL_WEIGHTS = ("model", "lora_adapter")
+"""Directories with the final weights of fine-tuning."""
+EVALUATION_FILES = ("results.json", "answers.jsonl", "episodes.jsonl", "evaluation.yaml", "generations.jsonl")
+"""Results of evaluations of the run's model."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
@@ -132,17 +138,20 @@ class RunDirectory:
         write_atomic(probe, b"\0" * 4096)
         probe.unlink()
 
-    def clear(self, *, keep_warm_start: bool = False) -> None:
-        """Remove all files of an earlier run with this name; with `keep_warm_start` only those after its warm start.
+    def clear(self, *, keep_warm_start: bool = False, keep_fine_tuning: bool = False) -> None:
+        """Remove all files of an earlier run with this name; with `keep_warm_start` only those after its warm start,
+        with `keep_fine_tuning` only those after the fine-tuning that precedes reinforcement learning.
 
         Raises:
             MachineError: A file cannot be removed.
         """
         with translate_os_errors(self.path):
             before = (self.policy, self.warm_start_checkpoints, self.warm_start)
-            folders = ("trajectories", "images", "pictures", "videos", "profile")
+            stage = () if keep_fine_tuning else ("sft",)
+            folders = (*EPISODE_FOLDERS, *FINAL_WEIGHTS, "profile", *stage)
             after = (self.tensorboard, self.checkpoints, *(self.path / name for name in folders))
-            files = (self.metrics, self.report, self.state, self.config, self.keys, self.progress)
+            results = [self.path / name for name in EVALUATION_FILES]
+            files = (self.metrics, self.report, self.state, self.config, self.keys, self.progress, *results)
             for path in (*after, *files, *(() if keep_warm_start else before)):
                 if path.is_dir():
                     shutil.rmtree(path)

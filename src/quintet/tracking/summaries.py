@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from quintet.records import Batch, FinishReason, Outcome, Trajectory, Turn
+from quintet.records import PROMPTS, Batch, FinishReason, Outcome, Trajectory, Turn
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,6 +22,22 @@ def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
 def _share(flags: Iterable[bool]) -> float:
     values = list(flags)
     return sum(values) / max(1, len(values))
+
+
+def _success_rate(name: str, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Return the share of solved episodes; nothing if the goal of all that were scored is a reward."""
+    scored = [each for each in trajectories if each.env_type != PROMPTS or each.reward_components]
+    if scored and not any(trajectory.measures_success for trajectory in scored):
+        return {}
+    return {name: _share(trajectory.success for trajectory in trajectories)}
+
+
+def _valid_format(name: str, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Return the share of responses with the form that they have to keep to; nothing if there is none."""
+    checked = [trajectory for trajectory in trajectories if trajectory.checks_format]
+    if trajectories and not checked:
+        return {}
+    return {name: _share(turn.valid_format for trajectory in checked for turn in trajectory.turns)}
 
 
 def _prompt_lengths(trajectory: Trajectory) -> list[int]:
@@ -45,9 +61,9 @@ def summarize_episodes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         **_spread("response_length", [len(turn.tokens) for turn in turns]),
         **_spread("prompt_length", [n for trajectory in trajectories for n in _prompt_lengths(trajectory)]),
         "response_length/clip_ratio": _share(turn.finish_reason.truncated for turn in turns),
-        "response/valid_format": _share(turn.valid_format for turn in turns),
+        **_valid_format("response/valid_format", trajectories),
         "response/empty": _share(turn.finish_reason is FinishReason.STOP and not turn.text.strip() for turn in turns),
-        "trajectory/success_rate": _share(trajectory.success for trajectory in trajectories),
+        **_success_rate("trajectory/success_rate", trajectories),
         "trajectory/failed": sum(trajectory.outcome is Outcome.FAILED for trajectory in trajectories),
         **{f"trajectory/outcome/{kind}": _share(t.outcome is kind for t in trajectories) for kind in Outcome},
         **{
@@ -118,10 +134,10 @@ def summarize_validation(env: str, trajectories: Sequence[Trajectory]) -> dict[s
     """Return metrics of held-out episodes."""
     count = max(1, len(trajectories))
     return {
-        f"val/{env}/success_rate": _share(trajectory.success for trajectory in trajectories),
+        **_success_rate(f"val/{env}/success_rate", trajectories),
         f"val/{env}/reward": sum(trajectory.reward for trajectory in trajectories) / count,
         f"val/{env}/turns": sum(len(trajectory.turns) for trajectory in trajectories) / count,
-        f"val/{env}/valid_format": _share(turn.valid_format for t in trajectories for turn in t.turns),
+        **_valid_format(f"val/{env}/valid_format", trajectories),
         f"val/{env}/truncated": _share(trajectory.truncated for trajectory in trajectories),
         f"val/{env}/failed": sum(trajectory.outcome is Outcome.FAILED for trajectory in trajectories),
     }
@@ -135,10 +151,10 @@ def summarize_envs(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for env, episodes in by_env.items():
         metrics |= {
-            f"train/{env}/success_rate": _share(episode.success for episode in episodes),
+            **_success_rate(f"train/{env}/success_rate", episodes),
             f"train/{env}/reward": sum(episode.reward for episode in episodes) / len(episodes),
             f"train/{env}/groups": len({episode.group for episode in episodes}),
-            f"train/{env}/valid_format": _share(turn.valid_format for episode in episodes for turn in episode.turns),
+            **_valid_format(f"train/{env}/valid_format", episodes),
             f"train/{env}/failed": sum(episode.outcome is Outcome.FAILED for episode in episodes),
         }
     return metrics

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -83,12 +83,14 @@ def write_trajectories(
     *,
     tokens: Iterable[EpisodeTokens] | None = None,
     image_episodes: int = 0,
+    decode: Callable[[Sequence[int]], str] | None = None,
 ) -> None:
     """Write the trajectories of one step atomically.
 
     `tokens` adds token ids, log-probs of the engine (nats), the weight version and the given statistics to each turn,
     which makes the file several times larger. The images of the first `image_episodes` trajectories are written as PNG
-    files next to it, which turns refer to by `image_files` and `image_files_after`.
+    files next to it, which turns refer to by `image_files` and `image_files_after`. With `decode` each turn has the
+    text of its prompt, with the system message and the texts of the chat template.
 
     Raises:
         MachineError: The file cannot be written.
@@ -97,7 +99,7 @@ def write_trajectories(
         path.parent.mkdir(parents=True, exist_ok=True)
     statistics = None if tokens is None else {(episode.group, episode.sample): episode.turns for episode in tokens}
     lines = (
-        json.dumps({"step": step, "split": split} | _trajectory(item, statistics, images), ensure_ascii=False)
+        json.dumps({"step": step, "split": split} | _trajectory(item, statistics, images, decode), ensure_ascii=False)
         for number, item in enumerate(trajectories)
         for images in [path.parent if number < image_episodes else None]
     )
@@ -168,6 +170,7 @@ def _trajectory(
     item: Trajectory,
     statistics: Mapping[tuple[int, int], Mapping[int, Mapping[str, list[float]]]] | None,
     image_directory: Path | None,
+    decode: Callable[[Sequence[int]], str] | None,
 ) -> dict[str, Any]:
     """Return a trajectory as a JSON object; with the tokens of its turns if there are statistics."""
     turn_statistics = None if statistics is None else statistics.get((item.group, item.sample), {})
@@ -179,6 +182,7 @@ def _trajectory(
         "sample": item.sample,
         "outcome": item.outcome.value,
         "success": item.success,
+        **({} if item.measures_success else {"measures_success": False}),
         **({"truncated": True} if item.truncated else {}),
         "reward": item.reward,
         "failure": None if item.failure is None else asdict(item.failure),
@@ -187,13 +191,20 @@ def _trajectory(
             if item.reward_components
             else {}
         ),
+        **({} if item.ground_truth is None else {"ground_truth": truth_text(item.ground_truth)}),
         "turns": [
             _turn(turn)
+            | ({} if decode is None else {"prompt_text": decode(turn.prompt)})
             | ({} if turn_statistics is None else _tokens(turn, turn_statistics.get(number, {})))
             | _image_files(turn, image_directory)
             for number, turn in enumerate(item.turns)
         ],
     }
+
+
+def truth_text(truth: Any) -> str:
+    """Return a ground truth as text: readers of trajectory files search lines for keys, which a text cannot contain."""
+    return truth if isinstance(truth, str) else json.dumps(truth, ensure_ascii=False, default=str)
 
 
 def _turn(turn: Turn) -> dict[str, Any]:

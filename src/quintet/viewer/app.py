@@ -84,8 +84,8 @@ def _guard(address: Address) -> Callable[..., Awaitable[Response]]:
 
 
 def _error_response(_: Request, error: Exception) -> JSONResponse:
-    hint = error.hint if isinstance(error, UserError) else None
-    return JSONResponse({"error": str(error), "hint": hint}, status_code=404)
+    message, hint = (error.message, error.hint) if isinstance(error, UserError) else (str(error), None)
+    return JSONResponse({"error": message, "hint": hint}, status_code=404)
 
 
 def _add_page_routes(app: FastAPI) -> None:

@@ -10,7 +10,7 @@ from quintet.contained_files import is_contained
 from quintet.errors import MachineError
 from quintet.tracking.image_files import read_png
 from quintet.viewer.episode_filter import EpisodeFilter, count_facets
-from quintet.viewer.episodes import changed_episodes, episode_details, list_rows
+from quintet.viewer.episodes import changed_episodes, episode_details, filter_words, list_rows
 from quintet.viewer.run_catalog import RunCatalog, ViewedRun
 from quintet.viewer.trajectory_index import EpisodeSummary
 
@@ -38,9 +38,11 @@ class EpisodeRoutes:
         return router
 
     def facets(self, run: str) -> dict[str, Any]:
-        """Return the values of each filter and their numbers of episodes."""
+        """Return the values of each filter and their numbers of episodes, and the words for outcomes."""
         each = self._indexed(run)
-        return {"complete": each.trajectories.is_complete, "facets": count_facets(each.trajectories.episodes())}
+        stored = each.trajectories.episodes()
+        words = filter_words(each.trajectories, stored)
+        return {"complete": each.trajectories.is_complete, "facets": count_facets(stored), **words}
 
     def episodes(
         self, run: str, conditions: Annotated[EpisodeFilter, Depends()], first: int = 0, count: int = 100

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,14 @@ from typing import Any
 from quintet.contained_files import MAX_LINE_BYTES, open_contained
 from quintet.errors import MachineError
 from quintet.tracking.atomic_files import translate_os_errors
+from quintet.tracking.episode_words import (
+    OUTCOMES,
+    PROMPT_OUTCOMES,
+    answers_prompt,
+    checks_format,
+    outcome_text,
+    success_word,
+)
 from quintet.tracking.grid_svg import grid_svg
 from quintet.tracking.trajectories import parse_trajectory
 from quintet.viewer.trajectory_index import EpisodeSummary, TrajectoryIndex
@@ -21,16 +30,33 @@ Identity = tuple[str, int, int]
 
 
 def list_rows(index: TrajectoryIndex, episodes: Sequence[EpisodeSummary]) -> list[dict[str, Any]]:
-    """Return the rows of a list, each with the beginning of the last response."""
-    return [episode._asdict() | {"preview": _preview(index, episode)} for episode in episodes]
+    """Return the rows of a list, each with the beginning of the last response and the words for its outcome."""
+    return [episode._asdict() | _preview(index, episode) for episode in episodes]
 
 
-def _preview(index: TrajectoryIndex, summary: EpisodeSummary) -> str:
+def _preview(index: TrajectoryIndex, summary: EpisodeSummary) -> dict[str, Any]:
     try:
-        turns = read_episode(index, summary)["turns"]
+        episode = read_episode(index, summary)
     except MachineError as error:
-        return error.message  # the other episodes of the list can still be read
-    return str(turns[-1]["text"])[:PREVIEW] if turns else ""
+        # the other episodes of the list can still be read
+        return {"preview": error.message, "outcome_text": summary.outcome, "success_word": "", "answers_prompt": False}
+    turns = episode["turns"]
+    return {"preview": str(turns[-1]["text"])[:PREVIEW] if turns else "", **_words(episode)}
+
+
+def filter_words(index: TrajectoryIndex, episodes: Sequence[EpisodeSummary]) -> dict[str, Any]:
+    """Return the words for the outcomes and successes of a run, which its first readable episode tells."""
+    for summary in episodes:
+        with suppress(MachineError):
+            episode = read_episode(index, summary)
+            outcomes = PROMPT_OUTCOMES if answers_prompt(episode) else OUTCOMES
+            return {"outcomes": dict(outcomes), "success_word": success_word(episode)}
+    return {"outcomes": dict(OUTCOMES), "success_word": ""}
+
+
+def _words(episode: Mapping[str, Any]) -> dict[str, Any]:
+    words = {"outcome_text": outcome_text(episode), "success_word": success_word(episode)}
+    return {**words, "answers_prompt": answers_prompt(episode)}
 
 
 def read_episode(index: TrajectoryIndex, summary: EpisodeSummary) -> dict[str, Any]:
@@ -58,7 +84,8 @@ def episode_details(index: TrajectoryIndex, summary: EpisodeSummary, tokenizer: 
         turn["frame_grids"] = [grid_svg(env_type, frame) for frame in turn["frames"]]
         if "tokens" in turn and tokenizer is not None:
             turn["token_texts"] = _token_texts(tokenizer, turn["tokens"])
-    return episode | summary._asdict() | {"turns": episode["turns"]}
+    facts = {"checks_format": checks_format(episode), "turns": episode["turns"]}
+    return episode | summary._asdict() | _words(episode) | facts
 
 
 def _token_texts(path: Path, tokens: Sequence[int]) -> list[str]:

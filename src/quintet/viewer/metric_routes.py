@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
-from quintet.diagnosis.diagnose import diagnose_run
+from quintet.diagnosis.diagnose import diagnose_run, read_coverage
 from quintet.tracking.metrics import describe, healthy_text
 from quintet.viewer.config_values import differences
 from quintet.viewer.metrics_file import Curve
@@ -49,8 +49,12 @@ def metric_routes(catalog: RunCatalog) -> APIRouter:
         return Response(json.dumps(result), media_type="application/json")
 
     @router.get("/findings")
-    def findings(run: str) -> list[dict[str, Any]]:
-        return [asdict(finding) for finding in diagnose_run(catalog.get(run).directory.path)]
+    def findings(run: str) -> dict[str, Any]:
+        """Return the findings in a run, what is true without one, and what is not judged yet."""
+        path = catalog.get(run).directory.path
+        coverage = read_coverage(path)
+        waiting = coverage.waiting_lines()
+        return {"findings": [*map(asdict, diagnose_run(path))], "verdict": coverage.verdict, "waiting": waiting}
 
     @router.get("/config")
     def config(run: Runs) -> dict[str, Any]:

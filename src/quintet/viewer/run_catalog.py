@@ -11,13 +11,17 @@ from typing import Any
 
 from quintet.contained_files import is_contained
 from quintet.errors import MachineError
+from quintet.tracking.metrics import describe
 from quintet.tracking.run_directory import RunDirectory
 from quintet.tracking.run_status import RunStatus, find_runs, is_run_directory, read_status, status_as_json
 from quintet.viewer.config_values import ConfigValue, read_config_values
 from quintet.viewer.metrics_file import MetricsFile
 from quintet.viewer.trajectory_index import TrajectoryIndex
 
-HEADLINE_METRICS = ("trajectory/success_rate", "env/success_once", "critic/score/mean", "env/return", "sft/loss")
+HEADLINE_METRICS = (
+    *("val/{env}/success_rate", "trajectory/success_rate", "env/success_once", "val/{env}/reward"),
+    *("critic/score/mean", "env/return", "val/loss", "train/loss", "sft/loss"),
+)
 """Metrics that a list of runs shows: the first that a run has."""
 
 
@@ -58,11 +62,10 @@ class ViewedRun:
 
     def headline(self) -> tuple[str, list[float]]:
         """Return the metric that shows best whether it learns, and at most 60 of its values."""
-        validation = [
-            name for name in self.metrics.names() if name.startswith("val/") and name.endswith("success_rate")
-        ]
-        for name in (*validation, *HEADLINE_METRICS):
-            if values := self.metrics.curve(name).downsampled(60).values:
+        names = self.metrics.names()
+        for metric in map(describe, HEADLINE_METRICS):
+            name = next((name for name in names if metric.matches(name)), "")
+            if name and (values := self.metrics.curve(name).downsampled(60).values):
                 return name, list(values)
         return "", []
 

@@ -14,7 +14,8 @@ from textual.binding import BindingType
 from textual.containers import Horizontal, VerticalScroll
 from textual.widgets import DataTable, Footer, Input, Label, Sparkline, Static, TabbedContent, TabPane
 
-from quintet.diagnosis.diagnose import diagnose_run
+from quintet.diagnosis.diagnose import diagnose_run, read_coverage
+from quintet.tracking.episode_words import answers_prompt, checks_format, outcome_text
 from quintet.tracking.metrics import describe, healthy_text, ordered_names
 from quintet.tracking.progress import KEY_METRICS, duration
 from quintet.viewer.episode_filter import EpisodeFilter
@@ -176,7 +177,12 @@ class TerminalViewer(App[None]):
             for suggestion in finding.suggestions:
                 text.append(f"  • {suggestion}\n", "dim")
             text.append("\n")
-        self.query_one("#findings", Static).update(text if text else Text("Nothing looks wrong."))
+        coverage = read_coverage(run.directory.path)
+        if not text:
+            text.append(f"{coverage.verdict[0].upper()}{coverage.verdict[1:]}.\n\n")
+        if lines := coverage.waiting_lines():
+            text.append("Not judged yet\n", "bold").append("\n".join(f"  • {line}" for line in lines), "dim")
+        self.query_one("#findings", Static).update(text)
 
     @on(Input.Submitted, "#episode-search")
     def _episode_search_submitted(self) -> None:
@@ -275,12 +281,14 @@ def _cell(value: object) -> Text:
 
 def episode_text(episode: Mapping[str, Any]) -> Text:
     """Return an episode turn by turn: observation, response, actions and reward."""
-    text = Text(f"{episode['env']} seed {episode['seed']}, {episode['outcome']}, reward {episode['reward']:.3g}\n\n")
+    text = Text(f"{episode['env']} seed {episode['seed']}, {outcome_text(episode)}, reward {episode['reward']:.3g}\n\n")
     for number, turn in enumerate(episode["turns"], 1):
         text.append(f"Turn {number}\n", "bold").append(f"{turn['observation']}\n")
-        text.append(f"{turn['text']}\n", "cyan" if turn["valid_format"] else "red")
+        is_invalid = checks_format(episode) and not turn["valid_format"]
+        text.append(f"{turn['text']}\n", "red" if is_invalid else "cyan")
         actions = " ".join(entry if isinstance(entry, str) else json.dumps(entry) for entry in turn["actions"])
-        text.append(f"{actions or 'no action'}, reward {turn['reward']:.3g}, {turn['finish_reason']}\n\n", "dim")
+        facts = [actions or ("" if answers_prompt(episode) else "no action"), f"reward {turn['reward']:.3g}"]
+        text.append(f"{', '.join(filter(None, facts))}, {turn['finish_reason']}\n\n", "dim")
     return text
 
 

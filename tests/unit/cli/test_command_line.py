@@ -12,6 +12,7 @@ import pytest
 from quintet import __version__, hardware
 from quintet.cli import main as command
 from quintet.cli.choices import check_choices
+from quintet.cli.options import split
 from quintet.config.compose import load_experiment
 from quintet.errors import ConfigError, InterruptedRun, MachineError
 
@@ -21,6 +22,13 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     with pytest.raises(SystemExit) as end:
         command.main()
     return int(end.value.code or 0)
+
+
+def test_a_key_that_is_given_twice_is_pointed_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert split("name=a", ["seed=1", "name=b", "seed=1"]) == (None, ["name=a", "seed=1", "name=b", "seed=1"])
+    assert capsys.readouterr().err == "warning: name is given 2 times: name=b counts, not a\n"
+    split("a.yaml", ["name=b", "seed=1"])
+    assert capsys.readouterr().err == ""
 
 
 def test_version_and_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

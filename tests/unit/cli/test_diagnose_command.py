@@ -50,6 +50,26 @@ def test_a_healthy_run_has_nothing_to_report(
     assert capsys.readouterr().out == "runs/good: nothing looks wrong\n"
 
 
+def test_a_run_of_two_steps_is_not_called_healthy(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"step": step, "response/valid_format": 0.0, "critic/score/mean": -0.1} for step in (1, 2)]
+    (runs / "good/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert diagnose(monkeypatch, "good") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "runs/good: nothing looks wrong so far, after 2 steps; 4 rules cannot judge yet"
+    assert lines[2:] == [
+        "not judged yet",
+        "  from 10 steps on: Many responses cannot be parsed",
+        "  from 20 steps on: The reward has collapsed",
+        "  from 40 steps on: The reward rises, and success does not",
+        "  from 50 steps on: The reward does not rise",
+    ]
+    (runs / "good/metrics.jsonl").unlink()
+    assert diagnose(monkeypatch, "good") == 0
+    assert capsys.readouterr().out == "runs/good: nothing could be judged: no metrics have been logged\n"
+
+
 def test_findings_are_shown_with_evidence_and_suggestions(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,7 +91,8 @@ def test_several_runs_are_diagnosed_as_json(
 ) -> None:
     assert diagnose(monkeypatch, "good", "bad", "--json") == 0
     good, bad = json.loads(capsys.readouterr().out)
-    assert good == {"path": "runs/good", "findings": []}
+    assert (good["path"], good["findings"], good["coverage"]["steps"]) == ("runs/good", [], 100)
+    assert {"entropy-collapse", "no-learning"} <= set(good["coverage"]["judged"])
     first = bad["findings"][0]
     assert (first["rule"], first["severity"], first["metric"]) == ("entropy-collapse", "critical", "actor/entropy")
     assert (first["first_step"], first["last_step"]) == (51, 100)

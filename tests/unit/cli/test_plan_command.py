@@ -294,7 +294,7 @@ def test_other_kinds_of_run_are_planned_as_what_they_are(
     overrides: list[str], kind: str, planned: Planned, lines: Lines
 ) -> None:
     assert planned(*overrides)["run"]["kind"] == kind
-    assert lines(*overrides)[0] == f"frozenlake  {kind}"
+    assert lines("name=mine", *overrides)[0] == f"mine  {kind}"
 
 
 def test_text_of_a_configuration_cant_move_the_cursor(lines: Lines) -> None:

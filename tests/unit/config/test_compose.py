@@ -37,6 +37,26 @@ def test_every_value_says_where_it_came_from(tmp_path: Path) -> None:
     assert load_experiment(path, ["name=b"]).provenance["name"] == "command line"
 
 
+def test_a_default_is_shown_as_a_default_in_a_section_of_the_users_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "name: a\nrollout:\n  max_turns: 3\npolicy:\n  lora: {rank: 4}\nwarm_start: null\n")
+    composed = load_experiment(path)
+    assert composed.describe("rollout.max_concurrent") == "rollout.max_concurrent = 256 (default)"
+    assert (composed.source("policy.lora.rank"), composed.source("policy.lora.alpha")) == (f"{path}:5", "default")
+    assert composed.source("warm_start") == f"{path}:6"
+    assert composed.source("rollout").startswith(path), "an error about a section names the line of its keys"
+    assert "max_concurrent: 256  # default" in dump_config(composed)
+
+
+@pytest.mark.parametrize("word", ["no", "off", "007", "1e5", "true"])
+def test_a_text_key_takes_a_word_of_the_command_line_as_it_stands(word: str) -> None:
+    assert load_experiment(None, [f"name={word}"]).experiment.name == word
+
+
+def test_a_text_key_of_the_command_line_can_still_be_null_and_a_switch_is_no_text() -> None:
+    config = load_experiment(None, ["policy.tokenizer=null", "actor.gradient_checkpointing=yes"]).experiment
+    assert (config.policy.tokenizer, config.actor.gradient_checkpointing) == (None, True)
+
+
 def test_an_error_of_a_running_program_says_where_the_value_came_from(tmp_path: Path) -> None:
     path = write(tmp_path, "rollout:\n  max_turns: 3\n")
     composed = load_experiment(path)
@@ -90,7 +110,7 @@ def test_a_whole_section_on_the_command_line_replaces_the_files(tmp_path: Path) 
     path = write(tmp_path, "env:\n  size: 5\n")
     composed = load_experiment(path, ["env={name: frozenlake, floor_density: 0.7}"])
     assert (composed.experiment.env.size, composed.experiment.env.floor_density) == (4, 0.7)
-    assert composed.provenance["env.size"] == "command line"
+    assert composed.provenance["env.size"] == "default"
 
 
 def test_one_key_of_a_section_leaves_the_others_as_they_are_in_that_place() -> None:

@@ -48,6 +48,7 @@ def test_ranges_are_told_in_words(name: str, takes: str) -> None:
         ("training.stesp", ["training.steps"]),
         ("window_size", ["rollout.window_size"]),
         ("windowsize", ["rollout.window_size"]),
+        ("validation.rows", ["data.validation_rows"]),
         (
             "training.temperature",
             ["rollout.temperature", "reward.judge.temperature", "sft.distillation.temperature"],

@@ -105,6 +105,8 @@ def test_json_rows_are_found_across_block_boundaries(
     ("name", "content", "line", "why"),
     [
         ("a.jsonl", '{"a": 1}\n{"a": 2}\n{"a": \n', 3, "Expecting value"),
+        ("a.jsonl", '{"a": 1}\n{"a": 1\n{"a": 2}\n', 2, "delimiter, column 8"),
+        ("a.json", '[{"a": 1},\n {"a": 2,\n  "b" 3}]', 3, "delimiter, column 7"),
         ("a.jsonl", '{"a": 1}\n[2]\n', 2, "must be an object"),
         ("a.jsonl", b'{"a": "\xff"}\n', 1, "utf-8"),
         ("a.json", '[{"a": 1},\n {"a": 2}\n {"a": 3}]', 3, "comma"),

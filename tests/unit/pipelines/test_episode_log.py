@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from quintet.config.compose import load_experiment
 from quintet.pipelines import run as run_module
-from quintet.pipelines.episode_log import store_validation_episodes, validation_number
+from quintet.pipelines.episode_log import prompt_decoder, store_validation_episodes, validation_number
 from quintet.pipelines.rollout_step import Rollout, show_rollout
 from quintet.pipelines.run import Run
 from quintet.records import FinishReason, Outcome, Trajectory, Turn
@@ -20,6 +21,7 @@ from quintet.tracking.progress import NullProgress
 from quintet.tracking.run_directory import RunDirectory
 
 FOUR = "tracking.trajectories_every_steps=4"
+NO_TOKENIZER = cast(Any, SimpleNamespace(tokenizer=None))
 
 
 class Notes(NullProgress):
@@ -51,6 +53,24 @@ def episodes(count: int) -> list[Trajectory]:
     return [Trajectory("frozenlake", seed, seed, 0, (turns,), Outcome.SUCCESS) for seed in range(count)]
 
 
+def test_stored_turns_have_their_prompts_as_the_model_saw_them(tmp_path: Path) -> None:
+    class Letters:
+        def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
+            assert not skip_special_tokens
+            return "".join("<s>" if token == 0 else " ab"[token] for token in tokens)
+
+    assert prompt_decoder(None) is None
+    decode = prompt_decoder(Letters())
+    assert decode is not None
+    assert decode((0, 1, -5, -6, 2)) == "<s>a<image>b"
+    run, step = build_run(tmp_path, "tracking.trajectories_every_steps=1"), 1
+    show_rollout(run, cast(Any, SimpleNamespace(tokenizer=Letters())), step, Rollout(episodes(1), {}))
+    store_validation_episodes(run, step, episodes(1), batch_size=1, tokenizer=Letters())
+    for split in ("train", "validation"):
+        (line,) = (run.directory.path / f"trajectories/{split}/step_000001.jsonl").read_text().splitlines()
+        assert json.loads(line)["turns"][0]["prompt_text"] == "a"
+
+
 def files(directory: Path) -> list[str]:
     return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
 
@@ -60,7 +80,7 @@ def test_pages_are_written_at_the_frequency_and_for_the_number_of_episodes_asked
         tmp_path, FOUR, "tracking.rendered_episodes=3", f"tracking.rendered_episodes_dir={tmp_path / 'log'}"
     )
     for step in range(1, 10):
-        show_rollout(run, step, Rollout(episodes(5), {}))
+        show_rollout(run, NO_TOKENIZER, step, Rollout(episodes(5), {}))
     assert files(tmp_path / "log") == [
         f"lake/train/step_{step}/trajectory_data_{number}.html" for step in (4, 8) for number in range(3)
     ]
@@ -74,7 +94,7 @@ def test_pages_are_written_at_the_frequency_and_for_the_number_of_episodes_asked
 
 def test_a_number_beyond_the_batch_makes_no_empty_pages(tmp_path: Path) -> None:
     run = build_run(tmp_path, FOUR, "tracking.rendered_episodes=32")
-    show_rollout(run, 4, Rollout(episodes(2), {}))
+    show_rollout(run, NO_TOKENIZER, 4, Rollout(episodes(2), {}))
     pages = [name for name in files(run.directory.path) if name.endswith(".html")]
     assert pages == [f"pictures/train/step_4/trajectory_data_{number}.html" for number in range(2)]
 
@@ -82,7 +102,7 @@ def test_a_number_beyond_the_batch_makes_no_empty_pages(tmp_path: Path) -> None:
 def test_nothing_is_written_where_nothing_is_asked_for(tmp_path: Path) -> None:
     run = build_run(tmp_path, "tracking.trajectories_every_steps=0", "tracking.image_episodes=0")
     for step in range(1, 10):
-        show_rollout(run, step, Rollout(episodes(2), {}))
+        show_rollout(run, NO_TOKENIZER, step, Rollout(episodes(2), {}))
     assert files(tmp_path) == []
     store_validation_episodes(run, 1, episodes(2), batch_size=2)
     assert files(run.directory.path) == ["trajectories/validation/step_000001.jsonl"]
@@ -90,7 +110,7 @@ def test_nothing_is_written_where_nothing_is_asked_for(tmp_path: Path) -> None:
 
 def test_images_of_at_most_the_given_number_of_episodes_are_stored(tmp_path: Path) -> None:
     run = build_run(tmp_path, FOUR, "tracking.image_episodes=2")
-    show_rollout(run, 4, Rollout(episodes(5), {}))
+    show_rollout(run, NO_TOKENIZER, 4, Rollout(episodes(5), {}))
     lines = run.directory.trajectories("train", 4).read_text().splitlines()
     assert ["image_files" in line for line in lines] == [True, True, False, False, False]
 

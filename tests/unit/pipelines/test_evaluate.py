@@ -119,6 +119,16 @@ def test_results_lie_in_the_runs_directory_in_the_order_of_the_file() -> None:
     ]
 
 
+def test_answers_have_question_and_ground_truth_and_earlier_results_are_not_replaced_silently() -> None:
+    row = {"prompt": "What is 2 + 2?", "responses": ["4"], "reward_model": {"ground_truth": "4"}}
+    (line,) = lines(stored([row]))
+    assert (line["question"], line["ground_truth"], line["response"]) == ("user: What is 2 + 2?", "4", "4")
+    out = io.StringIO()
+    composed = load_experiment(None, ["evaluation.path=answers.jsonl", "name=e"])
+    evaluate_stored(composed, Console(file=out, width=200))
+    assert out.getvalue().startswith("runs/e/results.json of an earlier evaluation is replaced; name=NAME keeps it\n")
+
+
 def test_the_number_of_pending_responses_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluate, "MAX_CONCURRENT", 5)
     monkeypatch.setattr(Judge, "ready", lambda _self: [])

@@ -70,7 +70,9 @@ def test_types_stay_where_none_is_named(run: Path, tmp_path: Path, policy_direct
     )
 
 
-def test_the_card_says_where_the_model_comes_from_and_how_well_it_does(run: Path, tmp_path: Path) -> None:
+def test_the_card_says_where_the_model_comes_from_and_how_well_it_does(
+    run: Path, tmp_path: Path, policy_directory: Path
+) -> None:
     export(str(run / "checkpoints/global_step_3"), tmp_path / "out", "float16")
     card = (tmp_path / "out/README.md").read_text()
     _, head, body = card.split("---\n", 2)
@@ -86,7 +88,8 @@ def test_the_card_says_where_the_model_comes_from_and_how_well_it_does(run: Path
     )
     assert names.stdout.strip() == "Qwen2ForCausalLM", names.stderr
     parsed = yaml.safe_load(body.split("```yaml\n")[1].split("```")[0])
-    assert (parsed["name"], parsed["training"], parsed["output_dir"]) == ("lake", {"steps": 5}, "runs")
+    assert (parsed["name"], parsed["training"]) == ("lake", {"steps": 5})
+    assert parsed["policy"]["path"] == policy_directory.name
 
 
 def test_the_card_of_fine_tuning_has_no_settings_of_reinforcement_learning(
@@ -104,9 +107,9 @@ def test_the_card_of_fine_tuning_has_no_settings_of_reinforcement_learning(
     export(str(root.parent), tmp_path / "out")
     card = (tmp_path / "out/README.md").read_text()
     assert "supervised fine-tuning" in card
-    assert "7 updates, 1.0 minutes" in card
+    assert ": 7 steps, 1.0 minutes" in card
     assert "| epochs | 3 |" in card
-    assert f"| model | {policy_directory.name} |" in card
+    assert f"| base model | {policy_directory.name} |" in card
     for other in ("advantage", "episodes a step", " of 100 steps", "/data/", str(policy_directory)):
         assert other not in card, other
 

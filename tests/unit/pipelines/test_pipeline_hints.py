@@ -35,6 +35,7 @@ from quintet.pipelines.response_store import ResponseStore
 from quintet.pipelines.resume import find_resume_checkpoint
 from quintet.pipelines.rollout_step import Rollout
 from quintet.pipelines.stored_responses import StoredResponses
+from quintet.pipelines.training_record import RECORD_FILE
 from quintet.pipelines.warm_start import _expert_turn, response_batch, solve_episodes
 from quintet.policies.lora import add_lora, save_adapters
 from quintet.policies.model_loading import load_model, load_tokenizer
@@ -145,6 +146,22 @@ def saved(is_safe: bool) -> None:
     export("other", Path("from_other"))
 
 
+OTHER_VERSION = json.dumps(
+    {"experiment": {"no_such_key": 1}}
+    | dict.fromkeys(("kind", "step", "steps", "seconds", "base_model", "data", "results"), 0)
+)
+
+
+def recorded(record: str | None) -> None:
+    """Export a model with a record of its training."""
+    shutil.copytree("model", "recorded", dirs_exist_ok=True)
+    file = Path("recorded") / RECORD_FILE
+    file.unlink(missing_ok=True)
+    if record is not None:
+        file.write_text(record)
+    export("recorded", Path("from_recorded"))
+
+
 def converted(dtype: str) -> None:
     """Export a model with a weight that float16 cannot hold."""
     weights = load_file("model/model.safetensors")
@@ -223,6 +240,8 @@ CASES = [
     case(exported, ("model", "replies.jsonl/new"), "choose another directory", ("model", "new")),
     case(exported, ("truncated", "new2"), "use another copy", ("model", "new2")),
     case(saved, False, "save it again with save_pretrained(safe_serialization=True)", True),
+    case(recorded, "[]", "remove the file, or use another copy", None),
+    case(recorded, OTHER_VERSION, f"if it is from another version of Quintet, remove {RECORD_FILE}", None),
     case(converted, "float16", "export with --dtype bfloat16", "bfloat16"),
     case(merged, "gone", "put it there, or set base_model_name_or_path in adapters/adapter_config.json", "model"),
     case(

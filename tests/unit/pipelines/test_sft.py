@@ -33,6 +33,7 @@ from quintet.policies import liger
 from quintet.policies.model_loading import load_tokenizer
 from quintet.runtime.controller import Controller
 from quintet.tracking.progress import NullProgress
+from quintet.tracking.run_directory import RunDirectory
 from quintet.training.optim.lr_schedule import learning_rate
 
 Run = Callable[..., Path]
@@ -73,7 +74,7 @@ def test_a_run_learns_and_leaves_what_it_promises(tune: Run) -> None:
     assert lines[-1]["val/loss"] < 0.5 * lines[0]["val/loss"]
     assert lines[-1]["train/loss"] < 0.5 * lines[1]["train/loss"]
     assert lines[-1]["training/epoch"] == 8
-    for name in ("train/lr", "train/grad_norm", "train/token_accuracy", "perf/throughput", "timing_s/testing"):
+    for name in ("train/lr", "train/grad_norm", "train/likely_tokens", "perf/throughput", "timing_s/testing"):
         assert name in lines[-1]
     assert equal(run / "model", run / "checkpoints/global_step_16/hf")
     model, tokenizer = (kind.from_pretrained(run / "model") for kind in (AutoModelForCausalLM, AutoTokenizer))
@@ -385,6 +386,26 @@ def test_reinforcement_begins_with_the_stages_model_which_is_made_once(
     apart = load_experiment(None, [*overrides, "sft.then_reinforce=true", "sft.lora={rank: 1}", "sft.merge=false"])
     with pytest.raises(ConfigError, match="needs merged weights"):
         policy_after_sft(apart, console)
+
+
+def test_a_run_that_starts_again_leaves_nothing_of_the_former_one(
+    tmp_path: Path, rows: tuple[str, str], policy_directory: Path
+) -> None:
+    overrides = [f"sft.path={policy_directory}", f"output_dir={tmp_path}", "name=rl", *rows, *COMMON]
+    composed = load_experiment(None, [*overrides, "sft.then_reinforce=true", "data.max_steps=1"])
+    model = policy_after_sft(composed, io.StringIO())
+    before = (model / "model.safetensors").stat().st_ino
+    again = load_experiment(None, [*overrides, "sft.then_reinforce=true", "data.max_steps=1", "resume=never"])
+    assert policy_after_sft(again, io.StringIO()) == model
+    assert (model / "model.safetensors").stat().st_ino != before, "the fine-tuning of the former run was used again"
+    run = RunDirectory(tmp_path / "rl")
+    for name in ("model", "lora_adapter"):
+        (run.path / name).mkdir()
+    (run.path / "results.json").write_text("{}")
+    run.clear(keep_fine_tuning=True)
+    assert {path.name for path in run.path.iterdir() if not path.name.startswith(".")} == {"sft"}
+    run.clear()
+    assert not (run.path / "sft").exists()
 
 
 def test_copies_of_a_first_stage_lie_apart_from_those_of_what_follows(

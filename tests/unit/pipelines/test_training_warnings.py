@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from quintet.config.compose import load_experiment
 from quintet.config.native.advantages import GaeConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.schema import keys
@@ -50,6 +52,28 @@ def test_unparsed_responses_are_reported_once_with_an_example() -> None:
     cut = {"response/valid_format": 0.0, "response_length/clip_ratio": 1.0}
     (warning,) = log_steps(TrainingWarnings(Experiment()), **cut)
     assert "increase rollout.max_response_tokens, now 24" in warning
+
+
+def test_the_example_of_unparsed_responses_shows_their_cause() -> None:
+    complete, cut_off = episode("north"), episode("I think that")
+    turn = dataclasses.replace(cut_off.turns[0], finish_reason=FinishReason.LENGTH)
+    cut_off = dataclasses.replace(cut_off, turns=(turn,))
+
+    def warning(share: float, *episodes: Trajectory) -> str:
+        metrics = HEALTHY | {"response/valid_format": 0.0, "response_length/clip_ratio": share}
+        (text,) = TrainingWarnings(Experiment()).check(episodes, metrics)
+        return text
+
+    assert warning(0.9, complete, cut_off).endswith("A response: 'I think that'")
+    assert warning(0.1, cut_off, complete).endswith("A response: 'north'")
+    assert "actions between <answer> and </answer>" in warning(0.1, complete)
+    assert "</answer>" not in warning(0.1, episode("<answer> fly"))[:-40]
+
+
+def test_a_prompt_is_not_parsed_but_has_no_format() -> None:
+    prompts = load_experiment(None, ["env.name=prompts", "data.train_files=[a.jsonl]"]).experiment
+    (warning,) = log_steps(TrainingWarnings(prompts), **{"response/valid_format": 0.0})
+    assert warning.startswith("warning: no response of this step has the format that the reward checks")
 
 
 def test_rewards_that_never_differ_are_reported_after_three_steps() -> None:

@@ -91,7 +91,7 @@ def test_a_stopped_warm_start_continues_exactly_with_the_same_episodes(
 
 
 def test_a_warm_start_that_succeeded_is_not_repeated(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(setup, "MIN_TOKEN_ACCURACY", -1.0)
+    monkeypatch.setattr(setup, "MIN_LIKELY_TOKENS", -1.0)
     monkeypatch.setattr(setup, "_wins_enough", lambda components, config, update: update == 4)
     undisturbed = start(name="undisturbed")
     assert len(metrics(undisturbed, "warm_start.jsonl")) == 4

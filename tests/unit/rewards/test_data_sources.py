@@ -86,6 +86,8 @@ def test_an_unknown_source_is_an_error_with_a_hint(source: str, hint: str) -> No
         chosen(source)
     assert source in caught.value.message
     assert "reward.function" in str(caught.value)
+    for verifier in ("gsm8k", "math", "numeric", "exact"):
+        assert verifier in str(caught.value), "the verifiers to choose from are not listed"
 
 
 def test_an_unknown_kind_names_the_nearest() -> None:

@@ -20,6 +20,14 @@ def reward(config: RewardConfig, score: float, text: str = "", tokens: int = 1) 
     return RewardComputation(config, 100).reward(answer(text, tokens), {"score": score}).score
 
 
+def test_a_function_without_acc_measures_a_reward_and_no_success() -> None:
+    verifier, function = (RewardComputation(RewardConfig(function=path), 100) for path in (None, "rewards.py:score"))
+    assert verifier.reward(answer(), {"score": 0.8}).measures_success
+    assert not function.reward(answer(), {"score": 0.8}).measures_success
+    assert function.reward(answer(), {"score": 0.8, "reward_components": {"acc": 1.0}}).measures_success
+    assert not verifier.raw_reward(answer(), 0.8).measures_success
+
+
 @pytest.mark.parametrize(
     ("tokens", "penalty"), [(1, 0.0), (80, 0.0), (85, -0.25), (90, -0.5), (100, -1.0), (120, -2.0)]
 )

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from quintet.config.compose import load_experiment
 from quintet.errors import MachineError
-from quintet.records import FinishReason, Outcome, Trajectory, Turn
+from quintet.records import PROMPTS, FinishReason, Outcome, Trajectory, Turn
 from quintet.tracking.atomic_files import translate_os_errors, write_atomic
 from quintet.tracking.logger import LoggerContext
 from quintet.tracking.loggers import build_loggers, read_metrics, truncate
@@ -108,11 +108,23 @@ def plain_lines(every_seconds: float, *, total: int, steps: int) -> list[str]:
 
 def test_plain_progress_prints_short_lines() -> None:
     assert plain_lines(0.0, total=10, steps=3) == [
-        "learning 1/10 · reward 0.53 · 2 s/step · 18 s left",
-        "learning 2/10 · reward 0.53 · 2.5 s/step · 20 s left",
-        "learning 3/10 · reward 0.53 · 2.67 s/step · 19 s left",
-        "learning 3/3 · 2.67 s/step",
+        "learning 1/10 · reward 0.53 · 2 s/step",
+        "learning 2/10 · reward 0.53 · 3 s/step · 24 s left",
+        "learning 3/10 · reward 0.53 · 3 s/step · 21 s left",
+        "learning 3/3 · 3 s/step",
     ]
+
+
+def test_a_slow_first_step_does_not_make_the_time_left_long() -> None:
+    out, now = io.StringIO(), 0.0
+    progress = PlainProgress(Console(file=out, width=200), 0.0, clock=lambda: now)
+    with progress.phase("learning", 10) as phase:
+        for seconds in (60.0, 61.0, 62.0):
+            now = seconds
+            phase.advance()
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "learning 1/10 · 60 s/step"
+    assert lines[1:3] == ["learning 2/10 · 1 s/step · 8 s left", "learning 3/10 · 1 s/step · 7 s left"]
 
 
 def test_ci_logs_have_one_line_per_phase(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,6 +234,49 @@ def test_trajectory_files_of_earlier_versions_are_read(tmp_path: Path) -> None:
             "turns": [turn | {"finish_reason": "length"}],
         }
     }
+
+
+def prompt_episode(number: int, *, measured: bool, **components: float) -> Trajectory:
+    """Return a complete response to a prompt with the reward 0.8."""
+    answered = turn("42", actions=(), valid_format=bool(components.get("format")), reward=0.8, frames=())
+    played = Trajectory("sums", number, number, 0, (answered,), Outcome.TERMINATED, reward_components=components)
+    return replace(played, env_type=PROMPTS, measures_success=measured)
+
+
+def test_prompts_without_a_format_or_a_right_answer_have_no_metrics_of_them() -> None:
+    scored = [prompt_episode(number, measured=False, acc=0.8) for number in range(2)]
+    for metrics in (summarize_episodes(scored), summarize_validation("sums", scored), summarize_envs(scored)):
+        assert metrics
+        assert not [name for name in metrics if name.endswith(("success_rate", "valid_format"))]
+    graded = [prompt_episode(number, measured=True, acc=0.0, format=1.0 - number) for number in range(2)]
+    metrics = summarize_episodes(graded)
+    assert (metrics["trajectory/success_rate"], metrics["response/valid_format"]) == (0.0, 0.5)
+    assert summarize_validation("sums", graded)["val/sums/valid_format"] == 0.5
+
+
+def test_the_reward_of_a_validation_is_shown_if_success_is_not_measured() -> None:
+    out = io.StringIO()
+    progress = PlainProgress(Console(file=out, width=200), math.inf, clock=lambda: 0.0)
+    with progress.phase("learning", 1) as phase:
+        phase.advance({"critic/score/mean": 0.5, "val/sums/reward": 0.8})
+    with progress.phase("learning", 1) as phase:
+        phase.advance({"val/lake/reward": 0.8, "val/lake/success_rate": 0.25})
+    lines = ["learning 1/1 · reward 0.50 · validation reward 0.80", "learning 1/1 · validation 0.25"]
+    assert out.getvalue().splitlines() == lines
+
+
+def test_the_report_of_prompts_has_no_words_of_games(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    played = [prompt_episode(number, measured=False, acc=0.8) for number in range(3)]
+    path = run.trajectories("validation", 4)
+    write_trajectories(path, 4, "validation", played, decode=lambda _: "<|system|>Be <short>.")
+    page = write_report(tmp_path, "sums", {}, [], episodes=3).read_text()
+    episodes = page.split('<section id="episodes">')[1].split("</section></article>")[0]
+    for word in ("lost", "solved", "failures", ">map ", "Action", "Format", "✗"):
+        assert word not in episodes, word
+    assert "complete · 1 turn · reward 0.8" in episodes
+    assert "As the model saw it" in episodes
+    assert "&lt;|system|&gt;Be &lt;short&gt;." in episodes
 
 
 def test_episode_summaries_match_hand_computed_values() -> None:

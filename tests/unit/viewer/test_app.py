@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
+from tests.unit.viewer.conftest import turn
 
+from quintet.records import PROMPTS, Outcome, Trajectory
 from quintet.runtime.http_service.address import Address
 from quintet.tracking.image_files import write_image
 from quintet.tracking.run_directory import RunDirectory
+from quintet.tracking.trajectories import write_trajectories
 from quintet.viewer.app import build_app
 from quintet.viewer.page import assets
 from quintet.viewer.run_catalog import RunCatalog
@@ -37,6 +42,25 @@ def test_runs_are_listed_with_state_and_headline_metric(viewer: TestClient, run_
     shutil.copytree(run_path, other)
     names = [run["name"] for run in client(run_path, other).get("/api/runs").json()]
     assert sorted(names) == ["deep/lake", "lake"]
+
+
+def test_the_diagnosis_says_what_it_could_not_judge_yet(viewer: TestClient, run_path: Path) -> None:
+    diagnosis = viewer.get("/api/findings", params={"run": "lake"}).json()
+    assert diagnosis["findings"] == []
+    assert diagnosis["verdict"].startswith("nothing looks wrong so far, after 3 steps; ")
+    assert any("The entropy of the policy has collapsed" in line for line in diagnosis["waiting"])
+    (run_path / "metrics.jsonl").unlink()
+    diagnosis = viewer.get("/api/findings", params={"run": "lake"}).json()
+    assert diagnosis == {
+        "findings": [],
+        "verdict": "nothing could be judged: no metrics have been logged",
+        "waiting": [],
+    }
+
+
+def test_an_error_names_its_hint_once(viewer: TestClient) -> None:
+    answer = viewer.get("/api/findings", params={"run": "nowhere"})
+    assert answer.json() == {"error": "no run is named nowhere", "hint": "reload the page"}
 
 
 def test_a_run_that_starts_later_appears(viewer: TestClient, run_path: Path) -> None:
@@ -140,3 +164,35 @@ def test_the_page_needs_no_network_and_little_script(viewer: TestClient) -> None
         imported = re.findall(r'from "view/([\w.]+)"', text)
         assert set(imported) <= set(scripts), name
         assert viewer.get(f"/static/{name}").headers["content-type"].startswith("text/javascript")
+
+
+def test_the_headline_of_fine_tuning_is_its_held_out_loss_and_of_a_reward_function_the_reward(run_path: Path) -> None:
+    rows = [
+        {"step": 1, "train/loss": 2.0, "train/lr": 0.1},
+        {"step": 2, "train/loss": 1.0, "train/lr": 0.1, "val/loss": 1.5},
+    ]
+    (run_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run,) = client(run_path.parent).get("/api/runs").json()
+    assert (run["metric"], run["values"]) == ("val/loss", [1.5])
+    row = {"step": 1, "critic/score/mean": 0.4, "val/prompts/reward": 0.8}
+    (run_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    (run,) = client(run_path.parent).get("/api/runs").json()
+    assert (run["metric"], run["values"]) == ("val/prompts/reward", [0.8])
+
+
+def test_responses_to_prompts_are_described_without_words_of_games(run_path: Path) -> None:
+    prompt = replace(turn("42"), actions=(), valid_format=False, reward=0.8, frames=())
+    graded, scored = (
+        Trajectory("sums", 3, group, 0, (prompt,), Outcome.TERMINATED, env_type=PROMPTS, measures_success=group == 0)
+        for group in (0, 1)
+    )
+    run = RunDirectory(run_path)
+    write_trajectories(run.trajectories("train", 9), 9, "train", [graded, scored], decode=lambda _: "<system>Be short.")
+    viewer = client(run_path.parent)
+    rows = viewer.get("/api/episodes", params={"run": "lake", "step": 9}).json()["rows"]
+    words = sorted((row["outcome_text"], row["success_word"]) for row in rows)
+    assert words == [("complete", ""), ("not correct", "correct")]
+    line = {"run": "lake", "split": "train", "step": 9, "line": 0}
+    (shown,) = viewer.get("/api/group", params=line).json()
+    assert (shown["answers_prompt"], shown["checks_format"]) == (True, False)
+    assert shown["turns"][0]["prompt_text"] == "<system>Be short."

@@ -40,6 +40,18 @@ def shown(app: TerminalViewer, selector: str) -> str:
     return str(app.query_one(selector, Static).render())
 
 
+def test_the_diagnosis_of_three_steps_says_what_needs_more(run_path: Path) -> None:
+    async def use() -> None:
+        app = TerminalViewer(RunCatalog([run_path.parent]))
+        async with app.run_test(size=(140, 40)) as pilot:
+            await until(pilot, lambda: rows(app, "#run-list") == 1)
+            await pilot.press("3")
+            await until(pilot, lambda: "Not judged yet" in shown(app, "#findings"))
+            assert shown(app, "#findings").startswith("Nothing looks wrong so far, after 3 steps; ")
+
+    asyncio.run(use())
+
+
 def test_each_tab_shows_the_chosen_run(run_path: Path) -> None:
     async def use() -> None:
         app = TerminalViewer(RunCatalog([run_path.parent]))

@@ -22,7 +22,8 @@ class Experiment(Section):
     """Configuration of one run."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "frozenlake"
-    """Name of the run, and of its directory under `output_dir`."""
+    """Name of the run, and of its directory under `output_dir`. A run without one is named after its environment or
+    data, and its model."""
     seed: Seed = 0
     """Seed of all random numbers of the run."""
     output_dir: str = "runs"

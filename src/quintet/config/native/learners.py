@@ -24,7 +24,8 @@ class OptimizerConfig(Section):
     """Optimizer; `sgd` has no momentum. `muon` orthogonalizes the updates of matrices other than embedding and head,
     scaled for AdamW's learning rates; other weights use AdamW."""
     learning_rate: PositiveFloat = 1e-4
-    """Peak learning rate."""
+    """Peak learning rate. If it is not set, a policy with `policy.path` has 1e-06 in reinforcement learning, and 1e-05
+    in `critic`, `warm_start` and `sft`; ten times as much with LoRA. A new policy has 0.001 in `sft`."""
     warmup_steps: Count = 5
     """Steps from `warmup_start` to `learning_rate`: training steps in reinforcement learning, whose updates within a
     step have the same rate, otherwise optimizer steps."""

@@ -98,7 +98,8 @@ class PolicyConfig(Section):
     """Small model with random weights that is created for the run. Exclusive with `path`, which replaces the
     default."""
     path: str | None = None
-    """Hugging Face model directory. Exclusive with `preset`."""
+    """Hugging Face model directory, or the name of a model (`organisation/name`) in the cache of the hub, to which
+    `hf download` copies it. Exclusive with `preset`."""
     kind: Annotated[str | None, Requires(Capability.POLICIES, unsupported=FURTHER_POLICIES)] = None
     """Kind of model if its directory does not state it: `qwen2.5_vl`, `openvla_oft`, `mlp`."""
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"

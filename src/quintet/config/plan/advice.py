@@ -7,15 +7,16 @@ from quintet.config.composed import ComposedConfig, config_value
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.batch_arithmetic import BatchArithmetic
 from quintet.config.plan.batches import max_sequence_tokens, micro_batch_limits
+from quintet.config.plan.default_rates import RATE, is_new_policy, suitable_rate, trains_adapters
 from quintet.config.plan.images import has_unknown_images, largest_images
 from quintet.config.plan.memory import MemoryPlan, format_bytes, memory_savings
-from quintet.config.plan.models import Models, policy_path
+from quintet.config.plan.models import Models
 from quintet.config.plan.overlap import overlaps_training
 from quintet.config.plan.placement import Placement, format_ranges, nearest_batches
 from quintet.config.plan.row_counts import TrainingRows
 
-LARGE_RATE = 1e-4
-"""Learning rate above which full-parameter training of a pretrained model usually diverges."""
+LARGE_RATE, LARGE_LORA_RATE = 1e-4, 1e-3
+"""Learning rates above which training of all weights of a pretrained model, or of its adapters, usually diverges."""
 TIGHT_FIT = 0.9
 """Share of device memory above which memory that is not estimated may not fit."""
 
@@ -49,26 +50,44 @@ class PlannedRun:
         return self.composed.describe(key)
 
 
+Check = Callable[[PlannedRun], Iterator[str]]
+
+
 def advice(planned: PlannedRun) -> tuple[str, ...]:
     """Return all warnings, those that affect results first."""
-    checks: tuple[Callable[[PlannedRun], Iterator[str]], ...] = (_fine_tuning_rate, _devices, _tight, _family)
-    if planned.config.sft_only is None and planned.config.evaluation is None and planned.config.generation is None:
-        learning = (_rate, _warmup, _divergence, _overlap, _context, _history, _images, _validation)
-        checks = (*learning, _budgets, _uneven, _recompute, _cache, *checks)
+    checks: tuple[Check, ...] = (_devices, _tight, _family)
+    if _reinforces(planned.config):
+        checks = (_validation, _budgets, _uneven, _recompute, _cache, *checks)
+    return (*result_warnings(planned), *(line for check in checks for line in check(planned)))
+
+
+def result_warnings(planned: PlannedRun) -> tuple[str, ...]:
+    """Return the warnings about what the run learns, without those about its time and memory."""
+    checks: tuple[Check, ...] = (_rates, _fine_tuning_rate)
+    if _reinforces(planned.config):
+        checks = (*checks, _warmup, _divergence, _overlap, _context, _history, _images)
     return tuple(line for check in checks for line in check(planned))
 
 
-def _rate(planned: PlannedRun) -> Iterator[str]:
-    policy, rate = planned.config.policy, planned.config.actor.optimizer.learning_rate
-    if policy.path is not None and policy.lora is None and rate > LARGE_RATE:
-        setting = planned.setting("actor.optimizer.learning_rate")
-        yield f"{setting} suits the small preset policies; for a pretrained model use about 1e-06"
+def _reinforces(config: Experiment) -> bool:
+    return config.sft_only is None and config.evaluation is None and config.generation is None
+
+
+def _rates(planned: PlannedRun) -> Iterator[str]:
+    """Warn of learning rates that suit new policies in runs of a pretrained one."""
+    config = planned.config
+    for section in ("actor", "warm_start") if _reinforces(config) and not config.validation.only else ():
+        suitable, is_used = suitable_rate(config, section), config_value(config, section) is not None
+        limit = LARGE_LORA_RATE if trains_adapters(config, section) else LARGE_RATE
+        key = f"{section}.{RATE}"
+        if suitable is not None and is_used and config_value(config, key) > limit:
+            problem = f"suits the small preset policies; for a pretrained model use about {suitable:g}"
+            yield f"{planned.setting(key)} {problem}"
 
 
 def _fine_tuning_rate(planned: PlannedRun) -> Iterator[str]:
-    sft, megatron = planned.config.sft, planned.config.actor.megatron
-    is_new = policy_path(planned.config) is None and (megatron is None or megatron.checkpoint is None)
-    if sft is not None and is_new and sft.optimizer.learning_rate < LARGE_RATE:
+    sft = planned.config.sft
+    if sft is not None and is_new_policy(planned.config) and sft.optimizer.learning_rate < LARGE_RATE:
         setting = planned.setting("sft.optimizer.learning_rate")
         yield f"{setting} suits pretrained models; a new policy learns almost nothing with it, use about 0.001"
 

@@ -110,6 +110,12 @@ def config_file(path: str) -> Path | None:
     return file if os.path.exists(file) else None
 
 
+def cached_model(path: str) -> str | None:
+    """Return the directory of a model of the hub in the cache of `huggingface_hub`; None if it is not there."""
+    file = config_file(path) if is_hub_name(path) else None
+    return None if file is None else str(file.parent)
+
+
 def read_config(file: Path) -> dict[str, Any]:
     """Parse a `config.json`.
 

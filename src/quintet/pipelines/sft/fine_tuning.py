@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from quintet.pipelines.sft.final_weights import FinalWeights, copy_to_remote, re
 from quintet.pipelines.sft.rows import SftDataset, build_sft_dataset, iter_texts, row_config
 from quintet.pipelines.sft.stage import SftStage, build_stage, sft_config
 from quintet.pipelines.timings import Timings, throughput
+from quintet.pipelines.training_record import TrainingRecord, training_record, write_record
 from quintet.pipelines.training_steps import TrainingStep, run_steps
 from quintet.policies.lora import ADAPTER_DIRECTORY
 from quintet.policies.model_loading import load_policy_tokenizer
@@ -85,7 +87,8 @@ def fine_tune(composed: ComposedConfig, console: Console, controller: Controller
 
 def with_fine_tuned_policy(composed: ComposedConfig, console: Console, controller: Controller) -> ComposedConfig:
     """Return the configuration with the fine-tuned model as `policy.path`, if `sft.then_reinforce` is set. The model is
-    fine-tuned first, in the subdirectory `sft` of the run's directory, unless it is there already.
+    fine-tuned first, in the subdirectory `sft` of the run's directory, unless it is there already and `resume` is not
+    `never`.
 
     Raises:
         UserError: see `fine_tune`.
@@ -98,7 +101,7 @@ def with_fine_tuned_policy(composed: ComposedConfig, console: Console, controlle
     if model is None:
         message = "reinforcement learning needs merged weights to start from"
         raise ConfigError(message, key="sft.merge", value=False, hint="sft.merge=true")
-    if not (model / "config.json").is_file():
+    if config.resume == "never" or not (model / "config.json").is_file():
         fine_tune(replace(composed, experiment=stage), console, controller)
     policy = config.policy.model_copy(update={"path": str(model), "preset": None})
     return replace(composed, experiment=config.model_copy(update={"policy": policy}))
@@ -116,7 +119,7 @@ def _sft_stage_config(config: Experiment, sft: SftConfig) -> Experiment:
             "output_dir": str(RunDirectory.from_config(config).path),
             "checkpoint": config.checkpoint.model_copy(update=checkpoint),
             "tracking": config.tracking.model_copy(update={"profile": None}),
-            "resume": "auto",
+            "resume": "never" if config.resume == "never" else "auto",
         }
     )
 
@@ -150,7 +153,7 @@ def train_sft(run: Run, stage: SftStage, dataset: SftDataset, stop: StopRequest)
         return metrics | {"training/epoch": step.number / dataset.steps_per_epoch}
 
     def save(step: int, _timings: Timings) -> None:
-        _save(run, stage, losses, step)
+        _save(run, stage, losses, step, steps)
 
     run_steps(run, stop, train, save, steps=steps, phase="fine-tuning")
     return losses
@@ -193,7 +196,7 @@ def _restored_losses(run: Run) -> HeldOutLosses:
     return losses
 
 
-def _save(run: Run, stage: SftStage, losses: HeldOutLosses, step: int) -> None:
+def _save(run: Run, stage: SftStage, losses: HeldOutLosses, step: int, steps: int) -> None:
     """Save a checkpoint, together with the best weights so far if they are those of another step."""
     best = losses.best_checkpoint if losses.best_step != step else None
 
@@ -208,7 +211,7 @@ def _save(run: Run, stage: SftStage, losses: HeldOutLosses, step: int) -> None:
         return write
 
     base: dict[str, Any] = {"base": stage.base_digest} if stage.has_lora else {}
-    run.save(step, copy, reached=losses.state(), **base, **stage.extra_state())
+    run.save(step, copy, reached=losses.state(), steps=steps, **base, **stage.extra_state())
     if losses.best is not None:
         losses.best_checkpoint = run.directory.checkpoints / f"global_step_{step}"
 
@@ -232,8 +235,6 @@ def _link(source: str, target: str) -> str:
 def _set_up(run: Run, controller: Controller) -> tuple[SftStage, SftDataset]:
     """Build learner and dataset, and restore the run's checkpoint."""
     config = run.config
-    if run.checkpoint is None:
-        _remove_final_weights(config)
     solved = build_solved_episodes(config, run.progress) if sft_config(config).episodes else None
     base = _base_model(run, solved)
     tokenizer = load_policy_tokenizer(config.policy, base)
@@ -248,13 +249,6 @@ def _set_up(run: Run, controller: Controller) -> tuple[SftStage, SftDataset]:
         stage.load(run.checkpoint)
         run.progress.note(f"resuming from {run.checkpoint.directory}")
     return stage, dataset
-
-
-def _remove_final_weights(config: Experiment) -> None:
-    """Remove the final weights of an earlier run of this name from its directory."""
-    if sft_config(config).output_dir is None:
-        for directory in FinalWeights.of(config).all:
-            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _base_model(run: Run, solved: tuple[SplitRows, SplitRows] | None) -> Path:
@@ -277,12 +271,15 @@ def _finish(run: Run, stage: SftStage, dataset: SftDataset, losses: HeldOutLosse
     steps = _num_steps(config, dataset)
     key = OUTPUT_KEY if sft_config(config).output_dir is None else "sft.output_dir"
     best = losses.best_checkpoint if losses.best is not None and losses.best_step != steps else None
+    state = {**run.training_state(), "reached": losses.state(), "steps": steps}
+    record = training_record(state, steps if best is None else losses.best_step, run.directory)
     for directory, name, write in (
         (final.model, "hf", stage.save_model),
         (final.adapters, ADAPTER_DIRECTORY, stage.save_adapters),
     ):
         if directory is not None:
-            write_directory(directory, write if best is None else partial(_copy, _best_weights(best) / name), key)
+            copy = write if best is None else partial(_copy, _best_weights(best) / name)
+            write_directory(directory, partial(_write_with_record, copy, record), key)
     remote = copy_to_remote(config)
     has_episodes = final.model and sft_config(config).episodes
     episode_metrics = validate_in_episodes(run, final.main, steps) if has_episodes else {}
@@ -296,6 +293,11 @@ def _best_weights(checkpoint: Path) -> Path:
 
 def _copy(source: Path, target: Path) -> None:
     shutil.copytree(source, target, dirs_exist_ok=True)
+
+
+def _write_with_record(write: Callable[[Path], object], record: TrainingRecord, directory: Path) -> None:
+    write(directory)
+    write_record(directory, record)
 
 
 def _summary(

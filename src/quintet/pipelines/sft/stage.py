@@ -79,7 +79,7 @@ class SftStage:
         distilled = "sft/distillation_loss"
         return ({"train/distillation_loss": update[distilled]} if distilled in update else {}) | {
             "train/loss": update["sft/loss"],
-            "train/token_accuracy": update["sft/token_accuracy"],
+            "train/likely_tokens": update["sft/likely_tokens"],
             "train/grad_norm": update["grad_norm"],
             "train/lr": rate,
             "train/skipped_updates": update["skipped"],

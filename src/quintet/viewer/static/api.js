@@ -29,7 +29,7 @@ export async function get(path, parameters) {
   }
   const response = await fetch(url).catch(() => { throw new Error("The viewer was stopped. Start it again: quintet view"); });
   const data = await response.json().catch(() => ({ error: response.statusText }));
-  if (!response.ok) throw new Error([data.error, data.hint].filter(Boolean).join(": "));
+  if (!response.ok) throw new Error([data.error, data.hint].filter(Boolean).join("; "));
   received.set(url, data);
   return data;
 }

@@ -2,7 +2,7 @@
 
 import { get } from "view/api.js";
 import { h, select } from "view/dom.js";
-import { groupView, mark } from "view/episode.js";
+import { groupView, mark, startWord } from "view/episode.js";
 import { number } from "view/format.js";
 import { VirtualList } from "view/virtual_list.js";
 
@@ -24,7 +24,8 @@ export async function changesView(page) {
     label: "Start states", rowHeight: 44, draw: row,
     load: async (first, size) => {
       const result = await get("changes", { run, before, after, first, count: size });
-      summary.textContent = `${result.total} start states: ${result.gained} gained, ${result.lost} lost`;
+      const changes = result.rows[0]?.after.success_word ? `: ${result.gained} gained, ${result.lost} lost` : "";
+      summary.textContent = `${result.total} start states${changes}`;
       return result;
     },
     choose: async (pair) => {
@@ -41,8 +42,8 @@ export async function changesView(page) {
 }
 
 function row({ before, after }) {
-  return [h("span", { class: "marks" }, mark(before), "→", mark(after)),
+  return [h("span", { class: "marks" }, mark(before), after.success_word ? "→" : "", mark(after)),
     h("span", { class: "reward" }, `${number(before.reward)} → ${number(after.reward)}`),
-    h("span", { class: "what" }, h("span", {}, `${after.env} `, h("small", {}, `seed ${after.seed}${after.sample ? ` · sample ${after.sample}` : ""}`)),
+    h("span", { class: "what" }, h("span", {}, `${after.env} `, h("small", {}, `${startWord(after)} ${after.seed}${after.sample ? ` · sample ${after.sample}` : ""}`)),
       h("small", { class: "preview" }, after.preview))];
 }

@@ -4,8 +4,9 @@ import { get } from "view/api.js";
 import { drawChart } from "view/chart.js";
 import { debounce, h, once, select } from "view/dom.js";
 
-const FIRST = [/^val\/.*success_rate$/, /^trajectory\/success_rate$/, /^env\/success/, /^critic\/score\/mean$/, /^actor\/entropy$/,
-  /^actor\/ppo_kl$/, /^response_length\/mean$/, /^training\/groups_with_signal$/, /^training\/rollout_probs_diff_mean$/,
+const FIRST = [/^val\/.*success_rate$/, /^trajectory\/success_rate$/, /^env\/success/, /^val\/[^/]+\/reward$/,
+  /^critic\/score\/mean$/, /^val\/loss$/, /^train\/loss$/, /^train\/grad_norm$/, /^train\/lr$/, /^actor\/entropy$/, /^actor\/ppo_kl$/,
+  /^response_length\/mean$/, /^training\/groups_with_signal$/, /^training\/rollout_probs_diff_mean$/,
   /^actor\/grad_norm$/, /^perf\/throughput$/, /^timing_s\/step$/, /^sft\/loss$/];
 const TITLES = { "": "Most watched", val: "Validation", actor: "Policy", critic: "Rewards and critic", timing_s: "Seconds by phase",
   perf: "Throughput and memory", response_length: "Responses", rollout_corr: "Engine and learner" };
@@ -37,7 +38,7 @@ export async function chartsView(page) {
     findings: findings.filter((finding) => finding.metric === name), height: cards.get(name).wide ? 320 : 190,
   });
   // the diagnosis would take the server's time from the first curves
-  const mark = once(async () => { findings = await findingsOf(page.runs); redraw(); });
+  const mark = once(async () => { findings = findingsOf(await diagnosesOf(page.runs).catch(() => [])); redraw(); });
   async function refresh() {
     const names = [...visible].filter((name) => cards.has(name)).sort();
     if (!names.length || !page.runs.length) return;
@@ -81,11 +82,11 @@ export async function chartsView(page) {
   return { view, refresh, close: () => { watcher.disconnect(); removeEventListener("resize", redraw); } };
 }
 
-/** Return what the diagnosis reports about runs. */
-export async function findingsOf(runs) {
-  const lists = await Promise.all(runs.map((run) => get("findings", { run }).catch(() => [])));
-  return lists.flatMap((list, index) => list.map((finding) => ({ run: runs[index], ...finding })));
-}
+/** Return the diagnosis of each run: its findings, what is true without one, and what is not judged yet. */
+export const diagnosesOf = (runs) => Promise.all(runs.map(async (run) => ({ run, ...(await get("findings", { run })) })));
+
+/** Return the findings of diagnoses, each with its run. */
+export const findingsOf = (diagnoses) => diagnoses.flatMap(({ run, findings }) => findings.map((finding) => ({ run, ...finding })));
 
 function groups(definitions) {
   const first = FIRST.flatMap((pattern) => definitions.filter((definition) => pattern.test(definition.name)));

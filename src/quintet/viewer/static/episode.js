@@ -4,14 +4,16 @@ import { imageUrl } from "view/api.js";
 import { fromHtml, h, replace, select } from "view/dom.js";
 import { count, number } from "view/format.js";
 
-export const OUTCOMES = { success: "solved", terminated: "lost", truncated: "out of steps", max_turns: "out of turns",
-  max_actions: "out of actions", max_tokens: "out of tokens", context: "context full", failed: "failed", aborted: "aborted" };
 const COLOURINGS = [["", "plain"], ["logprobs", "log-prob"], ["advantages", "advantage"], ["gap", "engine–learner gap"], ["entropies", "entropy"]];
 
-/** Return ✓ or ✗ for an episode. */
+/** Return ✓ or ✗ for an episode; nothing if the goal is the reward. */
 export function mark(episode) {
-  return h("b", { class: episode.success ? "won" : "lost", title: OUTCOMES[episode.outcome] ?? episode.outcome }, episode.success ? "✓" : "✗");
+  if (!episode.success_word) return "";
+  return h("b", { class: episode.success ? "won" : "lost", title: episode.outcome_text }, episode.success ? "✓" : "✗");
 }
+
+/** Return what numbers the start of an episode. */
+export const startWord = (episode) => (episode.answers_prompt ? "row" : "seed");
 
 /** Show the episodes of a group; `samples` has the chosen one first. */
 export function groupView(page, run, samples) {
@@ -21,7 +23,7 @@ export function groupView(page, run, samples) {
     const ordered = [...samples].sort((a, b) => a.sample - b.sample);
     replace(body,
       h("header", { class: "episode-header" },
-        h("h2", {}, `${samples[0].env} `, h("span", { class: "note" }, `${samples[0].split}, step ${samples[0].step}, seed ${samples[0].seed}`)),
+        h("h2", {}, `${samples[0].env} `, h("span", { class: "note" }, `${samples[0].split}, step ${samples[0].step}, ${startWord(samples[0])} ${samples[0].seed}`)),
         select("Tokens", COLOURINGS.filter(([key]) => !key || hasTokens(samples, key)), page.get("colour", ""),
           (value) => { page.set("colour", value); draw(); }),
         samples.length > 1 && h("label", { class: "field" }, h("input", { type: "checkbox", checked: sideBySide,
@@ -41,11 +43,12 @@ function hasTokens(samples, key) {
 }
 
 function episodeView(page, run, episode) {
-  const facts = [OUTCOMES[episode.outcome] ?? episode.outcome, `reward ${number(episode.reward)}`,
+  const facts = [episode.outcome_text, `reward ${number(episode.reward)}`,
     count(episode.turns.length, "turn"), count(episode.response_tokens, "token")];
   const parts = Object.entries(episode.reward_components ?? {}).map(([name, value]) => `${name} ${number(value)}`);
   return h("article", { class: "episode" },
     h("p", { class: "outcome" }, mark(episode), ` sample ${episode.sample} · ${[...facts, ...parts].join(" · ")}`),
+    episode.ground_truth && h("p", { class: "note" }, `ground truth: ${episode.ground_truth}`),
     episode.failure && h("p", { class: "failure" }, typeof episode.failure === "string" ? episode.failure
       : `${episode.failure.where}: ${episode.failure.error_type}: ${episode.failure.message}`),
     episode.turns.map((turn, index) => turnView(page, run, episode, turn, index)));
@@ -60,17 +63,25 @@ function turnView(page, run, episode, turn, index) {
     h("h3", {}, `Turn ${index + 1}`),
     h("div", { class: "turn-body" },
       h("div", { class: "boards" }, shown),
-      h("div", {}, response(turn, page.get("colour", "")), turnFacts(turn))));
+      h("div", {}, response(turn, page.get("colour", "")), turnFacts(turn, episode), asSeen(turn))));
+}
+
+/** Return the prompt with the texts of the chat template, and the response, folded. */
+function asSeen(turn) {
+  if (!turn.prompt_text) return null;
+  return h("details", { class: "as-seen" }, h("summary", {}, "As the model saw it"), h("pre", {}, turn.prompt_text, h("mark", {}, turn.text)));
 }
 
 function board(grid, text) {
   return grid ? fromHtml(grid) : h("pre", { class: "board" }, text);
 }
 
-function turnFacts(turn) {
+function turnFacts(turn, episode) {
   const actions = turn.actions.map((action) => h("kbd", {}, typeof action === "string" ? action : JSON.stringify(action)));
-  return h("p", { class: "facts" }, actions.length ? actions : h("span", { class: "lost" }, "no action"),
-    h("span", {}, `reward ${number(turn.reward)}`), h("span", { class: turn.valid_format ? "" : "lost" }, turn.valid_format ? "valid format" : "format not valid"),
+  const noAction = episode.answers_prompt ? null : h("span", { class: "lost" }, "no action");
+  const format = h("span", { class: turn.valid_format ? "" : "lost" }, turn.valid_format ? "valid format" : "format not valid");
+  return h("p", { class: "facts" }, actions.length ? actions : noAction,
+    h("span", {}, `reward ${number(turn.reward)}`), episode.checks_format ? format : null,
     h("span", {}, turn.finish_reason), h("span", {}, count(turn.response_tokens ?? 0, "token")));
 }
 

@@ -2,7 +2,7 @@
 
 import { get, videoUrl } from "view/api.js";
 import { debounce, h, select } from "view/dom.js";
-import { OUTCOMES, groupView, mark } from "view/episode.js";
+import { groupView, mark, startWord } from "view/episode.js";
 import { count, number } from "view/format.js";
 import { VirtualList } from "view/virtual_list.js";
 
@@ -24,7 +24,8 @@ export async function episodesView(page) {
       const result = await get("episodes", { run, first, count: size, ...filters(page) });
       if (first === 0) {
         complete = result.complete;
-        const share = result.total ? ` · ${number((100 * result.solved) / result.total)} % solved` : "";
+        const word = result.rows[0]?.success_word;
+        const share = result.total && word ? ` · ${number((100 * result.solved) / result.total)} % ${word}` : "";
         const damage = result.damage.length ? ` · left out as damaged: ${result.damage.join("; ")}` : "";
         summary.textContent = `${count(result.total, "episode")}${share}${complete ? "" : " · reading more…"}${damage}`;
       }
@@ -43,10 +44,10 @@ export async function episodesView(page) {
   const change = (name, value) => { page.set(name, value); list.reset(); };
   let shownMenus = "";
   async function menus() {
-    const { facets } = await get("facets", { run });
-    if (JSON.stringify(facets) === shownMenus) return;
-    shownMenus = JSON.stringify(facets);
-    bar.replaceChildren(...filterFields(page, facets, change));
+    const found = await get("facets", { run });
+    if (JSON.stringify(found) === shownMenus) return;
+    shownMenus = JSON.stringify(found);
+    bar.replaceChildren(...filterFields(page, found, change).filter(Boolean));
   }
   await Promise.all([list.reset(), menus()]);
   if (!list.total && !Object.keys(filters(page)).length) {
@@ -77,9 +78,9 @@ function filters(page) {
   return Object.fromEntries(FILTERS.map((name) => [name, page.get(name, "")]).filter(([, value]) => value !== ""));
 }
 
-function filterFields(page, facets, change) {
+function filterFields(page, { facets, outcomes, success_word: word }, change) {
   const menus = MENUS.filter(([name]) => (facets[name] ?? []).length > (name === "failure" ? 0 : 1)).map(([name, label]) =>
-    select(label, [["", "all"], ...facets[name].map(([value, size]) => [value, `${OUTCOMES[value] ?? value} (${size.toLocaleString("en")})`])],
+    select(label, [["", "all"], ...facets[name].map(([value, size]) => [value, `${outcomes[value] ?? value} (${size.toLocaleString("en")})`])],
       page.get(name, ""), (value) => change(name, value)));
   const bound = (name, label, placeholder) => h("input", { type: "number", step: "any", "aria-label": label, placeholder, value: page.get(name, ""),
     oninput: debounce((event) => change(name, event.target.value), 300) });
@@ -90,7 +91,7 @@ function filterFields(page, facets, change) {
     h("input", { type: "search", placeholder: "Search observations and responses", "aria-label": "Search observations and responses",
       value: page.get("text", ""), oninput: debounce((event) => change("text", event.target.value), 250) }),
     ...menus,
-    select("Result", [["", "all"], ["true", "solved"], ["false", "not solved"]], page.get("success", ""), (value) => change("success", value)),
+    word ? select("Result", [["", "all"], ["true", word], ["false", `not ${word}`]], page.get("success", ""), (value) => change("success", value)) : null,
     range("reward", "Reward"), range("tokens", "Tokens"), h("label", { class: "field" }, "Seed", bound("seed", "Seed", "")),
     select("Order", ORDERS, order, (value) => {
       const [key, descending] = value.split(":");
@@ -102,6 +103,6 @@ function filterFields(page, facets, change) {
 
 function row(episode) {
   return [mark(episode), h("span", { class: "reward" }, number(episode.reward)),
-    h("span", { class: "what" }, h("span", {}, `${episode.env} `, h("small", {}, `${episode.split} ${episode.step} · seed ${episode.seed} · ${count(episode.turns, "turn")} · ${count(episode.response_tokens, "token")}`)),
+    h("span", { class: "what" }, h("span", {}, `${episode.env} `, h("small", {}, `${episode.split} ${episode.step} · ${startWord(episode)} ${episode.seed} · ${count(episode.turns, "turn")} · ${count(episode.response_tokens, "token")}`)),
       h("small", { class: "preview" }, episode.failure ?? episode.preview))];
 }

@@ -69,9 +69,10 @@ def test_what_looks_unwise_is_told_with_its_source(tmp_path: Path, words: str, t
 
 def test_a_new_policy_that_the_learning_rate_of_fine_tuning_leaves_unchanged_is_reported(tmp_path: Path) -> None:
     def warnings(*words: str) -> str:
-        return "\n".join(plan_run(load_experiment(None, ["sft.episodes={}", *words])).warnings)
+        low = "sft.optimizer.learning_rate=1e-5"
+        return "\n".join(plan_run(load_experiment(None, ["sft.episodes={}", low, *words])).warnings)
 
-    advised = "sft.optimizer.learning_rate = 1e-05 (default) suits pretrained models"
+    advised = "sft.optimizer.learning_rate = 1e-05 (command line) suits pretrained models"
     assert advised in warnings()
     assert advised in warnings("sft.then_reinforce=true")
     assert warnings("sft.optimizer.learning_rate=1e-3") == ""

@@ -1,0 +1,105 @@
+"""Records of how a model was trained, from which its model card is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from quintet.config.native.experiment import Experiment
+from quintet.config.run_name import model_name
+from quintet.contained_files import read_contained
+from quintet.errors import MachineError
+from quintet.tracking.loggers import read_metrics
+from quintet.tracking.run_directory import RunDirectory
+from quintet.training.checkpoint.checkpoint import Checkpoint
+
+RECORD_FILE = "quintet_training.json"
+"""File beside final weights and exported models."""
+FINE_TUNING_STATE = "reached"
+"""Entry of the state of a checkpoint that only checkpoints of supervised fine-tuning have."""
+
+TrainingRecord = Mapping[str, Any]
+"""JSON values: `kind`, `step`, `steps`, `seconds`, `base_model`, `data`, `results` and `experiment`."""
+
+
+def checkpoint_record(checkpoint: Checkpoint) -> TrainingRecord:
+    """Return the record of the model in a checkpoint of a run directory."""
+    run = RunDirectory(checkpoint.directory.resolve().parent.parent)
+    return training_record(checkpoint.state, checkpoint.step, run)
+
+
+def training_record(state: Mapping[str, Any], step: int, run: RunDirectory) -> TrainingRecord:
+    """Return the record of a model after a step of a run, from the state of a checkpoint, without paths of this
+    machine."""
+    experiment = state["experiment"]
+    is_tuned = FINE_TUNING_STATE in state
+    steps = state.get("steps") or (None if is_tuned else experiment.get("training", {}).get("steps"))
+    return {
+        "kind": "supervised fine-tuning" if is_tuned else "reinforcement learning",
+        "step": step,
+        "steps": steps,
+        "seconds": float(state["seconds"]),
+        "base_model": base_model_name(experiment, is_tuned=is_tuned),
+        "data": state.get("data", []),
+        "results": _results(run, step),
+        "experiment": without_paths(experiment),
+    }
+
+
+def base_model_name(experiment: Mapping[str, Any], *, is_tuned: bool) -> str:
+    """Return the name of the model that a run began with: of the hub, of a directory, or of a preset."""
+    policy, sft = experiment.get("policy") or {}, experiment.get("sft") or {}
+    path = (sft.get("path") if is_tuned else None) or policy.get("path")
+    if path is not None:
+        return model_name(path)
+    preset = policy.get("preset") or Experiment().policy.preset
+    return f"{preset}, a preset with random weights"
+
+
+def without_paths(value: Any) -> Any:
+    """Replace absolute paths in a configuration by their last part: they name directories of this machine."""
+    if isinstance(value, Mapping):
+        return {key: without_paths(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_paths(item) for item in value]
+    is_path = isinstance(value, str) and value.startswith(("/", "~")) and "\n" not in value
+    return Path(value).name if is_path else value
+
+
+def write_record(directory: Path, record: TrainingRecord) -> None:
+    """Write the record of the model in a directory."""
+    (directory / RECORD_FILE).write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+
+
+def read_record(directory: Path) -> TrainingRecord | None:
+    """Return the record of the model in a directory; None if it has none.
+
+    Raises:
+        MachineError: the record is damaged.
+    """
+    if not (directory / RECORD_FILE).is_file():
+        return None
+    try:
+        record = json.loads(read_contained(directory, RECORD_FILE))
+        expected = {"kind", "step", "steps", "seconds", "base_model", "data", "results", "experiment"}
+        is_valid = isinstance(record, dict) and expected <= record.keys()
+    except (OSError, ValueError, RecursionError):
+        is_valid = False
+    if not is_valid:
+        raise MachineError(
+            f"{directory / RECORD_FILE} is no record of training", "remove the file, or use another copy"
+        )
+    return dict(record)
+
+
+def _results(run: RunDirectory, step: int) -> dict[str, list[tuple[int, float]]]:
+    """Return step and value of the first and last validation up to a step, by metric."""
+    lines = [line for line in read_metrics(run.metrics) if line["step"] <= step] if run.metrics.is_file() else []
+    history: dict[str, list[tuple[int, float]]] = {}
+    for line in lines:
+        for name, value in line.items():
+            if name.startswith("val/") and value is not None:
+                history.setdefault(name, []).append((int(line["step"]), float(value)))
+    return {name: [values[0], values[-1]] for name, values in sorted(history.items())}
