@@ -72,9 +72,9 @@ def suggest_keys(name: str, valid: list[Key], synonyms: Synonyms) -> list[str]:
 
 
 def _with_all_words(name: str, names: Collection[str]) -> list[str]:
-    """Return the keys with all words of a dotted name and the fewest others; none for a single word."""
+    """Return the keys with all words of a dotted name and the fewest others; none for a name without a section."""
     words = _words(name)
-    matches = [other for other in names if words <= _words(other)] if len(words) > 1 else []
+    matches = [other for other in names if words <= _words(other)] if "." in name else []
     fewest = min((len(_words(other)) for other in matches), default=0)
     return sorted(other for other in matches if len(_words(other)) == fewest)[:3]
 

@@ -45,7 +45,6 @@ def fault(overrides: list[str], path: str | None = None) -> ConfigError:
         (["policy.dtype=float64"], ["one of float32, bfloat16"]),
         (["policy.path=x", "policy.preset=y"], ["policy.path = 'x' (command line)", "policy.preset=null"]),
         (["name=../x"], ["name = '../x'", "text that matches"]),
-        (["name=2026"], ["name = 2026", "quotes"]),
         (["training=5"], ["training = 5", "a section", "training.steps"]),
         (["training=null"], ["training = null", "a section"]),
         (["env=5"], ["env = 5", "a section", "env.name"]),
