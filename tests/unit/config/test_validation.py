@@ -61,6 +61,19 @@ def test_faults_name_key_value_and_remedy(overrides: list[str], words: list[str]
         assert foreign not in message, message
 
 
+def test_a_number_in_a_file_is_no_text_and_the_message_says_how_to_write_it(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("name: 2026\n")
+    message = str(fault([], str(path)))
+    assert "name = 2026" in message
+    assert "quotes" in message
+
+
+@pytest.mark.parametrize("word", ["no", "2026", "1e3", "null_model"])
+def test_a_word_of_the_command_line_is_text_for_a_key_that_takes_text(word: str) -> None:
+    assert load_experiment(None, [f"name={word}"]).experiment.name == word
+
+
 def test_all_faults_come_in_one_message_each_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("sede: 3\ntraining:\n  steps: -1\nenv: {name: sokoban, width: 3}\nrollout.max_turns: 3\n")
