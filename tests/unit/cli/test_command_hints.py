@@ -366,7 +366,7 @@ def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy_directory
     (tmp_path / "runs/lake/run.json").write_text('{"status": "finished"}')
     (tmp_path / "native.yaml").write_text("seed: 1")
     (tmp_path / "verl.yaml").write_text("actor_rollout_ref: {rollout: {n: 2}}")
-    (tmp_path / "env_config.yaml").write_text("lake: {env_name: frozenlake, train_size: 8}")
+    (tmp_path / "env_config.yaml").write_text("lake: {env_name: frozenlake, train_size: 1024}")
     (tmp_path / "lake.txt").write_text("rollout_manager.max_turns=3\n")
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "1 + 1 = ?", "[a": "2 + 2 = ?"}) + "\n")
     (tmp_path / "libraries").mkdir()

@@ -16,6 +16,8 @@ from quintet.config.native.tracking import ProfileConfig, TorchProfilerConfig
 PPO = {"actor_rollout_ref": {"model": {"path": "some/model"}}}
 SFT: dict[str, Any] = {"model": {"path": "some/model"}, "data": {"train_files": "a.parquet"}}
 ACTOR, REF, ROLLOUT = (f"actor_rollout_ref.{role}.profiler" for role in ("actor", "ref", "rollout"))
+STEP_END, STEP_END_OF_ROLLOUT = (f"{role}.tool_config.torch.step_end" for role in (ACTOR, ROLLOUT))
+"""The option of the rollout follows that of the actor."""
 STEPS, TOOL = "global_profiler.steps", "global_profiler.tool"
 GLOBAL = {STEPS: [2, 5], TOOL: "torch"}
 ON = {**GLOBAL, f"{ACTOR}.enable": True}
@@ -116,7 +118,7 @@ def test_keys_that_record_nothing_in_verl_record_nothing_and_say_why(
         (f"{ACTOR}.tool_config.torch.discrete", True),
         (f"{ACTOR}.tool_config.torch.schedule.active", 2),
         (f"{ACTOR}.tool_config.torch.profile_token_start", 0),
-        (f"{ACTOR}.tool_config.torch.step_end", 2),
+        (STEP_END, 2),
         (f"{ACTOR}.tool_config.torch.contentz", ["cpu"]),
         (f"{REF}.save_path", "elsewhere"),
         ("trainer.profile_steps", [1]),
@@ -124,7 +126,8 @@ def test_keys_that_record_nothing_in_verl_record_nothing_and_say_why(
 )
 def test_other_profilers_and_options_wait_and_count_only_in_a_profile(tmp_path: Path, key: str, value: Any) -> None:
     beside = {**ON, f"{REF}.enable": True, f"{ACTOR}.save_path": "there"}
-    assert waiting(converted(tmp_path, "verl", changed(PPO, {**beside, key: value}))) == [key]
+    following = [STEP_END_OF_ROLLOUT] if key == STEP_END else []
+    assert waiting(converted(tmp_path, "verl", changed(PPO, {**beside, key: value}))) == [key, *following]
     alone = waiting(converted(tmp_path, "verl", changed(PPO, {key: value})))
     assert alone == ([key] if key == "trainer.profile_steps" else [])
 
