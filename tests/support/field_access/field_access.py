@@ -1,0 +1,156 @@
+"""Record which fields of the configuration a test reads, or force one field back to its default.
+
+`scripts/check_proofs.py` sets the variables below for pytest and all processes that it starts:
+
+- `QUINTET_FIELD_READS`: directory of one file per process, to which each first read of a value other than the default
+  is appended: test, key, class and field.
+- `QUINTET_FORCED_FIELD`: `KEY CLASS`, such as `actor.optimizer.learning_rate OptimizerConfig`. Every read of this field
+  returns the default, whatever the configuration says.
+
+The key of a section is known if the section was read from an `Experiment`. A section that a test has built alone matches
+by class and field.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from functools import cache
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any
+
+READS, FORCED = "QUINTET_FIELD_READS", "QUINTET_FORCED_FIELD"
+SECTION_MODULE = "quintet.config.native.section"
+
+_paths: dict[int, tuple[Any, str]] = {}
+"""Sections, kept alive so that their ids are not reused, and their dotted keys."""
+_recorded: set[tuple[str, ...]] = set()
+
+
+class _InstallAfterImport(MetaPathFinder):
+    """Finds the module with the base class of sections, and patches the class after the import."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != SECTION_MODULE or (spec := PathFinder.find_spec(name, path)) is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            install(module.Section)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def install_when_imported() -> None:
+    if os.environ.get(READS) or os.environ.get(FORCED):
+        sys.meta_path.insert(0, _InstallAfterImport())
+
+
+def install(section: Any) -> None:
+    """Have reads of a section's fields by code whose behaviour they decide go through `_read`."""
+
+    def read(self: Any, name: str) -> Any:
+        value = object.__getattribute__(self, name)
+        if name.startswith("_") or name not in type(self).__pydantic_fields__:
+            return value
+        by_run = not _validation.depth and _decides(sys._getframe(1).f_globals.get("__name__", ""))
+        return _read(self, name, value, by_run=by_run)
+
+    def validate(validator: Any) -> Any:
+        def wrapped(*arguments: Any, **options: Any) -> Any:
+            _validation.depth += 1
+            try:
+                return validator(*arguments, **options)
+            finally:
+                _validation.depth -= 1
+
+        return wrapped
+
+    section.__init__ = validate(section.__init__)
+    section.model_validate = classmethod(validate(section.model_validate.__func__))
+    section.__getattribute__ = read
+    section.is_watched = True
+
+
+class _Validation(threading.local):
+    """Sections under validation read each other's fields, which is no effect of a field."""
+
+    depth = 0
+
+
+_validation = _Validation()
+WITHOUT_EFFECT = ("checks", "dialects", "fit", "schema", "validation", "yaml_writer", "explain")
+"""Parts of `quintet.config` whose reads change messages alone."""
+
+
+@cache
+def _decides(module: str) -> bool:
+    """Return whether code of a module runs what the configuration says: tests, messages and pages do not."""
+    package, *parts = module.split(".")
+    if package != "quintet" or parts[:1] in (["diagnosis"], ["viewer"]):
+        return False
+    return parts[:1] != ["config"] or parts[1:2] == [] or parts[1] not in WITHOUT_EFFECT
+
+
+def _read(section: Any, name: str, value: Any, *, by_run: bool) -> Any:
+    kind = type(section)
+    parent = "" if kind.__name__ == "Experiment" else _paths.get(id(section), (None, None))[1]
+    key = name if parent == "" else None if parent is None else f"{parent}.{name}"
+    _remember(value, key)
+    if not by_run or hasattr(type(value), "is_watched"):
+        return value
+    if (forced := os.environ.get(FORCED)) and _matches(forced, key, kind, name):
+        return _default(key, kind, name)
+    if (directory := os.environ.get(READS)) and not _same(value, _default(key, kind, name)):
+        _record(directory, key or "", f"{kind.__name__}.{name}")
+    return value
+
+
+def _remember(value: Any, key: str | None) -> None:
+    """Remember the key of a section, or of those in a mapping, whose names the user has chosen."""
+    if key is None:
+        return
+    for entry, part in value.items() if isinstance(value, dict) else [("", value)]:
+        if hasattr(type(part), "is_watched"):
+            _paths[id(part)] = part, f"{key}.*" if entry else key
+
+
+@cache
+def _default(key: str | None, kind: Any, name: str) -> Any:
+    """Return the default of a field, which is that of the section around it if the section has the same class there."""
+    from quintet.config.native.experiment import Experiment
+
+    section: Any = Experiment() if key else None
+    for parent in (key or "").split(".")[:-1]:
+        section = vars(section).get(parent) if isinstance(section, Experiment.__mro__[1]) else None
+    if type(section) is kind:
+        return vars(section)[name]
+    return kind.__pydantic_fields__[name].get_default(call_default_factory=True, validated_data={})
+
+
+def _matches(forced: str, key: str | None, kind: type, name: str) -> bool:
+    forced_key, forced_class = forced.split(" ")
+    if kind.__name__ != forced_class or forced_key.rpartition(".")[2] != name:
+        return False
+    return key is None or key == forced_key
+
+
+def _same(value: Any, default: Any) -> bool:
+    try:
+        return bool(value == default)
+    except Exception:  # whatever a value of a test raises, it differs
+        return False
+
+
+def _record(directory: str, key: str, field: str) -> None:
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
+    entry = (test, key, field)
+    if test and entry not in _recorded:
+        _recorded.add(entry)
+        with (Path(directory) / str(os.getpid())).open("a") as file:
+            file.write("\t".join(entry) + "\n")
