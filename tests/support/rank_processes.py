@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -47,3 +48,20 @@ def join_ranks() -> tuple[RankGroup, list[str]]:
     """Join the process group that the command line of `run_ranks` names; return it and the script's arguments."""
     rank, num_ranks, rendezvous_file, *arguments = sys.argv[1:]
     return RankGroup.join(int(rank), int(num_ranks), Path(rendezvous_file), timeout_seconds=120.0), arguments
+
+
+def free_port() -> int:
+    with socket.socket() as actual:
+        actual.bind(("127.0.0.1", 0))
+        return int(actual.getsockname()[1])
+
+
+def as_started(rank: int, size: int, port: int) -> dict[str, str]:
+    """Return the environment of a rank that torchrun has started."""
+    environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+    return {
+        **os.environ,
+        **{k: str(v) for k, v in environment.items()},
+        "MASTER_ADDR": "127.0.0.1",
+        "OMP_NUM_THREADS": "1",
+    }

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -17,6 +15,8 @@ import torch
 import worker_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rank_processes import as_started, free_port
+from standalone_workers import through_the_wire
 from transformers import AutoModelForSequenceClassification
 from worker_ranks import experiment, work
 
@@ -60,14 +60,6 @@ from quintet.runtime.engines.engine_worker import LocalEngineWorker
 from quintet.runtime.env_hosts import LocalHostedEnvs
 from quintet.runtime.learners.local_learners import LocalLearners
 from quintet.runtime.worker import Worker
-
-
-def through_the_wire(call: RemoteCall) -> RemoteCall:
-    header, sent = encode(call)
-    received, decoded = decode_header(json.loads(header))
-    for place, tensor in zip(received, sent, strict=True):
-        place.copy_(tensor)
-    return decoded()
 
 
 def same(ours: Any, theirs: Any) -> bool:
@@ -243,22 +235,6 @@ def test_learners_and_engines_implement_every_remote_method(
             actual = reduce(getattr, target.split(".")[1:], learners)
             for name in (*remote_methods(protocol), *properties_of(protocol)):
                 assert hasattr(actual, name), f"{target}.{name}"
-
-
-def free_port() -> int:
-    with socket.socket() as actual:
-        actual.bind(("127.0.0.1", 0))
-        return int(actual.getsockname()[1])
-
-
-def as_started(rank: int, size: int, port: int) -> dict[str, str]:
-    environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
-    return {
-        **os.environ,
-        **{k: str(v) for k, v in environment.items()},
-        "MASTER_ADDR": "127.0.0.1",
-        "OMP_NUM_THREADS": "1",
-    }
 
 
 def split(way: str) -> list[str]:

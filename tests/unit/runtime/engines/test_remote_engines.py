@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_worker import through_the_wire
+from standalone_workers import through_the_wire
 
 from quintet.config.compose import load_experiment
 from quintet.records import FinishReason, Generation, Request, StructuredOutput

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import worker_ranks
-from test_worker import as_started, free_port
+from rank_processes import as_started, free_port
 from worker_ranks import experiment, sequences, work
 
 from quintet.algorithms.objective import CriticObjective, CrossEntropyObjective
