@@ -2,11 +2,11 @@
 
 python scripts/check_proofs.py check [--share 0.1] [--seed 0]   # the tests of tests/proofs.yaml, or a random share
 python scripts/check_proofs.py search [--rounds 5]              # tests for keys that have none, written there
-python scripts/check_proofs.py candidates                       # run all tests and record which keys they read
+python scripts/check_proofs.py candidates [TEST…]               # run tests and record which keys they read
 
-A key is a dotted key and the class of its section, as several environments or losses have a key of the same name. Fields
-are forced where code outside of `quintet.config`'s checks reads them, see `tests/support/field_access`. `candidates`
-takes as long as all tests do; it only finds tests for new keys, and writes `build/proofs/`.
+A key is named by the class of its section and its field: actor and critic have the same sections, and several
+environments have fields of the same name. Fields are forced where code reads them that acts on them, not where messages
+do, see `tests/support/field_access`. `candidates` takes as long as all tests do, and writes `build/proofs/`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import yaml
+from pydantic import BaseModel
+
 from quintet.config.native.experiment import Experiment
 from quintet.config.schema import REPEATED, sections_of
 
@@ -36,16 +38,21 @@ WITHOUT_EFFECT = ("config", "diagnosis", "viewer", "scripts")
 MAX_EXCEPTIONS = 0.03
 
 
-def native_fields(kind: type = Experiment, prefix: str = "") -> Iterator[str]:
-    """Yield `KEY CLASS` of every native key that is no section and does not choose one."""
+def native_fields() -> dict[str, str]:
+    """Return the first dotted key of every native field that is no section and does not choose one, by class and
+    field."""
+    return {field: key for key, field in reversed(list(_walk(Experiment, "")))}
+
+
+def _walk(kind: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
     for name, field in kind.model_fields.items():
         key, annotations = f"{prefix}{name}", (field.annotation, *field.metadata)
         sections = [(section, f"{key}.") for section in sections_of(annotations, of_entries=False)]
         sections += [(section, f"{key}.*.") for section in sections_of(annotations, of_entries=True)]
         if not sections and not (name == "name" and prefix):
-            yield f"{key} {kind.__name__}"
+            yield key, f"{kind.__name__}.{name}"
         for section, below in sections if key != REPEATED else ():
-            yield from native_fields(section, below)
+            yield from _walk(section, below)
 
 
 def force(cases: Mapping[str, Iterable[str]]) -> dict[tuple[str, str], bool]:
@@ -67,40 +74,31 @@ def _pytest(variables: Mapping[str, str], *arguments: str) -> None:
     subprocess.run(command, cwd=ROOT, env=environment, check=False, stdout=sys.stderr)
 
 
-def record_candidates() -> None:
-    """Run the tests that may show effects, and record their durations and the fields that each reads."""
+def record_candidates(tests: Sequence[str]) -> None:
+    """Run tests, all by default, and record their durations and the fields that each reads."""
     reads = CANDIDATES / "reads"
     reads.mkdir(parents=True, exist_ok=True)
+    durations = CANDIDATES / f"tests-{len(list(CANDIDATES.glob('tests-*.xml')))}.xml"
     ignored = [f"--ignore=tests/unit/{name}" for name in WITHOUT_EFFECT]
-    _pytest({"QUINTET_FIELD_READS": str(reads)}, f"--junitxml={CANDIDATES / 'tests.xml'}", *ignored, "tests")
+    _pytest({"QUINTET_FIELD_READS": str(reads)}, f"--junitxml={durations}", *ignored, *tests)
 
 
 def load_candidates() -> dict[str, list[str]]:
     """Return the tests that read a field with another value than its default, the shortest first."""
-    seconds = _durations(CANDIDATES / "tests.xml")
+    seconds = {test: time for file in CANDIDATES.glob("tests-*.xml") for test, time in _durations(file)}
     tests: dict[str, set[str]] = defaultdict(set)
-    fields = sorted(native_fields())
     for file in (CANDIDATES / "reads").iterdir():
         for line in file.read_text().splitlines():
-            test, key, name = line.split("\t")
-            kind, _, field = name.partition(".")
-            keys = [f"{key} {kind}"] if key else _keys_of(fields, kind, field)
-            for each in keys:
-                tests[each].add(test)
-    return {field: sorted(tests[field] & seconds.keys(), key=seconds.__getitem__) for field in fields}
+            test, field = line.split("\t")
+            tests[field].add(test)
+    return {field: sorted(tests[field] & seconds.keys(), key=seconds.__getitem__) for field in native_fields()}
 
 
-def _keys_of(fields: Sequence[str], kind: str, field: str) -> list[str]:
-    return [each for each in fields if each.endswith(f" {kind}") and each.split()[0].rpartition(".")[2] == field]
-
-
-def _durations(file: Path) -> dict[str, float]:
-    """Return the seconds of the tests that passed, by their ids."""
-    seconds = {}
+def _durations(file: Path) -> Iterator[tuple[str, float]]:
+    """Yield the ids of the tests that passed, and their seconds."""
     for case in ElementTree.parse(file).iter("testcase"):
-        if len(case) == 0 or all(child.tag.startswith("system-") for child in case):
-            seconds[f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"] = float(case.get("time", 0))
-    return seconds
+        if all(child.tag.startswith("system-") for child in case):
+            yield f"{case.attrib['classname'].replace('.', '/')}.py::{case.attrib['name']}", float(case.attrib["time"])
 
 
 def search(rounds: int) -> None:
@@ -128,9 +126,10 @@ def save_proofs(proofs: Mapping[str, str]) -> None:
 
 def check(share: float, seed: int | None) -> list[str]:
     """Return what is wrong with the recorded proofs of a random share of the keys."""
-    proofs, fields = load_proofs(), sorted(native_fields())
+    proofs, fields = load_proofs(), native_fields()
     exceptions = yaml.safe_load(PROOFS.read_text())["exceptions"]
-    problems = [f"{field}: no test shows an effect" for field in fields if field not in proofs | exceptions]
+    missing = [field for field in fields if field not in proofs | exceptions]
+    problems = [f"{field} ({fields[field]}): no test shows an effect" for field in missing]
     problems += [f"{field}: no such key" for field in proofs | exceptions if field not in fields]
     if len(exceptions) > MAX_EXCEPTIONS * len(fields):
         problems.append(f"{len(exceptions)} exceptions are more than {MAX_EXCEPTIONS:.0%} of {len(fields)} keys")
@@ -150,12 +149,13 @@ def check(share: float, seed: int | None) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["check", "search", "candidates"])
+    parser.add_argument("tests", nargs="*", default=["tests"], help="files or directories to record")
     parser.add_argument("--share", type=float, default=1.0, help="share of the keys to check, at random")
     parser.add_argument("--seed", type=int, help="seed of the share")
     parser.add_argument("--rounds", type=int, default=5, help="tests to try per key")
     arguments = parser.parse_args()
     if arguments.command == "candidates":
-        record_candidates()
+        record_candidates(arguments.tests)
     elif arguments.command == "search":
         search(arguments.rounds)
     else:

@@ -3,12 +3,12 @@
 `scripts/check_proofs.py` sets the variables below for pytest and all processes that it starts:
 
 - `QUINTET_FIELD_READS`: directory of one file per process, to which each first read of a value other than the default
-  is appended: test, key, class and field.
-- `QUINTET_FORCED_FIELD`: `KEY CLASS`, such as `actor.optimizer.learning_rate OptimizerConfig`. Every read of this field
-  returns the default, whatever the configuration says.
+  is appended: test, class and field.
+- `QUINTET_FORCED_FIELD`: class and field, such as `OptimizerConfig.learning_rate`. Every read of this field returns the
+  default, whatever the configuration says.
 
-The key of a section is known if the section was read from an `Experiment`. A section that a test has built alone matches
-by class and field.
+The default is the default of the key: `actor.optimizer` and `warm_start.optimizer` have the same class. The key of a
+section is known if the section was read from an `Experiment`; otherwise the default of the class is taken.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SECTION_MODULE = "quintet.config.native.section"
 
 _paths: dict[int, tuple[Any, str]] = {}
 """Sections, kept alive so that their ids are not reused, and their dotted keys."""
-_recorded: set[tuple[str, ...]] = set()
+_recorded: set[tuple[str, str]] = set()
 
 
 class _InstallAfterImport(MetaPathFinder):
@@ -104,10 +104,10 @@ def _read(section: Any, name: str, value: Any, *, by_run: bool) -> Any:
     _remember(value, key)
     if not by_run or hasattr(type(value), "is_watched"):
         return value
-    if (forced := os.environ.get(FORCED)) and _matches(forced, key, kind, name):
+    if (forced := os.environ.get(FORCED)) and forced == f"{kind.__name__}.{name}":
         return _default(key, kind, name)
     if (directory := os.environ.get(READS)) and not _same(value, _default(key, kind, name)):
-        _record(directory, key or "", f"{kind.__name__}.{name}")
+        _record(directory, f"{kind.__name__}.{name}")
     return value
 
 
@@ -127,29 +127,22 @@ def _default(key: str | None, kind: Any, name: str) -> Any:
 
     section: Any = Experiment() if key else None
     for parent in (key or "").split(".")[:-1]:
-        section = vars(section).get(parent) if isinstance(section, Experiment.__mro__[1]) else None
+        section = vars(section).get(parent) if hasattr(type(section), "is_watched") else None
     if type(section) is kind:
         return vars(section)[name]
     return kind.__pydantic_fields__[name].get_default(call_default_factory=True, validated_data={})
 
 
-def _matches(forced: str, key: str | None, kind: type, name: str) -> bool:
-    forced_key, forced_class = forced.split(" ")
-    if kind.__name__ != forced_class or forced_key.rpartition(".")[2] != name:
-        return False
-    return key is None or key == forced_key
-
-
 def _same(value: Any, default: Any) -> bool:
     try:
         return bool(value == default)
-    except Exception:  # whatever a value of a test raises, it differs
+    except (TypeError, ValueError):  # a value of a test, such as a tensor, that is not comparable
         return False
 
 
-def _record(directory: str, key: str, field: str) -> None:
+def _record(directory: str, field: str) -> None:
     test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
-    entry = (test, key, field)
+    entry = (test, field)
     if test and entry not in _recorded:
         _recorded.add(entry)
         with (Path(directory) / str(os.getpid())).open("a") as file:

@@ -1,7 +1,7 @@
 """A pytest plugin that runs each test in forks, once as it is and once per field that is forced back to its default.
 
-`QUINTET_FORCED_CASES` names a JSON file of fields by test; its results go beside it, with suffix `.results`, a line each:
-`[test, field, failed]`. The field is empty for the run without force. See `scripts/check_proofs.py`.
+`QUINTET_FORCED_CASES` names a JSON file of fields by test. Its results go beside it, with suffix `.results`,
+as lines `[test, field, failed]`. The field is empty for the run without force. See `scripts/check_proofs.py`.
 """
 
 from __future__ import annotations
