@@ -48,7 +48,10 @@ def read_config_source(
         raise ConfigError(
             f"--dialect {dialect} needs a file", key="--dialect", hint=f"name the file: CONFIG --dialect {dialect}"
         )
-    script = RunScript(None) if config is None else read_run_script(Path(config))
+    overrides, arguments = split_script_arguments(overrides)
+    script = RunScript(None) if config is None else read_run_script(Path(config), arguments=arguments)
+    if arguments is not None and not script.takes_arguments:
+        raise _unused_arguments(config, arguments)
     for remark in () if quiet else script.remarks:
         warn(remark)
     all_overrides = tuple(script.with_overrides(overrides))
@@ -56,6 +59,26 @@ def read_config_source(
     if dialect is None and detected != NATIVE and not quiet:
         print(f"{config}: a configuration of {detected}", file=sys.stderr)
     return ConfigSource(script.config, all_overrides, script.places, detected, script.environment)
+
+
+def _unused_arguments(config: str | None, arguments: Sequence[str]) -> ConfigError:
+    message = f"{config or 'a command without a file'} takes no arguments after `--`"
+    hint = "they are those of a run script; overrides stand before `--`"
+    return ConfigError(message, value=" ".join(arguments), source="command line", hint=hint)
+
+
+def split_script_arguments(overrides: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """Return the overrides of a command line and the arguments of its run script, which stand after `--`."""
+    if "--" not in overrides:
+        return list(overrides), None
+    position = [*overrides].index("--")
+    return list(overrides[:position]), list(overrides[position + 1 :])
+
+
+def with_further(words: Sequence[str], further: Sequence[str]) -> list[str]:
+    """Add overrides or options to a command line, before the arguments of its run script."""
+    overrides, arguments = split_script_arguments(words)
+    return [*overrides, *further, *([] if arguments is None else ["--", *arguments])]
 
 
 def _detect_dialect(script: RunScript) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,8 +18,10 @@ from quintet.config.checks.unsupported import refuse_unsupported, run_problems, 
 from quintet.config.compose import load_experiment
 from quintet.config.composed import ComposedConfig, config_value, with_values
 from quintet.config.dialects.registry import DIALECTS
+from quintet.config.dotted import flatten
 from quintet.config.native.experiment import Experiment
 from quintet.config.problems import ConfigProblem, raise_problems
+from quintet.contained_files import LINK_HINT, is_contained
 from quintet.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -117,7 +120,17 @@ def load_run_config(config: Path | None, overrides: list[str], *, unused: Sequen
     composed = with_defaults(composed, unused)
     if config is not None:
         raise_problems(run_code_problems(composed))
+        raise_problems(_link_problems(composed, config.parent))
     return composed
+
+
+def _link_problems(composed: ComposedConfig, run: Path) -> Iterator[ConfigProblem]:
+    """Yield the settings that name a link in the run directory which leads out of it."""
+    inside = f"{os.path.abspath(run)}{os.sep}"
+    for key, value in flatten(composed.experiment.model_dump(mode="json")).items():
+        for path in value if isinstance(value, list) else (value,):
+            if isinstance(path, str) and os.path.abspath(path).startswith(inside) and not is_contained(run, Path(path)):
+                yield composed.problem(key, f"it is a link out of the run directory; {LINK_HINT}")
 
 
 def with_defaults(composed: ComposedConfig, keys: Sequence[str]) -> ComposedConfig:

@@ -1,4 +1,4 @@
-"""`quintet doctor`: hardware and packages of this machine, and what can run on it."""
+"""`quintet doctor`: hardware and packages of this machine, what can run on it, and protections from programs."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from quintet.config.native.tracking import TrackingConfig
 from quintet.config.plan.memory import format_bytes
 from quintet.kernels.build import KERNELS_VARIABLE, find_compiler
 from quintet.registry import Registry
+from quintet.sandbox.protections import Protection, protections
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "hydra-core", "gymnasium")
 OPTIONAL = (
@@ -40,7 +41,8 @@ OPTIONAL = (
 )
 OPTIONAL_LOGGERS = ("tensorboard", "wandb", "mlflow", "swanlab", "clearml", "trackio")
 READY, NEEDS, NOT_YET = "ready", "needs", "not yet"
-STYLES = {READY: "green", NEEDS: "yellow", NOT_YET: "dim"}
+ACTIVE, INACTIVE = "active", "not active"
+STYLES = {READY: "green", NEEDS: "yellow", NOT_YET: "dim", ACTIVE: "green", INACTIVE: "yellow"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class Machine:
 
 
 def run(*, as_json: bool = False) -> None:
-    """Print versions, hardware and abilities."""
+    """Print versions, hardware, abilities and protections."""
     versions = {
         "quintet": __version__,
         "python": platform.python_version(),
@@ -85,10 +87,10 @@ def run(*, as_json: bool = False) -> None:
     }
     packages = {name: hardware.package_version(name) for name in (*PACKAGES, *OPTIONAL, *OPTIONAL_LOGGERS)}
     machine = _machine()
-    abilities = list(_abilities(machine))
+    abilities, sandbox = list(_abilities(machine)), list(protections())
     if as_json:
-        report = {"versions": versions | packages, "machine": asdict(machine)}
-        print(json.dumps(report | {"abilities": [asdict(ability) for ability in abilities]}, indent=1))
+        lists = {"abilities": [*map(asdict, abilities)], "sandbox": [*map(asdict, sandbox)]}
+        print(json.dumps({"versions": versions | packages, "machine": asdict(machine), **lists}, indent=1))
         return
     with page() as out:
         installed = {name: version for name, version in packages.items() if version}
@@ -100,6 +102,8 @@ def run(*, as_json: bool = False) -> None:
         out.print(numbers_table(_machine_rows(machine)))
         section(out, "What can run here")
         out.print(_ability_table(abilities))
+        section(out, "Protections from a model's programs")
+        out.print(_protection_table(sandbox))
 
 
 def _machine() -> Machine:
@@ -225,12 +229,25 @@ def _machine_rows(machine: Machine) -> Iterator[tuple[str, str, str]]:
         yield "", "", line
 
 
-def _ability_table(abilities: list[Ability]) -> Table:
+def _state_table() -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim")
     table.add_column(style="bold")
     table.add_column()
     table.add_column(style="dim", overflow="fold")
+    return table
+
+
+def _protection_table(sandbox: list[Protection]) -> Table:
+    table = _state_table()
+    for protection in sandbox:
+        state = ACTIVE if protection.active else INACTIVE
+        table.add_row("", protection.name, Text(state, style=STYLES[state]), protection.note)
+    return table
+
+
+def _ability_table(abilities: list[Ability]) -> Table:
+    table = _state_table()
     before = None
     for ability in abilities:
         kind = "" if ability.kind == before else f"{ability.kind}s"

@@ -30,6 +30,7 @@ from quintet.cli.options import (
 from quintet.cli.ranks import silence_other_ranks
 from quintet.errors import UserError
 from quintet.runtime.signals import exit_on_second_signal
+from quintet.sandbox.seccomp import hide_memory
 
 ConfigSource = tuple[str | None, list[str]]
 """Configuration and overrides."""
@@ -245,7 +246,7 @@ def plan(
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Show the hardware and packages of this machine and which engines and backends can run."""
+    """Show the hardware and packages of this machine, which engines and backends can run, and active protections."""
     from quintet.cli.doctor import run
 
     run(as_json=as_json)
@@ -330,9 +331,17 @@ def _limit_openmp_spinning() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
+def _keep_script_arguments() -> None:
+    """Double the `--` before the arguments of a run script, since the parser removes one."""
+    if "--" in sys.argv[3:]:
+        sys.argv.insert(sys.argv.index("--"), "--")
+
+
 def main() -> NoReturn:
-    """Run the command line; a user error ends with one message and exit status 2."""
+    """Run the command line, hidden from other programs; a user error ends with one message and exit status 2."""
+    hide_memory()
     _limit_openmp_spinning()
+    _keep_script_arguments()
     try:
         with exit_on_second_signal(), silence_other_ranks():
             app(standalone_mode=True)

@@ -216,6 +216,9 @@ class ServeEnvsOptions:
         typer.Option(metavar="GIB", help="Address space limit of a worker process (default: none).", min=0.25),
     ] = None
     max_body: Annotated[float, typer.Option(metavar="MIB", help="Maximum size of a request's body.", min=0.001)] = 16.0
+    max_response: Annotated[
+        float, typer.Option(metavar="MIB", help="Maximum size of the results of a request.", min=0.001)
+    ] = 256.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.schema import format_value
 from quintet.config.translate import translate
 from quintet.config.yaml_reader import parse_override
+from quintet.contained_files import read_contained
 from quintet.errors import UserError
 from quintet.tracking.remedies import Remedy, Value, changed_value, remedies
 
@@ -72,7 +73,8 @@ def _is_valid(experiment: Experiment, changes: Mapping[str, Value]) -> bool:
 def read_config(path: Path) -> ComposedConfig | None:
     """Return the configuration that a run stored, in the format that it was written in; None if it cannot be read."""
     with suppress(UserError, OSError):
-        composed, text = load_experiment(str(path)), path.read_text(encoding="utf-8")
+        text = read_contained(path.parent, path.name).decode(errors="replace")
+        composed = load_experiment(str(path))
         for dialect in _dialects(text):
             with suppress(UserError):
                 return _in_dialect(composed, dialect, text.splitlines())

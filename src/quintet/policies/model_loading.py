@@ -11,12 +11,14 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from quintet.config.native.policy import PolicyConfig
 from quintet.config.plan.model_support import unsupported_reason
 from quintet.errors import ConfigError, MachineError, UserError, nearest
 from quintet.loading_lock import LOADING_LOCK
 from quintet.policies.attention import MODELS_HINT, register_attention
 from quintet.policies.masked_head import MaskedHead
 from quintet.policies.model_check import check_model
+from quintet.policies.model_files import check_index
 from quintet.policies.rope_limits import limit_positions
 from quintet.policies.vision.image_encoder import is_vision_language, placeholder_tokens, prepare_vision_encoder
 from quintet.policies.vision.image_processing import ImageProcessor
@@ -51,6 +53,7 @@ def load_model(
         ConfigError: an override names a setting that the model's configuration does not have.
     """
     _require_config_json(directory)
+    check_index(Path(directory))
     try:
         config = _load_config(directory, overrides or {}, trust_remote_code=trust_remote_code)
         if is_computed and (reason := unsupported_reason(config.to_dict())):
@@ -176,6 +179,13 @@ def load_tokenizer(
     if not fast and tokenizer.is_fast:
         logger.info("policy.fast_tokenizer = false has no effect: the tokenizer at %s exists only in Rust", directory)
     return tokenizer
+
+
+def load_policy_tokenizer(config: PolicyConfig, directory: str | Path) -> PreTrainedTokenizerFast:
+    """Load the configured tokenizer, by default that of the model at `directory`; raises as `load_tokenizer` does."""
+    return load_tokenizer(
+        config.tokenizer or directory, trust_remote_code=config.runs_tokenizer_code, fast=config.fast_tokenizer
+    )
 
 
 def enable_activation_checkpointing(model: PreTrainedModel, key: str = "actor.gradient_checkpointing") -> None:

@@ -51,6 +51,14 @@ def test_every_engine_learner_and_runtime_has_a_line(report: dict[str, Any]) -> 
     assert {(kind, name) for kind, names in expected.items() for name in names} <= set(actual)
 
 
+def test_each_protection_has_a_line_with_its_consequence(report: dict[str, Any]) -> None:
+    names = [each["name"] for each in report["sandbox"]]
+    assert names == (
+        ["system calls", "files", "threads", "memory"] if sys.platform == "linux" else ["system calls", "memory"]
+    )
+    assert all(isinstance(each["active"], bool) and each["note"] for each in report["sandbox"])
+
+
 def here(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], requires: tuple[str, ...] = ()) -> None:
     """Let these distributions be installed, and no others; each asks for `requires`."""
     monkeypatch.setattr(hardware, "package_version", versions.get)

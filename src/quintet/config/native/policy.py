@@ -129,6 +129,11 @@ class PolicyConfig(Section):
     vla: VlaConfig | None = None
     """Vision-language-action heads; null for a text policy."""
 
+    @property
+    def runs_tokenizer_code(self) -> bool:
+        """Whether code from the directory of the tokenizer runs."""
+        return self.trust_remote_code or self.trust_tokenizer_code
+
     def conflicts(self) -> Iterator[tuple[str, ...]]:
         if self.path is None and self.preset is None:
             yield "neither `path` nor `preset` names a model", "path=DIRECTORY", "preset=grid-1m"

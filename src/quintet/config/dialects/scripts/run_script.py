@@ -14,7 +14,6 @@ from typing import Any
 
 from quintet.config.dialects.ragen.dialect import EARLY_ENV
 from quintet.config.dialects.registry import DIALECTS, FRAMEWORK_FILES, detect
-from quintet.config.dialects.scripts.commands import Argument, ScriptCommand
 from quintet.config.dialects.scripts.override_list import (
     as_overrides,
     is_override_list,
@@ -22,7 +21,7 @@ from quintet.config.dialects.scripts.override_list import (
     keys_as_tree,
     read_override_list,
 )
-from quintet.config.dialects.scripts.shell_variables import MARKER, Variables, cleaned, script_error, unknown_words_hint
+from quintet.config.dialects.scripts.simple_commands import Argument, ScriptCommand
 from quintet.config.dialects.scripts.trainer_calls import (
     NAMES,
     TRAINERS,
@@ -33,19 +32,18 @@ from quintet.config.dialects.scripts.trainer_calls import (
     no_trainer_error,
     started_module,
 )
+from quintet.config.dialects.scripts.variables import MARKER, Variables, cleaned, script_error, unknown_value_hint
 from quintet.config.dialects.vagen.evaluation_file import read_evaluation
 from quintet.config.dotted import has_key
 from quintet.config.yaml_reader import read_file, read_text
 from quintet.errors import ConfigError, nearest
 
 COMMENT_LINES = re.compile(
-    r"""(?<=\\\n)(?:[ \t]*\#.*\n)+(?=[ \t]+[+~]{0,2}[\w./@-]+= | [+~]{0,2}\w+(?:\.\w+)+= | [ \t]*"?\$\{?@)""",
+    r"""(?<=\\\n)(?P<comments>(?:[ \t]*\#.*\n)+)
+    (?=[ \t]+[+~]{0,2}[\w./@-]+= | [+~]{0,2}\w+(?:\.\w+)+= | [ \t]*"?\$\{?@)(?P<lost>(?:.*\\\n)*.*)""",
     re.VERBOSE,
 )
-"""Comment lines inside a command, if overrides follow.
-
-The first one ends the command for a shell. The overrides are read as well, since their author meant them to count.
-"""
+"""Comment lines inside a command, the first of which ends it, and the overrides after them, which are lost."""
 TORCHRUN = re.compile(r"(.*/)?torchrun|torch\.distributed\.(run|launch)")
 AGENT_TRAINER = "vagen.main_ppo"
 """Trainer of VAGEN whose environments are in lists, not in an `env_config.yaml`."""
@@ -76,6 +74,8 @@ class MissingValue:
     key: str
     source: str
     reason: str
+    variable: str = ""
+    """Variable of the environment that determines it."""
 
     def __str__(self) -> str:
         return f"{self.key} ({self.source}): {self.reason}"
@@ -96,6 +96,10 @@ class RunScript:
     remarks: tuple[str, ...] = ()
     variables: frozenset[str] = frozenset()
     """Names of the variables that the script reads."""
+    conditions: tuple[str, ...] = ()
+    """What is assumed where it is not known whether the script trains."""
+    takes_arguments: bool = False
+    """Whether it is a script, which positional arguments can be passed to."""
 
     def with_overrides(self, overrides: Sequence[str]) -> list[str]:
         """Return the script's overrides and then those of the command line.
@@ -112,13 +116,18 @@ class RunScript:
         overridden = set(map(key_of, overrides))
         missing = [value for value in self.missing if value.key not in overridden]
         if missing:
-            hint = f"set it on the command line: {' '.join(f'{value.key}=…' for value in missing)}"
             first = missing[0]
+            hint = f"set it on the command line: {' '.join(f'{value.key}=…' for value in missing)}"
+            if variables := dict.fromkeys(value.variable for value in missing if value.variable):
+                path = first.source.rpartition(":")[0]
+                hint += f"; or in the environment: {' '.join(f'{name}=…' for name in variables)} quintet plan {path}"
             raise ConfigError("\n".join(map(str, missing)), key=first.key, source=first.source, hint=hint)
         return [*self.words, *overrides]
 
 
-def read_run_script(path: Path, environment: Mapping[str, str] | None = None) -> RunScript:
+def read_run_script(
+    path: Path, environment: Mapping[str, str] | None = None, arguments: Sequence[str] | None = None
+) -> RunScript:
     """Read a run script or a list of overrides; of a YAML file, return only its path.
 
     Raises:
@@ -134,8 +143,8 @@ def read_run_script(path: Path, environment: Mapping[str, str] | None = None) ->
         dialect = next(iter(detect(keys_as_tree(override for override, _ in overrides))), None)
         return RunScript(_env_config_beside(path) if dialect == "vagen" else None, *_columns(overrides), dialect)
     if path.suffix in SHELL or text.startswith("#!") or any(f"-m {module}" in text for module in TRAINERS):
-        script = _read_script(path, text, os.environ if environment is None else environment, selected)
-        return replace(script, variables=frozenset(VARIABLE.findall(text)))
+        script = _read_script(path, text, os.environ if environment is None else environment, selected, arguments)
+        return replace(script, variables=frozenset(VARIABLE.findall(text)), takes_arguments=True)
     return RunScript(path)
 
 
@@ -176,16 +185,21 @@ def _env_config_beside(path: Path) -> Path | None:
     return file if file.is_file() else None
 
 
-def _read_script(path: Path, text: str, environment: Mapping[str, str], selected: tuple[int, ...]) -> RunScript:
+def _read_script(
+    path: Path,
+    text: str,
+    environment: Mapping[str, str],
+    selected: tuple[int, ...],
+    script_arguments: Sequence[str] | None,
+) -> RunScript:
     # an inherited PWD may be that of another directory
     environment = {**environment, "PWD": os.getcwd()}
-    variables = Variables(path, environment)
-    comment_lines = [
-        text.count("\n", 0, matched.start()) + number
+    variables = Variables(path, environment, arguments=None if script_arguments is None else tuple(script_arguments))
+    lost_lines = [
+        (text.count("\n", 0, matched.start()) + 1, text.count("\n", 0, matched.end()) + 1)
         for matched in COMMENT_LINES.finditer(text)
-        for number, _ in enumerate(matched[0].splitlines(), 1)
     ]
-    text = COMMENT_LINES.sub(lambda matched: "\\\n" * matched[0].count("\n"), text)
+    text = COMMENT_LINES.sub(lambda matched: matched["comments"] + "\n" * matched["lost"].count("\n"), text)
     script = all_commands(text, variables, environment)
     calls = distinct_calls(script.commands)
     of_script = [each for each in calls if each[1].path is None]
@@ -198,12 +212,12 @@ def _read_script(path: Path, text: str, environment: Mapping[str, str], selected
     command, call = chosen[0]
     before = script.commands[: script.commands.index(command)]
     arguments = _TrainerArguments(call.path or path, variables, call)
-    run_script = arguments.run_script(_yaml_path_option(before), comment_lines, _written_sections(before, call))
+    run_script = arguments.run_script(_yaml_path_option(before), lost_lines, _written_sections(before, call))
     remarks = [
         f"{re.sub('^line ', f'{path}:', place)}: {reason}; the variables that it sets are not known"
         for place, reason in variables.unread.items()
     ]
-    return replace(run_script, remarks=(*remarks, *run_script.remarks))
+    return replace(run_script, remarks=(*remarks, *run_script.remarks), conditions=call.conditions)
 
 
 def _yaml_path_option(commands: Sequence[ScriptCommand]) -> Argument | None:
@@ -261,7 +275,7 @@ class _TrainerArguments:
         self.overrides += self._process_overrides()
 
     def run_script(
-        self, yaml_path: Argument | None, comment_lines: Sequence[int], sections: Sequence[Override]
+        self, yaml_path: Argument | None, lost_lines: Sequence[tuple[int, int]], sections: Sequence[Override]
     ) -> RunScript:
         """Return the content of the script; `yaml_path` is VAGEN's file of environments, `sections` are those that
         another program of the script writes."""
@@ -284,10 +298,11 @@ class _TrainerArguments:
         else:
             beneath += sections
         overrides = _columns([*beneath, *self.overrides])
+        last_line = self.call.words[-1].line if self.call.words else self.call.line
         remarks = tuple(
-            f"{self.path}:{line}: a shell ends the command at this comment; the lines after it are read as well"
-            for line in comment_lines
-            if self.call.words and self.call.path is None and self.call.line < line < self.call.words[-1].line
+            f"{self.path}:{first}: a shell ends the command at this comment; the overrides up to line {last} are lost"
+            for first, last in lost_lines
+            if self.call.path is None and self.call.line < first <= last_line + 2
         )
         environment = self.call.exports
         return RunScript(
@@ -329,8 +344,8 @@ class _TrainerArguments:
                 return
             reason = f"{unknown} ({unknown.place})"
             if "=" not in word.text or self.variables.find_unknown(key) is not None:
-                raise script_error(source, reason, unknown_words_hint(reason))
-            self.missing.append(MissingValue(key, source, reason))
+                raise script_error(source, reason, unknown_value_hint(unknown, self.variables.script))
+            self.missing.append(MissingValue(key, source, reason, unknown.variable))
         elif OVERRIDE.fullmatch(word.text):
             self.overrides.append((word.text, source))
         elif self.call.dialect == "ragen" and not self.env_file and (file := self._env_file(word.text)).is_file():
@@ -357,7 +372,8 @@ class _TrainerArguments:
 
     def _option_text(self, option: Argument) -> str:
         if (unknown := self.variables.find_unknown(option.text)) is not None:
-            raise script_error(self._source(option), f"{unknown} ({unknown.place})", "write it out")
+            hint = unknown_value_hint(unknown, self.variables.script)
+            raise script_error(self._source(option), f"{unknown} ({unknown.place})", hint)
         return option.text
 
     def _config_file(self) -> Path | None:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quintet.config.dialects.registry import DIALECTS
-from quintet.config.dialects.scripts.commands import Argument, ScriptCommand, ScriptCommands
+from quintet.config.dialects.scripts.compound_commands import read_commands
 from quintet.config.dialects.scripts.inner_scripts import script_arguments
-from quintet.config.dialects.scripts.shell_commands import read_commands
-from quintet.config.dialects.scripts.shell_variables import MARKER, Variables
+from quintet.config.dialects.scripts.simple_commands import Argument, ScriptCommand, ScriptCommands
+from quintet.config.dialects.scripts.variables import MARKER, Variables
 from quintet.errors import ConfigError, UnsupportedRunError
 
 TRAINERS = {module: name for name, dialect in DIALECTS.items() for module in dialect.trainers}
@@ -51,7 +51,9 @@ def _with_inner_commands(
                 inner = Variables(word.path, environment)
                 inner.unknown_values = variables.unknown_values
                 for each in read_commands(word.text, inner, word.line).commands:
-                    yield replace(each, start_line=command.start_line, in_process=command.in_process)
+                    conditions = (*command.conditions, *each.conditions)
+                    start_line, in_process = command.start_line, command.in_process
+                    yield replace(each, start_line=start_line, in_process=in_process, conditions=conditions)
 
 
 @dataclass(slots=True)
@@ -71,6 +73,8 @@ class TrainerCall:
     """Its `FILE:LINE`."""
     path: Path | None = None
     """The script in a process of its own that has it; None for the main script."""
+    conditions: tuple[str, ...] = ()
+    """What is assumed where it is not known whether it runs."""
     iteration: int | None = None
     """Number among the calls at its line, from 1; None for the only one."""
 
@@ -89,8 +93,9 @@ def trainer_call(command: ScriptCommand) -> TrainerCall | None:
             after, before = command.words[position + 1 :], command.words[:position]
             line = word.line if command.start_line is None else command.start_line
             path = word.path if command.in_process else None
+            source = f"{word.path}:{word.line}"
             return TrainerCall(
-                module, framework, after, line, before, command.exports, f"{word.path}:{word.line}", path
+                module, framework, after, line, before, command.exports, source, path, command.conditions
             )
         by_python = by_python or PYTHON.fullmatch(module) is not None
         # `-m PACKAGE.launch MODULE` launches a module
@@ -142,8 +147,10 @@ def no_trainer_error(path: Path, script: ScriptCommands, variables: Variables) -
     """Return the error of a script that runs no known trainer."""
     if script.exit_line is not None and any(map(trainer_call, (*script.after_exit, *script.of_uncalled_functions))):
         source = f"{path}:{script.exit_line}"
-        hint = "set what the conditions around it depend on: NAME=… quintet …"
-        return ConfigError(f"{source}: the script ends here before it trains", source=source, hint=hint)
+        names = dict.fromkeys(re.findall(r"\$\{?([A-Za-z_]\w*)", script.exit_reason)) or ["NAME"]
+        hint = f"set what it depends on: {' '.join(f'{name}=…' for name in names)} quintet plan {path}"
+        reason = f": {script.exit_reason}" if script.exit_reason else ""
+        return ConfigError(f"{source}: the script ends here before it trains{reason}", source=source, hint=hint)
     commands = script.commands
     hint = f"only scripts that run one of these are supported: {', '.join(TRAINERS)}"
     for command in commands:
