@@ -1,13 +1,14 @@
-"""Record which fields of the configuration a test reads, or force one field back to its default.
+"""Record which fields of the configuration a process reads, or force one field back to its default.
 
-`scripts/check_proofs.py` sets the variables below for pytest and all processes that it starts:
+`QUINTET_FIELD_ACCESS=1` prepares a process and those that it starts. Two variables, which may change afterwards, tell
+what reads do:
 
-- `QUINTET_FIELD_READS`: directory of one file per process, to which each first read of a value other than the default
-  is appended: test, class and field.
-- `QUINTET_FORCED_FIELD`: class and field, such as `OptimizerConfig.learning_rate`. Every read of this field returns the
-  default, whatever the configuration says.
+- `QUINTET_FIELD_READS`: directory of one file per process, to which each field is appended that is read with another
+  value than its default.
+- `QUINTET_FORCED_FIELD`: a field, such as `OptimizerConfig.learning_rate`. Every read of this field returns the default,
+  whatever the configuration says.
 
-The default is the default of the key: `actor.optimizer` and `warm_start.optimizer` have the same class. The key of a
+A field is named by the class that declares it: `InteractiveEnvSection.max_actions` is that of all environments. The default is the default of the key: `actor.optimizer` and `warm_start.optimizer` have the same class. The key of a
 section is known if the section was read from an `Experiment`; otherwise the default of the class is taken.
 """
 
@@ -22,12 +23,14 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
-READS, FORCED = "QUINTET_FIELD_READS", "QUINTET_FORCED_FIELD"
+PREPARED, READS, FORCED = "QUINTET_FIELD_ACCESS", "QUINTET_FIELD_READS", "QUINTET_FORCED_FIELD"
 SECTION_MODULE = "quintet.config.native.section"
+WITHOUT_EFFECT = ("checks", "dialects", "fit", "schema", "validation", "yaml_writer", "explain")
+"""Parts of `quintet.config` whose reads change messages alone."""
 
 _paths: dict[int, tuple[Any, str]] = {}
 """Sections, kept alive so that their ids are not reused, and their dotted keys."""
-_recorded: set[tuple[str, str]] = set()
+_recorded: set[str] = set()
 
 
 class _InstallAfterImport(MetaPathFinder):
@@ -47,7 +50,7 @@ class _InstallAfterImport(MetaPathFinder):
 
 
 def install_when_imported() -> None:
-    if os.environ.get(READS) or os.environ.get(FORCED):
+    if os.environ.get(PREPARED):
         sys.meta_path.insert(0, _InstallAfterImport())
 
 
@@ -71,6 +74,15 @@ def install(section: Any) -> None:
 
         return wrapped
 
+    def dump(self: Any, **options: Any) -> dict[str, Any]:
+        values = model_dump(self, **options)
+        if _validation.depth or not _decides(sys._getframe(1).f_globals.get("__name__", "")):
+            return values
+        plain = {name: value for name, value in values.items() if not hasattr(type(vars(self)[name]), "is_watched")}
+        return values | {name: _read(self, name, value, by_run=True) for name, value in plain.items()}
+
+    model_dump = section.model_dump
+    section.model_dump = dump
     section.__init__ = validate(section.__init__)
     section.model_validate = classmethod(validate(section.model_validate.__func__))
     section.__getattribute__ = read
@@ -84,8 +96,6 @@ class _Validation(threading.local):
 
 
 _validation = _Validation()
-WITHOUT_EFFECT = ("checks", "dialects", "fit", "schema", "validation", "yaml_writer", "explain")
-"""Parts of `quintet.config` whose reads change messages alone."""
 
 
 @cache
@@ -97,6 +107,12 @@ def _decides(module: str) -> bool:
     return parts[:1] != ["config"] or parts[1:2] == [] or parts[1] not in WITHOUT_EFFECT
 
 
+@cache
+def field_name(kind: Any, name: str) -> str:
+    owner = next(parent for parent in kind.__mro__ if name in parent.__dict__.get("__annotations__", {}))
+    return f"{owner.__name__}.{name}"
+
+
 def _read(section: Any, name: str, value: Any, *, by_run: bool) -> Any:
     kind = type(section)
     parent = "" if kind.__name__ == "Experiment" else _paths.get(id(section), (None, None))[1]
@@ -104,10 +120,10 @@ def _read(section: Any, name: str, value: Any, *, by_run: bool) -> Any:
     _remember(value, key)
     if not by_run or hasattr(type(value), "is_watched"):
         return value
-    if (forced := os.environ.get(FORCED)) and forced == f"{kind.__name__}.{name}":
+    if (forced := os.environ.get(FORCED)) and forced == field_name(kind, name):
         return _default(key, kind, name)
     if (directory := os.environ.get(READS)) and not _same(value, _default(key, kind, name)):
-        _record(directory, f"{kind.__name__}.{name}")
+        _record(directory, field_name(kind, name))
     return value
 
 
@@ -141,9 +157,7 @@ def _same(value: Any, default: Any) -> bool:
 
 
 def _record(directory: str, field: str) -> None:
-    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
-    entry = (test, field)
-    if test and entry not in _recorded:
-        _recorded.add(entry)
+    if field not in _recorded:
+        _recorded.add(field)
         with (Path(directory) / str(os.getpid())).open("a") as file:
-            file.write("\t".join(entry) + "\n")
+            file.write(f"{field}\n")
