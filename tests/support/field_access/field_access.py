@@ -25,8 +25,14 @@ from typing import Any
 
 PREPARED, READS, FORCED = "QUINTET_FIELD_ACCESS", "QUINTET_FIELD_READS", "QUINTET_FORCED_FIELD"
 SECTION_MODULE = "quintet.config.native.section"
-WITHOUT_EFFECT = ("checks", "dialects", "fit", "schema", "validation", "yaml_writer", "explain")
-"""Parts of `quintet.config` whose reads change messages alone."""
+WITHOUT_EFFECT = (
+    *("quintet.diagnosis", "quintet.viewer", "quintet.config.checks", "quintet.config.dialects", "quintet.config.fit"),
+    *(f"quintet.config.{name}" for name in ("schema", "validation", "yaml_writer")),
+    *(f"quintet.config.plan.{name}" for name in ("advice", "component_memory", "costs", "memory")),
+    *(f"quintet.config.plan.{name}" for name in ("run_plan", "step_time", "vision_encoder")),
+    *(f"quintet.cli.{name}" for name in ("check", "doctor", "explain", "messages", "plan", "plan_fit", "plan_table")),
+)
+"""Modules and packages whose reads change messages and estimates alone."""
 
 _paths: dict[int, tuple[Any, str]] = {}
 """Sections, kept alive so that their ids are not reused, and their dotted keys."""
@@ -101,10 +107,8 @@ _validation = _Validation()
 @cache
 def _decides(module: str) -> bool:
     """Return whether code of a module runs what the configuration says: tests, messages and pages do not."""
-    package, *parts = module.split(".")
-    if package != "quintet" or parts[:1] in (["diagnosis"], ["viewer"]):
-        return False
-    return parts[:1] != ["config"] or parts[1:2] == [] or parts[1] not in WITHOUT_EFFECT
+    below = [f"{name}." for name in WITHOUT_EFFECT]
+    return module.startswith("quintet.") and not f"{module}.".startswith(tuple(below))
 
 
 @cache

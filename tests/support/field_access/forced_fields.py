@@ -1,15 +1,18 @@
 """A pytest plugin that runs each test in forks: once as it is, then once per field that is forced back to its default.
 
-`QUINTET_FORCED_CASES` names a JSON file with `cases`, fields by test, or, to search, `fields`: of these, a test is tried
-with those that it reads, until some test has failed for a field. Results go beside the file, with suffix `.results`, as
-lines `[test, field, failed]`; the field is empty for the run without force. See `scripts/check_proofs.py`.
+`QUINTET_FORCED_CASES` names a JSON file with `cases`, fields by test, or, to search, `fields`: of these, a test that sets
+one by name is tried with those that it reads, until some test has failed for a field. Results go beside the file, with
+suffix `.results`, as lines `[test, field, failed]`; the field is empty for the run without force. See
+`scripts/check_proofs.py`.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import os
+import re
 import signal
 import tempfile
 import time
@@ -42,6 +45,10 @@ class ForcedFields:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         if self.cases is not None:
             items[:] = [item for item in items if item.nodeid in self.cases]
+        else:
+            names = "|".join({field.rpartition(".")[2] for field in self.missing})
+            setting = re.compile(rf"\b(?:{names})(?:[=:]|['\"]:)|['\"](?:{names})['\"]")
+            items[:] = [item for item in items if setting.search(_source(item))]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool:
@@ -77,6 +84,11 @@ def pytest_collection_finish(session: Any) -> None:
     for module in MODULES:
         importlib.import_module(module)
     session.config._tmp_path_factory.getbasetemp()
+
+
+def _source(item: Any) -> str:
+    """Return the code and the parameters of a test."""
+    return f"{inspect.getsource(item.function)}{vars(getattr(item, 'callspec', item)).get('params')}"
 
 
 def _fails_in_fork(item: pytest.Item, seconds: float, variables: dict[str, str]) -> bool:
