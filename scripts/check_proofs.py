@@ -4,8 +4,8 @@ python scripts/check_proofs.py check [--share 0.1] [--seed 0]   # the proofs in 
 python scripts/check_proofs.py search [TEST…]                   # look among tests for proofs that are missing there
 
 A key is named by the class that declares it and its field: actor and critic have the same sections, and several
-environments have different keys of the same name. Fields are forced where code reads them that acts on them, not where messages
-do, see `tests/support/field_access`. `search` tries each test of the files that name a missing field and pass within
+environments have different keys of the same name. Fields are forced where code reads them that acts on them, not where
+messages do, see `tests/support/field_access`. `search` tries the tests that set a missing field by name and pass within
 `--seconds`; it writes what it has after each directory, so it may be stopped, and continues where fields are missing.
 """
 
@@ -35,6 +35,7 @@ PROOFS = ROOT / "tests" / "proofs.yaml"
 HOOK = ROOT / "tests" / "support" / "field_access"
 sys.path.append(str(HOOK))
 from field_access import field_name  # noqa: E402
+
 WITHOUT_EFFECT = tuple(f"tests/unit/{name}/" for name in ("diagnosis", "viewer", "scripts"))
 WITHOUT_EFFECT += tuple(f"tests/unit/config/{name}" for name in ("checks", "dialects", "fit", "test_"))
 """Tests of conversions, messages and pages."""

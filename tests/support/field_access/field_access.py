@@ -5,10 +5,11 @@ what reads do:
 
 - `QUINTET_FIELD_READS`: directory of one file per process, to which each field is appended that is read with another
   value than its default.
-- `QUINTET_FORCED_FIELD`: a field, such as `OptimizerConfig.learning_rate`. Every read of this field returns the default,
-  whatever the configuration says.
+- `QUINTET_FORCED_FIELD`: a field, such as `OptimizerConfig.learning_rate`. Every read of this field returns the
+  default, whatever the configuration says.
 
-A field is named by the class that declares it: `InteractiveEnvSection.max_actions` is that of all environments. The default is the default of the key: `actor.optimizer` and `warm_start.optimizer` have the same class. The key of a
+A field is named by the class that declares it: `InteractiveEnvSection.max_actions` is that of all environments. The
+default is the default of the key: `actor.optimizer` and `warm_start.optimizer` have the same class. The key of a
 section is known if the section was read from an `Experiment`; otherwise the default of the class is taken.
 """
 
@@ -20,6 +21,7 @@ import threading
 from functools import cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
+from inspect import get_annotations
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +115,7 @@ def _decides(module: str) -> bool:
 
 @cache
 def field_name(kind: Any, name: str) -> str:
-    owner = next(parent for parent in kind.__mro__ if name in parent.__dict__.get("__annotations__", {}))
+    owner = next(parent for parent in kind.__mro__ if name in get_annotations(parent))
     return f"{owner.__name__}.{name}"
 
 

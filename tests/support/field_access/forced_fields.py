@@ -1,8 +1,8 @@
 """A pytest plugin that runs each test in forks: once as it is, then once per field that is forced back to its default.
 
-`QUINTET_FORCED_CASES` names a JSON file with `cases`, fields by test, or, to search, `fields`: of these, a test that sets
-one by name is tried with those that it reads, until some test has failed for a field. Results go beside the file, with
-suffix `.results`, as lines `[test, field, failed]`; the field is empty for the run without force. See
+`QUINTET_FORCED_CASES` names a JSON file with `cases`, fields by test, or, to search, `fields`: of these, a test that
+sets one by name is tried with those that it reads, until some test has failed for a field. Results go beside the file,
+with suffix `.results`, as lines `[test, field, failed]`; the field is empty for the run without force. See
 `scripts/check_proofs.py`.
 """
 

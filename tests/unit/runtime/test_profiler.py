@@ -65,7 +65,9 @@ def test_torch_profiler_records_the_step_and_not_its_warm_up(tmp_path: Path, war
 def test_torch_profiler_records_what_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
     for name in names:
-        profiler = build_torch_profiler(TorchProfilerConfig(**{**dict.fromkeys(names, False), name: True}), warmup=False)
+        profiler = build_torch_profiler(
+            TorchProfilerConfig(**{**dict.fromkeys(names, False), name: True}), warmup=False
+        )
         assert [option for option in names if getattr(profiler, option)] == [name]
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     profiler = build_torch_profiler(TorchProfilerConfig(activities=("cpu",)), warmup=False)
