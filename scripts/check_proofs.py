@@ -22,7 +22,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel
@@ -45,7 +45,8 @@ Results = dict[tuple[str, str], bool]
 
 
 def native_fields() -> dict[str, str]:
-    """Return the first dotted key of every native field that is no section and does not choose one, by field."""
+    """Return the first dotted key of every native field by field, but those of sections, their `name`, and fields that
+    can have one value only."""
     return {field: key for key, field in reversed(list(_walk(Experiment, "")))}
 
 
@@ -54,7 +55,8 @@ def _walk(kind: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
         key, annotations = f"{prefix}{name}", (field.annotation, *field.metadata)
         sections = [(section, f"{key}.") for section in sections_of(annotations, of_entries=False)]
         sections += [(section, f"{key}.*.") for section in sections_of(annotations, of_entries=True)]
-        if not sections and not (name == "name" and prefix):
+        is_fixed = get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
+        if not (sections or is_fixed or (name == "name" and prefix)):
             yield key, field_name(kind, name)
         for section, below in sections if key != REPEATED else ():
             yield from _walk(section, below)
