@@ -5,8 +5,8 @@ python scripts/check_proofs.py search [TEST…]                   # look among t
 
 A key is named by the class that declares it and its field: actor and critic have the same sections, and several
 environments have different keys of the same name. Fields are forced where code reads them that acts on them, not where
-messages do, see `tests/support/field_access`. `search` tries the tests that set a missing field by name and pass within
-`--seconds`; it writes what it has after each directory, so it may be stopped, and continues where fields are missing.
+messages do, see `tests/support/field_access`. `search` runs a few tests of each directory that set a missing
+field by name; it writes what it has after each directory, so it may be stopped, and continues where fields are missing.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ HOOK = ROOT / "tests" / "support" / "field_access"
 sys.path.append(str(HOOK))
 from field_access import field_name  # noqa: E402
 
+PROVES = "proves"
 WITHOUT_EFFECT = tuple(f"tests/unit/{name}/" for name in ("diagnosis", "viewer", "scripts"))
 WITHOUT_EFFECT += tuple(f"tests/unit/config/{name}" for name in ("checks", "dialects", "fit", "test_"))
 """Tests of conversions, messages and pages."""
 MAX_EXCEPTIONS = 0.03
-Results = dict[tuple[str, str], bool]
-"""Whether a test failed, by test and field."""
+Results = dict[tuple[str, str], str]
+"""Results by test and field, see `forced_fields`."""
 
 
 def native_fields() -> dict[str, str]:
@@ -84,14 +85,13 @@ def search(tests: Sequence[str], seconds: float) -> None:
         for file in sorted(path.rglob("test_*.py")) if path.is_dir() else [path]:
             directories[file.parent].append(file)
     for directory, files in directories.items():
-        proofs = load()["proofs"]
-        missing = [field for field in native_fields() if field not in proofs]
+        missing = {field: key for field, key in native_fields().items() if field in load()["unproven"]}
         names = re.compile(rf"\b({'|'.join({field.rpartition('.')[2] for field in missing})})\b")
         paths = [str(file.relative_to(ROOT)) for file in files if names.search(file.read_text())]
         paths = [path for path in paths if not path.startswith(WITHOUT_EFFECT)]
         if missing and paths:
             results = _run(paths, {"fields": missing, "seconds": seconds})
-            save(proofs | {field: test for (test, field), failed in results.items() if field and failed})
+            save(load()["proofs"] | {field: test for (test, field), result in results.items() if result == PROVES})
             print(f"{directory.relative_to(ROOT)}: {len(load()['unproven'])} fields are unproven", file=sys.stderr)
 
 
@@ -105,7 +105,7 @@ def _run(tests: Sequence[str], request: Mapping[str, Any]) -> Results:
         environment = os.environ | variables | {"QUINTET_FORCED_CASES": str(file)}
         subprocess.run(command, cwd=ROOT, env=environment, check=False, stdout=sys.stderr)
         rows = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
-    return {(test, field): failed for test, field, failed in rows}
+    return {(test, field): result for test, field, result in rows}
 
 
 def check_entries() -> list[str]:
@@ -132,9 +132,8 @@ def check_proofs(proofs: Mapping[str, str]) -> list[str]:
         cases[test].append(field)
     files = sorted({test.partition("::")[0] for test in cases if (ROOT / test.partition("::")[0]).exists()})
     results = _run(files, {"cases": cases, "seconds": 120})
-    passes, absent = "passes with the field at its default", "does not exist, is skipped, or fails by itself"
-    reasons = {field: {False: passes, None: absent}.get(results.get((test, field))) for field, test in proofs.items()}
-    return [f"{field}: {proofs[field]} {reason}" for field, reason in reasons.items() if reason]
+    reasons = {field: results.get((test, field), "does not exist") for field, test in proofs.items()}
+    return [f"{field}: {proofs[field]} {reason}" for field, reason in reasons.items() if reason != PROVES]
 
 
 def main() -> int:
@@ -145,7 +144,7 @@ def main() -> int:
     check.add_argument("--seed", type=int, help="seed of the share")
     searching = commands.add_parser("search", help="look for missing proofs")
     searching.add_argument("tests", nargs="*", default=["tests/unit"], help="files or directories")
-    searching.add_argument("--seconds", type=float, default=4.0, help="longest test to try")
+    searching.add_argument("--seconds", type=float, default=10.0, help="time limit of a test")
     arguments = parser.parse_args()
     if arguments.command == "search":
         search(arguments.tests, arguments.seconds)

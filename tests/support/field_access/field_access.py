@@ -1,12 +1,8 @@
-"""Record which fields of the configuration a process reads, or force one field back to its default.
+"""Force one field of the configuration back to its default, wherever code reads it that acts on it.
 
-`QUINTET_FIELD_ACCESS=1` prepares a process and those that it starts. Two variables, which may change afterwards, tell
-what reads do:
-
-- `QUINTET_FIELD_READS`: directory of one file per process, to which each field is appended that is read with another
-  value than its default.
-- `QUINTET_FORCED_FIELD`: a field, such as `OptimizerConfig.learning_rate`. Every read of this field returns the
-  default, whatever the configuration says.
+`QUINTET_FIELD_ACCESS=1` prepares a process and those that it starts. `QUINTET_FORCED_FIELD`, which may change later,
+names a field, such as `OptimizerConfig.learning_rate`: every read of it returns the default, whatever the configuration
+says.
 
 A field is named by the class that declares it: `InteractiveEnvSection.max_actions` is that of all environments. The
 default is the default of the key: `actor.optimizer` and `warm_start.optimizer` have the same class. The key of a
@@ -22,10 +18,9 @@ from functools import cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from inspect import get_annotations
-from pathlib import Path
 from typing import Any
 
-PREPARED, READS, FORCED = "QUINTET_FIELD_ACCESS", "QUINTET_FIELD_READS", "QUINTET_FORCED_FIELD"
+PREPARED, FORCED = "QUINTET_FIELD_ACCESS", "QUINTET_FORCED_FIELD"
 SECTION_MODULE = "quintet.config.native.section"
 WITHOUT_EFFECT = (
     *("quintet.diagnosis", "quintet.viewer", "quintet.config.checks", "quintet.config.dialects", "quintet.config.fit"),
@@ -38,7 +33,6 @@ WITHOUT_EFFECT = (
 
 _paths: dict[int, tuple[Any, str]] = {}
 """Sections, kept alive so that their ids are not reused, and their dotted keys."""
-_recorded: set[str] = set()
 
 
 class _InstallAfterImport(MetaPathFinder):
@@ -124,13 +118,8 @@ def _read(section: Any, name: str, value: Any, *, by_run: bool) -> Any:
     parent = "" if kind.__name__ == "Experiment" else _paths.get(id(section), (None, None))[1]
     key = name if parent == "" else None if parent is None else f"{parent}.{name}"
     _remember(value, key)
-    if not by_run or hasattr(type(value), "is_watched"):
-        return value
-    if (forced := os.environ.get(FORCED)) and forced == field_name(kind, name):
-        return _default(key, kind, name)
-    if (directory := os.environ.get(READS)) and not _same(value, _default(key, kind, name)):
-        _record(directory, field_name(kind, name))
-    return value
+    forced = os.environ.get(FORCED)
+    return _default(key, kind, name) if by_run and forced and forced == field_name(kind, name) else value
 
 
 def _remember(value: Any, key: str | None) -> None:
@@ -153,17 +142,3 @@ def _default(key: str | None, kind: Any, name: str) -> Any:
     if type(section) is kind:
         return vars(section)[name]
     return kind.__pydantic_fields__[name].get_default(call_default_factory=True, validated_data={})
-
-
-def _same(value: Any, default: Any) -> bool:
-    try:
-        return bool(value == default)
-    except (TypeError, ValueError):  # a value of a test, such as a tensor, that is not comparable
-        return False
-
-
-def _record(directory: str, field: str) -> None:
-    if field not in _recorded:
-        _recorded.add(field)
-        with (Path(directory) / str(os.getpid())).open("a") as file:
-            file.write(f"{field}\n")

@@ -1,8 +1,8 @@
-"""A pytest plugin that runs each test in forks: once as it is, then once per field that is forced back to its default.
+"""A pytest plugin that runs tests in forks, with one field of the configuration forced back to its default in each.
 
-`QUINTET_FORCED_CASES` names a JSON file with `cases`, fields by test, or, to search, `fields`: of these, a test that
-sets one by name is tried with those that it reads, until some test has failed for a field. Results go beside the file,
-with suffix `.results`, as lines `[test, field, failed]`; the field is empty for the run without force. See
+`QUINTET_FORCED_CASES` names a JSON file with `cases`, fields by test, or, to search, `fields`, dotted keys by field:
+for each, the few tests are run that most probably set it. Results go beside the file, with suffix `.results`, as lines
+`[test, field, result]`. The result is `PROVES` if the test fails, and passes without force. See
 `scripts/check_proofs.py`.
 """
 
@@ -14,97 +14,109 @@ import json
 import os
 import re
 import signal
-import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from _pytest.runner import runtestprotocol
-from field_access import FORCED, READS
+from field_access import FORCED
 from fork_server import MODULES
 
 CASES = "QUINTET_FORCED_CASES"
-MAX_TESTS = 8
-"""Tests that are tried for a field in one search."""
-FORCED_SECONDS = 60
-"""Time limit of a test with a forced field, which may wait for what does not come."""
+PROVES = "proves"
+MAX_TESTS = 3
+"""Tests of a directory that are run for a field."""
 
 
 class ForcedFields:
     def __init__(self, file: Path) -> None:
         request = json.loads(file.read_text())
-        self.cases: dict[str, list[str]] | None = request.get("cases")
-        self.missing: set[str] = set(request.get("fields", ()))
+        self.cases: dict[str, list[str]] = request.get("cases", {})
+        self.keys: dict[str, str] = request.get("fields", {})
         self.seconds: float = request["seconds"]
         self.results = Path(f"{file}.results")
-        self.tried: Counter[str] = Counter()
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        if self.cases is not None:
-            items[:] = [item for item in items if item.nodeid in self.cases]
-        else:
-            names = "|".join({field.rpartition(".")[2] for field in self.missing})
-            setting = re.compile(rf"\b(?:{names})(?:[=:]|['\"]:)|['\"](?:{names})['\"]")
-            items[:] = [item for item in items if setting.search(_source(item))]
+        if self.keys:
+            self.cases = probable_tests(self.keys, items)
+        items[:] = [item for item in items if item.nodeid in self.cases]
+
+    def pytest_collection_finish(self, session: Any) -> None:
+        """Import what tests import late, and make the directory of temporary files, once for all forks."""
+        for module in MODULES:
+            importlib.import_module(module)
+        session.config._tmp_path_factory.getbasetemp()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool:
         """Run the forks of a test in place of the test."""
-        with tempfile.TemporaryDirectory() as reads:
-            failed = _fails_in_fork(item, self.seconds, {READS: reads})
-            read = {field for file in Path(reads).iterdir() for field in file.read_text().split()}
-        self._add(item, "", failed)
-        if not failed:
-            for field in self._fields(item, read):
-                self.tried[field] += 1
-                failed = _fails_in_fork(item, FORCED_SECONDS, {FORCED: field})
-                self._add(item, field, failed)
-                self.missing -= {field} if failed else set()
+        alone = ""
+        for field in self.cases[item.nodeid]:
+            if self.keys and field not in self.keys:
+                continue  # another test has proved it
+            result = self._run(item, field)
+            if result == "fails":
+                alone = alone or self._run(item, "")
+                result = PROVES if alone == "passes" else f"{alone} by itself"
+            if result == PROVES:
+                self.keys.pop(field, None)
+            with self.results.open("a") as file:
+                file.write(json.dumps([item.nodeid, field, result]) + "\n")
         return True
 
-    def _fields(self, item: pytest.Item, read: set[str]) -> Iterable[str]:
-        if self.cases is not None:
-            return self.cases[item.nodeid]
-        return sorted(field for field in read & self.missing if self.tried[field] < MAX_TESTS)
-
-    def _add(self, item: pytest.Item, field: str, failed: bool) -> None:
-        with self.results.open("a") as file:
-            file.write(json.dumps([item.nodeid, field, failed]) + "\n")
+    def _run(self, item: pytest.Item, field: str) -> str:
+        process = os.fork()
+        if process == 0:
+            os.setpgid(0, 0)
+            os.environ[FORCED] = field
+            reports = runtestprotocol(item, nextitem=None, log=False)
+            failed = any(report.failed for report in reports)
+            os._exit(1 if failed else 0 if any(report.passed for report in reports[1:2]) else 2)
+        deadline = time.monotonic() + self.seconds
+        while time.monotonic() < deadline:
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if ended:
+                return {0: "passes", 2: "skips"}.get(os.waitstatus_to_exitcode(status), "fails")
+            time.sleep(0.005)
+        os.killpg(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        return f"takes more than {self.seconds:g} s"
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(ForcedFields(Path(os.environ[CASES])))
 
 
-def pytest_collection_finish(session: Any) -> None:
-    """Import what tests import late, and make the directory of temporary files, once for all forks."""
-    for module in MODULES:
-        importlib.import_module(module)
-    session.config._tmp_path_factory.getbasetemp()
+def probable_tests(keys: dict[str, str], items: list[pytest.Item]) -> dict[str, list[str]]:
+    """Return fields by the tests to run for them."""
+    texts = [(item, *_texts(item)) for item in items]
+    chosen: dict[str, list[str]] = defaultdict(list)
+    for field, key in keys.items():
+        scores = {item.nodeid: score for item, *text in texts if (score := _score(field, key, *text))}
+        for test in sorted(scores, key=scores.__getitem__, reverse=True)[:MAX_TESTS]:
+            chosen[test].append(field)
+    return chosen
 
 
-def _source(item: Any) -> str:
-    """Return the code and the parameters of a test."""
-    return f"{inspect.getsource(item.function)}{vars(getattr(item, 'callspec', item)).get('params')}"
+def _texts(item: Any) -> Iterator[str]:
+    """Yield the parameters, the code and the file of a test."""
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    yield repr(params)
+    source = inspect.getsource(item.function)
+    yield source[source.index("def ") :] if params else source
+    yield inspect.getsource(item.module)
 
 
-def _fails_in_fork(item: pytest.Item, seconds: float, variables: dict[str, str]) -> bool:
-    """Return whether a test fails, is skipped or takes too long."""
-    process = os.fork()
-    if process == 0:
-        os.setpgid(0, 0)
-        os.environ.update(variables)
-        reports = runtestprotocol(item, nextitem=None, log=False)
-        os._exit(any(report.failed for report in reports) or not any(report.passed for report in reports[1:2]))
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        ended, status = os.waitpid(process, os.WNOHANG)
-        if ended:
-            return status != 0
-        time.sleep(0.005)
-    os.killpg(process, signal.SIGKILL)
-    os.waitpid(process, 0)
-    return True
+def _score(field: str, key: str, params: str, code: str, module: str) -> tuple[int, ...]:
+    """Return how probable it is that a test sets a field; empty if it does not name it."""
+    owner, _, name = field.partition(".")
+    if name not in code and name not in params:
+        return ()
+    sets = re.compile(rf"\b{name}(?:[=:]|['\"])")
+    named = 2 * bool(sets.search(params)) + bool(sets.search(code))
+    section = key.split(".")[-2] if "." in key else key
+    related = bool(re.search(rf"\b(?:{owner}|{section})\b", params + code)) or owner in module
+    return (named, related, -len(params + code)) if named else ()
