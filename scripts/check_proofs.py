@@ -5,8 +5,8 @@ python scripts/check_proofs.py search [TEST…]                   # look among t
 
 A key is named by the class that declares it and its field: actor and critic have the same sections, and several
 environments have different keys of the same name. Fields are forced where code reads them that acts on them, not where
-messages do, see `tests/support/field_access`. `search` runs a few tests of each directory that set a missing
-field by name; it writes what it has after each directory, so it may be stopped, and continues where fields are missing.
+messages do, see `tests/support/field_access`. `search` runs a few tests that set a missing
+field by name; it may be stopped, and adds at its next start what it has found.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from quintet.config.schema import REPEATED, sections_of
 
 ROOT = Path(__file__).parents[1]
 PROOFS = ROOT / "tests" / "proofs.yaml"
+FOUND = ROOT / "build" / "proofs.results"
 HOOK = ROOT / "tests" / "support" / "field_access"
 sys.path.append(str(HOOK))
 from field_access import field_name  # noqa: E402
@@ -79,33 +80,42 @@ def save(proofs: Mapping[str, str]) -> None:
 
 
 def search(tests: Sequence[str], seconds: float) -> None:
-    """Look for a test that fails for each field that has no proof, in one directory after another."""
-    directories: dict[Path, list[Path]] = defaultdict(list)
-    for path in (ROOT / test for test in tests):
-        for file in sorted(path.rglob("test_*.py")) if path.is_dir() else [path]:
-            directories[file.parent].append(file)
-    for directory, files in directories.items():
-        missing = {field: key for field, key in native_fields().items() if field in load()["unproven"]}
-        names = re.compile(rf"\b({'|'.join({field.rpartition('.')[2] for field in missing})})\b")
-        paths = [str(file.relative_to(ROOT)) for file in files if names.search(file.read_text())]
-        paths = [path for path in paths if not path.startswith(WITHOUT_EFFECT)]
-        if missing and paths:
-            results = _run(paths, {"fields": missing, "seconds": seconds})
-            save(load()["proofs"] | {field: test for (test, field), result in results.items() if result == PROVES})
-            print(f"{directory.relative_to(ROOT)}: {len(load()['unproven'])} fields are unproven", file=sys.stderr)
+    """Look for a test that fails for each field that has no proof, and add what an earlier search has found."""
+    merge(FOUND)
+    fields = native_fields()
+    missing = {field: fields[field] for field in load()["unproven"]}
+    names = re.compile(rf"\b({'|'.join({field.rpartition('.')[2] for field in missing})})\b")
+    paths = [file for test in tests for file in (sorted((ROOT / test).rglob("test_*.py")) or [ROOT / test])]
+    files = [str(path.relative_to(ROOT)) for path in paths if names.search(path.read_text())]
+    files = [file for file in files if not (file.startswith(WITHOUT_EFFECT) or file.endswith("_hints.py"))]
+    if missing and files:
+        FOUND.parent.mkdir(parents=True, exist_ok=True)
+        _run(files, {"fields": missing, "seconds": seconds}, FOUND)
+        merge(FOUND)
+    print(f"{len(load()['unproven'])} fields are unproven", file=sys.stderr)
 
 
-def _run(tests: Sequence[str], request: Mapping[str, Any]) -> Results:
+def merge(results: Path) -> None:
+    """Add the proofs in a file of results."""
+    proofs = {field: test for (test, field), result in _read(results).items() if result == PROVES}
+    save(proofs | load()["proofs"])
+
+
+def _run(tests: Sequence[str], request: Mapping[str, Any], results: Path) -> None:
+    """Run test files with the plugin, which appends to `results`."""
     with tempfile.TemporaryDirectory() as directory:
-        file, results = Path(directory) / "cases.json", Path(directory) / "cases.json.results"
-        file.write_text(json.dumps(request))
+        file = Path(directory) / "cases.json"
+        file.write_text(json.dumps({**request, "results": str(results)}))
         path = os.pathsep.join([str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])])
         variables = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "QUINTET_FIELD_ACCESS": "1"}
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "forced_fields", *tests]
         environment = os.environ | variables | {"QUINTET_FORCED_CASES": str(file)}
         subprocess.run(command, cwd=ROOT, env=environment, check=False, stdout=sys.stderr)
-        rows = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
-    return {(test, field): result for test, field, result in rows}
+
+
+def _read(results: Path) -> Results:
+    lines = results.read_text().splitlines() if results.exists() else []
+    return {(test, field): result for test, field, result in map(json.loads, lines)}
 
 
 def check_entries() -> list[str]:
@@ -131,7 +141,10 @@ def check_proofs(proofs: Mapping[str, str]) -> list[str]:
     for field, test in proofs.items():
         cases[test].append(field)
     files = sorted({test.partition("::")[0] for test in cases if (ROOT / test.partition("::")[0]).exists()})
-    results = _run(files, {"cases": cases, "seconds": 120})
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "results"
+        _run(files, {"cases": cases, "seconds": 120}, file)
+        results = _read(file)
     reasons = {field: results.get((test, field), "does not exist") for field, test in proofs.items()}
     return [f"{field}: {proofs[field]} {reason}" for field, reason in reasons.items() if reason != PROVES]
 

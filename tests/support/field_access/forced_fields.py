@@ -1,7 +1,7 @@
 """A pytest plugin that runs tests in forks, with one field of the configuration forced back to its default in each.
 
 `QUINTET_FORCED_CASES` names a JSON file with `cases`, fields by test, or, to search, `fields`, dotted keys by field:
-for each, the few tests are run that most probably set it. Results go beside the file, with suffix `.results`, as lines
+for each, the few tests are run that most probably set it. The file also names that of the `results`, lines
 `[test, field, result]`. The result is `PROVES` if the test fails, and passes without force. See
 `scripts/check_proofs.py`.
 """
@@ -27,8 +27,8 @@ from fork_server import MODULES
 
 CASES = "QUINTET_FORCED_CASES"
 PROVES = "proves"
-MAX_TESTS = 3
-"""Tests of a directory that are run for a field."""
+MAX_TESTS = 4
+"""Tests that are run for a field in one search."""
 
 
 class ForcedFields:
@@ -37,7 +37,7 @@ class ForcedFields:
         self.cases: dict[str, list[str]] = request.get("cases", {})
         self.keys: dict[str, str] = request.get("fields", {})
         self.seconds: float = request["seconds"]
-        self.results = Path(f"{file}.results")
+        self.results = Path(request["results"])
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         if self.keys:
