@@ -37,10 +37,12 @@ def test_a_run_copies_its_configuration_prints_responses_and_compares_weights(tm
         tmp_path,
         f"tracking={{config_dir: {tmp_path}/copy, report_episodes: 1, trajectories_every_steps: 1}}",
         "rollout.engine_options={print_responses: true, validate_weights: true}",
+        f"rollout.engine_options.validate_weights_dir={tmp_path}/sync",
     )
     assert yaml.safe_load((tmp_path / "copy/config.yaml").read_text())["name"] == "run"
     assert "step 2, group " in shown
     assert "engine and learner agree: " in shown
+    assert any((tmp_path / "sync").iterdir())
     stored = (tmp_path / "run/trajectories/train").iterdir()
     assert sorted(path.name for path in stored) == ["step_000001.jsonl", "step_000002.jsonl"]
     assert (tmp_path / "run/report.html").read_text().count('<article class="episode"') == 1
