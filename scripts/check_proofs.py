@@ -71,11 +71,11 @@ def load() -> dict[str, Any]:
 
 
 def save(proofs: Mapping[str, str]) -> None:
-    """Write the proofs, and list the fields that have neither one nor an exception as unproven."""
-    content = load()
-    known = {**proofs, **content["exceptions"]}
-    unproven = sorted(field for field in native_fields() if field not in known)
-    content |= {"proofs": dict(sorted(proofs.items())), "unproven": unproven}
+    """Write the proofs of native fields, and list fields that have neither one nor an exception as unproven."""
+    content, fields = load(), native_fields()
+    exceptions = content["exceptions"]
+    proofs = {field: test for field, test in sorted(proofs.items()) if field in fields.keys() - exceptions.keys()}
+    content |= {"proofs": proofs, "unproven": sorted(fields.keys() - exceptions.keys() - proofs.keys())}
     PROOFS.write_text(yaml.safe_dump(content, width=200, allow_unicode=True, sort_keys=False))
 
 
@@ -86,7 +86,7 @@ def search(tests: Sequence[str], seconds: float) -> None:
     missing = {field: fields[field] for field in load()["unproven"]}
     names = re.compile(rf"\b({'|'.join({field.rpartition('.')[2] for field in missing})})\b")
     paths = [file for test in tests for file in (sorted((ROOT / test).rglob("test_*.py")) or [ROOT / test])]
-    files = [str(path.relative_to(ROOT)) for path in paths if names.search(path.read_text())]
+    files = [str(path.relative_to(ROOT)) for path in dict.fromkeys(paths) if names.search(path.read_text())]
     files = [file for file in files if not (file.startswith(WITHOUT_EFFECT) or file.endswith("_hints.py"))]
     if missing and files:
         FOUND.parent.mkdir(parents=True, exist_ok=True)
@@ -135,8 +135,8 @@ def sample_proofs(share: float, seed: int | None) -> dict[str, str]:
     return {field: proofs[field] for field in random.Random(seed).sample(sorted(proofs), round(share * len(proofs)))}
 
 
-def check_proofs(proofs: Mapping[str, str]) -> list[str]:
-    """Return the proofs whose test does not fail when the field is forced to its default."""
+def wrong_proofs(proofs: Mapping[str, str]) -> dict[str, str]:
+    """Return what is wrong by field, if its test does not fail when the field is forced to its default."""
     cases: dict[str, list[str]] = defaultdict(list)
     for field, test in proofs.items():
         cases[test].append(field)
@@ -146,7 +146,7 @@ def check_proofs(proofs: Mapping[str, str]) -> list[str]:
         _run(files, {"cases": cases, "seconds": 120}, file)
         results = _read(file)
     reasons = {field: results.get((test, field), "does not exist") for field, test in proofs.items()}
-    return [f"{field}: {proofs[field]} {reason}" for field, reason in reasons.items() if reason != PROVES]
+    return {field: f"{proofs[field]} {reason}" for field, reason in reasons.items() if reason != PROVES}
 
 
 def main() -> int:
@@ -155,6 +155,7 @@ def main() -> int:
     check = commands.add_parser("check", help="check recorded proofs")
     check.add_argument("--share", type=float, default=1.0, help="share of the proofs to check, at random")
     check.add_argument("--seed", type=int, help="seed of the share")
+    check.add_argument("--remove", action="store_true", help="remove wrong proofs from the file")
     searching = commands.add_parser("search", help="look for missing proofs")
     searching.add_argument("tests", nargs="*", default=["tests/unit"], help="files or directories")
     searching.add_argument("--seconds", type=float, default=10.0, help="time limit of a test")
@@ -162,9 +163,12 @@ def main() -> int:
     if arguments.command == "search":
         search(arguments.tests, arguments.seconds)
         return 0
-    problems = check_entries() + check_proofs(sample_proofs(arguments.share, arguments.seed))
+    wrong = wrong_proofs(sample_proofs(arguments.share, arguments.seed))
+    problems = check_entries() + [f"{field}: {problem}" for field, problem in wrong.items()]
     print("\n".join(problems))
-    return bool(problems)
+    if arguments.remove:
+        save({field: test for field, test in load()["proofs"].items() if field not in wrong})
+    return int(bool(problems))
 
 
 if __name__ == "__main__":
