@@ -17,6 +17,7 @@ import signal
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -107,16 +108,24 @@ def _texts(item: Any) -> Iterator[str]:
     yield repr(params)
     source = inspect.getsource(item.function)
     yield source[source.index("def ") :] if params else source
-    yield inspect.getsource(item.module)
+    yield _file_text(item.path)
 
 
-def _score(field: str, key: str, params: str, code: str, module: str) -> tuple[int, ...]:
-    """Return how probable it is that a test sets a field; empty if it does not name it."""
+@cache
+def _file_text(path: Path) -> str:
+    return path.read_text()
+
+
+@cache
+def _sets(name: str, text: str) -> bool:
+    return name in text and bool(re.search(rf"\b{name}(?:[=:]|['\"])", text))
+
+
+def _score(field: str, key: str, params: str, code: str, file: str) -> tuple[int, ...]:
+    """Return how probable it is that a test sets a field; empty if its file does not."""
     owner, _, name = field.partition(".")
-    if name not in code and name not in params:
+    if not _sets(name, file):
         return ()
-    sets = re.compile(rf"\b{name}(?:[=:]|['\"])")
-    named = 2 * bool(sets.search(params)) + bool(sets.search(code))
     section = key.split(".")[-2] if "." in key else key
-    related = bool(re.search(rf"\b(?:{owner}|{section})\b", params + code)) or owner in module
-    return (named, related, -len(params + code)) if named else ()
+    related = bool(re.search(rf"\b(?:{owner}|{section})\b", params + code)) or owner in file
+    return 2 * _sets(name, params) + _sets(name, code), related, -len(params + code)
