@@ -126,6 +126,6 @@ def _score(field: str, key: str, params: str, code: str, file: str) -> tuple[int
     owner, _, name = field.partition(".")
     if not _sets(name, file):
         return ()
-    section = key.split(".")[-2] if "." in key else key
+    section = key.replace(".*", "").rpartition(".")[0].rpartition(".")[2] or owner
     related = bool(re.search(rf"\b(?:{owner}|{section})\b", params + code)) or owner in file
     return 2 * _sets(name, params) + _sets(name, code), related, -len(params + code)
