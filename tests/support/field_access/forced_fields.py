@@ -28,7 +28,7 @@ from fork_server import MODULES
 
 CASES = "QUINTET_FORCED_CASES"
 PROVES = "proves"
-MAX_TESTS = 4
+MAX_TESTS = 3
 """Tests that are run for a field in one search."""
 
 
@@ -97,7 +97,9 @@ def probable_tests(keys: dict[str, str], items: list[pytest.Item]) -> dict[str, 
     chosen: dict[str, list[str]] = defaultdict(list)
     for field, key in keys.items():
         scores = {item.nodeid: score for item, *text in texts if (score := _score(field, key, *text))}
-        for test in sorted(scores, key=scores.__getitem__, reverse=True)[:MAX_TESTS]:
+        best = max(score[0] for score in scores.values()) if scores else 0
+        named = [test for test, score in scores.items() if score[0] > 0 or not best]
+        for test in sorted(named, key=scores.__getitem__, reverse=True)[:MAX_TESTS]:
             chosen[test].append(field)
     return chosen
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 from quintet.config.compose import load_experiment
 from quintet.config.plan.chunk_steps import ChunkSteps
 
-BASE = ("env.name=simulator", "policy.vla.action_chunk=4", "training={groups_per_step: 3, samples_per_group: 4}")
+BASE = (
+    "env.name=simulator",
+    "policy.vla.action_chunk=4",
+    "training={groups_per_step: 4, samples_per_group: 4, mini_batches: 1}",
+)
 
 
 def steps(*overrides: str) -> ChunkSteps:
@@ -14,8 +18,8 @@ def steps(*overrides: str) -> ChunkSteps:
 
 def test_robots_passes_and_chunks_are_as_configured() -> None:
     plain = steps("env.max_steps=20")
-    assert (plain.robots, plain.passes, plain.chunks) == (12, 1, 5)
-    assert steps("env={auto_reset: true, max_steps: 20, steps_per_epoch: 44}").chunks == 11
-    assert steps("env.epochs=3").robots == 4
-    more = steps("env={environments: 6, epochs: 2}")
-    assert (more.robots, more.passes) == (6, 2)
+    assert (plain.robots, plain.passes, plain.chunks) == (16, 1, 5)
+    assert steps("env.auto_reset=true", "env.max_steps=20", "env.steps_per_epoch=44").chunks == 11
+    assert steps("env.epochs=2").robots == 8
+    more = steps("env.environments=4", "env.epochs=4")
+    assert (more.robots, more.passes) == (4, 4)
