@@ -5,8 +5,8 @@ python scripts/check_proofs.py search [TEST…]                   # look among t
 
 A key is named by the class that declares it and its field: actor and critic have the same sections, and several
 environments have different keys of the same name. Fields are forced where code reads them that acts on them, not where
-messages do, see `tests/support/field_access`. `search` runs a few tests that set a missing
-field by name; it may be stopped, and adds at its next start what it has found.
+messages do, see `tests/support/field_access`. `search` runs a few tests that set a missing field by name; it may be
+stopped, and adds at its next start what it has found.
 """
 
 from __future__ import annotations
