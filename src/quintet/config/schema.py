@@ -103,11 +103,11 @@ def _fields(name: str) -> list[FieldInfo]:
         if part != "*":
             fields = [section.model_fields[part] for section in sections if part in section.model_fields]
         annotations = [(field.annotation, *field.metadata) for field in fields]
-        sections = [inner for each in annotations for inner in _sections(each, of_entries=part == "*")]
+        sections = [inner for each in annotations for inner in sections_of(each, of_entries=part == "*")]
     return fields
 
 
-def _sections(annotations: Iterable[Any], *, of_entries: bool) -> Iterator[type[BaseModel]]:
+def sections_of(annotations: Iterable[Any], *, of_entries: bool) -> Iterator[type[BaseModel]]:
     """Yield the sections that annotations allow, or those that they allow for the entries of a mapping."""
     for annotation in annotations:
         if isinstance(annotation, RegistryUnion):
@@ -115,9 +115,9 @@ def _sections(annotations: Iterable[Any], *, of_entries: bool) -> Iterator[type[
         elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
             yield annotation
         elif get_origin(annotation) not in (dict, Mapping):
-            yield from _sections(get_args(annotation), of_entries=of_entries)
+            yield from sections_of(get_args(annotation), of_entries=of_entries)
         elif of_entries:
-            yield from _sections(get_args(annotation), of_entries=False)
+            yield from sections_of(get_args(annotation), of_entries=False)
 
 
 def documented_key(name: str) -> str:

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 from quintet.algorithms.advantages.gae import critic_mask
 from quintet.algorithms.advantages.groups import Groups, has_response, num_response_tokens
+from quintet.config.compose import load_experiment
 from quintet.config.native.advantages import ADVANTAGES, AdvantageConfig
 from quintet.records import Batch
 from quintet.training.packing import select_trajectories
@@ -151,3 +152,10 @@ def test_a_custom_estimator_is_called_with_its_options(make_batch: MakeBatch, tm
         estimate(batch, CONFIG.validate_python(options))
     assert caught.value.key == "algorithm.advantage.function"
     assert "batch.rewards" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("needed", [False, True])
+def test_a_custom_estimator_has_a_critic_if_it_needs_one(*, needed: bool) -> None:
+    options = f"{{name: custom, function: 'mine.py:centred', needs_critic: {str(needed).lower()}}}"
+    config = load_experiment(None, [f"algorithm.advantage={options}"]).experiment
+    assert config.needs_critic is needed

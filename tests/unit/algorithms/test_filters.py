@@ -78,6 +78,14 @@ def test_groups_are_kept_by_least_deviation_or_by_the_lead_of_their_best() -> No
         assert set(group[keep].tolist()) == {kept_group}
 
 
+@pytest.mark.parametrize(("ddof", "first"), [(0, 1), (1, 0)])
+def test_groups_of_different_sizes_are_compared_by_the_configured_variance(ddof: int, first: int) -> None:
+    """Squares 0.5 of two and 1.21 of four episodes: variances 0.25 and 0.3025, or 0.5 and 0.403 if unbiased."""
+    rewards, group = torch.tensor([0.0, 1.0, 0.0, 0.0, 1.1, 1.1]), torch.tensor([0, 0, 1, 1, 1, 1])
+    keep = select_groups(rewards, group, FilterConfig(keep_share=0.5, keep_by="variance", ddof=ddof))  # type: ignore[arg-type]
+    assert set(group[keep].tolist()) == {first}
+
+
 def test_a_share_that_comes_out_even_is_not_rounded_up() -> None:
     """0.3 × 10 is a little more than 3 to a computer."""
     rewards = torch.arange(20, dtype=torch.float64) * (torch.arange(20) % 2)

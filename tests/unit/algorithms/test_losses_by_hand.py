@@ -252,6 +252,33 @@ def test_clip_cov_never_selects_tokens_that_ppo_clips() -> None:
         assert rule.select(now, targets, options, torch.Generator().manual_seed(seed)).tolist() == [True, False]
 
 
+BOUNDS = [
+    ({"name": "ppo", "clip_low": 0.5}, 0.2, -1.0, 0.5),
+    ({"name": "ppo", "clip_high": 0.5}, 3.0, 1.0, -1.5),
+    ({"name": "decoupled_ppo", "clip_dual": 3.0}, 5.0, -1.0, 3.0),
+    ({"name": "gspo", "clip_low": 0.5}, 0.2, -1.0, 0.5),
+    ({"name": "cispo", "clip_low": 0.5}, 0.2, 1.0, -0.5 * math.log(0.02)),
+    # the teacher's probability is half as large as the old one: advantage -ln 2
+    ({"name": "distillation", "clip_dual": 3.0}, 5.0, 9.0, 3.0 * math.log(2.0)),
+]
+"""A loss with another bound than by default, a ratio, an advantage and the value by hand."""
+
+
+@pytest.mark.parametrize(("config", "ratio", "advantage", "expected"), BOUNDS)
+def test_a_bound_of_the_configuration_holds(
+    config: dict[str, Any], ratio: float, advantage: float, expected: float
+) -> None:
+    rest = {"sequence": torch.tensor([0]), "ref_logprobs": ln(0.05)}
+    parts, _ = told(config, ln(0.1 * ratio), ln(0.1), [advantage], **rest)
+    assert parts.loss.tolist() == pytest.approx([expected])
+
+
+def test_clip_cov_masks_the_configured_share() -> None:
+    now, advantages = torch.arange(10, dtype=torch.float64) / 2.0, [0.5 * token for token in range(10)]
+    config = {"name": "clip_cov", "min_covariance": -9.0, "max_covariance": 9.0}
+    assert [sum(selection(config | {"share": share}, now, advantages)) for share in (0.1, 0.3)] == [1, 3]
+
+
 def test_gspo_without_sequence_indices_is_an_error() -> None:
     with pytest.raises(ValueError, match="sequence"):
         told({"name": "gspo"}, ln(0.2), ln(0.2), [1.0])

@@ -103,6 +103,13 @@ def test_dots_lead_into_mappings_and_into_json() -> None:
     assert read({"a.b": "dotted name"}, prompt_key="a.b").messages == (user("dotted name"),)
 
 
+def test_domain_and_extra_values_are_in_the_configured_columns() -> None:
+    domains = {"sums": {"sources": ["x"], "share": 0.5}, "words": {"sources": ["y"], "share": 0.5}}
+    row = {"prompt": "?", "data_source": "x", "topic": "words", "more": {"index": 3}}
+    question = read(row, domains=domains, domain_key="topic", extra_key="more")
+    assert (question.data_source, question.extra) == ("words", {"index": 3})
+
+
 def test_cells_of_csv_may_hold_json() -> None:
     row = {"prompt": "?", "reward_model": '{"style": "rule", "ground_truth": "5"}', "extra_info": '{"index": 3}'}
     question = read(row)

@@ -113,6 +113,22 @@ def test_rewards_are_for_arrival_and_on_demand_for_every_meter() -> None:
     assert [lost.step("lookup").truncated, lost.step("lookdown").truncated] == [False, True]
 
 
+def test_moves_arrival_and_their_reward_are_as_configured() -> None:
+    env = navigation(step_length=0.25, success_threshold=2.5, success_reward=3.0)
+    for seed in range(5):
+        last = solve(env, seed, limit=100)[-1]
+        assert (last.terminated, last.reward) == (True, 3.0)
+        # a smaller step would have arrived before
+        assert 2.25 - 1e-6 <= last.info["distance"] <= 2.5
+
+
+def test_only_the_nearest_objects_are_listed() -> None:
+    shown = [navigation(max_objects=count).reset(3).text.partition("Human")[0] for count in (1, 2)]
+    first, second = (text.replace("\n", "; ").strip("; ").split("; ") for text in shown)
+    assert (len(first), len(second)) == (1, 2)
+    assert first[0] == second[0]
+
+
 def test_pictures_follow_the_agent_and_the_map_is_a_second_one() -> None:
     env = navigation(render="vision", resolution=32, multiview=True)
     first = env.reset(3)
@@ -302,6 +318,14 @@ def test_stages_earn_two_each_and_lose_them_when_they_are_undone() -> None:
     x, y, z = env._table.positions()["red_cube"]
     actions = (f"pick({x},{y},{z})", "place(80,-100,50)", "pick(80,-100,20)", "place(-60,150,20)")
     assert [env.step(action).reward for action in actions] == pytest.approx([1.9, 1.9, -2.1, -2.1])
+
+
+def test_stages_and_success_pay_what_is_configured() -> None:
+    env = skills("PlaceTwoCube", stage_reward=3.0, success_reward=20.0, step_penalty=0.5)
+    env.reset(0)
+    steps = solve(env, 0)
+    assert sum(step.reward for step in steps) == pytest.approx(20 - 0.5 * len(steps))
+    assert {step.reward for step in steps[:-1] if step.reward > 0} == {2.5}
 
 
 def test_cubes_are_stacked_fall_and_slide_where_they_find_no_hold() -> None:

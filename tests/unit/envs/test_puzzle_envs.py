@@ -42,6 +42,12 @@ def test_numbers_of_a_sudoku_pay_by_whether_they_are_right(small: None) -> None:
     assert rewards == [0.5, 0.5, 0.5, 10.5]
 
 
+def test_a_sudoku_pays_what_is_configured(small: None) -> None:
+    env = build_sudoku(correct_reward=2.0, invalid_reward=-0.5, solved_reward=20.0)
+    rewards = [env.step(action).reward for action in ("3,1,3", "1,1,1", "1,2,2", "3,1,2", "3,2,1")]
+    assert rewards == [-0.5, 2.0, 2.0, 2.0, 22.0]
+
+
 @pytest.mark.parametrize("action", ["place 5 at row 1 col 1", "3,1,3", "1,3,4", "place 2", "0,1,1", "1,1,1 no, 1,1"])
 def test_an_action_that_is_refused_changes_nothing_and_costs_a_tenth(small: None, action: str) -> None:
     """Out of range, in conflict, on a given number, without a cell, outside; the last one is accepted."""
@@ -192,6 +198,16 @@ def test_a_game_begins_with_two_tiles_of_two_or_four() -> None:
         tiles += numbers
     assert set(tiles) == {2, 4}
     assert 0.86 < tiles.count(2) / 600 < 0.94
+
+
+def test_the_configured_share_of_tiles_is_two() -> None:
+    for share, numbers in ((0.0, {4}), (1.0, {2})):
+        env = Game2048(Game2048Config(two_probability=share))
+        drawn = set()
+        for seed in range(20):
+            env.reset(seed)
+            drawn |= {number for row in env._grid for number in row if number}
+        assert drawn == numbers
 
 
 def cube(**options: Any) -> PocketCube:

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,6 +62,8 @@ class Trouble:
         return Observation(f"{self.place} of 3 {random.random()} {np.random.random()}")
 
     def step(self, action):
+        if action == "allocate":
+            bytearray(4 << 30)
         if action == "raise":
             raise RuntimeError("the floor gave way")
         if action == "hang with a child":
@@ -233,6 +236,12 @@ def test_invalid_output_fails_the_episode_with_its_cause(
 ) -> None:
     played = build_vector_env(trouble(file).model_copy(update={"processes": None})) if here else envs
     assert failure(played, action) == Failure("step", "InvalidOutput", message)
+
+
+def test_an_env_that_exceeds_its_memory_fails_only_its_own_episode(file: str) -> None:
+    envs = build_vector_env(trouble(file, {"memory_gib": 2.0, "step_timeout_seconds": 30.0}))
+    with closing(envs):
+        assert failure(envs, "allocate").error_type == "MemoryError"
 
 
 def test_a_failing_reset_fails_only_its_own_episode(envs: VectorEnv) -> None:

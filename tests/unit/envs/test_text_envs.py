@@ -52,6 +52,17 @@ def test_the_other_arm_always_pays_a_tenth() -> None:
         BanditConfig(low_arm="dragon")
 
 
+def test_the_arms_of_a_bandit_pay_what_is_configured() -> None:
+    config = {"low_reward": 0.2, "high_reward": 3.0, "miss_reward": -1.0}
+    for probability, reward in ((1.0, 3.0), (0.0, -1.0)):
+        bandit = Bandit(BanditConfig(**config, high_probability=probability))
+        for seed in range(20):
+            bandit.reset(seed)
+            assert bandit.step("Dragon").reward == reward
+    bandit.reset(0)
+    assert bandit.step("Phoenix").reward == 0.2
+
+
 def test_drawn_arms_are_those_of_their_list_and_the_riskier_one_is_better() -> None:
     drawn = set()
     for seed in range(200):
@@ -96,6 +107,24 @@ def test_countdown_pays_for_solutions_and_a_little_for_the_form(
     assert env.reset(_seed_with_rows(env)).text == "Target: 6, numbers: 3, 5, 2"
     step = env.step(answer)
     assert (step.reward, step.terminated, step.info["success"]) == (reward, True, success)
+
+
+def test_countdown_draws_as_many_numbers_as_configured_up_to_the_largest() -> None:
+    env = Countdown(CountdownConfig(numbers=3, largest_number=5))
+    for seed in TRAIN[:20]:
+        numbers = env.reset(seed).text.partition("numbers: ")[2].split(", ")
+        assert len(numbers) == 3
+        assert max(map(int, numbers)) <= 5
+
+
+def test_the_form_of_a_countdown_answer_pays_what_is_configured(tmp_path: Path) -> None:
+    file = tmp_path / "problems.jsonl"
+    file.write_text("\n".join(json.dumps({"nums": [3, number], "target": 6}) for number in range(60)))
+    env = Countdown(CountdownConfig(path=str(file), format_reward=0.3, max_rows=20))
+    numbers = [int(env.reset(seed).text.rpartition(" ")[2]) for seed in TRAIN]
+    assert max(numbers) < 20
+    assert env.step(f"3 + {numbers[-1]} * 1").reward == 0.0
+    assert env.step(f"3 - {numbers[-1]}").reward == 0.3
 
 
 def _seed_with_rows(env: Any) -> int:
@@ -211,6 +240,24 @@ class Shop:
 
     def close(self) -> None:
         self.observation = ""
+
+
+def test_the_shop_is_built_as_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, datasets = ModuleType("webshop_minimal"), []
+    vars(module).update(WebAgentTextEnv=Shop, init_basedir=datasets.append)
+    monkeypatch.setitem(sys.modules, "webshop_minimal", module)
+    from quintet.envs.webshop_env import WebShop
+
+    config = WebShopConfig(dataset="full", file_path="mine.json", observation="html", products=7, human_goals=True)
+    options = WebShop(config)._shop.options
+    assert datasets == ["full"]
+    assert len(options.pop("session_prefix")) == 32
+    assert options == {
+        "observation_mode": "html",
+        "num_products": 7,
+        "human_goals": True,
+        "file_path": "mine.json",
+    }
 
 
 def test_webshop_is_played_through_its_package(monkeypatch: pytest.MonkeyPatch) -> None:

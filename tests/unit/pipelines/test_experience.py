@@ -197,6 +197,28 @@ def test_advantages_are_clipped_after_they_were_computed() -> None:
     assert torch.equal(clipped.advantages, free.advantages.clamp(-0.5, 0.5))
 
 
+@pytest.mark.parametrize(("over_responses", "expected"), [(True, 0.5), (False, 0.25)])
+def test_observations_are_steps_of_the_advantage_only_if_configured(*, over_responses: bool, expected: float) -> None:
+    """The reward of the second response comes one response token later, or two tokens with the observation."""
+    own = torch.tensor([False, True, False, True])
+    episodes = replace(
+        batch([0.0, 1.0], [0, 0]),
+        positions=torch.arange(4),
+        lengths=torch.tensor([4]),
+        loss_mask=own,
+        turn=torch.tensor([0, 0, 1, 1]),
+        turn_end=own,
+        trajectory=torch.tensor([0]),
+        group=torch.tensor([0]),
+        values=torch.zeros(4),
+    )
+    estimator = "algorithm.advantage={name: gae, gamma: 0.5, lam: 1.0, whiten: false}"
+    settings = [estimator, f"algorithm.advantage_over_response_tokens={str(over_responses).lower()}"]
+    trained, _ = add_advantages(episodes, load_experiment(None, settings).experiment)
+    assert trained.advantages is not None
+    assert trained.advantages[own].tolist() == [expected, 1.0]
+
+
 def test_advantages_are_whitened_within_each_domain() -> None:
     """Rewards 0 and 2 of one domain, 10 and 30 of another: each domain has the deviation 1 after whitening."""
     config = load_experiment(None, ["algorithm.advantage={name: raw, whiten: true}"]).experiment

@@ -233,6 +233,13 @@ def test_frequent_descriptions_that_score_low_are_penalized() -> None:
     assert penalize_repeated(list(reversed(episodes)), config) == list(reversed(changed))
 
 
+def test_the_penalty_and_its_limit_are_those_of_the_configuration() -> None:
+    """By hand: 1 + 0.5 × 0.4 becomes 1 + 0.5 × (-1); a score of 0.6 is not below 0.5."""
+    config = StateRewardConfig(grounding_weight=0.5, repeated_texts=1, repeated_below=0.5, repeated_score=-1.0)
+    episodes = [episode(turn(1.0 + 0.5 * score, (StateScore("grounding", "the same", score),))) for score in (0.4, 0.6)]
+    assert [one.reward for one in penalize_repeated(episodes, config)] == pytest.approx([0.5, 1.3])
+
+
 def replace_config(config: StateRewardConfig, **changes: Any) -> StateRewardConfig:
     return config.model_copy(update=changes)
 

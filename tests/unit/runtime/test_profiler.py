@@ -13,7 +13,7 @@ import torch
 from quintet import trace
 from quintet.config.native.tracking import ProfileConfig, TorchProfilerConfig
 from quintet.runtime.controller import Controller
-from quintet.runtime.profiler import RankProfiler, resident_bytes
+from quintet.runtime.profiler import RankProfiler, build_torch_profiler, resident_bytes
 from quintet.runtime.worker import Worker
 from quintet.training.parallel.process_group import RankGroup
 
@@ -60,6 +60,18 @@ def test_torch_profiler_records_the_step_and_not_its_warm_up(tmp_path: Path, war
     assert {"aten::mm", "work 2"} <= recorded  # spans are ranges of torch.profiler, too
     assert not {"work 1", "work 3"} & recorded
     assert len(list(tmp_path.iterdir())) == 2 * len(steps)
+
+
+def test_torch_profiler_records_what_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules")
+    for name in names:
+        profiler = build_torch_profiler(
+            TorchProfilerConfig(**{**dict.fromkeys(names, False), name: True}), warmup=False
+        )
+        assert [option for option in names if getattr(profiler, option)] == [name]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    profiler = build_torch_profiler(TorchProfilerConfig(activities=("cpu",)), warmup=False)
+    assert profiler.activities == {torch.profiler.ProfilerActivity.CPU}
 
 
 def test_a_snapshot_has_the_allocations_of_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

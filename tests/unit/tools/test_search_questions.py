@@ -52,6 +52,18 @@ def test_answers_pay_by_their_words(questions: str, answer: str, reward: float) 
     assert (step.reward, step.terminated, step.info["success"]) == (reward, True, reward > 0)
 
 
+def test_an_answer_counts_from_the_configured_f1_on(questions: str) -> None:
+    """F1 is 2 / (7 + 1)."""
+    step = build_questions(questions, min_f1=0.25).step("finish[b c d e f g Seine]")
+    assert (step.reward, step.info["success"]) == (0.25, True)
+
+
+def test_only_the_first_rows_are_asked(questions: str) -> None:
+    env = build_questions(questions, max_rows=10)
+    towns = {int(env.reset(seed).text.rpartition(" ")[2][:-1]) for seed in range(90)}
+    assert max(towns) < 10
+
+
 def test_a_question_is_no_text_of_a_python_value(tmp_path: Path) -> None:
     path = tmp_path / "questions.jsonl"
     rows = [{"question": [{"role": "user", "content": f"{n}?"}], "ground_truth": "1"} for n in range(30)]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from quintet.config.native.envs import EnvProcessesConfig
 from quintet.config.native.tool_calls import ToolCallsConfig, ToolConfig
 from quintet.errors import ConfigError
 from quintet.tools.calculator import Calculator
@@ -85,6 +86,15 @@ def collect(executor: ToolExecutor) -> dict[int, list[ToolResult]]:
     while executor.pending:
         results |= dict(executor.poll(wait=True))
     return results
+
+
+def test_processes_of_tools_have_the_configured_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[EnvProcessesConfig] = []
+    monkeypatch.setattr("quintet.tools.executor.SubprocessVectorEnv", lambda env, given: limits.append(given))
+    config = {"max_processes": 3, "timeout_seconds": 7.0, "memory_gib": 2.0}
+    ToolExecutor(ToolCallsConfig.model_validate({"tools": {"calculator": {}}, **config}))
+    (given,) = limits
+    assert (given.max_processes, given.step_timeout_seconds, given.memory_gib) == (3, 7.0, 2.0)
 
 
 def test_a_call_that_hangs_or_dies_only_costs_its_own_result(executor: ToolExecutor) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from quintet.config.interaction_files import run_users
+from quintet.config.native.envs import EnvProcessesConfig
 from quintet.config.native.interactions import InteractionsConfig, UserConfig
 from quintet.errors import ConfigError
 from quintet.records import Failure
@@ -89,6 +90,15 @@ def executor(processes: UserExecutor) -> Iterator[UserExecutor]:
     yield processes
     for episode in (1, 2, 3):
         processes.drop(episode)
+
+
+def test_processes_of_users_have_the_configured_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[EnvProcessesConfig] = []
+    monkeypatch.setattr("quintet.tools.user_executor.SubprocessVectorEnv", lambda env, given: limits.append(given))
+    config = {"max_processes": 3, "timeout_seconds": 7.0, "memory_gib": 2.0}
+    UserExecutor(InteractionsConfig.model_validate({"users": {"gsm8k": {}}, **config}))
+    (given,) = limits
+    assert (given.max_processes, given.step_timeout_seconds, given.memory_gib) == (3, 7.0, 2.0)
 
 
 def say(executor: UserExecutor, episode: int, *texts: str, user: str = "trouble", **arguments: Any) -> None:

@@ -118,6 +118,16 @@ def test_a_step_with_an_infinite_gradient_is_skipped_and_counted(policy_director
     assert all(torch.equal(before[name], value) for name, value in actor.weights())
 
 
+def test_a_step_above_the_configured_gradient_norm_is_skipped(policy_directory: Path) -> None:
+    config = OptimizerConfig(learning_rate=1e-3, skip_above_grad_norm=1e-6)
+    actor = ActorLearner(load_model(policy_directory), config, LearnerSetup(budget=MicroBatchBudget(2000)))
+    before = {name: value.clone() for name, value in actor.weights()}
+    metrics = actor.update(ragged_batch(), PolicyObjective(AlgorithmConfig()), "token-mean", 1e-3)
+    assert metrics["skipped"] == 1.0
+    assert metrics["grad_norm"] > 1e-6
+    assert all(torch.equal(before[name], value) for name, value in actor.weights())
+
+
 def test_imitation_lowers_its_loss(policy_directory: Path) -> None:
     actor, batch = learner(policy_directory, MicroBatchBudget(64)), ragged_batch()
     losses = [actor.update(batch, CrossEntropyObjective(), "token-mean", 1e-3)["sft/loss"] for _ in range(5)]

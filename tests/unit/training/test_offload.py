@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -271,3 +272,12 @@ def test_offloaded_memory_is_pinned_if_configured(policy_directory: Path, monkey
         # away, home again (a GPU's memory isn't pinned), and away
         assert asked == [pin, pin, False, False, pin, pin]
         asked.clear()
+
+
+@pytest.mark.parametrize("pin", [False, True])
+def test_activations_leave_a_gpu_if_configured(monkeypatch: pytest.MonkeyPatch, *, pin: bool) -> None:
+    monkeypatch.setattr(module_of_offload, "offload_activations", lambda target, pin: (target.type, pin))
+    gpu = torch.device("cuda")
+    config = MemoryConfig(offload_activations=True, pin=pin)
+    assert module_of_offload.activation_offloading(config, gpu, "actor")() == ("cpu", pin)
+    assert module_of_offload.activation_offloading(MemoryConfig(pin=pin), gpu, "actor") is nullcontext

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from quintet.config.native.learners import BudgetConfig
+from quintet.config.native.training import TrainingConfig
 from quintet.policies.model_loading import load_model
 from quintet.policies.token_statistics import log_probs_and_entropy
 from quintet.records import Batch
@@ -135,6 +137,13 @@ def test_micro_batches_respect_token_and_sequence_limits() -> None:
     assert sizes(MicroBatchBudget(max_tokens=10)) == [2, 2, 2, 1]
     assert sizes(MicroBatchBudget(max_tokens=20, max_sequences=3)) == [3, 1, 3]
     assert sizes(MicroBatchBudget()) == [7]
+
+
+def test_a_component_has_its_own_limits_or_those_of_the_run() -> None:
+    training = TrainingConfig(micro_batch_tokens=77)
+    assert MicroBatchBudget.from_config(BudgetConfig(), training) == MicroBatchBudget(77)
+    own = MicroBatchBudget.from_config(BudgetConfig(tokens=30, sequences=5), training, num_ranks=2)
+    assert own == MicroBatchBudget(30, 5, 2)
 
 
 def test_balanced_ranks_get_equally_many_similar_micro_batches() -> None:

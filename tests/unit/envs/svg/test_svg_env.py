@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,30 @@ def test_with_accumulated_scores_each_attempt_earns_its_score_and_the_episode_co
     steps = [played.step(played.expert_action()) for _ in range(2)]
     assert [step.reward for step in steps] == [3.5, 3.5]
     assert [(step.terminated, step.info["success"]) for step in steps] == [(False, True)] * 2
+
+
+def test_color_and_code_count_with_their_weights() -> None:
+    """The target's own code has color 1 and code 0.8."""
+    played = env(pixel_weight=0.0, structural_weight=0.0, color_weight=2.0, code_weight=0.5)
+    played.reset(0)
+    assert played.step(played.expert_action()).reward == pytest.approx(2.0 + 0.5 * 0.8)
+
+
+def test_the_models_of_scores_are_loaded_from_their_paths_to_their_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[tuple[str, str, str]] = []
+
+    def load(name: str, path: str, device: str) -> Any:
+        loaded.append((name, path, device))
+        score = {"dino": 0.5, "dreamsim": 0.25}[name]
+        return SimpleNamespace(scores=lambda targets, images: [score] * len(images))
+
+    monkeypatch.setattr("quintet.envs.svg.env.load_scorer", load)
+    fields = {"dino_weight": 4.0, "dino_path": "a", "dino_device": "cuda:1"}
+    fields |= {"dreamsim_weight": 2.0, "dreamsim_path": "b", "dreamsim_device": "cuda:2"}
+    played = env(pixel_weight=0.0, structural_weight=0.0, **fields)
+    played.reset(0)
+    assert played.step(played.expert_action()).reward == 4.0 * 0.5 + 2.0 * 0.25
+    assert set(loaded) == {("dino", "a", "cuda:1"), ("dreamsim", "b", "cuda:2")}
 
 
 def test_invalid_code_is_explained_and_shown_as_a_white_picture() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from quintet.config.native.envs import SimulatorConfig
 from quintet.config.native.learners import OptimizerConfig
 from quintet.config.native.training import WarmStartConfig
+from quintet.data.robot_demonstrations.dataset import FeatureNames
 from quintet.data.robot_demonstrations.expert import RecordedDataset
 from quintet.embodied_records import ActionSample, ActionSampling, ActionStatistics, RobotObservation
 from quintet.errors import ConfigError
@@ -189,3 +190,15 @@ def test_files_replace_the_expert(tmp_path: Path) -> None:
     assert datasets[0].episode(0).observations.images.shape == (4, 1, 8, 8, 3)
     with pytest.raises(ConfigError, match=r"warm_start.files: .*/c does not exist"):
         load_demonstrations(CONFIG.model_copy(update={"files": (str(tmp_path / "c"),)}), arm())
+
+
+def test_files_are_read_with_the_configured_state_and_cameras(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[object] = []
+    monkeypatch.setattr(
+        "quintet.pipelines.embodied.behavior_cloning.open_robot_dataset",
+        lambda path, key, names: opened.append((path.name, names)),
+    )
+    update = {"files": ("a", "b"), "state_key": "joints", "cameras": ("front",)}
+    load_demonstrations(CONFIG.model_copy(update=update), arm())
+    names = FeatureNames(("front",), "joints")
+    assert opened == [("a", names), ("b", names)]

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from quintet.config.native.experiment import Experiment
 from quintet.embodied_records import ActionSample, ActionSampling, RobotEpisode, RobotObservation, RolloutRequest
+from quintet.envs.simulators.robot_envs import RobotEnvs
 from quintet.policies.vla.action_policy import ActionPolicy
 from quintet.records import Outcome
 from quintet.runtime.embodied.rollout_runner import CollectedRollout, RolloutRunner
@@ -121,6 +122,17 @@ def test_channels_change_no_number_and_measure_what_passes_through_them() -> Non
     assert sorted(rollout.episodes, key=str) == sorted(expected.episodes, key=str)
     # two passes of one reset and two chunks
     assert sorted(value for name, value in metrics.items() if name.endswith("/puts")) == [1, 4, 6]
+
+
+@pytest.mark.parametrize("offloads", [False, True])
+def test_simulators_leave_their_device_after_a_rollout_if_configured(
+    monkeypatch: pytest.MonkeyPatch, *, offloads: bool
+) -> None:
+    offloaded: list[object] = []
+    monkeypatch.setattr(RobotEnvs, "offload", offloaded.append)
+    with started(experiment(placement={"offload_envs": offloads})) as runner:
+        run(runner, request())
+    assert len(offloaded) == offloads
 
 
 def test_the_first_robots_of_a_step_that_is_stored_are_recorded_once() -> None:

@@ -1,0 +1,43 @@
+"""If these fail, a native key has no effect, or no test would notice that its effect is gone."""
+
+from __future__ import annotations
+
+import importlib.util
+from datetime import UTC, datetime
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+MAX_UNPROVEN = 350
+"""Fields without proof, of which there may only be fewer."""
+OTHER_TEST = "tests/unit/algorithms/test_kl.py::test_the_k3_estimate_is_clamped"
+NO_TEST = "tests/unit/algorithms/test_kl.py::test_of_another_name"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("check_proofs", ROOT / "scripts/check_proofs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_native_field_has_one_entry_and_exceptions_are_few(script: ModuleType) -> None:
+    assert script.check_entries() == []
+
+
+def test_fields_without_proof_do_not_grow_in_number(script: ModuleType) -> None:
+    assert len(script.load()["unproven"]) <= MAX_UNPROVEN
+
+
+def test_a_random_tenth_of_the_proofs_fails_with_its_field_at_the_default(script: ModuleType) -> None:
+    """Two wrong proofs are noticed among them."""
+    seed = datetime.now(UTC).date().toordinal()
+    proofs = script.sample_proofs(0.1, seed) | {"GaeConfig.lam": OTHER_TEST, "GaeConfig.gamma": NO_TEST}
+    wrong = {"GaeConfig.lam": f"{OTHER_TEST} passes", "GaeConfig.gamma": f"{NO_TEST} does not exist"}
+    again = f"the sample has seed {seed}: scripts/check_proofs.py check --share 0.1 --seed {seed}"
+    assert script.wrong_proofs(proofs) == wrong, again
