@@ -21,7 +21,7 @@ EXAMPLES = {
     "environment": ("envs.md", "treasure.yaml", "val/custom/success_rate"),
     "environment with images": ("environments.md", "square.yaml", "val/custom/success_rate"),
     "simulator": ("embodied.md", "point.yaml", "val/simulator/success_rate"),
-    "verifier": ("rewards.md", "between.yaml", "val/prompts/success_rate"),
+    "verifier": ("rewards.md", "between.yaml", "val/prompts/reward"),
     "reward": ("rewards.md", MIDDLE, "val/prompts/reward"),
     "advantage and loss": ("algorithms.md", "advantage.yaml", "val/frozenlake/success_rate"),
 }

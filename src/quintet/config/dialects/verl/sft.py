@@ -22,6 +22,7 @@ SHARDS = "engine.use_distributed_optimizer"
 REPLICATE = "engine.dp_replicate_size"
 STRATEGY = "model.strategy"
 THINKING = "data.enable_thinking_default"
+TEST_FREQ = "trainer.test_freq"
 DECAY, MAX_CHECKPOINTS = "optim.lr_decay_style", "trainer.max_ckpt_to_keep"
 RULES = (
     Derived("external_libs", ("model.external_lib",), as_list, lambda modules: (modules[0] if modules else None,)),
@@ -65,6 +66,9 @@ def sft_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     _engine_to_native(values, native)
     _thinking_to_native(values, native)
     run_to_native(values, native)
+    if values[TEST_FREQ] <= 0:
+        # verl measures the held-out loss after the last step all the same
+        native.set("validation.every_steps", 0, TEST_FREQ)
 
 
 def _thinking_to_native(values: ForeignValues, native: NativeBuilder) -> None:
