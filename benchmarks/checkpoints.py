@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -24,6 +22,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from machine import machine
 from quintet.config.native.learners import OptimizerConfig
 from quintet.policies.attention import register_attention
 from quintet.training.checkpoint.async_save import AsyncCheckpointer, WriteFiles
@@ -115,8 +114,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.out.parent if arguments.out else None) as place:
         found = measure(arguments.layers, arguments.saves, Path(place) / "checkpoints")
-    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()}
-    text = json.dumps({"machine": machine, **found}, indent=1) + "\n"
+    text = json.dumps({"machine": machine(), **found}, indent=1) + "\n"
     if arguments.out:
         arguments.out.write_text(text)
     else:

@@ -21,7 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from main_job import ROOT, _mean, machine
+from machine import machine
+from main_job import ROOT, _mean
 
 RUNS = {
     "reach_ppo": "examples/native/arm.yaml",

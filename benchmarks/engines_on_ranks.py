@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from machine import machine
+
 PROMPT, RESPONSE, ROUNDS, CALLS = 100, 64, 3, 200
 SIZES = {"3 M": (192, 6), "25 M": (512, 8)}
 """Hidden size and layers of the policies."""
@@ -49,7 +51,7 @@ def measure_rank(policy: Path) -> None:
     from quintet.runtime.calls.listener import listen_at
     from quintet.runtime.calls.run_secret import RunSecret
     from quintet.runtime.controller import Controller
-    from quintet.runtime.engines.engine_builders import engine_builder, load_policy_tokenizer
+    from quintet.runtime.engines.engine_builders import engine_builder, load_checked_tokenizer
     from quintet.runtime.engines.engine_group import RoutedEngines
     from quintet.runtime.worker_process import run_worker
     from quintet.training.parallel.rendezvous import rendezvous
@@ -67,7 +69,7 @@ def measure_rank(policy: Path) -> None:
     config = load_experiment(None, [*words, *limits]).experiment
     controller = Controller.on_ranks(ranks, listen_at(ranks, secret))
     learners = controller.build_learners(config, policy)
-    tokenizer = load_policy_tokenizer(config, policy, learners.actor.model.config.vocab_size)
+    tokenizer = load_checked_tokenizer(config, policy, learners.actor.model.config.vocab_size)
     remote = controller.build_remote_engines(config, policy, learners)
     builder = engine_builder(config, policy, learners, tokenizer)
     others = remote.engines()
@@ -116,7 +118,7 @@ def main() -> None:
     if options.policy:
         measure_rank(options.policy)
         return
-    result: dict[str, Any] = {"machine": {"cores": os.cpu_count()}}
+    result: dict[str, Any] = {"machine": machine()}
     for name, (hidden, layers) in SIZES.items():
         with tempfile.TemporaryDirectory() as directory:
             create_policy(Path(directory), hidden, layers)

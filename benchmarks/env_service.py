@@ -18,7 +18,6 @@ import contextlib
 import http.client
 import json
 import os
-import platform
 import random
 import re
 import socket
@@ -38,6 +37,7 @@ from urllib.parse import urlsplit
 import psutil
 import requests
 
+from machine import machine
 from quintet.config.compose import load_experiment
 from quintet.envs.event_messages import event_digest
 from quintet.envs.mixed_env import build_run_envs
@@ -339,8 +339,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/env_service.json")
     options = parser.parse_args()
-    machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()[0]}
-    result: dict[str, Any] = {"machine": machine, "workers": options.workers}
+    result: dict[str, Any] = {"machine": machine(), "workers": options.workers}
     if options.only:
         result = json.loads(options.out.read_text())
     with tempfile.TemporaryDirectory() as folder:

@@ -11,6 +11,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -90,15 +91,16 @@ def fill_disk(run: Target) -> None:
 
 
 def pause(rank: int, seconds: float, pause_seconds: float) -> Callable[[Target], None]:
-    """Stop and continue a rank again and again."""
+    """Stop and continue a rank again and again, until the run ends if that is earlier."""
 
     def inject(run: Target) -> None:
         pid, end = run.pid(rank), time.monotonic() + seconds
-        while time.monotonic() < end:
-            os.kill(pid, signal.SIGSTOP)
-            time.sleep(pause_seconds)
-            os.kill(pid, signal.SIGCONT)
-            time.sleep(0.1)
+        with suppress(ProcessLookupError):
+            while time.monotonic() < end:
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(pause_seconds)
+                os.kill(pid, signal.SIGCONT)
+                time.sleep(0.1)
 
     return inject
 
@@ -207,7 +209,7 @@ CASES: Mapping[str, list[Case]] = {
         Case("engine, RuntimeError", r"rank 1.*injected error", hook=hook(1, "engine step", "raise")),
         Case(
             "engine, ValueError",
-            r"ValueError: injected error \(on rank 1\)",
+            r"ValueError: injected error \(on rank 1\b",
             hook=hook(1, "engine step", "raise ValueError"),
         ),
         Case("engine, loading weights", r"rank 2.*injected error", hook=hook(2, "engine load", "raise")),
@@ -253,7 +255,7 @@ CASES: Mapping[str, list[Case]] = {
         ),
         Case(
             "engine, RLIMIT_AS",
-            r"rank 2: .*(MemoryError|memory|allocate)",
+            r"rank 2\b.*(MemoryError|memory|allocate)",
             limit_address_space(2),
             hook(2, "engine step", "allocate", 512),
         ),

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import random
 import re
 import shutil
@@ -26,11 +25,13 @@ import time
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from fault_cases import CASES, Case
 from fault_run import STEPS, DrillRun, rows, small_disk, wait_until
+from machine import machine
 from quintet.errors import MachineError
 from quintet.tracking.metrics import without_timing
 from quintet.tracking.run_status import read_status
@@ -256,12 +257,20 @@ def run_all(kinds: list[str], seed: int, out: Path, logs: Path | None) -> list[d
     return results
 
 
+def _commit() -> str:
+    return subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
 def summary(results: list[dict[str, Any]], seed: int) -> dict[str, Any]:
     """Return the content of the file of results."""
     order = list(CASES)
     results = sorted(results, key=lambda row: (order.index(row["kind"]), row["number"]))
     return {
-        "machine": {"cores": os.cpu_count()},
+        "machine": machine(),
+        "date": date.today().isoformat(),
+        "commit": _commit(),
         "seed": seed,
         "steps": STEPS,
         "runs_planned": sum(map(len, CASES.values())),

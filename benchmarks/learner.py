@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_step import ANSWER_TOKENS, PROMPT_TOKENS, PROMPTS, SAMPLES, clock, make_policy
-from main_job import machine
+from machine import machine
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
+from machine import machine
 from quintet.policies.attention import register_attention
 from quintet.policies.inference_decoder import InferenceDecoder
 from quintet.policies.model_check import check_model
@@ -93,23 +92,13 @@ def main() -> int:
         print(json.dumps(measure_once(int(sys.argv[1]))))
         return 0
     result = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "processor": processor_name(),
-        "cores": os.cpu_count(),
-        "torch": torch.__version__,
+        "machine": machine(),
         "runs": RUNS,
         "seconds": {f"{threads} threads": measure(threads) for threads in (1, 2)},
     }
     RESULT.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
     return 0
-
-
-def processor_name() -> str:
-    """Return the processor's name from the kernel, or the machine's architecture."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from main_job import machine
+from machine import machine
 from profiling import SETTINGS
 from quintet.cli.main import main as run_command
 from quintet.pipelines import rl

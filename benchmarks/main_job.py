@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -23,6 +22,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from machine import machine
 
 ROOT = Path(__file__).parent.parent
 ZERO_ADVANTAGES = """
@@ -96,24 +97,6 @@ def run_seed(config: str | None, seed: int, overrides: list[str], *, control: st
 
 def _mean(values: Iterable[float]) -> float:
     return round(statistics.fmean(values), 4)
-
-
-def machine() -> dict[str, Any]:
-    """Return the description of this machine."""
-    import torch
-    import transformers
-
-    model = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        "",
-    )
-    return {
-        "processor": model,
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
 
 
 def main() -> None:

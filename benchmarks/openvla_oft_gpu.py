@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from main_job import machine
+from machine import machine
 from quintet.algorithms.chunks.objective import ChunkObjective
 from quintet.config.native.experiment import Experiment
 from quintet.embodied_records import ActionSampling, ChunkBatch, RobotObservation

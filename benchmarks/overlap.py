@@ -28,7 +28,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from main_job import machine
+from machine import machine
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.rollout import RolloutConfig
 from quintet.policies.model_loading import load_tokenizer

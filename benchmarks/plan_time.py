@@ -10,12 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from machine import machine
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests/unit/config"))
@@ -42,7 +43,7 @@ def main() -> None:
     arguments = parser.parse_args()
     medians = {NAMES[path]: seconds(path, arguments.times) for path in corpus()}
     result = {
-        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()},
+        "machine": machine(),
         "times": arguments.times,
         "largest_median_seconds": max(medians.values()),
         "median_seconds": medians,

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from main_job import machine
+from machine import machine
 from quintet import trace
 from quintet.runtime.profiler import SAMPLE_SECONDS, resident_bytes
 from quintet.trace import TraceRecorder

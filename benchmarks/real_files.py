@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import re
 import statistics
 import subprocess
@@ -33,6 +32,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
+
+from machine import machine
 
 FILES = {
     "verl": (
@@ -174,7 +175,7 @@ def main() -> None:
         "repository": arguments.repository,
         "commit": name,
         "date": date,
-        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()[0]},
+        "machine": machine(),
         "files": len(outcomes),
         "counts": dict(sorted(counts.items())),
         "median_seconds": statistics.median(outcome.seconds for outcome in outcomes),

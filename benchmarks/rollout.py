@@ -32,7 +32,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from main_job import machine
+from machine import machine
 
 if TYPE_CHECKING:
     from quintet.records import Generation, Request

@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from machine import machine
 from quintet.tracking.metrics import without_timing
 
 GROUPS = (
@@ -88,7 +89,7 @@ def main() -> None:
     median_steps = {kind: statistics.median(seconds) for kind, seconds in steps.items()}
     median_commands = {kind: statistics.median(seconds) for kind, seconds in commands.items()}
     result: dict[str, Any] = {
-        "machine": {"cores": os.cpu_count()},
+        "machine": machine(),
         "step_seconds": {kind: round(seconds, 3) for kind, seconds in median_steps.items()},
         "step_ratio": round(median_steps["with"] / median_steps["without"], 3),
         "command_seconds": {kind: round(seconds, 1) for kind, seconds in median_commands.items()},

@@ -17,7 +17,6 @@ import http.client
 import json
 import multiprocessing
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -28,6 +27,8 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
+
+from machine import machine
 
 HOST, SERVER_CORE, CLIENT_CORE = "127.0.0.1", 0, 1
 WARM_UP_SECONDS = 3.0
@@ -224,9 +225,7 @@ def main() -> None:
     os.sched_setaffinity(0, {CLIENT_CORE})
     from quintet.policies.tiny_models import create_preset_policy
 
-    result: dict[str, Any] = {
-        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()}
-    }
+    result: dict[str, Any] = {"machine": machine()}
     with tempfile.TemporaryDirectory() as directory:
         policy = Path(directory) / "policy"
         create_preset_policy("grid-3m", policy, ["P _ O\n_ _ G go left"], seed=0)

@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import time
 from contextlib import ExitStack, closing
@@ -27,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from machine import machine
 from quintet.config.native.envs import SimulatorConfig
 from quintet.embodied_records import RobotObservation, SimulatorStep
 from quintet.envs.simulators.robot_envs import RobotEnvs, build_robot_envs
@@ -199,10 +198,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/simulator_stages.json"))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()[0]}
     sizes = (options.robots, options.chunks, options.rounds)
     report: dict[str, Any] = {
-        "machine": machine,
+        "machine": machine(),
         "robots": options.robots,
         "actions_per_chunk": NUM_ACTIONS,
         "chunks": options.chunks,

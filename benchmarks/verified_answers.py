@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from main_job import machine
+from machine import machine
 
 ROOT = Path(__file__).parent.parent
 CONFIG = "examples/native/addition.yaml"

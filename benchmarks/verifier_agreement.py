@@ -18,20 +18,18 @@ import importlib
 import io
 import json
 import logging
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
 import types
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
 
 from answer_pairs import CATEGORIES, Pair, pairs
+from machine import machine
 from quintet.rewards.verifiers import math
 
 Verifier = Callable[[str, str], bool]
@@ -121,15 +119,6 @@ def scored_chunk(chunk: list[Pair]) -> tuple[list[bool | None], float]:
     return verdicts, len(chunk) / (time.process_time() - started)
 
 
-def processor() -> str:
-    """Return the name of the processor."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
-
-
 def release(checkout: Path) -> str:
     """Return the version of a checkout of verl and its commit, if it is a repository."""
     commit = subprocess.run(
@@ -154,13 +143,7 @@ def main() -> None:
     if arguments.verl:
         verifiers |= dict(verl_verifiers(arguments.verl))
     result = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": {
-            "processor": processor(),
-            "cores": os.cpu_count(),
-            "python": platform.python_version(),
-            "load_before": round(os.getloadavg()[0], 1),
-        },
+        "machine": machine(),
         "versions": {"math-verify": version("math-verify"), "sympy": version("sympy")}
         | ({"verl": release(arguments.verl)} if arguments.verl else {}),
         "pairs": len(drawn),

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import random
 import statistics
 import sys
@@ -21,6 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from machine import machine
 from quintet.config.native.data import RewardConfig
 from quintet.records import PromptRow, Response, RewardResult
 from quintet.rewards.factory import RewardScorer, build_verifier_scorer
@@ -117,14 +116,9 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    times, before = arguments.times, os.getloadavg()[0]
+    times = arguments.times
     result = {
-        "machine": {
-            "cores": os.cpu_count(),
-            "python": platform.python_version(),
-            "system": platform.system(),
-            "load_before": round(before, 1),
-        },
+        "machine": machine(),
         "processes": PROCESSES,
         "boxed_integers": measured("answers/s", rates(integer, 4096, times)),
         "parsed": measured("answers/s", rates(root, 256, times)),

@@ -14,8 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import platform
 import random
 import statistics
 import subprocess
@@ -28,6 +26,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from machine import machine
 from quintet.diagnosis.diagnose import diagnose_run
 
 PER_STEP = 256
@@ -207,7 +206,7 @@ def main() -> None:
         for view, measured in results.items()
     }
     report = {
-        "machine": {"cores": os.cpu_count(), "python": platform.python_version()},
+        "machine": machine(),
         "episodes": options.episodes,
         "trajectory_bytes": size,
         "metric_rows": options.rows,

@@ -28,6 +28,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from engines_on_ranks import create_policy
+from machine import machine
 
 ROUNDS = 15
 TRANSFERS = ("shared_memory", "process_group", "tcp")
@@ -179,7 +180,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    result: dict[str, Any] = {"machine": {"cores": os.cpu_count()}}
+    result: dict[str, Any] = {"machine": machine()}
     for size in options.sizes:
         with tempfile.TemporaryDirectory() as directory:
             create_policy(Path(directory), *SIZES[size])

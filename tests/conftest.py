@@ -79,6 +79,18 @@ def transformers_stays_as_it_was() -> Iterator[None]:
         assert transformers.PreTrainedModel.tie_weights.__qualname__ == "PreTrainedModel.tie_weights"
 
 
+@pytest.fixture(autouse=True)
+def environment_stays_as_it_was() -> Iterator[None]:
+    """Restore the variables of the environment: commands that a test calls in this process set those of libraries."""
+    before = os.environ.copy()
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    for name, value in before.items():
+        if name != "PYTEST_CURRENT_TEST" and os.environ.get(name) != value:
+            os.environ[name] = value
+
+
 @pytest.fixture(scope="session")
 def policy_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A two-layer policy of random weights with its tokenizer, as a Hugging Face directory."""

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 METHODS = {
-    "engine step": ("quintet.runtime.engines.engine_worker", "LocalEngineWorker", "step"),
+    "engine step": ("quintet.runtime.engines.engine_worker", None, "take_steps"),
     "engine load": ("quintet.rollout.engines.hf.engine", "HfEngine", "load_weights"),
     "learner": ("quintet.runtime.worker", "Worker", "execute"),
     "message": ("quintet.runtime.calls.messages", "MessageSocket", "_send"),

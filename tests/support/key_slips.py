@@ -12,9 +12,10 @@ from typing import Any
 
 from quintet.config.dialects.composition.foreign_config import config_from_tree
 from quintet.config.dialects.dialect import Dialect
-from quintet.config.dialects.key_checks import keys_of_similar_sections, unknown_keys
 from quintet.config.dialects.loader import merge_with_reference
 from quintet.config.dialects.registry import DIALECTS
+from quintet.config.dialects.releases import documented_names
+from quintet.config.dialects.unknown_keys import keys_of_similar_sections, unknown_keys
 from quintet.config.dialects.value_types import SECTION
 from quintet.config.dotted import is_inside, sections_around
 
@@ -152,7 +153,7 @@ def _has_other_users_name(key: str, typed: str) -> bool:
 
 def _is_valid(dialect: Dialect, narrowed: Dialect) -> Callable[[str], bool]:
     """Return whether a key is one of the framework's: documented, known, an older name, or in a section of any keys."""
-    specs, known = narrowed.specs(), narrowed.known_keys() | dialect.known_keys()
+    specs, known = narrowed.specs(), dialect.known_keys() | documented_names(dialect)
     names = {*specs, *dialect.specs(), *known, *narrowed.undocumented}
     names |= {alias for spec in specs.values() for alias in spec.aliases}
     names |= {section for key in (*specs, *known) for section in sections_around(key)}
@@ -176,9 +177,10 @@ def suggested_keys(name: str, slips: Iterable[Slip]) -> Iterator[tuple[Slip, str
         for slip in waiting:
             (typed if _put(tree, slip.typed) else later).append(slip)
         values, _ = merge_with_reference(config_from_tree(tree), file_dialect(name))
-        unknown = unknown_keys(values, file_dialect(name).known_keys(), file_dialect(name).specs())
+        unknown = unknown_keys(values, file_dialect(name))
         suggestions = {each.key: each.suggestion for each in unknown}
-        yield from ((slip, suggestions.get(slip.typed), slip.typed in suggestions) for slip in typed)
+        refused = {each.key for each in unknown if not each.is_of_fork}
+        yield from ((slip, suggestions.get(slip.typed), slip.typed in refused) for slip in typed)
         waiting = later
 
 

@@ -19,6 +19,7 @@ from quintet.config.native.learners import OptimizerConfig
 from quintet.config.torchrun import current_rank
 from quintet.embodied_records import ActionSampling, ChunkBatch
 from quintet.policies.vla.build import create_action_preset, load_action_policy
+from quintet.runtime.calls.code_check import AllowedCode
 from quintet.runtime.calls.listener import listen_at
 from quintet.runtime.calls.remote_interface import RobotLearner
 from quintet.runtime.calls.run_secret import RunSecret
@@ -142,7 +143,7 @@ def main(directory: Path) -> None:
     rank_info = current_rank()
     group = rendezvous(rank_info, "the same", 60.0)
     if rank_info.rank:
-        run_worker(group, SECRET)
+        run_worker(group, SECRET, allowed_code=AllowedCode(experiment("mlp")))
     else:
         controller = Controller.on_ranks(group, listen_at(group, SECRET))
         outputs = {

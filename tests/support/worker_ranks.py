@@ -24,7 +24,7 @@ from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.runtime.calls.listener import listen_at
 from quintet.runtime.calls.run_secret import RunSecret
 from quintet.runtime.controller import Controller
-from quintet.runtime.engines.engine_builders import engine_builder, load_policy_tokenizer
+from quintet.runtime.engines.engine_builders import engine_builder, load_checked_tokenizer
 from quintet.runtime.engines.engine_group import RoutedEngines
 from quintet.runtime.groups import LearnerGroup
 from quintet.runtime.worker_process import run_worker
@@ -76,7 +76,7 @@ def sequences() -> Batch:
 
 def responses(controller: Controller, learners: LearnerGroup, config: Experiment, policy: Path) -> dict[str, Any]:
     """Responses of the engines of all ranks with the learner's weights."""
-    tokenizer = load_policy_tokenizer(config, policy, learners.actor.model.config.vocab_size)
+    tokenizer = load_checked_tokenizer(config, policy, learners.actor.model.config.vocab_size)
     remote = controller.build_remote_engines(config, policy, learners)
     local = engine_builder(config, policy, learners, tokenizer)
     others = remote.engines()

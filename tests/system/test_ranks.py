@@ -175,8 +175,9 @@ def test_a_killed_process_ends_the_run_with_its_rank(workdir: Path) -> None:
         run.kill()
     assert gone(began, 60)
     actual = log(workdir, "killed")
-    cause = r"quintet: (the worker of )?rank 1 .*has ended.*, and a run needs all of its ranks"
-    assert len(re.findall(cause, actual)) == 1, actual
+    # rank 0 prints its message, or torchrun does if it ends rank 0 earlier
+    cause = r"(quintet|traceback) *: (the worker of )?rank 1 .*has ended.*, and a run needs all of its ranks"
+    assert re.search(cause, actual), actual
     assert "rerun the same command to continue from the last checkpoint" in actual
     end = "\n".join(actual.splitlines()[-11:])
     assert "rank      : 1 " in end, "the cause is the rank that was killed, not the one that ended because of it"

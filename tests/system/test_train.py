@@ -39,6 +39,11 @@ def test_a_run_leaves_what_it_promises(quintet: Command, small: Path, tmp_path: 
     run = tmp_path / "runs/small"
     assert "before RL" in done.stdout
     assert "success" in done.stdout
+    states = json.loads((run / "keys.json").read_text())
+    assert {"name", "training.steps", "algorithm.advantage.name"} <= {each["key"] for each in states}
+    honoured = sum(each["state"] == "honoured" for each in states)
+    assert f"keys: {honoured} honoured" in done.stdout
+    assert "see runs/small/keys.json" in done.stdout
     for name in ("config.yaml", "metrics.jsonl", "report.html", "checkpoints/global_step_4/hf/model.safetensors"):
         assert (run / name).stat().st_size > 0, name
     assert list((run / "tensorboard").glob("events.*"))

@@ -14,7 +14,7 @@ SRC = Path(__file__).parents[2] / "src" / "quintet"
 LAYERS = [
     ("relations", "expressions", "package_files"),
     ("errors", "hardware", "loading_lock", "records", "seeds", "trace"),
-    ("embodied_records",),
+    ("contained_files", "embodied_records"),
     ("registry",),
     ("sandbox", "kernels"),
     ("config",),
@@ -44,7 +44,7 @@ LAYERS_WITHIN: Mapping[str, list[tuple[str, ...]]] = {
         ("yaml_writer",),
         ("plan",),
         ("checks",),
-        ("fit",),
+        ("fit", "key_states"),
         ("dialects", "translate", "validation"),
         ("compose",),
     ],

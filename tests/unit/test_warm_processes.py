@@ -24,16 +24,6 @@ PIPES: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _session_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment of the session: earlier tests may have set variables with which no server starts."""
-    for name in os.environ.keys() - warm_processes._session_environment.keys():
-        monkeypatch.delenv(name)
-    for name, value in warm_processes._session_environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
 def script(directory: Path, text: str) -> list[str]:
     path = directory / "program.py"
     path.write_text(text)

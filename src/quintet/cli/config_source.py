@@ -9,13 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from quintet.cli.messages import warn
+from quintet.config.capabilities import Capability
 from quintet.config.dialects.composition.default_files import default_names, trees_with_defaults
 from quintet.config.dialects.registry import DIALECTS, detect
+from quintet.config.dialects.release_tables import NO_EVIDENCE, ReleaseEvidence
 from quintet.config.dialects.scripts.override_list import keys_as_tree
 from quintet.config.dialects.scripts.run_script import RunScript, read_run_script
-from quintet.errors import ConfigError, nearest
+from quintet.config.dotted import has_key
+from quintet.errors import ConfigError, UnsupportedRunError, nearest
 
 NATIVE = "native"
+EASYR1_MARKS = ("worker.actor", "worker.rollout", "worker.reward")
+"""Sections by which a configuration of EasyR1 is recognised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +35,18 @@ class ConfigSource:
     dialect: str
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that the script sets."""
+    evidence: ReleaseEvidence = NO_EVIDENCE
+    """What is known of the framework's release, besides the keys."""
+    is_frameworks_file: bool = False
+    """Whether the file is the framework's own, in a checkout."""
+    trainer_files: tuple[Path, ...] = ()
+    """Files that the trainer has in the checkout; keys that only they have are those of a fork."""
 
 
 def read_config_source(
     config: str | None, overrides: Sequence[str], dialect: str | None, *, quiet: bool = False
 ) -> ConfigSource:
-    """Read the source and detect its dialect.
+    """Read the source and detect its dialect; `dialect` may have a release, `verl@0.4`.
 
     Unless `quiet`, the dialect and the parts of a script that are read differently than by a shell go to stderr.
 
@@ -43,19 +54,62 @@ def read_config_source(
         ConfigError: the dialect is unknown, or the script is not supported.
         MachineError: a file is missing or cannot be read.
     """
+    dialect, release = split_release(dialect)
     check_dialect(dialect)
     if config is None and dialect not in (None, NATIVE):
         raise ConfigError(
             f"--dialect {dialect} needs a file", key="--dialect", hint=f"name the file: CONFIG --dialect {dialect}"
         )
-    script = RunScript(None) if config is None else read_run_script(Path(config))
+    overrides, arguments = split_script_arguments(overrides)
+    script = RunScript(None) if config is None else read_run_script(Path(config), arguments=arguments)
+    if arguments is not None and not script.takes_arguments:
+        raise _unused_arguments(config, arguments)
     for remark in () if quiet else script.remarks:
         warn(remark)
     all_overrides = tuple(script.with_overrides(overrides))
     detected = dialect or script.dialect or _detect_dialect(script)
     if dialect is None and detected != NATIVE and not quiet:
         print(f"{config}: a configuration of {detected}", file=sys.stderr)
-    return ConfigSource(script.config, all_overrides, script.places, detected, script.environment)
+    if release is not None and detected == NATIVE:
+        message = f"--release {release}: {config or 'the configuration'} is of no other framework"
+        raise ConfigError(message, key="--release", value=release, hint="leave it out")
+    evidence = ReleaseEvidence(script.module, named=release)
+    return ConfigSource(
+        script.config,
+        all_overrides,
+        script.places,
+        detected,
+        script.environment,
+        evidence,
+        script.is_frameworks_file,
+        script.trainer_files,
+    )
+
+
+def split_release(dialect: str | None) -> tuple[str | None, str | None]:
+    """Return the dialect and the release of `verl@0.4`."""
+    name, _, release = (dialect or "").partition("@")
+    return name or None, release or None
+
+
+def _unused_arguments(config: str | None, arguments: Sequence[str]) -> ConfigError:
+    message = f"{config or 'a command without a file'} takes no arguments after `--`"
+    hint = "they are those of a run script; overrides stand before `--`"
+    return ConfigError(message, value=" ".join(arguments), source="command line", hint=hint)
+
+
+def split_script_arguments(overrides: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """Return the overrides of a command line and the arguments of its run script, which stand after `--`."""
+    if "--" not in overrides:
+        return list(overrides), None
+    position = [*overrides].index("--")
+    return list(overrides[:position]), list(overrides[position + 1 :])
+
+
+def with_further(words: Sequence[str], further: Sequence[str]) -> list[str]:
+    """Add overrides or options to a command line, before the arguments of its run script."""
+    overrides, arguments = split_script_arguments(words)
+    return [*overrides, *further, *([] if arguments is None else ["--", *arguments])]
 
 
 def _detect_dialect(script: RunScript) -> str:
@@ -64,7 +118,7 @@ def _detect_dialect(script: RunScript) -> str:
     for other in (file, *defaults):
         tree = dict(other) | tree if other is not file else tree | dict(other)
     dialect = next(iter([*detect(tree), *_dialects_of_defaults(file)]), NATIVE)
-    _refuse_fragment(file, script.config)
+    _refuse_other_formats(file, script.config)
     if dialect == NATIVE and isinstance(file.get("defaults"), list):
         message = f"{script.config} has a defaults list of Hydra, and no key that tells the framework"
         missing = ", ".join(default_names(file))
@@ -77,8 +131,10 @@ def _detect_dialect(script: RunScript) -> str:
     return dialect
 
 
-def _refuse_fragment(file: Mapping[str, Any], path: Path | None) -> None:
-    """Refuse RAGEN's file of environments, which is no configuration of a run."""
+def _refuse_other_formats(file: Mapping[str, Any], path: Path | None) -> None:
+    """Refuse a configuration of EasyR1, and RAGEN's file of environments, which is no configuration of a run."""
+    if any(has_key(file, mark) for mark in EASYR1_MARKS):
+        raise UnsupportedRunError(f"{path} {Capability.EASYR1.refusal()}", source=str(path))
     envs = file.get("custom_envs")
     sections = envs.values() if isinstance(envs, Mapping) and set(file) == {"custom_envs"} else ()
     if any(isinstance(section, Mapping) and "max_actions_per_traj" in section for section in sections):

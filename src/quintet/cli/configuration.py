@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from quintet.cli.config_source import NATIVE, ConfigSource, read_config_source
 from quintet.cli.messages import warn
@@ -14,11 +16,15 @@ from quintet.config.checks.code_settings import run_code_problems
 from quintet.config.checks.models import model_problems
 from quintet.config.checks.processes import planned_rank
 from quintet.config.checks.unsupported import refuse_unsupported, run_problems, with_torchrun_devices
-from quintet.config.compose import load_experiment
+from quintet.config.compose import load_experiment, unread_remarks
 from quintet.config.composed import ComposedConfig, config_value, with_values
+from quintet.config.dialects.dialect import UnknownKeyPolicy
 from quintet.config.dialects.registry import DIALECTS
+from quintet.config.dotted import flatten
+from quintet.config.key_states import KeyState, describe_counts, key_states
 from quintet.config.native.experiment import Experiment
 from quintet.config.problems import ConfigProblem, raise_problems
+from quintet.contained_files import LINK_HINT, is_contained
 from quintet.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -72,8 +78,10 @@ class InspectedConfig:
     dialect: str
     unsupported: tuple[ConfigProblem, ...]
     """Unsupported values that the user set."""
+    runnable: ComposedConfig
+    """The configuration as this machine would run it: without unsupported defaults of the source framework."""
     remarks: tuple[str, ...] = ()
-    """Messages about unsupported values of the source framework's defaults."""
+    """Messages about unsupported values of the source framework's defaults, or about unread keys of a native file."""
 
 
 def load_config(
@@ -83,8 +91,11 @@ def load_config(
     unknown_keys: str,
     *,
     allow_unsupported: bool = False,
+    of_run: bool = False,
 ) -> ComposedConfig:
     """Compose a configuration and print its remarks to stderr, and its dialect if that was detected.
+
+    With `of_run` it is the stored one of a run, of which a command needs a part: no unread key is remarked.
 
     Raises:
         ConfigError: one message names every problem, with unsupported values unless `allow_unsupported`.
@@ -92,17 +103,29 @@ def load_config(
     """
     unknown, source = _parse_unknown_keys(unknown_keys), read_config_source(config, overrides, dialect)
     if allow_unsupported or source.dialect == NATIVE:
-        composed = _inspect(source, unknown).composed
+        inspected = _inspect(source, unknown)
+        composed, unread = inspected.composed, inspected.remarks
         if not allow_unsupported:
             composed = with_torchrun_devices(composed)
             refuse_unsupported(composed)
     else:
         from quintet.config.dialects.loader import load_config as load_foreign_config
 
-        composed = load_foreign_config(_compose(source), DIALECTS[source.dialect], unknown=unknown)
-    for remark in composed.remarks:
+        loaded = load_foreign_config(compose_source(source), DIALECTS[source.dialect], unknown=unknown)
+        composed, unread = loaded, ()
+    if composed.release:
+        print(f"defaults of {composed.release}", file=sys.stderr)
+    for remark in (*composed.remarks, *(() if of_run or source.dialect != NATIVE else unread)):
         warn(remark)
     return composed
+
+
+def print_key_states(composed: ComposedConfig) -> None:
+    """Print how many keys are in each state, and where the run lists them."""
+    from quintet.tracking.run_directory import RunDirectory
+
+    if states := key_states(composed):
+        print(f"keys: {describe_counts(states)}; see {RunDirectory.from_config(composed.experiment).keys}")
 
 
 def load_run_config(config: Path | None, overrides: list[str], *, unused: Sequence[str]) -> ComposedConfig:
@@ -113,11 +136,21 @@ def load_run_config(config: Path | None, overrides: list[str], *, unused: Sequen
         ConfigError: see `load_config`; or the run's configuration runs code.
         MachineError: the file is missing or cannot be read.
     """
-    composed = load_config(None if config is None else str(config), overrides, NATIVE, "refuse")
+    composed = load_config(None if config is None else str(config), overrides, NATIVE, "refuse", of_run=True)
     composed = with_defaults(composed, unused)
     if config is not None:
         raise_problems(run_code_problems(composed))
+        raise_problems(_link_problems(composed, config.parent))
     return composed
+
+
+def _link_problems(composed: ComposedConfig, run: Path) -> Iterator[ConfigProblem]:
+    """Yield the settings that name a link in the run directory which leads out of it."""
+    inside = f"{os.path.abspath(run)}{os.sep}"
+    for key, value in flatten(composed.experiment.model_dump(mode="json")).items():
+        for path in value if isinstance(value, list) else (value,):
+            if isinstance(path, str) and os.path.abspath(path).startswith(inside) and not is_contained(run, Path(path)):
+                yield composed.problem(key, f"it is a link out of the run directory; {LINK_HINT}")
 
 
 def with_defaults(composed: ComposedConfig, keys: Sequence[str]) -> ComposedConfig:
@@ -147,29 +180,48 @@ def reread_config(config: str | None, overrides: list[str], dialect: str | None,
     return _inspect(source, _parse_unknown_keys(unknown_keys)).composed
 
 
-def _inspect(source: ConfigSource, unknown: Literal["refuse", "warn"]) -> InspectedConfig:
+def states_of_run(config: str | None, overrides: list[str], dialect: str | None) -> tuple[KeyState, ...]:
+    """Return the state of each key that a configuration sets, without messages.
+
+    Raises:
+        ConfigError: one message names every invalid key.
+    """
+    inspected = _inspect(read_config_source(config, overrides, dialect, quiet=True), "refuse")
+    return key_states(inspected.runnable, (*inspected.unsupported, *model_problems(inspected.composed)))
+
+
+def _inspect(source: ConfigSource, unknown: UnknownKeyPolicy) -> InspectedConfig:
     if source.dialect == NATIVE:
         path = None if source.path is None else str(source.path)
         native = load_experiment(path, source.overrides, source.override_sources)
         native_problems = run_problems(native, planned_rank(native.experiment))
-        return InspectedConfig(native, NATIVE, tuple(native_problems))
-    from quintet.config.dialects.loader import conversion_problems, convert
+        return InspectedConfig(native, NATIVE, tuple(native_problems), native, tuple(unread_remarks(native)))
+    from quintet.config.dialects.loader import conversion_problems, convert, runnable
 
-    foreign = convert(_compose(source), DIALECTS[source.dialect], unknown=unknown, to_plan=True)
+    foreign = convert(compose_source(source), DIALECTS[source.dialect], unknown=unknown, to_plan=True)
     problems = conversion_problems(foreign, planned_rank(foreign.composed.experiment))
-    return InspectedConfig(foreign.composed, source.dialect, tuple(problems), foreign.remarks)
+    return InspectedConfig(foreign.composed, source.dialect, tuple(problems), runnable(foreign), foreign.remarks)
 
 
-def _compose(source: ConfigSource) -> ForeignConfig:
+def compose_source(source: ConfigSource) -> ForeignConfig:
+    """Compose the configuration of another framework."""
     from quintet.config.dialects.composition.foreign_config import compose_config
 
-    return compose_config(source.path, source.overrides, source.override_sources, source.environment)
+    return compose_config(
+        source.path,
+        source.overrides,
+        source.override_sources,
+        source.environment,
+        evidence=source.evidence,
+        is_frameworks_file=source.is_frameworks_file,
+        trainer_files=source.trainer_files,
+    )
 
 
-def _parse_unknown_keys(word: str) -> Literal["refuse", "warn"]:
-    valid = ["refuse", "warn"]
+def _parse_unknown_keys(word: str) -> UnknownKeyPolicy:
+    valid = get_args(UnknownKeyPolicy)
     if word not in valid:
         close = nearest(word, valid)
         hint = (f"did you mean {close}? " if close else "") + f"valid: {', '.join(valid)}"
         raise ConfigError(f"--unknown-keys {word}: unknown value", key="--unknown-keys", value=word, hint=hint)
-    return "warn" if word == "warn" else "refuse"
+    return cast("UnknownKeyPolicy", word)

@@ -1,4 +1,4 @@
-"""`quintet doctor`: hardware and packages of this machine, and what can run on it."""
+"""`quintet doctor`: hardware and packages of this machine, what can run on it, and protections from programs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from quintet import __version__, hardware
 from quintet.cli.engine_checks import check_engine
 from quintet.cli.plan_table import numbers_table, page, section
 from quintet.config.capabilities import Requires
-from quintet.config.native.learners import ShardingConfig
-from quintet.config.native.placement import PlacementConfig
 from quintet.config.native.section import Section
 from quintet.config.native.tracking import TrackingConfig
 from quintet.config.plan.memory import format_bytes
 from quintet.kernels.build import KERNELS_VARIABLE, find_compiler
 from quintet.registry import Registry
+from quintet.sandbox.protections import Protection, protections
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "hydra-core", "gymnasium")
 OPTIONAL = (
@@ -40,7 +39,8 @@ OPTIONAL = (
 )
 OPTIONAL_LOGGERS = ("tensorboard", "wandb", "mlflow", "swanlab", "clearml", "trackio")
 READY, NEEDS, NOT_YET = "ready", "needs", "not yet"
-STYLES = {READY: "green", NEEDS: "yellow", NOT_YET: "dim"}
+ACTIVE, INACTIVE = "active", "not active"
+STYLES = {READY: "green", NEEDS: "yellow", NOT_YET: "dim", ACTIVE: "green", INACTIVE: "yellow"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Machine:
 
 
 def run(*, as_json: bool = False) -> None:
-    """Print versions, hardware and abilities."""
+    """Print versions, hardware, abilities and protections."""
     versions = {
         "quintet": __version__,
         "python": platform.python_version(),
@@ -85,10 +85,10 @@ def run(*, as_json: bool = False) -> None:
     }
     packages = {name: hardware.package_version(name) for name in (*PACKAGES, *OPTIONAL, *OPTIONAL_LOGGERS)}
     machine = _machine()
-    abilities = list(_abilities(machine))
+    abilities, sandbox = list(_abilities(machine)), list(protections())
     if as_json:
-        report = {"versions": versions | packages, "machine": asdict(machine)}
-        print(json.dumps(report | {"abilities": [asdict(ability) for ability in abilities]}, indent=1))
+        lists = {"abilities": [*map(asdict, abilities)], "sandbox": [*map(asdict, sandbox)]}
+        print(json.dumps({"versions": versions | packages, "machine": asdict(machine), **lists}, indent=1))
         return
     with page() as out:
         installed = {name: version for name, version in packages.items() if version}
@@ -100,6 +100,8 @@ def run(*, as_json: bool = False) -> None:
         out.print(numbers_table(_machine_rows(machine)))
         section(out, "What can run here")
         out.print(_ability_table(abilities))
+        section(out, "Protections from a model's programs")
+        out.print(_protection_table(sandbox))
 
 
 def _machine() -> Machine:
@@ -132,10 +134,10 @@ def _abilities(machine: Machine) -> Iterator[Ability]:
         yield Ability("engine", entry.name, READY if ready else NEEDS, note)
     yield _kernels()
     yield Ability("learner", "in process", READY, "one device")
-    yield _external("learner", "fsdp", None, _requirement(ShardingConfig, "group_size", 2), machine, devices=2)
+    yield _external("learner", "fsdp", None, machine, devices=2)
     yield _megatron()
     yield Ability("runtime", "in process", READY, "one machine, one process")
-    yield _external("runtime", "ray", "ray", _requirement(PlacementConfig, "nodes", 2), machine, devices=0)
+    yield _external("runtime", "ray", "ray", machine, devices=0)
     yield from _registered("logger", LOGGERS)
     mark = _mark(TrackingConfig, "loggers")
     for name in (mark.unsupported or ()) if mark else ():
@@ -177,23 +179,15 @@ def _unsupported_envs(registry: Registry[Any]) -> Iterator[Ability]:
             yield Ability("env", key.choice[1], NOT_YET, f"requires {key.requires}, not supported yet")
 
 
-def _external(
-    kind: str, name: str, package: str | None, requires: str | None, machine: Machine, *, devices: int = 1
-) -> Ability:
+def _external(kind: str, name: str, package: str | None, machine: Machine, *, devices: int = 1) -> Ability:
     """Return the state of an ability that needs a package or a number of devices."""
-    missing = [f"pip install {package}"] if package and hardware.package_version(package) is None else []
+    version = hardware.package_version(package) if package else None
+    missing = [f"pip install {package}"] if package and version is None else []
     if len(machine.devices) < devices:
         missing.append("an accelerator" if devices == 1 else f"{devices} accelerators")
-    needs = f"needs {' and '.join(missing)}" if missing else ""
-    if requires is not None:
-        return Ability(kind, name, NOT_YET, "; ".join(filter(None, [f"requires {requires}, not supported yet", needs])))
-    return Ability(kind, name, NEEDS if missing else READY, needs)
-
-
-def _requirement(section: type[Section], field: str, value: object) -> str | None:
-    """Return the missing capability that a value of a field requires."""
-    mark = _mark(section, field)
-    return str(mark.capability) if mark is not None and mark.applies_to(value) else None
+    if missing:
+        return Ability(kind, name, NEEDS, f"needs {' and '.join(missing)}")
+    return Ability(kind, name, READY, f"{package} {version}" if package else "")
 
 
 def _mark(section: type[Section], field: str) -> Requires | None:
@@ -225,12 +219,25 @@ def _machine_rows(machine: Machine) -> Iterator[tuple[str, str, str]]:
         yield "", "", line
 
 
-def _ability_table(abilities: list[Ability]) -> Table:
+def _state_table() -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim")
     table.add_column(style="bold")
     table.add_column()
     table.add_column(style="dim", overflow="fold")
+    return table
+
+
+def _protection_table(sandbox: list[Protection]) -> Table:
+    table = _state_table()
+    for protection in sandbox:
+        state = ACTIVE if protection.active else INACTIVE
+        table.add_row("", protection.name, Text(state, style=STYLES[state]), protection.note)
+    return table
+
+
+def _ability_table(abilities: list[Ability]) -> Table:
+    table = _state_table()
     before = None
     for ability in abilities:
         kind = "" if ability.kind == before else f"{ability.kind}s"

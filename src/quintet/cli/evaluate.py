@@ -268,7 +268,7 @@ def _evaluate_model(target: str | None, overrides: list[str], options: EvalOptio
 
     if options.endpoint is not None and target is None:
         arguments = [*_model_overrides("", None, options), *_env_overrides(overrides, options)]
-        return _evaluate_endpoint(load_config(None, arguments, NATIVE, "refuse"), options, console)
+        return _evaluate_endpoint(load_config(None, arguments, NATIVE, "refuse", of_run=True), options, console)
     source = find_model(str(target), warn)
     if options.endpoint is not None and source.config is None:
         message = f"{target} and --endpoint are mutually exclusive"

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from textwrap import shorten
 from typing import Any
 
 from quintet.cli import explain_metric
 from quintet.cli.config_source import NATIVE, check_dialect, read_config_source
-from quintet.cli.configuration import load_config
+from quintet.cli.configuration import compose_source, load_config, states_of_run
 from quintet.cli.key_search import search_keys
 from quintet.config.deprecation import current_key
-from quintet.config.dialects.composition.foreign_config import MergedConfig, compose_config
+from quintet.config.dialects.composition.foreign_config import MergedConfig
 from quintet.config.dialects.dialect import Dialect
+from quintet.config.dialects.key_checks import describe_value
 from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dialects.loader import merge_with_reference
 from quintet.config.dialects.registry import DIALECTS
@@ -23,6 +25,7 @@ from quintet.config.dialects.releases import all_keys, load_releases
 from quintet.config.dialects.synonyms import keys_by_synonym
 from quintet.config.dialects.typos import closest_keys
 from quintet.config.dotted import flatten
+from quintet.config.key_states import KeyState
 from quintet.config.native.experiment import Experiment
 from quintet.config.schema import REPEATED, Key, documented_key, format_value, keys
 from quintet.errors import ConfigError
@@ -56,12 +59,11 @@ def run(arguments: list[str], dialect: str | None, *, every: bool, metrics: bool
 def _print_value(config: str, key: str, overrides: list[str], dialect: str | None) -> None:
     """Print the value of a key in a configuration, which may have unsupported values, and its source."""
     source = read_config_source(config, overrides, dialect, quiet=True)
-    merged = None
+    states, merged = _states(config, overrides, dialect), None
     if source.dialect != NATIVE:
-        foreign = compose_config(source.path, source.overrides, source.override_sources, source.environment)
-        values, _ = merge_with_reference(foreign, DIALECTS[source.dialect])
+        values, _ = merge_with_reference(compose_source(source), DIALECTS[source.dialect])
         merged = values.merged
-        if _print_foreign(key, merged, values.dialect):
+        if _print_foreign(key, merged, values.dialect, states):
             return
     composed = load_config(config, overrides, dialect, "refuse", allow_unsupported=True)
     key = current_key(key)
@@ -77,9 +79,25 @@ def _print_value(config: str, key: str, overrides: list[str], dialect: str | Non
         others = {"this dialect": f"constant for {source.dialect}", "default": "default"}
         origin = others.get(origin, f"follows from {origin}")
     print(f"{key} = {format_value(native[key])}  ({origin})")
+    if source.dialect == NATIVE:
+        print(f"  state    {_state_here(key, states, 'not set')}")
 
 
-def _print_foreign(key: str, merged: MergedConfig, dialect: Dialect) -> bool:
+def _states(config: str, overrides: list[str], dialect: str | None) -> dict[str, KeyState]:
+    """Return the states of the keys that a configuration sets, by key; none if it cannot be converted."""
+    with suppress(ConfigError):
+        return {each.setting.key: each for each in states_of_run(config, overrides, dialect)}
+    return {}
+
+
+def _state_here(key: str, states: Mapping[str, KeyState], otherwise: str) -> str:
+    """Return the state of a key in the run, with the reason, or `otherwise` for one that is not set."""
+    if (each := states.get(key)) is None:
+        return otherwise
+    return f"{each.state}: {each.reason}" if each.reason else each.state
+
+
+def _print_foreign(key: str, merged: MergedConfig, dialect: Dialect, states: Mapping[str, KeyState]) -> bool:
     """Print the value of a key of the file's own framework; return False if it has no such key."""
     specs = dialect.specs()
     name = next((spec.key for spec in specs.values() if key in spec.aliases), key)
@@ -89,7 +107,7 @@ def _print_foreign(key: str, merged: MergedConfig, dialect: Dialect) -> bool:
     print(f"{name} = {format_value(merged.value(name))}  ({_origin(merged, name)})")
     if spec is not None:
         files = [file.name for file in dialect.references if any(other.key == spec.key for other in file.load())]
-        _print_spec(dialect.name, next(iter(files), dialect.name), spec)
+        _print_spec(dialect.name, next(iter(files), dialect.name), spec, _state_here(name, states, ""))
     return True
 
 
@@ -279,7 +297,8 @@ def _print_choices(keys: list[Key]) -> None:
         print(f"    {name}: {', '.join(details)}")
 
 
-def _print_spec(dialect: str, reference: str, spec: KeySpec) -> None:
+def _print_spec(dialect: str, reference: str, spec: KeySpec, state: str = "") -> None:
+    """Print the documentation of a key with its state in a run, by default that in general."""
     print(f"{spec.key}  ({dialect}, {reference})")
     print(f"  {spec.effect}")
     print(f"  type     {spec.value_type.description}")
@@ -294,8 +313,17 @@ def _print_spec(dialect: str, reference: str, spec: KeySpec) -> None:
         print(f"  aliases  {', '.join(spec.aliases)}")
     if releases := load_releases(dialect).of(spec.key):
         print(f"  releases {releases}")
-    print(f"  state    {'honoured' if spec.requires is None else spec.requires.refusal().removeprefix('is ')}")
+    print(f"  state    {state or _state_in_general(spec)}")
     _print_synonyms([entry for native in spec.native for entry in _specs_for(native)], exclude=f"{dialect}: {spec.key}")
+
+
+def _state_in_general(spec: KeySpec) -> str:
+    if spec.requires is None:
+        return "honoured" if spec.native else "no effect"
+    if not spec.noop:
+        return spec.requires.refusal().removeprefix("is ")
+    supported = " or ".join(map(describe_value, spec.noop))
+    return f"honoured with {supported}; other values {spec.requires.refusal(plural=True)}"
 
 
 def _specs_for(native: str) -> Iterator[Entry]:

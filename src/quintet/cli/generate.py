@@ -15,6 +15,7 @@ from quintet.cli.configuration import (
     generation_settings,
     load_config,
     load_run_config,
+    print_key_states,
     with_defaults,
 )
 from quintet.cli.evaluate import data_settings
@@ -46,6 +47,7 @@ def run_composed(composed: ComposedConfig) -> int:
     check_images(composed)
     if current_rank().rank == 0:
         RunDirectory.create_for(composed)
+        print_key_states(composed)
     silence_transformers()
     from rich.console import Console
 

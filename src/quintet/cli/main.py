@@ -17,19 +17,24 @@ from quintet.cli.options import (
     EvalOptions,
     FitOptions,
     GenerateOptions,
+    IgnoreForkKeys,
     MaxRestarts,
     Overrides,
     RayAddress,
+    Release,
     RunOptions,
     ServeEnvsOptions,
     ServeOptions,
     UnknownKeys,
     split,
+    unknown_key_policy,
     with_options,
+    with_release,
 )
 from quintet.cli.ranks import silence_other_ranks
 from quintet.errors import UserError
 from quintet.runtime.signals import exit_on_second_signal
+from quintet.sandbox.seccomp import hide_memory
 
 ConfigSource = tuple[str | None, list[str]]
 """Configuration and overrides."""
@@ -52,9 +57,11 @@ def _start(command: Literal["train", "sft", "generate"], source: ConfigSource, o
         from quintet.cli import ray_launch
 
         restarts = options.max_restarts
-        raise typer.Exit(ray_launch.run(command, options.ray, *source, options.dialect, options.unknown_keys, restarts))
+        raise typer.Exit(
+            ray_launch.run(command, options.ray, *source, options.source_format, options.unknown_key_policy, restarts)
+        )
     module = importlib.import_module(f"quintet.cli.{command}")
-    raise typer.Exit(module.run(*source, options.dialect, options.unknown_keys))
+    raise typer.Exit(module.run(*source, options.source_format, options.unknown_key_policy))
 
 
 @app.command()
@@ -142,13 +149,16 @@ def evaluate(
     *,
     options: EvalOptions,
     dialect: DialectName = None,
+    release: Release = None,
     unknown_keys: UnknownKeys = "refuse",
+    ignore_fork_keys: IgnoreForkKeys = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Score stored answers, or generate and score answers of a model or an endpoint."""
     from quintet.cli.evaluate import run
 
-    raise typer.Exit(run(*split(target, overrides), dialect, unknown_keys, options, as_json=as_json))
+    policy = unknown_key_policy(unknown_keys, ignore_fork_keys)
+    raise typer.Exit(run(*split(target, overrides), with_release(dialect, release), policy, options, as_json=as_json))
 
 
 @app.command()
@@ -165,7 +175,9 @@ def generate(
     *,
     options: GenerateOptions,
     dialect: DialectName = None,
+    release: Release = None,
     unknown_keys: UnknownKeys = "refuse",
+    ignore_fork_keys: IgnoreForkKeys = False,
     ray: RayAddress = None,
     max_restarts: MaxRestarts = 3,
 ) -> None:
@@ -173,7 +185,7 @@ def generate(
     from quintet.cli.generate import as_config
 
     source = as_config(*split(target, overrides), dialect, options)
-    _start("generate", source, RunOptions(dialect, unknown_keys, ray, max_restarts))
+    _start("generate", source, RunOptions(dialect, release, unknown_keys, ignore_fork_keys, ray, max_restarts))
 
 
 @app.command()
@@ -223,13 +235,19 @@ def plan(
     config: Config = None,
     overrides: Overrides = None,
     dialect: DialectName = None,
+    release: Release = None,
     unknown_keys: UnknownKeys = "refuse",
+    ignore_fork_keys: IgnoreForkKeys = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    only_keys: Annotated[
+        bool, typer.Option("--keys", help="List each key that is set: its value, source, native keys, and state.")
+    ] = False,
     *,
     options: FitOptions,
 ) -> None:
     """Check a configuration and show its batches, updates, devices and memory without running it."""
-    source = (*split(config, overrides), dialect, unknown_keys)
+    policy = unknown_key_policy(unknown_keys, ignore_fork_keys)
+    source = (*split(config, overrides), with_release(dialect, release), policy)
     if options.fit:
         from quintet.cli import plan_fit
 
@@ -238,14 +256,14 @@ def plan(
         options.refuse_without_fit()
         from quintet.cli import plan
 
-        plan.run(*source, as_json=as_json, device_memory=options.device_memory)
+        plan.run(*source, as_json=as_json, only_keys=only_keys, device_memory=options.device_memory)
 
 
 @app.command()
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Show the hardware and packages of this machine and which engines and backends can run."""
+    """Show the hardware and packages of this machine, which engines and backends can run, and active protections."""
     from quintet.cli.doctor import run
 
     run(as_json=as_json)
@@ -279,12 +297,15 @@ def translate(
         str | None, typer.Option("-o", "--output", metavar="FILE", help="Output file (default: stdout).")
     ] = None,
     dialect: DialectName = None,
+    release: Release = None,
     unknown_keys: UnknownKeys = "refuse",
+    ignore_fork_keys: IgnoreForkKeys = False,
 ) -> None:
     """Translate a configuration to another framework's format."""
     from quintet.cli.translate import run
 
-    run(*split(config, overrides), dialect, unknown_keys, to=to, output=output)
+    policy = unknown_key_policy(unknown_keys, ignore_fork_keys)
+    run(*split(config, overrides), with_release(dialect, release), policy, to=to, output=output)
 
 
 @app.command()
@@ -330,9 +351,17 @@ def _limit_openmp_spinning() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
+def _keep_script_arguments() -> None:
+    """Double the `--` before the arguments of a run script, since the parser removes one."""
+    if "--" in sys.argv[3:]:
+        sys.argv.insert(sys.argv.index("--"), "--")
+
+
 def main() -> NoReturn:
-    """Run the command line; a user error ends with one message and exit status 2."""
+    """Run the command line, hidden from other programs; a user error ends with one message and exit status 2."""
+    hide_memory()
     _limit_openmp_spinning()
+    _keep_script_arguments()
     try:
         with exit_on_second_signal(), silence_other_ranks():
             app(standalone_mode=True)

@@ -31,8 +31,23 @@ DialectName = Annotated[
         "--dialect", help="Source framework of CONFIG: native, ragen, verl, vagen, rlinf or roll (default: detected)."
     ),
 ]
+Release = Annotated[
+    str | None,
+    typer.Option(
+        "--release",
+        metavar="RELEASE",
+        help="Release of the source framework whose defaults apply, such as 0.4 (default: recognised by the keys).",
+    ),
+]
 UnknownKeys = Annotated[
-    str, typer.Option(help="Unknown keys of another framework's configuration: `refuse`, or `warn` and ignore them.")
+    str,
+    typer.Option(
+        help="Unknown keys of another framework's configuration: `refuse`, `warn` and ignore them, or `ignore-fork`,"
+        " which is --ignore-fork-keys."
+    ),
+]
+IgnoreForkKeys = Annotated[
+    bool, typer.Option("--ignore-fork-keys", help="Leave out keys of a fork that cannot decide what is trained.")
 ]
 
 RayAddress = Annotated[
@@ -53,6 +68,16 @@ def split(config: str | None, overrides: list[str] | None) -> tuple[str | None, 
     if config is not None and "=" in config:
         return None, [config, *remaining]
     return config, remaining
+
+
+def with_release(dialect: str | None, release: str | None) -> str | None:
+    """Return the values of `--dialect` and `--release` as one text: `verl@0.4`."""
+    return dialect if release is None else f"{dialect or ''}@{release}"
+
+
+def unknown_key_policy(unknown_keys: str, ignore_fork_keys: bool) -> str:
+    """Return what is done with unknown keys: `--unknown-keys warn` leaves out those of forks, too."""
+    return "ignore-fork" if ignore_fork_keys and unknown_keys == "refuse" else unknown_keys
 
 
 def key_value_pairs(arguments: Sequence[str]) -> dict[str, Any]:
@@ -105,9 +130,20 @@ class RunOptions:
     """Options of commands that start the processes of a run."""
 
     dialect: DialectName = None
+    release: Release = None
     unknown_keys: UnknownKeys = "refuse"
+    ignore_fork_keys: IgnoreForkKeys = False
     ray: RayAddress = None
     max_restarts: MaxRestarts = 3
+
+    @property
+    def source_format(self) -> str | None:
+        """The dialect, with the release if one is named."""
+        return with_release(self.dialect, self.release)
+
+    @property
+    def unknown_key_policy(self) -> str:
+        return unknown_key_policy(self.unknown_keys, self.ignore_fork_keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +252,9 @@ class ServeEnvsOptions:
         typer.Option(metavar="GIB", help="Address space limit of a worker process (default: none).", min=0.25),
     ] = None
     max_body: Annotated[float, typer.Option(metavar="MIB", help="Maximum size of a request's body.", min=0.001)] = 16.0
+    max_response: Annotated[
+        float, typer.Option(metavar="MIB", help="Maximum size of the results of a request.", min=0.001)
+    ] = 256.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from quintet.cli.choices import check_action_policy, missing_packages, unknown_choices
 from quintet.cli.config_source import NATIVE
 from quintet.cli.configuration import InspectedConfig, inspect_config
+from quintet.cli.key_table import print_keys
 from quintet.cli.plan_table import print_plan
 from quintet.config.checks.processes import torchrun_command
 from quintet.config.checks.unsupported import unsupported_values
+from quintet.config.key_states import KeyState, count_states, describe_counts, key_states
 from quintet.config.plan.memory import GIB
 from quintet.config.plan.models import is_hub_name
 from quintet.config.plan.run_plan import plan_run
@@ -25,9 +27,10 @@ def run(
     unknown_keys: str,
     *,
     as_json: bool = False,
+    only_keys: bool = False,
     device_memory: float | None = None,
 ) -> None:
-    """Check the configuration and print the plan of the run.
+    """Check the configuration and print the plan of the run, or only the state of each key that is set.
 
     Values that this version or this machine does not support are listed, not refused.
 
@@ -42,14 +45,29 @@ def run(
     unsupported = [problem for problem in inspected.unsupported if not problem.elsewhere]
     check_action_policy(inspected.composed)
     missing = (*(problem for problem in inspected.unsupported if problem.elsewhere), *_missing(inspected))
+    states = key_states(inspected.runnable, (*inspected.unsupported, *missing))
+    if only_keys:
+        _print_keys(states, as_json=as_json)
+        return
     plan = plan_run(inspected.composed, None if device_memory is None else int(device_memory * GIB))
     remarks = (*inspected.composed.remarks, *inspected.remarks)
-    start = torchrun_command(inspected.composed.experiment)
+    start, release = torchrun_command(inspected.composed.experiment), inspected.composed.release
     if as_json:
         lists = {"not_yet": _to_json(unsupported), "not_here": _to_json(missing), "remarks": list(remarks)}
-        print(json.dumps(plan.to_json() | {"start": start} | lists, indent=1))
+        content = plan.to_json() | {"start": start, "release": release or None, "keys": count_states(states)}
+        print(json.dumps(content | lists, indent=1))
     else:
-        print_plan(plan, start=start, unsupported=unsupported, missing=missing, remarks=remarks)
+        keys = describe_counts(states)
+        print_plan(
+            plan, start=start, release=release, unsupported=unsupported, missing=missing, remarks=remarks, keys=keys
+        )
+
+
+def _print_keys(states: Sequence[KeyState], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([each.to_json() for each in states], indent=1, default=str))
+    else:
+        print_keys(states)
 
 
 def _print_unsupported_run(error: UnsupportedRunError, *, as_json: bool) -> None:

@@ -12,6 +12,7 @@ from rich.table import Column
 from rich.text import Text
 
 from quintet import hardware
+from quintet.cli.config_source import with_further
 from quintet.cli.configuration import inspect_config, reread_config
 from quintet.cli.options import FitOptions
 from quintet.cli.plan_table import describe_parallelism, page, plain_table, section
@@ -53,7 +54,7 @@ def run(
     cluster = _cluster(composed.experiment, options)
 
     def reload(changes: Sequence[str]) -> ComposedConfig:
-        return reread_config(config, [*overrides, *changes], dialect, unknown_keys)
+        return reread_config(config, with_further(overrides, changes), dialect, unknown_keys)
 
     result = find_fits(composed, cluster, reload)
     chosen = _chosen(result, options.write or 1)

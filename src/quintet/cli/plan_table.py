@@ -48,13 +48,16 @@ def print_plan(
     plan: RunPlan,
     *,
     start: str | None = None,
+    release: str = "",
     unsupported: Sequence[ConfigProblem] = (),
     missing: Sequence[ConfigProblem] = (),
     remarks: Sequence[str] = (),
+    keys: str = "",
 ) -> None:
-    """Print the plan; `start` is the torchrun command of a run that needs one."""
+    """Print the plan; `start` is the torchrun command of a run that needs one, `release` the release of its defaults,
+    `keys` the numbers of keys by state."""
     with page() as out:
-        _print_run(out, plan)
+        _print_run(out, plan, release)
         if rows := list(_arithmetic_rows(plan)):
             section(out, "Arithmetic")
             out.print(numbers_table(rows))
@@ -67,24 +70,27 @@ def print_plan(
                 out.print(f"  Start: {start}", style="dim", markup=False, highlight=False)
             section(out, "Memory of one device, estimated")
             _print_memory(out, plan)
+        if keys:
+            section(out, "Keys that are set")
+            out.print(f"  {keys}; `quintet plan --keys` lists them", soft_wrap=True)
         _print_lines(out, "Warnings", plan.warnings, "yellow")
         _print_lines(out, "Not supported yet", [problem.message for problem in unsupported], "red")
         _print_lines(out, "Not on this machine", map(str, missing), "yellow")
         _print_lines(out, "Remarks", remarks, "dim")
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """Replace control characters, which could move the cursor."""
     return "".join(char if char.isprintable() or char == "\n" else "�" for char in text)
 
 
-def _print_run(out: Console, plan: RunPlan) -> None:
-    run = describe_run(plan.config, plan.models)
+def _print_run(out: Console, plan: RunPlan, release: str) -> None:
+    run = describe_run(plan.config, plan.models) | ({"defaults": release} if release else {})
     heading = Text(f"{run.pop('name')}  ", style="bold")
     out.print(heading.append(run.pop("kind"), style="not bold"))
     table = Table.grid(Column(style="dim"), Column(overflow="fold"), padding=(0, 2, 0, 0))
     for name, line in run.items():
-        table.add_row(f"  {name}", _clean(line))
+        table.add_row(f"  {name}", clean(line))
     out.print(table)
 
 
@@ -323,8 +329,8 @@ def describe_parallelism(component: Component) -> str:
 
 def _print_memory(out: Console, plan: RunPlan) -> None:
     for key, unknown in plan.models.unknown.items():
-        out.print(Text(f"  {key}: ", style="yellow").append(_clean(f"unknown, {unknown.reason}")), soft_wrap=True)
-        out.print(Text(f"  hint: {_clean(unknown.hint)}"), soft_wrap=True)
+        out.print(Text(f"  {key}: ", style="yellow").append(clean(f"unknown, {unknown.reason}")), soft_wrap=True)
+        out.print(Text(f"  hint: {clean(unknown.hint)}"), soft_wrap=True)
     if not plan.memory.active:
         return
     parts = ("weights", "gradients", "optimizer", "activations", "logits", "KV cache", "sum", "idle")
@@ -358,7 +364,7 @@ def _peak(peak: MemoryPeak, device_bytes: int | None) -> Text:
 def _print_lines(out: Console, title: str, lines: Iterable[str], style: str) -> None:
     table = Table.grid(Column(style=style), Column(overflow="fold"), padding=(0, 1, 0, 0))
     for line in lines:
-        table.add_row("  •", _clean(line))
+        table.add_row("  •", clean(line))
     if table.row_count:
         section(out, title)
         out.print(table)

@@ -141,16 +141,18 @@ def _run_as_controller(
 
 
 def _run_as_worker(rank: RankInfo, config: Experiment, store: Store, secret: RunSecret, address: str) -> None:
+    from quintet.runtime.calls.code_check import AllowedCode
     from quintet.runtime.calls.listener import ControllerAddress
     from quintet.runtime.worker import Worker
     from quintet.runtime.worker_process import WorkerProcess, run_worker
 
-    layout, seconds = layout_of(config), config.placement.join_timeout_seconds
+    layout, seconds, allowed_code = layout_of(config), config.placement.join_timeout_seconds, AllowedCode(config)
     if rank.rank in layout.learner_ranks:
         with _watched_group(rank, config, layout.learner_ranks, store, address) as ranks:
-            run_worker(ranks, secret, seconds)
+            run_worker(ranks, secret, seconds, allowed_code)
         return
-    process = WorkerProcess(ControllerAddress.wait_for(store, secret, seconds), rank.rank, _fingerprint(config))
+    controller, fingerprint = ControllerAddress.wait_for(store, secret, seconds), _fingerprint(config)
+    process = WorkerProcess(controller, rank.rank, fingerprint, allowed_code=allowed_code)
     learners = layout.standalone_learners_of(rank.rank)
     if learners is None:
         process.run(Worker())

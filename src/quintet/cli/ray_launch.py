@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from quintet.cli import generate
+from quintet.cli.config_source import with_further
 from quintet.cli.configuration import inspect_config
 from quintet.cli.ranks import hide_other_gpus
 from quintet.cli.sft import check_sft
@@ -48,11 +49,12 @@ def run(
         composed = generate.prepared(composed)
     check_placement(composed)
     options = ["--unknown-keys", unknown_keys, *(["--dialect", dialect] if dialect else [])]
-    arguments = [command, *(word for word in (config, *overrides) if word is not None), *options]
+    arguments = [command, *with_further([word for word in (config, *overrides) if word is not None], options)]
     if address.startswith(JOB_ENDPOINTS):
         from quintet.runtime.ray_cluster.job import submit_job
 
-        job = [sys.executable, "-m", "quintet", *arguments, "--ray", "auto", "--max-restarts", str(max_restarts)]
+        further = ["--ray", "auto", "--max-restarts", str(max_restarts)]
+        job = [sys.executable, "-m", "quintet", *with_further(arguments, further)]
         return submit_job(address, job, os.getcwd(), _show)
     return _launch(address, composed, arguments, max_restarts)
 

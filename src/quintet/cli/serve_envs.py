@@ -41,7 +41,9 @@ def run(envs: Sequence[str], options: ServeEnvsOptions) -> int:
         env_seconds=options.env_timeout,
         memory_bytes=None if options.worker_memory is None else int(options.worker_memory * (1 << 30)),
         max_body_bytes=int(options.max_body * (1 << 20)),
-        limits=SessionLimits(options.max_sessions, options.max_envs, options.session_timeout),
+        limits=SessionLimits(
+            options.max_sessions, options.max_envs, options.session_timeout, int(options.max_response * (1 << 20))
+        ),
     )
     with stop_on_signals() as stop, closing(EnvServiceServer(ServedEnvs(envs), settings)) as server:
         print(f"{', '.join(envs)} on {server.url}", flush=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from quintet.cli.choices import check_choices
-from quintet.cli.configuration import load_config
+from quintet.cli.configuration import load_config, print_key_states
 from quintet.cli.ranks import run_on_all_ranks
 from quintet.cli.transformers_setup import silence_transformers
 from quintet.config.checks.models import check_models
@@ -32,6 +32,7 @@ def run_composed(composed: ComposedConfig) -> int:
 
     if current_rank().rank == 0:
         RunDirectory.create_for(composed)
+        print_key_states(composed)
     silence_transformers()
     from rich.console import Console
 

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from quintet.cli.status import RUNS, find_run, progress_text
+from quintet.contained_files import contained_path
 from quintet.errors import MachineError
 from quintet.tracking.run_processes import ProcessRecord
 from quintet.tracking.run_status import RunStatus, find_runs, read_status
@@ -25,6 +26,7 @@ def run(target: str | None, *, timeout_seconds: float, now: bool) -> None:
     path = _only_running() if target is None else find_run(target)
     status = read_status(path)
     if status.running:
+        contained_path(path, status.directory.processes.stop_request.relative_to(path))
         status.directory.processes.request_stop(now=now)
         status = _wait(path, timeout_seconds, kill=now)
         print(f"{path}: {status.state} at {progress_text(status)}; the same command continues it")
@@ -51,7 +53,7 @@ def _wait(path: Path, timeout_seconds: float, *, kill: bool) -> RunStatus:
         seconds = time.monotonic() - started
         if kill and seconds > KILL_SECONDS:
             for record in running:
-                record.process.kill()
+                record.kill()
         if seconds > timeout_seconds:
             raise _still_running(status, running, timeout_seconds, now=kill)
         time.sleep(POLL_SECONDS)

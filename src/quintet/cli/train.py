@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quintet.cli.choices import check_action_policy, check_choices
-from quintet.cli.configuration import load_config
+from quintet.cli.configuration import load_config, print_key_states
 from quintet.cli.ranks import run_on_all_ranks
 from quintet.cli.transformers_setup import silence_transformers
 from quintet.config.checks.models import check_models
@@ -33,6 +33,7 @@ def run(config: str | None, overrides: list[str], dialect: str | None, unknown_k
 
     if current_rank().rank == 0:
         RunDirectory.create_for(composed)
+        print_key_states(composed)
     silence_transformers()
     from rich.console import Console
 

@@ -95,6 +95,7 @@ class Capability(StrEnum):
     TRACKERS = "trackers of ROLL's platform"
     RECORDED_ROLLOUTS = "recorded rollouts"
     RECIPES = "trainers of verl's recipes and experiments"
+    EASYR1 = "configurations of EasyR1, whose keys are not verl's (`worker.actor`, `worker.rollout`, …)"
     PROMPTS = "a run on prompts instead of environments"
     """Not missing: of keys that a run in environments does not read."""
 

@@ -1,20 +1,21 @@
 """Composition of an `Experiment` from a YAML file and `key=value` overrides, each value with its source."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from quintet.config.checks.unused_keys import unused_keys
-from quintet.config.composed import ComposedConfig
+from quintet.config.checks.unread_keys import DEFAULT, is_default, unread_reasons
+from quintet.config.checks.unsupported import with_torchrun_devices
+from quintet.config.composed import ComposedConfig, Setting
 from quintet.config.deprecation import current_key, refuse_both_names, upgrade, upgrade_override
 from quintet.config.dialects.synonyms import keys_by_synonym
 from quintet.config.dotted import flatten, get_value, has_key, set_value
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.batch_arithmetic import compute_batch_arithmetic
-from quintet.config.problems import raise_problems, source_of
+from quintet.config.problems import describe_setting, raise_problems, source_of
 from quintet.config.schema import chosen_name, documented_key, keys
 from quintet.config.validation import describe_problems
 from quintet.config.yaml_reader import COMMAND_LINE, parse_override, read_file
@@ -38,6 +39,7 @@ def load_experiment(
     notes = [*upgraded.notes]
     for override, source in _choices_first(overrides, override_sources):
         notes += _apply(override, source, tree, sources)
+    settings = tuple(_settings(tree, sources))
     _drop_default_preset(tree, sources)
     try:
         experiment = Experiment.model_validate(tree)
@@ -46,9 +48,28 @@ def load_experiment(
         raise
     values = flatten(experiment.model_dump())
     provenance = {key: source_of(key, sources) for key in values}
-    composed = ComposedConfig(experiment, provenance, (*dict.fromkeys(notes), *unused_keys(values, provenance)))
+    composed = ComposedConfig(experiment, provenance, tuple(dict.fromkeys(notes)), settings=settings)
     compute_batch_arithmetic(composed)
     return composed
+
+
+def _settings(tree: Mapping[str, Any], sources: Mapping[str, str], prefix: str = "") -> Iterator[Setting]:
+    """Yield each key of a tree that has a source; an empty section is one."""
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value:
+            yield from _settings(value, sources, f"{key}.")
+        elif (source := source_of(key, sources)) != DEFAULT:
+            yield Setting(key, value, source, (key,))
+
+
+def unread_remarks(composed: ComposedConfig) -> Iterator[str]:
+    """Yield a remark for each key that was set, differs from its default and is not read."""
+    reason_of = unread_reasons(with_torchrun_devices(composed).experiment)
+    for setting in composed.settings:
+        reason = reason_of(setting.key)
+        if reason is not None and not is_default(setting.key, setting.value):
+            yield f"{describe_setting(setting.key, setting.value, setting.source)} has no effect: {reason}"
 
 
 def _drop_default_preset(tree: dict[str, Any], sources: dict[str, str]) -> None:

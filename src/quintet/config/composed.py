@@ -14,6 +14,28 @@ from quintet.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
+class Setting:
+    """A key that the user set, in the format of the user."""
+
+    key: str
+    value: Any
+    source: str
+    native: tuple[str, ...] = ()
+    """Native keys that follow from it."""
+    written_as: str | None = None
+    """Name of the key that the user wrote, if it is another one."""
+    no_effect: str | None = None
+    """Why nothing follows from it."""
+    substitute: str | None = None
+    """What Quintet has in place of what the value names, and what differs."""
+
+    @property
+    def name(self) -> str:
+        """Name of the key that the user wrote."""
+        return self.written_as or self.key
+
+
+@dataclass(frozen=True, slots=True)
 class ComposedConfig:
     """A validated experiment with the source of each value."""
 
@@ -22,8 +44,12 @@ class ComposedConfig:
     """Source of each dotted key: `file.yaml:12`, `command line` or `default`."""
     remarks: tuple[str, ...] = ()
     """Messages about deprecated keys, keys without effect, and differences from the source framework."""
+    release: str = ""
+    """Release of the source framework whose defaults apply, and why; empty for a native configuration."""
     translate_hint: Callable[[str], str | None] = str
     """Translates a hint from native keys to those of the framework whose format the user wrote; None if it has none."""
+    settings: tuple[Setting, ...] = ()
+    """Every key that the user set."""
 
     def hint_for_user(self, hint: str) -> str:
         """Return a hint in the format of the user, otherwise how to follow it in the native format."""

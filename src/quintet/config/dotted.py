@@ -35,6 +35,15 @@ def set_value(tree: dict[str, Any], key: str, value: object) -> None:
     node[last] = value
 
 
+def delete_value(tree: dict[str, Any], key: str) -> None:
+    """Delete a dotted key in place, which has to exist; its section stays."""
+    *sections, last = key.split(".")
+    node = tree
+    for section in sections:
+        node = node[section]
+    del node[last]
+
+
 def is_inside(key: str, section: str) -> bool:
     """Return whether a dotted key is the section or lies in it."""
     return key == section or key.startswith(f"{section}.")

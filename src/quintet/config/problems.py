@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from quintet.config.capabilities import Capability
 from quintet.config.dotted import is_inside, sections_around
 from quintet.config.schema import format_value
 from quintet.errors import ConfigError
@@ -20,6 +21,8 @@ class ConfigProblem:
     """The hint, or a function that returns it: translating one takes long, and most problems are not raised."""
     elsewhere: bool = False
     """Whether the run could work on another machine, with a GPU or with a package that is missing here."""
+    capability: Capability | None = None
+    """The capability that the setting waits for."""
 
     @property
     def hint(self) -> str | None:

@@ -10,6 +10,8 @@ from quintet.config.dialects.conversion import converter_of, exported_values
 from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.ledger import is_effective
 from quintet.config.dialects.loader import convert
+from quintet.config.dialects.release_choice import choose_release
+from quintet.config.dialects.release_tables import ReleaseEvidence
 from quintet.config.dotted import flatten, unflatten
 from quintet.config.native.experiment import Experiment
 from quintet.config.schema import format_value
@@ -29,7 +31,9 @@ class Translation:
 
     def text(self) -> str:
         """Return the translation as a YAML file."""
-        lines = [f"# Run configuration for {self.dialect.name}; other keys have the values of its reference."]
+        release = self.dialect.release
+        source = "its reference" if release is None else f"its release {release.name}"
+        lines = [f"# Run configuration for {self.dialect.name}; other keys have the values of {source}."]
         lines += yaml_lines(self.tree)
         if self.lost:
             lines += ["", f"# No counterpart in {self.dialect.name}:"]
@@ -49,8 +53,21 @@ def translate(composed: ComposedConfig, dialect: Dialect) -> Translation:
     base_tree = converter_of(dialect).base_tree(composed.experiment)
     narrowed = dialect.narrowed(base_tree)
     values = exported_values(composed.experiment, narrowed)
-    tree, converted = _convertible(_differing(values, base_tree, narrowed), base_tree, dialect)
-    return Translation(narrowed, tree, _lost(composed.experiment, converted))
+    differing = flatten(_differing(values, base_tree, narrowed))
+    released, further = narrowed, differing
+    while further:
+        released = _of_release(narrowed, unflatten(differing))
+        of_release = flatten(_differing(values, base_tree, released))
+        further = {key: value for key, value in of_release.items() if key not in differing}
+        differing |= further
+    tree, converted = _convertible(unflatten(differing), base_tree, dialect)
+    return Translation(released, tree, _lost(composed.experiment, converted))
+
+
+def _of_release(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
+    """Return the dialect with the defaults of the release that a translation is of by its keys."""
+    release = choose_release(dialect, tree, list(flatten(tree)), ReleaseEvidence())
+    return dialect if release is None else dialect.of_release(release)
 
 
 def _convertible(
@@ -87,9 +104,18 @@ def _differing(values: Mapping[str, Any], base_tree: Mapping[str, Any], dialect:
 
 
 def _lost(ours: Experiment, theirs: Experiment) -> dict[str, tuple[Any, Any]]:
-    our_values, their_values = (flatten(experiment.model_dump(mode="json")) for experiment in (ours, theirs))
+    our_values, their_values = map(_described, (ours, theirs))
     return {
         key: (value, their_values.get(key))
         for key, value in our_values.items()
         if key not in their_values or their_values[key] != value
     }
+
+
+def _described(experiment: Experiment) -> dict[str, Any]:
+    """Return the values of a run, with the budgets of `training.micro_batch_tokens` written out."""
+    values = flatten(experiment.model_dump(mode="json"))
+    for key in [key for key in values if key.endswith("budget.tokens")]:
+        if values[key] is None and values[key.replace(".tokens", ".sequences")] is None:
+            values[key] = values["training.micro_batch_tokens"]
+    return values

@@ -48,7 +48,7 @@ def read_file(path: Path, sources: Sources) -> dict[str, Any]:
 @lru_cache(maxsize=64)
 def _parse_file(text: str, shown: str) -> tuple[dict[str, Any], Sources]:
     """Return the tree of a file's text, and the source of each key; a command reads each file several times."""
-    node, sources = _compose(text, shown), Sources()
+    node, sources = compose_limited(text, shown), Sources()
     if node is None:
         return {}, sources
     if not isinstance(node, yaml.MappingNode):
@@ -75,7 +75,7 @@ def parse_override(override: str, sources: Sources, source: str = COMMAND_LINE) 
         raise ConfigError(message, value=override, source=source, hint=f"write key=value, such as seed=1{quoted}")
     sources[dotted] = source
     try:
-        node = _compose(text, f"{dotted} ({source})")
+        node = compose_limited(text, f"{dotted} ({source})")
     except _LimitError:
         raise
     except ConfigError:
@@ -92,7 +92,12 @@ class _LimitError(ConfigError):
     """More values than a configuration may have."""
 
 
-def _compose(text: str, name: str) -> yaml.Node | None:
+def compose_limited(text: str, name: str) -> yaml.Node | None:
+    """Return the node of a YAML text, whose nesting and number of values are limited; None if it is empty.
+
+    Raises:
+        ConfigError: it is not YAML, or exceeds a limit; the message begins with `name`.
+    """
     try:
         return _Loader(text, name).get_single_node()
     except yaml.reader.ReaderError as error:

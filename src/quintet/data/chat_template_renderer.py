@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from datetime import date
@@ -17,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from quintet.data.chat_template_worker import CPU_SECONDS, MEMORY_LIMIT, TIME_LIMIT, max_output_chars
 from quintet.data.chat_templates import BUILT_IN, TEMPLATES, ChatTemplate
-from quintet.errors import ConfigError, MachineError
+from quintet.errors import ConfigError
 from quintet.sandbox.json_lines import LineBuffer, encode
-from quintet.sandbox.worker_processes import MAX_FAILED_STARTS, WorkerProcess, WorkerProcesses
+from quintet.sandbox.leased_processes import LeasedProcess, LeasedProcesses
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -145,53 +144,7 @@ def _rendered_text(reply: Reply, source: str) -> str:
     )
 
 
-class _Processes:
-    """Rendering processes, at most `MAX_PROCESSES`. A process that exceeded a limit is not used again."""
-
-    def __init__(self) -> None:
-        self._slots = threading.BoundedSemaphore(MAX_PROCESSES)
-        self._lock = threading.Lock()
-        self._idle: list[_Process] = []
-        # processes are read by the threads that have taken them; the lock guards the pool
-        self._pool: WorkerProcesses[_Process] = WorkerProcesses(WORKER, None, lambda *_: None)
-
-    def render(self, fields: Mapping[str, Any], conversations: Sequence[Mapping[str, Any]]) -> list[Reply]:
-        """Return the replies to conversations, up to the first that cannot be rendered."""
-        request, count = encode({**fields, "conversations": conversations}), len(conversations)
-        with self._slots:
-            process = self._idle_process() or self._fork()
-            replies = process.exchange(request, count)
-            if replies[-1] is PROCESS_DIED:
-                # perhaps earlier, while it was idle
-                self._kill(process)
-                process = self._fork()
-                replies = process.exchange(request, count)
-            if "limit" in replies[-1]:
-                self._kill(process)
-            else:
-                self._idle.append(process)
-            return replies
-
-    def _idle_process(self) -> _Process | None:
-        with self._lock:
-            return self._idle.pop() if self._idle else None
-
-    def _fork(self) -> _Process:
-        with self._lock:
-            for _ in range(MAX_FAILED_STARTS):
-                # notices a fork server that has ended, and takes its messages, because it waits until they are read
-                self._pool.wait(0.0)
-                process = self._pool.fork(_Process, {})
-                if process is not None:
-                    return process
-        raise MachineError("the processes that render chat templates do not start", "see their output above")
-
-    def _kill(self, process: _Process) -> None:
-        with self._lock:
-            self._pool.kill(process)
-
-
-class _Process(WorkerProcess):
+class _Process(LeasedProcess):
     """Rendering process, which one thread uses at a time."""
 
     def exchange(self, request: bytes, count: int) -> list[Reply]:
@@ -214,8 +167,22 @@ class _Process(WorkerProcess):
                     last_reply = time.monotonic()
         except (OSError, ValueError, TypeError):
             # a template that has escaped Jinja's sandbox may send anything
-            replies.append(TIME_EXCEEDED if time.monotonic() - last_reply >= CPU_SECONDS else PROCESS_DIED)
+            self.ended = time.monotonic() - last_reply < CPU_SECONDS
+            replies.append(PROCESS_DIED if self.ended else TIME_EXCEEDED)
+        self.is_spent = not self.ended and "limit" in replies[-1]
         return replies
+
+
+class _Processes(LeasedProcesses[_Process]):
+    """Rendering processes."""
+
+    def __init__(self) -> None:
+        super().__init__(WORKER, _Process, MAX_PROCESSES, "render chat templates")
+
+    def render(self, fields: Mapping[str, Any], conversations: Sequence[Mapping[str, Any]]) -> list[Reply]:
+        """Return the replies to conversations, up to the first that cannot be rendered."""
+        request, count = encode({**fields, "conversations": conversations}), len(conversations)
+        return self.call(lambda process: process.exchange(request, count))
 
 
 @cache

@@ -21,9 +21,9 @@ from jinja2.parser import Parser
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from quintet.sandbox.confinement import restrict_process
 from quintet.sandbox.json_lines import LineBuffer, encode
 from quintet.sandbox.sandboxed_process import MAX_MESSAGE_CHARS
-from quintet.sandbox.seccomp import restrict_process
 
 CPU_SECONDS: Final = 2.0
 """Processor time limit of one conversation. Time in which a busy machine runs other processes does not count."""

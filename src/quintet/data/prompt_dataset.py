@@ -50,7 +50,6 @@ class PromptDataset:
         if config.data is None:
             raise ConfigError("no data is configured", key="data", hint="env.name=prompts data.train_files=[FILE]")
         policy, max_prompt_tokens = config.policy, config.rollout.max_prompt_tokens
-        trust_code = policy.trust_remote_code or policy.trust_tokenizer_code
         tools, users = tool_schemas(config.rollout.tool_calls), user_names(config.rollout.interactions)
         train, validation = (
             PromptSplit.from_config(
@@ -60,7 +59,7 @@ class PromptDataset:
                 split,
                 config.seed,
                 images,
-                trust_remote_code=trust_code,
+                trust_remote_code=policy.runs_tokenizer_code,
                 tools=tools,
                 users=users,
             )

@@ -67,6 +67,6 @@ def latest_files(directory: Path) -> list[EpisodeFile]:
         paths = sorted(folder.glob("step_*.jsonl"))
         if paths:
             step = int(re.sub(r"\D", "", paths[-1].stem) or 0)
-            stored = read_trajectories(paths[-1], MAX_EPISODES)
+            stored = read_trajectories(paths[-1], MAX_EPISODES, directory=directory)
             files.append(EpisodeFile(str(paths[-1].relative_to(directory)), step, stored.by_line, stored.damage))
     return files

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from statistics import median
 
 from quintet import hardware
+from quintet.contained_files import open_contained
 from quintet.diagnosis.findings import Finding
 from quintet.diagnosis.rule_specs import Limits
 from quintet.diagnosis.run_data import RunData
 from quintet.diagnosis.series import percent, text
 from quintet.diagnosis.system_rules import MEMORY, STEP
+from quintet.errors import MachineError
 from quintet.tracking.progress import duration
 from quintet.tracking.run_status import RunState, RunStatus
 
@@ -44,9 +46,12 @@ def _last_error(status: RunStatus) -> str:
     for log in status.logs:
         if log.suffix != ".log":
             continue
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - LOG_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
+        try:
+            with open_contained(status.directory.path, log.relative_to(status.directory.path)) as file:
+                file.seek(max(0, log.stat().st_size - LOG_BYTES))
+                lines = file.read(LOG_BYTES).decode(errors="replace").splitlines()
+        except (OSError, MachineError):
+            continue
         errors = [line for line in lines if "Error" in line or "Exception" in line]
         if errors:
             return f"; {log.name}: {errors[-1].strip()}"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from quintet.config.checks.unused_keys import unused_keys
+from quintet.config.checks.unread_keys import is_default, unread_reasons
 from quintet.config.compose import load_experiment
 from quintet.config.composed import ComposedConfig
 from quintet.config.dialects.composition.foreign_config import config_from_tree
@@ -27,6 +27,7 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.schema import format_value
 from quintet.config.translate import translate
 from quintet.config.yaml_reader import parse_override
+from quintet.contained_files import read_contained
 from quintet.errors import UserError
 from quintet.tracking.remedies import Remedy, Value, changed_value, remedies
 
@@ -63,16 +64,17 @@ def _is_valid(experiment: Experiment, changes: Mapping[str, Value]) -> bool:
     for key, value in changes.items():
         set_value(tree, key, value)
     try:
-        values = flatten(Experiment.model_validate(tree).model_dump())
+        reason_of = unread_reasons(Experiment.model_validate(tree))
     except ValidationError:
         return False
-    return not any(unused_keys(values, {key: "suggestion" if key in changes else "default" for key in values}))
+    return not any(reason_of(key) and not is_default(key, value) for key, value in changes.items())
 
 
 def read_config(path: Path) -> ComposedConfig | None:
     """Return the configuration that a run stored, in the format that it was written in; None if it cannot be read."""
     with suppress(UserError, OSError):
-        composed, text = load_experiment(str(path)), path.read_text(encoding="utf-8")
+        text = read_contained(path.parent, path.name).decode(errors="replace")
+        composed = load_experiment(str(path))
         for dialect in _dialects(text):
             with suppress(UserError):
                 return _in_dialect(composed, dialect, text.splitlines())

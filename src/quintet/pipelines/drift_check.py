@@ -30,7 +30,7 @@ from quintet.envs.factory import build_env
 from quintet.errors import ConfigError, MachineError
 from quintet.pipelines.model_lookup import find_configured_model
 from quintet.pipelines.warm_start import iter_demonstration_texts, solve_episodes
-from quintet.policies.model_loading import load_tokenizer
+from quintet.policies.model_loading import load_policy_tokenizer
 from quintet.policies.tiny_models import create_preset_policy
 from quintet.records import INCOMPLETE_OUTCOMES, Batch, Trajectory
 from quintet.rollout.chat.chat_format import REPLACEMENT_CHARACTER, ChatFormat, Dialogue
@@ -244,9 +244,9 @@ def _texts(config: Experiment) -> Iterator[str]:
 def _prompts(config: Experiment, policy_dir: Path) -> PromptDataset | None:
     if not config.env.reads_prompts:
         return None
-    trusted = config.policy.trust_remote_code or config.policy.trust_tokenizer_code
-    tokenizer = load_tokenizer(config.policy.tokenizer or policy_dir, trust_remote_code=trusted)
-    images = ImagePrompts.from_directory(policy_dir, config.policy.vision, trust_remote_code=trusted)
+    policy = config.policy
+    tokenizer = load_policy_tokenizer(policy, policy_dir)
+    images = ImagePrompts.from_directory(policy_dir, policy.vision, trust_remote_code=policy.runs_tokenizer_code)
     return PromptDataset.from_config(config, tokenizer, images)
 
 

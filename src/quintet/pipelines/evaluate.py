@@ -16,7 +16,7 @@ from quintet.envs.mixed_env import build_run_envs
 from quintet.errors import ConfigError
 from quintet.pipelines.evaluation_results import Evaluation, ResultWriter, Statistics, finish_results, open_results
 from quintet.pipelines.stored_responses import StoredResponses
-from quintet.policies.model_loading import load_tokenizer
+from quintet.policies.model_loading import load_policy_tokenizer
 from quintet.policies.reward_model import import_libraries
 from quintet.records import Response, RewardResult, Trajectory
 from quintet.rewards.ground_truths import check_rows, truth_errors_under_key
@@ -297,14 +297,10 @@ class _Policy:
 def _load_policy(config: Experiment) -> _Policy:
     """Load the model at `policy.path`."""
     configure_process(config)
-    directory, trusted = Path(str(config.policy.path)), config.policy.trust_remote_code
+    directory = Path(str(config.policy.path))
     model = load_merged_model(config, directory)
     adapters = config.policy.lora and config.policy.lora.path
-    tokenizer = load_tokenizer(
-        config.policy.tokenizer or directory,
-        trust_remote_code=trusted or config.policy.trust_tokenizer_code,
-        fast=config.policy.fast_tokenizer,
-    )
+    tokenizer = load_policy_tokenizer(config.policy, directory)
 
     check_tokens(config, model.config.get_text_config().vocab_size)
 

@@ -112,6 +112,7 @@ def open_results(composed: ComposedConfig) -> Iterator[tuple[RunDirectory, Resul
     with directory.lock():
         config = dump_config(composed).partition("\n")[2]
         directory.write_text(CONFIG, f"# Resolved configuration of this evaluation.\n{config}")
+        directory.write_keys(composed)
         part = directory.path / f".{ANSWERS}.partial"
         with translate_os_errors(part):
             # a policy's bytes may decode to lone surrogates, which UTF-8 cannot encode

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from quintet.config.compose import load_experiment
+from quintet.contained_files import contained_path, read_contained
 from quintet.errors import MachineError
 from quintet.hardware import memory_bytes
 from quintet.pipelines.adapted_model import adapter_base, available_base, load_adapted_model, merge_adapted_model
@@ -40,6 +41,7 @@ from quintet.pipelines.model_card import CARD, checkpoint_card, plain_card
 from quintet.pipelines.model_lookup import find_model
 from quintet.pipelines.sft.final_weights import write_directory
 from quintet.policies.lora import ADAPTER_DIRECTORY, CONFIG_FILE
+from quintet.policies.model_files import check_model_files
 from quintet.runtime.learners.learner_checkpoint import HF
 from quintet.tracking.run_directory import RunDirectory
 from quintet.training.checkpoint.checkpoint import (
@@ -118,6 +120,7 @@ def export(
     source_path = Path(source).expanduser()
     enclosing = _enclosing_checkpoint(source_path)
     if (source_path / CONFIG_FILE).is_file():
+        check_model_files(source_path)
         policy = _PolicySource.of(source_path, enclosing, trust_remote_code=trust_remote_code)
         return _write(source_path, target, None, lambda directory: _merge(source_path, directory, target_dtype, policy))
     model = find_model(source, warn).policy
@@ -169,7 +172,9 @@ class _PolicySource:
             state = checkpoint.state["experiment"]
         else:
             state = (
-                load_experiment(str(run.config), []).experiment.model_dump(mode="json") if run.config.is_file() else {}
+                load_experiment(str(contained_path(run.path, run.config.name)), []).experiment.model_dump(mode="json")
+                if run.config.is_file()
+                else {}
             )
         policy = state.get("policy", {})
         return cls(policy.get("overrides") or {}, trust_remote_code)
@@ -234,7 +239,16 @@ def _convert(source: Path, target: Path, dtype: torch.dtype | None) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text())
+    """
+    Raises:
+        MachineError: the file is no JSON object.
+    """
+    try:
+        content = json.loads(read_contained(path.parent, path.name))
+    except (OSError, ValueError, RecursionError) as error:
+        raise MachineError(f"cannot read {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise MachineError(f"{path} is no JSON object")
     return content
 
 
@@ -400,5 +414,5 @@ def _memory_shortage(needed: int) -> str:
 
 
 def _stored_dtype(directory: Path) -> torch.dtype:
-    stored = json.loads((directory / "config.json").read_text())
+    stored = _read(directory / "config.json")
     return DTYPES.get(str(stored.get("dtype") or stored.get("torch_dtype")), torch.float32)

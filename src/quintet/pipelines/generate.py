@@ -18,7 +18,7 @@ from quintet.data.prompt_split import PromptSplit
 from quintet.data.response_file import ResponseFile
 from quintet.errors import ConfigError, InterruptedRun, MachineError
 from quintet.pipelines.response_store import ResponseBatch, ResponseStore, generation_settings
-from quintet.policies.model_loading import load_tokenizer
+from quintet.policies.model_loading import load_policy_tokenizer
 from quintet.policies.reward_model import import_libraries
 from quintet.records import FinishReason, Generation
 from quintet.rollout.chat.image_prompts import ImagePrompts
@@ -26,7 +26,7 @@ from quintet.rollout.episode import LOST, UNEXPLAINED, Episode
 from quintet.rollout.sampling_params import SamplingParams, check_tokens, training_sampling
 from quintet.runtime.components import build_engines, stop_token_ids
 from quintet.runtime.controller import Controller
-from quintet.runtime.engines.engine_builders import load_policy_tokenizer
+from quintet.runtime.engines.engine_builders import load_checked_tokenizer
 from quintet.runtime.groups import EngineGroup
 from quintet.runtime.signals import StopRequest, stop_on_signals
 from quintet.seeds import derive_seed
@@ -63,6 +63,7 @@ def generate(composed: ComposedConfig, console: Console, controller: Controller 
     directory = RunDirectory.create_for(composed)
     with directory.lock(), stop_on_signals(controller.check_alive) as stop, ExitStack() as resources:
         directory.write_text(CONFIG, dump_config(composed))
+        directory.write_keys(composed)
         directory.write_state("running")
         progress = RecordedProgress(build_progress(console), directory.progress)
         prompts = _open_prompts(config, data)
@@ -100,11 +101,8 @@ def _sections(config: Experiment) -> tuple[GenerationConfig, DataConfig]:
 
 
 def _open_prompts(config: Experiment, data: DataConfig) -> PromptSplit:
-    policy = Path(str(config.policy.path))
-    trusted = config.policy.trust_remote_code or config.policy.trust_tokenizer_code
-    tokenizer = load_tokenizer(
-        config.policy.tokenizer or policy, trust_remote_code=trusted, fast=config.policy.fast_tokenizer
-    )
+    policy, trusted = Path(str(config.policy.path)), config.policy.runs_tokenizer_code
+    tokenizer = load_policy_tokenizer(config.policy, policy)
     images = ImagePrompts.from_directory(policy, config.policy.vision, trust_remote_code=trusted)
     limit = config.rollout.max_prompt_tokens
     return PromptSplit.from_config(data, tokenizer, limit, "train", config.seed, images, trust_remote_code=trusted)
@@ -164,7 +162,7 @@ class _Engines:
         learners = controller.build_learners(config, policy)
         model = learners.actor.model
         vocabulary = model.config.get_text_config().vocab_size
-        tokenizer = load_policy_tokenizer(config, policy, vocabulary)
+        tokenizer = load_checked_tokenizer(config, policy, vocabulary)
         check_tokens(config, vocabulary)
         group, weight_sync = build_engines(config, policy, tokenizer, learners, controller)
         weight_sync.sync(0)  # merged adapters, or all weights if `load_format` is dummy

@@ -9,8 +9,10 @@ from pathlib import Path
 
 from quintet.config.composed import ComposedConfig
 from quintet.config.native.experiment import Experiment
+from quintet.contained_files import contained_path
 from quintet.errors import ConfigError, MachineError
 from quintet.policies.lora import CONFIG_FILE
+from quintet.policies.model_files import check_index, check_model_files
 from quintet.tracking.run_directory import RunDirectory
 from quintet.training.checkpoint.checkpoint import find_checkpoint, open_checkpoint
 
@@ -32,15 +34,18 @@ def find_model(location: str, warn: Callable[[str], None] = warnings.warn) -> St
     """
     path = Path(location).expanduser()
     if (path / "config.json").is_file():
+        check_model_files(path)
         return StoredModel(path)
     if (path / "hf").is_dir():
+        check_index(path / "hf")
         return StoredModel(open_checkpoint(path).directory / "hf", _run_config(path.resolve().parent.parent))
     if (path / "checkpoints").is_dir():
         damaged: dict[Path, str] = {}
-        checkpoint = find_checkpoint(path / "checkpoints", damaged.__setitem__)
+        checkpoint = find_checkpoint(contained_path(path, "checkpoints"), damaged.__setitem__)
         if checkpoint is not None:
             for item, problem in damaged.items():
                 warn(f"skipping checkpoint {item.name}: {problem}; using {checkpoint.directory.name}")
+            check_index(checkpoint.directory / "hf")
             return StoredModel(checkpoint.directory / "hf", _run_config(path))
         problems = "; ".join(f"{item.name}: {problem}" for item, problem in damaged.items()) or "there is none yet"
         hint = "use another run, or a directory with config.json and weights"
@@ -109,5 +114,9 @@ def find_run_config(path: Path) -> Path | None:
 
 
 def _run_config(run: Path) -> Path | None:
+    """
+    Raises:
+        MachineError: the configuration is a link out of the run directory, whose contents messages would quote.
+    """
     config = RunDirectory(run).config
-    return config if config.is_file() else None
+    return contained_path(run, config.name) if config.is_file() else None

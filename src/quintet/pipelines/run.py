@@ -278,6 +278,7 @@ def _resumes_own_warm_start(run: Run) -> bool:
 
 def _mark_running(run: Run) -> None:
     run.directory.write_text(run.directory.config.name, dump_config(run.composed))
+    run.directory.write_keys(run.composed)
     _copy_config(run)
     run.directory.write_state("running")
 

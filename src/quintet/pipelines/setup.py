@@ -27,7 +27,7 @@ from quintet.pipelines.warm_start import (
     solve_episodes,
 )
 from quintet.pipelines.warm_start_updates import restored_updates, run_updates
-from quintet.policies.model_loading import load_tokenizer
+from quintet.policies.model_loading import load_policy_tokenizer
 from quintet.policies.tiny_models import create_preset_policy
 from quintet.records import Batch
 from quintet.rollout.chat.image_prompts import ImagePrompts
@@ -69,9 +69,9 @@ def build_prompts(run: Run, resources: ExitStack) -> PromptDataset | None:
         policy_dir = _create_preset(
             run, islice(iter_training_texts(config.data, tool_schemas(config.rollout.tool_calls)), VOCABULARY_TEXTS)
         )
-    trusted = config.policy.trust_remote_code or config.policy.trust_tokenizer_code
-    tokenizer = load_tokenizer(config.policy.tokenizer or policy_dir, trust_remote_code=trusted)
-    images = ImagePrompts.from_directory(policy_dir, config.policy.vision, trust_remote_code=trusted)
+    policy = config.policy
+    tokenizer = load_policy_tokenizer(policy, policy_dir)
+    images = ImagePrompts.from_directory(policy_dir, policy.vision, trust_remote_code=policy.runs_tokenizer_code)
     prompts = PromptDataset.from_config(config, tokenizer, images)
     resources.callback(prompts.close)
     if prompts.train.num_filtered:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,20 +10,20 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from quintet.config.native.policy import PolicyConfig
 from quintet.config.plan.model_support import unsupported_reason
 from quintet.errors import ConfigError, MachineError, UserError, nearest
 from quintet.loading_lock import LOADING_LOCK
 from quintet.policies.attention import MODELS_HINT, register_attention
 from quintet.policies.masked_head import MaskedHead
 from quintet.policies.model_check import check_model
+from quintet.policies.model_files import check_index
 from quintet.policies.rope_limits import limit_positions
 from quintet.policies.vision.image_encoder import is_vision_language, placeholder_tokens, prepare_vision_encoder
 from quintet.policies.vision.image_processing import ImageProcessor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
-
-logger = logging.getLogger(__name__)
 
 ROUTER_LOSS_KEYS = ("router_aux_loss_coef", "output_router_logits")
 """Settings of the load-balancing loss of mixture-of-experts models.
@@ -51,6 +50,7 @@ def load_model(
         ConfigError: an override names a setting that the model's configuration does not have.
     """
     _require_config_json(directory)
+    check_index(Path(directory))
     try:
         config = _load_config(directory, overrides or {}, trust_remote_code=trust_remote_code)
         if is_computed and (reason := unsupported_reason(config.to_dict())):
@@ -156,13 +156,8 @@ def _load_config(directory: str | Path, overrides: Mapping[str, Any], *, trust_r
     return config
 
 
-def load_tokenizer(
-    directory: str | Path, *, trust_remote_code: bool = False, fast: bool = True
-) -> PreTrainedTokenizerFast:
+def load_tokenizer(directory: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerFast:
     """Load the tokenizer of a model directory.
-
-    transformers 5 has one implementation of each tokenizer, mostly in Rust; if `fast` is false and only the Rust
-    implementation exists, that is logged.
 
     Raises:
         MachineError: the directory has no tokenizer that transformers can load.
@@ -170,12 +165,14 @@ def load_tokenizer(
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
+        return AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise MachineError(f"cannot load a tokenizer from {directory}: {error}") from error
-    if not fast and tokenizer.is_fast:
-        logger.info("policy.fast_tokenizer = false has no effect: the tokenizer at %s exists only in Rust", directory)
-    return tokenizer
+
+
+def load_policy_tokenizer(config: PolicyConfig, directory: str | Path) -> PreTrainedTokenizerFast:
+    """Load the configured tokenizer, by default that of the model at `directory`; raises as `load_tokenizer` does."""
+    return load_tokenizer(config.tokenizer or directory, trust_remote_code=config.runs_tokenizer_code)
 
 
 def enable_activation_checkpointing(model: PreTrainedModel, key: str = "actor.gradient_checkpointing") -> None:

@@ -17,7 +17,7 @@ from quintet.rewards import time_budget
 from quintet.rewards.custom_function import load_function, parse_result, parse_results
 from quintet.rewards.verifiers.registry import VERIFIERS
 from quintet.rewards.verifiers.truth_checks import CHECKED_BEFORE_SCORING, check_ground_truth
-from quintet.sandbox import seccomp
+from quintet.sandbox.confinement import restrict_process
 from quintet.sandbox.sandboxed_process import error_message, serve
 
 MEMORY_BYTES = 4 << 30
@@ -48,7 +48,7 @@ def _prepare(setup: Setup) -> Callable[[Message], Message]:
     """Restrict this process as far as its setup allows and return the function that scores one message."""
     if setup.function is None:
         # a process that cannot be confined works as well: verifiers that execute responses check `is_confined`
-        seccomp.restrict_process(MEMORY_BYTES, confined=setup.confined)
+        restrict_process(MEMORY_BYTES, confined=setup.confined)
         return _verify
     call = load_function(setup.function, setup.arguments or {}, batched=setup.batched, timeout=setup.timeout_seconds)
     return lambda message: _call_function(call, message, setup.batched)

@@ -12,6 +12,8 @@ from quintet.records import FinishReason, ImageInput, Turn, sum_rewards
 
 FORMER_KEYS = {"stop": "finish_reason", "switches": "version_changes"}
 """Keys of exchanges that earlier versions wrote, and their names now."""
+BYTES_PER_TOKEN, BYTES_PER_EXCHANGE = 32, 1024
+"""Size of a token or log-prob, and of an exchange without them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,12 @@ class Exchange:
     def sequence(self) -> tuple[int, ...]:
         """Prompt and completion tokens."""
         return self.prompt.tokens + self.tokens
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the exchange in memory and as JSON, roughly."""
+        texts = len(self.prompt.text or "") + len(self.prompt.shown) + len(self.text) + len(json.dumps(self.notes))
+        return BYTES_PER_EXCHANGE + texts + BYTES_PER_TOKEN * (len(self.prompt.tokens) + 2 * len(self.tokens))
 
     def to_json(self) -> str:
         """Return one line of JSON, which `read_session` parses."""
@@ -134,8 +142,8 @@ class Session:
         self._lock = threading.Lock()
         self._request_id = request_id
         self._id_in_use = False
-        self.tokens = 0
-        """Number of recorded prompt and completion tokens."""
+        self.num_bytes = 0
+        """Size of the exchanges."""
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
@@ -167,7 +175,7 @@ class Session:
         with self._lock:
             for exchange in exchanges:
                 self._exchanges.append(exchange)
-                self.tokens += len(exchange.prompt.tokens) + len(exchange.tokens)
+                self.num_bytes += exchange.num_bytes
             self._exchanges.sort(key=lambda exchange: (exchange.number, exchange.choice))
 
     def reward(self, value: float) -> None:

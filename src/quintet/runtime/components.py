@@ -29,7 +29,7 @@ from quintet.rollout.sampling_params import check_tokens
 from quintet.rollout.single_turn_loop import SingleTurnLoop
 from quintet.rollout.turn_channels import with_turn_channels
 from quintet.runtime.controller import Controller
-from quintet.runtime.engines.engine_builders import engine_builder, load_policy_tokenizer
+from quintet.runtime.engines.engine_builders import engine_builder, load_checked_tokenizer
 from quintet.runtime.engines.engine_group import RoutedEngines
 from quintet.runtime.engines.free_running_engines import FreeRunningEngines
 from quintet.runtime.engines.weight_sync import WeightSync
@@ -89,7 +89,7 @@ def build_components(
     controller = controller or Controller.in_process()
     learners = controller.build_learners(config, policy)
     model = learners.actor.model
-    tokenizer = load_policy_tokenizer(config, policy, model.config.get_text_config().vocab_size)
+    tokenizer = load_checked_tokenizer(config, policy, model.config.get_text_config().vocab_size)
     check_tokens(config, model.config.get_text_config().vocab_size)
     engines, weight_sync = build_engines(config, policy, tokenizer, learners, controller)
     chat = None if prompts else _chat(config, tokenizer, model)

@@ -8,18 +8,21 @@ import secrets
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from quintet.errors import MachineError
+from quintet.errors import MachineError, UserError
+from quintet.runtime.calls.code_check import AllowedCode
 from quintet.runtime.calls.connection import Role
-from quintet.runtime.calls.listener import HEARTBEAT_SECONDS, ControllerAddress, WorkerHello
-from quintet.runtime.calls.messages import ConnectionLostError, MessageSocket
+from quintet.runtime.calls.handshake import WorkerHello, send_hello
+from quintet.runtime.calls.listener import HEARTBEAT_SECONDS, ControllerAddress
+from quintet.runtime.calls.messages import NO_CODE, ConnectionLostError, MessageSocket
 from quintet.runtime.calls.remote_call import STOP, RemoteCall, broadcast_tensors
 from quintet.runtime.calls.run_secret import RunSecret
 from quintet.runtime.worker import Worker
@@ -29,6 +32,8 @@ from quintet.training.parallel.rendezvous import RankDiedError, Rendezvous
 if TYPE_CHECKING:
     from torch import Tensor
 
+CONNECT_SECONDS, RETRY_SECONDS = 30.0, 0.1
+"""Time to connect to the controller, and pause between two attempts."""
 logger = logging.getLogger(__name__)
 
 
@@ -42,6 +47,8 @@ class WorkerProcess:
     """Hash of version and configuration."""
     rendezvous: Rendezvous | None = None
     """The ranks that execute calls together with this one, if there are any."""
+    allowed_code: AllowedCode = NO_CODE
+    """What calls may run of the code that they name."""
 
     def run(self, worker: Worker, roles: Sequence[Role] = ("engine",)) -> None:
         """Execute the calls of the controller with the components of `worker` until it sends `STOP`, in a thread for
@@ -69,7 +76,8 @@ class WorkerProcess:
         calls, heartbeats = _connect_twice(self.address, WorkerHello("calls", secrets.token_hex(8), *process, role))
         with _sent_heartbeats(heartbeats):
             try:
-                self.serve(MessageSocket(calls, self._receive_broadcast), worker, ends_with_errors=role == "actor")
+                messages = MessageSocket(calls, self._receive_broadcast, self.allowed_code)
+                self.serve(messages, worker, ends_with_errors=role == "actor")
             except ConnectionLostError as error:
                 cause = f"the controller (rank 0) has ended, or the connection to it broke ({error})"
                 raise MachineError(f"rank {self.rank} ends: {cause}") from error
@@ -79,16 +87,34 @@ class WorkerProcess:
         unless it may wait in a collective for this rank, which ends then.
 
         Raises:
-            ConnectionLostError: the controller is gone.
+            ConnectionLostError: the controller is gone, or has sent something that is not a call.
         """
-        while (call := messages.receive_call()) != STOP:
-            result, error = self._outcome(worker, call)
-            if error is None:
-                messages.send_result(result)
+        while True:
+            try:
+                call = messages.receive_call()
+            except UserError as refused:
+                logger.warning("refused a call: %s", refused)
+                error: Exception | None = refused
+            except ValueError as malformed:
+                raise ConnectionLostError(str(malformed)) from malformed
             else:
+                if call == STOP:
+                    return
+                error = self._answer(messages, worker, call)
+            if error is not None:
                 messages.send_error(error)
                 if ends_with_errors:
                     raise error
+
+    def _answer(self, messages: MessageSocket, worker: Worker, call: RemoteCall) -> Exception | None:
+        """Execute a call and send its result, or return its error."""
+        result, error = self._outcome(worker, call)
+        if error is None:
+            try:
+                messages.send_result(result)
+            except ValueError as unsendable:
+                return unsendable
+        return error
 
     def _outcome(self, worker: Worker, call: RemoteCall) -> tuple[Any, Exception | None]:
         """Return the result of a call, or its error."""
@@ -102,9 +128,14 @@ class WorkerProcess:
             return None, self._translated(error)
 
     def _receive_broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Receive the tensors of a call over the process group."""
-        if self.rendezvous is not None:
-            broadcast_tensors(tensors, self.rendezvous.control_group)
+        """Receive the tensors of a call over the process group.
+
+        Raises:
+            ValueError: this process is in none.
+        """
+        if self.rendezvous is None:
+            raise ValueError("tensors were broadcast to a process without a process group")
+        broadcast_tensors(tensors, self.rendezvous.control_group)
 
     def _translated(self, error: Exception) -> Exception:
         """Return the death of another rank as the cause of an error if it is."""
@@ -114,13 +145,15 @@ class WorkerProcess:
         return error
 
 
-def run_worker(rendezvous: Rendezvous, secret: RunSecret, join_seconds: float = 60.0) -> None:
+def run_worker(
+    rendezvous: Rendezvous, secret: RunSecret, join_seconds: float = 60.0, allowed_code: AllowedCode = NO_CODE
+) -> None:
     """Execute the calls of rank 0 on another rank of a rendezvous; raises as `WorkerProcess.run` does. The process ends
     with the first error of a call: rank 0 may wait for it in a collective."""
     process = rendezvous.processes[rendezvous.ranks.rank]
     address = ControllerAddress.wait_for(rendezvous.shared_store, secret, join_seconds)
     worker = Worker(rendezvous.ranks, rendezvous.address)
-    WorkerProcess(address, process.rank, process.fingerprint, rendezvous).run(worker, ["actor"])
+    WorkerProcess(address, process.rank, process.fingerprint, rendezvous, allowed_code).run(worker, ["actor"])
 
 
 def _use_gpu(gpu: int | None) -> None:
@@ -137,17 +170,29 @@ def _connect_twice(address: ControllerAddress, hello: WorkerHello) -> tuple[sock
     """
     try:
         return _connect(address, hello), _connect(address, replace(hello, purpose="heartbeats"))
-    except OSError as error:
+    except (OSError, OverflowError, UnicodeError) as error:  # of an address that another program has written
         host_and_port = f"{address.host}:{address.port}"
         raise MachineError(f"rank {hello.rank} cannot connect to the controller at {host_and_port}: {error}") from error
 
 
 def _connect(address: ControllerAddress, hello: WorkerHello) -> socket.socket:
-    connected = socket.create_connection((address.host, address.port), timeout=30)
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    hello.send(connected, address.token)
-    connected.settimeout(None)
-    return connected
+    """Return a connection; a controller that many strangers connect to may close it before the worker has proved that
+    it is none of them."""
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while True:
+        connected = socket.create_connection((address.host, address.port), timeout=CONNECT_SECONDS)
+        try:
+            with ExitStack() as failure:
+                failure.callback(connected.close)
+                connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                send_hello(connected, hello, address.host_and_port, address.token)
+                failure.pop_all()
+            connected.settimeout(None)
+            return connected
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(RETRY_SECONDS)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from typing import Any
 
 from quintet.registry import load_user_object
 from quintet.sandbox.json_lines import LineBuffer, decode, encode
-from quintet.sandbox.seccomp import die_with_parent
+from quintet.sandbox.seccomp import die_with_parent, hide_memory
 
 ORPHAN_CHECK_SECONDS = 1.0
 """Interval of checks that the run still exists, in case a child of the run keeps the connection open."""
@@ -178,7 +178,8 @@ def _worker_from_name(reference: str) -> Worker:
 
 
 def main() -> None:
-    """Serve the connection whose descriptor is the first argument."""
+    """Serve the connection whose descriptor is the first argument. Forked processes inherit the hidden memory."""
+    hide_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # same import order as in the run, so that a module comes from the same directory here
     sys.path[:] = sys.argv[3:] + [path for path in sys.path if path not in sys.argv[3:]]

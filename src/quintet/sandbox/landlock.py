@@ -37,10 +37,14 @@ def python_paths() -> Iterator[str]:
         yield from (os.path.join(prefix, name) for name in ("lib", "lib64"))
 
 
+def kernel_version() -> int:
+    """Return the version of Landlock that the kernel has, 0 or less if it has none."""
+    return ctypes.CDLL(None).syscall(CREATE_RULESET, None, 0, 1) if sys.platform == "linux" else 0
+
+
 def read_ruleset(paths: Iterable[str]) -> int | None:
     """Return the descriptor of a ruleset that allows reading below `paths`, or None if the kernel has no Landlock."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    version = libc.syscall(CREATE_RULESET, None, 0, 1)
+    libc, version = ctypes.CDLL(None, use_errno=True), kernel_version()
     if version < 1:
         return None
     attributes = struct.pack("QQQ", FIRST_FILE_RIGHTS, 0, SCOPES)[: 24 if version >= VERSION_WITH_SCOPES else 8]
@@ -57,6 +61,13 @@ def restrict(ruleset: int) -> bool:
     """
     libc = ctypes.CDLL(None, use_errno=True)
     return forbid_new_privileges() and bool(libc.syscall(RESTRICT_SELF, ruleset, 0) == 0)
+
+
+def restrict_reading(paths: Iterable[str]) -> None:
+    """Restrict this process irrevocably to reading below `paths`, if the kernel has Landlock."""
+    if (ruleset := read_ruleset(paths)) is not None:
+        restrict(ruleset)
+        os.close(ruleset)
 
 
 def _allow(libc: ctypes.CDLL, ruleset: int, path: str) -> None:

@@ -90,13 +90,17 @@ RECURSION_LIMIT: Final = 600_000
 _prelude: dict[str, Any] = {}
 _rulesets: list[int] = []
 """Descriptor of the ruleset of all processes, if the kernel has Landlock."""
+_has_own_users = False
+"""Each process changes to a user of its own."""
 
 
 def preload() -> None:
-    """Prepare the fork server: nobody may read its memory or its processes' memory. Programs have these names."""
-    seccomp.hide_memory()
+    """Prepare the fork server, whose environment has no secrets. Programs have these names."""
+    global _has_own_users
+    seccomp.die_first_without_memory()
     if (ruleset := landlock.read_ruleset(landlock.python_paths())) is not None:
         _rulesets.append(ruleset)
+        _has_own_users = seccomp.unused_user_reads(filter(os.path.isdir, _installed_paths()))
     _execute(PRELUDE, _prelude)
     for name in [name for name in _prelude if name.startswith("__")]:
         del _prelude[name]
@@ -158,23 +162,30 @@ def _close_all_but(kept: Sequence[int]) -> None:
 
 def _confine(setup: Mapping[str, Any]) -> None:
     os.chdir("/")
-    sys.path[:] = [path for path in sys.path if path.startswith((sys.prefix, sys.base_prefix))]
+    sys.path[:] = _installed_paths()
     sys.argv[:] = [FILE]
     os.environ.pop("PYTHONPATH", None)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.set_int_max_str_digits(0)
     sys.setrecursionlimit(RECURSION_LIMIT)
+    own_user = _has_own_users and seccomp.become_unused_user()
     seccomp.hide_memory()
+    seccomp.limit_resources(setup["memory"], setup["cpu_seconds"])
+    seccomp.limit_threads(own_user=own_user)
     for ruleset in _rulesets:
         if not landlock.restrict(ruleset):
             _end(seccomp.CONFINEMENT_FAILED)
         os.close(ruleset)
-    seccomp.limit_resources(setup["memory"], setup["cpu_seconds"])
     resource.setrlimit = _set_limit
     try:
-        seccomp.confine()
+        seccomp.confine(capabilities=seccomp.DAC_READ_SEARCH if _rulesets else 0)
     except ConfinementError:
         _end(seccomp.CONFINEMENT_FAILED)
+
+
+def _installed_paths() -> list[str]:
+    """Return the paths of Python's own modules and of installed packages."""
+    return [path for path in sys.path if path.startswith((sys.prefix, sys.base_prefix))]
 
 
 def _set_limit(kind: int, limits: tuple[int, int], _set: Callable[..., None] = resource.setrlimit) -> None:

@@ -1,7 +1,8 @@
 """Confinement of the current process: it can no longer start processes, open connections or change files.
 
 Linux only (x86-64, AArch64), without privileges: a seccomp filter, no capabilities, no new privileges. Still allowed:
-reading every file that the user can read, threads, and memory and time within the resource limits.
+reading every file that the user can read unless Landlock restricts it (`quintet.sandbox.landlock`), and threads, memory
+and time within the resource limits.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import resource
 import signal
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 
 Instruction = tuple[int, int, int, int]
 """Instruction of a classic BPF program: code, jump if true, jump if false, operand."""
@@ -24,11 +27,20 @@ Instruction = tuple[int, int, int, int]
 MAX_FILE_BYTES = 4 << 20
 """Size limit of each file that a limited process writes, standard output included."""
 MAX_OPEN_FILES = 64
+MAX_THREADS = 256
+MAX_PENDING_SIGNALS = 256
+"""Signals that wait, and timers, of the user of a confined process."""
 CONFINEMENT_FAILED = 97
 """Exit status of a process that cannot be confined."""
 
+DUMPABLE_VARIABLE = "QUINTET_DUMPABLE"
+"""Environment variable that keeps core dumps and debuggers possible if it is 1."""
+
 # prctl(2)
-PDEATHSIG, DUMPABLE, SECCOMP, CAPBSET_DROP, NO_NEW_PRIVS = 1, 4, 22, 24, 38
+PDEATHSIG, GET_DUMPABLE, DUMPABLE, KEEP_CAPABILITIES, SECCOMP, CAPBSET_DROP, NO_NEW_PRIVS = 1, 3, 4, 8, 22, 24, 38
+# capabilities(7)
+DAC_READ_SEARCH, KILL_ANY, SETGID, SETUID = 1 << 2, 1 << 5, 1 << 6, 1 << 7
+FIRST_UNUSED_USER = 0x60000000
 LOAD, EQUAL, GREATER, ANY_BIT, RETURN = 0x20, 0x15, 0x25, 0x45, 0x06
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 LAST_KNOWN_SYSCALL = 451
@@ -67,6 +79,8 @@ def _allowed_system_calls() -> dict[str, dict[str, int]]:
     return {machine: {row[0]: int(row[i]) for row in rows if row[i] != "-"} for i, machine in machines}
 
 
+CAPABILITY_HEADER = struct.pack("Ii", 0x20080522, 0)
+"""Version 3, this process."""
 ALLOWED = _allowed_system_calls()
 """Read when this module is imported: a process may no longer be able to read files when it is confined."""
 _confined = False
@@ -81,10 +95,11 @@ def is_confined() -> bool:
     return _confined
 
 
-def confine(*, read_files: bool = True) -> None:
+def confine(*, read_files: bool = True, capabilities: int = 0) -> None:
     """Confine this process irrevocably.
 
-    Without `read_files`, it can no longer open any file: everything that it needs must have been imported.
+    Without `read_files`, it can no longer open any file: everything that it needs must have been imported. It keeps
+    those of `capabilities` that it has.
 
     Raises:
         ConfinementError: the machine or kernel does not support it; the process works as before.
@@ -93,7 +108,7 @@ def confine(*, read_files: bool = True) -> None:
     machine = platform.machine()
     if sys.platform != "linux" or machine not in ARCHITECTURES:
         raise ConfinementError(f"processes can be confined on Linux (x86-64, AArch64), not on {sys.platform} {machine}")
-    _drop_capabilities()
+    _drop_capabilities(capabilities)
     steps = _program(machine, os.getpid(), read_files)
     program = b"".join(struct.pack("HBBI", *step) for step in steps)
     instructions = ctypes.create_string_buffer(program, len(program))
@@ -154,12 +169,59 @@ def _refusal(code: int = errno.EPERM) -> Instruction:
     return (RETURN, 0, 0, REFUSE | code)
 
 
-def _drop_capabilities() -> None:
-    """Drop the privileges of root, also those that an executed program could regain."""
+def _drop_capabilities(kept: int = 0) -> None:
+    """Drop the privileges of root except `kept`, also those that an executed program could regain."""
     for capability in range(64):
         _prctl(CAPBSET_DROP, capability)
-    header, nothing = struct.pack("Ii", 0x20080522, 0), bytes(24)
-    _libc().capset(header, nothing)
+    _set_capabilities(kept & _capabilities())
+
+
+def _capabilities() -> int:
+    """Return the permitted capabilities of this process, the first 32 of them."""
+    data = ctypes.create_string_buffer(24)
+    _libc().capget(CAPABILITY_HEADER, data)
+    return int(struct.unpack_from("I", data, 4)[0])
+
+
+def _set_capabilities(capabilities: int) -> None:
+    _libc().capset(CAPABILITY_HEADER, struct.pack("6I", capabilities, capabilities, 0, 0, 0, 0))
+
+
+def become_unused_user() -> bool:
+    """Change this process of root to a user that owns nothing, and return whether that worked.
+
+    Limits per user then count this process alone, and hold, which they do not for root. The process can still read the
+    files of root, such as Python's own: Landlock must restrict it.
+    """
+    needed = KILL_ANY | SETGID | SETUID | DAC_READ_SEARCH
+    if sys.platform != "linux" or os.geteuid() != 0 or _capabilities() & needed != needed:
+        return False
+    number = FIRST_UNUSED_USER + os.getpid()
+    _prctl(KEEP_CAPABILITIES, 1)
+    try:
+        os.setgroups([])
+        os.setresgid(number, number, number)
+        os.setresuid(number, number, number)
+    except OSError:
+        # a user namespace that has no such user
+        return False
+    _set_capabilities(DAC_READ_SEARCH)
+    die_with_parent()
+    return True
+
+
+def unused_user_reads(directories: Iterable[str]) -> bool:
+    """Return whether a process that calls `become_unused_user` can list directories: a file server may refuse it."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        with suppress(OSError):
+            is_changed = become_unused_user()
+            for directory in directories:
+                os.scandir(directory).close()
+            status = int(not is_changed)
+        os._exit(status)
+    return os.waitpid(pid, 0)[1] == 0
 
 
 def forbid_new_privileges() -> bool:
@@ -174,9 +236,27 @@ def die_with_parent() -> None:
 
 
 def hide_memory() -> None:
-    """Prevent other processes of this user from reading the memory and environment of this process."""
-    if sys.platform == "linux":
+    """Prevent other processes of this user from reading the memory and environment of this process.
+
+    This also prevents core dumps and debuggers, unless `DUMPABLE_VARIABLE` is 1.
+    """
+    if sys.platform == "linux" and os.environ.get(DUMPABLE_VARIABLE) != "1":
         _prctl(DUMPABLE, 0)
+
+
+def die_first_without_memory() -> None:
+    """Have the kernel end this process and its forks first when memory runs out, and hide its memory."""
+    if sys.platform == "linux":
+        # the file of a process with hidden memory belongs to root
+        _prctl(DUMPABLE, 1)
+        with suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("1000")
+        hide_memory()
+
+
+def is_memory_hidden() -> bool:
+    """Return whether other processes of this user are prevented from reading the memory of this process."""
+    return sys.platform == "linux" and _prctl(GET_DUMPABLE) == 0
 
 
 def limit_resources(memory: int, cpu_seconds: int | None = None) -> None:
@@ -186,22 +266,26 @@ def limit_resources(memory: int, cpu_seconds: int | None = None) -> None:
     if cpu_seconds is not None:
         bounds |= {resource.RLIMIT_CPU: cpu_seconds, resource.RLIMIT_FSIZE: MAX_FILE_BYTES}
         bounds |= {resource.RLIMIT_NOFILE: MAX_OPEN_FILES}
+    _set_limits(bounds)
+
+
+def limit_threads(*, own_user: bool = False) -> None:
+    """Limit the threads, timers and locked memory of this process.
+
+    The kernel counts per user: beside the threads that run on this machine now, `MAX_THREADS` more may start, or just
+    these with `own_user`, a user of this process alone. Root in the first user namespace has no limit of threads.
+    """
+    if sys.platform == "linux":
+        others = 0 if own_user else int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
+        bounds = {resource.RLIMIT_NPROC: MAX_THREADS + others, resource.RLIMIT_MEMLOCK: 0}
+        _set_limits({**bounds, resource.RLIMIT_SIGPENDING: MAX_PENDING_SIGNALS})
+
+
+def _set_limits(bounds: Mapping[int, int]) -> None:
     for kind, bound in bounds.items():
         _, hard_limit = resource.getrlimit(kind)
         bound = bound if hard_limit == resource.RLIM_INFINITY else min(bound, hard_limit)
         resource.setrlimit(kind, (bound, bound))
-
-
-def restrict_process(memory: int, *, confined: bool = True) -> None:
-    """Hide and limit the memory of this process, bytes, and confine it if that is possible."""
-    hide_memory()
-    if sys.platform == "linux":
-        limit_resources(memory)
-    try:
-        if confined:
-            confine()
-    except ConfinementError:
-        return
 
 
 @cache

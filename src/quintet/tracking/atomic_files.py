@@ -69,7 +69,7 @@ def write_atomic(path: Path, data: bytes, key: str = OUTPUT_KEY, *, flush: bool 
     temporary = path.with_name(f".{path.name}.partial")
     with translate_os_errors(path, key):
         try:
-            with temporary.open("wb") as file:
+            with open(temporary, "wb", opener=open_unlinked) as file:
                 file.write(data)
                 if flush:
                     file.flush()
@@ -79,6 +79,12 @@ def write_atomic(path: Path, data: bytes, key: str = OUTPUT_KEY, *, flush: bool 
             temporary.unlink(missing_ok=True)
         if flush:
             _sync_directory(path.parent)
+
+
+def open_unlinked(path: str, flags: int) -> int:
+    """Open a file, as the `opener` of `open`, unless its name is a link, which could name any file of this machine, or
+    a pipe that nobody reads."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def _sync_directory(path: Path) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from quintet.contained_files import read_contained
 from quintet.envs.service.png import HEADER_END, encode_png
 from quintet.errors import MachineError
 from quintet.tracking.atomic_files import translate_os_errors, write_atomic
-from quintet.tracking.run_directory import contained_path
 
 FOLDER = "images"
 _NAME = re.compile(rf"{FOLDER}/[0-9a-f]{{24}}\.png")
@@ -46,7 +46,6 @@ def read_png(directory: Path, name: str) -> bytes | None:
     """
     if not _NAME.fullmatch(name):
         raise MachineError(f"{directory}: {name!r:.60} is no image of a trajectory")
-    path = contained_path(directory, name)
-    with translate_os_errors(path):
-        data = path.read_bytes() if path.exists() else b""
+    with translate_os_errors(directory / name):
+        data = read_contained(directory, name) if (directory / name).exists() else b""
     return data if len(data) > HEADER_END else None

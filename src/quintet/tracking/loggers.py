@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from quintet.contained_files import lines_of, open_contained
 from quintet.envs.service.png import encode_png
+from quintet.errors import MachineError
 from quintet.tracking.atomic_files import translate_os_errors, write_atomic
 from quintet.tracking.background_logger import BackgroundLogger
 from quintet.tracking.generations import TABLE, GenerationLogger, LoggedGeneration
@@ -242,33 +245,53 @@ def build_loggers(names: Iterable[str], context: LoggerContext) -> MetricLogger:
     )
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of a metrics file, empty if there is no file.
+def read_metrics(path: Path, reject: Callable[[str], None] = lambda _: None) -> list[dict[str, Any]]:
+    """Return the lines of a metrics file, empty if there is no file. `reject(reason)` is called for each line that is
+    damaged, and for a file that cannot be read, such as a link out of the run's directory. An incomplete last line is
+    left out: a process was killed while writing it, or is writing it."""
+    if not path.exists():
+        return []
+    try:
+        return [line for _, line in _complete_lines(path, parse_metrics, reject)]
+    except MachineError as error:
+        reject(error.message)
+        return []
 
-    Reading stops at the first incomplete line: a process was killed while writing it.
+
+def _complete_lines(
+    path: Path, parse: Callable[[bytes], dict[str, Any] | None], reject: Callable[[str], None]
+) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yield the complete lines of a file that a logger has written, each with its bytes.
+
+    Raises:
+        MachineError: the file cannot be read.
     """
-    return [line for _, line in _complete_lines(path)] if path.exists() else []
+    with translate_os_errors(path), open_contained(path.parent, path.name) as file:
+        for number, raw in enumerate(lines_of(file), 1):
+            line = parse(raw)
+            if line is not None:
+                yield raw, line
+            elif raw.endswith(b"\n"):
+                reject(f"{path.name}:{number} is not a line of metrics")
 
 
-def _complete_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yield the complete lines of a metrics file, each with its bytes."""
-    with translate_os_errors(path):
-        data = path.read_bytes()
-    for raw in data.splitlines(keepends=True):
-        line = _parse(raw)
-        if line is None:
-            return
-        yield raw, line
+def parse_metrics(raw: bytes) -> dict[str, Any] | None:
+    """Return a line of a metrics file; None if it is incomplete or damaged."""
+    line = _parse_logged(raw)
+    numbers = () if line is None else (value for value in line.values() if value is not None)
+    are_finite = all(isinstance(value, int | float) and abs(value) <= sys.float_info.max for value in numbers)
+    return line if are_finite else None
 
 
-def _parse(raw: bytes) -> dict[str, Any] | None:
+def _parse_logged(raw: bytes) -> dict[str, Any] | None:
+    """Return a line of a logger's file, which has a step; None if it is incomplete or damaged."""
     if not raw.endswith(b"\n"):
         return None
     try:
         line = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return line if isinstance(line, dict) and isinstance(line.get("step"), int) else None
+    return line if isinstance(line, dict) and type(line.get("step")) is int else None
 
 
 def truncate(directory: Path, step: int, filename: str = "metrics.jsonl") -> None:
@@ -278,10 +301,10 @@ def truncate(directory: Path, step: int, filename: str = "metrics.jsonl") -> Non
     line may be missing after a resume.
 
     Raises:
-        MachineError: The file cannot be rewritten.
+        MachineError: The file cannot be read or rewritten.
     """
     path = directory / filename
     if not path.exists():
         return
-    remaining = [raw for raw, line in _complete_lines(path) if line["step"] <= step]
+    remaining = [raw for raw, line in _complete_lines(path, _parse_logged, lambda _: None) if line["step"] <= step]
     write_atomic(path, b"".join(remaining))

@@ -10,6 +10,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from quintet.contained_files import read_contained
+from quintet.errors import MachineError
+from quintet.tracking.atomic_files import open_unlinked
 from quintet.tracking.progress import Phase, Progress
 
 WRITE_SECONDS = 1.0
@@ -31,8 +34,8 @@ class PhaseProgress:
         from pydantic import TypeAdapter
 
         try:
-            return TypeAdapter(cls).validate_json(path.read_bytes())
-        except (OSError, ValueError):
+            return TypeAdapter(cls).validate_json(read_contained(path.parent, path.name))
+        except (OSError, ValueError, MachineError):
             return None
 
 
@@ -77,7 +80,8 @@ class RecordedProgress:
         self._written_at = time.monotonic()
         partial = self._path.with_name(f".{self._path.name}.partial")
         with suppress(OSError):  # a full disk ends the run at its next metrics, with a message
-            partial.write_text(json.dumps(asdict(self._outermost)))
+            with open(partial, "w", opener=open_unlinked) as file:
+                file.write(json.dumps(asdict(self._outermost)))
             os.replace(partial, self._path)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from quintet.errors import MachineError
 from quintet.tracking.chart_svg import Chart, Series, number_text
 from quintet.tracking.episode_html import Episode, EpisodePair, choose_episodes, episodes_html, read_asset
 from quintet.tracking.grid_svg import GridSheet
@@ -20,11 +21,13 @@ from quintet.tracking.image_files import read_png
 from quintet.tracking.loggers import read_metrics
 from quintet.tracking.metrics import describe, healthy_text
 from quintet.tracking.report_videos import tasks_html, videos_html
-from quintet.tracking.run_directory import RunDirectory, contained_path
+from quintet.tracking.run_directory import RunDirectory
 from quintet.tracking.timing_tree import TimedPhase, timing_tree
 from quintet.tracking.trajectories import IMAGE_FILES, read_trajectories
 
 Lines = Sequence[Mapping[str, Any]]
+MAX_DAMAGE = 5
+"""Damaged lines and files that the page names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +57,15 @@ def write_report(
     script.
 
     Raises:
-        MachineError: A file cannot be read or written.
+        MachineError: The page cannot be written, or a video cannot be read.
     """
     run = RunDirectory(directory)
     script = read_asset("report.js")
     boards = GridSheet()
-    lines = read_metrics(run.metrics)
+    damage: list[str] = []
+    lines = read_metrics(run.metrics, damage.append)
     robots_section = tasks_html(lines) + videos_html(videos)
-    episodes_section = robots_section + _episodes(run, episodes, boards)
+    episodes_section = robots_section + _episodes(run, episodes, boards, damage)
     page = Template(read_asset("report.html")).substitute(
         title=escape(title),
         style=read_asset("report.css"),
@@ -69,7 +73,7 @@ def write_report(
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         hero=_headline_figures(closing_table),
         curves=_curves(lines, read_metrics(run.warm_start)),
-        episodes=episodes_section,
+        episodes=episodes_section + _damage_note(damage),
         settings=_settings(config_summary),
         tiles=boards.definitions(read_asset("tiles.svg")),
     )
@@ -178,28 +182,43 @@ def _phases(phase: TimedPhase, total: float, tones: Mapping[int, str]) -> str:
     return f'<ul class="legend">{items}</ul>' if items else ""
 
 
-def _episodes(run: RunDirectory, count: int, boards: GridSheet) -> str:
+def _damage_note(damage: Sequence[str]) -> str:
+    """Return a paragraph that names the lines and files that the page leaves out; empty if there are none."""
+    if not damage:
+        return ""
+    others = f" and {len(damage) - MAX_DAMAGE} more" if len(damage) > MAX_DAMAGE else ""
+    return f'<p class="note">Left out as damaged: {escape("; ".join(damage[:MAX_DAMAGE]))}{others}.</p>'
+
+
+def _read_episodes(run: RunDirectory, file: Path, damage: list[str]) -> list[Episode]:
+    """Return the episodes of a file; lines that are damaged, or the whole file, are left out and named."""
+    try:
+        stored = read_trajectories(file, directory=run.path)
+    except MachineError as error:
+        damage.append(error.message)
+        return []
+    damage += stored.damage
+    return list(stored.by_line.values())
+
+
+def _episodes(run: RunDirectory, count: int, boards: GridSheet, damage: list[str]) -> str:
     files = sorted(run.trajectories("validation", 0).parent.glob("step_*.jsonl"))
     if not files or count == 0:
         return ""
-    for file in files:
-        contained_path(run.path, file.relative_to(run.path))
-    stored = read_trajectories(files[-1])
-    last = list(stored.by_line.values())
-    first = list(read_trajectories(files[0]).by_line.values()) if len(files) > 1 else []
-    folder = files[-1].parent
+    last = _read_episodes(run, files[-1], damage)
+    first = _read_episodes(run, files[0], damage) if len(files) > 1 else []
+    load = partial(_load_images, files[-1].parent, damage)
     chosen = [
-        EpisodePair(_load_images(folder, pair.after), pair.before and _load_images(folder, pair.before))
+        EpisodePair(load(pair.after), pair.before and load(pair.before))
         for pair in choose_episodes(_with_images(last), first, count)
     ]
     if not chosen:
         return ""
     solved = sum(bool(episode["success"]) for episode in last)
     before = " Episodes lost before training and solved after it come first, marked ✗ → ✓." if first else ""
-    damage = f" Left out as damaged: {escape('; '.join(stored.damage[:5]))}." if stored.damage else ""
     intro = (
         f"{len(chosen)} of the {len(last)} held-out episodes of the last validation, {solved} of which were solved. "
-        f"The selection is not random: about a third are failures, if there are enough.{before}{damage}"
+        f"The selection is not random: about a third are failures, if there are enough.{before}"
     )
     return (
         f'<section id="episodes"><h2>Episodes</h2><p class="lead">{intro}</p>{episodes_html(chosen, boards)}</section>'
@@ -212,10 +231,18 @@ def _with_images(episodes: Sequence[Episode]) -> Sequence[Episode]:
     return stored or episodes
 
 
-def _load_images(directory: Path, episode: Episode) -> Episode:
-    """Return the episode with the contents of its image files; missing ones are left out."""
+def _load_images(directory: Path, damage: list[str], episode: Episode) -> Episode:
+    """Return the episode with the contents of its image files; missing ones are left out, and damaged ones named."""
+
+    def read(name: str) -> bytes | None:
+        try:
+            return read_png(directory, name)
+        except MachineError as error:
+            damage.append(error.message)
+            return None
+
     turns = []
     for turn in episode["turns"]:
-        files = {name: [read_png(directory, file) for file in turn[name]] for name in IMAGE_FILES if name in turn}
+        files = {name: [read(file) for file in turn[name]] for name in IMAGE_FILES if name in turn}
         turns.append({**turn, **{name: [png for png in images if png] for name, images in files.items()}})
     return {**episode, "turns": turns}

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from quintet.config.composed import ComposedConfig
+from quintet.config.key_states import key_states
 from quintet.config.native.experiment import Experiment
+from quintet.contained_files import check_entries, read_contained
 from quintet.errors import MachineError
-from quintet.tracking.atomic_files import translate_os_errors, writable_hint, write_atomic
+from quintet.tracking.atomic_files import open_unlinked, translate_os_errors, writable_hint, write_atomic
 from quintet.tracking.run_processes import RunProcesses
 
 
@@ -50,6 +52,11 @@ class RunDirectory:
     def config(self) -> Path:
         """Resolved configuration with the source of each value."""
         return self.path / "config.yaml"
+
+    @property
+    def keys(self) -> Path:
+        """Keys that the user set, with their states."""
+        return self.path / "keys.json"
 
     @property
     def metrics(self) -> Path:
@@ -112,10 +119,12 @@ class RunDirectory:
         """Create the directory and check that it is writable.
 
         Raises:
-            MachineError: It cannot be created or written, or fewer than `required_bytes` are free on its disk.
+            MachineError: It cannot be created or written, fewer than `required_bytes` are free on its disk, or it has
+                links out of it, pipes or devices.
         """
         with translate_os_errors(self.path):
             _make(self.path)
+            check_entries(self.path)
             free = shutil.disk_usage(self.path).free
             if free < required_bytes:
                 raise OSError(errno.ENOSPC, f"{free} bytes free")
@@ -133,7 +142,7 @@ class RunDirectory:
             before = (self.policy, self.warm_start_checkpoints, self.warm_start)
             folders = ("trajectories", "images", "pictures", "videos", "profile")
             after = (self.tensorboard, self.checkpoints, *(self.path / name for name in folders))
-            files = (self.metrics, self.report, self.state, self.config, self.progress)
+            files = (self.metrics, self.report, self.state, self.config, self.keys, self.progress)
             for path in (*after, *files, *(() if keep_warm_start else before)):
                 if path.is_dir():
                     shutil.rmtree(path)
@@ -148,6 +157,15 @@ class RunDirectory:
         """
         write_atomic(self.path / name, text.encode())
 
+    def write_keys(self, composed: ComposedConfig) -> None:
+        """Write the state of each key that the user set.
+
+        Raises:
+            MachineError: The file cannot be written.
+        """
+        states = [each.to_json() for each in key_states(composed)]
+        self.write_text(self.keys.name, json.dumps(states, indent=1, default=str) + "\n")
+
     def write_state(self, status: Literal["running", "finished"], **details: Any) -> None:
         """Write the run state: `status` and further JSON values."""
         self.write_text(self.state.name, json.dumps({"status": status, **details}, indent=2, sort_keys=True) + "\n")
@@ -161,10 +179,10 @@ class RunDirectory:
         if not self.state.exists():
             return {}
         with translate_os_errors(self.state):
-            text = self.state.read_text()
+            text = read_contained(self.path, self.state.name)
         try:
             state = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             state = None
         if not isinstance(state, dict):
             raise MachineError(f"{self.state} is not a run state", hint="remove the file, or choose another run `name`")
@@ -179,31 +197,13 @@ class RunDirectory:
         """
         path = self.path / name
         with translate_os_errors(path):
-            file = path.open("a+")
-        with file:
+            descriptor = open_unlinked(str(path), os.O_RDWR | os.O_CREAT)
+        with os.fdopen(descriptor, "w") as file:
             _acquire(file.fileno(), path)
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
             yield
-
-
-def contained_path(directory: Path, relative: Path | str) -> Path:
-    """Return the path of a file of a run, unless it is a link that leaves the run's directory: a directory that comes
-    from somebody else must not show files of this machine.
-
-    Raises:
-        MachineError: it leaves the directory.
-    """
-    path = directory / relative
-    if not is_contained(directory, path):
-        raise MachineError(f"{path} leads out of the run directory", "replace the link by a copy of what it names")
-    return path
-
-
-def is_contained(directory: Path, path: Path) -> bool:
-    """Return whether a path is in a directory after all links are followed."""
-    return path.resolve().is_relative_to(directory.resolve())
 
 
 def _make(path: Path) -> None:

@@ -11,7 +11,9 @@ A process updates the time of its record every few seconds, so that a lost machi
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import signal
 import socket
 import time
@@ -20,8 +22,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
+from quintet.contained_files import read_contained
+from quintet.errors import MachineError
 from quintet.tracking.atomic_files import translate_os_errors, write_atomic
 
 HEARTBEAT_SECONDS = 5.0
@@ -30,6 +34,11 @@ LOST_SECONDS = 60.0
 """A process of another machine whose record is older is lost."""
 LAUNCHED_BY_RAY = "QUINTET_LAUNCHED_BY_RAY"
 """Environment variable of ranks whose launcher obeys requests to stop."""
+
+MAX_PID = 1 << 22
+"""Largest process ID of Linux."""
+_own_records: dict[Path, BinaryIO] = {}
+"""Records of this process, which it keeps open; see `ProcessRecord.kill`."""
 
 ProcessState = Literal["running", "suspended", "ended"]
 """Suspended is for example by SIGSTOP."""
@@ -101,18 +110,6 @@ class RunProcess:
             return "running" if self.start_ticks is None and _exists(self.pid) else "ended"
         return "suspended" if stat.letter in ("T", "t") else "running"
 
-    def kill(self) -> None:
-        """Kill a local process, unless its process ID has been reused by another process."""
-        if not self.is_local or self.start_ticks is None:
-            return
-        with suppress(ProcessLookupError):
-            descriptor = os.pidfd_open(self.pid)
-            try:
-                if self.local_state() != "ended":
-                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-            finally:
-                os.close(descriptor)
-
 
 def _exists(pid: int) -> bool:
     try:
@@ -141,6 +138,31 @@ class ProcessRecord:
         if self.process.is_local:
             return self.process.local_state()
         return "running" if self.age_seconds < LOST_SECONDS else "ended"
+
+    def kill(self) -> None:
+        """Kill a local process, if it is the one that has written this record.
+
+        The record may come from somebody else and name any process. So the process must have the owner of the record,
+        must have started at that time, and must have the record open.
+        """
+        if not self.process.is_local or self.process.start_ticks is None:
+            return
+        with suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(self.process.pid)
+            try:
+                if self.process.local_state() != "ended" and self._is_open_in(Path(f"/proc/{self.process.pid}")):
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            finally:
+                os.close(descriptor)
+
+    def _is_open_in(self, process: Path) -> bool:
+        """Return whether a process has the record open, and the same owner as it."""
+        with suppress(OSError):  # a process of another owner, or one that has ended
+            record = self.path.lstat()
+            return process.stat().st_uid == record.st_uid and any(
+                os.path.samestat(record, opened.stat()) for opened in (process / "fd").iterdir()
+            )
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,18 +197,30 @@ class RunProcesses:
         with translate_os_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(asdict(process), indent=1).encode())
+        if process.pid == os.getpid():
+            self._keep_open(path)
+
+    @staticmethod
+    def _keep_open(path: Path) -> None:
+        """Keep the record of this process open: it proves that the process is the one of the record."""
+        with translate_os_errors(path):
+            file = path.open("rb")
+        if former := _own_records.pop(path, None):
+            former.close()
+        _own_records[path] = file
 
     def end(self, path: Path, outcome: Outcome, message: str = "") -> None:
         """Record how a process ended, unless another one has taken its place."""
         record = read_record(path)
         if record is not None and record.process.pid == os.getpid():
             self.write(path, replace(record.process, outcome=outcome, message=message.partition("\n")[0]))
+            _own_records.pop(path).close()
 
     def records(self) -> tuple[ProcessRecord | None, list[ProcessRecord]]:
         """Return the records of the launcher, if there is one, and of the ranks."""
         ranks = [record for path in self.path.glob("rank_*.json") if (record := read_record(path))]
         size = next((record.process.size for record in ranks if record.path == self.rank(0)), 0)
-        current = {self.rank(number): number for number in range(size)}
+        current = {record.path: number for record in ranks if (number := _rank_of(record.path)) < size}
         ranks = [record for record in ranks if record.path in current]  # others are of an earlier start
         return read_record(self.launcher), sorted(ranks, key=lambda record: current[record.path])
 
@@ -201,8 +235,8 @@ class RunProcesses:
     def read_stop_request(self) -> Literal["after step", "now"] | None:
         """Return the request, None if there is none."""
         try:
-            return "now" if json.loads(self.stop_request.read_text())["now"] else "after step"
-        except (OSError, ValueError, KeyError, TypeError):
+            return "now" if json.loads(_read(self.stop_request))["now"] else "after step"
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, MachineError):
             return None
 
     def clear(self) -> None:
@@ -221,6 +255,19 @@ def read_record(path: Path) -> ProcessRecord | None:
 
     try:
         age = time.time() - path.stat().st_mtime
-        return ProcessRecord(path, TypeAdapter(RunProcess).validate_json(path.read_bytes()), age)
-    except (OSError, ValueError):
+        process = TypeAdapter(RunProcess).validate_json(_read(path))
+        return ProcessRecord(path, process, age) if 0 < process.pid <= MAX_PID else None
+    except (OSError, ValueError, MachineError):
         return None
+
+
+def _read(path: Path) -> bytes:
+    """Return a file of the directory of processes, unless it leaves the run's directory."""
+    run = path.parent.parent
+    return read_contained(run, path.relative_to(run))
+
+
+def _rank_of(path: Path) -> int | float:
+    """Return the rank in the name of a record; infinite for other names."""
+    number = path.stem.removeprefix("rank_")
+    return int(number) if re.fullmatch("[0-9]{1,9}", number) else math.inf

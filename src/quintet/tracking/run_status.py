@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -64,7 +65,8 @@ class RunStatus:
 def is_run_directory(path: Path) -> bool:
     """Return whether a directory belongs to a run of `quintet train` or `quintet sft`."""
     directory = RunDirectory(path)
-    return directory.state.is_file() or directory.processes.path.is_dir()
+    # also if the state is damaged: no file, or a link to nothing
+    return os.path.lexists(directory.state) or directory.processes.path.is_dir()
 
 
 def find_runs(parent: Path) -> list[Path]:

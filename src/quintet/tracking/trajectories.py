@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
+from quintet.contained_files import lines_of, open_contained
 from quintet.errors import MachineError
 from quintet.records import Trajectory, Turn
 from quintet.tracking.atomic_files import translate_os_errors, write_atomic
@@ -113,19 +114,18 @@ class StoredTrajectories(NamedTuple):
     """Why lines are left out; each text names its line."""
 
 
-def read_trajectories(path: Path, count: int | None = None) -> StoredTrajectories:
-    """Read the trajectories that `write_trajectories` wrote, or the first `count` lines of them, as dicts.
+def read_trajectories(path: Path, count: int | None = None, *, directory: Path | None = None) -> StoredTrajectories:
+    """Read the trajectories that `write_trajectories` wrote, or the first `count` lines of them, as dicts. The file may
+    be a link within the run's `directory`, by default its own.
 
     Raises:
-        MachineError: The file cannot be read.
+        MachineError: The file cannot be read, is a link out of the directory, or no file.
     """
-    with translate_os_errors(path):
-        file = path.open(encoding="utf-8", errors="replace", newline="\n")
     episodes: dict[int, dict[str, Any]] = {}
     damage: list[str] = []
-    with file, translate_os_errors(path):
-        for number, line in enumerate(islice(file, count), 1):
-            if text := line.removesuffix("\n"):
+    with translate_os_errors(path), open_contained(directory or path.parent, path.absolute()) as file:
+        for number, line in enumerate(islice(lines_of(file), count), 1):
+            if text := line.decode(errors="replace").removesuffix("\n"):
                 try:
                     episodes[number] = parse_trajectory(path, number, text)
                 except MachineError as error:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware.gzip import GZipMiddleware
@@ -21,12 +24,32 @@ COMPRESSION = 4
 """Level of gzip: curves are 5 % larger than at level 9, which takes three times as long."""
 
 
+class _JsonOfRuns(JSONResponse):
+    """Values of files of runs, of which some are no JSON: NaN and infinity become null."""
+
+    def render(self, content: Any) -> bytes:
+        try:
+            return super().render(content)
+        except ValueError:  # also of the half of a surrogate pair, which UTF-8 cannot express
+            return json.dumps(_finite(content), allow_nan=False).encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def build_app(catalog: RunCatalog, address: Address) -> FastAPI:
     """Return the application that shows the runs of a catalog."""
-    app = FastAPI(title="Quintet viewer", docs_url=None, redoc_url=None, openapi_url=None)
+    options: dict[str, Any] = dict.fromkeys(("docs_url", "redoc_url", "openapi_url"))
+    app = FastAPI(title="Quintet viewer", default_response_class=_JsonOfRuns, **options)
     app.add_middleware(GZipMiddleware, compresslevel=COMPRESSION)
     app.middleware("http")(_guard(address))
     app.exception_handler(UserError)(_error_response)
+    app.exception_handler(RecursionError)(_error_response)
     _add_page_routes(app)
     app.include_router(metric_routes(catalog))
     app.include_router(EpisodeRoutes(catalog).router())

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import yaml
 
+from quintet.config.yaml_reader import compose_limited
+from quintet.contained_files import read_contained
+from quintet.errors import UserError
+
 ABSENT = "–"
+LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
+"""Those that YAML counts."""
 
 
 class ConfigValue(NamedTuple):
@@ -19,13 +26,13 @@ class ConfigValue(NamedTuple):
 
 
 def read_config_values(path: Path) -> dict[str, ConfigValue]:
-    """Return the values of a run's configuration by dotted key; empty if there is no file."""
+    """Return the values of a run's configuration by dotted key; empty if there is no file, or if it is damaged."""
     try:
-        text = path.read_text(encoding="utf-8")
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except (FileNotFoundError, yaml.YAMLError):
+        text = read_contained(path.parent, path.name).decode()
+        root = compose_limited(text, path.name)
+    except (OSError, ValueError, UserError):
         return {}
-    lines = text.splitlines()
+    lines = LINE_BREAK.split(text)
     return dict(_values(root, "", lines)) if root is not None else {}
 
 

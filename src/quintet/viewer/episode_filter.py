@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from quintet.tracking.atomic_files import translate_os_errors
 from quintet.viewer.trajectory_index import EpisodeSummary
 
 SORT_KEYS: Mapping[str, Callable[[EpisodeSummary], object]] = {
@@ -80,7 +81,9 @@ def _containing(
     for episode in episodes:
         by_file.setdefault((episode.split, episode.step), []).append(episode)
     for (split, step), members in by_file.items():
-        content = path(split, step).read_bytes().lower()
+        file = path(split, step)
+        with translate_os_errors(file):
+            content = file.read_bytes().lower()
         for episode in members:
             end = content.find(b"\n", episode.offset)
             # the whole line first, which is fast; keys and other values of the line may match, too

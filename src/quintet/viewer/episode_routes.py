@@ -6,9 +6,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Response
 from fastapi.responses import FileResponse
 
+from quintet.contained_files import is_contained
 from quintet.errors import MachineError
 from quintet.tracking.image_files import read_png
-from quintet.tracking.run_directory import is_contained
 from quintet.viewer.episode_filter import EpisodeFilter, count_facets
 from quintet.viewer.episodes import changed_episodes, episode_details, list_rows
 from quintet.viewer.run_catalog import RunCatalog, ViewedRun

@@ -7,7 +7,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from quintet.contained_files import MAX_LINE_BYTES, open_contained
 from quintet.errors import MachineError
+from quintet.tracking.atomic_files import translate_os_errors
 from quintet.tracking.grid_svg import grid_svg
 from quintet.tracking.trajectories import parse_trajectory
 from quintet.viewer.trajectory_index import EpisodeSummary, TrajectoryIndex
@@ -38,9 +40,9 @@ def read_episode(index: TrajectoryIndex, summary: EpisodeSummary) -> dict[str, A
         MachineError: its file was removed, or its line is damaged.
     """
     path = index.file(summary.split, summary.step)
-    with path.open("rb") as file:
+    with translate_os_errors(path), open_contained(index.directory, path.absolute()) as file:
         file.seek(summary.offset)
-        line = file.readline()
+        line = file.readline(MAX_LINE_BYTES)
     return parse_trajectory(path, summary.line + 1, line.decode(errors="replace"))
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,10 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from quintet.contained_files import open_contained
 from quintet.errors import MachineError
-from quintet.tracking.run_directory import contained_path
+from quintet.tracking.loggers import parse_metrics
 
 Row = dict[str, Any]
+MAX_READ_BYTES = 512 << 20
+"""Size of a longer file, which a later call reads further."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,26 +57,25 @@ class MetricsFile:
         """Return all complete rows; reads only the part of the file appended since the last call.
 
         A file that was replaced or cut, because the run resumed from a checkpoint, is read again. A link out of the
-        run's directory counts as missing.
+        run's directory and a pipe count as missing, and a damaged line is left out.
         """
         try:
-            contained_path(self._path.parent, self._path.name)
-            with self._path.open("rb") as file:
-                status = self._path.stat()
+            with open_contained(self._path.parent, self._path.name) as file:
+                status = os.fstat(file.fileno())
                 if status.st_ino != self._inode or status.st_size < self._offset:
                     self._rows = []
                     self._columns = {}
                     self._offset = 0
                     self._inode = status.st_ino
                 file.seek(self._offset)
-                data = file.read()
-        except (FileNotFoundError, MachineError):
+                data = file.read(MAX_READ_BYTES)
+        except (OSError, MachineError):
             self._rows = []
             self._columns = {}
             self._offset = 0
             return self._rows
         complete = data[: data.rfind(b"\n") + 1]
-        self._rows += [row for line in complete.splitlines() if (row := _parse(line)) is not None]
+        self._rows += [row for line in complete.splitlines(keepends=True) if (row := parse_metrics(line)) is not None]
         self._offset += len(complete)
         return self._rows
 
@@ -92,18 +93,9 @@ class MetricsFile:
         steps, seconds, values = columns
         for row in rows[done:]:
             value = row.get(name)
-            if isinstance(value, int | float) and math.isfinite(value):
+            if value is not None:
                 steps.append(row["step"])
                 seconds.append(row.get("time_seconds") or 0.0)
                 values.append(value)
         self._columns[name] = (len(rows), columns)
         return Curve(tuple(steps), tuple(seconds), tuple(values))
-
-
-def _parse(line: bytes) -> Row | None:
-    """Return a row; None for a line that is damaged."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None

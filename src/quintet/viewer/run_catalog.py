@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from quintet.contained_files import is_contained
 from quintet.errors import MachineError
-from quintet.tracking.run_directory import RunDirectory, contained_path, is_contained
+from quintet.tracking.run_directory import RunDirectory
 from quintet.tracking.run_status import RunStatus, find_runs, is_run_directory, read_status, status_as_json
 from quintet.viewer.config_values import ConfigValue, read_config_values
 from quintet.viewer.metrics_file import MetricsFile
@@ -40,7 +41,7 @@ class ViewedRun:
 
     def config(self) -> Mapping[str, ConfigValue]:
         """Return the values of its configuration, empty before it is written."""
-        return read_config_values(contained_path(self.directory.path, self.directory.config.name))
+        return read_config_values(self.directory.config)
 
     def status(self) -> RunStatus:
         """Return its state and progress."""

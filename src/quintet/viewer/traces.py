@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from quintet.contained_files import open_contained
 from quintet.errors import MachineError
-from quintet.tracking.run_directory import RunDirectory, contained_path
+from quintet.tracking.run_directory import RunDirectory
 
 FILE = re.compile(r"step_(\d{6,})_rank_(\d+)\.json")
 MAX_BYTES = 200 << 20
@@ -39,14 +40,16 @@ def read_trace(run: RunDirectory, step: int, rank: int) -> dict[str, Any]:
     Raises:
         MachineError: there is no such trace; it is too large for a browser, or damaged.
     """
-    path = contained_path(run.path, run.profile.relative_to(run.path) / f"step_{step:06d}_rank_{rank}.json")
+    path = run.profile / f"step_{step:06d}_rank_{rank}.json"
     try:
-        if path.stat().st_size > MAX_BYTES:
+        with open_contained(run.path, path.relative_to(run.path)) as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
             raise MachineError(f"{path} has more than {MAX_BYTES >> 20} MiB", "open it in https://ui.perfetto.dev")
-        return _tracks(json.loads(path.read_bytes())["traceEvents"])
+        return _tracks(json.loads(data)["traceEvents"])
     except OSError:
         raise MachineError(f"{path} is missing", "reload the page") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise MachineError(f"{path} is no trace", "record it again: tracking.profile={steps: [STEP]}") from None
 
 

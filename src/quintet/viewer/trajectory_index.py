@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from quintet.contained_files import contained_path, lines_of, open_contained
 from quintet.errors import MachineError
-from quintet.tracking.run_directory import contained_path
 from quintet.tracking.trajectories import StoredEpisode, parse_trajectory
 
 _TURNS = b', "turns": ['
@@ -63,7 +63,7 @@ class TrajectoryIndex:
     """Summaries of all stored episodes of a run, kept up to date by a thread."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.directory = directory
         self._lock = threading.Lock()
         self._summaries: dict[TrajectoryFile, list[EpisodeSummary]] = {}
         self._damage: dict[TrajectoryFile, list[str]] = {}
@@ -74,7 +74,7 @@ class TrajectoryIndex:
     def refresh(self, wait_seconds: float = 0.0) -> None:
         """Start to index new files on a thread, and wait up to `wait_seconds` for its end."""
         with self._lock:
-            files = set(trajectory_files(self._directory))
+            files = set(trajectory_files(self.directory))
             for removed in self._summaries.keys() - files:
                 del self._summaries[removed], self._damage[removed]
                 self.version += 1
@@ -110,14 +110,13 @@ class TrajectoryIndex:
         """
         if split not in SPLITS:
             raise MachineError(f"{split!r:.60} is no split of a run", f"the splits are {', '.join(SPLITS)}")
-        return contained_path(self._directory, f"trajectories/{split}/step_{step:06d}.jsonl")
+        return contained_path(self.directory, f"trajectories/{split}/step_{step:06d}.jsonl")
 
     def _index(self, files: list[TrajectoryFile]) -> None:
         for file in files:
             damage: list[str] = []
             try:
-                contained_path(self._directory, file.path.relative_to(self._directory))
-                summaries = list(summarize(file, damage.append))
+                summaries = list(summarize(self.directory, file, damage.append))
             except (OSError, MachineError) as error:
                 summaries = []  # removed meanwhile, or a link: the others can still be shown
                 damage = [str(error)]
@@ -131,15 +130,19 @@ def trajectory_files(directory: Path) -> Iterator[TrajectoryFile]:
     for split in SPLITS:
         for path in (directory / "trajectories" / split).glob("step_*.jsonl"):
             if match := _STEP.fullmatch(path.name):
-                yield TrajectoryFile(path, split, int(match[1]), path.stat().st_mtime_ns)
+                yield TrajectoryFile(path, split, int(match[1]), path.lstat().st_mtime_ns)
 
 
-def summarize(file: TrajectoryFile, reject: Callable[[str], None]) -> Iterator[EpisodeSummary]:
-    """Yield the summary of each episode in a file; `reject(reason)` is called for each line that is not a
-    trajectory."""
+def summarize(directory: Path, file: TrajectoryFile, reject: Callable[[str], None]) -> Iterator[EpisodeSummary]:
+    """Yield the summary of each episode in a file of a run; `reject(reason)` is called for each line that is not a
+    trajectory.
+
+    Raises:
+        MachineError: it is a link out of the run's directory, or no file.
+    """
     offset = 0
-    with file.path.open("rb") as lines:
-        for number, line in enumerate(lines):
+    with open_contained(directory, file.path.absolute()) as lines:
+        for number, line in enumerate(lines_of(lines)):
             try:
                 yield _summary(file, number, offset, line)
             except MachineError as error:

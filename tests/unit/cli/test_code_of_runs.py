@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ MARK = "code-was-executed"
 
 
 @pytest.fixture
-def hostile_run(policy_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def hostile_run(policy_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run directory whose module, files and model directory leave a mark when they are executed."""
     monkeypatch.chdir(tmp_path)
     code = f"open({str(tmp_path / MARK)!r}, 'w')\n"
@@ -36,12 +34,7 @@ def hostile_run(policy_directory: Path, tmp_path: Path, monkeypatch: pytest.Monk
     (run / "evil.py").write_text(code)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": [{"role": "user", "content": "1+1="}], "answer": "2"}\n')
     monkeypatch.syspath_prepend(tmp_path)
-    environment = dict(os.environ)
-    yield run
-    # commands set variables of libraries
-    for name in os.environ.keys() - environment.keys():
-        del os.environ[name]
-    os.environ.update(environment)
+    return run
 
 
 SETTINGS = {
@@ -95,3 +88,33 @@ def test_the_command_line_allows_the_code_of_a_run(
     monkeypatch.setattr("quintet.cli.serve._serve", lambda *_: 0)
     (hostile_run / "config.yaml").write_text(f"name: r\n{SETTINGS['policy.trust_remote_code']}\n")
     assert CliRunner().invoke(app, [*COMMANDS["serve"], allow]).exit_code == 0
+
+
+def test_data_in_a_run_directory_cannot_be_a_link_out_of_it(hostile_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret.jsonl").write_text('{"prompt": [{"role": "user", "content": "secret"}], "answer": "2"}\n')
+    (hostile_run / "data.jsonl").symlink_to(tmp_path / "secret.jsonl")
+    settings = "data: {train_files: [runs/r/data.jsonl], validation_files: [runs/r/data.jsonl]}"
+    (hostile_run / "config.yaml").write_text(f"name: r\nenv: {{name: prompts}}\nreward: {{kind: exact}}\n{settings}\n")
+    result = CliRunner().invoke(app, COMMANDS["eval"])
+    assert "data.validation_files = " in str(result.exception)
+    assert "it is a link out of the run directory" in str(result.exception)
+
+
+def test_a_configuration_that_is_a_link_out_of_the_run_is_not_quoted(hostile_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret.yaml").write_text("password: [\n")
+    (hostile_run / "config.yaml").unlink(missing_ok=True)
+    (hostile_run / "config.yaml").symlink_to(tmp_path / "secret.yaml")
+    for command in ("serve", "eval on data", "generate"):
+        result = CliRunner().invoke(app, COMMANDS[command])
+        assert "config.yaml leads out of" in str(result.exception)
+        assert "password" not in str(result.exception)
+
+
+def test_an_export_copies_no_file_from_outside_of_the_model(policy_directory: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(policy_directory, tmp_path / "model")
+    (tmp_path / "secret").write_text("secret")
+    (model / "README.md").unlink(missing_ok=True)
+    (model / "README.md").symlink_to("../secret")
+    result = CliRunner().invoke(app, ["export", str(model), str(tmp_path / "exported")])
+    assert "README.md leads out of" in str(result.exception)
+    assert not (tmp_path / "exported").exists()

@@ -174,7 +174,12 @@ CASES = [
     case(command, "plan env_config.yaml", "give the run script or the list of overrides beside it", "plan lake.txt"),
     case(command, "plan --dialect verl", "name the file: CONFIG --dialect verl", "plan verl.yaml --dialect verl"),
     case(command, "plan --dialect verll", "did you mean verl? valid: native, ", "plan verl.yaml --dialect verl"),
-    case(command, "plan --unknown-keys warm", "did you mean warn? valid: refuse, warn", "plan --unknown-keys warn"),
+    case(
+        command,
+        "plan --unknown-keys warm",
+        "did you mean warn? valid: refuse, ignore-fork, warn",
+        "plan --unknown-keys warn",
+    ),
     case(launched, 2, "omit torchrun", 1),
     # proposals
     case(command, "plan --device h100", "add --fit", f"{FIT} --device h100"),
@@ -336,10 +341,11 @@ CASES = [
     ),
 ]
 EXEMPT = {
+    "cli/config_source.py _unused_arguments": "test_scripts_and_translation.py has it",
     "cli/view.py _show_in_terminal": "a package has to be installed",
     "cli/explain.py _check_known": "the file is the user's own",
     "cli/config_source.py _detect_dialect": "files that a defaults list names are missing",
-    "cli/config_source.py _refuse_fragment": "another file is the configuration",
+    "cli/config_source.py _refuse_other_formats": "another file is the configuration",
     "cli/stop.py _still_running": "the run itself has to end",
     "cli/serve.py _serve": "an engine that died is replaced by a restart",
     "cli/serve_envs.py run": "another installation, or another start, is the remedy",

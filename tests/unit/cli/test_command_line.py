@@ -339,3 +339,40 @@ def test_where_a_run_goes_on_is_looked_at_before_anything_begins(
     with pytest.raises(ConfigError) as error:
         check_choices(load_experiment(None, [word.format(run=tmp_path) for word in overrides]))
     assert message.format(run=tmp_path) in str(error.value)
+
+
+def test_explain_tells_the_state_of_a_key_in_the_run_at_hand(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    native, verl = tmp_path / "native.yaml", tmp_path / "verl.yaml"
+    native.write_text("critic: {warmup_steps: 3}\nseed: 1\n")
+    verl.write_text(
+        "model_engine: torchtitan\n"
+        "data: {train_files: a.parquet, val_files: a.parquet, train_batch_size: 4}\n"
+        "actor_rollout_ref:\n"
+        "  model: {path: policy}\n"
+        "  actor: {ppo_mini_batch_size: 4, ppo_micro_batch_size_per_gpu: 4}\n"
+        "  rollout: {name: hf, log_prob_micro_batch_size_per_gpu: 4, tensor_model_parallel_size: 1}\n"
+        "algorithm: {adv_estimator: grpo}\n"
+        "critic: {optim: {lr: 1.0e-5}}\n"
+        "trainer: {n_gpus_per_node: 1}\n"
+    )
+    expected = {
+        (native, "critic.warmup_steps"): "state    no effect here: the run has no critic",
+        (native, "seed"): "state    honoured\n",
+        (native, "rollout.max_turns"): "state    not set",
+        (verl, "critic.optim.lr"): "state    no effect here: the run has no critic",
+        (verl, "model_engine"): "state    honoured by a substitute: FSDP2 takes the place of TorchTitan",
+        (verl, "data.train_batch_size"): "state    honoured\n",
+    }
+    for (path, key), line in expected.items():
+        assert call(monkeypatch, "explain", str(path), key) == 0
+        assert line in capsys.readouterr().out, key
+
+
+def test_explain_tells_which_values_of_a_key_wait(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, "explain", "model_engine") == 0
+    line = "honoured with 'dp' or 'megatron' or 'veomni' or 'torchtitan'; other values are not supported yet: requires"
+    assert line in capsys.readouterr().out

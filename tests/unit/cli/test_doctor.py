@@ -49,6 +49,16 @@ def test_every_engine_learner_and_runtime_has_a_line(report: dict[str, Any]) -> 
         "runtime": ("in process", "ray"),
     }
     assert {(kind, name) for kind, names in expected.items() for name in names} <= set(actual)
+    assert actual["runtime", "ray"] != "not yet"
+    assert actual["learner", "fsdp"] != "not yet"
+
+
+def test_each_protection_has_a_line_with_its_consequence(report: dict[str, Any]) -> None:
+    names = [each["name"] for each in report["sandbox"]]
+    assert names == (
+        ["system calls", "files", "threads", "memory"] if sys.platform == "linux" else ["system calls", "memory"]
+    )
+    assert all(isinstance(each["active"], bool) and each["note"] for each in report["sandbox"])
 
 
 def here(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], requires: tuple[str, ...] = ()) -> None:
@@ -125,14 +135,21 @@ def test_an_engine_of_another_package_is_told_as_it_registered() -> None:
 def test_a_missing_package_is_told_by_its_name_for_pip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "package_version", lambda name: None)
     none = doctor.Machine(1, 1, 1, (), "", ())
-    one = doctor._external("runtime", "ray", "ray", None, none)
+    one = doctor._external("runtime", "ray", "ray", none)
     assert (one.state, one.note) == ("needs", "needs pip install ray and an accelerator")
     command = "pip install 'einops<1,>=0.8' megatron-core==0.16.1"
     assert (doctor._megatron().state, doctor._megatron().note) == ("needs", f"needs {command}")
     monkeypatch.setattr(hardware, "package_version", lambda name: "1.0")
     assert (doctor._megatron().state, doctor._megatron().note) == ("ready", "megatron-core 1.0")
     some = doctor.Machine(1, 1, 1, (doctor.Device("H200", 1),) * 2, "", ())
-    assert doctor._external("learner", "fsdp", None, None, some, devices=2).state == "ready"
+    assert doctor._external("learner", "fsdp", None, some, devices=2).state == "ready"
+
+
+def test_an_installed_ray_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs start on Ray by `--ray`; nothing of it is missing."""
+    monkeypatch.setattr(hardware, "package_version", lambda name: "2.60.0")
+    ray = doctor._external("runtime", "ray", "ray", doctor.Machine(1, 1, 1, (), "", ()), devices=0)
+    assert (ray.state, ray.note) == ("ready", "ray 2.60.0")
 
 
 def test_a_broken_torch_is_a_finding_and_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

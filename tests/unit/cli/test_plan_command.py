@@ -353,3 +353,34 @@ def test_models_that_are_not_supported_are_named_before_they_are_loaded(
     printed = capsys.readouterr()
     assert reason in " ".join((printed.out + printed.err).split())
     assert end.value.code == (2 if command_name == "train" else 0)
+
+
+def test_the_state_of_each_key_that_is_set_is_counted_and_listed(
+    call: Call, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "lake.yaml"
+    path.write_text("seed: 3\ncritic: {warmup_steps: 0}\nrollout: {engine: trtllm}\n")
+    assert call(str(path)) == 0
+    counted = "1 honoured, 1 no effect here, 1 waits for a capability; `quintet plan --keys` lists them"
+    assert counted in capsys.readouterr().out
+    assert call(str(path), "--keys") == 0
+    listed = capsys.readouterr().out
+    assert listed.startswith("3 keys are set")
+    assert f"critic.warmup_steps = 0 ({path}:2)\n      the run has no critic\n" in listed
+    assert call(str(path), "--keys", "--json") == 0
+    states = {each["key"]: each for each in json.loads(capsys.readouterr().out)}
+    assert states["rollout.engine"]["state"] == "waits for a capability"
+    assert states["seed"] == {
+        "key": "seed",
+        "value": 3,
+        "source": f"{path}:1",
+        "native": ["seed"],
+        "state": "honoured",
+        "reason": "",
+    }
+
+
+def test_the_keys_of_a_frameworks_file_are_counted_in_json(planned: Planned, tmp_path: Path) -> None:
+    path = tmp_path / "ragen.yaml"
+    path.write_text(json.dumps(RAGEN))
+    assert planned(str(path))["keys"] == {"honoured": 5}

@@ -40,7 +40,7 @@ def test_a_runs_policy_is_played_with_by_one_process(
     monkeypatch.setattr(hardware, "is_installed", lambda name: name not in ("megatron.core", "liger_kernel"))
     run = tmp_path / "config.yaml"
     run.write_text(learnt)
-    composed = load_config(str(run), list(words(StoredModel(tmp_path, run))), "native", "refuse")  # type: ignore[operator]
+    composed = load_config(str(run), list(words(StoredModel(tmp_path, run))), "native", "refuse", of_run=True)  # type: ignore[operator]
     check_choices(composed)
     assert composed.experiment.placement.devices_per_node == 1
     assert composed.experiment.actor.backend == "fsdp2"

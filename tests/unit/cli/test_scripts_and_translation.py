@@ -66,6 +66,19 @@ def test_a_run_script_is_explained_planned_and_trained_alike(
     assert "(actor_rollout_ref.rollout.name: run.sh:6) needs vllm" in stderr or "data.train_files" in stderr
 
 
+def test_positional_arguments_of_a_script_follow_the_dashes(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "arguments.sh").write_text("N=$1; shift\npython3 -m verl.trainer.main_ppo data.train_batch_size=$N $@\n")
+    key = "data.train_batch_size"
+    assert call(monkeypatch, "explain", "arguments.sh", key, "--", "8", "data.max_prompt_length=99") == 0
+    assert f"{key} = 8  (arguments.sh:2)" in capsys.readouterr().out
+    assert call(monkeypatch, "explain", "arguments.sh", key, f"{key}=4", "--", "8") == 0
+    assert f"{key} = 4  (command line)" in capsys.readouterr().out
+    assert call(monkeypatch, "plan", "base.yaml", "--", "8") == 2
+    assert "base.yaml takes no arguments after `--`" in capsys.readouterr().err
+
+
 def test_a_list_may_be_native(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "mine").write_text("# mine\ntraining.steps=7\nworld.name=frozenlake\n")
     assert call(monkeypatch, "explain", "mine", "training.steps") == 0

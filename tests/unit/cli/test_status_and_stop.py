@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
 @pytest.fixture
 def process(run: RunDirectory) -> Iterator[subprocess.Popen[bytes]]:
     """A run that does not obey."""
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    run.processes.write(run.processes.rank(0), RunProcess.of(child.pid, "rank 0", 1))
+    record = run.processes.rank(0)
+    record.parent.mkdir()
+    record.touch()
+    with record.open("r+") as file:
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], stdin=file)
+    record.write_text(json.dumps(asdict(RunProcess.of(child.pid, "rank 0", 1))))
     yield child
     child.kill()
     child.wait()

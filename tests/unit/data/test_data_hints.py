@@ -204,7 +204,6 @@ CASES = [
 EXEMPT = {
     "data/tasks/reasoning_gym.py _check_serializable": "all generators here can be stored",
     "data/worker_pool.py result": "the hint of an error in a worker process, which test_prompt_split.py raises",
-    "data/chat_template_renderer.py _fork": "the output of the process",
     "data/start_state_files.py": "files of VAGEN, which test_start_state_files.py reads",
 }
 

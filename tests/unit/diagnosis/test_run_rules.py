@@ -142,7 +142,7 @@ def test_loops_and_noise_are_told_from_text(text: str, expected: bool) -> None:
 
 
 def end(run: RunDirectory, outcome: Outcome | None, message: str = "") -> None:
-    process = RunProcess("rank 0", "elsewhere", 2**22 + 1, "another namespace", 1, outcome=outcome, message=message)
+    process = RunProcess("rank 0", "elsewhere", 2**22, "another namespace", 1, outcome=outcome, message=message)
     run.processes.write(run.processes.rank(0), process)
 
 

@@ -18,6 +18,7 @@ from quintet.pipelines.rollout_step import Rollout
 from quintet.records import Batch, FinishReason, Outcome, Trajectory, Turn
 from quintet.rollout.async_rollout import groups_with_signal
 from quintet.rollout.collate import collate, train_on_observations
+from quintet.runtime.calls.messages import NO_CODE
 from quintet.runtime.calls.remote_call import _from_json, _to_json
 from quintet.training.packing import select_trajectories
 
@@ -275,7 +276,7 @@ def test_cut_episodes_stay_marked_in_parts_of_a_batch_and_on_their_way_to_worker
     made = collate([*CUT_EPISODES[:4], *WHOLE_EPISODES])
     part = select_trajectories(made, torch.tensor([False, True] * 4))
     tensors: list[torch.Tensor] = []
-    sent = _from_json(_to_json(part, tensors), tensors)
+    sent = _from_json(_to_json(part, tensors), tensors, NO_CODE.check)
     present = torch.unique(sent.token_trajectory)
     assert sent.truncated[present].tolist() == [True, True, False, False]
     assert sent.response_tokens[present].tolist() == [2, 4, 4, 2]

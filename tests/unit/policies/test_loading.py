@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from quintet.config.compose import load_experiment
 from quintet.errors import ConfigError, MachineError
 from quintet.policies import tiny_models
-from quintet.policies.model_loading import load_model, load_tokenizer
+from quintet.policies.model_loading import load_model
 from quintet.runtime.components import build_components
 
 
@@ -61,18 +61,6 @@ def test_another_tokenizer_is_taken_if_the_model_knows_its_tokens(policy_directo
         build_components(
             load_experiment(None, [*overrides, f"policy.tokenizer={tmp_path}/large"]).experiment, policy_directory
         )
-
-
-@pytest.mark.proves("rlinf", "actor.tokenizer.use_fast")
-def test_a_tokenizer_in_python_is_told_where_there_is_none(
-    policy_directory: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level("INFO", "quintet.policies.model_loading"):
-        fast, other = (load_tokenizer(policy_directory, fast=fast) for fast in (True, False))
-    assert fast.encode(" P _ O G") == other.encode(" P _ O G")
-    assert [record.getMessage() for record in caplog.records] == [
-        f"policy.fast_tokenizer = false has no effect: the tokenizer at {policy_directory} exists only in Rust"
-    ]
 
 
 @pytest.mark.proves("rlinf", "actor.model.low_cpu_mem_usage")

@@ -53,6 +53,7 @@ def test_an_attack_passes_no_test(name: str, monkeypatch: pytest.MonkeyPatch) ->
     assert judge(program, ASSERTIONS[:1]) == 0.0
     assert judge(program, CHECK, {"entry_point": "f"}) == 0.0
     assert judge(program, {"inputs": [[2]], "outputs": [4], "fn_name": "f"}) == 0.0
+    assert judge(program, {"inputs": ["2"], "outputs": ["4"]}) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from quintet.config.torchrun import RankInfo
 from quintet.policies.model_loading import load_model
 from quintet.runtime.dtypes import stored_dtype
 from quintet.runtime.embodied import rollout_runner
-from quintet.runtime.engines.engine_builders import load_policy_tokenizer
+from quintet.runtime.engines.engine_builders import load_checked_tokenizer
 from quintet.runtime.engines.engine_weights import checked_transfer
 from quintet.runtime.http_service.address import Address
 from quintet.runtime.learners import learner_checkpoint, megatron_backend
@@ -46,7 +46,7 @@ def typed(settings: Mapping[str, Any]) -> None:
 def tokenized(overrides: Sequence[str]) -> None:
     """A model with a vocabulary of a token less than the other tokenizer has."""
     config = load_experiment(None, [*overrides]).experiment
-    load_policy_tokenizer(config, Path("model"), 420 if config.policy.tokenizer is None else 10)
+    load_checked_tokenizer(config, Path("model"), 420 if config.policy.tokenizer is None else 10)
 
 
 def loaded(requested: Sequence[str]) -> None:
@@ -199,10 +199,14 @@ EXEMPT = (
             "engines/engine_group.py _revive_dead",
             "http_service/server.py __init__",
             "env_service/worker_pool.py check_platform",
+            "calls/code_check.py check",
+            "calls/handshake.py send_hello",
             "calls/listener.py wait_for",
             "calls/messages.py _decode_error",
             "calls/run_secret.py taken_from_environment",
             "calls/run_secret.py find",
+            "calls/run_secret.py create",
+            "calls/run_secret.py _check_private",
         )
     }
 )

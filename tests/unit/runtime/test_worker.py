@@ -34,6 +34,7 @@ from quintet.config.torchrun import RankInfo, current_rank
 from quintet.errors import MachineError
 from quintet.policies.model_loading import load_tokenizer
 from quintet.records import Batch, Failure, FinishReason, Generation, PromptRow, Request, StructuredOutput
+from quintet.runtime.calls.messages import NO_CODE
 from quintet.runtime.calls.remote_call import RemoteCall, RemoteRef, decode_header, decode_value, encode, encode_value
 from quintet.runtime.calls.remote_interface import (
     ACTION_POLICY_COPY,
@@ -141,7 +142,7 @@ def test_requests_and_responses_arrive_equal() -> None:
     report = EngineReport((generation,), Failure("engine", "EngineError", "device lost"))
     for result in (report, 512, None):
         header, _ = encode_value(result)
-        assert decode_value(json.loads(header))[1]() == result
+        assert decode_value(json.loads(header), NO_CODE.check)[1]() == result
 
 
 def test_a_call_without_arguments_has_none() -> None:
@@ -163,7 +164,7 @@ def test_a_call_without_arguments_has_none() -> None:
 )
 def test_only_methods_of_the_protocols_can_be_called(header: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
-        decode_header(json.loads(header))
+        decode_header(json.loads(header), NO_CODE.check)
 
 
 def test_tensors_of_other_types_are_neither_sent_nor_received() -> None:
@@ -171,7 +172,7 @@ def test_tensors_of_other_types_are_neither_sent_nor_received() -> None:
         encode(RemoteCall(CRITIC, "compute_values", {"batch": torch.zeros(1, dtype=torch.complex64)}))
     header = {"target": CRITIC, "method": "compute_values", "arguments": {}, "tensors": [["complex64", [1]]]}
     with pytest.raises(ValueError, match="'complex64' cannot be received"):
-        decode_header(header)
+        decode_header(header, NO_CODE.check)
 
 
 def test_other_objects_are_not_sent() -> None:

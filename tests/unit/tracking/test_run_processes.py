@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from io import StringIO
 from pathlib import Path
 
@@ -18,16 +19,27 @@ from rich.console import Console
 from quintet.tracking.progress import PlainProgress
 from quintet.tracking.progress_file import PhaseProgress, RecordedProgress
 from quintet.tracking.run_directory import RunDirectory
-from quintet.tracking.run_processes import LOST_SECONDS, RunProcess
+from quintet.tracking.run_processes import LOST_SECONDS, ProcessRecord, RunProcess, read_record
 from quintet.tracking.run_status import find_runs, read_status
 
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    """A process that opens the file which it is told to open."""
+    code = "import sys, time; opened = open(sys.stdin.readline().strip()); print(flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     yield process
     process.kill()
     process.wait()
+
+
+def let_open(process: subprocess.Popen[bytes], path: Path) -> None:
+    """Let a child open a file, as a process of a run does with its record."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{path}\n".encode())
+    process.stdin.flush()
+    process.stdout.readline()
 
 
 @pytest.fixture
@@ -38,20 +50,87 @@ def directory(tmp_path: Path) -> RunDirectory:
     return run
 
 
-def test_a_later_process_with_the_same_number_is_not_the_run(child: subprocess.Popen[bytes]) -> None:
-    ours = RunProcess.of(child.pid, "rank 0", 1)
+def test_a_later_process_with_the_same_number_is_not_the_run(
+    directory: RunDirectory, child: subprocess.Popen[bytes]
+) -> None:
+    ours, path = RunProcess.of(child.pid, "rank 0", 1), directory.processes.rank(0)
+    directory.processes.write(path, ours)
+    let_open(child, path)
     assert ours.local_state() == "running"
     assert ours.start_ticks is not None
     earlier = replace(ours, start_ticks=ours.start_ticks - 1)
     assert earlier.local_state() == "ended"
-    earlier.kill()
+    for other in (earlier, replace(ours, namespace="another machine"), replace(ours, pid=os.getpid())):
+        ProcessRecord(path, other, 0.0).kill()
     assert child.poll() is None
-    replace(ours, namespace="another machine").kill()
-    assert child.poll() is None
-    ours.kill()
+    ProcessRecord(path, ours, 0.0).kill()
     assert child.wait(timeout=5) == -signal.SIGKILL
     assert ours.local_state() == "ended"
-    ours.kill()  # nothing is left to kill
+    ProcessRecord(path, ours, 0.0).kill()  # nothing is left to kill
+
+
+def test_a_process_that_did_not_write_the_record_is_not_killed(
+    directory: RunDirectory, child: subprocess.Popen[bytes]
+) -> None:
+    processes = directory.processes
+    processes.write(processes.rank(0), RunProcess.of(child.pid, "rank 0", 1))
+    record = read_record(processes.rank(0))
+    assert record is not None
+    let_open(child, directory.state)
+    record.kill()
+    time.sleep(0.05)
+    assert child.poll() is None
+
+
+def test_a_process_of_another_owner_than_the_record_is_not_killed(
+    directory: RunDirectory, child: subprocess.Popen[bytes]
+) -> None:
+    processes = directory.processes
+    processes.write(processes.rank(0), RunProcess.of(child.pid, "rank 0", 1))
+    let_open(child, processes.rank(0))
+    try:
+        os.chown(processes.rank(0), os.getuid() + 1, -1)
+    except PermissionError:
+        pytest.skip("only root can give a file away")
+    record = read_record(processes.rank(0))
+    assert record is not None
+    record.kill()
+    time.sleep(0.05)
+    assert child.poll() is None
+
+
+def test_a_process_keeps_its_record_open_until_it_ends(directory: RunDirectory) -> None:
+    processes = directory.processes
+
+    def is_open() -> bool:
+        record = read_record(processes.rank(0))
+        return record is not None and record._is_open_in(Path("/proc/self"))
+
+    processes.write(processes.rank(0), RunProcess.of(os.getpid(), "rank 0", 1))
+    assert is_open()
+    processes.end(processes.rank(0), "stopped")
+    assert not is_open()
+
+
+@pytest.mark.parametrize(
+    "content", ["[" * 100_000, '{"pid": -1}', "pid=0", "pid=-1", f"pid={1 << 62}", f"size={10**15}", "fifo", "link"]
+)
+def test_a_hostile_record_is_no_process(directory: RunDirectory, tmp_path: Path, content: str) -> None:
+    processes = directory.processes
+    path, ours = processes.rank(0), RunProcess.of(os.getpid(), "rank 0", 1)
+    processes.write(path, ours)
+    key, _, number = content.partition("=")
+    if number:
+        path.write_text(json.dumps({**asdict(ours), key: int(number)}))
+    elif content == "fifo":
+        path.unlink()
+        os.mkfifo(path)
+    elif content == "link":
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+    else:
+        path.write_text(content)
+    assert [record.process.pid for record in read_status(directory.path).ranks] == ([ours.pid] if key == "size" else [])
 
 
 def test_a_suspended_process_is_shown(child: subprocess.Popen[bytes]) -> None:

@@ -14,9 +14,10 @@ from hint_cases import HintCase, case, name_of, sites_without_case
 
 from quintet.cli.configuration import inspect_config
 from quintet.config.compose import load_experiment
+from quintet.contained_files import contained_path
 from quintet.errors import MachineError
 from quintet.tracking.atomic_files import translate_os_errors, write_atomic
-from quintet.tracking.run_directory import RunDirectory, contained_path
+from quintet.tracking.run_directory import RunDirectory
 from quintet.tracking.trajectories import parse_trajectory
 
 

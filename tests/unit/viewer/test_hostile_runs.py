@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,11 @@ def test_links_out_of_a_run_directory_are_not_in_its_report(run_path: Path, outs
     run = RunDirectory(run_path)
     stored = run.trajectories("validation", 3)
     link(stored, outside / "validation.jsonl", stored.read_text().replace("Right", SECRET))
-    with pytest.raises(Exception, match="leads out of the run directory"):
-        write_report(run_path, "lake", {}, [], episodes=3)
+    link(run.metrics, outside / "metrics.jsonl", json.dumps({"step": 1, SECRET: 1.0}) + "\n")
+    report = write_report(run_path, "lake", {}, [], episodes=3).read_text()
+    assert SECRET not in report
+    assert "step_000003.jsonl leads out of" in report
+    assert "metrics.jsonl leads out of" in report
 
 
 def test_an_image_that_is_a_link_or_of_another_directory_is_not_shown(run_path: Path, outside: Path) -> None:
@@ -143,3 +147,86 @@ def test_the_token_is_not_sent_to_another_host(run_path: Path) -> None:
 def test_a_wrong_number_of_points_is_a_clients_error(run_path: Path, points: object) -> None:
     params = {"run": "lake", "metric": "actor/entropy", "points": str(points)}
     assert client(run_path).get("/api/curves", params=params).status_code == 422
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 100_000,
+        '{"step": 2, "actor/entropy": 1' + "0" * 400 + "}",
+        '{"step": 2, "actor/entropy": NaN}',
+        '{"step": 2, "time_seconds": 1e999}',
+        '{"step": 2, "time_seconds": [7]}',
+        '{"step": true}',
+        "{}",
+    ],
+)
+def test_a_damaged_line_of_metrics_costs_only_itself_and_is_named(run_path: Path, line: str) -> None:
+    run = RunDirectory(run_path)
+    first, _, third = run.metrics.read_text().splitlines()
+    run.metrics.write_text(f"{first}\n{line}\n{third}\n")
+    viewer = client(run_path)
+    assert viewer.get("/api/runs").json()[0]["step"] == 3
+    curves = viewer.get("/api/curves", params={"run": "lake", "metric": "actor/entropy"}).json()
+    assert curves["lake"]["actor/entropy"]["steps"] == [1, 3]
+    assert "metrics.jsonl:2 is not a line of metrics" in write_report(run_path, "lake", {}, []).read_text()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "directory", "dangling link"])
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "config.yaml", "run.json", "trajectories/validation/step_000000.jsonl"]
+)
+def test_what_is_no_file_hides_nothing_else(run_path: Path, name: str, kind: str) -> None:
+    """Opening a pipe would block the viewer for ever."""
+    (run_path / name).unlink()
+    if kind == "pipe":
+        os.mkfifo(run_path / name)
+    elif kind == "directory":
+        (run_path / name).mkdir()
+    else:
+        (run_path / name).symlink_to("missing")
+    viewer = client(run_path)
+    (row,) = viewer.get("/api/runs").json()
+    assert name == "metrics.jsonl" or row["step"] == 3
+    assert name == "config.yaml" or viewer.get("/api/config", params={"run": "lake"}).json()["values"]
+    rows = viewer.get("/api/episodes", params={"run": "lake"}).json()["rows"]
+    assert len([row for row in rows if row["step"] == 3]) == 3
+    assert "step_000003" not in write_report(run_path, "lake", {}, [], episodes=3).read_text()
+
+
+def test_numbers_that_are_no_json_are_shown_as_null(run_path: Path) -> None:
+    path = RunDirectory(run_path).trajectories("validation", 3)
+    lines = path.read_text().splitlines()
+    stored = json.loads(lines[0])
+    stored["turns"][0] |= {"logprobs": [float("nan")], "text": "\ud800"}
+    path.write_text("\n".join((json.dumps(stored), *lines[1:])) + "\n")
+    where = {"run": "lake", "split": "validation", "step": 3, "line": 0}
+    episode = client(run_path).get("/api/group", params=where).json()[0]
+    assert episode["turns"][0]["logprobs"] == [None]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &a [x]\n"
+        + "\n".join(f"{n}: &{n} [{', '.join([f'*{m}'] * 9)}]" for m, n in zip("abcdefgh", "bcdefghi", strict=True)),
+        "[" * 10_000,
+        "a: &a [*a]",
+        "\udcff",
+        "a: 'x\u2028y'\nb: 1",
+    ],
+)
+def test_a_hostile_configuration_does_not_keep_the_viewer(run_path: Path, text: str) -> None:
+    RunDirectory(run_path).config.write_bytes(text.encode(errors="surrogateescape"))
+    assert client(run_path).get("/api/config", params={"run": "lake"}).status_code == 200
+
+
+def test_an_image_with_a_hostile_name_costs_only_itself_in_the_report(run_path: Path) -> None:
+    path = RunDirectory(run_path).trajectories("validation", 3)
+    stored = [json.loads(line) for line in path.read_text().splitlines()]
+    for episode in stored:
+        episode["turns"][0]["image_files"] = ["../../../../outside/image.png"]
+    path.write_text("".join(json.dumps(episode) + "\n" for episode in stored))
+    report = write_report(run_path, "lake", {}, [], episodes=3).read_text()
+    assert "is no image of a trajectory" in report
+    assert "3 of the 3 held-out episodes" in report

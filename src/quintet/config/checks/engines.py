@@ -26,6 +26,8 @@ class SupportedOptions:
     """Why an option is not supported, appended to the message."""
     values: Mapping[str, tuple[tuple[str, ...], str]] = field(default_factory=dict)
     """For partly supported options: the supported values, and why there are no others."""
+    substitutes: Mapping[str, str] = field(default_factory=dict)
+    """What the engine does with an option that was written for another engine, where that differs."""
     package: str | None = None
     """Module of the package that the engine needs."""
 
@@ -80,6 +82,15 @@ ENGINE_OPTIONS: Mapping[str, SupportedOptions] = {
                 ("auto", "hf", "pt", "safetensors", "dummy"),
                 "it takes its weights from the learner, not from files",
             ),
+        },
+        {
+            "memory_share": "fewer requests run at the same time if they do not fit; nothing is reserved",
+            "torch_compile": "torch.compile of the layers of transformers",
+            "sleep_between_steps": "it frees its KV cache; it has no other memory",
+            "offload": "its weights move to host memory unless they are the learner's",
+            "max_batched_tokens": "the limit is for prompts; one token of each running request is computed beside them",
+            "chunked_prefill": "prompts are divided only if they are longer than max_batched_tokens",
+            "log_statistics": "its own lines, every log_every_steps decode steps",
         },
     ),
     "vllm": SupportedOptions(

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from quintet.config.checks.unread_keys import refused_keys
 from quintet.config.composed import ComposedConfig, config_value
 from quintet.config.native.envs import SimulatorConfig
 from quintet.config.native.experiment import Experiment
@@ -10,35 +11,6 @@ from quintet.config.native.robot_simulators import ManiSkillOptions, option_erro
 from quintet.config.problems import ConfigProblem
 from quintet.config.schema import format_value
 
-NO_TEXT = "a policy of robots outputs actions, not text"
-UNREAD: dict[str, tuple[str, ...]] = {
-    NO_TEXT: (
-        *("rollout.ignore_end", "rollout.stop", "rollout.thoughts"),
-        *("rollout.state_reward", "rollout.binary_reward", "rollout.window_size", "rollout.top_p"),
-        *("rollout.repetition_penalty", "validation.sampling.top_p", "validation.sampling.repetition_penalty"),
-        *("rollout.think", "rollout.response_format", "rollout.action_separator", "rollout.ignore_case"),
-        *("rollout.numbered_actions", "rollout.unknown_actions", "rollout.strip_special_tokens"),
-        *("rollout.format_penalty", "rollout.format_reward", "rollout.min_p", "validation.sampling.min_p"),
-        *("rollout.end_token", "rollout.pad_token", "rollout.max_start_tokens", "rollout.max_observation_tokens"),
-        *("rollout.max_concurrent", "validation.prompts_per_device"),
-        *("policy.vision.freeze", "policy.vision.min_pixels", "policy.vision.max_pixels"),
-    ),
-    "rollouts of robots do not overlap with training": (
-        *("rollout.async_ratio", "rollout.partial", "rollout.max_staleness", "training.pipelined"),
-    ),
-    "robots are scored by their simulator": ("reward",),
-    "robots act in their simulator, not on prompts": ("data",),
-    "start states of robots come from their simulator": (
-        *("training.start_states", "training.start_state_files", "training.shuffle_start_states"),
-        "validation.start_state_files",
-    ),
-    "the reference of robots is their own policy at the start": ("reference.path",),
-    "the value head of robots is a part of their policy": ("critic.path",),
-    "each rank trains on the chunks of its own robots": ("actor.balance_ranks",),
-}
-"""Keys that a run on a simulator does not read, by the reason."""
-OF_SIMULATORS = (*("policy.vla", "critic.shares_policy", "placement.offload_envs", "validation.simulator"),)
-"""Keys that only a run on a simulator reads, besides those of its algorithm (`chunk_algorithms.py`)."""
 SPLITS = ("tensor", "pipeline", "context", "ulysses", "expert")
 
 
@@ -46,13 +18,12 @@ def robot_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     """Yield the settings that contradict the kind of run: on a simulator, or not."""
     config = composed.experiment
     if not config.env.is_simulator:
-        yield from _unread(composed, OF_SIMULATORS, "only a run on a simulator (env.name=simulator) reads it")
+        yield from _unread(composed)
         for name in (name for name, entry in config.envs.items() if entry.env.is_simulator):
             problem = "robots are not mixed with other environments"
             yield composed.problem(f"envs.{name}.env", problem, "envs={} env.name=simulator")
         return
-    for reason, names in UNREAD.items():
-        yield from _unread(composed, names, reason)
+    yield from _unread(composed)
     if config.sft is not None:
         problem = "runs on simulators learn from demonstrations by warm_start"
         yield composed.problem("sft", problem, "sft=null")
@@ -83,11 +54,12 @@ def _setup_problems(composed: ComposedConfig, section: str, env: SimulatorConfig
         yield composed.problem("policy.vla.policy_setup", problem)
 
 
-def _unread(composed: ComposedConfig, names: tuple[str, ...], reason: str) -> Iterator[ConfigProblem]:
+def _unread(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+    """Yield the keys of the user without which the run would be as it is, and which say that it is another one."""
     # what a framework fixes is no wish of the user
-    for key in (name for name in names if _is_set(composed, name)):
+    for key, reason in refused_keys(composed.experiment):
         value, default = composed.value(key), config_value(Experiment(), key)
-        if value != default and value not in (None, ()):
+        if _is_set(composed, key) and value != default and value not in (None, ()):
             yield composed.problem(key, reason, f"{key}={format_value(_plain(default))}")
 
 

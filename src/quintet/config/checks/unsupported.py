@@ -124,7 +124,7 @@ def _problem(composed: ComposedConfig, unsupported: UnsupportedValue) -> ConfigP
     hint = f"leave it out, or {key}={_format_default(unsupported.default)}"
     if key in COUNTS and (command := torchrun_command(composed.experiment)):
         hint += f", or start it with `{command}` or `{ray_command(composed.experiment)}`"
-    return ConfigProblem(key, value, source, message, hint)
+    return ConfigProblem(key, value, source, message, hint, capability=unsupported.capability)
 
 
 def with_torchrun_devices(composed: ComposedConfig) -> ComposedConfig:

@@ -1,6 +1,7 @@
 """Aliases: names of documented keys in older and newer releases of a framework."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -25,7 +26,7 @@ def resolve_aliases(
         ConfigError: a key is set under two of its names, to different values.
     """
     sources = dict(config.sources)
-    remarks = []
+    remarks, written = [], dict[str, str]()
     for spec in (*specs.values(), *_shared_specs(config.sources, specs, shared_sections or {})):
         for alias in spec.aliases:
             if alias not in config.sources or alias in specs:
@@ -38,13 +39,15 @@ def resolve_aliases(
                 sources.pop(spec.key)
             _move(config, alias, spec.key)
             for key in [key for key in sources if is_inside(key, alias)]:
-                sources[spec.key + key.removeprefix(alias)] = sources.pop(key)
+                documented = spec.key + key.removeprefix(alias)
+                sources[documented] = sources.pop(key)
+                written[documented] = written.pop(key, key)
             for section in sections_around(spec.key):
                 sources.setdefault(section, source)
             remarks.append(f"{alias} ({source}) is read as {spec.key}")
         _drop_unset(config, spec, sources)
     _delete_empty_sections(config.sources, sources)
-    return ForeignConfig(config.tree, sources), tuple(remarks)
+    return replace(config, sources=sources, aliases=written), tuple(remarks)
 
 
 def _shared_specs(

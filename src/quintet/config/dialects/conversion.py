@@ -23,6 +23,12 @@ class ForeignValues:
     merged: MergedConfig
     dialect: Dialect
     """The dialect, with only the references that apply to this configuration."""
+    read_as: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Keys of newer releases by the key of an earlier one from which their values follow."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Names that the user wrote, by the documented names."""
+    dropped: Mapping[str, str] = field(default_factory=dict)
+    """Sources of keys that do not count beside another name, or whose null stands for the default."""
 
     def __getitem__(self, key: str) -> Any:
         return self.merged.value(key)
@@ -91,7 +97,8 @@ class NativeBuilder:
     def require(self, key: str, capability: Capability) -> None:
         """Note that the setting of a foreign key requires a missing capability, given the other keys."""
         message = f"{self.values.describe(key)} {capability.refusal()}"
-        self.unsupported[key] = ConfigProblem(key, self.values[key], self.values.source(key), message)
+        source = self.values.source(key)
+        self.unsupported[key] = ConfigProblem(key, self.values[key], source, message, capability=capability)
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of a native key that was set before, or `default`."""

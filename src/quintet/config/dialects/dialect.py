@@ -7,14 +7,19 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.ledger import KeySpec, load_keys
+from quintet.config.dialects.release_defaults import spec_of_release
+from quintet.config.dialects.release_tables import ChosenRelease, load_release_tables
 from quintet.config.dialects.value_types import ANYTHING, SECTION
-from quintet.config.dotted import set_value
+from quintet.config.dotted import get_value, has_key, set_value
+
+UnknownKeyPolicy = Literal["refuse", "ignore-fork", "warn"]
+"""What is done with unknown keys: `warn` leaves all of them out, `ignore-fork` those of a fork that decide nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,7 @@ class Dialect:
     """Selects the references for a configuration tree."""
     sections_of_files: Callable[[Mapping[str, Any]], Mapping[str, Mapping[str, Any]]] = lambda tree: {}
     """Returns the sections that follow from files which a configuration tree names, by their source."""
-    sections_of_program: Callable[[str, Sequence[str]], Mapping[str, Any]] = lambda module, words: {}
+    sections_of_program: Callable[[str, Sequence[str]], Mapping[str, Any]] = lambda module, arguments: {}
     """Returns the sections that follow from a program which a script runs before the trainer, given its module and
     arguments."""
     newer_values: Callable[[Mapping[str, Any]], Mapping[str, tuple[Any, str]]] = lambda tree: {}
@@ -81,9 +86,16 @@ class Dialect:
     choices: Mapping[str, str | None] = field(default_factory=dict)
     """Groups of the framework's own files, such as `engine` of `engine=megatron`, with the key that has the name of the
     chosen file; None if the name follows from others."""
-    deciding: tuple[str, ...] = ()
-    """Regular expressions for keys that decide what is trained on which data, in which environments and with which
-    engine: an unknown one, or one that is close to them, is refused rather than left out."""
+    configurations: tuple[tuple[tuple[str, ...], Mapping[str, Any]], ...] = ()
+    """Names of the framework's own configurations in `defaults.json`, with keys of the files that are of one; null
+    stands for any value. The first entry whose keys a file has counts."""
+    run_defaults: tuple[str, ...] = ()
+    """Keys whose defaults follow from other keys of a file, and not from its release."""
+    implied: tuple[Mapping[str, Any], ...] = ()
+    """Rules for keys that releases lack whose code has their effect: up to the release `until`, `defaults` apply unless
+    a key has its value in `unless`."""
+    release: ChosenRelease | None = None
+    """The release whose defaults the references have."""
     _specs: dict[str, KeySpec] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def specs(self) -> Mapping[str, KeySpec]:
@@ -119,7 +131,7 @@ class Dialect:
         return tree
 
     def known_keys(self) -> frozenset[str]:
-        """Return the keys of the framework's releases that no reference documents, with those of its base.
+        """Return the keys of the framework's releases that no key file documents, with those of its base.
 
         A section stands for all keys in it.
         """
@@ -141,9 +153,32 @@ class Dialect:
         """Return the capability that a trainer of the framework waits for; None if the module is none of them."""
         return next((capability for pattern, capability in self.missing_trainers if pattern.fullmatch(module)), None)
 
-    def decides(self, key: str) -> bool:
-        """Return whether an unknown key decides what a run does."""
-        return any(re.fullmatch(pattern, key) for pattern in self.deciding)
+    def configurations_of(self, tree: Mapping[str, Any]) -> Sequence[str]:
+        """Return the names of the framework's own configurations that such a file can be of."""
+        for names, marks in self.configurations:
+            if all(has_key(tree, key) and value in (None, get_value(tree, key)) for key, value in marks.items()):
+                return names
+        return ()
+
+    def of_release(self, release: ChosenRelease) -> "Dialect":
+        """Return the dialect with the defaults of a release."""
+        documented = {name: spec.key for spec in self.specs().values() for name in (*spec.aliases, spec.key)}
+
+        def changed(spec: KeySpec) -> KeySpec:
+            follows_run = spec.key in self.run_defaults
+            return spec if follows_run else spec_of_release(spec, release.table, documented)
+
+        base = None if self.base is None else self.base.of_release(release)
+        references = tuple(reference.mapped(changed) for reference in self.references)
+        return replace(self, references=references, base=base, release=release)
+
+    def is_until(self, release: str) -> bool:
+        """Return whether the release whose defaults apply is not newer than another one."""
+        tables = load_release_tables(self.release.framework) if self.release else None
+        if tables is None or self.release is None:
+            return False
+        order = tables.releases()
+        return order.index(self.release.name) >= order.index(release)
 
     def with_references(self, *references: Reference) -> "Dialect":
         """Return the dialect with other references."""

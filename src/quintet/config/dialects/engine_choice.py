@@ -22,8 +22,10 @@ ENGINE, VALIDATION_PROMPTS = "rollout.engine", "validation.prompts_per_device"
 PARALLEL_SIZES = (f"{OPTIONS}.tensor_parallel", f"{OPTIONS}.pipeline_parallel")
 
 
-def adjust_engine(experiment: Experiment, native: NativeBuilder, adjustments: Adjustments) -> None:
+def adjust_engine(experiment: Experiment, native: NativeBuilder, adjustments: Adjustments, num_planned: int) -> None:
     """Use the engine `hf` if this machine cannot run the one of the framework's reference.
+
+    `num_planned` are the devices of a node that a plan has, whatever this machine has; 0 for a run on this machine.
 
     Settings of the user are never replaced; unsupported ones become problems.
     """
@@ -37,7 +39,7 @@ def adjust_engine(experiment: Experiment, native: NativeBuilder, adjustments: Ad
     for option in unsupported_options(adapted):
         _drop_option(option, adapted, native, adjustments, requested_engine=engine)
     _drop_validation_prompts(experiment, native, adjustments)
-    for key in _oversized_parallelism(adapted, native):
+    for key in _oversized_parallelism(adapted, native, num_planned or hardware.num_gpus()):
         remark = f"the default {native.describe_origins(key)} needs more GPUs than this machine has: using 1"
         adjustments.replace(key, 1, remark)
 
@@ -87,13 +89,13 @@ def _drop_validation_prompts(experiment: Experiment, native: NativeBuilder, adju
         adjustments.replace(VALIDATION_PROMPTS, None, remark)
 
 
-def _oversized_parallelism(experiment: Experiment, native: NativeBuilder) -> Iterator[str]:
-    """Yield parallel sizes that the user did not set and that need more GPUs than this machine has."""
+def _oversized_parallelism(experiment: Experiment, native: NativeBuilder, num_gpus: int) -> Iterator[str]:
+    """Yield parallel sizes that the user did not set and that need more GPUs than there are."""
     options, supported = experiment.rollout.engine_options, ENGINE_OPTIONS.get(experiment.rollout.engine)
     sizes = dict(zip(PARALLEL_SIZES, (options.tensor_parallel, options.pipeline_parallel), strict=True))
     is_set = any(map(native.is_set_by_user, PARALLEL_SIZES))
     is_parallel = supported is not None and "tensor_parallel" in supported.names
-    if is_parallel and not is_set and math.prod(sizes.values()) > max(1, hardware.num_gpus()):
+    if is_parallel and not is_set and math.prod(sizes.values()) > max(1, num_gpus):
         yield from (key for key, size in sizes.items() if size > 1)
 
 

@@ -14,6 +14,7 @@ framework's code fixes to their values (`constants`):
       computed_by: batches.budgets_to_native  # the function, or table of rules, that computes them
       native_values: {mse: k2}                # differing native values, or the name of a mapping in `native_values`
       requires: {capability: loggers, noop: [0]}  # missing capability, and values that do not need it; or its name
+      substitutes: {veomni: FSDP2 takes …}    # values in whose place Quintet has others, and what differs; or its name
       aliases: [...]                          # names in older and newer releases
       wins: trainer.total_steps               # of several names, the one that counts
       null_follows: true                      # null stands for the default, which refers to another key
@@ -62,6 +63,8 @@ class KeySpec(BaseModel):
     native_values: Mapping[Any, Any] = {}
     """Native values by foreign values, where they differ: `{-1: 0}`."""
     requires: Capability | None = None
+    substitutes: Mapping[str, str] = {}
+    """By values that name what Quintet lacks and replaces: what it has instead, and what differs."""
     noop: tuple[Any, ...] = ()
     """Values of an unsupported key that do not need the missing capability; a `ValueType` stands for all that it
     accepts."""
@@ -107,6 +110,8 @@ def load_keys(framework: str, name: str) -> tuple[KeySpec, ...]:
     for entry in document["keys"].values():
         if "computed_by" in entry:
             entry["computed_by"] = _full_name(framework, entry["computed_by"])
+        if isinstance(substitutes := entry.get("substitutes"), str):
+            entry["substitutes"] = document["substitutes"][substitutes]
     return tuple(_key_spec(key, entry, types, tables) for key, entry in document["keys"].items())
 
 

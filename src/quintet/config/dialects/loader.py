@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -21,28 +21,26 @@ from quintet.config.composed import ComposedConfig, with_values
 from quintet.config.dialects.aliases import resolve_aliases
 from quintet.config.dialects.composition.foreign_config import ForeignConfig
 from quintet.config.dialects.conversion import Adjustments, ForeignValues, NativeBuilder, converter_of
-from quintet.config.dialects.dialect import Dialect
-from quintet.config.dialects.engine_choice import adjust_engine
+from quintet.config.dialects.dialect import Dialect, UnknownKeyPolicy
+from quintet.config.dialects.engine_choice import ENGINE, adjust_engine
 from quintet.config.dialects.foreign_hints import foreign_problems, translate_hint
 from quintet.config.dialects.key_checks import (
-    UnknownKey,
     illegal_values,
     ineffective_keys,
-    pending_keys,
-    unknown_keys,
     unsupported_defaults,
     unsupported_keys,
 )
 from quintet.config.dialects.passthrough import model_config_problems, unchecked_model_sections
-from quintet.config.dotted import flatten, get_value, set_value
+from quintet.config.dialects.release_choice import choose_release
+from quintet.config.dialects.settings import ForeignSettings
+from quintet.config.dialects.unknown_keys import sort_keys, unknown_keys
+from quintet.config.dotted import flatten, get_value, sections_around, set_value
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.megatron import MegatronConfig
 from quintet.config.plan.batch_arithmetic import compute_batch_arithmetic
 from quintet.config.problems import ConfigProblem, describe_setting, raise_problems, source_of
 from quintet.config.schema import format_value
 from quintet.config.torchrun import RankInfo, current_rank
-
-UnknownKeyPolicy = Literal["refuse", "warn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +83,10 @@ def load_config(config: ForeignConfig, dialect: Dialect, *, unknown: UnknownKeyP
 
 def conversion_problems(result: ConversionResult, rank: RankInfo) -> tuple[ConfigProblem, ...]:
     """Return everything that the run asks for and that cannot be done with the processes that `rank` describes."""
-    return (*result.unsupported, *run_problems(_runnable(result), rank, result.refused_keys))
+    return (*result.unsupported, *run_problems(runnable(result), rank, result.refused_keys))
 
 
-def _runnable(result: ConversionResult) -> ComposedConfig:
+def runnable(result: ConversionResult) -> ComposedConfig:
     """Return the configuration with unsupported defaults replaced."""
     return with_values(result.composed, result.replaced_defaults)
 
@@ -110,17 +108,13 @@ def convert(
         ConfigError: all problems in one message, by their foreign keys.
     """
     values, alias_remarks = merge_with_reference(config, dialect)
-    of_any_run = {name for spec in dialect.specs().values() for name in (spec.key, *spec.aliases)}
-    unknown_or_pending = unknown_keys(values, dialect.known_keys(), of_any_run)
-    pending = pending_keys(values, unknown_or_pending)
-    undocumented = [key for key in unknown_or_pending if key.key not in pending]
-    refused = [key for key in undocumented if unknown == "refuse" or _decides(key, values.dialect)]
+    keys = sort_keys(values, unknown_keys(values, dialect, config), unknown)
     wrong = [
-        *(_unknown_key_problem(key, unknown) for key in refused),
+        *(ConfigProblem(key.key, None, key.source, f"unknown key {key}") for key in keys.refused),
         *illegal_values(values),
         *model_config_problems(values),
     ]
-    raise_problems([*wrong, *((*unsupported_keys(values), *pending.values()) if to_run and wrong else ())])
+    raise_problems([*wrong, *((*unsupported_keys(values), *keys.waiting.values()) if to_run and wrong else ())])
     native = _to_native(values)
     sources = dict(native.provenance())
     try:
@@ -130,27 +124,23 @@ def convert(
         raise
     remarks = (
         *alias_remarks,
-        *(f"unknown key left out: {key}" for key in undocumented),
+        *keys.remarks(),
         *ineffective_keys(values),
         *native.remarks,
         *unchecked_model_sections(values),
     )
     provenance = {key: source_of(key, sources) for key in flatten(experiment.model_dump())}
-    composed = ComposedConfig(experiment, provenance, remarks, partial(translate_hint, experiment, native))
-    result = _adjust(composed, native, planned_rank(experiment) if to_plan else current_rank())
-    return replace(result, unsupported=(*result.unsupported, *pending.values()))
-
-
-def _decides(key: UnknownKey, dialect: Dialect) -> bool:
-    """Whether an unknown key, or the key that it is close to, decides what a run does."""
-    return any(dialect.decides(name) for name in (key.key, key.suggestion) if name)
-
-
-def _unknown_key_problem(key: UnknownKey, unknown: UnknownKeyPolicy) -> ConfigProblem:
-    why = (
-        "it decides what the run does, so that --unknown-keys warn does not leave it out" if unknown == "warn" else None
+    release = str(values.dialect.release or "")
+    composed = ComposedConfig(experiment, provenance, remarks, release, partial(translate_hint, experiment, native))
+    result = _adjust(composed, native, to_plan=to_plan)
+    settings = ForeignSettings(
+        native,
+        [key.key for key in keys.left_out],
+        experiment.rollout.engine,
+        result.replaced_defaults.get(ENGINE, experiment.rollout.engine),
     )
-    return ConfigProblem(key.key, None, key.source, f"unknown key {key}", why)
+    with_settings = replace(composed, settings=settings.all())
+    return replace(result, composed=with_settings, unsupported=(*result.unsupported, *keys.waiting.values()))
 
 
 def merge_with_reference(config: ForeignConfig, dialect: Dialect) -> tuple[ForeignValues, tuple[str, ...]]:
@@ -160,13 +150,25 @@ def merge_with_reference(config: ForeignConfig, dialect: Dialect) -> tuple[Forei
     """
     for source, sections in dialect.sections_of_files(config.plain()).items():
         config = config.with_sections(sections, source)
-    newer = dialect.newer_values(config.plain())
+    as_written, newer = config, dialect.newer_values(config.plain())
     newer_remarks = tuple(_describe_newer_values(config, newer))
     config = config.with_values(newer)
     narrowed = dialect.narrowed(config.plain())
+    release = choose_release(narrowed, config.plain(), as_written.leaves(), as_written.evidence)
+    if release is not None:
+        narrowed = narrowed.of_release(release)
+        config = config.without_defaults(release.table, narrowed.specs())
     renamed, remarks = resolve_aliases(config, narrowed.specs(), narrowed.shared_sections)
     remarks += newer_remarks
-    return ForeignValues(renamed.merge_onto(narrowed.default_tree()), narrowed), remarks
+    read_as: dict[str, tuple[str, ...]] = {}
+    for key, (_, origin) in newer.items():
+        if key != origin:
+            read_as[origin] = (*read_as.get(origin, ()), key)
+    merged = renamed.merge_onto(narrowed.default_tree())
+    written = {renamed.aliases.get(key, key): source for key, source in merged.sources.items()}
+    above = {section for key in config.sources for section in sections_around(key)}
+    dropped = {key: source for key, source in config.sources.items() if key not in written and key not in above}
+    return ForeignValues(merged, narrowed, read_as, renamed.aliases, dropped), remarks
 
 
 def _describe_newer_values(config: ForeignConfig, newer: Mapping[str, tuple[Any, str]]) -> Iterator[str]:
@@ -196,9 +198,10 @@ def _replace_path_in_name(native: NativeBuilder) -> None:
         native.remarks.append(f"{native.values.describe(*origins)}: the name of the run is {replaced}")
 
 
-def _adjust(composed: ComposedConfig, native: NativeBuilder, rank: RankInfo) -> ConversionResult:
+def _adjust(composed: ComposedConfig, native: NativeBuilder, *, to_plan: bool) -> ConversionResult:
     """Collect unsupported settings of the user, by their foreign keys, and replacements for unsupported defaults."""
     experiment = composed.experiment
+    rank = planned_rank(experiment) if to_plan else current_rank()
     dialect = native.values.dialect
     adjustments = Adjustments()
     ready = placement_keys_satisfied_by_processes(experiment, rank)
@@ -211,7 +214,7 @@ def _adjust(composed: ComposedConfig, native: NativeBuilder, rank: RankInfo) -> 
             _adjust_unsupported(unsupported, native, adjustments)
     for key, value in devices_to_set(experiment, rank, native.is_set_by_user):
         adjustments.replace(key, value, f"{key} is not set: using {value}, the number of started processes")
-    adjust_engine(experiment, native, adjustments)
+    adjust_engine(experiment, native, adjustments, rank.local_size if to_plan else 0)
     for problem in megatron_option_problems(with_values(composed, adjustments.replaced)):
         if native.origins_of(problem.key) and not native.is_set_by_user(problem.key):
             default = MegatronConfig.model_fields[problem.key.rpartition(".")[2]].default
@@ -263,7 +266,7 @@ def _unsupported_problem(value: UnsupportedValue, origins: Sequence[str], values
     if not origins:
         setting = f"{value.key} = {format_value(value.value)}, which this configuration implies,"
         message = f"{setting} {value.capability.refusal()}"
-        return ConfigProblem(value.key, value.value, "this dialect", message)
+        return ConfigProblem(value.key, value.value, "this dialect", message, capability=value.capability)
     first, settings = origins[0], ", ".join(map(values.describe, origins))
     message = f"{settings} {value.capability.refusal(plural=len(origins) > 1)}"
-    return ConfigProblem(first, values[first], values.source(first), message)
+    return ConfigProblem(first, values[first], values.source(first), message, capability=value.capability)

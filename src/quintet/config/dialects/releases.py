@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from quintet.config.dialects.dialect import Dialect, key_files
 from quintet.config.dialects.ledger import KeySpec, key_file_text
+from quintet.config.dialects.value_types import BOOLEAN
 
 _STRICT = ConfigDict(frozen=True, extra="forbid")
 
@@ -110,3 +111,15 @@ def all_keys(dialect: Dialect, mentioning: Collection[str] = ()) -> Iterator[tup
             if spec.key not in listed:
                 listed.add(spec.key)
                 yield reference.name, spec
+
+
+def documented_names(dialect: Dialect) -> frozenset[str]:
+    """Return the keys of any run of a framework that a key file documents, with their aliases and those of its base."""
+    names = frozenset(name for _, spec in all_keys(dialect) for name in (spec.key, *spec.aliases))
+    return names if dialect.base is None else names | documented_names(dialect.base)
+
+
+def is_switch(dialect: Dialect, key: str) -> bool:
+    """Return whether a key of a framework is true or false."""
+    of_framework = any(spec.key == key and spec.value_type is BOOLEAN for _, spec in all_keys(dialect))
+    return of_framework or (dialect.base is not None and is_switch(dialect.base, key))

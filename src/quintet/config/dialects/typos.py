@@ -16,6 +16,8 @@ RARE_DISTANCE = 0.05
 SLIP = 2
 SECTION_DISTANCE = 0.05
 """Distance of a key that only lacks a section, or has one too many."""
+WORD = re.compile(r"[A-Z]*[^A-Z._-]+|[A-Z]+")
+"""A word of a key: words are separated by dots, underscores, hyphens or capitals."""
 
 
 def closest_keys(key: str, legal: Iterable[str], limit: int = 3, rare: Collection[str] = ()) -> list[str]:
@@ -34,14 +36,51 @@ def closest_keys(key: str, legal: Iterable[str], limit: int = 3, rare: Collectio
 def slip_of(key: str, legal: Iterable[str]) -> str | None:
     """Return the legal key from which `key` differs by one character, by separators or by a repeated section.
 
-    Keys that differ in a digit are different keys.
+    Keys that differ in a digit, or in a whole word, are different keys.
     """
     closest = next(iter(closest_keys(key, legal, limit=1)), None)
     if closest is None or _has_other_digit(key, closest):
         return None
-    once = ".".join(word for word, _ in groupby(key.split(".")))
-    is_slip = once == closest or OSA.distance(_normalized(key), _normalized(closest)) <= 1
+    is_slip = _without_repetition(key) == closest or is_misspelt(key, closest, changes=1)
     return closest if is_slip else None
+
+
+def is_typo(key: str, meant: str, *, in_known_section: bool) -> bool:
+    """Return whether `key` is `meant` with slips of the hand, rather than a key with a name of its own.
+
+    Slips are other characters in its words or between them, and sections that are missing or repeated. In a section
+    that exists, so are missing words, and the name of a key of another section.
+    """
+    (section, _, name), (meant_section, _, meant_name) = key.rpartition("."), meant.rpartition(".")
+    if _without_repetition(key) == meant or is_misspelt(key, meant):
+        return True
+    if _normalized(name) == _normalized(meant_name):
+        return in_known_section or (key.count(".") < meant.count(".") and _section_distance(key, meant) < 1)
+    lacks_few = len(name.split("_")) > len(meant_name.split("_")) / 2
+    return in_known_section and section == meant_section and lacks_few and _lacks_words(key, meant)
+
+
+def is_misspelt(key: str, meant: str, changes: int | None = None) -> bool:
+    """Return whether two keys have the same words, but for a few characters in each or for a separator.
+
+    `changes` are those of all words together, at most; otherwise it is one in three characters of a word.
+    """
+    if _normalized(key) == _normalized(meant) or OSA.distance(key.casefold(), meant.casefold()) <= 1:
+        return True
+    words, others = WORD.findall(key), WORD.findall(meant)
+    if len(words) != len(others):
+        return False
+    distances = [OSA.distance(word.casefold(), other.casefold()) for word, other in zip(words, others, strict=True)]
+    if changes is not None:
+        return sum(distances) <= changes
+    return all(
+        distance <= max(1, max(len(word), len(other)) // 3)
+        for distance, word, other in zip(distances, words, others, strict=True)
+    )
+
+
+def _without_repetition(key: str) -> str:
+    return ".".join(word for word, _ in groupby(key.split(".")))
 
 
 def _has_other_digit(key: str, other: str) -> bool:

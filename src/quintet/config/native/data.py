@@ -213,7 +213,7 @@ class JudgeServerConfig(Section):
     and 1,024 other tokens, as far as the model supports these."""
     memory_share: PositiveShare | None = None
     """Share of the device's memory, as in `rollout.engine_options.memory_share`."""
-    arguments: Annotated[dict[str, Any], Field(default_factory=dict)]
+    arguments: Annotated[dict[str, Any], Field(default_factory=dict), RunsCode()]
     """Further arguments of vLLM or SGLang, as in `rollout.engine_options.arguments`."""
 
 

@@ -109,7 +109,7 @@ class PolicyConfig(Section):
     tokenizer: str | None = None
     """Directory of the tokenizer; null uses the model directory."""
     fast_tokenizer: bool = True
-    """Use the Rust tokenizer, not the Python one, if both exist; transformers 5 has one of each."""
+    """Use the Rust tokenizer. Has no effect: transformers 5 has one implementation of each tokenizer."""
     trust_tokenizer_code: AllowsCode = False
     """Run Python code from the tokenizer directory."""
     overrides: Annotated[dict[str, Any], Field(default_factory=dict)]
@@ -128,6 +128,11 @@ class PolicyConfig(Section):
     """Vision-language policies: images and vision encoder."""
     vla: VlaConfig | None = None
     """Vision-language-action heads; null for a text policy."""
+
+    @property
+    def runs_tokenizer_code(self) -> bool:
+        """Whether code from the directory of the tokenizer runs."""
+        return self.trust_remote_code or self.trust_tokenizer_code
 
     def conflicts(self) -> Iterator[tuple[str, ...]]:
         if self.path is None and self.preset is None:

@@ -8,7 +8,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from quintet.config.capabilities import Capability, Requires
 from quintet.config.native.envs import SimulatorConfig
 from quintet.config.native.interactions import InteractionsConfig
-from quintet.config.native.section import Count, NonNegative, NotEmpty, PositiveShare, Section, Share, Texts
+from quintet.config.native.section import Count, NonNegative, NotEmpty, PositiveShare, RunsCode, Section, Share, Texts
 from quintet.config.native.state_reward import StateRewardConfig
 from quintet.config.native.tool_calls import ToolCallsConfig
 
@@ -87,13 +87,13 @@ class EngineConfig(Section):
     of a few responses. A difference ends the run."""
     validate_weights_dir: str | None = None
     """Directory for the result of that comparison; null stores nothing."""
-    arguments: Annotated[dict[str, Any], Field(default_factory=dict)]
+    arguments: Annotated[dict[str, Any], Field(default_factory=dict), RunsCode()]
     """Further arguments under the engine's names: `{enable_prefix_caching: false}`. They override the options above."""
     deterministic: bool = False
     """Batch-invariant computation in SGLang: a response does not depend on the rest of the batch; slower."""
     server_url: str | None = None
     """URL of a running SGLang server, `http://host:port`; null starts one."""
-    server_python: str | None = None
+    server_python: Annotated[str | None, RunsCode()] = None
     """Python interpreter of an environment with SGLang, to start the server with; null uses the current one."""
     server_weights_dir: str | None = None
     """Directory shared with an SGLang server on another node, for weight sync; null uses shared memory of this node."""

@@ -23,7 +23,8 @@ NotEmpty = Annotated[str, Field(min_length=1)]
 
 @dataclass(frozen=True, slots=True)
 class RunsCode:
-    """Mark of a field whose value runs Python code of a file, a module or a model directory."""
+    """Mark of a field whose value runs a program, or Python code of a file, a module or a model directory. Of arguments
+    of an engine, those do whose names say so."""
 
 
 AllowsCode = Annotated[bool, RunsCode()]

@@ -155,6 +155,8 @@ def _budgets(planned: PlannedRun) -> Iterator[str]:
 def _uneven(planned: PlannedRun) -> Iterator[str]:
     """Warn about idle ranks; results are not affected, since losses average over all tokens of a mini-batch."""
     training, counts = planned.config.training, planned.counts
+    if planned.config.env.is_simulator:
+        return  # mini-batches have chunk steps of all robots, not episodes
     for component in filter(None, map(planned.placement.of, ("actor", "critic"))):
         episodes, ranks = counts.episodes_per_mini_batch, component.copies
         if episodes % ranks:

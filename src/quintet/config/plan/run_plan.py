@@ -272,7 +272,8 @@ def _algorithm(config: Experiment) -> str:
     terms = [term for term in (config.algorithm.kl_in_loss, config.algorithm.kl_in_reward) if term is not None]
     kl = [f"KL ({term.estimator}) × {term.coefficient:g} in the {term.apply_to}" for term in terms]
     kl_term = ", ".join(kl or ["no KL"])
-    return f"{estimator}, {clip}, {kl_term}, learning rate {config.actor.optimizer.learning_rate:g}"
+    entropy = f"entropy × {config.algorithm.entropy_coefficient:g}"
+    return f"{estimator}, {clip}, {kl_term}, {entropy}, learning rate {config.actor.optimizer.learning_rate:g}"
 
 
 def _loss(section: LossSection) -> str:

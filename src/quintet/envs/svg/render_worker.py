@@ -38,8 +38,9 @@ def work(connection: socket.socket, setup: Mapping[str, Any]) -> None:
 def _prepare() -> Callable[[Mapping[str, Any]], Iterable[Mapping[str, Any]]]:
     """Limit memory, and confine this process where the system can; elsewhere only the document check protects."""
     preload()
-    seccomp.hide_memory()
+    seccomp.die_first_without_memory()
     seccomp.limit_resources(MEMORY_BYTES)
+    seccomp.limit_threads()
     with suppress(seccomp.ConfinementError):
         seccomp.confine(read_files=False)
     return lambda request: [_reply(request)]

@@ -20,10 +20,11 @@ from quintet.pipelines.run import Run, is_due, open_run
 from quintet.pipelines.sft.episodes import build_solved_episodes, validate_in_episodes
 from quintet.pipelines.sft.final_weights import FinalWeights, copy_to_remote, remote_file_system, write_directory
 from quintet.pipelines.sft.rows import SftDataset, build_sft_dataset, iter_texts, row_config
-from quintet.pipelines.sft.stage import SftStage, build_stage, load_sft_tokenizer, sft_config
+from quintet.pipelines.sft.stage import SftStage, build_stage, sft_config
 from quintet.pipelines.timings import Timings, throughput
 from quintet.pipelines.training_steps import TrainingStep, run_steps
 from quintet.policies.lora import ADAPTER_DIRECTORY
+from quintet.policies.model_loading import load_policy_tokenizer
 from quintet.policies.tiny_models import create_preset_policy
 from quintet.rollout.chat.image_prompts import ImagePrompts
 from quintet.runtime.controller import Controller
@@ -235,7 +236,7 @@ def _set_up(run: Run, controller: Controller) -> tuple[SftStage, SftDataset]:
         _remove_final_weights(config)
     solved = build_solved_episodes(config, run.progress) if sft_config(config).episodes else None
     base = _base_model(run, solved)
-    tokenizer = load_sft_tokenizer(config, base)
+    tokenizer = load_policy_tokenizer(config.policy, base)
     data = config.data or DataConfig()
     train, held_out = solved or (open_split(data, tokenizer, "train"), open_split(data, tokenizer, "validation"))
     if not solved and not data.validation_files:

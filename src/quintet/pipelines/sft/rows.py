@@ -263,8 +263,7 @@ def _encode_in_workers(numbers: Sequence[int], workers: WorkerPool) -> Iterator[
 
 def _prepare(setup: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
     config = Experiment.model_validate(setup["experiment"], strict=False)
-    trusted = config.policy.trust_remote_code or config.policy.trust_tokenizer_code
-    tokenizer = load_tokenizer(setup["tokenizer"], trust_remote_code=trusted)
+    tokenizer = load_tokenizer(setup["tokenizer"], trust_remote_code=config.policy.runs_tokenizer_code)
     tokenizer.name_or_path = setup["tokenizer_name"]
     split = open_split_files(config.data or DataConfig(), tokenizer, setup["names"], setup["key"])
     images = None if setup["images"] is None else ImagePrompts.from_settings(setup["images"])

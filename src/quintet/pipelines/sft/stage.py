@@ -13,7 +13,6 @@ from quintet.config.native.training import SftConfig
 from quintet.data.conversations import TokenizedConversations
 from quintet.errors import ConfigError, MachineError
 from quintet.policies.lora import ADAPTER_DIRECTORY, save_adapters
-from quintet.policies.model_loading import load_tokenizer
 from quintet.records import Batch
 from quintet.runtime.controller import Controller
 from quintet.runtime.groups import LearnerGroup
@@ -38,13 +37,6 @@ def sft_config(config: Experiment) -> SftConfig:
             hint="add one, at least `sft: {}`; RAGEN's configurations have it with rl_or_sft=sft",
         )
     return config.sft
-
-
-def load_sft_tokenizer(config: Experiment, model: Path) -> Any:
-    """Load the configured tokenizer, or that of the model."""
-    policy = config.policy
-    trusted = policy.trust_remote_code or policy.trust_tokenizer_code
-    return load_tokenizer(policy.tokenizer or model, trust_remote_code=trusted, fast=policy.fast_tokenizer)
 
 
 def with_schedule(sft: SftConfig, steps: int) -> OptimizerConfig:

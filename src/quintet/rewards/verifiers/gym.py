@@ -1,7 +1,7 @@
 """Problems of reasoning-gym (Stojanovski et al. 2025), scored by the scoring function of their generator.
 
-Some of these functions evaluate the answer as Python; they only run in processes that cannot start others, write files
-or open connections, see `quintet.sandbox.seccomp`.
+Some of these functions evaluate the answer as Python. They get data and expressions only, and only run in processes
+that cannot start others, write files or open connections, see `quintet.sandbox.seccomp`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from quintet.rewards.answer_extraction import extract_boxed, extract_tagged
 from quintet.rewards.score import GroundTruthError, Score
 from quintet.rewards.thoughts import text_after_thoughts
+from quintet.rewards.verifiers.evaluated_answers import without_code
 from quintet.sandbox.seccomp import is_confined
 
 
@@ -35,7 +36,7 @@ def verify(text: str, ground_truth: Any, extra: Mapping[str, Any]) -> Score:
     name, entry = read_entry(ground_truth, extra)
     final = text_after_thoughts(text)
     answer = extract_tagged(final) or extract_boxed(final) or final.strip()
-    score = float(_score_function(name)(answer, entry))
+    score = float(_score_function(name)(without_code(name, answer, entry), entry))
     return Score(min(max(score, 0.0), 1.0) if math.isfinite(score) else score, answer)
 
 

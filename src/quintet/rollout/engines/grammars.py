@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from quintet.records import StructuredOutput
+from quintet.rollout.engines.compiled_grammars import compile_grammar, grammar_error
+from quintet.rollout.engines.grammar_trials import GrammarTrials
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -16,11 +24,28 @@ if TYPE_CHECKING:
 
 MAX_SPEC_LENGTH = 1 << 16
 """Maximum characters of a schema, regular expression or list of choices; compiling it takes up to about two seconds."""
-MAX_LEXER_FUEL = 100_000
-"""llguidance's limit on the size of regular expressions and patterns: ten times more takes several seconds."""
-MAX_CACHED_GRAMMARS = 256
-ANY_OBJECT = '{"type": "object"}'
+MAX_REPETITIONS = 1 << 16
+"""Maximum value of the keywords `COUNTS` of a schema."""
+COUNTS = frozenset({"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"})
+VALUES = frozenset({"const", "enum", "default", "examples"})
+"""Keywords whose values are no schemas."""
+MAX_BYTES = 512 << 20
+"""Maximum memory of the grammars that are cached or used by unfinished requests."""
+MIN_GRAMMAR_BYTES, BYTES_PER_CHARACTER = 1 << 14, 8
+"""Least memory that is counted for a grammar, and for each character of its text."""
 PRINTABLE_ASCII = range(0x20, 0x7F)
+
+
+class GrammarMemoryError(Exception):
+    """The grammars of unfinished requests take too much memory for another one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Grammar:
+    """A compiled structured output."""
+
+    matcher: LLMatcher
+    num_bytes: int
 
 
 class GrammarCompiler:
@@ -30,57 +55,99 @@ class GrammarCompiler:
         """`tokenizer` is one of transformers; `vocab_size` is that of the model, which may be larger."""
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._compile_cached = functools.lru_cache(MAX_CACHED_GRAMMARS)(self._compile)
+        self._cache: OrderedDict[StructuredOutput, Grammar] = OrderedDict()
+        """The latest used last."""
+        self._in_use: WeakValueDictionary[StructuredOutput, Grammar] = WeakValueDictionary()
+        """Grammars in the cache or held by requests."""
+        self._lock = threading.Lock()
 
-    def check(self, output: StructuredOutput) -> None:
-        """Compile a structured output, so that a later `matcher` finds it in the cache.
+    def is_cached(self, output: StructuredOutput) -> bool:
+        """Return whether `check` takes no time."""
+        return output in self._in_use
+
+    def check(self, output: StructuredOutput) -> Grammar:
+        """Compile a structured output of a client, first in a process with limits. While the grammar is held, `matcher`
+        does not compile it again.
 
         Raises:
             ValueError: it is invalid, too large, or cannot be expressed with the tokenizer's vocabulary.
+            GrammarMemoryError: the grammars of other requests leave no memory for it.
         """
-        self._compile_cached(output)
+        grammar = self._known(output)
+        if grammar is None:
+            self._check_size(output)
+            num_bytes = self._trials.num_bytes(output.kind, output.spec)
+            num_bytes = max(num_bytes, MIN_GRAMMAR_BYTES, BYTES_PER_CHARACTER * len(output.spec))
+            self._make_room(num_bytes)
+            grammar = self._compile(output, num_bytes)
+        return grammar
 
     def matcher(self, output: StructuredOutput, stop_token_ids: Sequence[int]) -> TokenMatcher:
-        """Return a matcher at the start of a response.
+        """Return a matcher at the start of a response. A grammar that is not known, of a run, is compiled without a
+        trial.
 
         Raises:
             ValueError: see `check`.
         """
-        return TokenMatcher(self._compile_cached(output).deep_copy(), self._ll_tokenizer, stop_token_ids)
+        grammar = self._known(output)
+        if grammar is None:
+            self._check_size(output)
+            grammar = self._compile(output, MIN_GRAMMAR_BYTES)
+        return TokenMatcher(grammar, self._ll_tokenizer, stop_token_ids)
+
+    def _known(self, output: StructuredOutput) -> Grammar | None:
+        with self._lock:
+            if output in self._cache:
+                self._cache.move_to_end(output)
+            return self._in_use.get(output)
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Drop the grammars of the cache that were not used for longest, until there is memory for another one."""
+        with self._lock:
+            while sum(grammar.num_bytes for grammar in self._in_use.values()) + num_bytes > MAX_BYTES:
+                if not self._cache:
+                    raise GrammarMemoryError(f"the grammars of unfinished requests take {MAX_BYTES >> 20} MiB")
+                self._cache.popitem(last=False)
 
     @functools.cached_property
     def _ll_tokenizer(self) -> LLTokenizer:
-        from llguidance.hf import from_tokenizer
+        from llguidance import LLTokenizer
 
         try:
-            return from_tokenizer(self._tokenizer, n_vocab=max(self._vocab_size, len(self._tokenizer)))
+            return LLTokenizer(**self._tokenizer_arguments)
         except ValueError as error:
             raise ValueError(f"the tokenizer does not support structured outputs: {error}") from error
 
-    def _compile(self, output: StructuredOutput) -> LLMatcher:
-        from llguidance import grammar_from
+    @functools.cached_property
+    def _tokenizer_arguments(self) -> Mapping[str, Any]:
+        """Arguments of `LLTokenizer`, as `llguidance.hf.from_tokenizer` passes them."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise ValueError("the tokenizer does not support structured outputs: it is no fast tokenizer")
+        backend = copy(backend)
+        backend.no_padding()
+        backend.no_truncation()
+        n_vocab = max(self._vocab_size, len(self._tokenizer))
+        return {"tokenizer": backend.to_str(), "n_vocab": n_vocab, "eos_token": self._tokenizer.eos_token_id}
 
+    @functools.cached_property
+    def _trials(self) -> GrammarTrials:
+        return GrammarTrials(self._tokenizer_arguments)
+
+    def _check_size(self, output: StructuredOutput) -> None:
         if len(output.spec) > MAX_SPEC_LENGTH:
             raise ValueError(f"{output.kind}: {len(output.spec)} characters, the maximum is {MAX_SPEC_LENGTH}")
-        if output.kind in ("regex", "choice"):
-            return self._build(output.kind, grammar_from(output.kind, output.spec))
-        if self._missing_characters:
+        if output.kind == "json_schema":
+            _check_counts(output.spec)
+        if output.kind in ("json_schema", "json_object") and self._missing_characters:
             missing = f"it has no tokens for {self._missing_characters!r}"
             raise ValueError(f"the tokenizer's vocabulary cannot express JSON: {missing}")
-        return self._build(output.kind, grammar_from("json_schema", output.spec or ANY_OBJECT))
 
-    def _build(self, kind: str, grammar: str) -> LLMatcher:
-        from llguidance import LLMatcher, LLParserLimits
-
-        limits = LLParserLimits(initial_lexer_fuel=MAX_LEXER_FUEL, verbose_errors=False)
-        matcher = LLMatcher(self._ll_tokenizer, grammar, log_level=0, limits=limits)
-        if matcher.is_error():
-            raise ValueError(f"{kind}: {matcher.get_error().strip()}")
-        # the first mask takes the longest, and detects that there is no first token
-        matcher.compute_bitmask()
-        if matcher.is_error():
-            raise ValueError(f"{kind}: {_cause(matcher)}")
-        return matcher
+    def _compile(self, output: StructuredOutput, num_bytes: int) -> Grammar:
+        grammar = Grammar(compile_grammar(self._ll_tokenizer, output.kind, output.spec), num_bytes)
+        with self._lock:
+            self._cache[output] = self._in_use[output] = grammar
+        return grammar
 
     @functools.cached_property
     def _missing_characters(self) -> str:
@@ -91,11 +158,32 @@ class GrammarCompiler:
         return "".join(chr(code) for code in PRINTABLE_ASCII if code not in characters)
 
 
+def _check_counts(spec: str) -> None:
+    """
+    Raises:
+        ValueError: a schema asks for more repetitions than `MAX_REPETITIONS`, or is no JSON.
+    """
+    try:
+        schemas = [json.loads(spec)]
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"json_schema: {error}") from None
+    while schemas:
+        schema = schemas.pop()
+        items = schema.items() if isinstance(schema, dict) else enumerate(schema)
+        for key, value in items:
+            if key in COUNTS and isinstance(value, int | float) and value > MAX_REPETITIONS:
+                raise ValueError(f"json_schema: {key} = {value} is more than {MAX_REPETITIONS}")
+            if isinstance(value, dict | list) and key not in VALUES:
+                schemas.append(value)
+
+
 class TokenMatcher:
     """State of the grammar of one response, after the tokens so far."""
 
-    def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer, stop_token_ids: Sequence[int]) -> None:
-        self.matcher = matcher
+    def __init__(self, grammar: Grammar, tokenizer: LLTokenizer, stop_token_ids: Sequence[int]) -> None:
+        self._grammar = grammar
+        """Held as long as its memory is used."""
+        self.matcher = grammar.matcher.deep_copy()
         self.vocab_size = tokenizer.vocab_size
         """That of `matcher`, at least that of the model."""
         self._eos_tokens = tokenizer.eos_tokens
@@ -113,14 +201,8 @@ class TokenMatcher:
         allowed[[token for token in self._eos_tokens if token < len(allowed)]] = False
         allowed[[token for token in self._stop_token_ids if token < len(allowed)]] = self.matcher.is_accepting()
         if self.matcher.is_error() or not allowed.any():
-            self.error = _cause(self.matcher)
+            self.error = grammar_error(self.matcher)
             allowed[:] = True
-
-
-def _cause(matcher: LLMatcher) -> str:
-    """Why no token may follow."""
-    error = matcher.get_error().partition("\n")[0]
-    return error if error and "NoExtension" not in error else "no text of the tokenizer's vocabulary conforms"
 
 
 def allowed_tokens(matchers: Sequence[TokenMatcher], vocab_size: int) -> npt.NDArray[np.bool_]:

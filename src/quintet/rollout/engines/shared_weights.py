@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from torch import Tensor
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory is created in it
 MIN_FILE_BYTES, MAX_FILE_BYTES = 16 << 20, 1 << 30
 """Sizes of the first file and of the largest ones; each is as large as those before it together."""
+DIRECTORY_PREFIX = "quintet-weights-"
 ALIGNMENT = 64
 """Offsets are multiples of it."""
 
@@ -109,7 +111,7 @@ class SharedWeights:
         for parent in (SHARED_MEMORY, Path(tempfile.gettempdir())):
             if not parent.is_dir():
                 continue
-            directory = self._directories.get(parent) or Path(tempfile.mkdtemp(prefix="quintet-weights-", dir=parent))
+            directory = self._directories.get(parent) or Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX, dir=parent))
             self._directories[parent] = directory
             path = directory / str(len(self._segments))
             try:
@@ -146,7 +148,7 @@ class MappedWeights:
 class SharedWeightsReader:
     """Maps the files of another process, or has memory of the same layout that `buffers` yields."""
 
-    open_file: Callable[[Path, int], Tensor] = lambda path, size: _map_file(path, size)
+    open_file: Callable[[Path, int], Tensor] = lambda path, size: _map_file_of_another_process(path, size)
     """Return the memory of a file of that size, uint8 [bytes]."""
     _mapped: dict[str, Tensor] = field(default_factory=dict)
     _mapped_weights: dict[str, tuple[Sequence[SharedTensor], MappedWeights]] = field(default_factory=dict)
@@ -169,7 +171,7 @@ class SharedWeightsReader:
         """Yield the memory of each file up to the last of its weights, in the order of `shared_tensors`."""
         ends: dict[str, tuple[SharedTensor, int]] = {}
         for shared_tensor in shared_tensors:
-            count = torch.Size(shared_tensor.shape).numel() * getattr(torch, shared_tensor.dtype).itemsize
+            count = torch.Size(shared_tensor.shape).numel() * _dtype(shared_tensor.dtype).itemsize
             ends[shared_tensor.file] = (
                 shared_tensor,
                 max(shared_tensor.offset + count, ends.get(shared_tensor.file, (shared_tensor, 0))[1]),
@@ -178,7 +180,7 @@ class SharedWeightsReader:
 
     def _tensor(self, shared_tensor: SharedTensor) -> Tensor:
         return _view(
-            self._memory(shared_tensor), getattr(torch, shared_tensor.dtype), shared_tensor.shape, shared_tensor.offset
+            self._memory(shared_tensor), _dtype(shared_tensor.dtype), shared_tensor.shape, shared_tensor.offset
         )
 
     def _memory(self, shared_tensor: SharedTensor) -> Tensor:
@@ -207,6 +209,31 @@ def _map_file(path: Path, size: int) -> Tensor:
     """Return a file as uint8 [size]; changes reach all processes that have mapped it."""
     mapped: Tensor = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
     return mapped
+
+
+def _map_file_of_another_process(path: Path, size: int) -> Tensor:
+    """See `_map_file`, which would create or enlarge any file.
+
+    Raises:
+        OSError: there is no such file.
+        ValueError: it is not one of `SharedWeights` of this user.
+    """
+    status = path.lstat()
+    is_private = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+    if not is_private or status.st_size != size or not path.parent.name.startswith(DIRECTORY_PREFIX):
+        raise ValueError(f"{path} is no file of {size} bytes with shared weights")
+    return _map_file(path, size)
+
+
+def _dtype(name: str) -> torch.dtype:
+    """
+    Raises:
+        ValueError: torch has no such type.
+    """
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name!r:.100} is no type of tensors")
+    return dtype
 
 
 def _view(memory: Tensor, dtype: torch.dtype, shape: Iterable[int], offset: int) -> Tensor:

@@ -8,77 +8,40 @@ from __future__ import annotations
 
 import json
 import logging
-import secrets
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from quintet.config.torchrun import describe_rank
 from quintet.errors import MachineError
 from quintet.runtime.calls.connection import Role, WorkerConnection
+from quintet.runtime.calls.handshake import Address, WorkerHello, receive_hello
 from quintet.runtime.calls.messages import MessageSocket
-from quintet.runtime.calls.run_secret import RunSecret, is_proof, proof
+from quintet.runtime.calls.run_secret import RunSecret
 from quintet.training.parallel.rendezvous import LostRank, Rendezvous
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-HELLO_SECONDS = 10.0
-"""Time for a new connection to prove that it belongs to the run, and to say who it is."""
 MAX_HANDSHAKES = 64
-"""Connections that have not done so; the oldest is closed for another one."""
+"""Connections that have not said who they are; the oldest is closed for another one."""
 MAX_REFUSALS = 20
-"""Refused connections that are logged."""
+"""Refused strangers that are logged one by one; of later ones, those whose number is a power of two."""
 ACCEPT_SECONDS = 0.2
 """Pause after the system could not accept a connection, for example without free descriptors."""
 HEARTBEAT_SECONDS = 1.0
 POLL_SECONDS = 0.05
-MAX_HELLO_BYTES = 1 << 14
 NEW_SECRET = RunSecret()
 """A secret that the listener creates, and that its owner passes on."""
 logger = logging.getLogger(__name__)
 ADDRESS_KEY = "controller"
 """Key of the rendezvous store under which the controller's address is."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerHello:
-    """Message by which a worker introduces a connection, after both ends have proved that they know the secret."""
-
-    purpose: Literal["calls", "heartbeats"]
-    worker: str
-    """Random name of the process, the same for its two connections."""
-    rank: int
-    pid: int
-    host: str
-    """Machine, and its namespaces; see `process_namespace`."""
-    fingerprint: str
-    """Hash of version and configuration."""
-    role: Role = "engine"
-
-    def send(self, connected: socket.socket, token: str) -> None:
-        """Introduce this process to the controller, which must know the secret `token` as well.
-
-        Raises:
-            MachineError: the other end is not the controller of the run, or refuses this process.
-            OSError: the connection broke.
-        """
-        deadline = time.monotonic() + HELLO_SECONDS
-        nonce = secrets.token_hex(16)
-        connected.sendall(f"{nonce}\n".encode())
-        other, _, sent = _read_line(connected, deadline).partition(" ")
-        if not is_proof(sent, token, "controller", nonce, other):
-            raise MachineError("the process there does not know the secret of this run: it is not its controller")
-        message = json.dumps(asdict(self))
-        connected.sendall(f"{proof(token, 'worker', other, nonce, message)} {message}\n".encode())
-        if refusal := _read_line(connected, deadline):
-            raise MachineError(refusal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +57,11 @@ class ControllerAddress:
         """Return the address of a listener."""
         return cls(*listener.address, listener.token)
 
+    @property
+    def host_and_port(self) -> Address:
+        """The address to which workers connect."""
+        return self.host, self.port
+
     @classmethod
     def wait_for(cls, store: Store, secret: RunSecret, timeout_seconds: float) -> ControllerAddress:
         """Read the address from the rendezvous store, and the secret from where the run keeps it.
@@ -105,6 +73,11 @@ class ControllerAddress:
             store.wait([ADDRESS_KEY], timedelta(seconds=timeout_seconds))
             host, port, name = json.loads(store.get(ADDRESS_KEY))
             return cls(str(host), int(port), secret.find(str(name), timeout_seconds))
+        except (ValueError, TypeError) as error:
+            raise MachineError(
+                "the rendezvous store does not have the address of a controller",
+                "another program has written there: use a private network, or another port",
+            ) from error
         except RuntimeError as error:
             raise MachineError(
                 f"the controller (rank 0) did not start within {timeout_seconds:g} seconds",
@@ -137,7 +110,12 @@ class WorkerListener:
         """Listen at a free port of `host` for the workers of `ranks`, which map to the names of their components, and
         know the `secret`. One that sends no heartbeat for `lost_seconds`, or does not answer a call within
         `call_seconds`, is lost. Calls of ranks of the actor may take any time: they contain whole rollouts, and their
-        collectives have a timeout."""
+        collectives have a timeout.
+
+        Raises:
+            MachineError: the secret cannot be kept private.
+        """
+        self._secret = secret
         self.token, self._secret_name = secret.create()
         self._ranks = dict(ranks)
         self._fingerprint = fingerprint
@@ -161,7 +139,7 @@ class WorkerListener:
         store.set(ADDRESS_KEY, json.dumps([*self.address, self._secret_name]))
 
     @property
-    def address(self) -> tuple[str, int]:
+    def address(self) -> Address:
         """Host and port."""
         host, port = self._server.getsockname()[:2]
         return str(host), int(port)
@@ -211,6 +189,10 @@ class WorkerListener:
         with suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
+        self._secret.remove(self._secret_name)
+        with self._lock:
+            for handshake in self._handshakes:
+                _shut_down(handshake)
         for connections in list(self._connections.values()):
             for connected in (connections.calls, connections.heartbeats):
                 if connected is not None:
@@ -226,48 +208,52 @@ class WorkerListener:
                     logger.warning("a worker cannot connect: %s", error)
                 continue
             with self._lock:
-                oldest = self._handshakes.popleft() if len(self._handshakes) >= MAX_HANDSHAKES else None
+                if len(self._handshakes) >= MAX_HANDSHAKES:
+                    _shut_down(self._handshakes.popleft())
                 self._handshakes.append(connected)
-            if oldest is not None:
-                with suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)
             arguments = (connected, str(host))
-            threading.Thread(target=self._handshake, args=arguments, name="worker-handshake", daemon=True).start()
+            try:
+                threading.Thread(target=self._handshake, args=arguments, name="worker-handshake", daemon=True).start()
+            except RuntimeError as error:  # this process can start no more threads
+                self._end_handshake(connected)
+                connected.close()
+                logger.warning("a worker cannot connect: %s", error)
 
     def _handshake(self, connected: socket.socket, host: str) -> None:
         """Read the first messages of a connection, and accept or refuse it."""
         try:
-            hello = self._receive_hello(connected)
+            hello = receive_hello(connected, self.address, self.token)
             refusal = "it does not know the secret of the run" if hello is None else self._refusal(hello)
+            if not self._end_handshake(connected):
+                raise ConnectionError("closed for later connections")
             connected.sendall(refusal.encode() + b"\n")
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError) as error:
+            self._end_handshake(connected)
             hello, refusal = None, f"its first messages are not those of a worker ({type(error).__name__})"
-        with self._lock, suppress(ValueError):  # already removed as the oldest
-            self._handshakes.remove(connected)
         if hello is None or refusal:
+            self._log_refusal(host, refusal, is_stranger=hello is None)
             connected.close()
-            self._num_refused += 1
-            if self._num_refused <= MAX_REFUSALS:
-                logger.warning("refused a connection from %s: %s", host, refusal)
             return
         connected.settimeout(None)
         self._register(hello, connected)
 
-    def _receive_hello(self, connected: socket.socket) -> WorkerHello | None:
-        """Prove that this process knows the secret, and return the worker's message; None without its proof.
+    def _end_handshake(self, connected: socket.socket) -> bool:
+        """Count a connection no longer among those that have not said who they are; return whether it was."""
+        with self._lock:
+            try:
+                self._handshakes.remove(connected)
+            except ValueError:
+                return False
+        return True
 
-        Raises:
-            OSError: the connection broke, or a message does not come in time.
-            ValueError, TypeError: a message is not that of a worker.
-        """
-        deadline = time.monotonic() + HELLO_SECONDS
-        other = _read_line(connected, deadline)
-        nonce = secrets.token_hex(16)
-        connected.sendall(f"{nonce} {proof(self.token, 'controller', other, nonce)}\n".encode())
-        sent, _, message = _read_line(connected, deadline).partition(" ")
-        if not is_proof(sent, self.token, "worker", nonce, other, message):
-            return None
-        return WorkerHello(**json.loads(message))
+    def _log_refusal(self, host: str, refusal: str, *, is_stranger: bool) -> None:
+        with self._lock:
+            self._num_refused += is_stranger
+            count = self._num_refused
+        if not is_stranger or count <= MAX_REFUSALS:
+            logger.warning("refused a connection from %s: %s", host, refusal)
+        elif count.bit_count() == 1:
+            logger.warning("refused %d connections, the last from %s: %s", count, host, refusal)
 
     def _refusal(self, hello: WorkerHello) -> str:
         """Return why a connection is refused; empty if it is not."""
@@ -281,7 +267,10 @@ class WorkerListener:
     def _register(self, hello: WorkerHello, connected: socket.socket) -> None:
         with self._lock:
             connections = self._connections.setdefault(hello.worker, _Connections())
-            setattr(connections, hello.purpose, connected)
+            if hello.purpose == "calls":
+                connections.calls = connected
+            else:
+                connections.heartbeats = connected
             if connections.calls is not None and connections.heartbeats is not None:
                 connections.last_heartbeat = time.monotonic()
                 connections.heartbeats.setblocking(False)
@@ -323,6 +312,12 @@ class WorkerListener:
         return None
 
 
+def _shut_down(connected: socket.socket) -> None:
+    """End a connection, so that the thread that reads it stops."""
+    with suppress(OSError):
+        connected.shutdown(socket.SHUT_RDWR)
+
+
 def listen_at(rendezvous: Rendezvous, secret: RunSecret, lost_seconds: float = 60.0) -> WorkerListener:
     """Listen for the other ranks of a rendezvous, and publish the address in its store."""
     ranks = {process.rank: process.components for process in rendezvous.processes[1:]}
@@ -330,22 +325,3 @@ def listen_at(rendezvous: Rendezvous, secret: RunSecret, lost_seconds: float = 6
     listener = WorkerListener(rendezvous.address, ranks, fingerprint, lost_seconds, secret=secret)
     listener.publish(rendezvous.shared_store)
     return listener
-
-
-def _read_line(connected: socket.socket, deadline: float) -> str:
-    """Return a line without its end; empty if the other end closes the connection.
-
-    Raises:
-        OSError: the connection broke, or the line is not complete at the deadline (of the monotonic clock).
-        ValueError: it is too long.
-    """
-    line = b""
-    while not line.endswith(b"\n"):
-        connected.settimeout(max(deadline - time.monotonic(), 1e-3))
-        byte = connected.recv(1)
-        if not byte:
-            return ""
-        line += byte
-        if len(line) > MAX_HELLO_BYTES:
-            raise ValueError("the first message is too long")
-    return line[:-1].decode()

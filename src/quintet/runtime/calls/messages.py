@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from quintet.errors import MachineError, UserError
+from quintet.runtime.calls.code_check import AllowedCode
 from quintet.runtime.calls.remote_call import CHECKSUM_BYTES, RemoteCall, decode_header, decode_value, encode_value
 
 CALL: Final = b"C"
@@ -26,6 +27,9 @@ LENGTH_BYTES = 8
 """Size of the length of a header."""
 MAX_HEADER_BYTES = 1 << 30
 """Longer headers are refused."""
+BLOCK_BYTES = 1 << 20
+"""Memory that is allocated for a header before its bytes have arrived."""
+NO_CODE = AllowedCode()
 
 
 class ConnectionLostError(ConnectionError):
@@ -45,10 +49,15 @@ class MessageSocket:
     """A connected socket that carries messages; one thread at a time sends, and one receives."""
 
     def __init__(
-        self, connected: socket.socket, receive_broadcast: Callable[[Sequence[Tensor]], None] | None = None
+        self,
+        connected: socket.socket,
+        receive_broadcast: Callable[[Sequence[Tensor]], None] | None = None,
+        allowed_code: AllowedCode = NO_CODE,
     ) -> None:
-        """`receive_broadcast` receives the tensors of a call over the process group of the ranks, if there is one."""
+        """`receive_broadcast` receives the tensors of a call over the process group of the ranks, if there is one.
+        Messages that would run code that is not `allowed_code` are refused."""
         self._socket = connected
+        self._check = allowed_code.check
         self._receive_broadcast = receive_broadcast
         if connected.family in (socket.AF_INET, socket.AF_INET6):
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -96,11 +105,12 @@ class MessageSocket:
         Raises:
             ConnectionLostError: the other end is gone.
             ValueError: the message is not a call.
+            UserError: the call names code that may not be run, or cannot be loaded; another one may follow.
         """
         kind, content = self._receive_header()
         if kind != CALL:
             raise ValueError("the message is not a call")
-        tensors, decoded = decode_header(content)
+        tensors, decoded = decode_header(content, self._check)
         if self._receive_broadcast is not None and content.get("broadcasts_tensors"):
             self._receive_broadcast(tensors)
         else:
@@ -121,7 +131,7 @@ class MessageSocket:
             raise _decode_error(content)
         if kind != RESULT:
             raise ValueError("the message is not a result")
-        tensors, decoded = decode_value(content)
+        tensors, decoded = decode_value(content, self._check)
         self._receive_tensors(tensors)
         return decoded()
 
@@ -155,7 +165,10 @@ class MessageSocket:
         kind, length = prefix[:1], int.from_bytes(prefix[1:])
         if kind not in (CALL, RESULT, ERROR) or length > MAX_HEADER_BYTES:
             raise ValueError("received something that is no message")
-        return kind, json.loads(self._receive_checked(length))
+        try:
+            return kind, json.loads(self._receive_checked(length))
+        except RecursionError as error:
+            raise ValueError("received a message that is nested too deeply") from error
 
     def _receive_checked(self, length: int) -> bytes:
         data = self._receive_bytes(length)
@@ -173,9 +186,12 @@ class MessageSocket:
             raise ValueError("received corrupted tensors: their checksum is wrong")
 
     def _receive_bytes(self, length: int) -> bytes:
-        buffer = bytearray(length)
-        self._receive_into(memoryview(buffer))
-        return bytes(buffer)
+        received = bytearray()
+        while len(received) < length:
+            block = bytearray(min(length - len(received), BLOCK_BYTES))
+            self._receive_into(memoryview(block))
+            received += block
+        return bytes(received)
 
     def _receive_into(self, buffer: memoryview) -> None:
         while buffer:
@@ -188,10 +204,11 @@ class MessageSocket:
             buffer = buffer[count:]
 
 
-def _decode_error(content: dict[str, str]) -> MachineError | RemoteCallError:
-    if not content["error_type"]:
-        return MachineError(content["message"], content["hint"] or None)
-    return RemoteCallError(content["error_type"], content["message"])
+def _decode_error(content: Any) -> MachineError | RemoteCallError:
+    if not isinstance(content, dict):
+        raise ValueError("the header of an error is a JSON object")
+    error_type, message, hint = (str(content.get(name, "")) for name in ("error_type", "message", "hint"))
+    return RemoteCallError(error_type, message) if error_type else MachineError(message, hint or None)
 
 
 def _checksum(data: bytes) -> bytes:

@@ -1,14 +1,17 @@
 """Calls from the controller to workers, their encoding as JSON and tensors, and results likewise.
 
 A call is sent as a JSON header followed by its tensors, whose dtypes and shapes the header lists. Only methods of
-`REMOTE_OBJECTS` and values of the types below can be sent: nothing that is received is executed or unpickled.
+`REMOTE_OBJECTS` and values of the types below can be sent: nothing that is received is executed or unpickled, and what
+names code of a file or module is given to a check before it is used (`runtime/calls/code_check.py`).
 """
 
 from __future__ import annotations
 
 import json
+import math
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from operator import attrgetter
 from pathlib import Path
@@ -27,12 +30,14 @@ from quintet.config.native.algorithm import AlgorithmConfig
 from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import CriticConfig, OptimizerConfig
+from quintet.config.native.section import Section
 from quintet.config.native.tracking import ProfileConfig
 from quintet.config.native.training import DistillationConfig
 from quintet.embodied_records import ChunkBatch, RobotEpisode, RolloutRequest
 from quintet.envs.event_messages import event_from_text, event_text
 from quintet.envs.hosted_envs import EnvRequest
 from quintet.envs.vector_env import EnvEvent
+from quintet.hardware import memory_bytes
 from quintet.records import Batch, ImageInput, PromptRow, Request
 from quintet.rollout.engines.shared_weights import SharedTensor
 from quintet.runtime.calls.remote_interface import REMOTE_OBJECTS, EngineReport, properties_of, remote_methods
@@ -55,6 +60,13 @@ DTYPES = {
 """Tensor types that can be sent, by name."""
 CHECKSUM_BYTES = 4
 """Size of a CRC-32."""
+MAX_TENSORS = 1 << 20
+"""Tensors of a message; a model has fewer weights. All together must fit into the memory of the machine."""
+MALFORMED = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError)
+"""What decoding raises, besides ValueError, if a message is not what `encode` writes."""
+SectionType = type[Section]
+CheckReceived = Callable[[Section | Path], None]
+"""Raises a `MachineError` for a path or a section of the configuration that would run code which may not be run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +100,22 @@ class _Codec:
     type: type | UnionType
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
+    section: SectionType | None = None
+    """Section of the configuration that the value is decoded from, instead of JSON."""
 
 
-def _config_codec(config: Any) -> _Codec:
-    return _Codec(config, lambda value: value.model_dump(mode="json"), lambda v: config.model_validate(v, strict=False))
+def _config_codec(config: type[Section]) -> _Codec:
+    return _Codec(config, _encode_section, lambda section: section, config)
+
+
+def _encode_section(section: Section) -> Any:
+    return section.model_dump(mode="json")
+
+
+def _decode_reference(target: str) -> RemoteRef:
+    if target not in REMOTE_OBJECTS:
+        raise ValueError(f"{target!r:.200} is not a remote object")
+    return RemoteRef(target)
 
 
 def _record_codec(record: Any) -> _Codec:
@@ -114,23 +138,22 @@ def _decode_request(fields: dict[str, Any]) -> Request:
     return replace(request, images=tuple(images)) if images else request
 
 
-_ALGORITHM, _CRITIC = _config_codec(AlgorithmConfig), _config_codec(CriticConfig)
-_DISTILLATION = _config_codec(DistillationConfig)
 _CODECS: Mapping[str, _Codec] = {
     "path": _Codec(Path, lambda path: str(path.absolute()), Path),
-    "remote": _Codec(RemoteRef, lambda ref: ref.target, RemoteRef),
+    "remote": _Codec(RemoteRef, lambda ref: ref.target, _decode_reference),
     "aggregation": _Codec(Aggregation, asdict, lambda value: Aggregation(**value)),
     "imitation": _Codec(CrossEntropyObjective, lambda _: None, lambda _: CrossEntropyObjective()),
     "distillation": _Codec(
         DistillationObjective,
-        lambda value: _DISTILLATION.encode(value.config),
-        lambda v: DistillationObjective(_DISTILLATION.decode(v)),
+        lambda value: _encode_section(value.config),
+        DistillationObjective,
+        DistillationConfig,
     ),
     "policy_objective": _Codec(
-        PolicyObjective, lambda value: _ALGORITHM.encode(value.config), lambda v: PolicyObjective(_ALGORITHM.decode(v))
+        PolicyObjective, lambda value: _encode_section(value.config), PolicyObjective, AlgorithmConfig
     ),
     "critic_objective": _Codec(
-        CriticObjective, lambda value: _CRITIC.encode(value.config), lambda v: CriticObjective(_CRITIC.decode(v))
+        CriticObjective, lambda value: _encode_section(value.config), CriticObjective, CriticConfig
     ),
     "optimizer": _config_codec(OptimizerConfig),
     "experiment": _config_codec(Experiment),
@@ -147,11 +170,15 @@ _CODECS: Mapping[str, _Codec] = {
     "shared_tensor": _Codec(
         SharedTensor,
         attrgetter(*(each.name for each in fields(SharedTensor))),
-        lambda v: SharedTensor(v[0], v[1], tuple(v[2]), *v[3:]),
+        lambda v: SharedTensor(v[0], v[1], tuple(v[2]), *v[3:]),  # checked where the file is opened
     ),
     "env_request": _record_codec(EnvRequest),
     "env_event": _Codec(EnvEvent, event_text, event_from_text),
 }
+
+
+_MAPPINGS: Mapping[str, Callable[..., Any]] = {"batch": Batch, "chunk_batch": ChunkBatch, "mapping": dict}
+"""What is encoded as values by name."""
 
 
 def encode(call: RemoteCall) -> tuple[bytes, list[Tensor]]:
@@ -185,15 +212,29 @@ def encode_value(value: Any) -> tuple[bytes, list[Tensor]]:
     return json.dumps({"value": content, "tensors": _tensor_specs(tensors)}).encode(), _on_host(tensors)
 
 
-def decode_value(content: Any) -> tuple[list[Tensor], Callable[[], Any]]:
+def decode_value(content: Any, check: CheckReceived) -> tuple[list[Tensor], Callable[[], Any]]:
     """Return empty tensors to receive into, and a function that returns the result once they are filled; `content` is
-    the JSON value of its header.
+    the JSON value of its header. Both raise as `decode_header` does."""
+    with _malformed():
+        tensors = _empty_tensors(content["tensors"])
 
-    Raises:
-        ValueError: the header lists tensors of another type.
+    def decoded() -> Any:
+        with _malformed():
+            return _from_json(content["value"], tensors, check)
+
+    return tensors, decoded
+
+
+@contextmanager
+def _malformed() -> Iterator[None]:
     """
-    tensors = [_empty(dtype, shape) for dtype, shape in content["tensors"]]
-    return tensors, lambda: _from_json(content["value"], tensors)
+    Raises:
+        ValueError: what is decoded is not what `encode` writes.
+    """
+    try:
+        yield
+    except MALFORMED as error:
+        raise ValueError(f"received a message of another form ({type(error).__name__}: {error!s:.200})") from error
 
 
 def _tensor_specs(tensors: Sequence[Tensor]) -> list[Any]:
@@ -204,12 +245,13 @@ def _on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.detach().contiguous().cpu() for tensor in tensors]
 
 
-def decode_header(content: Any) -> tuple[list[Tensor], Callable[[], RemoteCall]]:
+def decode_header(content: Any, check: CheckReceived) -> tuple[list[Tensor], Callable[[], RemoteCall]]:
     """Return empty tensors to receive into, and a function that returns the call once they are filled; `content` is the
     JSON value of its header.
 
     Raises:
-        ValueError: the header is no call of a remote method, or lists tensors of another type.
+        ValueError: the header is no call of a remote method, or lists tensors of another type or too many.
+        MachineError: the call would run code that may not be run (`check`).
     """
     if not isinstance(content, dict):
         raise ValueError("the header of a call is a JSON object")
@@ -217,11 +259,13 @@ def decode_header(content: Any) -> tuple[list[Tensor], Callable[[], RemoteCall]]
     if not isinstance(target, str) or not isinstance(method, str):
         raise ValueError(f"{target}.{method} is not a remote method")
     _check_method(target, method)
-    tensors = [_empty(dtype, shape) for dtype, shape in content["tensors"]]
+    with _malformed():
+        tensors = _empty_tensors(content["tensors"])
     broadcasts_tensors = bool(content.get("broadcasts_tensors"))
 
     def decoded() -> RemoteCall:
-        arguments = {name: _from_json(value, tensors) for name, value in content["arguments"].items()}
+        with _malformed():
+            arguments = {name: _from_json(value, tensors, check) for name, value in content["arguments"].items()}
         return RemoteCall(target, method, arguments, broadcasts_tensors, bool(content.get("discards_result")))
 
     return tensors, decoded
@@ -232,13 +276,26 @@ def _check_method(target: str, method: str) -> None:
         return
     protocol = REMOTE_OBJECTS.get(target)
     if protocol is None or method not in {**remote_methods(protocol), **properties_of(protocol)}:
-        raise ValueError(f"{target}.{method} is not a remote method")
+        raise ValueError(f"{target:.200}.{method:.200} is not a remote method")
 
 
-def _empty(dtype: str, shape: Sequence[int]) -> Tensor:
+def _empty_tensors(specs: Sequence[Any]) -> list[Tensor]:
+    """Return tensors of these types and shapes. Memory that nothing is written to is none, so that the other end has to
+    send what it makes this process use."""
+    if len(specs) > MAX_TENSORS:
+        raise ValueError(f"a message with {len(specs):,} tensors")
+    count = sum(_num_bytes(*spec) for spec in specs)
+    if count > memory_bytes():
+        raise ValueError(f"a message of {count:,} bytes, more than this machine has")
+    return [torch.empty(shape, dtype=DTYPES[dtype]) for dtype, shape in specs]
+
+
+def _num_bytes(dtype: str, shape: Sequence[int]) -> int:
     if dtype not in DTYPES:
-        raise ValueError(f"tensors of {dtype!r} cannot be received")
-    return torch.empty([int(size) for size in shape], dtype=DTYPES[dtype])
+        raise ValueError(f"tensors of {dtype!r:.200} cannot be received")
+    if any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError(f"a tensor of shape {shape!r:.200}")
+    return math.prod(shape) * DTYPES[dtype].itemsize
 
 
 def _to_json(value: Any, tensors: list[Tensor]) -> Any:
@@ -265,7 +322,7 @@ def _to_json(value: Any, tensors: list[Tensor]) -> Any:
     raise ValueError(f"an argument of type {type(value).__name__} cannot be sent to other ranks")
 
 
-def _from_json(value: Any, tensors: Sequence[Tensor]) -> Any:
+def _from_json(value: Any, tensors: Sequence[Tensor], check: CheckReceived) -> Any:
     if not isinstance(value, dict):
         return value
     ((tag, content),) = value.items()
@@ -273,15 +330,19 @@ def _from_json(value: Any, tensors: Sequence[Tensor]) -> Any:
         return tensors[content]
     if tag == "array":
         return tensors[content].numpy()
-    if tag == "batch":
-        return Batch(**{name: _from_json(item, tensors) for name, item in content.items()})
-    if tag == "chunk_batch":
-        return ChunkBatch(**{name: _from_json(item, tensors) for name, item in content.items()})
-    if tag == "mapping":
-        return {name: _from_json(item, tensors) for name, item in content.items()}
     if tag == "list":
-        return [_from_json(item, tensors) for item in content]
-    return _CODECS[tag].decode(content)
+        return [_from_json(item, tensors, check) for item in content]
+    if tag in _MAPPINGS:
+        return _MAPPINGS[tag](**{name: _from_json(item, tensors, check) for name, item in content.items()})
+    codec = _CODECS[tag]
+    if codec.section is None:
+        decoded = codec.decode(content)
+        if isinstance(decoded, Path):
+            check(decoded)
+        return decoded
+    section = codec.section.model_validate(content, strict=False)
+    check(section)  # first: an objective loads the function that its section names
+    return codec.decode(section)
 
 
 def _dtype_name(tensor: Tensor) -> str:

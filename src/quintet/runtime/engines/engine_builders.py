@@ -14,7 +14,7 @@ from quintet.config.plan.placement import place_components
 from quintet.config.plan.process_layout import process_layout
 from quintet.errors import ConfigError
 from quintet.policies.lora import add_lora, merge_adapters
-from quintet.policies.model_loading import load_model, load_tokenizer
+from quintet.policies.model_loading import load_model, load_policy_tokenizer
 from quintet.rollout.engines.engine import ENGINES, Engine, EngineSetup
 from quintet.rollout.engines.grammars import GrammarCompiler
 from quintet.rollout.engines.hf.memory import max_seqs_in_memory
@@ -105,16 +105,13 @@ def _shared_device_options(config: Experiment) -> EngineConfig:
     return options.model_copy(update={"memory_share": SHARE_OF_ALL_ENGINES / count})
 
 
-def load_policy_tokenizer(config: Experiment, policy: Path, vocabulary: int) -> Any:
+def load_checked_tokenizer(config: Experiment, policy: Path, vocabulary: int) -> Any:
     """Load the configured tokenizer.
 
     Raises:
         ConfigError: it has more tokens than the model's vocabulary of that size.
     """
-    trusted = config.policy.trust_remote_code or config.policy.trust_tokenizer_code
-    tokenizer = load_tokenizer(
-        config.policy.tokenizer or policy, trust_remote_code=trusted, fast=config.policy.fast_tokenizer
-    )
+    tokenizer = load_policy_tokenizer(config.policy, policy)
     if len(tokenizer) > vocabulary:
         raise ConfigError(
             f"policy.tokenizer = {config.policy.tokenizer!r} has {len(tokenizer)} tokens, the model only {vocabulary}",
@@ -139,7 +136,7 @@ def engine_builder(
     shared = learners if learners is not None and learners.has_full_weights else None
     model = load_engine_model(config, policy) if shared is None else shared.actor.model
     if tokenizer is None:
-        tokenizer = load_policy_tokenizer(config, policy, model.config.get_text_config().vocab_size)
+        tokenizer = load_checked_tokenizer(config, policy, model.config.get_text_config().vocab_size)
     setup = engine_setup(
         config,
         policy,

@@ -148,8 +148,8 @@ class _Broadcast:
         self._buffers: Sequence[Tensor] = ()
         self._running: Future[None] | None = None
         self._lock = threading.Lock()
-        """Held while a member is taken from `_pending`, so that only the first one starts the broadcast: engines are
-        called to load by the training thread and, after a restart, by the rollout thread."""
+        """Held while `_pending`, `_buffers` or `_running` change: engines are called to load by the training thread
+        and, after a restart, by the rollout thread, also while the training thread stages the next weights."""
         self._thread = ThreadPoolExecutor(1, "weights")
         store = create_store(workers[0].messages.local_host, timeout_seconds)
         address = GroupAddress(store.host, store.port, len(workers) + 1, backend)
@@ -161,7 +161,8 @@ class _Broadcast:
 
     def prepare(self, buffers: Sequence[Tensor]) -> None:
         """Expect each member to load weights that have just been staged in `buffers`."""
-        self._buffers, self._pending = buffers, set(self.members)
+        with self._lock:
+            self._buffers, self._pending = buffers, set(self.members)
 
     def take(self, member: Member) -> bool:
         """Return whether the worker is still to receive the staged weights, and count it as called. The broadcast
@@ -175,13 +176,19 @@ class _Broadcast:
         return True
 
     def finish(self) -> bool:
-        """Wait for the end of the broadcast; return False if the group is broken."""
-        running, self._running = self._running, None
+        """Wait for the end of the broadcast; return False if the group is broken. Without a broadcast, no member
+        waits for one: later ones load the weights of the last `prepare` in another way."""
+        with self._lock:
+            running = self._running
+            if running is None:
+                self._pending.clear()
+                return True
         try:
-            if running is not None:
-                running.result()
+            running.result()  # other members may still be called to take part
         except RuntimeError:
             return False
+        with self._lock:
+            self._running = None
         return True
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, get_args
 
 from quintet.config.native.experiment import Experiment
 from quintet.errors import ConfigError
@@ -128,6 +128,8 @@ class LocalEngineWorker:
         return read_weights(self._built)
 
     def control(self, action: EngineAction) -> EngineReport | None:
+        if action not in get_args(EngineAction):
+            raise ValueError(f"an engine has no action {action!r:.100}")
         report = self._report(lambda: getattr(self._built, action)())
         if action == "sleep":
             return_freed_memory()

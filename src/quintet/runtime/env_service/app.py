@@ -23,7 +23,7 @@ from quintet.runtime.env_service.worker_pool import WorkerPool
 from quintet.runtime.http_service import limits
 from quintet.runtime.http_service.address import Address
 from quintet.runtime.http_service.request_error import RequestError
-from quintet.runtime.http_service.request_guard import RequestGuard
+from quintet.runtime.http_service.request_guard import PiecewiseResponse, RequestGuard
 
 OPEN_PATHS = frozenset({"/health", "/docs", "/openapi.json"})
 """Paths without a token; their responses contain no data of clients."""
@@ -168,7 +168,7 @@ def _batch_router(sessions: SessionTable) -> APIRouter:
     async def reset(session_id: str, body: ResetBody, accept: Accept = "") -> Response:
         """Start an episode in each environment."""
         session = sessions.get(session_id)
-        calls = [Call(env, "start", (session.config, seed)) for env, seed in body.seeds.items()]
+        calls = [Call(env, "start", (seed,), session.config) for env, seed in body.seeds.items()]
         return await send(session, calls, accept)
 
     @router.post("/sessions/{session_id}/step")
@@ -198,9 +198,9 @@ def _batch_router(sessions: SessionTable) -> APIRouter:
 def _call(item: ExchangeItem, session: Session) -> Call:
     if item.robots is not None:
         method = "robots_step" if item.robots.call == "step" else "robots_start"
-        return Call(item.env, method, (session.config, item.robots.model_dump(exclude_none=True)))
+        return Call(item.env, method, (item.robots.model_dump(exclude_none=True),), session.config)
     if item.seed is not None:
-        return Call(item.env, "start", (session.config, item.seed))
+        return Call(item.env, "start", (item.seed,), session.config)
     return Call(item.env, "close") if item.actions is None else Call(item.env, "step", (item.actions,))
 
 
@@ -209,4 +209,4 @@ def _form(accept: str) -> Format:
 
 
 def _results(results: Sequence[bytes], form: Format) -> Response:
-    return Response(join_payloads("results", results, form), media_type=CONTENT_TYPES[form])
+    return PiecewiseResponse(join_payloads("results", results, form), media_type=CONTENT_TYPES[form])

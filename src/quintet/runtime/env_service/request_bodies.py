@@ -11,6 +11,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quintet.envs.service.payload import CONTENT_TYPES, JSON, MSGPACK, decode_payload
+from quintet.runtime.env_service.schema import MAX_SEPARATORS
+from quintet.runtime.http_service.json_limits import check_separators
 from quintet.runtime.http_service.request_error import RequestError
 from quintet.runtime.http_service.request_guard import RequestBodies, media_type
 
@@ -37,6 +39,7 @@ class JsonBodies:
             if media_type(request.headers) != CONTENT_TYPES[JSON]:
                 scope = {**scope, "headers": _as_json_headers(scope["headers"])}
                 body = _msgpack_to_json(body)
+            check_separators(body, MAX_SEPARATORS)
             messages: Iterator[Message] = iter([{"type": "http.request", "body": body, "more_body": False}])
 
             async def receive_once() -> Message:

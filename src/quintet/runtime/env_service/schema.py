@@ -4,15 +4,32 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from quintet.runtime.http_service.json_limits import check_depth
 
 MAX_REQUESTS = 8192
 """Maximum number of requests in a body."""
 MAX_ACTIONS = 1024
 """Maximum number of actions in a request."""
+MAX_CONFIG_BYTES = 1 << 14
+"""Maximum size of the configuration of an environment as JSON. Its texts are sent to each of a session's environments,
+and may be repeated in each of their results."""
+MAX_DEPTH = 64
+"""Maximum depth of nested objects and lists in configurations and actions."""
+MAX_SEPARATORS = {",": 1 << 18, ":": 1 << 17}
+"""Maximum number of commas and colons in a body: it is parsed in the event loop."""
+
+
+def _limit_depth(value: Any) -> Any:
+    check_depth(value, MAX_DEPTH)
+    return value
+
+
 EnvName = Annotated[str, Field(min_length=1, max_length=200)]
 StartSeed = Annotated[int, Field(ge=0, lt=1 << 62)]
-Actions = Annotated[list[Any], Field(max_length=MAX_ACTIONS)]
+Actions = Annotated[list[Any], Field(max_length=MAX_ACTIONS), AfterValidator(_limit_depth)]
+Arrays = Annotated[dict[str, Any], AfterValidator(_limit_depth)]
 
 
 class Body(BaseModel):
@@ -35,9 +52,9 @@ class RobotsCall(Body):
     call: Literal["describe", "reset", "step"]
     num_robots: Annotated[int, Field(ge=1, le=4096)]
     """Number of robots of the simulator."""
-    start_states: dict[str, Any] | None = None
+    start_states: Arrays | None = None
     """Start states of each robot's successive episodes, array int64 [robots, episodes]."""
-    actions: dict[str, Any] | None = None
+    actions: Arrays | None = None
     """Array float32 [robots, actions, dimensions]."""
     record_frames: bool = False
     """Return a picture after each action."""

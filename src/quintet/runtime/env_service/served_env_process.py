@@ -15,7 +15,7 @@ import random
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -48,8 +48,8 @@ def preload() -> None:
 
 
 def work(connection: socket.socket, setup: Mapping[str, Any]) -> None:
-    """Serve batches until the connection ends; `setup` has the path of the shared memory and the memory limit."""
-    descriptor = os.open(setup["progress"], os.O_RDWR)
+    """Serve batches until the connection ends; `setup` has the memory limit. The shared memory arrives first."""
+    _, (descriptor,), _, _ = socket.recv_fds(connection, 1, 1)
     progress = mmap.mmap(descriptor, PROGRESS.size)
     os.close(descriptor)
     if setup["memory_bytes"] is not None:
@@ -59,8 +59,8 @@ def work(connection: socket.socket, setup: Mapping[str, Any]) -> None:
     with connection.makefile("rb") as stream:
         while (head := stream.read(LENGTH.size)) and len(head) == LENGTH.size:
             batch = json.loads(stream.read(*LENGTH.unpack(head)))
-            for request in batch["requests"]:
-                output.add(worker.execute(request, batch["format"]))
+            for result in worker.results(batch):
+                output.add(result)
                 num_executed += 1
                 PROGRESS.pack_into(progress, 0, num_executed)
             output.flush()
@@ -141,26 +141,36 @@ class _ServedEnvs:
         self._episodes: dict[int, _Episode | VagenEpisode] = {}
         self._robots: dict[int, StageSimulators] = {}
 
-    def execute(self, request: Sequence[Any], form: Format) -> bytes:
-        """Return the encoded result of a request: number of the env, method, arguments."""
-        number, method, *arguments = request
+    def results(self, batch: Mapping[str, Any]) -> Iterator[bytes]:
+        """Yield the encoded results of a batch. A result beyond its maximum size fails, and closes its env."""
+        form, max_bytes = batch["format"], batch["max_bytes"]
+        for number, method, config, *arguments in batch["requests"]:
+            result = self._execute(number, method, batch["configs"][config], arguments, form)
+            if len(result) > max_bytes:
+                self._close(number)
+                message = f"{len(result)} bytes; all results of the request may have {batch['max_bytes']}"
+                result = encode_payload({"failure": [method, "ResultTooLarge", message]}, form)
+            max_bytes -= len(result)
+            yield result
+
+    def _execute(self, number: int, method: str, config: str | None, arguments: Sequence[Any], form: Format) -> bytes:
         try:
-            return encode_payload(self._result(number, method, arguments), form)
+            return encode_payload(self._result(number, method, config or "", arguments), form)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - any error of an env is recorded as data
             return encode_payload({"failure": [method, type(error).__name__, str(error)[:2000]]}, form)
 
-    def _result(self, number: int, method: str, arguments: Sequence[Any]) -> Mapping[str, Any]:
+    def _result(self, number: int, method: str, config: str, arguments: Sequence[Any]) -> Mapping[str, Any]:
         if method == "close":
             return self._close(number)
         if method in ("robots_start", "robots_step"):
-            return self._call_robots(number, *arguments, is_start=method == "robots_start")
+            return self._call_robots(number, config, *arguments, is_start=method == "robots_start")
         if method == "start":
-            config, seed = arguments
+            (seed,) = arguments
             self._close(number)
             self._episodes[number] = started = _Episode(_factory(config))
             return event_message(started.start(seed), image_message)
         if method == "vagen_create":
-            config, vagen = arguments
+            (vagen,) = arguments
             scoring = getattr(_parse_config(config), "relation_scoring", None)
             self._episodes[number] = VagenEpisode(_factory(config), vagen, scoring)
             return {}

@@ -15,6 +15,8 @@ from quintet.envs.custom_env import load_env_class
 from quintet.envs.simulators.registry import SIMULATORS, is_simulator_class, load_simulator, simulator_module
 from quintet.errors import ConfigError, nearest
 from quintet.registry import load_user_object
+from quintet.runtime.env_service.schema import MAX_CONFIG_BYTES, MAX_DEPTH
+from quintet.runtime.http_service.json_limits import check_depth
 from quintet.runtime.http_service.request_error import RequestError
 
 
@@ -36,7 +38,7 @@ class ServedEnvs:
                 load_env_class(name)
             elif name not in _names():
                 raise _unknown_env(name)
-        self.config_text = lru_cache(maxsize=1024)(self._config_text)
+        self.config_text = lru_cache(maxsize=256)(self._config_text)
 
     @property
     def modules(self) -> Iterator[str]:
@@ -55,9 +57,14 @@ class ServedEnvs:
         """Return a client's configuration of an env as canonical JSON.
 
         Raises:
-            RequestError: it is invalid, or the server does not offer the env.
+            RequestError: it is invalid or too large, or the server does not offer the env.
         """
-        return self.config_text(json.dumps(values, sort_keys=True))
+        check_depth(values, MAX_DEPTH)
+        text = json.dumps(values, sort_keys=True)
+        if len(text) > MAX_CONFIG_BYTES:
+            message = f"env: a configuration of {len(text)} bytes as JSON, the maximum is {MAX_CONFIG_BYTES}"
+            raise RequestError(message, status=413, code="too_large")
+        return self.config_text(text)
 
     def _config_text(self, text: str) -> str:
         values = json.loads(text)

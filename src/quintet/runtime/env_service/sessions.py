@@ -11,9 +11,11 @@ from typing import Any
 
 from quintet.envs.service.payload import Format, encode_payload
 from quintet.runtime.env_service.served_env_process import UNKNOWN
-from quintet.runtime.env_service.worker_pool import Batch, EnvWorker, WorkerPool
+from quintet.runtime.env_service.worker_pool import Batch, EnvRequest, EnvWorker, WorkerPool
 from quintet.runtime.http_service.request_error import RequestError
 
+MAX_RUNNING_EXCHANGES = 64
+"""Maximum number of exchanges of a session that are in progress; all of VAGEN's clients share a session."""
 CREATES = ("start", "vagen_create", "robots_start")
 """Methods that create an env that does not exist."""
 
@@ -27,6 +29,10 @@ class SessionLimits:
     """Maximum number of environments of all sessions."""
     idle_seconds: float = 600.0
     """Time without a request after which a session and its environments are closed."""
+    max_response_bytes: int = 256 << 20
+    """Maximum size of the results of an exchange."""
+    max_stored_bytes: int = 1 << 30
+    """Maximum size of the results of all sessions that are stored in case that a client repeats its last exchange."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,8 @@ class Call:
     env: str
     method: str
     arguments: Sequence[Any] = ()
+    config: str | None = None
+    """Configuration of the env, for methods that create it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +59,9 @@ class _Exchange:
     """The last numbered exchange of a session, to repeat its results."""
 
     number: int
-    results: asyncio.Task[list[bytes]]
+    results: asyncio.Task[list[bytes]] | None
+    """None if they are no longer stored."""
+    num_bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -129,7 +139,7 @@ class SessionTable:
         for env in list(session.envs):
             placed = session.envs[env]
             if self._is_alive(placed):
-                placed.worker.execute([[placed.number, "close"]], "json")
+                placed.worker.execute([EnvRequest(placed.number, "close")], "json", self.limits.max_response_bytes)
             self._remove(session, env)
 
     async def numbered_exchange(
@@ -138,7 +148,7 @@ class SessionTable:
         """Return the results of an exchange; those of the last one if it is repeated.
 
         Raises:
-            RequestError: the number is older than the last one.
+            RequestError: the number is older than the last one, or its results are no longer stored.
         """
         last = session.last
         if last is None or number > last.number:
@@ -146,10 +156,30 @@ class SessionTable:
             last = session.last = _Exchange(number, asyncio.create_task(self.exchange(session, calls, form)))
         elif number < last.number:
             raise RequestError(f"exchange {number} was followed by {last.number}", status=409, code="old_exchange")
-        return await asyncio.shield(last.results)
+        if last.results is None:
+            message = f"the results of exchange {number} are no longer stored: start a new session"
+            raise RequestError(message, status=404, code="no_session")
+        results = await asyncio.shield(last.results)
+        last.num_bytes = sum(map(len, results))
+        self._forget_results(session)
+        return results
+
+    def _forget_results(self, current: Session) -> None:
+        """Forget the results of the sessions that were not used for longest, if all results are too large together."""
+        others = [session for session in self._sessions.values() if session is not current]
+        stored = sum(session.last.num_bytes for session in self._sessions.values() if session.last is not None)
+        for session in sorted(others, key=lambda other: other.used_at):
+            if stored <= self.limits.max_stored_bytes:
+                return
+            if session.last is not None and session.last.num_bytes:
+                stored -= session.last.num_bytes
+                session.last = _Exchange(session.last.number, None)
 
     async def exchange(self, session: Session, calls: Sequence[Call], form: Format) -> list[bytes]:
         """Execute calls in the worker processes of their envs; return the encoded results in the same order."""
+        if session.num_running >= MAX_RUNNING_EXCHANGES:
+            message = f"{session.num_running} exchanges of the session are in progress: wait for one"
+            raise RequestError(message, status=503, kind="server_error", code="overloaded")
         session.num_running += 1
         try:
             return await self._execute(session, calls, form)
@@ -160,18 +190,22 @@ class SessionTable:
     async def _execute(self, session: Session, calls: Sequence[Call], form: Format) -> list[bytes]:
         await self._pool.wait_for_worker()
         results: list[bytes | None] = [None] * len(calls)
-        requests: dict[EnvWorker, list[tuple[int, list[Any]]]] = {}
+        requests: dict[EnvWorker, list[tuple[int, EnvRequest]]] = {}
         for index, call in enumerate(calls):
             placed, error = self._placed(session, call)
             if placed is None:
                 results[index] = encode_payload(error, form)
             else:
-                request = [placed.number, call.method, *call.arguments]
+                request = EnvRequest(placed.number, call.method, call.arguments, call.config)
                 requests.setdefault(placed.worker, []).append((index, request))
                 if call.method == "close":
                     self._remove(session, call.env)
+        bytes_per_call = self.limits.max_response_bytes / max(len(calls), 1)
         batches = [
-            (worker.execute([request for _, request in indexed], form), [index for index, _ in indexed])
+            (
+                worker.execute([request for _, request in indexed], form, int(bytes_per_call * len(indexed))),
+                [index for index, _ in indexed],
+            )
             for worker, indexed in requests.items()
         ]
         await _wait(batch for batch, _ in batches)

@@ -10,22 +10,33 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from quintet.config.dialects.vagen.service_env import env_from_vagen
 from quintet.envs.service.payload import JSON
 from quintet.errors import ConfigError
-from quintet.runtime.env_service.schema import MAX_REQUESTS, EnvName, StartSeed
+from quintet.runtime.env_service.schema import MAX_CONFIG_BYTES, MAX_DEPTH, MAX_REQUESTS, EnvName, StartSeed
 from quintet.runtime.env_service.served_envs import ServedEnvs
 from quintet.runtime.env_service.sessions import Call, SessionTable
+from quintet.runtime.http_service.json_limits import check_depth
 from quintet.runtime.http_service.request_error import RequestError
+
+
+def _limit_size(config: dict[str, Any]) -> dict[str, Any]:
+    check_depth(config, MAX_DEPTH)
+    if (size := len(json.dumps(config))) > MAX_CONFIG_BYTES:
+        raise ValueError(f"{size} bytes as JSON, the maximum is {MAX_CONFIG_BYTES}")
+    return config
+
+
+VagenConfig = Annotated[dict[str, Any], AfterValidator(_limit_size)]
 
 
 class VagenEnv(BaseModel):
     """Environment to create."""
 
     env_name: EnvName
-    env_config: dict[str, Any] = {}
+    env_config: VagenConfig = {}
     seed: Any = None
 
 
@@ -84,7 +95,7 @@ class _VagenSession:
                 config, responses = env_from_vagen(vagen.env_name, vagen.env_config)
             except ConfigError as error:
                 raise RequestError(f"{env}: {error}", code="invalid_env") from error
-            calls.append(Call(env, "vagen_create", (self._envs.config(config), asdict(responses))))
+            calls.append(Call(env, "vagen_create", (asdict(responses),), self._envs.config(config)))
         await self.call([Call(env, "close") for env in configs])
         await self.call(calls)
 

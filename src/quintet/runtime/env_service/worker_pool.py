@@ -7,9 +7,11 @@ import json
 import mmap
 import os
 import signal
+import socket
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,6 +27,17 @@ REPLACEMENT_SECONDS = 10.0
 """How long a request waits for a worker process if all have died."""
 MAX_FAST_DEATHS = 5
 """Consecutive deaths of worker processes that have executed nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvRequest:
+    """A call of an env by its number: a method of the worker process, its arguments, and the configuration of a new
+    env."""
+
+    number: int
+    method: str
+    arguments: Sequence[Any] = ()
+    config: str | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -67,13 +80,18 @@ class EnvWorker(WorkerProcess):
         """Number of requests that the process has executed."""
         return int(PROGRESS.unpack_from(self._progress)[0])
 
-    def execute(self, requests: Sequence[Sequence[Any]], form: Format) -> Batch:
-        """Send requests; the batch gets their results."""
-        batch = Batch(form, [request[1] for request in requests])
+    def execute(self, requests: Sequence[EnvRequest], form: Format, max_bytes: int) -> Batch:
+        """Send requests; the batch gets their results, of at most `max_bytes` together."""
+        batch = Batch(form, [request.method for request in requests])
         if not self._batches:
             self._progress_at = time.monotonic()
         self._batches.append(batch)
-        body = json.dumps({"requests": requests, "format": form}).encode()
+        # environments of a session have the same configuration, which is sent once
+        configs = list(dict.fromkeys(request.config for request in requests))
+        index = {config: number for number, config in enumerate(configs)}
+        calls = [[request.number, request.method, index[request.config], *request.arguments] for request in requests]
+        message = {"configs": configs, "requests": calls, "format": form, "max_bytes": max_bytes}
+        body = json.dumps(message).encode()
         self.pool.send(self, LENGTH.pack(len(body)) + body)
         return batch
 
@@ -162,11 +180,14 @@ class WorkerPool(WorkerProcesses[EnvWorker]):
         while self.error is None and len(self) < self._num_workers:
             shared = os.memfd_create("quintet-env-worker")
             os.ftruncate(shared, PROGRESS.size)
-            setup = {"progress": f"/proc/{os.getpid()}/fd/{shared}", "memory_bytes": self._memory_bytes}
-            if self.fork(partial(EnvWorker, pool=self, shared=shared), setup, self._modules) is None:
+            setup = {"memory_bytes": self._memory_bytes}
+            worker = self.fork(partial(EnvWorker, pool=self, shared=shared), setup, self._modules)
+            if worker is None:
                 # the fork server has died, which `wait` notices
                 os.close(shared)
                 return
+            with suppress(OSError):  # the fork server reports a process that has ended
+                socket.send_fds(worker.connection, [b"\n"], [shared])
 
     def _receive_results(self, worker: EnvWorker) -> None:
         worker.receive()

@@ -53,9 +53,17 @@ class Address:
             if not hmac.compare_digest(sent.encode(errors="replace"), self.token.encode()):
                 message = 'missing or wrong token: send the header "Authorization: Bearer <token>"'
                 raise RequestError(message, status=401, kind="authentication_error", code="invalid_api_key")
-        elif not is_loopback(urlsplit(f"//{host or 'localhost'}").hostname or ""):
+        elif not is_loopback(_host_name(host or "localhost")):
             # DNS rebinding: a web page reaches this server under its own host name
             raise RequestError("the Host header names another machine", status=403, code="wrong_host")
+
+
+def _host_name(host: str) -> str:
+    """Return the name of a Host header without its port; empty if it has none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
 
 
 def is_loopback(host: str) -> bool:

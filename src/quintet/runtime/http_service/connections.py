@@ -28,6 +28,7 @@ class ConnectionTable:
         self._connections: dict[LimitedProtocol, None] = {}
         """In the order in which they were opened."""
         self._counts: Counter[str] = Counter()
+        self._checked_at = time.monotonic()
         self.receive_buffer = bytearray(limits.RECEIVE_BYTES)
         """Where bytes of all connections are received, one after the other: the kernel would clear new buffers."""
 
@@ -54,7 +55,12 @@ class ConnectionTable:
             self._counts += Counter()  # drops clients without connections
 
     def close_overdue(self) -> None:
-        """Close the connections whose clients have exceeded a time limit."""
+        """Close the connections whose clients have exceeded a time limit. Time in which this process was not able to
+        receive, on a busy machine, does not count."""
+        pause = time.monotonic() - self._checked_at
+        self._checked_at += pause
+        for connection in self._connections if pause > limits.PAUSE_SECONDS else ():
+            connection.postpone(pause)
         for connection in [candidate for candidate in self._connections if candidate.is_overdue]:
             connection.transport.abort()
 
@@ -113,6 +119,11 @@ class LimitedProtocol(H11Protocol, asyncio.BufferedProtocol):
             return False
         return int(dict(self.headers).get(b"content-length", 0)) > limits.LARGE_BODY_BYTES
 
+    def postpone(self, seconds: float) -> None:
+        """Give the client more time."""
+        self._head_began = None if self._head_began is None else self._head_began + seconds
+        self._sending_began = None if self._sending_began is None else self._sending_began + seconds
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """Add the connection, or close it if there are too many."""
         super().connection_made(transport)
@@ -165,7 +176,10 @@ class LimitedProtocol(H11Protocol, asyncio.BufferedProtocol):
         self._num_queued -= 1
         if self.transport.is_closing():
             return
-        self.data_received(data)
+        try:
+            self.data_received(data)
+        except ValueError:  # h11 converts a length of thousands of digits
+            self.send_400_response("bad Content-Length")
         if not self._waits_for_head:
             self._head_began = None
         elif self._head_began is None:

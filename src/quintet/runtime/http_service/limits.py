@@ -16,6 +16,8 @@ HEAD_BYTES = 64 << 10
 """Maximum size of request line and headers."""
 HEAD_SECONDS = 10.0
 """Time for request line and headers."""
+PAUSE_SECONDS = 1.0
+"""Time between two checks of the connections, ten per second otherwise, that does not count as the clients' time."""
 IDLE_SECONDS = 60
 """Time until the next request of a connection."""
 MAX_BODY_BYTES = 16 << 20
@@ -24,6 +26,8 @@ BODY_SECONDS = 20.0
 """Time for a body, in addition to the time by its size."""
 BODY_BYTES_PER_SECOND = 1 << 20
 """Slowest transfer of a body."""
+SEND_BYTES = 256 << 10
+"""Maximum size of a piece of a response; the next one is sent when the client has received it."""
 SEND_SECONDS = 60.0
 """Time for a client to receive a response, or an event of a stream."""
 LARGE_BODY_BYTES = 128 << 10

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+MAX_MESSAGE_CHARACTERS, MAX_PARAM_CHARACTERS = 4000, 200
+"""Maximum sizes of parts of an error, which may repeat values of the request."""
+
 
 class RequestError(Exception):
     """Rejected request, with HTTP status and the `type`, `code` and `param` of OpenAI's errors."""
@@ -18,11 +21,11 @@ class RequestError(Exception):
         param: str | None = None,
     ) -> None:
         super().__init__(message)
-        self.message = message
+        self.message = message if len(message) <= MAX_MESSAGE_CHARACTERS else f"{message[:MAX_MESSAGE_CHARACTERS]}…"
         self.status = status
         self.kind = kind
         self.code = code
-        self.param = param
+        self.param = None if param is None else param[:MAX_PARAM_CHARACTERS]
 
     def body(self) -> dict[str, Any]:
         """Return the body of the error response in OpenAI's form."""

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -40,6 +40,10 @@ class RequestGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        with suppress(ClientDisconnect):
+            await self._handle(scope, receive, send)
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         try:
             if scope["path"].rstrip("/") not in self._open_paths:
@@ -51,8 +55,6 @@ class RequestGuard:
             if "expect" in headers or error.status == 408:
                 response.headers["Connection"] = "close"
             await response(scope, receive, send)
-        except ClientDisconnect:
-            return
 
 
 class RequestBodies:
@@ -120,10 +122,32 @@ class RequestBodies:
             raise RequestError(message, status=503, kind="server_error", code="overloaded")
 
 
+class PiecewiseResponse(Response):
+    """Response whose body is sent in pieces. Its end comes after the client has received nearly all, so that what the
+    request holds until then also bounds the bytes that wait for slow clients."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response.
+
+        Raises:
+            ClientDisconnect: the client receives too slowly.
+        """
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        body = self.body
+        try:
+            async with asyncio.timeout(limits.SEND_SECONDS + len(body) / limits.BODY_BYTES_PER_SECOND):
+                for start in range(0, len(body), limits.SEND_BYTES):
+                    piece = body[start : start + limits.SEND_BYTES]
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
+        except TimeoutError:
+            raise ClientDisconnect from None
+
+
 def json_response(body: Mapping[str, Any], status: int = 200) -> Response:
     """Return a response of JSON; a busy server asks the client to try again after a second."""
     headers = {"Retry-After": "1"} if status in (429, 503) else None
-    return Response(json.dumps(body), status, headers, "application/json")
+    return PiecewiseResponse(json.dumps(body), status, headers, "application/json")
 
 
 def client_host(request: Request) -> str:
@@ -146,6 +170,8 @@ async def _receive_in_time(request: Request, num_bytes: int) -> bytes:
             )  # a list of parts takes twice the processor time: each part is memory that the kernel clears
             async for part in request.stream():
                 body += part
+                if len(body) > num_bytes:
+                    raise RequestError("the body is longer than its Content-Length", status=413, code="too_large")
             return bytes(body)
     except TimeoutError:
         message = f"the body did not arrive within {seconds:.0f} seconds"

@@ -83,7 +83,7 @@ class Turns:
         """`rest_ratio` as in `FairSemaphore`."""
         self._small = FairSemaphore(NUM_THREADS, rest_ratio)
         self._large = FairSemaphore(1, rest_ratio)
-        self._pool = ThreadPoolExecutor(NUM_THREADS + 1, "http")
+        self._pool = ThreadPoolExecutor(2 * NUM_THREADS + 1, "http")
 
     def call(self, client: str, function: Callable[[], None], *, is_large: bool = False, seconds: float = 0.0) -> None:
         """Call a function in the event loop, now or when it is the client's turn, and rest after it.
@@ -102,9 +102,12 @@ class Turns:
 
         semaphore.call_with_permit(client, run)
 
-    async def compute(self, client: str, function: Callable[[], T], *, is_large: bool = False) -> T:
-        """Call a function in another thread when it is the client's turn, and return its result."""
-        semaphore = self._large if is_large else self._small
+    async def compute(
+        self, client: str, function: Callable[[], T], *, is_large: bool = False, semaphore: FairSemaphore | None = None
+    ) -> T:
+        """Call a function in another thread when it is the client's turn, and return its result. A `semaphore` of at
+        most `NUM_THREADS` permits has turns of its own."""
+        semaphore = semaphore or (self._large if is_large else self._small)
         seconds = 0.0
 
         def measure() -> T:

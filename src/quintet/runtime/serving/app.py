@@ -6,10 +6,10 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -20,7 +20,7 @@ from quintet.rollout.engines.engine import Engine
 from quintet.runtime.http_service import limits
 from quintet.runtime.http_service.request_error import RequestError
 from quintet.runtime.http_service.request_guard import RequestBodies, client_host, json_response
-from quintet.runtime.http_service.turns import Turns
+from quintet.runtime.http_service.turns import FairSemaphore, Turns
 from quintet.runtime.memory import return_freed_memory
 from quintet.runtime.serving.request_handler import PendingCompletion, RequestHandler
 from quintet.runtime.serving.request_schema import (
@@ -31,14 +31,18 @@ from quintet.runtime.serving.request_schema import (
     RewardBody,
     parse,
 )
-from quintet.runtime.serving.responses import completion_body, generate_body, iter_events, load_status_body, models_body
+from quintet.runtime.serving.responses import EventStream, completion_body, generate_body, load_status_body, models_body
 
-T = TypeVar("T")
+CompletedBody = ChatBody | CompletionBody | GenerateBody
+Compute = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Calls a function in another thread, and returns its result."""
 MAX_LARGE_BYTES_PER_CLIENT = 128 << 20
 """Maximum size of all large bodies of a client that are received or parsed at the same time."""
 REST_RATIO = 3.0
 """Rest after parsing and tokenizing, in multiples of its processor time: it holds the interpreter lock, which the
 engine's thread needs, too."""
+NUM_STREAM_UPDATES = 2
+"""Number of streams whose next events are computed at the same time."""
 SESSION_HEADER = "x-quintet-session"
 SESSION_PATH = re.compile(r"/sessions/([^/]+)(/.*)?")
 
@@ -49,6 +53,8 @@ class ServingApp:
     def __init__(self, handler: RequestHandler, turns: Turns) -> None:
         self._handler = handler
         self._turns = turns
+        self._streams = FairSemaphore(NUM_STREAM_UPDATES)
+        self._compilations = FairSemaphore(1)
         self._bodies = RequestBodies(("application/json",), max_large_bytes_per_client=MAX_LARGE_BYTES_PER_CLIENT)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,16 +87,18 @@ class ServingApp:
         except Exception as error:  # a defect or a refused value must be a reply, not the end of the connection
             raise _request_error(error) from error
 
-    async def _with_body(self, request: Request, function: Callable[[bytes], T]) -> T:
-        """Call a function with the body of the request, in another thread; raises as `RequestBodies.receive`."""
+    @asynccontextmanager
+    async def _receive(self, request: Request) -> AsyncIterator[tuple[bytes, Compute]]:
+        """Receive the body of the request; the second value calls a function for it in another thread. Raises as
+        `RequestBodies.receive`."""
         is_large = False
         try:
-            async with self._bodies.receive(request) as body:
-                is_large = len(body) > limits.LARGE_BODY_BYTES
-                return await self._turns.compute(client_host(request), partial(function, body), is_large=is_large)
+            async with self._bodies.receive(request) as data:
+                is_large = len(data) > limits.LARGE_BODY_BYTES
+                yield data, partial(self._turns.compute, client_host(request), is_large=is_large)
         finally:
             if is_large:
-                del body
+                del data
                 return_freed_memory()
 
     def _health(self) -> Response:
@@ -116,34 +124,49 @@ class ServingApp:
     async def _sessions(self, _: Request, __: str) -> Response:
         return json_response({"sessions": self._handler.sessions()})
 
-    async def _session(self, request: Request, session: str) -> Response:
-        exchanges = self._handler.session(session).exchanges
-        lines = await self._turns.compute(
-            client_host(request), lambda: "".join(f"{exchange.to_json()}\n" for exchange in exchanges)
-        )
-        return Response(lines, media_type="application/jsonl")
+    async def _session(self, request: Request, session: str) -> ASGIApp:
+        client, exchanges = client_host(request), self._handler.session(session).exchanges
+
+        async def respond(_: Scope, __: Receive, send: Send) -> None:
+            await _start(send, b"application/jsonl")
+            for exchange in exchanges:
+                line = await self._turns.compute(client, exchange.to_json)
+                await _send_part(send, f"{line}\n".encode())
+            await send({"type": "http.response.body", "body": b""})
+
+        return respond
 
     async def _end_session(self, _: Request, session: str) -> Response:
         self._handler.end_session(session)
         return json_response({"deleted": session})
 
     async def _reward(self, request: Request, session: str) -> Response:
-        body = await self._with_body(request, lambda data: parse(RewardBody, data))
+        async with self._receive(request) as (data, compute):
+            body = await compute(partial(parse, RewardBody, data))
         self._handler.session(session).reward(body.reward)
         return json_response({"rewarded": session})
 
-    async def _complete(
-        self, request: Request, session_name: str, *, kind: type[ChatBody | CompletionBody | GenerateBody]
-    ) -> ASGIApp:
+    async def _complete(self, request: Request, session_name: str, *, kind: type[CompletedBody]) -> ASGIApp:
         """Submit a request to the engine."""
-        updates = _Updates()
+        updates, client, handler = _Updates(), client_host(request), self._handler
 
-        def begin(data: bytes) -> PendingCompletion:
+        def submit(body: CompletedBody) -> PendingCompletion:
+            session = handler.session(session_name, create=True) if session_name else None
+            return handler.begin(body, session, client, updates.notify)
+
+        def begin(data: bytes) -> PendingCompletion | CompletedBody:
             body = parse(kind, data)
-            session = self._handler.session(session_name, create=True) if session_name else None
-            return self._handler.begin(body, session, client_host(request), updates.notify)
+            return body if handler.needs_compilation(body) else submit(body)
 
-        job = await self._with_body(request, begin)
+        async with self._receive(request) as (data, compute):
+            job = await compute(partial(begin, data))
+            del data
+            if not isinstance(job, PendingCompletion):
+                # takes up to seconds, in a process of its own: others need not wait for it
+                compilation = partial(handler.compile_format, job)
+                grammar = await self._turns.compute(client, compilation, semaphore=self._compilations)
+                job = await compute(partial(submit, job))
+                del grammar  # held until the request holds it
         return partial(self._respond, job, updates)
 
     async def _respond(
@@ -172,11 +195,25 @@ class ServingApp:
 
     async def _stream(self, job: PendingCompletion, updates: _Updates, send: Send) -> None:
         """Send server-sent events; an error is the last one."""
-        headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+        async def send_events(events: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
+            data = await self._turns.compute(
+                job.pending.client, lambda: b"".join(map(_event, events())), semaphore=self._streams
+            )
+            if data:
+                await _send_part(send, data)
+
+        await _start(send, b"text/event-stream")
         try:
-            async for message in iter_events(self._handler, job, updates.wait):
-                await send({"type": "http.response.body", "body": _event(message), "more_body": True})
+            stream = await self._turns.compute(
+                job.pending.client, partial(EventStream, self._handler, job), semaphore=self._streams
+            )
+            await send_events(stream.first)
+            while not job.pending.done:
+                await send_events(stream.update)
+                await updates.wait()
+            await send_events(stream.update)
+            await send_events(stream.last)
         except ClientDisconnect:
             raise
         except Exception as error:  # noqa: BLE001 - any error becomes the last event, and is logged
@@ -228,6 +265,16 @@ def _request_error(error: Exception) -> RequestError:
             return RequestError(str(error))
     logging.getLogger(__name__).error("a request failed", exc_info=error)
     return RequestError(f"{type(error).__name__}: {error}", status=500, kind="server_error")
+
+
+async def _start(send: Send, media_type: bytes) -> None:
+    """Start a response whose parts are sent as they are computed."""
+    headers = [(b"content-type", media_type), (b"cache-control", b"no-cache")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+async def _send_part(send: Send, data: bytes) -> None:
+    await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
 def _event(message: Mapping[str, Any]) -> bytes:

@@ -14,7 +14,7 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.native.policy import VisionConfig
 from quintet.data.chat_templates import chat_template
 from quintet.errors import ConfigError, MachineError
-from quintet.policies.model_loading import load_model, load_tokenizer, prepare_vision_language_model
+from quintet.policies.model_loading import load_model, load_policy_tokenizer, prepare_vision_language_model
 from quintet.policies.vision.image_encoder import is_vision_language
 from quintet.rollout.chat.image_prompts import ImagePrompts
 from quintet.rollout.engines.async_engine import AsyncEngine
@@ -70,10 +70,7 @@ def build_request_handler(
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     build_engine = ENGINES.get(config.rollout.engine).load()
     model = _model(config, policy)
-    trusted = config.policy.trust_remote_code or config.policy.trust_tokenizer_code
-    tokenizer = load_tokenizer(
-        config.policy.tokenizer or policy, trust_remote_code=trusted, fast=config.policy.fast_tokenizer
-    )
+    tokenizer = load_policy_tokenizer(config.policy, policy)
     if (text := chat_template(template).text) is not None:
         tokenizer.chat_template = text
     vocab_size, stop_tokens = int(model.get_input_embeddings().num_embeddings), stop_token_ids(tokenizer, model)

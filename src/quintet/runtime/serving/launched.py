@@ -14,10 +14,12 @@ from pathlib import Path
 from quintet.config.native.experiment import Experiment
 from quintet.runtime.http_service.address import Address
 from quintet.runtime.serving.launch_settings import LaunchSettings
+from quintet.sandbox.seccomp import hide_memory
 
 
 def main() -> None:
     """Serve until standard input ends."""
+    hide_memory()
     from quintet.runtime.serving.build import build_request_handler
     from quintet.runtime.serving.server import ServingServer
 

@@ -6,17 +6,22 @@ import re
 import secrets
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from quintet.records import FinishReason, Generation, Request
+from quintet.records import FinishReason, Generation, Request, StructuredOutput
 from quintet.rollout.engines.async_engine import AsyncEngine, EngineDeadError, PendingRequests
-from quintet.rollout.engines.grammars import GrammarCompiler
+from quintet.rollout.engines.grammars import Grammar, GrammarCompiler, GrammarMemoryError
 from quintet.rollout.sessions import Exchange, Prompt, Session
 from quintet.runtime.http_service.request_error import RequestError
 from quintet.runtime.serving.image_files import read_images
+from quintet.runtime.serving.request_costs import (
+    RequestCosts,
+    UnfinishedRequests,
+    check_completions,
+    request_costs,
+)
 from quintet.runtime.serving.request_schema import (
     Body,
     ChatBody,
@@ -29,15 +34,9 @@ from quintet.seeds import derive_seed
 
 DEFAULT_COMPLETION_TOKENS = 16
 """Default `max_tokens` of completions, as at OpenAI."""
-MAX_COMPLETIONS = 4096
-"""Maximum number of completions per request."""
-MAX_UNFINISHED = 4 * MAX_COMPLETIONS
-"""Maximum number of unfinished completions per client."""
-MAX_IMAGE_BYTES, MAX_IMAGE_BYTES_PER_CLIENT = 1 << 30, 1 << 28
-"""Maximum size of the images of all unfinished requests, and of those of a client."""
 MAX_SESSIONS = 4096
-MAX_SESSION_TOKENS = 1 << 26
-"""Maximum number of tokens in all sessions together."""
+MAX_SESSION_BYTES = 1 << 31
+"""Maximum size of all sessions together."""
 SESSION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -61,6 +60,9 @@ class PendingCompletion:
     session: Session | None
     number: int
     """Number of the request within its session."""
+    costs: RequestCosts
+    grammar: Grammar | None
+    """Held until the request is finished."""
     session_request_id: int | None = None
     """The session's request id in the engine, if this request uses it."""
     id: str = field(default_factory=lambda: secrets.token_hex(12))
@@ -99,8 +101,7 @@ class RequestHandler:
         self._vocab_size = vocab_size
         self._grammars = grammars
         self._sessions: dict[str, Session] = {}
-        self._num_unfinished: Counter[str] = Counter()
-        self._image_bytes: Counter[str] = Counter()
+        self._unfinished = UnfinishedRequests()
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -156,31 +157,29 @@ class RequestHandler:
             message = f"unknown model {body.model!r}: this server serves {self.name!r}"
             raise RequestError(message, status=404, code="model_not_found", param="model")
         if session is not None:
-            self._check_session_tokens()
+            self._check_session_bytes()
         number = session.next_request_number() if session is not None else 0
         prompts = self._prompts(body, session)
         num_choices = body.n if isinstance(body, OpenAiBody) else 1
-        if len(prompts) * num_choices > MAX_COMPLETIONS:
-            raise RequestError(
-                f"{len(prompts)} prompts times n = {num_choices} is more than {MAX_COMPLETIONS} completions", param="n"
-            )
-        self._check_format(body)
-        requests = [self._request(body, prompt, choice) for prompt in prompts for choice in range(num_choices)]
+        check_completions(len(prompts), num_choices)
+        grammar = self.compile_format(body)
+        output = body.structured_output if isinstance(body, OpenAiBody) else None
+        requests = [self._request(body, prompt, choice, output) for prompt in prompts for choice in range(num_choices)]
+        image_bytes = sum(prompt.image_bytes for prompt in prompts)
+        costs = request_costs(body, requests, self.engine.max_model_len, image_bytes)
+        self._unfinished.add(client, costs)
         streaming = isinstance(body, OpenAiBody) and body.stream
-        self._count_unfinished(client, len(requests), sum(prompt.image_bytes for prompt in prompts))
         session_request_id = session.acquire_request_id() if session is not None and len(requests) == 1 else None
         pending = self.engine.submit(
             requests, streaming=streaming, request_id=session_request_id, client=client, notify=notify
         )
-        return PendingCompletion(body, prompts, pending, session, number, session_request_id)
+        return PendingCompletion(body, prompts, pending, session, number, costs, grammar, session_request_id)
 
     def end(self, job: PendingCompletion) -> None:
         """End a request, and abort its running completions."""
         if None in job.pending.generations:
             self.engine.abort(job.pending)
-        with self._lock:
-            self._num_unfinished[job.pending.client] -= len(job.pending.requests)
-            self._image_bytes[job.pending.client] -= sum(prompt.image_bytes for prompt in job.prompts)
+        self._unfinished.remove(job.pending.client, job.costs)
         if job.session is not None and job.session_request_id is not None:
             job.session.release_request_id()
 
@@ -193,6 +192,8 @@ class RequestHandler:
         """
         if generation.failure is not None:
             failure = generation.failure
+            if failure.error_type == "StructuredOutput":
+                raise RequestError(failure.message, code="invalid_structured_output")
             message = f"the engine failed: {failure.error_type}: {failure.message}"
             raise RequestError(message, status=500, kind="server_error", code="generation_failed")
         if generation.finish_reason is FinishReason.ABORT:
@@ -212,26 +213,14 @@ class RequestHandler:
         if job.session is not None:
             job.session.add(_exchange(job, choice, index) for index, choice in enumerate(choices))
 
-    def _count_unfinished(self, client: str, count: int, image_bytes: int) -> None:
+    def _check_session_bytes(self) -> None:
         with self._lock:
-            unfinished = self._num_unfinished[client]
-            if unfinished + count > MAX_UNFINISHED:
-                message = f"{unfinished} completions of this client are unfinished, the maximum is {MAX_UNFINISHED}"
-                raise RequestError(message, status=429, kind="rate_limit_error", code="too_many_requests")
-            total, of_client = self._image_bytes.total(), self._image_bytes[client]
-            if image_bytes and (
-                total + image_bytes > MAX_IMAGE_BYTES or of_client + image_bytes > MAX_IMAGE_BYTES_PER_CLIENT
-            ):
-                message = f"the images of unfinished requests take {total >> 20} MiB: try again later"
-                raise RequestError(message, status=503, kind="server_error", code="overloaded")
-            self._num_unfinished[client] += count
-            self._image_bytes[client] += image_bytes
-
-    def _check_session_tokens(self) -> None:
-        with self._lock:
-            num_tokens = sum(session.tokens for session in self._sessions.values())
-        if num_tokens > MAX_SESSION_TOKENS:
-            message = f"the sessions hold {num_tokens:,} tokens: DELETE /sessions/<id> after reading them"
+            num_bytes = sum(session.num_bytes for session in self._sessions.values())
+        if num_bytes > MAX_SESSION_BYTES:
+            size, maximum = num_bytes >> 20, MAX_SESSION_BYTES >> 20
+            message = (
+                f"the sessions take {size} MiB, the maximum is {maximum}: DELETE /sessions/<id> after reading them"
+            )
             raise RequestError(message, status=429, kind="rate_limit_error", code="sessions_full")
 
     def _prompts(self, body: ChatBody | CompletionBody | GenerateBody, session: Session | None) -> list[Prompt]:
@@ -271,12 +260,26 @@ class RequestHandler:
             return Prompt(tuple(encode(text)), text, shown=shown)
         return session.prompt(text, encode, self.tokenizer.encode, self.tokenizer.token_text, shown)
 
-    def _check_format(self, body: Body) -> None:
-        """Compile the structured output in the connection's thread; the engine's thread then finds it in the cache."""
-        if not isinstance(body, OpenAiBody) or body.structured_output is None or self._grammars is None:
-            return
+    def needs_compilation(self, body: Body) -> bool:
+        """Return whether `compile_format` may take seconds."""
+        output = body.structured_output if isinstance(body, OpenAiBody) else None
+        return output is not None and self._grammars is not None and not self._grammars.is_cached(output)
+
+    def compile_format(self, body: Body) -> Grammar | None:
+        """Compile the structured output of a request, if any, under limits. While the grammar is held, the engine's
+        thread does not compile it.
+
+        Raises:
+            RequestError: it is invalid, or exceeds a limit.
+        """
+        output = body.structured_output if isinstance(body, OpenAiBody) else None
+        if not isinstance(body, OpenAiBody) or output is None or self._grammars is None:
+            return None
         try:
-            self._grammars.check(body.structured_output)
+            return self._grammars.check(output)
+        except GrammarMemoryError as error:
+            message = f"{error}: try again later"
+            raise RequestError(message, status=503, kind="server_error", code="overloaded") from None
         except ValueError as error:
             is_forced = isinstance(body, ChatBody) and body.forced_tools
             param = "response_format" if body.response_format is not None else "structured_outputs"
@@ -305,7 +308,7 @@ class RequestHandler:
             )
         return prompt
 
-    def _request(self, body: Body, prompt: Prompt, choice: int) -> Request:
+    def _request(self, body: Body, prompt: Prompt, choice: int, output: StructuredOutput | None) -> Request:
         """Return the engine's request of a completion. `choice` numbers the completions of a prompt; the first one uses
         the seed unchanged."""
         seed = secrets.randbits(63) if body.seed is None else body.seed
@@ -328,7 +331,7 @@ class RequestHandler:
             min_tokens=body.min_tokens,
             stop_token_ids=tuple(dict.fromkeys([*stop_token_ids, *body.stop_token_ids])),
             stop_strings=body.stops,
-            structured_output=body.structured_output if isinstance(body, OpenAiBody) else None,
+            structured_output=output,
             top_logprobs=_top_logprobs(body),
             images=prompt.images,
         )

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from quintet.errors import nearest
 from quintet.records import StructuredOutput
 from quintet.rollout.chat.tool_calls import call_schema
+from quintet.runtime.http_service.json_limits import check_depth, check_separators
 from quintet.runtime.http_service.request_error import RequestError
 from quintet.runtime.serving.body_parts import (
     Function,
@@ -32,6 +33,10 @@ MAX_PROMPTS, MAX_MESSAGES, MAX_TOOLS = 4096, 16_384, 128
 MAX_CHOICES, MAX_TOP_LOGPROBS = 128, 20
 MAX_STOPS = 64
 NUM_SEEDS = 2**63
+MAX_DEPTH = 100
+"""Maximum depth of nested objects and lists in a body."""
+MAX_USER_CHARACTERS, MAX_METADATA_BYTES = 1024, 1 << 14
+"""Maximum sizes of `user`, and of `metadata` as JSON."""
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0
 """Bounds of temperatures other than 0: lower ones would overflow float32."""
 
@@ -101,7 +106,7 @@ class OpenAiBody(Body):
     """Format of the completion's text."""
     structured_outputs: StructuredOutputs | None = None
     """The same in vLLM's form."""
-    user: str | None = None
+    user: Annotated[str, Field(max_length=MAX_USER_CHARACTERS)] | None = None
     """Recorded in the session."""
     metadata: dict[str, Any] | None = None
     """Recorded in the session."""
@@ -111,6 +116,14 @@ class OpenAiBody(Body):
         if self.response_format is not None and self.structured_outputs is not None:
             raise ValueError("set either response_format or structured_outputs, not both")
         return self
+
+    @field_validator("metadata")
+    @classmethod
+    def _check_metadata(cls, metadata: dict[str, Any] | None) -> dict[str, Any] | None:
+        # JSON has no infinity, which 1e999 becomes
+        if (size := len(json.dumps(metadata, allow_nan=False))) > MAX_METADATA_BYTES:
+            raise ValueError(f"{size} bytes as JSON, the maximum is {MAX_METADATA_BYTES}")
+        return metadata
 
     @property
     def structured_output(self) -> StructuredOutput | None:
@@ -271,16 +284,14 @@ def parse(kind: type[B], data: bytes) -> B:
 
 
 def _load_json(data: bytes) -> dict[str, Any]:
-    for separator, maximum in MAX_SEPARATORS.items():
-        if (count := data.count(separator.encode())) > maximum:
-            message = f"the body contains {count} times {separator!r}, the maximum is {maximum}"
-            raise RequestError(message, status=413, code="too_large")
+    check_separators(data, MAX_SEPARATORS)
     try:
         body = json.loads(data, object_pairs_hook=_without_duplicates, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is not JSON: {error}", code="invalid_json") from None
     if not isinstance(body, dict):
         raise RequestError("the body is not a JSON object", code="invalid_json")
+    check_depth(body, MAX_DEPTH)
     return body
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from quintet.records import FinishReason
 from quintet.rollout.chat.tool_calls import ToolCall, ToolCallParser, opens_thought, split_tool_calls
 from quintet.rollout.engines.async_engine import AsyncEngine, PartialResponse
+from quintet.rollout.engines.stop_strings import borders
 from quintet.runtime.serving.logprob_format import LOWEST_LOGPROB, LogprobFormat, TextOffsets
 from quintet.runtime.serving.request_handler import CompletionChoice, PendingCompletion, RequestHandler
 from quintet.runtime.serving.request_schema import ChatBody, OpenAiBody
@@ -174,7 +175,7 @@ def _joined(*parts: tuple[str, list[ToolCall]]) -> tuple[str, list[ToolCall]]:
     return "".join(text for text, _ in parts), [call for _, calls in parts for call in calls]
 
 
-class _EventStream:
+class EventStream:
     """Events of a streamed request."""
 
     def __init__(self, handler: RequestHandler, job: PendingCompletion) -> None:
@@ -185,7 +186,8 @@ class _EventStream:
         self._head = _head(handler, job, "chat.completion.chunk" if self._form.is_chat else "text_completion")
         count = len(job.pending.requests)
         skip = body.skip_special_tokens
-        self._texts = [StreamingText(handler.tokenizer, body.stops, skip_special_tokens=skip) for _ in range(count)]
+        stops = [(stop, borders(stop)) for stop in body.stops]
+        self._texts = [StreamingText(handler.tokenizer, stops, skip_special_tokens=skip) for _ in range(count)]
         self._parsers = [self._form.tool_call_parser(job.prompt_of(index).tokens) for index in range(count)]
         self._offsets = [self._form.text_offsets() for _ in range(count)]
         self._num_sent, self._num_calls = [0] * count, [0] * count
@@ -204,7 +206,11 @@ class _EventStream:
                 yield self._event([{"index": index, "text": "", "logprobs": None, "finish_reason": None} | tokens])
 
     def update(self) -> Iterator[dict[str, Any]]:
-        """Yield the new parts of all completions."""
+        """Yield the new parts of all completions.
+
+        Raises:
+            RequestError, EngineDeadError: see `RequestHandler.choice`.
+        """
         pending = self._job.pending
         for index, generation in enumerate(pending.generations):
             if generation is None:
@@ -252,25 +258,3 @@ class _EventStream:
 
     def _event(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return self._head | {"choices": choices}
-
-
-async def iter_events(
-    handler: RequestHandler, job: PendingCompletion, wait: Callable[[], Awaitable[None]]
-) -> AsyncIterator[dict[str, Any]]:
-    """Yield the events of a stream; `wait` waits for the next update of the job.
-
-    Raises:
-        RequestError, ValueError, EngineDeadError: see `RequestHandler.choice` and `PendingRequests.done`.
-    """
-    stream = _EventStream(handler, job)
-    for event in stream.first():
-        yield event
-    is_done = False
-    while not is_done:
-        is_done = job.pending.done
-        for event in stream.update():
-            yield event
-        if not is_done:
-            await wait()
-    for event in stream.last():
-        yield event

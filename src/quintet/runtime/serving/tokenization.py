@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from quintet.data.chat_template_renderer import TemplateLimitError, TemplateRenderingError, render_chat_template
 from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.chat.image_prompts import ImagePrompts
-from quintet.rollout.chat.tool_calls import FORCED_START, PROBE_TOOL, overlap, renders_tool_calls
+from quintet.rollout.chat.tool_calls import FORCED_START, PROBE_TOOL, renders_tool_calls
+from quintet.rollout.engines.stop_strings import GrowingText, StopPrefix
 from quintet.runtime.http_service.request_error import RequestError
 from quintet.runtime.serving.body_parts import Message
 from quintet.runtime.serving.request_schema import ChatBody
@@ -20,8 +21,8 @@ from quintet.runtime.serving.token_bytes import TokenBytes
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-REPLACEMENT_CHARACTER = "\ufffd"
-"""Decoded form of a character with missing bytes."""
+StopTexts = Sequence[tuple[str, Sequence[int]]]
+"""Stop texts and their `borders`."""
 RESERVED_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 """Variables of chat templates that requests cannot set by `chat_template_kwargs`."""
 
@@ -187,36 +188,27 @@ class StreamingText:
     """Text of a response that grows while it is streamed. Text that may become a stop text, or an incomplete
     character, is held back."""
 
-    def __init__(self, tokenizer: ChatTokenizer, stops: Sequence[str], *, skip_special_tokens: bool) -> None:
-        self._tokenizer = tokenizer
-        self._stops = stops
-        self._skip_special_tokens = skip_special_tokens
-        self._start = self._read = 0
-        self._text = ""
+    def __init__(self, tokenizer: ChatTokenizer, stops: StopTexts, *, skip_special_tokens: bool) -> None:
+        self._growing = GrowingText(partial(tokenizer.decode, skip_special_tokens=skip_special_tokens))
+        self._prefixes = [StopPrefix(stop, borders) for stop, borders in stops]
         self.sent = 0
         """Number of tokens whose text has been returned."""
         self._num_returned = 0
 
     def update(self, tokens: Sequence[int]) -> str:
         """Return the new text of a response that has these tokens so far; empty if there is none to return yet."""
-        decoded = self._tokenizer.decode(
-            tokens[self._start : self._read], skip_special_tokens=self._skip_special_tokens
-        )
-        text = self._tokenizer.decode(tokens[self._start :], skip_special_tokens=self._skip_special_tokens)
-        if len(text) > len(decoded) and not text.endswith(REPLACEMENT_CHARACTER):
-            # decoded together with the previous part: tokenizers may decode the first token of a text differently
-            self._text += text[len(decoded) :]
-            self._start, self._read = self._read, len(tokens)
-        new = self._text[self._num_returned : len(self._text) - self._num_held_back()]
+        growing, start = self._growing, len(self._growing.text)
+        growing.update(tokens)
+        added = growing.text[start:]
+        for prefix in self._prefixes:
+            prefix.update(added)
+        num_held_back = max((prefix.length for prefix in self._prefixes), default=0)
+        new = growing.text[self._num_returned : len(growing.text) - num_held_back]
         if new:
             self._num_returned += len(new)
-            self.sent = self._read
+            self.sent = growing.num_tokens
         return new
 
     def remaining(self, text: str) -> str:
         """Return the text of a finished response that has not been returned yet."""
         return text[self._num_returned :]
-
-    def _num_held_back(self) -> int:
-        """Return the number of characters at the end that may start a stop text."""
-        return max((overlap(self._text, stop) for stop in self._stops), default=0)

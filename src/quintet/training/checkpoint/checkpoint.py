@@ -13,14 +13,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quintet.contained_files import check_entries, is_contained, read_contained
 from quintet.errors import MachineError
+from quintet.tracking.atomic_files import write_atomic
 
 MANIFEST_FILE = "manifest.json"
 STATE_FILE = "state.json"
@@ -28,6 +32,8 @@ LATEST_STEP_FILE = "latest_checkpointed_iteration.txt"
 """File name of verl, which its users' scripts read."""
 CHECKPOINT_PREFIX = "global_step_"
 STAGING_PREFIX = ".staging_"
+NUMBER = re.compile("[0-9]{1,18}")
+"""Step in the name of a directory."""
 REPLACED_PREFIX = f"{STAGING_PREFIX}old_"
 """Prefix of a checkpoint that is being replaced by another one of its step."""
 
@@ -65,7 +71,7 @@ def finish_checkpoint(root: Path, step: int, state: dict[str, Any], *, keep: int
     final = move_into_place(root, staging, step)
     _write_latest_step(root, step)
     for old in _outdated(root, step, keep):
-        shutil.rmtree(old)
+        _delete(old)
     if delete is not None and delete != final and delete.is_dir():
         shutil.rmtree(delete)
     return final
@@ -88,19 +94,16 @@ def finish_interrupted_replacements(root: Path) -> None:
     """Restore checkpoints whose replacement ended between the two renames of `move_into_place`: the complete new
     checkpoint, or else the one before."""
     for replaced in root.glob(f"{REPLACED_PREFIX}*"):
-        step = int(replaced.name.removeprefix(REPLACED_PREFIX))
+        step = replaced.name.removeprefix(REPLACED_PREFIX)
         final = root / f"{CHECKPOINT_PREFIX}{step}"
-        if not final.exists():
-            candidates = (staging_directory(root, step), replaced)
+        if NUMBER.fullmatch(step) and not final.exists():
+            candidates = (staging_directory(root, int(step)), replaced)
             next((path for path in candidates if find_damage(path) is None), replaced).rename(final)
 
 
 def _write_latest_step(root: Path, step: int) -> None:
     """Write the step file for users' scripts; resuming does not read it."""
-    partial = root / f".{LATEST_STEP_FILE}"
-    partial.write_text(str(step))
-    _fsync(partial)
-    partial.rename(root / LATEST_STEP_FILE)
+    write_atomic(root / LATEST_STEP_FILE, str(step).encode())
 
 
 def _outdated(root: Path, step: int, keep: int) -> list[Path]:
@@ -112,7 +115,7 @@ def _outdated(root: Path, step: int, keep: int) -> list[Path]:
 def find_checkpoint(root: Path, reject: Callable[[Path, str], None]) -> Checkpoint | None:
     """Return the newest intact checkpoint; `reject(directory, reason)` is called for each newer one."""
     for directory in _by_step(root):
-        damage = find_damage(directory)
+        damage = find_damage(directory) if is_contained(root, directory) else f"it leads out of {root}"
         if damage is None:
             return read_checkpoint(directory)
         reject(directory, damage)
@@ -143,8 +146,9 @@ def read_checkpoint(directory: Path) -> Checkpoint:
 
 def _by_step(root: Path) -> list[Path]:
     """Return all checkpoints, newest first."""
-    paths = [path for path in root.glob(f"{CHECKPOINT_PREFIX}*") if path.name.removeprefix(CHECKPOINT_PREFIX).isdigit()]
-    return sorted(paths, key=_step, reverse=True)
+    paths = root.glob(f"{CHECKPOINT_PREFIX}*")
+    numbered = (path for path in paths if NUMBER.fullmatch(path.name.removeprefix(CHECKPOINT_PREFIX)))
+    return sorted(numbered, key=_step, reverse=True)
 
 
 def _step(path: Path) -> int:
@@ -153,6 +157,14 @@ def _step(path: Path) -> int:
 
 def _delete_staging_directories(root: Path) -> None:
     for path in root.glob(f"{STAGING_PREFIX}*"):
+        _delete(path)
+
+
+def _delete(path: Path) -> None:
+    """Delete a directory, or a link or file in its place."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink()
+    else:
         shutil.rmtree(path)
 
 
@@ -180,27 +192,41 @@ def _digest(path: Path) -> str:
 
 
 def find_damage(directory: Path) -> str | None:
-    """Describe the first damage of a checkpoint; None if every file has its size and hash."""
+    """Describe the first damage of a checkpoint; None if every file has its size and hash, and nothing in it is a link
+    out of it."""
     try:
-        manifest = json.loads((directory / MANIFEST_FILE).read_text())
+        manifest = json.loads(read_contained(directory, MANIFEST_FILE))
         expected = {name: (row["size"], row["sha256"]) for name, row in manifest.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        check_entries(directory)
+    except MachineError as error:
+        return error.message
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return "its manifest is missing or unreadable"
     if STATE_FILE not in expected:
         return f"its manifest does not list {STATE_FILE}"
-    return next(
-        (
-            damage
-            for name, (size, digest) in expected.items()
-            if (damage := _file_damage(directory, name, size, digest))
-        ),
-        None,
-    )
+    damages = (_file_damage(directory, name, size, digest) for name, (size, digest) in expected.items())
+    return next(filter(None, damages), None) or _state_damage(directory)
+
+
+def _state_damage(directory: Path) -> str | None:
+    """Describe what is wrong with the state of a checkpoint, as far as all runs have it."""
+    try:
+        state = json.loads(read_contained(directory, STATE_FILE))
+        is_valid = (
+            type(state["step"]) is int
+            and isinstance(state.get("experiment", {}), dict)
+            and 0.0 <= float(state.get("seconds", 0.0)) < math.inf
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, MachineError):
+        is_valid = False
+    return None if is_valid else f"{STATE_FILE} is no state of a run"
 
 
 def _file_damage(directory: Path, name: str, size: object, digest: object) -> str | None:
     """Describe how a file differs from the manifest."""
     path = directory / name
+    if not is_contained(directory, path):
+        return f"its manifest names {name}, which is outside the checkpoint"
     try:
         if not path.is_file():
             return f"{name} is missing"

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quintet.errors import MachineError
+
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -33,6 +35,8 @@ DTYPES = {
 """Names of dtypes in safetensors."""
 
 ALIGNMENT = 8
+MAX_HEADER_BYTES = 100 << 20
+"""Limit of the safetensors package."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -55,11 +59,21 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def stored_sizes(path: Path) -> tuple[int, int]:
-    """Return the number of elements in a safetensors file and their bytes, from its header."""
+    """Return the number of elements in a safetensors file and their bytes, from its header.
+
+    Raises:
+        MachineError: the header is damaged.
+    """
     with path.open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    rows = [row for name, row in header.items() if name != "__metadata__"]
-    return sum(math.prod(row["shape"]) for row in rows), max((row["data_offsets"][1] for row in rows), default=0)
+        size = int.from_bytes(file.read(8), "little")
+        try:
+            header = json.loads(file.read(min(size, MAX_HEADER_BYTES)))
+            rows = [row for name, row in header.items() if name != "__metadata__"]
+            return sum(math.prod(row["shape"]) for row in rows), max(
+                (row["data_offsets"][1] for row in rows), default=0
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+            raise MachineError(f"{path} has no valid header of safetensors: {error}") from error
 
 
 def _header(tensors: Mapping[str, Tensor]) -> bytes:

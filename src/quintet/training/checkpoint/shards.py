@@ -8,13 +8,15 @@ reads under another parallel layout; DCP's own file format is not used because i
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
@@ -26,6 +28,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import ReadItem
 
+from quintet.contained_files import contained_path
 from quintet.errors import MachineError
 from quintet.training.checkpoint.safetensors_files import DTYPES, write_tensors
 from quintet.training.parallel.process_group import RankGroup
@@ -111,10 +114,17 @@ class ShardReader:
     """Reads tensors from the shards that all ranks have written."""
 
     def __init__(self, checkpoint: Path, shards: list[_ShardEntry]) -> None:
+        """
+        Raises:
+            MachineError: shards of a tensor are missing.
+        """
         self._checkpoint = checkpoint
         self._shards: dict[str, dict[tuple[int, ...], _ShardEntry]] = {}
         for shard in shards:
             self._shards.setdefault(shard.name, {})[shard.offsets] = shard
+        for name, parts in self._shards.items():
+            if self.shape(name).numel() > sum(math.prod(part.sizes) for part in parts.values()):
+                raise MachineError(f"{checkpoint} has only a part of {name}")
 
     @classmethod
     def open(cls, checkpoint: Path, stem: str) -> ShardReader | None:
@@ -187,7 +197,7 @@ class ShardReader:
 
 
 class _Files:
-    """Open safetensors files of a checkpoint."""
+    """Open safetensors files of a checkpoint, which may come from somebody else."""
 
     def __init__(self, checkpoint: Path) -> None:
         self._checkpoint = checkpoint
@@ -201,20 +211,28 @@ class _Files:
             file.__exit__(None, None, None)
 
     def read(self, shard: _ShardEntry, item: ReadItem) -> Tensor:
-        """Return the requested slice of the shard."""
-        from safetensors import safe_open
+        """Return the requested slice of the shard.
 
-        if shard.file not in self._open:
-            open_file: Callable[..., Any] = safe_open
-            self._open[shard.file] = open_file(self._checkpoint / shard.file, framework="pt").__enter__()
-        file = self._open[shard.file]
-        if not shard.sizes:
-            tensor: Tensor = file.get_tensor(shard.key)
-            return tensor
-        offsets, lengths = item.storage_offsets, item.lengths
-        tensor_slice: Tensor = file.get_slice(shard.key)[
-            tuple(slice(offset, offset + length) for offset, length in zip(offsets, lengths, strict=True))
-        ]
+        Raises:
+            MachineError: the file leaves the checkpoint, or does not have the shard.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        path = contained_path(self._checkpoint, shard.file)
+        try:
+            if shard.file not in self._open:
+                open_file: Callable[..., Any] = safe_open
+                self._open[shard.file] = open_file(path, framework="pt").__enter__()
+            file = self._open[shard.file]
+            if not shard.sizes:
+                tensor: Tensor = file.get_tensor(shard.key)
+                return tensor
+            offsets, lengths = item.storage_offsets, item.lengths
+            tensor_slice: Tensor = file.get_slice(shard.key)[
+                tuple(slice(offset, offset + length) for offset, length in zip(offsets, lengths, strict=True))
+            ]
+        except (OSError, SafetensorError, IndexError, ValueError, RuntimeError) as error:
+            raise MachineError(f"{path} has no valid {shard.key}: {error}") from error
         return tensor_slice
 
 
@@ -224,10 +242,25 @@ def _world_size(table: Path) -> int:
     return int(match[1]) if match else 0
 
 
-def _read_table(table: Path) -> Iterator[_ShardEntry]:
+def _read_table(table: Path) -> list[_ShardEntry]:
     try:
-        for row in json.loads(table.read_text()):
-            lists = {name: tuple(row.pop(name)) for name in ("shape", "offsets", "sizes")}
-            yield _ShardEntry(**{**row, **lists})
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        entries = TypeAdapter(list[_ShardEntry]).validate_json(table.read_bytes())
+        for entry in entries:
+            _check_entry(table.parent.parent, entry)
+    except (ValueError, OSError) as error:
         raise MachineError(f"{table} is not a valid table of shards: {error}") from error
+    return entries
+
+
+def _check_entry(checkpoint: Path, entry: _ShardEntry) -> None:
+    """
+    Raises:
+        ValueError: the dtype is unknown, the slice is not within the tensor, or larger than its file.
+        MachineError: the file leaves the checkpoint.
+    """
+    slices = zip(entry.offsets, entry.sizes, entry.shape, strict=True)
+    if entry.dtype not in DTYPES_BY_NAME or not all(at >= 0 and size > 0 and at + size <= n for at, size, n in slices):
+        raise ValueError(f"{entry.name} has an invalid slice or dtype")
+    needed = math.prod(entry.sizes) * DTYPES_BY_NAME[entry.dtype].itemsize
+    if needed > contained_path(checkpoint, entry.file).stat().st_size:
+        raise ValueError(f"{entry.name} is larger than {entry.file}")

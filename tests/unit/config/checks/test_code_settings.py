@@ -66,3 +66,9 @@ def test_code_is_refused_unless_the_command_line_names_it(tmp_path: Path, key: s
 def test_built_in_names_are_no_code() -> None:
     config = load_experiment(None, ["env={name: simulator, simulator: arm}", "policy.preset=null", "policy.path=x"])
     assert not list(code_settings(config.experiment))
+
+
+def test_an_environment_whose_default_names_a_package_runs_from_a_run_directory() -> None:
+    composed = load_experiment(None, ["env.name=primitive_skill"])
+    assert not list(run_code_problems(composed))
+    assert not list(code_settings(composed.experiment))

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from quintet.config.checks.robots import OF_SIMULATORS, UNREAD, robot_problems
+from quintet.config.checks.robots import robot_problems
 from quintet.config.compose import load_experiment
 from quintet.config.plan.robot_batches import robot_arithmetic
-from quintet.config.schema import keys
 from quintet.errors import ConfigError
 
 ROBOTS = ["env.name=simulator", "env.simulator=arm", "policy.preset=arm-vla"]
@@ -98,11 +97,6 @@ def test_maniskill_must_have_the_robot_that_the_policy_controls() -> None:
 def test_what_only_robots_read_is_refused_elsewhere(override: str) -> None:
     (problem,) = problems(override).values()
     assert "only a run on a simulator" in problem.message
-
-
-def test_every_named_key_exists() -> None:
-    names = {key.name for key in keys()}
-    assert {*OF_SIMULATORS, *(name for group in UNREAD.values() for name in group)} - names == set()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -321,14 +323,14 @@ def test_a_word_for_a_number_is_a_type_error_in_every_dialect(dialect: str, tmp_
 
 
 @pytest.mark.parametrize("dialect", EIGHT)
-def test_a_new_key_is_as_unknown_with_a_plus(dialect: str, tmp_path: Path) -> None:
+def test_a_typo_is_one_with_a_plus_and_a_key_that_is_new_waits(dialect: str, tmp_path: Path) -> None:
     key, rest = EIGHT[dialect]
     path = tmp_path / "main.yaml"
     path.write_text(rest)
     with pytest.raises(ConfigError) as error:
-        convert(compose_config(path, [f"+{key}s=1", "+newkey=1"]), DIALECTS[dialect])
+        convert(compose_config(path, [f"+{key}s=1", "+newkey=1"]), DIALECTS[dialect], to_run=True)
     assert f"unknown key {key}s (command line) looks like a typo; did you mean {key}?" in str(error.value)
-    assert "unknown key newkey (command line)" in str(error.value)
+    assert "newkey = 1 (command line) waits: key of a fork" in str(error.value)
 
 
 def test_a_native_file_is_nobody_elses(tmp_path: Path) -> None:
@@ -342,3 +344,37 @@ def test_a_native_file_is_nobody_elses(tmp_path: Path) -> None:
     assert detect(yaml.safe_load(dump_config(load_experiment(None)))) == []
     native = {key.name for key in keys()}
     assert not [mark for dialect in DIALECTS.values() for mark in dialect.marks if mark in native]
+
+
+@pytest.mark.parametrize("name", ["linked/secret", "secret"])
+def test_a_link_in_a_directory_of_configurations_does_not_read_files_elsewhere(tmp_path: Path, name: str) -> None:
+    """Links to files beside the directory are followed: RAGEN links the file of a submodule."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/secret.yaml").write_text("trainer: {project_name: the-secret}\n")
+    directory = tmp_path / "repository/config"
+    directory.mkdir(parents=True)
+    (directory / "linked").symlink_to(tmp_path / "elsewhere")
+    (directory / "secret.yaml").symlink_to(tmp_path / "elsewhere/secret.yaml")
+    (directory / "run.yaml").write_text(f"defaults: [{name}, _self_]\n")
+    with pytest.raises(ConfigError) as error:
+        read_merged(directory / "run.yaml", ())
+    assert "outside the directories that were named" in str(error.value)
+    assert "the-secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        f"[[ {'a' * 60}! =~ ^(a+)+$ ]]",
+        f"[[ {'a' * 2000}! == {'*a' * 9}b ]]",
+        f"[[ -n ${{X%%{'*a' * 9}b}} ]]",
+        f"[[ -n ${{X//{'*a' * 9}b/c}} ]]",
+    ],
+)
+def test_a_pattern_of_a_script_is_matched_in_bounded_time(tmp_path: Path, condition: str) -> None:
+    script = tmp_path / "run.sh"
+    start = "python3 -m verl.trainer.main_ppo data.train_batch_size=$BS"
+    script.write_text(f"X={'a' * 2000}\nBS=1\n{condition} && BS=2\n{start}\n")
+    code = "import sys; from quintet.config.dialects.scripts.run_script import read_run_script as read; "
+    code += "from pathlib import Path; read(Path(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", code, str(script)], timeout=30, check=True)

@@ -10,15 +10,10 @@ from foreign import read_merged
 
 from quintet.config.dialects.composition.foreign_config import compose_config, config_from_tree
 from quintet.config.dialects.conversion import ForeignValues
-from quintet.config.dialects.key_checks import (
-    UnknownReason,
-    illegal_values,
-    ineffective_keys,
-    unknown_keys,
-    unsupported_keys,
-)
+from quintet.config.dialects.key_checks import illegal_values, ineffective_keys, unsupported_keys
 from quintet.config.dialects.loader import convert, merge_with_reference
 from quintet.config.dialects.registry import DIALECTS, detect
+from quintet.config.dialects.unknown_keys import UnknownReason, unknown_keys
 from quintet.errors import ConfigError
 
 RAGEN = """\
@@ -36,16 +31,16 @@ def values(tmp_path: Path, dialect: str = "ragen", text: str = RAGEN) -> Foreign
 
 
 def test_unknown_keys_are_all_listed_in_three_kinds(tmp_path: Path) -> None:
-    found = unknown_keys(values(tmp_path), frozenset({"zebra.crossing"}))
-    assert [(key.key, key.reason, key.suggestion) for key in found] == [
+    text = RAGEN.replace("zebra:", "es_manager: {group_size: 4}\nzebra:")
+    unknown = unknown_keys(values(tmp_path, text=text), DIALECTS["ragen"])
+    assert [(key.key, key.reason, key.suggestion) for key in unknown] == [
+        ("es_manager.group_size", UnknownReason.UNDOCUMENTED, None),
         ("training.n_rolout", UnknownReason.TYPO, "training.n_rollout"),
-        ("zebra.crossing", UnknownReason.UNDOCUMENTED, None),
+        ("zebra.crossing", UnknownReason.NEW, None),
     ]
-    assert "run.yaml:4" in str(found[0])
-    assert "did you mean training.n_rollout?" in str(found[0])
-    nobodys = unknown_keys(values(tmp_path), frozenset())[1]
-    assert nobodys.reason is UnknownReason.NOWHERE
-    assert "does not exist in ragen" in str(nobodys)
+    assert "run.yaml:4" in str(unknown[1])
+    assert "did you mean training.n_rollout?" in str(unknown[1])
+    assert str(unknown[2]).endswith("does not exist in ragen, and is read as a key of a fork")
 
 
 def test_a_type_is_checked_where_the_framework_doesnt(tmp_path: Path) -> None:
@@ -65,7 +60,7 @@ def test_a_pending_key_says_what_it_waits_for_unless_it_asks_for_nothing(tmp_pat
 
 def test_a_section_that_is_like_another_takes_its_keys(tmp_path: Path) -> None:
     text = "critic: {training_args: {learning_rate: 1.0e-5}, infer_batch_size: 2}\n"
-    assert unknown_keys(values(tmp_path, "roll", text), frozenset()) == []
+    assert unknown_keys(values(tmp_path, "roll", text)) == []
 
 
 def test_a_file_is_recognised_by_its_dialects_own_sections() -> None:
@@ -83,13 +78,13 @@ rollout_manager: {max_turns: 2}
 data: {shuffle: true}
 critic: {optim: {lr: 1.0e-5, lr_warmup_steps: 3}, model: {path: x, external_lib: null}, grad_clip: 1.0, gradclip: 1}
 """
-    found = unknown_keys(values(tmp_path, "vagen", text), frozenset())
+    found = unknown_keys(values(tmp_path, "vagen", text))
     assert [(key.key, key.suggestion) for key in found] == [("critic.gradclip", "critic.grad_clip")]
 
 
 def test_the_files_of_envs_take_their_keys_where_they_are_put(tmp_path: Path) -> None:
     text = "env: {train: {env_type: libero, total_num_envs: 8, init_params: {camera_heights: 64, camera_hight: 64}}}\n"
-    found = unknown_keys(values(tmp_path, "rlinf", text), frozenset())
+    found = unknown_keys(values(tmp_path, "rlinf", text))
     assert [key.key for key in found] == ["env.train.init_params.camera_hight"]
 
 
@@ -124,7 +119,7 @@ def test_hydras_own_section_is_checked_like_any_other(tmp_path: Path) -> None:
     """What Hydra knows there is its own matter; what it doesn't know is a slip."""
     text = "hydra: {searchcpath: [], ru_n: {dir: .}, run: {dri: x}, job: {name: a}}\nrunner: {max_steps: 3}\n"
     rlinf, _ = merge_with_reference(compose_config(_file(tmp_path, text), []), DIALECTS["rlinf"])
-    found = {key.key: key.suggestion for key in unknown_keys(rlinf, frozenset())}
+    found = {key.key: key.suggestion for key in unknown_keys(rlinf)}
     assert set(found) == {"hydra.searchcpath", "hydra.ru_n.dir", "hydra.run.dri"}
     assert found["hydra.ru_n.dir"] == found["hydra.run.dri"] == "hydra.run.dir"
 

@@ -232,8 +232,8 @@ def test_unknown_keys_can_be_let_go_but_never_silently(tmp_path: Path) -> None:
     path = tmp_path / "base.yaml"
     path.write_text(yaml.safe_dump(changed("training.zebra", 1)))
     composed = load_config(compose_config(path, []), DIALECTS["ragen"], unknown="warn")
-    assert "unknown key left out: training.zebra (" in composed.remarks[0]
-    assert "# Remark: unknown key left out: training.zebra (" in dump_config(composed)
+    assert "unknown keys left out, which a fork reads: training.zebra (" in composed.remarks[0]
+    assert "# Remark: unknown keys left out, which a fork reads: training.zebra (" in dump_config(composed)
 
 
 def test_where_the_references_own_value_waits_it_is_said(tmp_path: Path) -> None:

@@ -105,7 +105,6 @@ def test_a_penalty_beside_a_term_of_the_loss_has_its_own_coefficient(tmp_path: P
             {**REINPP, "algorithm.use_reinpp_baseline": True, "algorithm.group_size": 1},
             ("use_reinpp_baseline", "group_size = 1", "group_size=2"),
         ),
-        ({"algorithm.huber_delta": 1.0}, ("unknown key algorithm.huber_delta",)),
     ],
 )
 def test_what_cant_be_done_is_told(tmp_path: Path, changes: dict[str, Any], words: tuple[str, ...]) -> None:

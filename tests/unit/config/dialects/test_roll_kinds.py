@@ -207,16 +207,3 @@ def test_prompts_of_several_columns_wait(tmp_path: Path, key: str) -> None:
 def test_a_mapping_may_list_its_devices(tmp_path: Path) -> None:
     tree = {"actor_train": {"device_mapping": "list([0,1,2,3,8,9,10,11])", "data_args": {"file_name": "a.json"}}}
     assert natively(converted(tmp_path, "roll", tree), "placement.actor.devices") == (0, 1, 2, 3, 8, 9, 10, 11)
-
-
-@pytest.mark.parametrize(
-    "tree",
-    [
-        {"train_env_managr": {"group_size": 4}, "custom_envs": {"Lake": {"env_type": "frozen_lake"}}},
-        {"actor_train": {}, "rewards": {"math_rule": {"worker_clss": "x"}}},
-        {"actor_train": {"data_args": {"file_nam": "train.json"}}},
-    ],
-)
-def test_a_misspelt_key_that_decides_what_is_run_is_never_left_out(tree: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="it decides what the run does"):
-        load_config(config_from_tree(tree, "given.yaml:1"), DIALECTS["roll"], unknown="warn")

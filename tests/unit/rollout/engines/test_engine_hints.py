@@ -329,7 +329,8 @@ def test_a_hint_about_an_engine_removes_its_error(entry: HintCase) -> None:
 
 
 def test_every_hint_about_an_engine_is_followed() -> None:
-    assert not sites_without_case("rollout/engines", CASES, ())
+    exempt = ["rollout/engines/grammar_trials.py _fork"]  # the output of the process says why it does not start
+    assert not sites_without_case("rollout/engines", CASES, exempt)
 
 
 def test_the_command_that_a_hint_names_exists() -> None:

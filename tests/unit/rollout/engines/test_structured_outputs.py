@@ -7,16 +7,19 @@ import math
 import re
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from test_hf_engine import agrees, request, run
 
 from quintet.policies.model_loading import load_model, load_tokenizer
 from quintet.records import FinishReason, Generation, Request, StructuredOutput
-from quintet.rollout.engines.grammars import MAX_SPEC_LENGTH, GrammarCompiler
+from quintet.rollout.engines import grammars
+from quintet.rollout.engines.grammars import MAX_SPEC_LENGTH, GrammarCompiler, GrammarMemoryError
 from quintet.rollout.engines.hf.engine import HfEngine
 
 each_backend = pytest.mark.usefixtures("_with_and_without_kernels")
@@ -238,3 +241,102 @@ def test_a_text_without_continuation_fails_alone(engine: HfEngine, tokenizer: An
     assert "no token can continue the text" in done[0].failure.message
     assert done[1].finish_reason is FinishReason.LENGTH
     assert torch.tensor(done[1].logprobs).isfinite().all()
+
+
+def nested(depth: int, kind: str) -> Any:
+    schema: Any = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema} if kind == "items" else {kind: [schema, schema]}
+    return schema
+
+
+FIELDS = [{"properties": {f"p{number}": {"type": "integer"}}} for number in range(48)]
+LARGE_SCHEMAS = [
+    {"type": "array", "items": {"type": "integer"}, "minItems": 100_000_000},
+    {"type": "array", "items": {"type": "integer"}, "maxItems": 10**30},
+    {"properties": {"a": {"anyOf": [{"type": "string", "maxLength": 1e12}]}}},
+    {"$defs": {"a": {"type": "object", "minProperties": 70_000}}, "$ref": "#/$defs/a"},
+]
+
+
+@pytest.mark.parametrize("schema", LARGE_SCHEMAS)
+def test_a_schema_that_would_take_all_memory_is_refused_by_its_key(tokenizer: Any, schema: Any) -> None:
+    with pytest.raises(ValueError, match=r"json_schema: (min|max)(Items|Length|Properties) = \S+ is more than 65536"):
+        GrammarCompiler(tokenizer, len(tokenizer)).check(StructuredOutput("json_schema", json.dumps(schema)))
+
+
+def test_a_property_or_constant_with_the_name_of_a_count_is_no_count(tokenizer: Any) -> None:
+    schema = {"properties": {"minItems": {"const": {"maxItems": 10**9}}, "maxItems": {"enum": [10**9]}}}
+    GrammarCompiler(tokenizer, len(tokenizer)).check(StructuredOutput("json_schema", json.dumps(schema)))
+
+
+def test_a_grammar_that_takes_all_memory_ends_only_its_trial(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "COUNTS", frozenset())
+    compiler, before = GrammarCompiler(tokenizer, len(tokenizer)), memory_mib()
+    for schema in LARGE_SCHEMAS[:1]:
+        with pytest.raises(ValueError, match="json_schema: compiling it takes more than"):
+            compiler.check(StructuredOutput("json_schema", json.dumps(schema)))
+    assert memory_mib() - before < 64
+    compiler.check(StructuredOutput("json_schema", json.dumps(PERSON)))
+    assert compiler.is_cached(StructuredOutput("json_schema", json.dumps(PERSON)))
+
+
+def memory_mib() -> int:
+    return psutil.Process().memory_info().rss >> 20
+
+
+def test_the_cache_keeps_the_latest_grammars_within_its_memory(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammars, "MAX_BYTES", 4 << 20)
+    compiler = GrammarCompiler(tokenizer, len(tokenizer))
+    monkeypatch.setattr(compiler._trials, "num_bytes", lambda kind, spec: 1 << 20)
+    outputs = [StructuredOutput("regex", f"a{{{count}}}") for count in range(1, 7)]
+    for output in outputs:
+        compiler.check(output)
+    assert [compiler.is_cached(output) for output in outputs] == [False, False, True, True, True, True]
+    held = [compiler.check(output) for output in outputs[-4:]]
+    with pytest.raises(GrammarMemoryError):
+        compiler.check(outputs[0])
+    assert all(compiler.is_cached(output) for output in outputs[-4:]), "an unfinished request compiles nothing twice"
+    del held[0]
+    compiler.check(outputs[0])
+    assert not compiler.is_cached(outputs[2])
+
+
+def test_the_memory_of_a_large_grammar_is_measured(tokenizer: Any) -> None:
+    trials = GrammarCompiler(tokenizer, len(tokenizer))._trials
+    schema = {"type": "array", "items": {"type": "integer"}, "minItems": 100_000}
+    assert 4 << 20 < trials.num_bytes("json_schema", json.dumps(schema)) < 64 << 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec"),
+    [
+        ("json_schema", json.dumps(nested(60, "items"))),
+        ("json_schema", json.dumps(nested(10, "anyOf"))),
+        ("json_schema", json.dumps({"allOf": [{"anyOf": FIELDS[start : start + 6]} for start in range(0, 48, 6)]})),
+        ("json_schema", json.dumps({"type": "string", "pattern": "^((a{1,100}){1,100}){1,100}$"})),
+        ("json_schema", '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}'),
+        ("json_schema", json.dumps({"const": "x" * 60_000})),
+        ("json_schema", json.dumps({"properties": {f"p{number}": {} for number in range(3000)}})),
+        ("json_schema", json.dumps({"enum": list(range(9000))})),
+        ("choice", json.dumps([f"choice {number}" for number in range(3500)])),
+        ("choice", json.dumps(["\ud800"])),
+        ("regex", "((((a{1,30}){1,30}){1,30}){1,30}){1,30}"),
+        ("regex", "(a|b)*a(a|b){1000}"),
+        ("regex", "\ud800"),
+    ],
+)  # fmt: skip
+def test_constraints_of_any_kind_are_compiled_or_refused_in_time(tokenizer: Any, kind: Any, spec: str) -> None:
+    compiler, before = shared_compiler(tokenizer), memory_mib()
+    refusal = ""
+    try:
+        compiler.check(StructuredOutput(kind, spec))
+    except ValueError as error:
+        refusal = str(error)
+    assert len(refusal) < 1000
+    assert memory_mib() - before < 256
+
+
+@cache
+def shared_compiler(tokenizer: Any) -> GrammarCompiler:
+    return GrammarCompiler(tokenizer, len(tokenizer))

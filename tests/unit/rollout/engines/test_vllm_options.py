@@ -15,10 +15,10 @@ from quintet.errors import ConfigError
 from quintet.policies.model_loading import load_model
 from quintet.records import Request
 from quintet.rollout.engines.engine import ENGINES, EngineError, EngineSetup
+from quintet.rollout.engines.stop_strings import StopStringMatcher
 from quintet.rollout.engines.vllm import engine as vllm
 from quintet.rollout.engines.vllm.llm_engine import gpu_variables
 from quintet.rollout.engines.vllm.options import Release, engine_arguments, environment
-from quintet.rollout.engines.vllm.stop_strings import StopStringMatcher
 from quintet.rollout.engines.vllm.weight_sync import WeightPlan
 
 # fmt: off

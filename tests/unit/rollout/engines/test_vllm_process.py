@@ -113,7 +113,7 @@ def test_preempted_requests_finish_with_the_same_tokens(bench: Bench) -> None:
 
 def test_a_weight_sync_assigns_each_token_its_version(bench: Bench, untied_policy: Path) -> None:
     """The engine runs ahead: unread tokens from before the weight sync belong to the old weights."""
-    asked = [request(n, max_tokens=100) for n in range(3)]
+    asked = [request(n, max_tokens=300) for n in range(3)]
     for one in asked:
         bench.engine.add_request(one)
     bench.engine.step()

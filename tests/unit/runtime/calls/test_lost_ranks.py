@@ -13,7 +13,8 @@ from typing import Any, cast
 import pytest
 
 from quintet.runtime.calls.connection import Role, WorkerConnection, WorkerLostError
-from quintet.runtime.calls.listener import ControllerAddress, WorkerHello, WorkerListener
+from quintet.runtime.calls.handshake import WorkerHello
+from quintet.runtime.calls.listener import ControllerAddress, WorkerListener
 from quintet.runtime.calls.remote_call import RemoteCall
 from quintet.runtime.worker_process import _connect_twice, _sent_heartbeats
 from quintet.training.parallel import rendezvous as rendezvous_module

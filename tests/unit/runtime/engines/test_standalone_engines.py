@@ -36,7 +36,8 @@ from quintet.rollout.engines.shared_weights import SharedWeights, SharedWeightsR
 from quintet.rollout.engines.weight_source import ModuleWeights
 from quintet.rollout.engines.weight_verification import check_weights, read_weights
 from quintet.runtime.calls.connection import WorkerConnection, WorkerLostError
-from quintet.runtime.calls.listener import ControllerAddress, WorkerHello, WorkerListener
+from quintet.runtime.calls.handshake import WorkerHello, send_hello
+from quintet.runtime.calls.listener import ControllerAddress, WorkerListener
 from quintet.runtime.calls.messages import ConnectionLostError, MessageSocket, RemoteCallError
 from quintet.runtime.calls.remote_call import RemoteCall
 from quintet.runtime.calls.remote_interface import ENGINE
@@ -424,12 +425,12 @@ def test_strangers_are_refused(listener: WorkerListener, changes: dict[str, obje
         socket.create_connection(listener.address, timeout=5) as stranger,
         pytest.raises(MachineError, match=refusal),
     ):
-        hello.send(stranger, listener.token)
+        send_hello(stranger, hello, listener.address, listener.token)
 
 
 @pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"{}\n", b"x" * (1 << 15)])
 def test_what_is_no_worker_is_disconnected(listener: WorkerListener, sent: bytes) -> None:
-    with socket.create_connection(listener.address, timeout=5) as stranger, suppress(ConnectionError):
+    with socket.create_connection(listener.address, timeout=5) as stranger, suppress(OSError):
         stranger.sendall(sent * 2)
         stranger.shutdown(socket.SHUT_WR)
         while stranger.recv(1000):

@@ -23,6 +23,7 @@ from quintet.envs.service.png import MAX_PIXELS, SIGNATURE, decode_png
 from quintet.errors import ConfigError
 from quintet.runtime.env_service.server import EnvServiceServer
 from quintet.runtime.env_service.sessions import SessionLimits
+from quintet.runtime.env_service.worker_pool import WorkerPool
 from quintet.runtime.http_service import limits
 from quintet.runtime.http_service.address import Address
 
@@ -258,3 +259,87 @@ def test_other_machines_and_web_pages_have_no_access_without_a_token(server: Env
     with pytest.raises(ConfigError, match="there is no token"):
         Address("0.0.0.0").check()
     assert request(server.url, "GET", "/envs", headers={"Host": "evil.example"})[0] == 403
+
+
+def test_a_large_configuration_is_refused_by_its_size(server: EnvServiceServer) -> None:
+    """The instruction is repeated for each of up to 4096 environments."""
+    for body in ({"instruction": "x" * 20_000}, {"instruction": ["x"] * 5000}):
+        status, error = refused(server, "/sessions", {"env": {"name": "frozenlake"} | body})
+        assert status == 413
+        assert "the maximum is 16384" in error
+    vagen = {"ids2configs": {"a": {"env_name": "frozenlake", "env_config": {"action_sep": "x" * 20_000}}}}
+    status, error = refused(server, "/environments", vagen)
+    assert status == 400
+    assert "the maximum is 16384" in error
+
+
+def test_the_results_of_a_request_have_a_maximum_size() -> None:
+    limited = SessionLimits(max_response_bytes=60_000)
+    with env_service("frozenlake", limits=limited, num_workers=1) as server:
+        env = {"name": "frozenlake", "instruction": "x" * 10_000}
+        session = post(server.url, "/sessions", {"env": env})["session"]
+        seeds = {str(number): number for number in range(20)}
+        results = post(server.url, f"/sessions/{session}/reset", {"seeds": seeds})["results"]
+        assert ["observation" in result for result in results] == [True] * 5 + [False] * 15
+        assert {result["failure"][1] for result in results[5:]} == {"ResultTooLarge"}
+        steps = post(server.url, f"/sessions/{session}/step", {"actions": {"0": ["Up"], "19": ["Up"]}})["results"]
+        assert ["steps" in result for result in steps] == [True, False]
+
+
+def test_the_results_of_the_oldest_exchange_are_forgotten_beyond_the_maximum() -> None:
+    limited = SessionLimits(max_stored_bytes=15_000)
+    with env_service("frozenlake", limits=limited, num_workers=1) as server:
+        env = {"name": "frozenlake", "instruction": "x" * 10_000}
+        first, second = (post(server.url, "/sessions", {"env": env})["session"] for _ in range(2))
+        body = {"number": 1, "requests": [{"env": "a", "seed": 1}]}
+        answers = [post(server.url, f"/sessions/{session}/exchange", body) for session in (first, second)]
+        assert post(server.url, f"/sessions/{second}/exchange", body) == answers[1]
+        status, error = refused(server, f"/sessions/{first}/exchange", body)
+        assert (status, "no longer stored" in error) == (404, True)
+        post(server.url, f"/sessions/{first}/exchange", body | {"number": 2})
+
+
+def test_a_configuration_is_sent_once_for_all_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[bytes] = []
+    send = WorkerPool.send
+    monkeypatch.setattr(WorkerPool, "send", lambda pool, worker, data: [sent.append(data), send(pool, worker, data)])
+    with env_service("frozenlake", num_workers=1) as server:
+        session = post(server.url, "/sessions", {"env": {"name": "frozenlake", "instruction": "x" * 5000}})["session"]
+        post(server.url, f"/sessions/{session}/reset", {"seeds": {str(number): number for number in range(50)}})
+    assert max(map(len, sent)) < 10_000
+
+
+@pytest.mark.parametrize("depth", [70, 500, 990, 5000])
+def test_deep_values_are_refused(server: EnvServiceServer, depth: int) -> None:
+    value = "[" * depth + "]" * depth
+    session = post(server.url, "/sessions", {})["session"]
+    post(server.url, f"/sessions/{session}/reset", {"seeds": {"a": 1}})
+    for path, body in (
+        ("/sessions", f'{{"env": {{"size": {value}}}}}'),
+        (f"/sessions/{session}/step", f'{{"actions": {{"a": [{value}]}}}}'),
+        (f"/sessions/{session}/exchange", f'{{"requests": [{{"env": "a", "actions": [{value}]}}]}}'),
+        ("/environments", f'{{"ids2configs": {{"a": {{"env_name": "x", "env_config": {{"a": {value}}}}}}}}}'),
+    ):
+        assert refused(server, path, body.encode())[0] == 400
+    post(server.url, f"/sessions/{session}", method="DELETE")
+
+
+def test_many_values_are_refused_before_they_are_parsed(server: EnvServiceServer) -> None:
+    assert refused(server, "/sessions", b'{"env": [' + b"0," * 300_000 + b"0]}")[0] == 413
+
+
+def test_a_damaged_host_header_is_refused(server: EnvServiceServer) -> None:
+    assert request(server.url, "GET", "/envs", headers={"Host": "[::1"})[0] == 403
+
+
+def test_an_error_does_not_return_large_names_of_the_request(server: EnvServiceServer) -> None:
+    status, error = refused(server, "/sessions", {"x" * 500_000: 1, "y" * 500_000: 2})
+    assert (status, len(error) < 5000) == (400, True)
+
+
+@pytest.mark.parametrize("length", ["9" * 5000, "-1", "+5", "5, 6", "x"])
+def test_a_length_that_is_none_is_refused(server: EnvServiceServer, length: str) -> None:
+    with connect(server) as connection:
+        head = f"POST /sessions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n"
+        connection.sendall(head.encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 400")

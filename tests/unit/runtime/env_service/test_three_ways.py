@@ -60,11 +60,15 @@ class Painter:
 """
 HOST = """
 import os, sys
+from quintet.config.compose import load_experiment
+from quintet.runtime.calls.code_check import AllowedCode
 from quintet.runtime.calls.listener import ControllerAddress
 from quintet.runtime.worker import Worker
 from quintet.runtime.worker_process import WorkerProcess
 host, port, token = sys.argv[1:]
-WorkerProcess(ControllerAddress(host, int(port), token), int(os.environ["RANK"]), "the run").run(Worker())
+own = load_experiment(None, ["env={name: custom, path: 'painter.py:Painter', processes: null}"]).experiment
+controller = ControllerAddress(host, int(port), token)
+WorkerProcess(controller, int(os.environ["RANK"]), "the run", allowed_code=AllowedCode(own)).run(Worker())
 """
 LAUNCHER = """
 import os, sys

@@ -229,3 +229,18 @@ def test_closing_a_server_ends_while_its_clients_leave() -> None:
         server.close()
         leaving.join()
         assert not server.is_running
+
+
+def test_a_server_that_was_not_scheduled_closes_no_connection_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of the meantime are still to be received."""
+    now = 100.0
+    monkeypatch.setattr("quintet.runtime.http_service.connections.time", Mock(monotonic=lambda: now))
+    table = ConnectionTable(8)
+    protocol = Mock(client_host="a", is_overdue=False)
+    table.add(protocol)
+    now += 0.1
+    table.close_overdue()
+    assert not protocol.postpone.called
+    now += 30.0
+    table.close_overdue()
+    protocol.postpone.assert_called_once_with(pytest.approx(30.0))

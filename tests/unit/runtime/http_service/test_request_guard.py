@@ -6,12 +6,12 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
 from quintet.runtime.http_service import limits
 from quintet.runtime.http_service.request_error import RequestError
-from quintet.runtime.http_service.request_guard import RequestBodies
+from quintet.runtime.http_service.request_guard import PiecewiseResponse, RequestBodies
 
 
 def post_from(client: str, num_bytes: int) -> Request:
@@ -44,3 +44,38 @@ def test_large_bodies_are_limited_by_client_and_in_total(monkeypatch: pytest.Mon
             assert body == b"{}"
 
     asyncio.run(main())
+
+
+def test_bytes_are_counted_whatever_the_headers_say() -> None:
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"x" * 60, "more_body": True}
+
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"100")]
+    request = Request({"type": "http", "client": ("a", 1), "headers": headers}, receive)
+
+    async def main() -> None:
+        async with RequestBodies(("application/json",)).receive(request):
+            raise AssertionError("a body of any size was received")
+
+    with pytest.raises(RequestError, match="longer than its Content-Length"):
+        asyncio.run(main())
+
+
+def test_a_slow_client_gets_a_large_response_in_pieces_that_it_has_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the request holds is not released before nearly all is received."""
+    monkeypatch.setattr(limits, "SEND_SECONDS", 0.05)
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        if len(sent) > 2:
+            await asyncio.sleep(60)
+        sent.append(message)
+
+    async def receive() -> Message:
+        raise AssertionError("nothing is received")
+
+    response = PiecewiseResponse(b"x" * (4 * limits.SEND_BYTES))
+    with pytest.raises(ClientDisconnect):
+        asyncio.run(asyncio.wait_for(response({"type": "http"}, receive, send), 20))
+    assert max(len(message.get("body", b"")) for message in sent) == limits.SEND_BYTES
+    assert len(sent) == 3

@@ -14,7 +14,7 @@ import pytest
 from serving_clients import Client, hf_engine, served
 
 from quintet.runtime.http_service import limits
-from quintet.runtime.serving import request_handler
+from quintet.runtime.serving import request_costs
 
 COMPLETE = "/v1/completions"
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -110,7 +110,7 @@ def test_connections_without_requests_make_room_for_new_ones(client: Client) -> 
 
 
 def test_a_client_with_too_many_requests_is_told_to_retry(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_handler, "MAX_UNFINISHED", 3)
+    monkeypatch.setattr(request_costs, "MAX_UNFINISHED", 3)
     assert client.ask(COMPLETE, {"prompt": "a", "max_tokens": 1, "n": 3})["choices"]
     connection = client.connect()
     connection.request("POST", COMPLETE, json.dumps({"prompt": "a", "n": 4}), {"Content-Type": "application/json"})

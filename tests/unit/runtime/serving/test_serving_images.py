@@ -216,13 +216,13 @@ def test_texts_cannot_stand_for_images(client: Client) -> None:
 
 
 def test_unfinished_images_of_a_client_are_limited(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quintet.runtime.serving.request_handler.MAX_IMAGE_BYTES_PER_CLIENT", 100)
+    monkeypatch.setattr("quintet.runtime.serving.request_costs.MAX_IMAGE_BYTES_PER_CLIENT", 100)
     body = ask_about(part(data_url(IMAGES[0])))
     status, error = client.refused(CHAT, body)
     assert (status, error["code"]) == (503, "overloaded")
     monkeypatch.undo()
     client.ask(CHAT, body)
     deadline = time.monotonic() + 10  # the request ends after its answer is sent
-    while client.handler._image_bytes.total() and time.monotonic() < deadline:
+    while client.handler._unfinished._image_bytes.total() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert client.handler._image_bytes.total() == 0
+    assert client.handler._unfinished._image_bytes.total() == 0

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from quintet.policies.model_loading import load_tokenizer
 from quintet.records import FinishReason, Generation, Request
+from quintet.rollout.engines.stop_strings import borders
 from quintet.runtime.http_service.request_error import RequestError
 from quintet.runtime.serving.request_schema import (
     UNSUPPORTED_FIELDS,
@@ -65,7 +66,9 @@ def streamed(
     stop = FinishReason.STOP if tokens[-1] in request.stop_token_ids or request.stop_strings else FinishReason.LENGTH
     generation = Generation(0, tuple(tokens), (0.0,) * len(tokens), stop, 0)
     answer = tokenizer.answer(request, generation, include_stop_text=False, skip_special_tokens=skip)
-    writing = StreamingText(tokenizer, request.stop_strings, skip_special_tokens=skip)
+    writing = StreamingText(
+        tokenizer, [(stop, borders(stop)) for stop in request.stop_strings], skip_special_tokens=skip
+    )
     pieces = [writing.update(tokens[:cut]) for cut in sorted(set(cuts)) if cut < len(tokens)]
     return "".join(pieces) + writing.remaining(answer.returned_text), answer.returned_text
 
@@ -94,7 +97,9 @@ def test_pieces_come_to_the_whole_with_stops(tokenizer: ChatTokenizer, text: str
     shown, whole = streamed(tokenizer, tokens, request, cuts, skip=False)
     assert shown == whole == text[: -len(stop)]
     for cut in range(len(tokens)):
-        writing = StreamingText(tokenizer, request.stop_strings, skip_special_tokens=False)
+        writing = StreamingText(
+            tokenizer, [(stop, borders(stop)) for stop in request.stop_strings], skip_special_tokens=False
+        )
         assert whole.startswith(writing.update(tokens[:cut]))
 
 

@@ -20,7 +20,7 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from quintet.config.dialects.composition.default_files import is_broken_link, link_target
+from quintet.config.dialects.composition.default_files import is_beside, is_broken_link, link_target
 from quintet.config.dialects.composition.interpolation import check_grammar
 from quintet.config.dialects.composition.plain_composition import check_nesting
 from quintet.config.dialects.registry import FRAMEWORK_FILES
@@ -204,7 +204,9 @@ class ConfinedSource(ConfigSource):
         if self._is_primary(config_path):
             return Path(self.path, config_path)
         file = Path(os.path.normpath(Path(self.path, self._normalize_file_name(config_path))))
-        if not any(file.is_relative_to(directory) for directory in (Path(self.path), *_named_directories(self.files))):
+        named = (Path(self.path), *_named_directories(self.files))
+        is_named = any(file.is_relative_to(directory) for directory in named)
+        if not is_named or not any(is_beside(file, directory) for directory in named):
             message = f"a defaults list names {config_path}, outside the directories that were named"
             hint = f"name its directory, too: hydra.searchpath: [file://{file.parent}]"
             raise ConfigError(message, key="defaults", value=config_path, hint=hint)

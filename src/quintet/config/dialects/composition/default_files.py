@@ -30,6 +30,15 @@ def is_broken_link(file: Path) -> bool:
     return target is not None and not target.is_file()
 
 
+def is_beside(file: Path, directory: Path) -> bool:
+    """Whether a file is beside or below a directory after symbolic links are followed. Those that lead elsewhere would
+    read files of this machine that nobody has named."""
+    try:
+        return file.resolve().is_relative_to(directory.resolve().parent)
+    except (OSError, RuntimeError):  # links that lead to each other
+        return False
+
+
 def trees_with_defaults(path: Path) -> Iterator[Mapping[str, Any]]:
     """Yield the tree of a file, then those of the files beside it in its defaults list, and so on, each once.
 
@@ -46,7 +55,8 @@ def trees_with_defaults(path: Path) -> Iterator[Mapping[str, Any]]:
         tree = read_file(link_target(file) or file, {})
         yield tree
         named = (path.parent / f"{name.removesuffix('.yaml')}.yaml" for name in default_names(tree))
-        new = (other for other in named if other not in files and other.is_file() and not is_broken_link(other))
+        beside = (other for other in named if is_beside(other, path.parent))
+        new = (other for other in beside if other not in files and other.is_file() and not is_broken_link(other))
         files += islice(dict.fromkeys(new), MAX_FILES - len(files))
 
 

@@ -5,9 +5,9 @@ the dialect's references.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,10 @@ from quintet.config.dialects.composition.interpolation import (
     hint_for,
     register_resolvers,
 )
-from quintet.config.dialects.composition.overrides import nested_keys, parse_overrides
-from quintet.config.dialects.composition.plain_composition import HYDRA, compose_plainly
-from quintet.config.dotted import get_value, has_key, sections_around, set_value
+from quintet.config.dialects.composition.overrides import ParsedOverride, nested_keys, parse_overrides
+from quintet.config.dialects.composition.plain_composition import HYDRA, Composed, compose_plainly
+from quintet.config.dialects.release_tables import NO_EVIDENCE, ReleaseEvidence
+from quintet.config.dotted import delete_value, get_value, has_key, sections_around, set_value
 from quintet.config.problems import describe_setting
 from quintet.config.yaml_reader import read_file
 from quintet.errors import ConfigError
@@ -56,8 +57,7 @@ class MergedConfig:
 
     def leaves(self) -> Iterator[str]:
         """Yield the dotted keys that the user set, without sections."""
-        above = {key.rpartition(".")[0] for key in self.sources}
-        yield from sorted(key for key in self.sources if key not in above)
+        yield from _leaves(self.sources)
 
     def value(self, key: str) -> Any:
         """Return the interpolated value of a key as plain data; None if it has none.
@@ -137,12 +137,39 @@ class MergedConfig:
             return value
 
 
+def _leaves(sources: Mapping[str, str]) -> list[str]:
+    above = {key.rpartition(".")[0] for key in sources}
+    return sorted(key for key in sources if key not in above)
+
+
 @dataclass(frozen=True, slots=True)
 class ForeignConfig:
     """A user's configuration: files and overrides, without the defaults of a reference."""
 
     tree: DictConfig
     sources: Mapping[str, str]
+    evidence: ReleaseEvidence = NO_EVIDENCE
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Names that the user wrote, by the documented names by which they were replaced."""
+
+    appended: frozenset[str] = frozenset()
+    """Keys of overrides with `+`, by which Hydra adds keys that no file has."""
+    trainer_files: tuple[Path, ...] = ()
+    """Files that the trainer has in the checkout of the run."""
+
+    def leaves(self) -> list[str]:
+        """Return the dotted keys that are set, without sections."""
+        return _leaves(self.sources)
+
+    def trainer_keys(self) -> dict[str, str]:
+        """Return the keys of the trainer's own files, each with its source."""
+        keys: dict[str, str] = {}
+        for file in self.trainer_files:
+            try:
+                keys |= _compose(file, [])[1]
+            except ConfigError:  # its defaults list may name files that are not checked out
+                read_file(file, keys)
+        return keys
 
     def merge_onto(self, reference: Mapping[str, Any]) -> MergedConfig:
         """Merge the configuration onto the default values of a reference."""
@@ -160,7 +187,9 @@ class ForeignConfig:
         if not sections:
             return self
         added = config_from_tree(sections, source)
-        return ForeignConfig(OmegaConf.create(self.plain() | dict(sections)), {**added.sources, **self.sources})
+        return replace(
+            self, tree=OmegaConf.create(self.plain() | dict(sections)), sources={**added.sources, **self.sources}
+        )
 
     def with_values(self, values: Mapping[str, tuple[Any, str]]) -> "ForeignConfig":
         """Return the configuration with other values, by key; each has the source of the key from which it follows."""
@@ -171,7 +200,21 @@ class ForeignConfig:
             set_value(tree, key, value)
             for name in (key, *sections_around(key)):
                 sources.setdefault(name, sources[origin])
-        return ForeignConfig(OmegaConf.create(tree), sources)
+        return replace(self, tree=OmegaConf.create(tree), sources=sources)
+
+    def without_defaults(self, defaults: Mapping[str, Any], documented: Collection[str]) -> "ForeignConfig":
+        """Return the configuration of a checkout, in which keys with a default of the release do not count as set.
+
+        Of them, those that are documented are left out; others keep their values, to which values may refer.
+        """
+        tree = self.plain()
+        own = self.evidence.own_keys
+        same = {key for key in own if key in defaults and defaults[key] == get_value(tree, key)}
+        kept = {name for key in self.leaves() if key not in same for name in (key, *sections_around(key))}
+        for key in same & {*documented}:
+            delete_value(tree, key)
+        sources = {key: source for key, source in self.sources.items() if key in kept}
+        return replace(self, tree=OmegaConf.create(tree), sources=sources)
 
     def plain(self) -> dict[str, Any]:
         """Return its sections and values before interpolation."""
@@ -253,11 +296,17 @@ def compose_config(
     overrides: Sequence[str],
     override_sources: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    *,
+    evidence: ReleaseEvidence = NO_EVIDENCE,
+    is_frameworks_file: bool = False,
+    trainer_files: Sequence[Path] = (),
 ) -> ForeignConfig:
     """Compose the file at `path`, the files in its defaults list, and overrides.
 
     `override_sources` are those of the first overrides; the others come from the command line. Variables in
-    `environment` have precedence over those of this process in `${oc.env:…}`.
+    `environment` have precedence over those of this process in `${oc.env:…}`. `is_frameworks_file` tells whether the
+    file is the framework's own, in a checkout. `trainer_files` are those that the trainer has in the checkout of the
+    run; keys that only they have are those of a fork.
 
     Raises:
         ConfigError: a file is no YAML mapping; Hydra cannot compose it; an override cannot be parsed.
@@ -267,8 +316,22 @@ def compose_config(
     if path is not None:
         read_file(path, {})
     parsed = parse_overrides(overrides, override_sources)
-    if (plain := compose_plainly(path, parsed)) is not None:
-        return ForeignConfig(*plain)
+    tree, sources = _compose(path, parsed)
+    added = frozenset(override.key for override in parsed if re.match(r"\+(?!\+)", override.text))
+    appended = frozenset(override.key for override in parsed if override.text.startswith("+"))
+    config = ForeignConfig(
+        tree, sources, replace(evidence, added=added), appended=appended, trainer_files=tuple(trainer_files)
+    )
+    if not is_frameworks_file:
+        return config
+    own_keys = frozenset(config.leaves()) - {name for each in parsed for name, _ in nested_keys(each.key, each.value)}
+    return replace(config, evidence=replace(config.evidence, own_keys=own_keys))
+
+
+def _compose(path: Path | None, overrides: Sequence[ParsedOverride]) -> Composed:
+    """Compose a file and overrides, by Hydra only if they need it."""
+    if (plain := compose_plainly(path, overrides)) is not None:
+        return plain
     from quintet.config.dialects.composition.hydra_composition import compose
 
-    return ForeignConfig(*compose(path, parsed))
+    return compose(path, overrides)

@@ -65,8 +65,8 @@ def _narrow(dialect: Dialect, tree: Mapping[str, Any]) -> Dialect:
     if zero := deepspeed_workers(tree):
         references = _with_deepspeed_options(references, zero)
         # they are not documented as those of another worker, which has another strategy
-        own = {f"{name}.{_OPTIONS}": f"{name}.{_OPTIONS}" for name in zero}
-        shared = own | {section: other for section, other in shared.items() if section not in own}
+        separate = {f"{name}.{_OPTIONS}": f"{name}.{_OPTIONS}" for name in zero}
+        shared = separate | {section: other for section, other in shared.items() if section not in separate}
     definitions = () if kind is Kind.AGENTIC else ENV_DEFINITIONS
     free = (*variables(tree), *definitions)
     undocumented = frozenset(key for name in free for key in _leaves(name, tree.get(name)))

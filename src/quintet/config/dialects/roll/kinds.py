@@ -33,6 +33,7 @@ _WORKERS = ("actor_train", "actor_infer", "rewards", "reference", "critic")
 ENV_TYPES = ("frozen_lake", "sokoban")
 """Values of `env_type` that exist here."""
 REFERENCE = re.compile(r"\s*\$\{([\w.-]+)\}\s*")
+MAX_REFERENCES = 8
 """A value that is that of another key."""
 TEMPLATES = ("agent_template", "_system_template", "_pattern")
 """Ends of the names of texts that files define for their environments."""
@@ -76,19 +77,24 @@ def section_names(tree: Mapping[str, Any], section: str, default: str) -> tuple[
 
 
 def used_tags(tree: Mapping[str, Any]) -> frozenset[str] | None:
-    """Return the environments of training and validation; None if the file does not list them."""
-    lists = [get_value(tree, f"{manager}.tags") for manager in ("train_env_manager", "val_env_manager")]
-    if not all(isinstance(tags, list) for tags in lists):
-        return None
-    return frozenset(str(tag) for tags in lists for tag in tags)
+    """Return the environments of training and validation; None if the file lists neither."""
+    lists = [_referred(tree, f"{manager}.tags") for manager in ("train_env_manager", "val_env_manager")]
+    listed = [tags for tags in lists if isinstance(tags, list)]
+    return frozenset(str(tag) for tags in listed for tag in tags) if listed else None
 
 
 def definition_of(tree: Mapping[str, Any], tag: str) -> Mapping[str, Any]:
     """Return the definition of an environment, that of another section if it refers to one."""
-    value = get_value(tree, f"custom_envs.{tag}")
-    for _ in range(8):
+    value = _referred(tree, f"custom_envs.{tag}")
+    return value if isinstance(value, Mapping) else {}
+
+
+def _referred(tree: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a key, that of another key if it refers to one."""
+    value = get_value(tree, key)
+    for _ in range(MAX_REFERENCES):
         referred = REFERENCE.fullmatch(value) if isinstance(value, str) else None
         if referred is None:
             break
         value = get_value(tree, referred[1])
-    return value if isinstance(value, Mapping) else {}
+    return value

@@ -204,9 +204,9 @@ def placement_to_native(values: ForeignValues, native: NativeBuilder, further: C
     for name, devices in devices_by_worker.items():
         on_all = on_cpu or devices == tuple(range(nodes * per_node))
         key = f"placement.{COMPONENTS[name]}.devices"
-        own, mapping = f"{name}.device_mapping", present[name].mapping
-        native.set(key, None if on_all else devices or (), *dict.fromkeys((own, mapping)))
-        if own != mapping:
+        of_worker, mapping = f"{name}.device_mapping", present[name].mapping
+        native.set(key, None if on_all else devices or (), *dict.fromkeys((of_worker, mapping)))
+        if of_worker != mapping:
             native.remarks.append(
                 f"{name}.device_mapping is not set: its devices are those of {values.describe(mapping)}"
             )

@@ -10,16 +10,22 @@ from itertools import takewhile
 from pathlib import Path
 
 from quintet.config.dialects.scripts.command_lists import CommandListReader
-from quintet.config.dialects.scripts.commands import ScriptText
 from quintet.config.dialects.scripts.conditions import Status
-from quintet.config.dialects.scripts.shell_variables import MARKER, cleaned
-from quintet.config.dialects.scripts.shell_words import SCRIPT_ARGUMENTS, Word
+from quintet.config.dialects.scripts.simple_commands import ScriptText
+from quintet.config.dialects.scripts.variables import ALL_NAMES, DIRECTORY, MARKER, cleaned
+from quintet.config.dialects.scripts.word_reader import Word
 from quintet.config.yaml_reader import read_text
 from quintet.errors import ConfigError, MachineError
 
 MAX_DEPTH = 12
 """Calls of functions, `$(…)`, `source`, `eval` and scripts inside one another."""
-ASSIGNED_NAME = re.compile(r"(?<![\w$.-])([A-Za-z_]\w*)(?:\[[^\]]*\])?\+?=")
+NAME = re.compile(r"[A-Za-z_]\w*")
+SCRIPT_ARGUMENTS = re.compile(r"\$[@*]|\$\{[@*][^}]*\}")
+ENVIRONMENT_TOOL = re.compile(r"\s*\ue000\d+\ue001\s*")
+SETS_ENVIRONMENT = re.compile(
+    r"\$\([^)]*\b(?:conda|mamba|micromamba|pyenv|direnv|ssh-agent|dircolors|brew|modulecmd)\b"
+)
+"""Command whose output only sets variables of tools."""
 UNKNOWN_COMMAND = re.compile(r"(?:^|[;&|\n({])\s*(?:(?:export|declare|typeset|local|readonly)\s+)?\w*\ue000")
 """A command, or the variable that it sets, that is not known."""
 STARTS_PYTHON = re.compile(r"\s-m\s|\.py\b")
@@ -27,17 +33,17 @@ SHELL = re.compile(r"(?:\S*/)?(?:bash|sh|zsh|dash)")
 PREFIXES = ("exec", "nohup", "time", "env", "command")
 """Programs that run the program in their arguments."""
 READER_STATE = (
-    *("text", "line_breaks", "first_line", "position", "here_documents", "here_string", "redirected", "ended_by"),
+    *("text", "line_breaks", "first_line", "position", "here_documents", "stdin", "redirected", "ended_by"),
     *("skipped", "undecided", "skipped_to", "depth", "start_line", "possible_jumps", "source_depth"),
-    "unknown_in_condition",
+    *("unknown_in_condition", "compound_depth", "condition"),
 )
 """Attributes of a reader that another text does not change."""
 PROCESS_STATE = (
-    *("functions", "jump", "jump_line", "levels", "counts_arguments", "source_depth", "in_process"),
-    "possible_jumps",
+    *("jump", "jump_line", "jump_reason", "levels", "counts_arguments", "source_depth", "in_process"),
+    *("possible_jumps", "tested", "loop_depth", "compound_depth", "status"),
 )
 """Attributes of a reader that a script in a process of its own does not change."""
-PROCESS_VARIABLES = ("values", "exported", "exports_all", "integers", "arguments", "choices", "local_values")
+PROCESS_VARIABLES = ("values", "attributes", "exported", "options", "functions", "arguments", "choices", "local_values")
 """Attributes of the variables that such a script does not change."""
 
 
@@ -111,11 +117,11 @@ class InnerScripts:
     def _commands_of(self, text: ScriptText) -> Status:
         """Follow the commands of another text in the same shell."""
         before = dict(self.variables.values)
-        printed = len(self.reader.output or ())
+        printed = len(self.reader.output)
         redirected = self.reader.redirected
         with self.reading(text):
             status, jumps = self.reader.read_commands(), self.reader.possible_jumps
-        if redirected and self.reader.output is not None:
+        if redirected:
             del self.reader.output[printed:]
         may_return = "return" in jumps and text.path != self.variables.path
         self.reader.possible_jumps = self.reader.possible_jumps | (jumps - {"return"} if may_return else jumps)
@@ -125,7 +131,7 @@ class InnerScripts:
 
     def source(self, words: Sequence[Word]) -> Status:
         """Follow the commands of a file in the same shell."""
-        name, *arguments = [text for word in words for text in word.arguments] or [""]
+        name, *arguments = [text for word in words for text in word.fields] or [""]
         script_text = self._script_text(name)
         if isinstance(script_text, str):
             shown = self.variables.shown(name) or "the file of `source`"
@@ -144,37 +150,40 @@ class InnerScripts:
             self.variables.restore(outside)
 
     def _followed(self, text: ScriptText, name: str) -> Status:
-        """Follow a text; if it has a command that is not supported, what it sets is unknown."""
-        before, exported, count = dict(self.variables.values), set(self.variables.exported), len(self.reader.commands)
-        printed, choices = len(self.reader.output or ()), self.variables.choices
+        """Follow a text; if it has a command that is not supported, what it may set is unknown."""
+        reader, state, count = self.reader, self.variables.state(), len(self.reader.commands)
+        printed, choices = len(reader.output), self.variables.choices
         try:
             status = self._commands_of(text)
         except ConfigError as error:
             if text.path == self.variables.path and STARTS_PYTHON.search(text.text):
                 raise  # of `eval`
-            self.variables.values, self.variables.exported, self.variables.choices = before, exported, choices
-            self.reader.jump = ""
-            del self.reader.commands[count:]
-            if self.reader.output is not None:
-                del self.reader.output[printed:]
+            self.variables.reset(state)
+            self.variables.choices, reader.jump = choices, ""
+            del reader.commands[count:]
+            del reader.output[printed:]
             reason = str(error).splitlines()[0]
-            self.forget_assigned(text.text, f"may be set by {name}, which cannot be followed ({reason})")
-            self.variables.add_unread(name, f"cannot be followed ({reason})", self.reader.line)
+            self.forget_named(text.text, f"may be set by {name}, which cannot be followed ({reason})")
+            self.variables.add_unread(name, f"cannot be followed ({reason})", reader.line)
             return None
-        if self.reader.jump == "return" and text.path != self.variables.path:
-            self.reader.jump, status = "", None
+        if reader.jump == "return" and text.path != self.variables.path:
+            reader.jump, status = "", reader.exit_status
         return status
 
-    def forget_assigned(self, text: str, reason: str) -> None:
-        """Make the variables unknown that commands assign."""
-        self.variables.forget(set(ASSIGNED_NAME.findall(text)), reason, self.reader.line)
+    def forget_named(self, text: str, reason: str) -> None:
+        """Make the variables unknown that a text names, or all if it may set others."""
+        names = set(NAME.findall(text))
+        indirect = {"eval", "source", "declare", "typeset", "local"} & names or re.search(r"(?m)^\s*\.\s", text)
+        self.variables.forget(names | ({ALL_NAMES} if indirect else set()), reason, self.reader.line)
 
     def eval(self, words: Sequence[Word]) -> Status:
         """Follow the command in the words of `eval`."""
-        text = " ".join(field for word in words for field in word.arguments)
+        text = " ".join(field for word in words for field in word.fields)
         shown = f"`eval {self.variables.shown(text)[:40]}`"
         if UNKNOWN_COMMAND.search(text) or self.reader.depth >= MAX_DEPTH:
-            self.forget_assigned(text, f"may be set by {shown}")
+            is_tool = ENVIRONMENT_TOOL.fullmatch(text) and SETS_ENVIRONMENT.match(self.variables.shown(text).strip())
+            names = set(NAME.findall(text)) if is_tool else {ALL_NAMES}
+            self.variables.forget(names, f"may be set by {shown}", self.reader.line)
             self.variables.add_unread(shown, "has a command that is not known", self.reader.line)
             if not STARTS_PYTHON.search(text) or self.reader.depth >= MAX_DEPTH:
                 self.reader.print_text(None)
@@ -187,7 +196,7 @@ class InnerScripts:
 
     def _script_text(self, name: str) -> ScriptText | str:
         """Return the text of a file that a script names; otherwise why it cannot be read."""
-        directory = self.variables.scalar("PWD") or "."
+        directory = self.variables.scalar(DIRECTORY) or "."
         if MARKER.search(name):
             return "has a name that is not known"
         if MARKER.search(directory) and not os.path.isabs(name):
@@ -204,22 +213,22 @@ class InnerScripts:
         except MachineError as error:
             return f"cannot be read ({str(error).splitlines()[0]})"
 
-    def run(self, words: Sequence[Word], prefixed: Iterable[str]) -> None:
+    def run(self, words: Sequence[Word], prefixed: Iterable[str]) -> bool:
         """Follow a script that runs in a process of its own, with the exported and the `prefixed` variables.
 
-        One that cannot be followed is left out.
+        One that cannot be followed is left out; the result is False for commands that run no script.
         """
-        inner = script_arguments([text for word in words for text in word.arguments])
+        inner = script_arguments([text for word in words for text in word.fields])
         if inner is None or any(word.count_is_unknown for word in words):
-            return
+            return False
         script_text = self._script_text(inner[0])
         if isinstance(script_text, str):
             self.variables.not_followed[self.variables.place(self.reader.line)] = script_text
-            return
+            return False
         count, reason = len(self.reader.commands), ""
-        passes_own = any(SCRIPT_ARGUMENTS.search(word.source) for word in words)
+        passes_arguments = any(SCRIPT_ARGUMENTS.search(word.source) for word in words)
         with self._process(inner[0], words, prefixed):
-            if inner[1] or not passes_own:
+            if inner[1] or not passes_arguments:
                 self.variables.arguments = ()
                 self.variables.set_arguments(tuple(inner[1]))
             try:
@@ -229,8 +238,7 @@ class InnerScripts:
                 reason = f"cannot be followed ({str(error).splitlines()[0]})"
         if reason:
             self.variables.not_followed[self.variables.place(self.reader.line)] = reason
-        if words[0].source == "exec":
-            self.reader.jump, self.reader.jump_line = "exit", self.reader.line
+        return True
 
     @contextmanager
     def _process(self, name: str, words: Sequence[Word], prefixed: Iterable[str]) -> Iterator[None]:
@@ -239,21 +247,21 @@ class InnerScripts:
         state = {each: getattr(reader, each) for each in PROCESS_STATE}
         outside = {each: getattr(variables, each) for each in PROCESS_VARIABLES}
         values = variables.values
-        env_words = takewhile(lambda word: "=" in word.text, words[1:] if words[0].source == "env" else ())
+        env_words = takewhile(lambda word: "=" in word.text, words[1:] if words[0].text == "env" else ())
         in_env = dict(word.text.split("=", 1) for word in env_words)
         variables.exported = variables.exported | {*prefixed, *in_env}
         passed = variables.exported | variables.inherited
         variables.values = {each: value for each, value in values.items() if each in passed}
         variables.values |= {each: (value,) for each, value in in_env.items()}
         variables.values |= {"0": (name,), "BASH_SOURCE": (name,), "#": ("0",)}
-        variables.values |= {"PWD": values["PWD"]} if "PWD" in values else {}
-        variables.exports_all, variables.integers = False, set()
+        variables.values |= {each: values[each] for each in ("PWD", DIRECTORY) if each in values}
+        variables.attributes, variables.options, variables.functions = {}, set(), {}
         if variables.arguments is not None:
             variables.arguments = ()
         variables.local_values = []
-        reader.functions = {}
-        reader.jump = ""
-        reader.source_depth, reader.in_process = 0, True
+        reader.jump, reader.status = "", True
+        reader.source_depth, reader.tested, reader.loop_depth, reader.compound_depth = 0, 0, 0, 0
+        reader.in_process = True
         try:
             yield
         finally:

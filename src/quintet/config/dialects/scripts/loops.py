@@ -6,18 +6,16 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from quintet.config.dialects.scripts.built_ins import BuiltIns
+from quintet.config.dialects.scripts.builtin_commands import BuiltIns
 from quintet.config.dialects.scripts.command_lists import CommandListReader
 from quintet.config.dialects.scripts.conditions import Status, negated
-from quintet.config.dialects.scripts.shell_variables import ItemChoices
-from quintet.config.dialects.scripts.shell_words import Word
+from quintet.config.dialects.scripts.variables import MARKER, ItemChoices
+from quintet.config.dialects.scripts.word_reader import Word
 
 LOOP_HEADER = re.compile(
     r"[ \t]*(?:\(\((?P<arithmetic>.*?)\)\)(?=[ \t]*(?:;|\n|do\b|\{))|(?P<variable>\w+)(?P<words>\s+in\b)?)"
 )
-RANGE = re.compile(r"\{(\d{1,9})\.\.(\d{1,9})\}")
-SHELL_PATTERN = re.compile(r"[*?\[{]")
-"""Characters of words that a shell replaces by names of files or by several words."""
+END_OF_HEADER = re.compile(r"[ \t]*;?")
 MAX_ITERATIONS = 256
 """Iterations of a loop that are followed one by one."""
 
@@ -30,14 +28,15 @@ class Loops:
         self.built_ins = built_ins
         self.variables = reader.variables
 
-    def follow_for(self, line: int) -> None:
+    def follow_for(self, line: int) -> Status:
         """Follow `for NAME in WORDS` and `for ((start; condition; step))`."""
         header = self.reader.match(LOOP_HEADER)
         if header is None:
             raise self.reader.error("the `for` has no variable", "write `for NAME in WORDS`", line)
         self.reader.unknown_in_condition = ""
-        words = self.reader.read_words()
-        items = self._loop_words(words) if header["words"] else self.variables.arguments or ()
+        words = self.reader.read_words() if header["words"] else []
+        items = self._loop_words(words) if header["words"] else self._arguments()
+        self.reader.match(END_OF_HEADER)
         self.reader.read_commands("for", "do")
         start = self.reader.position
 
@@ -52,16 +51,16 @@ class Loops:
         else:
             names = [header["variable"]]
             prepare = None if items is None else partial(self._step_of_words, names[0], items)
-        self._loop("for", names, prepare, read_body, line, is_finite=header["arithmetic"] is None)
+        return self._loop("for", names, prepare, read_body, line, is_finite=header["arithmetic"] is None)
 
     def _step_of_counter(self, parts: Sequence[str], number: int) -> Status:
         """Begin an iteration of `for ((start; condition; step))`; return whether there is one."""
         change = parts[2 if number else 0]
         if change.strip():
-            self.built_ins.assign_arithmetic(self.reader.expand(change), change)
+            self.built_ins.assignments.assign_arithmetic(self.reader.expand(change), change)
         if not parts[1].strip():
             return True
-        return self.built_ins.assign_arithmetic(self.reader.expand(parts[1]), parts[1])
+        return self.built_ins.assignments.assign_arithmetic(self.reader.expand(parts[1]), parts[1])
 
     def _step_of_words(self, name: str, items: Sequence[str], number: int) -> Status:
         """Begin an iteration of `for NAME in WORDS`; return whether there is one."""
@@ -69,45 +68,43 @@ class Loops:
             self.variables.assign(name, (items[number],), self.reader.line)
         return number < len(items)
 
+    def _arguments(self) -> list[str] | None:
+        """Return the arguments, over which a `for` without words runs; None if they are not known."""
+        arguments = self.variables.arguments or ()
+        return None if self.variables.is_unknown_count(arguments) else list(arguments)
+
     def _loop_words(self, words: Iterable[Word]) -> list[str] | None:
         """Return the words of a `for`; None if only a shell knows them."""
         items: list[str] = []
         for word in words:
-            bounds = RANGE.fullmatch(word.source)
-            literal = re.sub(r"'[^']*'|\"[^\"]*\"|\$\{[^}]*\}|\$\([^)]*\)", "", word.source)
-            is_pattern = SHELL_PATTERN.search(literal) or (
-                word.source[:1] not in "'\"" and re.search("[*?]", word.text)
-            )
-            if bounds and abs(int(bounds[1]) - int(bounds[2])) <= MAX_ITERATIONS:
-                first, last = int(bounds[1]), int(bounds[2])
-                items += map(str, range(first, last + 1) if first <= last else range(first, last - 1, -1))
-            elif word.count_is_unknown or is_pattern:
-                unknown = self.variables.find_unknown(word.text)
+            unknown = self.variables.find_unknown(word.text)
+            if word.count_is_unknown or (unknown is None and any(map(MARKER.search, word.fields))):
                 self.reader.unknown_in_condition = str(unknown or f"{word.source} is a pattern")
                 return None
-            else:
-                items += word.arguments
+            items += word.fields
         if len(items) > MAX_ITERATIONS:
             self.reader.unknown_in_condition = f"there are more than {MAX_ITERATIONS} words"
             return None
         return items
 
-    def follow_while(self, keyword: str, line: int) -> None:
+    def follow_while(self, keyword: str, line: int) -> Status:
         """Follow `while` and `until`."""
         start = self.reader.position
 
         def prepare(_: int) -> Status:
             self.reader.position = start
             self.reader.unknown_in_condition = ""
-            status = self.reader.read_commands(keyword, "do")
+            with self.reader.in_test():
+                status = self.reader.read_commands(keyword, "do")
             return status if keyword == "while" else negated(status)
 
         def read_body() -> Status:
             self.reader.position = start
-            self.reader.read_commands(keyword, "do")
+            with self.reader.in_test():
+                self.reader.read_commands(keyword, "do")
             return self.reader.read_commands(keyword, "done")
 
-        self._loop(keyword, [], prepare, partial(self.reader.read_commands, keyword, "done"), line, read_body)
+        return self._loop(keyword, [], prepare, partial(self.reader.read_commands, keyword, "done"), line, read_body)
 
     def _loop(
         self,
@@ -119,7 +116,7 @@ class Loops:
         read_all: Callable[[], Status] | None = None,
         *,
         is_finite: bool = False,
-    ) -> None:
+    ) -> Status:
         """Follow the iterations of a loop, or read it once if they are not known.
 
         `prepare` begins an iteration and returns whether there is one; `read_all` also reads the condition. `is_finite`
@@ -127,26 +124,27 @@ class Loops:
         """
         if self.reader.skipped:
             (read_all or read_body)()
-            return
-        variables, jumps = self.variables, set(self.reader.possible_jumps)
-        values = dict(variables.values)
-        exported = set(variables.exported)
-        count = len(self.reader.commands)
-        printed = len(self.reader.output or ())
+            return None
+        reader, variables = self.reader, self.variables
+        jumps, state = set(reader.possible_jumps), self.variables.state()
+        count, printed, assumed = len(reader.commands), len(reader.output), len(reader.assumptions)
         changes = f"depends on the `{keyword}` at line {line}"
+        reader.loop_depth += 1
+        status: Status = None
         if prepare is not None and self._follow_iterations(prepare, read_body, changes, line, is_finite=is_finite):
-            self.reader.possible_jumps = jumps | (self.reader.possible_jumps & {"return"})
-            return
-        variables.values = values
-        variables.exported = exported
-        self.reader.jump = ""
-        del self.reader.commands[count:]
-        if self.reader.output is not None:
-            del self.reader.output[printed:]
-        reason = f", where {self.reader.unknown_in_condition}" if self.reader.unknown_in_condition else ""
-        self.variables.forget(names, f"changes in the loop at line {line}{reason}", line)
-        self._read_unknown_iterations(read_all or read_body, f"{changes}, whose iterations are not known{reason}", line)
-        self.reader.possible_jumps = jumps | (self.reader.possible_jumps & {"return"})
+            status = self.status
+        else:
+            variables.reset(state)
+            reader.jump = ""
+            del reader.commands[count:], reader.output[printed:], reader.assumptions[assumed:]
+            reason = f", where {reader.unknown_in_condition}" if reader.unknown_in_condition else ""
+            variables.forget(names, f"changes in the loop at line {line}{reason}", line)
+            changes = f"{changes}, whose iterations are not known{reason}"
+            self._read_unknown_iterations(read_all or read_body, changes, line)
+            reader.assumptions += [] if is_finite else [f"the `{keyword}` at line {line} ends"]
+        reader.loop_depth -= 1
+        reader.possible_jumps = jumps | (reader.possible_jumps & {"return"})
+        return status
 
     def _follow_iterations(
         self,
@@ -159,6 +157,7 @@ class Loops:
     ) -> bool:
         """Follow the iterations of a loop; return False if their number is not known."""
         before, jumps = dict(self.variables.values), set[str]()
+        self.status: Status = True
         for number in range(MAX_ITERATIONS + 1):
             runs = prepare(number)
             if runs is None or number == MAX_ITERATIONS:
@@ -168,7 +167,7 @@ class Loops:
                 break
             values = dict(self.variables.values)
             self.reader.possible_jumps = set()
-            _, changed = self.reader.branch(None if jumps & {"break", "return"} else True, read_body)
+            self.status, changed = self.reader.branch(None if jumps & {"break", "return"} else True, read_body)
             if self.reader.possible_jumps and not is_finite:
                 return False
             jumps |= self.reader.possible_jumps
@@ -178,6 +177,7 @@ class Loops:
                 break
         if jumps & {"break", "return"}:
             self.variables.forget(self.variables.changes(before), reason, line)
+        self.status = None if jumps or self.reader.jump else self.status
         self.reader.possible_jumps = jumps
         return True
 

@@ -10,11 +10,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
-from typing import Any
 
+from quintet.config.dialects.composition.checkout import is_trainer_file, trainer_files
 from quintet.config.dialects.ragen.dialect import EARLY_ENV
 from quintet.config.dialects.registry import DIALECTS, FRAMEWORK_FILES, detect
-from quintet.config.dialects.scripts.commands import Argument, ScriptCommand
+from quintet.config.dialects.releases import is_switch
+from quintet.config.dialects.scripts.config_files import ConfigFiles
 from quintet.config.dialects.scripts.override_list import (
     as_overrides,
     is_override_list,
@@ -22,7 +23,7 @@ from quintet.config.dialects.scripts.override_list import (
     keys_as_tree,
     read_override_list,
 )
-from quintet.config.dialects.scripts.shell_variables import MARKER, Variables, cleaned, script_error, unknown_words_hint
+from quintet.config.dialects.scripts.simple_commands import Argument, ScriptCommand
 from quintet.config.dialects.scripts.trainer_calls import (
     NAMES,
     TRAINERS,
@@ -33,19 +34,18 @@ from quintet.config.dialects.scripts.trainer_calls import (
     no_trainer_error,
     started_module,
 )
+from quintet.config.dialects.scripts.variables import MARKER, Variables, cleaned, script_error, unknown_value_hint
 from quintet.config.dialects.vagen.evaluation_file import read_evaluation
 from quintet.config.dotted import has_key
 from quintet.config.yaml_reader import read_file, read_text
 from quintet.errors import ConfigError, nearest
 
 COMMENT_LINES = re.compile(
-    r"""(?<=\\\n)(?:[ \t]*\#.*\n)+(?=[ \t]+[+~]{0,2}[\w./@-]+= | [+~]{0,2}\w+(?:\.\w+)+= | [ \t]*"?\$\{?@)""",
+    r"""(?<=\\\n)(?P<comments>(?:[ \t]*\#.*\n)+)
+    (?=[ \t]+[+~]{0,2}[\w./@-]+= | [+~]{0,2}\w+(?:\.\w+)+= | [ \t]*"?\$\{?@)(?P<lost>(?:.*\\\n)*.*)""",
     re.VERBOSE,
 )
-"""Comment lines inside a command, if overrides follow.
-
-The first one ends the command for a shell. The overrides are read as well, since their author meant them to count.
-"""
+"""Comment lines inside a command, the first of which ends it, and the overrides after them, which are lost."""
 TORCHRUN = re.compile(r"(.*/)?torchrun|torch\.distributed\.(run|launch)")
 AGENT_TRAINER = "vagen.main_ppo"
 """Trainer of VAGEN whose environments are in lists, not in an `env_config.yaml`."""
@@ -56,6 +56,7 @@ CONFIG_OPTIONS = {
     **dict.fromkeys(("--config-name", "-cn", "--config_name"), "name"),
     "--config": "file",
 }
+CONFIG_KEYS = ("name", "path")
 OVERRIDE = re.compile(r"(\+{0,2}|~)([^\s=~+'\"][^\s='\"]*)=(.*)|~[^\s=]+", re.DOTALL)
 CALL = re.compile(r"(?P<name>.+?):(?P<line>\d{1,9})(?::(?P<iteration>\d{1,9}))?")
 """`train_all.sh:12` or `sweep.sh:12:3`."""
@@ -76,6 +77,8 @@ class MissingValue:
     key: str
     source: str
     reason: str
+    variable: str = ""
+    """Variable of the environment that determines it."""
 
     def __str__(self) -> str:
         return f"{self.key} ({self.source}): {self.reason}"
@@ -96,6 +99,16 @@ class RunScript:
     remarks: tuple[str, ...] = ()
     variables: frozenset[str] = frozenset()
     """Names of the variables that the script reads."""
+    conditions: tuple[str, ...] = ()
+    """What is assumed where it is not known whether the script trains."""
+    takes_arguments: bool = False
+    """Whether it is a script, which positional arguments can be passed to."""
+    module: str = ""
+    """Module of the trainer that it starts."""
+    is_frameworks_file: bool = False
+    """Whether the configuration file is the framework's own, in a checkout."""
+    trainer_files: tuple[Path, ...] = ()
+    """Files that the trainer has in the checkout around the script."""
 
     def with_overrides(self, overrides: Sequence[str]) -> list[str]:
         """Return the script's overrides and then those of the command line.
@@ -112,13 +125,18 @@ class RunScript:
         overridden = set(map(key_of, overrides))
         missing = [value for value in self.missing if value.key not in overridden]
         if missing:
-            hint = f"set it on the command line: {' '.join(f'{value.key}=…' for value in missing)}"
             first = missing[0]
+            hint = f"set it on the command line: {' '.join(f'{value.key}=…' for value in missing)}"
+            if variables := dict.fromkeys(value.variable for value in missing if value.variable):
+                path = first.source.rpartition(":")[0]
+                hint += f"; or in the environment: {' '.join(f'{name}=…' for name in variables)} quintet plan {path}"
             raise ConfigError("\n".join(map(str, missing)), key=first.key, source=first.source, hint=hint)
         return [*self.words, *overrides]
 
 
-def read_run_script(path: Path, environment: Mapping[str, str] | None = None) -> RunScript:
+def read_run_script(
+    path: Path, environment: Mapping[str, str] | None = None, arguments: Sequence[str] | None = None
+) -> RunScript:
     """Read a run script or a list of overrides; of a YAML file, return only its path.
 
     Raises:
@@ -126,7 +144,8 @@ def read_run_script(path: Path, environment: Mapping[str, str] | None = None) ->
         MachineError: the file is missing or cannot be read.
     """
     if path.suffix in YAML:
-        return _over_base(path) or _evaluation(path) or RunScript(path)
+        own = (path,) if path.is_file() and is_trainer_file(path) else ()
+        return _over_base(path) or _evaluation(path) or RunScript(path, trainer_files=own)
     path, selected = _path_and_call(path)
     text = cleaned(read_text(path))
     if path.suffix not in SHELL and is_override_list(text):
@@ -134,8 +153,8 @@ def read_run_script(path: Path, environment: Mapping[str, str] | None = None) ->
         dialect = next(iter(detect(keys_as_tree(override for override, _ in overrides))), None)
         return RunScript(_env_config_beside(path) if dialect == "vagen" else None, *_columns(overrides), dialect)
     if path.suffix in SHELL or text.startswith("#!") or any(f"-m {module}" in text for module in TRAINERS):
-        script = _read_script(path, text, os.environ if environment is None else environment, selected)
-        return replace(script, variables=frozenset(VARIABLE.findall(text)))
+        script = _read_script(path, text, os.environ if environment is None else environment, selected, arguments)
+        return replace(script, variables=frozenset(VARIABLE.findall(text)), takes_arguments=True)
     return RunScript(path)
 
 
@@ -176,16 +195,21 @@ def _env_config_beside(path: Path) -> Path | None:
     return file if file.is_file() else None
 
 
-def _read_script(path: Path, text: str, environment: Mapping[str, str], selected: tuple[int, ...]) -> RunScript:
+def _read_script(
+    path: Path,
+    text: str,
+    environment: Mapping[str, str],
+    selected: tuple[int, ...],
+    script_arguments: Sequence[str] | None,
+) -> RunScript:
     # an inherited PWD may be that of another directory
     environment = {**environment, "PWD": os.getcwd()}
-    variables = Variables(path, environment)
-    comment_lines = [
-        text.count("\n", 0, matched.start()) + number
+    variables = Variables(path, environment, arguments=None if script_arguments is None else tuple(script_arguments))
+    lost_lines = [
+        (text.count("\n", 0, matched.start()) + 1, text.count("\n", 0, matched.end()) + 1)
         for matched in COMMENT_LINES.finditer(text)
-        for number, _ in enumerate(matched[0].splitlines(), 1)
     ]
-    text = COMMENT_LINES.sub(lambda matched: "\\\n" * matched[0].count("\n"), text)
+    text = COMMENT_LINES.sub(lambda matched: matched["comments"] + "\n" * matched["lost"].count("\n"), text)
     script = all_commands(text, variables, environment)
     calls = distinct_calls(script.commands)
     of_script = [each for each in calls if each[1].path is None]
@@ -198,12 +222,14 @@ def _read_script(path: Path, text: str, environment: Mapping[str, str], selected
     command, call = chosen[0]
     before = script.commands[: script.commands.index(command)]
     arguments = _TrainerArguments(call.path or path, variables, call)
-    run_script = arguments.run_script(_yaml_path_option(before), comment_lines, _written_sections(before, call))
+    run_script = arguments.run_script(_yaml_path_option(before), lost_lines, _written_sections(before, call))
     remarks = [
         f"{re.sub('^line ', f'{path}:', place)}: {reason}; the variables that it sets are not known"
         for place, reason in variables.unread.items()
     ]
-    return replace(run_script, remarks=(*remarks, *run_script.remarks))
+    own = trainer_files(call.module, call.path or path, run_script.config)
+    remarks = [*call.remarks, *remarks, *run_script.remarks]
+    return replace(run_script, remarks=tuple(remarks), conditions=call.conditions, trainer_files=own)
 
 
 def _yaml_path_option(commands: Sequence[ScriptCommand]) -> Argument | None:
@@ -255,13 +281,14 @@ class _TrainerArguments:
         self.remarks: list[str] = []
         self.env_file: Path | None = None
         """File of the environment that early RAGEN's trainer takes by its name."""
+        self.files = ConfigFiles(path, call)
         self.options, words = _split_options(call.words, CONFIG_OPTIONS)
         for word in words:
             self._add_override(word)
         self.overrides += self._process_overrides()
 
     def run_script(
-        self, yaml_path: Argument | None, comment_lines: Sequence[int], sections: Sequence[Override]
+        self, yaml_path: Argument | None, lost_lines: Sequence[tuple[int, int]], sections: Sequence[Override]
     ) -> RunScript:
         """Return the content of the script; `yaml_path` is VAGEN's file of environments, `sections` are those that
         another program of the script writes."""
@@ -271,7 +298,7 @@ class _TrainerArguments:
         if config is None:
             self.overrides = [*self._without_choices()]
         beneath = self._framework_overrides() if config is None else []
-        beneath += as_overrides(self._program_file()[1], lambda _: self.call.source)
+        beneath += as_overrides(self.files.keys, lambda _: self.call.source)
         if self.env_file is not None:
             lines: dict[str, str] = {}
             beneath += as_overrides(read_file(self.env_file, lines), lines.__getitem__)
@@ -284,15 +311,18 @@ class _TrainerArguments:
         else:
             beneath += sections
         overrides = _columns([*beneath, *self.overrides])
+        last_line = self.call.words[-1].line if self.call.words else self.call.line
         remarks = tuple(
-            f"{self.path}:{line}: a shell ends the command at this comment; the lines after it are read as well"
-            for line in comment_lines
-            if self.call.words and self.call.path is None and self.call.line < line < self.call.words[-1].line
+            f"{self.path}:{first}: a shell ends the command at this comment; the overrides up to line {last} are lost"
+            for first, last in lost_lines
+            if self.call.path is None and self.call.line < first <= last_line + 2
         )
         environment = self.call.exports
-        return RunScript(
+        script = RunScript(
             config, *overrides, self.call.dialect, tuple(self.missing), environment, (*remarks, *self.remarks)
         )
+        is_frameworks_file = config is not None and self.files.is_frameworks(config)
+        return replace(script, module=self.call.module, is_frameworks_file=is_frameworks_file)
 
     def _over_file(self) -> RunScript:
         """Return the overrides of an evaluation over those of its file."""
@@ -329,8 +359,13 @@ class _TrainerArguments:
                 return
             reason = f"{unknown} ({unknown.place})"
             if "=" not in word.text or self.variables.find_unknown(key) is not None:
-                raise script_error(source, reason, unknown_words_hint(reason))
-            self.missing.append(MissingValue(key, source, reason))
+                raise script_error(source, reason, unknown_value_hint(unknown, self.variables.script))
+            is_unset = bool(unknown.variable) and MARKER.fullmatch(word.text.partition("=")[2]) is not None
+            if is_unset and is_switch(DIALECTS[self.call.dialect], key):
+                self.overrides.append((f"{key}=false", source))
+                self.remarks.append(f"{source}: {reason}: {key} is empty for a shell, and false")
+                return
+            self.missing.append(MissingValue(key, source, reason, unknown.variable))
         elif OVERRIDE.fullmatch(word.text):
             self.overrides.append((word.text, source))
         elif self.call.dialect == "ragen" and not self.env_file and (file := self._env_file(word.text)).is_file():
@@ -357,43 +392,36 @@ class _TrainerArguments:
 
     def _option_text(self, option: Argument) -> str:
         if (unknown := self.variables.find_unknown(option.text)) is not None:
-            raise script_error(self._source(option), f"{unknown} ({unknown.place})", "write it out")
+            hint = unknown_value_hint(unknown, self.variables.script)
+            raise script_error(self._source(option), f"{unknown} ({unknown.place})", hint)
         return option.text
 
     def _config_file(self) -> Path | None:
         """Return the file that `--config-name` names, or that the trainer uses without it; None for one that comes with
         the framework."""
-        default = PurePath(self._program_file()[0])
-        if "name" not in self.options and not default.name:
-            return None
-        name = self._option_text(self.options["name"]) if "name" in self.options else default.name
-        name = name if name.endswith(YAML) else f"{name}.yaml"
-        directory = self._option_text(self.options["path"]) if "path" in self.options else str(default.parent)
-        is_program = self.call.module.endswith(".py")
-        program = Path(self.call.module if is_program else self.call.module.replace(".", "/")).parent
-        roots = [self.path.parent, Path(), program, self.path.parent.parent]
-        directories = [root / directory for root in roots]
-        if "path" not in self.options and not is_program:  # a module's directory, if it names no other
-            directories.append(program / "config")
-        files = [Path(os.path.normpath(each / name)) for each in directories]
+        name, directory = (self._option_text(each) if (each := self.options.get(key)) else None for key in CONFIG_KEYS)
+        files = self.files.candidates(name, directory)
         existing = next((file for file in files if file.is_file()), None)
-        if existing is None and "name" in self.options and Path(name).stem not in FRAMEWORK_FILES:
+        if existing is not None:
+            return existing
+        if directory is not None and not self.files.has_directory(directory):
+            hint = "check --config-path; Hydra takes a relative one from the directory of the trainer"
+            raise script_error(
+                self._source(self.options["path"]), f"there is no directory {directory}", hint, directory
+            )
+        file = self.files.name(name)
+        if name is not None and PurePath(file).stem not in FRAMEWORK_FILES:
             beside = [other.stem for file in files if file.parent.is_dir() for other in file.parent.glob("*.yaml")]
-            close = nearest(Path(name).stem, beside)
+            close = nearest(PurePath(file).stem, beside)
             hint = f"did you mean {close}?" if close else f"looked for {files[0]} and {files[1].absolute()}"
-            raise script_error(self._source(self.options["name"]), f"there is no {directory}/{name}", hint, name)
-        return existing
-
-    def _program_file(self) -> tuple[str, Mapping[str, Any]]:
-        """Return the file that the trainer uses by default, and the keys that it sets; see `Dialect.program_files`."""
-        module = self.call.module.removesuffix(".py").replace("/", ".")
-        files = DIALECTS[self.call.dialect].program_files
-        return files.get(module) or files.get(module.rpartition(".")[2]) or ("", {})
+            shown = self.files.directory if directory is None else directory
+            raise script_error(self._source(self.options["name"]), f"there is no {shown}/{file}", hint, file)
+        return None
 
     def _framework_overrides(self) -> list[Override]:
         """Return what a file that comes with the framework sets differently from the reference."""
         named = self.options.get("name")
-        file = Path(named.text if named else self._program_file()[0]).name
+        file = Path(named.text if named else self.files.default).name
         source = self._source(named) if named else self.call.source
         return as_overrides(FRAMEWORK_FILES.get(file.removesuffix(".yaml"), {}), lambda _: source)
 

@@ -8,16 +8,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quintet.config.dialects.registry import DIALECTS
-from quintet.config.dialects.scripts.commands import Argument, ScriptCommand, ScriptCommands
+from quintet.config.dialects.registry import DIALECTS, detect
+from quintet.config.dialects.scripts.compound_commands import read_commands
 from quintet.config.dialects.scripts.inner_scripts import script_arguments
-from quintet.config.dialects.scripts.shell_commands import read_commands
-from quintet.config.dialects.scripts.shell_variables import MARKER, Variables
+from quintet.config.dialects.scripts.override_list import LINE as OVERRIDE
+from quintet.config.dialects.scripts.override_list import keys_as_tree
+from quintet.config.dialects.scripts.simple_commands import Argument, ScriptCommand, ScriptCommands
+from quintet.config.dialects.scripts.variables import MARKER, Variables
 from quintet.errors import ConfigError, UnsupportedRunError
 
 TRAINERS = {module: name for name, dialect in DIALECTS.items() for module in dialect.trainers}
 """Frameworks by the modules of their trainers."""
-NAMES = ("trainer.experiment_name", "trainer.project_name", "trainer.default_local_dir", "trainer.default_hdfs_dir")
+NAMES = (
+    *("trainer.experiment_name", "trainer.project_name", "trainer.default_local_dir", "trainer.default_hdfs_dir"),
+    *("exp_name", "output_dir", "logging_dir", "checkpoint_config.output_dir", "hydra.run.dir"),
+)
 """Keys that only name a run and its directories."""
 DEVICES = ("system.CUDA_VISIBLE_DEVICES",)
 """Keys that only choose the devices of a run."""
@@ -51,7 +56,9 @@ def _with_inner_commands(
                 inner = Variables(word.path, environment)
                 inner.unknown_values = variables.unknown_values
                 for each in read_commands(word.text, inner, word.line).commands:
-                    yield replace(each, start_line=command.start_line, in_process=command.in_process)
+                    conditions = (*command.conditions, *each.conditions)
+                    start_line, in_process = command.start_line, command.in_process
+                    yield replace(each, start_line=start_line, in_process=in_process, conditions=conditions)
 
 
 @dataclass(slots=True)
@@ -71,8 +78,18 @@ class TrainerCall:
     """Its `FILE:LINE`."""
     path: Path | None = None
     """The script in a process of its own that has it; None for the main script."""
+    conditions: tuple[str, ...] = ()
+    """What is assumed where it is not known whether it runs."""
     iteration: int | None = None
     """Number among the calls at its line, from 1; None for the only one."""
+    is_of_fork: bool = False
+    """Whether the module is none of the framework, and only its arguments are."""
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Messages about how the call is read."""
+        read = f"{self.source}: {self.module} is read as {self.dialect}'s trainer: its arguments are {self.dialect}'s"
+        return (read,) if self.is_of_fork else ()
 
     def name(self, path: Path) -> str:
         """Return how it is named on the command line: `FILE:LINE` or `FILE:LINE:ITERATION`."""
@@ -80,22 +97,48 @@ class TrainerCall:
 
 
 def trainer_call(command: ScriptCommand) -> TrainerCall | None:
-    """Return the call of a trainer in a command; None if there is none."""
+    """Return the call of a trainer in a command, also of one of a fork with a framework's arguments, or None."""
     by_python = False
     option = ""
     for position, word in enumerate(command.words):
-        module = word.text
-        if framework := _framework(module, option, by_python=by_python):
-            after, before = command.words[position + 1 :], command.words[:position]
-            line = word.line if command.start_line is None else command.start_line
-            path = word.path if command.in_process else None
-            return TrainerCall(
-                module, framework, after, line, before, command.exports, f"{word.path}:{word.line}", path
-            )
-        by_python = by_python or PYTHON.fullmatch(module) is not None
+        if framework := _framework(word.text, option, by_python=by_python):
+            return _call(command, position, framework)
+        by_python = by_python or PYTHON.fullmatch(word.text) is not None
         # `-m PACKAGE.launch MODULE` launches a module
-        option = option if option == "-m" and module.endswith(".launch") else module
-    return None
+        option = option if option == "-m" and word.text.endswith(".launch") else word.text
+    return _fork_call(command) if by_python else None
+
+
+def _call(command: ScriptCommand, position: int, framework: str, *, is_of_fork: bool = False) -> TrainerCall:
+    """Return the call of the module at a position in a command."""
+    word, after, before = command.words[position], command.words[position + 1 :], command.words[:position]
+    line = word.line if command.start_line is None else command.start_line
+    path, source = word.path if command.in_process else None, f"{word.path}:{word.line}"
+    return TrainerCall(
+        word.text,
+        framework,
+        after,
+        line,
+        before,
+        command.exports,
+        source,
+        path,
+        command.conditions,
+        is_of_fork=is_of_fork,
+    )
+
+
+def _fork_call(command: ScriptCommand) -> TrainerCall | None:
+    """Return the call of a module that is no framework's and whose arguments have the marks of one."""
+    words = [word.text for word in command.words]
+    module = started_module(words)
+    if not module or any(dialect.missing_trainer(module) for dialect in DIALECTS.values()):
+        return None
+    named = (number for number, word in enumerate(words) if word.removesuffix(".py").replace("/", ".") == module)
+    position = next(named)
+    arguments = [word for word in words[position + 1 :] if OVERRIDE.fullmatch(word)]
+    frameworks = detect(keys_as_tree(arguments))
+    return _call(command, position, frameworks[0], is_of_fork=True) if frameworks else None
 
 
 def _framework(word: str, option: str, *, by_python: bool) -> str | None:
@@ -142,8 +185,10 @@ def no_trainer_error(path: Path, script: ScriptCommands, variables: Variables) -
     """Return the error of a script that runs no known trainer."""
     if script.exit_line is not None and any(map(trainer_call, (*script.after_exit, *script.of_uncalled_functions))):
         source = f"{path}:{script.exit_line}"
-        hint = "set what the conditions around it depend on: NAME=… quintet …"
-        return ConfigError(f"{source}: the script ends here before it trains", source=source, hint=hint)
+        names = dict.fromkeys(re.findall(r"\$\{?([A-Za-z_]\w*)", script.exit_reason)) or ["NAME"]
+        hint = f"set what it depends on: {' '.join(f'{name}=…' for name in names)} quintet plan {path}"
+        reason = f": {script.exit_reason}" if script.exit_reason else ""
+        return ConfigError(f"{source}: the script ends here before it trains{reason}", source=source, hint=hint)
     commands = script.commands
     hint = f"only scripts that run one of these are supported: {', '.join(TRAINERS)}"
     for command in commands:
@@ -152,9 +197,12 @@ def no_trainer_error(path: Path, script: ScriptCommands, variables: Variables) -
             if (capability := dialect.missing_trainer(module)) is not None:
                 source = command.source
                 return UnsupportedRunError(f"{source}: a run of {module} {capability.refusal()}", source=source)
-        if module.split(".")[0] in ("verl", "vagen", "ragen", "recipe") and "create_dataset" not in module:
+        has_settings = any(re.fullmatch(r"[+~]*\w[\w.]*=.*", word.text, re.DOTALL) for word in command.words[1:])
+        is_framework = module.split(".")[0] in ("verl", "vagen", "ragen", "recipe") and "create_dataset" not in module
+        if module and (has_settings or is_framework):
             source = command.source
-            return ConfigError(f"{source} runs {module}, whose arguments are not supported", source=source, hint=hint)
+            message = f"{source} runs {module}, whose arguments are those of no framework"
+            return ConfigError(message, source=source, hint=hint)
     for command in reversed(commands):
         if (inner := script_arguments([word.text for word in command.words])) is not None:
             called = " ".join([inner[0], *(variables.shown(argument) for argument in inner[1])])

@@ -33,8 +33,8 @@ def entry_names(tree: Mapping[str, Any], section: str) -> list[str]:
 def class_of(tree: Mapping[str, Any], entry: str) -> str | None:
     """Return the class of the environment of an entry such as `train_envs.env1`; None if the registry lacks it."""
     registry = dict(next(spec.default for spec in load_keys("vagen", AGENT_KEYS) if spec.key == "env_registry"))
-    own = tree.get("env_registry")
-    registry |= own if isinstance(own, Mapping) else {}
+    written = tree.get("env_registry")
+    registry |= written if isinstance(written, Mapping) else {}
     env_type = registry.get(get_value(tree, f"{entry}.name", "FrozenLake"))
     return None if env_type is None else str(env_type)
 

@@ -10,7 +10,7 @@ from quintet.config.dialects.conversion_rules import MiniBatches
 from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.vagen.agent_dialect import AGENT_KEYS
 from quintet.config.dialects.vagen.agent_envs import TRAIN, entries, env_list_problems, envs_to_native
-from quintet.config.dialects.vagen.key_values import LISTS, TABLES
+from quintet.config.dialects.vagen.key_values import LISTS, TABLES, loop_by_turns
 from quintet.config.dialects.verl.constraints import ESTIMATOR, MINI_BATCH, PROMPTS, SAMPLES, shared_problems, step_size
 from quintet.config.dialects.verl.converter import estimator_to_native
 from quintet.config.dialects.verl.critic import critic_defaults
@@ -75,7 +75,7 @@ def _turn_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     if values[ESTIMATOR] in TURN_VALUES and not values[CRITIC]:
         problem = f"{values.describe(ESTIMATOR)} needs a critic, which verl only trains if this is true"
         yield values.problem(CRITIC, problem, f"{CRITIC}=true")
-    if values[LOOP] is not None and str(values[LOOP]).endswith("no_concat.yaml") != by_turns:
+    if values[LOOP] is not None and loop_by_turns(str(values[LOOP])) not in (by_turns, None):
         file = PurePath(values[LOOP]).with_name("agent_no_concat.yaml" if by_turns else "agent.yaml")
         problem = f"is the agent loop of other runs than those with {values.describe(CONCATENATES)}"
         yield values.problem(LOOP, problem, f"{LOOP}={file}, or {CONCATENATES}={str(by_turns).lower()}")

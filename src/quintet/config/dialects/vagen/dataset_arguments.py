@@ -21,7 +21,7 @@ DEFAULTS = {"max_action_per_step": 1, "max_action_penalty": -0.1}
 CANDIDATES, TRAIN_SHARE = 20_000, 0.8
 
 
-def section_of_dataset(module: str, words: Sequence[str]) -> dict[str, Any]:
+def section_of_dataset(module: str, arguments: Sequence[str]) -> dict[str, Any]:
     """Return the section of the environment whose start states a program writes; empty for other programs.
 
     >>> section_of_dataset("vagen.env.sokoban.create_dataset", ["--n_candidate", "10"])["env1"]["train_size"]
@@ -30,7 +30,7 @@ def section_of_dataset(module: str, words: Sequence[str]) -> dict[str, Any]:
     matched = PROGRAM.fullmatch(module)
     if matched is None:
         return {}
-    options = _options(words)
+    options = _options(arguments)
     numbers = {name: values[0] for name, values in options.items() if values}
     config: dict[str, Any] = {
         name: kind(numbers[option] if option in numbers else DEFAULTS[option])
@@ -52,11 +52,11 @@ def section_of_dataset(module: str, words: Sequence[str]) -> dict[str, Any]:
     return {ENV: section}
 
 
-def _options(words: Sequence[str]) -> dict[str, list[str]]:
+def _options(arguments: Sequence[str]) -> dict[str, list[str]]:
     """Return the values after each option."""
     options: dict[str, list[str]] = {}
     values: list[str] = []
-    for word in words:
+    for word in arguments:
         if word.startswith("--"):
             values = options[word.removeprefix("--")] = []
         else:

@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from quintet.config.dialects.composition.foreign_config import compose_config
-from quintet.config.dialects.key_checks import illegal_values, unknown_keys, unsupported_keys
+from quintet.config.dialects.key_checks import illegal_values, unsupported_keys
 from quintet.config.dialects.loader import merge_with_reference
+from quintet.config.dialects.unknown_keys import unknown_keys
 from quintet.config.dialects.vagen.dialect import VAGEN
 from quintet.config.dialects.vagen.env_sections import EnvSection, env_problems, env_sections
 from quintet.config.problems import ConfigProblem, raise_problems
@@ -23,7 +24,7 @@ def read_sections(path: Path) -> dict[str, dict[str, Any]]:
     if not any(key.endswith(".env_name") for key in values.merged.sources):
         hint = "write one, such as env1: {env_name: frozenlake, train_size: 10000, test_size: 512}"
         raise ConfigError(f"{path} has no section with an env_name", key="env1.env_name", hint=hint)
-    unknown = unknown_keys(values, frozenset())
+    unknown = unknown_keys(values)
     raise_problems(
         [
             *(ConfigProblem(key.key, None, key.source, f"unknown key {key}") for key in unknown),

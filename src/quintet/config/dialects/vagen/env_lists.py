@@ -27,11 +27,11 @@ def sections_of_lists(tree: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     for section, key in LISTS.items():
         paths = [path for path in list_files(get_value(tree, key)) if path.is_file()]
         entries = [entry for path in paths for entry in _entries(path, key)]
-        own = tree.get(section)
+        written = tree.get(section)
         if entries:
             merged = {f"env{number}": entry for number, entry in enumerate(entries, 1)}
             source = ", ".join(map(str, paths))
-            laid_over = _laid_over(merged, own if isinstance(own, Mapping) else {})
+            laid_over = _laid_over(merged, written if isinstance(written, Mapping) else {})
             sections.setdefault(source, {})[section] = laid_over
     return sections
 

@@ -232,7 +232,7 @@ def _token_problems(values: ForeignValues, step: StepSize, keys: PassKeys) -> It
 
 def _sequence_problems(values: ForeignValues, step: StepSize, keys: PassKeys) -> Iterator[ConfigProblem]:
     replicas = _num_replicas(values, keys)
-    if _is_set_to_value(values, keys.per_gpu) and values[keys.total] is not None:
+    if _is_set_to_value(values, keys.per_gpu) and _is_set_to_value(values, keys.total):
         problem = f"{values.describe(keys.per_gpu)} already sets the size for one GPU"
         yield values.problem(keys.total, problem, f"keep {keys.per_gpu} alone: {keys.total}=null")
         return

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 from quintet.config.dialects.algorithm_choice import ADVANTAGE, config_class
-from quintet.config.dialects.conversion import ForeignValues
+from quintet.config.dialects.conversion import ForeignValues, NativeBuilder
 from quintet.config.dialects.verl.batches import ACTOR, REF, StepSize, batch_problems
 from quintet.config.dialects.verl.critic import DEFAULT_LEARNING_RATE, critic_problems
+from quintet.config.dialects.verl.dialect import TABLES
 from quintet.config.dialects.verl.key_values import UNCLIPPED
 from quintet.config.dialects.verl.objective import objective_problems
 from quintet.config.dialects.verl.run_settings import run_setting_problems
@@ -27,12 +28,32 @@ def step_size(values: ForeignValues) -> StepSize:
     samples = values[SAMPLES]
     return StepSize(
         sequences=prompts_per_step(values) * samples,
-        mini_batch=values[MINI_BATCH] * samples,
+        mini_batch=(values[MINI_BATCH] if is_fully_async(values) else min(values[MINI_BATCH], values[PROMPTS]))
+        * samples,
         max_tokens=values[LENGTHS[0]] + max(values[LENGTHS[1]], values["actor_rollout_ref.rollout.response_length"]),
         sequences_from=(MINI_BATCH if is_fully_async(values) else PROMPTS, SAMPLES),
         mini_batch_from=MINI_BATCH,
         max_tokens_from=LENGTHS,
     )
+
+
+def mini_batch_size_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
+    """Yield a problem if the release does not split the prompts of a step into mini-batches of this size."""
+    rules, until = TABLES["mini_batches"], values.dialect.is_until
+    is_split = values[f"{ACTOR}.strategy"] in ("fsdp", "fsdp2") and until(rules["remainder_until"])
+    takes_larger = values[f"{ACTOR}.use_dynamic_bsz"] or until(rules["larger_until"])
+    if not is_split or (values[MINI_BATCH] > values[PROMPTS] and not takes_larger):
+        prompts = f"prompts of a step, from {values.describe(PROMPTS)}"
+        yield from values.divisor_problems(MINI_BATCH, values[PROMPTS], prompts)
+
+
+def uneven_mini_batches_to_native(values: ForeignValues, native: NativeBuilder) -> None:
+    """Set mini-batches that do not divide the prompts of a step, of which the last one is smaller, or the only one."""
+    if values[MINI_BATCH] > values[PROMPTS]:
+        native.set("training.mini_batches", 1, MINI_BATCH, PROMPTS)
+    elif values[PROMPTS] % values[MINI_BATCH]:
+        native.set("training.mini_batches", 1, MINI_BATCH, PROMPTS)
+        native.set("training.mini_batch_sequences", values[MINI_BATCH] * values[SAMPLES], MINI_BATCH, SAMPLES)
 
 
 def shared_problems(

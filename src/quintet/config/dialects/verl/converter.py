@@ -17,8 +17,10 @@ from quintet.config.dialects.verl.constraints import (
     PROMPTS,
     REWARDS_OF_SINGLES,
     SAMPLES,
+    mini_batch_size_problems,
     shared_problems,
     step_size,
+    uneven_mini_batches_to_native,
 )
 from quintet.config.dialects.verl.critic import critic_defaults
 from quintet.config.dialects.verl.dialect import MISSING_KINDS, OUTPUT_PATH, missing_kind
@@ -97,8 +99,7 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
         problem = f"a run without advantages {Capability.RECIPES.refusal()}"
         raise UnsupportedRunError(f"{values.describe(ESTIMATOR)}: {problem}", source=values.source(ESTIMATOR))
     if not is_fully_async(values):
-        prompts = f"prompts of a step, from {values.describe(PROMPTS)}"
-        yield from values.divisor_problems(MINI_BATCH, values[PROMPTS], prompts)
+        yield from mini_batch_size_problems(values)
     has_reference = bool(values[KL_IN_LOSS] or values[KL_IN_REWARD])
     yield from shared_problems(values, step_size(values), SAMPLES, has_reference=has_reference)
     yield from overlong_problems(values)
@@ -142,6 +143,8 @@ def _ppo_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     chat_template_to_native(values, native)
     tools_to_native(values, native)
     run_to_native(values, native)
+    if not is_fully_async(values):
+        uneven_mini_batches_to_native(values, native)
     _rounds_to_native(values, native)
     separate_engines_to_native(values, native)
     distillation_to_native(values, native)

@@ -1,6 +1,6 @@
 """Conversion of verl's critic, which is documented by the actor's keys and has defaults of its own."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from quintet.config.dialects.conversion import (
     ForeignBuilder,
@@ -9,7 +9,9 @@ from quintet.config.dialects.conversion import (
     to_foreign_value,
     to_native_value,
 )
+from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.ledger import KeySpec, is_effective
+from quintet.config.dialects.release_defaults import spec_of_release
 from quintet.config.dialects.verl.batches import ACTOR
 from quintet.config.dialects.verl.dialect import CRITIC_SECTIONS, TABLES
 from quintet.config.dotted import get_value, has_key
@@ -34,28 +36,29 @@ def critic_defaults(values: ForeignValues, native: NativeBuilder) -> None:
     native.set("critic.value_clip", 0.5)
     native.set("critic.optimizer.betas", [0.9, 0.999])
     native.set("critic.optimizer.weight_decay", 0.01)
-    for spec in _critic_keys(values.dialect.specs()):
+    for spec in _critic_keys(values.dialect):
         if spec.native[0].startswith(OPTIMIZER):
-            native.set(spec.native[0], to_native_value(spec, spec.default))
+            native.set(spec.native[0], to_native_value(spec, values.merged.interpolated(spec.default)))
 
 
-def _critic_keys(specs: Mapping[str, KeySpec]) -> Iterator[KeySpec]:
+def _critic_keys(dialect: Dialect) -> Iterator[KeySpec]:
     """Yield the critic's direct keys: those of the actor alone that have a counterpart, with the critic's defaults."""
-    for spec in specs.values():
+    table = dialect.release.table if dialect.release else {}
+    for spec in dialect.specs().values():
         is_actors = spec.direct and len(spec.native) == 1 and spec.native[0].startswith("actor.")
         if is_actors and spec.key.startswith("actor_rollout_ref."):
             native = spec.native[0].replace("actor", "critic", 1)
             if has_key(NATIVE_DEFAULTS, native):
                 default = DEFAULTS.get(spec.key, spec.default)
-                yield spec.model_copy(update={"key": _critic_key(spec.key), "native": (native,), "default": default})
+                aliases = tuple(map(_critic_key, spec.aliases))
+                changes = {"key": _critic_key(spec.key), "aliases": aliases, "native": (native,), "default": default}
+                yield spec_of_release(spec.model_copy(update=changes), table, {})
 
 
 def _critic_key(key: str) -> str:
     """Return the critic's key for a documented key of the actor."""
-    sections = CRITIC_SECTIONS.items()
-    return next(
-        critic_section + key.removeprefix(shared) for critic_section, shared in sections if key.startswith(f"{shared}.")
-    )
+    sections = ((section, shared) for section, shared in CRITIC_SECTIONS.items() if key.startswith(f"{shared}."))
+    return next((section + key.removeprefix(shared) for section, shared in sections), key)
 
 
 def critic_to_native(values: ForeignValues, native: NativeBuilder) -> None:
@@ -69,12 +72,18 @@ def critic_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     ):
         key = critic_key if values[critic_key] else shared_key
         native.set(target, values.native(key), key)
-    native.set("critic.memory.remove_padding", bool(values[PADDING]), PADDING)
+    native.set("critic.memory.remove_padding", _removes_padding(values), PADDING)
     if values.is_set(PATH) and values[PATH] != values["actor_rollout_ref.model.path"]:
         native.set("critic.path", values[PATH], PATH)
     policy_checkpointing = values["actor_rollout_ref.model.enable_gradient_checkpointing"]
     differs = values.is_set(CHECKPOINTING) and values[CHECKPOINTING] != policy_checkpointing
     native.set("critic.gradient_checkpointing", values[CHECKPOINTING] if differs else None, CHECKPOINTING)
+
+
+def _removes_padding(values: ForeignValues) -> bool:
+    """Return whether the critic computes on packed tokens, by the file or the release."""
+    table = values.dialect.release.table if values.dialect.release else {}
+    return bool(table.get(PADDING) if values[PADDING] is None else values[PADDING])
 
 
 def critic_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
@@ -98,14 +107,14 @@ def critic_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
         yield values.problem(STRATEGY, problem, "leave it out")
     if (values[STEPS] or -1) > 0 and values[STEPS] != values["actor_rollout_ref.actor.optim.total_training_steps"]:
         yield values.problem(STEPS, "critic and policy take the same number of steps", f"leave {STEPS} out")
-    if (values[ULYSSES] or 1) > 1 and not values[PADDING]:
+    if (values[ULYSSES] or 1) > 1 and not _removes_padding(values):
         yield values.problem(ULYSSES, f"needs {PADDING}", f"set {PADDING}=true")
 
 
 def critic_from_native(foreign: ForeignBuilder) -> None:
     """Set the critic's keys that differ from verl's defaults of a critic."""
     critic, specs = foreign.experiment.critic, foreign.dialect.specs()
-    for spec in _critic_keys(specs):
+    for spec in _critic_keys(foreign.dialect):
         (native,) = spec.native
         is_optimizer = native.startswith(OPTIMIZER)
         default = to_native_value(spec, spec.default) if is_optimizer else get_value(NATIVE_DEFAULTS, native)
@@ -117,7 +126,6 @@ def critic_from_native(foreign: ForeignBuilder) -> None:
             foreign.set(spec.key, exported)
     if critic.backend != foreign.experiment.actor.backend:
         foreign.set(STRATEGY, critic.backend)
-    if critic.memory.remove_padding or PADDING in specs:
-        foreign.set(PADDING, critic.memory.remove_padding)
+    foreign.set(PADDING, critic.memory.remove_padding)
     if critic.path is not None:
         foreign.set(PATH, critic.path)

@@ -104,8 +104,8 @@ def _with_training_engine(references: Iterable[Reference], engine: str) -> tuple
         is_unread = spec.key == checkpointing or _OF_FSDP.fullmatch(spec.key)
         return without_effect(spec, **unread) if is_unread else spec
 
-    own = key_files("verl", [f"verl_{engine}_optim", f"verl_{engine}"])
-    return (*own, *(each.filtered(lambda spec: spec.key not in dropped).mapped(changed) for each in references))
+    of_engine = key_files("verl", [f"verl_{engine}_optim", f"verl_{engine}"])
+    return (*of_engine, *(each.filtered(lambda spec: spec.key not in dropped).mapped(changed) for each in references))
 
 
 def _with_replies(spec: KeySpec, tree: Mapping[str, Any]) -> KeySpec:

@@ -34,6 +34,8 @@ PREFIX_CACHING, GRAPH_SIZES = (
 )
 OPTIONS = "rollout.engine_options"
 TIMEOUT, WORKERS = "actor_rollout_ref.nccl_timeout", "data.dataloader_num_workers"
+ALL_CHECKPOINTS = 1_000_000
+"""Number of checkpoints to keep that no run reaches."""
 MAX_CHECKPOINTS, ROLLOUTS = "trainer.max_actor_ckpt_to_keep", "trainer.rollout_data_dir"
 
 
@@ -46,7 +48,7 @@ def release_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     if values.is_set(TIMEOUT):
         native.set("placement.call_timeout_seconds", float(values[TIMEOUT]), TIMEOUT)
     if values[MAX_CHECKPOINTS] is not None:
-        native.set("checkpoint.keep", values[MAX_CHECKPOINTS], MAX_CHECKPOINTS)
+        native.set("checkpoint.keep", values[MAX_CHECKPOINTS] or ALL_CHECKPOINTS, MAX_CHECKPOINTS)
     if values[ROLLOUTS] is not None:
         native.set("tracking.trajectories_every_steps", 1, ROLLOUTS)
 

@@ -143,6 +143,10 @@ def sft_from_native(foreign: ForeignBuilder) -> None:
     """Set the keys of verl's supervised fine-tuning."""
     foreign.set("optim.min_lr_ratio", foreign.native_value("sft.optimizer.min_learning_rate_ratio"))
     foreign.apply((*RULES, *DATA_RULES))
+    is_dynamic = foreign.native_value("sft.sequences_per_pass") is None
+    foreign.set(DYNAMIC, is_dynamic)
+    if is_dynamic:
+        foreign.set(TOKENS, foreign.native_value("training.micro_batch_tokens"))
     if foreign.experiment.data:
         foreign.apply(COLUMN_RULES)
         if foreign.experiment.data.template in THINKING_TEMPLATES.values():

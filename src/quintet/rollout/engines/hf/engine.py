@@ -27,6 +27,7 @@ from quintet.rollout.engines.hf.model_runner import ModelRunner
 from quintet.rollout.engines.hf.running_batch import ScheduledRequest
 from quintet.rollout.engines.hf.scheduler import Scheduler
 from quintet.rollout.engines.stats_log import StatsLog
+from quintet.rollout.engines.stop_strings import StopStringMatcher
 from quintet.rollout.engines.weight_source import WeightSource
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ class HfEngine:
         check_images(request, supported=self._runner.images is not None)
         if request.stop_strings and self._detokenize is None:
             raise ValueError("stop strings require an engine with a detokenizer")
-        self._scheduler.add(request, self.weight_version, self._matcher(request))
+        self._scheduler.add(request, self.weight_version, self._matcher(request), self._stop_matcher(request))
 
     def _matcher(self, request: Request) -> TokenMatcher | None:
         if request.structured_output is None:
@@ -160,6 +161,11 @@ class HfEngine:
         if self._grammars is None:
             raise ValueError("structured outputs require an engine with a tokenizer")
         return self._grammars.matcher(request.structured_output, request.stop_token_ids)
+
+    def _stop_matcher(self, request: Request) -> StopStringMatcher | None:
+        if not request.stop_strings or self._detokenize is None:
+            return None
+        return StopStringMatcher(request.stop_strings, self._detokenize)
 
     @torch.inference_mode()
     def step(self) -> list[Generation]:
@@ -255,19 +261,12 @@ class HfEngine:
             return FinishReason.FAILED
         if rows.last_token[row] in request.stop_token_ids and count >= request.min_tokens:
             return FinishReason.STOP
-        if request.stop_strings and count >= request.min_tokens and self._ends_with_stop_text(row, request):
+        stop_strings = scheduled.stop_strings
+        if stop_strings is not None and count >= request.min_tokens and stop_strings.matches(rows.tokens(row)):
             return FinishReason.STOP
         if count >= request.max_tokens:
             return FinishReason.LENGTH
         return FinishReason.CONTEXT if len(request.prompt) + count >= self._max_model_len else None
-
-    def _ends_with_stop_text(self, row: int, request: Request) -> bool:
-        """Whether a stop string is among the last tokens. A token is at least one byte, a character at most four."""
-        if self._detokenize is None:
-            return False
-        texts = request.stop_strings
-        end = self._detokenize(self._scheduler.running.rows.tokens(row)[-4 * (max(map(len, texts)) + 1) :])
-        return any(text in end for text in texts)
 
 
 def _generation(scheduled: ScheduledRequest, reason: FinishReason) -> Generation:

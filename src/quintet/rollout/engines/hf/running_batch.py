@@ -18,6 +18,7 @@ from quintet.rollout.engines.hf.kv_cache import CacheShape, KVCache
 from quintet.rollout.engines.hf.model_runner import ForwardInput
 from quintet.rollout.engines.hf.prefix_cache import CachedPrompt, PrefixCache
 from quintet.rollout.engines.hf.sampling import LogitsProcessing, sample, top_logprobs, uniform
+from quintet.rollout.engines.stop_strings import StopStringMatcher
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -43,6 +44,8 @@ class ScheduledRequest:
     """bool [vocab], tokens of prompt and response; only with a repetition penalty."""
     matcher: TokenMatcher | None = None
     """State of the structured output after the response so far, also while the request is preempted."""
+    stop_strings: StopStringMatcher | None = None
+    """Stop strings in the response so far."""
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
     """See `Generation.top_logprobs`."""
 

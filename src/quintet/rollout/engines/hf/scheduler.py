@@ -14,6 +14,7 @@ from quintet.rollout.engines.hf.kv_cache import CacheShape
 from quintet.rollout.engines.hf.model_runner import ModelRunner
 from quintet.rollout.engines.hf.prefill import PrefillQueue
 from quintet.rollout.engines.hf.running_batch import RunningBatch, ScheduledRequest
+from quintet.rollout.engines.stop_strings import StopStringMatcher
 
 
 class Scheduler:
@@ -54,9 +55,15 @@ class Scheduler:
     def num_prefilling(self) -> int:
         return len(self._prefilling)
 
-    def add(self, request: Request, weight_version: int, matcher: TokenMatcher | None = None) -> None:
+    def add(
+        self,
+        request: Request,
+        weight_version: int,
+        matcher: TokenMatcher | None = None,
+        stop_strings: StopStringMatcher | None = None,
+    ) -> None:
         """Queue a request after the waiting ones; `matcher` constrains its structured output."""
-        self._waiting.append(ScheduledRequest(request, weight_version, matcher=matcher))
+        self._waiting.append(ScheduledRequest(request, weight_version, matcher=matcher, stop_strings=stop_strings))
 
     def admit(self) -> None:
         """Move waiting requests to prefill while sequence slots are free."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from quintet.errors import ConfigError
 from quintet.records import FinishReason, Request, StructuredOutput, TopLogprobs
-from quintet.rollout.engines.grammars import ANY_OBJECT
+from quintet.rollout.engines.compiled_grammars import ANY_OBJECT
 
 CONTROLS: Mapping[str, tuple[str | None, tuple[str, ...]]] = {
     "abort_request": ("AbortReq", ("rid",)),

@@ -20,9 +20,9 @@ from quintet.records import Failure, FinishReason, Generation, Request, Structur
 from quintet.rollout.engines.async_engine import PartialResponse
 from quintet.rollout.engines.engine import EngineError, EngineSetup
 from quintet.rollout.engines.shared_weights import MappedWeights
+from quintet.rollout.engines.stop_strings import StopStringMatcher
 from quintet.rollout.engines.vllm.llm_engine import LlmEngine, RequestRejectedError
 from quintet.rollout.engines.vllm.options import has_dummy_weights
-from quintet.rollout.engines.vllm.stop_strings import StopStringMatcher
 from quintet.rollout.engines.vllm.weight_sync import WeightPlan
 from quintet.rollout.engines.weight_source import ModuleWeights, WeightSource
 

@@ -40,6 +40,8 @@ class ScriptCommand:
     """Line of the main script from which it is reached, if it stands in another file."""
     in_process: bool = False
     """Whether it is one of a script that the main script runs in a process of its own."""
+    conditions: tuple[str, ...] = ()
+    """What is assumed where it is not known whether it runs."""
 
     @property
     def source(self) -> str:
@@ -56,5 +58,7 @@ class ScriptCommands:
     """Commands of functions that the script itself does not call."""
     exit_line: int | None = None
     """Line at which the script ends before its last line."""
+    exit_reason: str = ""
+    """Why it ends there."""
     after_exit: tuple[ScriptCommand, ...] = ()
     """Commands after that line, which do not run."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from quintet.config.compose import load_experiment
+from quintet.config.checks.unread_keys import unread_rules
+from quintet.config.compose import load_experiment, unread_remarks
+from quintet.config.schema import keys
 
 FSDP_ALONE = ["actor.sharding.forward_prefetch=true", "actor.backend=megatron"]
 
@@ -13,22 +15,30 @@ FSDP_ALONE = ["actor.sharding.forward_prefetch=true", "actor.backend=megatron"]
     ("words", "key", "beside"),
     [
         (["actor.optimizer.kind=sgd", "actor.optimizer.betas=[0.8, 0.9]"], "betas", "optimizer.kind = 'sgd'"),
-        (["actor.optimizer.cycles=2"], "cycles = 2.0", "optimizer.schedule = 'linear'"),
+        (["actor.optimizer.cycles=2"], "cycles = 2", "optimizer.schedule = 'linear'"),
         (
             ["actor.optimizer.schedule=constant", "actor.optimizer.decay_steps=9"],
             "decay_steps",
             "schedule = 'constant'",
         ),
-        (["critic.optimizer.stable_decay_steps=9"], "critic.optimizer.stable_decay_steps", "schedule = 'linear'"),
+        (
+            ["critic.optimizer.stable_decay_steps=9", "algorithm.advantage.name=gae"],
+            "critic.optimizer.stable_decay_steps",
+            "schedule = 'linear'",
+        ),
         (["warm_start.optimizer.cycles=1"], "warm_start.optimizer.cycles", "warm_start.optimizer.schedule = 'linear'"),
         (["actor.optimizer.weight_decay_start=0.1"], "weight_decay_start", "weight_decay_schedule = 'constant'"),
         (["actor.sharding.grad_scaler_start=8"], "grad_scaler_start", "actor.sharding.grad_scaler = false"),
         (["actor.megatron={recompute_granularity: full}"], "recompute_granularity", "actor.backend = 'fsdp2'"),
+        (["critic.warmup_steps=3"], "critic.warmup_steps = 3", "the run has no critic"),
+        (["reference.dtype=bfloat16"], "reference.dtype", "the run has no reference policy"),
+        (["actor.sharding.forward_prefetch=true"], "forward_prefetch", "one device has all of its weights"),
+        (["rollout.engine_options.cuda_graph_max_batch=8"], "cuda_graph_max_batch", "the engine hf has no CUDA graphs"),
         (FSDP_ALONE, "actor.sharding.forward_prefetch", "actor.backend = 'megatron'"),
     ],
 )
 def test_a_key_without_effect_is_told_with_what_silences_it(words: list[str], key: str, beside: str) -> None:
-    (remark,) = load_experiment(None, words).remarks
+    (remark,) = unread_remarks(load_experiment(None, words))
     assert key in remark
     assert remark.endswith(beside)
     assert "command line" in remark
@@ -42,8 +52,19 @@ def test_a_key_without_effect_is_told_with_what_silences_it(words: list[str], ke
         ["actor.optimizer.kind=muon", "actor.optimizer.betas=[0.8, 0.9]"],
         ["actor.optimizer.schedule=inverse_square_root", "actor.optimizer.decay_steps=9"],
         ["actor.optimizer.cycles=0.5"],  # as it is anyway
+        ["critic.parallel={}", "critic.warmup_steps=0"],
         ["actor.megatron={moe_token_dispatcher_type: allgather}"],  # counts for fsdp2, too
     ],
 )
 def test_what_counts_is_not_told(words: list[str]) -> None:
-    assert load_experiment(None, words).remarks == ()
+    assert [*unread_remarks(load_experiment(None, words))] == []
+
+
+def test_every_listed_key_and_condition_is_one_of_the_schema() -> None:
+    """A name without a key would silence nothing, and look as if it did."""
+    names = {key.name for key in keys()}
+    for rule in unread_rules():
+        listed = [*rule.keys, *rule.exceptions, *(name for name in (*(rule.when or ()), *(rule.needs or ())))]
+        for name in (each for each in listed if not each.startswith("run.")):
+            suffix = name if rule.section is None else f"{rule.section}.{name}"
+            assert suffix in names or any(key.endswith(f".{suffix}") for key in names), suffix

@@ -1,0 +1,93 @@
+"""The framework's own file in a checkout, which a trainer reads unless another one is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from quintet.config.dialects.composition.foreign_config import compose_config
+from quintet.config.dialects.conversion import ForeignValues
+from quintet.config.dialects.loader import convert, merge_with_reference
+from quintet.config.dialects.registry import DIALECTS
+from quintet.config.dialects.release_tables import load_release_tables
+from quintet.config.dialects.scripts.run_script import RunScript, read_run_script
+from quintet.config.dotted import unflatten
+from quintet.errors import ConfigError
+
+TRAINER = "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=model algorithm.adv_estimator=grpo"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout of a fork of verl 0.4.0, whose entropy coefficient is another."""
+    directory = tmp_path / "fork/verl/trainer"
+    (directory / "config").mkdir(parents=True)
+    (directory / "main_ppo.py").touch()
+    tables = load_release_tables("verl")
+    assert tables is not None
+    changed = {"actor_rollout_ref.actor.entropy_coeff": 0.02}
+    table = dict(tables.table("ppo_trainer", "0.4.0")) | changed
+    (directory / "config/ppo_trainer.yaml").write_text(yaml.safe_dump(unflatten(table)))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "fork"
+
+
+def script(directory: Path, words: str = "", name: str = "run.sh") -> RunScript:
+    path = directory / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{TRAINER} {words}\n")
+    return read_run_script(path)
+
+
+def values_of(found: RunScript) -> ForeignValues:
+    config = compose_config(found.config, found.words, found.places, is_frameworks_file=found.is_frameworks_file)
+    return merge_with_reference(config, DIALECTS["verl"])[0]
+
+
+@pytest.mark.parametrize("words", ["", "--config-name ppo_trainer", "--config-path=config --config-name=ppo_trainer"])
+def test_a_script_in_a_checkout_has_other_defaults_than_the_checkout(checkout: Path, words: str) -> None:
+    values = values_of(script(checkout, words, "examples/grpo/run.sh"))
+    assert values["actor_rollout_ref.actor.entropy_coeff"] == 0.02
+    assert values.source("actor_rollout_ref.actor.entropy_coeff").partition(":")[0].endswith("ppo_trainer.yaml")
+    assert values.dialect.release is not None
+    assert values.dialect.release.name == "0.4.0"
+
+
+def test_a_script_that_is_started_in_a_checkout_has_other_defaults(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`python -m` takes the package in the working directory."""
+    monkeypatch.chdir(checkout)
+    assert values_of(script(tmp_path))["actor_rollout_ref.actor.entropy_coeff"] == 0.02
+
+
+def test_defaults_of_a_checkout_count_as_settings_of_the_user(checkout: Path) -> None:
+    """The release's default for engines, two GPUs for each, is no reason to refuse a run on a smaller machine."""
+    found = script(checkout, "data.train_batch_size=1024")
+    values = values_of(found)
+    assert not values.is_set("actor_rollout_ref.rollout.tensor_model_parallel_size")
+    assert values["actor_rollout_ref.rollout.tensor_model_parallel_size"] == 2
+    # the user wrote it, though it is the default
+    assert values.is_set("data.train_batch_size")
+    config = compose_config(found.config, found.words, found.places, is_frameworks_file=True)
+    result = convert(config, DIALECTS["verl"])
+    assert not result.unsupported
+
+
+def test_a_file_beside_a_script_is_taken_for_the_trainers_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/ppo_trainer.yaml").write_text(json.dumps({"data": {"seed": 3}}))
+    assert script(tmp_path).config is None
+
+
+def test_a_missing_config_path_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"run\.sh:1: there is no directory /nowhere"):
+        script(tmp_path, "--config-path /nowhere --config-name ppo_trainer.yaml")
+    without_checkout: Any = script(tmp_path, "--config-path=config --config-name=ppo_trainer")
+    assert without_checkout.config is None
