@@ -1,86 +1,140 @@
-"""Compare plans of run scripts from public projects with what their own trainers would read from them.
+"""Compare plans of files from public projects with what their own trainers would read from them.
 
     python benchmarks/project_files.py CHECKOUTS --seed 0 --count 40 --out benchmarks/results/project_files.json
 
-CHECKOUTS is a directory of bare git repositories, named `owner+name`, of projects that build on verl. The values expected
-of a script come from other programs than Quintet's reader: bash runs the script, without network, as another user, and
-with a PATH of harmless commands in which `python3` prints its arguments; Hydra composes the project's own configuration
-tree with them; and the formulas below are those of verl's trainer at that release. Needs Linux, root and hydra-core.
+CHECKOUTS is a directory of git repositories without work trees, `owner+name/repo`: projects that build on the
+frameworks, and the frameworks themselves. Files that are identical to one in a framework's history are left out. The
+expected values of a file come from other programs than Quintet's reader: bash runs a script, with a `python3` that
+prints its arguments; Hydra composes the project's own configuration tree with them (`project_programs.py`); and
+`project_values.py` and `project_yaml_values.py` have the formulas of the trainer's code. Needs Linux, root, hydra-core.
+
+Outcomes: `equal` and `different` (the values that the plan has otherwise); `refused`, though the framework takes the
+file; `framework refuses`: Hydra does not compose it; `not derived`: the expected values are not known, and why.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
+import io
 import json
+import multiprocessing
+import os
 import random
 import re
-import shutil
 import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-COMMANDS = (
-    "basename",
-    "cat",
-    "cut",
-    "date",
-    "dirname",
-    "env",
-    "expr",
-    "head",
-    "realpath",
-    "sed",
-    "seq",
-    "tail",
-    "tr",
-    "wc",
-)
+from machine import machine
+from project_programs import TRAINER, bash_arguments, composed, program_of
+from project_values import TrainerCode, are_equal, expected, is_missing, planned, ragen_values
+from project_yaml_values import MARKS, register_resolvers, rlinf_values, roll_values
+from quintet.cli.configuration import inspect_config
+from quintet.config.native.experiment import Experiment
+from quintet.errors import UserError
+
 FRAMEWORKS = ("RAGEN-AI+RAGEN", "RAGEN-AI+VAGEN", "RLinf+RLinf", "alibaba+ROLL", "mll-lab-nu+RAGEN", "mll-lab-nu+VAGEN")
 FRAMEWORKS += ("volcengine+verl", "verl-project+verl", "verl-project+verl-recipe", "JamesKrW+verl")
-NOBODY = 65534
 MAX_PER_PROJECT = 4
-STUB = """#!/bin/bash
-printf '%s\\0' "$@" >> {out}
-printf '\\n' >> {out}
-"""
+TIME_LIMIT = 600
+DERIVED = ("equal", "different", "refused")
+"""Outcomes of files whose expected values are known; files are tried until there are as many as asked for."""
+RUN_NAME = re.compile(r"^  (\S+:\d+(?::\d+)?)  ", re.MULTILINE)
+"""How Quintet's message names each run of a script with several."""
+UNSET = re.compile(
+    r"^(\S+) \(.*\$(\d) is given where the script|\$(\w+) is set neither in the script|set what it depends on: (\w+)=",
+    re.MULTILINE,
+)
+"""Positional arguments, with the keys that they set, and variables that Quintet's message names."""
+NUMBERS = re.compile(r"size|gpu|node|num|len|batch|step|epoch|world|rank|token|bs|tp|turns|\.n$|\.lr$", re.IGNORECASE)
+"""Names of variables and keys that are given a number; others are given a directory."""
+NUMBER, DIRECTORY = "4", "data"
+ARGUMENTS = {
+    "Alibaba-NLP/ZeroSearch": [
+        *(
+            "NUM_GPUS_PER_NODE",
+            "4",
+            "MODEL_PATH",
+            "models/llama",
+            "DATA_PATH",
+            "data",
+            "TOTAL_STEPS",
+            "203",
+            "IP",
+            "localhost",
+        ),
+        *(
+            "SEARCH_MODE",
+            "simulate_prompt",
+            "SIMULATION_LLM",
+            "models/qwen",
+            "START_THRESHOLD",
+            "0",
+            "END_THRESHOLD",
+            "0.5",
+        ),
+    ],
+}
+"""Arguments of scripts whose documentation gives them."""
 
 
 @dataclass
 class FileResult:
-    """Outcome of one script."""
+    """Outcome of one file."""
 
     project: str
     commit: str
     path: str
     outcome: str = ""
-    """`equal`, `different`, `waits`, `refused`, or what the framework's own programs refuse."""
     message: str = ""
+    given: dict[str, str] = field(default_factory=dict)
+    """Variables and arguments that the script does not set, given to bash and to Quintet."""
     compared: dict[str, Any] = field(default_factory=dict)
+    """Expected value by name."""
     different: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     """Expected and planned value by name."""
+    waits: list[str] = field(default_factory=list)
+    """Keys of the plan that this version, or only the fork's code, would honour."""
+    typos: list[str] = field(default_factory=list)
+    """Keys that the project's own tree has, or that are added with `+`, and that Quintet calls typos."""
 
 
-def scripts(checkouts: Path) -> Iterator[tuple[Path, str]]:
-    """Yield repositories and paths of run scripts that start a `main_ppo`, at most a few of each project."""
+def candidates(checkouts: Path) -> Iterator[tuple[Path, str]]:
+    """Yield repositories and paths of run scripts that start a trainer, and that no framework has."""
+    histories = [checkouts / name / "repo" for name in FRAMEWORKS if (checkouts / name / "repo").exists()]
     for repository in sorted(checkouts.iterdir()):
-        if repository.name in FRAMEWORKS or not (repository / "repo" / "HEAD").exists():
-            continue
         git = repository / "repo"
-        for line in _git(git, "grep", "-lE", r"^[^#]*main_ppo", "HEAD", "--", "*.sh", check=False).splitlines():
-            if "tests/" not in line:
-                yield git, line.removeprefix("HEAD:")
+        if repository.name in FRAMEWORKS or not (git / "HEAD").exists():
+            continue
+        patterns = {"*.sh": rf"^[^#]*({TRAINER.pattern.replace('?:', '')})", "*.yaml": "|".join(MARKS.values())}
+        paths = [path for kind, pattern in patterns.items() for path in _files_with(git, pattern, kind)]
+        answer = _git(git, "rev-parse", *(f"HEAD:{path}" for path in paths)) if paths else ""
+        ids = dict(zip(paths, answer.split(), strict=True))
+        known = {each for history in histories for each in _present(history, ids.values())}
+        yield from ((git, path) for path in paths if ids[path] not in known)
+
+
+def _files_with(git: Path, pattern: str, kind: str) -> list[str]:
+    lines = _git(git, "grep", "-lE", pattern, "HEAD", "--", kind, check=False).splitlines()
+    return [line.removeprefix("HEAD:") for line in lines if "tests/" not in line]
+
+
+def _present(git: Path, ids: Iterable[str]) -> set[str]:
+    """Return the objects that a repository has."""
+    command = ["git", f"--git-dir={git}", "cat-file", "--batch-check"]
+    answer = subprocess.run(command, input="\n".join(ids), check=True, capture_output=True, text=True).stdout
+    return {line.split()[0] for line in answer.splitlines() if not line.endswith("missing")}
 
 
 def _git(directory: Path, *arguments: str, check: bool = True) -> str:
@@ -88,194 +142,179 @@ def _git(directory: Path, *arguments: str, check: bool = True) -> str:
     return subprocess.run(command, check=check, capture_output=True, text=True).stdout
 
 
-def choose(pairs: Sequence[tuple[Path, str]], count: int, seed: int) -> list[tuple[Path, str]]:
-    """Return a random sample with at most `MAX_PER_PROJECT` scripts of a project."""
-    shuffled = random.Random(seed).sample(list(pairs), len(pairs))
-    per_project: dict[Path, int] = {}
-    chosen = []
-    for git, path in shuffled:
-        if per_project.get(git, 0) < MAX_PER_PROJECT and len(chosen) < count:
-            per_project[git] = per_project.get(git, 0) + 1
+def choose(pairs: Sequence[tuple[Path, str]], seed: int) -> list[tuple[Path, str]]:
+    """Return the files in a random order, with at most `MAX_PER_PROJECT` files of a project."""
+    per_project: Counter[Path] = Counter()
+    chosen: list[tuple[Path, str]] = []
+    for git, path in random.Random(seed).sample(list(pairs), len(pairs)):
+        if per_project[git] < MAX_PER_PROJECT:
+            per_project[git] += 1
             chosen.append((git, path))
     return chosen
 
 
-def unpack(git: Path, target: Path) -> None:
+def unpack(git: Path, target: Path, commit: str = "HEAD") -> None:
     """Write the scripts, modules and YAML files of a repository; snapshots may lack other files."""
+    lines = _git(git, "ls-tree", "-r", commit).splitlines()
+    entries = [(line.split()[2], line.partition("\t")[2]) for line in lines if line.split()[1] == "blob"]
+    entries = [entry for entry in entries if entry[1].endswith((".sh", ".py", ".yaml", ".yml", ".json"))]
+    command = ["git", f"--git-dir={git}", "cat-file", "--batch"]
+    stored = subprocess.run(
+        command, input="\n".join(e[0] for e in entries).encode(), check=True, capture_output=True
+    ).stdout
+    stream = io.BytesIO(stored)
+    for _, path in entries:
+        header = stream.readline().split()
+        if header[-1] == b"missing":
+            continue
+        file = target / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(stream.read(int(header[2])))
+        stream.read(1)
+    (target / "CHECKOUT").touch()
+
+
+def unpack_submodules(git: Path, target: Path, checkouts: Path) -> None:
+    """Write the frameworks that a repository has as submodules, at the commits that it names."""
     for line in _git(git, "ls-tree", "-r", "HEAD").splitlines():
-        kind, path = line.split()[1], line.partition("\t")[2]
-        if kind == "blob" and path.endswith((".sh", ".py", ".yaml", ".yml")):
-            file = target / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(_git(git, "show", f"HEAD:{path}", check=False))
+        kind, commit, path = line.split()[1], line.split()[2], line.partition("\t")[2]
+        owners = [checkouts / name / "repo" for name in FRAMEWORKS if kind == "commit"]
+        for framework in (each for each in owners if each.exists() and _present(each, [commit])):
+            unpack(framework, target / path, commit)
+            break
 
 
-def bash_arguments(checkout: Path, script: str) -> list[list[str]]:
-    """Return the arguments of each Python program that bash starts for a script."""
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        directory.chmod(0o755)
-        out = directory / "calls"
-        out.touch()
-        shutil.chown(out, NOBODY)
-        for command in ("python", "python3", "torchrun"):
-            (directory / command).write_text(STUB.format(out=out))
-            (directory / command).chmod(0o755)
-        for command in COMMANDS:
-            if program := shutil.which(command):
-                (directory / command).symlink_to(program)
-        command = ["unshare", "-n", "setpriv", f"--reuid={NOBODY}", "--clear-groups"]
-        command += ["/usr/bin/env", "-i", f"PATH={name}", "HOME=/nonexistent", "/bin/bash", script]
-        subprocess.run(command, cwd=checkout, capture_output=True, timeout=20, stdin=subprocess.DEVNULL, check=False)
-        calls = out.read_text(errors="replace").split("\0\n")
-    return [call.split("\0") for call in calls if call]
+def directories(checkout: Path, path: str) -> dict[str, str]:
+    """Return the variables that RLinf's own scripts set for its YAML files."""
+    if "/config/" not in path or not path.endswith(".yaml"):
+        return {}
+    return {"EMBODIED_PATH": f"{checkout}/{path.partition('/config/')[0]}", "REPO_PATH": str(checkout)}
 
 
-def composed(checkout: Path, arguments: Sequence[str]) -> Any:
-    """Return Hydra's composition for the arguments of a Python program.
+def missing_values(message: str, project: str) -> tuple[dict[str, str], list[str]]:
+    """Return values for the variables and arguments that a script does not set, as Quintet's message names them."""
+    variables: dict[str, str] = {}
+    arguments = [DIRECTORY] * 9
+    has_arguments = False
+    for match in UNSET.finditer(message):
+        key, place, *names = match.groups()
+        name = next(filter(None, names), key)
+        value = NUMBER if NUMBERS.search(name) else DIRECTORY
+        if place:
+            has_arguments, arguments[int(place) - 1] = True, value
+        else:
+            variables[name] = value
+    return variables, ARGUMENTS.get(project, arguments) if has_arguments else []
 
-    Raises:
-        LookupError: the arguments start no trainer of the checkout.
-        HydraException, OmegaConfBaseException: Hydra refuses the arguments.
-    """
-    start = next(place for place, part in enumerate(arguments) if "main_ppo" in part)
-    module = arguments[start].removesuffix(".py").replace(".", "/") + ".py"
-    files = [path for path in checkout.rglob("*.py") if str(path).endswith(f"/{module.removeprefix('./')}")]
-    if not files:
-        raise LookupError(f"{arguments[start]} is not in the checkout")
-    file = min(files, key=lambda path: len(path.parts))
-    options, overrides = _split(arguments[start + 1 :])
-    folder, name = _hydra_main(file)
-    directory = Path(options.get("config-path", folder))
+
+def plan_of(checkout: Path, name: str, variables: dict[str, str], arguments: Sequence[str]) -> dict[str, Any]:
+    """Return what `quintet plan` would say of a file."""
+    os.chdir(checkout)
+    os.environ |= variables | {"HOME": "/nonexistent"}
+    errors = io.StringIO()
+    with redirect_stderr(errors), redirect_stdout(errors):
+        try:
+            inspected = inspect_config(name, ["--", *arguments] if arguments else [], None, "refuse")
+        except UserError as error:
+            return {"refused": str(error)}
+    native = inspected.composed.experiment.model_dump(mode="json")
+    waits = [problem.key for problem in inspected.unsupported if not problem.elsewhere]
+    return {"native": native, "waits": waits, "said": errors.getvalue(), "release": inspected.composed.release}
+
+
+def wanted_of(checkout: Path, call: Sequence[str], variables: dict[str, str]) -> dict[str, Any]:
+    """Return the expected values of the call of a program, or of a YAML file, or why there are none."""
+    os.chdir(checkout)  # search paths of Hydra are relative to it
+    os.environ |= variables
+    register_resolvers()
+    try:
+        return {"values": _wanted_of_yaml(checkout, call[0]) if len(call) == 1 else _wanted_of_call(checkout, call)}
+    except (HydraException, OmegaConfBaseException) as error:
+        return {"framework refuses": f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"}
+    except (LookupError, TypeError, ValueError) as error:
+        return {"not derived": f"{type(error).__name__}: {error}"}
+
+
+def _wanted_of_call(checkout: Path, call: Sequence[str]) -> dict[str, Any]:
+    program = program_of(checkout, call[0])
+    config = composed(program, call[1:])
+    OmegaConf.resolve(config)
+    code = TrainerCode.of(program)
+    return ragen_values(config, code) if "es_manager" in config else expected(config, code)
+
+
+def _wanted_of_yaml(checkout: Path, path: str) -> dict[str, Any]:
+    file = checkout / path
+    if re.search(MARKS["ragen"], file.read_text(), re.MULTILINE):
+        return _wanted_of_call(checkout, ["train.py", f"--config-name={file.stem}", "hydra.searchpath=[]"])
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str((file.parent / directory).resolve()), version_base=None):
-        return compose(options.get("config-name", name).removesuffix(".yaml"), overrides)
+    with initialize_config_dir(str(file.parent), version_base=None):
+        config = compose(file.stem)
+    OmegaConf.resolve(config)
+    values = rlinf_values(config) if "runner" in config else roll_values(config, checkout)
+    return {name: value for name, value in values.items() if not is_missing(value)}
 
 
-def _split(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Return Hydra's own options and the overrides."""
-    options, overrides, rest = {}, [], list(arguments)
-    while rest:
-        part = rest.pop(0)
-        if match := re.fullmatch(r"--(config-path|config-name)(?:=(.*))?", part):
-            options[match[1]] = match[2] or rest.pop(0)
-        elif part:
-            overrides.append(part)
-    return options, overrides
+def in_process(function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    """Return the result of a function in a process of its own, which a crash or a long time ends."""
+    context = multiprocessing.get_context("fork")
+    with context.Pool(1) as pool:
+        try:
+            return pool.apply_async(function, arguments).get(TIME_LIMIT)
+        except multiprocessing.TimeoutError:
+            return {"refused": f"no answer in {TIME_LIMIT} seconds", "not derived": "timeout"}
 
 
-def _hydra_main(file: Path) -> tuple[str, str]:
-    """Return folder and name in the decorator `@hydra.main` of a file."""
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "hydra.main":
-            values = {word.arg: ast.literal_eval(word.value) for word in node.keywords}
-            return values["config_path"], values["config_name"]
-    raise LookupError(f"{file.name} has no @hydra.main")
-
-
-def expected(config: Any, source: str) -> dict[str, Any]:
-    """Return what verl's trainer reads from a composed configuration, by native name; `source` is its `ray_trainer.py`.
-
-    A key that the tree does not have is one of another release, and is left out.
-    """
-    get = lambda key, default=None: OmegaConf.select(config, key, default=default)  # noqa: E731
-    actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-    prompts, loss_kl = get("data.train_batch_size"), bool(get(f"{actor}.use_kl_loss"))
-    reward_kl = get("algorithm.use_kl_in_reward")
-    if reward_kl is None and "use_kl_in_reward" not in source:  # before verl 0.4
-        reward_kl = not loss_kl
-    clip = get(f"{actor}.clip_ratio")
-    steps = get("trainer.total_training_steps")
-    values = {
-        "training.groups_per_step": prompts,
-        "training.samples_per_group": get(f"{rollout}.n", 1),
-        "training.mini_batches": -(-prompts // get(f"{actor}.ppo_mini_batch_size")),
-        "training.epochs": get(f"{actor}.ppo_epochs"),
-        "kl in rewards": get("algorithm.kl_ctrl.kl_coef") if reward_kl else None,
-        "kl in the loss": get(f"{actor}.kl_loss_coef") if loss_kl else None,
-        "algorithm.entropy_coefficient": get(f"{actor}.entropy_coeff", 0),
-        "clip": [get(f"{actor}.clip_ratio_low", clip), get(f"{actor}.clip_ratio_high", clip)],
-        "algorithm.advantage.name": get("algorithm.adv_estimator"),
-        "rollout.temperature": get(f"{rollout}.temperature"),
-        "rollout.top_p": get(f"{rollout}.top_p"),
-        "rollout.top_k": max(get(f"{rollout}.top_k"), 0),
-        "rollout.max_prompt_tokens": get("data.max_prompt_length"),
-        "rollout.max_response_tokens": get("data.max_response_length"),
-        "actor.optimizer.learning_rate": get(f"{actor}.optim.lr"),
-        "actor.budget.tokens": get(f"{actor}.ppo_max_token_len_per_gpu") if get(f"{actor}.use_dynamic_bsz") else None,
-        "steps" if steps else "epochs over the data": steps or get("trainer.total_epochs"),
-        "devices": get("trainer.nnodes") * get("trainer.n_gpus_per_node"),
-        "rollout.engine_options.tensor_parallel": get(f"{rollout}.tensor_model_parallel_size"),
-    }
-    if values["algorithm.advantage.name"] == "gae":
-        values |= {f"algorithm.advantage.{name}": get(f"algorithm.{name}") for name in ("gamma", "lam")}
-    return values
-
-
-def planned(native: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return the same of a native configuration."""
-    algorithm, placement = native["algorithm"], native["placement"]
-    kl, loss = algorithm.get("kl") or {}, algorithm["loss"]
-    coefficients = {kl.get("apply_to"): kl.get("coefficient")}
-    derived = {
-        "kl in rewards": (algorithm.get("reward_kl") or {}).get("coefficient", coefficients.get("reward")),
-        "kl in the loss": coefficients.get("loss"),
-        "clip": [loss.get("clip_low"), loss.get("clip_high")],
-        "devices": placement["nodes"] * placement["devices_per_node"],
-        "steps": native["training"]["steps"],
-        "epochs over the data": (native.get("data") or {}).get("epochs"),
-    }
-    return {name: derived[name] if name in derived else _select(native, name) for name in names}
-
-
-def _select(tree: Mapping[str, Any], name: str) -> Any:
-    value: Any = tree
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
-
-
-def translated(checkout: Path, script: str) -> tuple[dict[str, Any] | None, str]:
-    """Return the native configuration of a script, and what Quintet says of it."""
-    command = [sys.executable, "-m", "quintet", "translate", script]
-    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=60, check=False)
-    return (yaml.safe_load(done.stdout) if done.stdout.strip() else None), done.stderr.strip()
-
-
-def compare(git: Path, script: str) -> FileResult:
-    """Compare one script."""
+def compare(git: Path, script: str, checkouts: Path) -> FileResult:
+    """Compare the first and the last run of a script."""
     project = next(part for part in git.parts if "+" in part).replace("+", "/")
     result = FileResult(project, _git(git, "rev-parse", "HEAD").strip(), script)
     with tempfile.TemporaryDirectory() as name:
         checkout = Path(name)
         checkout.chmod(0o755)
         unpack(git, checkout)
-        calls = [call for call in bash_arguments(checkout, script) if any("main_ppo" in part for part in call)]
-        trainers = list(checkout.rglob("ray_trainer.py"))
-        try:
-            config = composed(checkout, calls[0]) if calls else None
-            wanted = expected(config, trainers[0].read_text() if trainers else "") if config else None
-        except (HydraException, OmegaConfBaseException, LookupError, AttributeError, TypeError) as error:
-            wanted, result.message = None, f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
-        native, message = translated(checkout, script)
-    if wanted is None:
-        result.outcome = "not composed" if calls else "starts no trainer"
-    elif native is None:
-        result.outcome, result.message = "refused or waits", message[:400]
-    else:
-        found = planned(native, list(wanted))
-        result.compared = wanted
-        result.different = {key: (wanted[key], found[key]) for key in wanted if not _equal(wanted[key], found[key])}
-        result.outcome = "different" if result.different else "equal"
+        unpack_submodules(git, checkout, checkouts)
+        given = directories(checkout, script)
+        plan = in_process(plan_of, checkout, script, given, ())
+        missing, arguments = missing_values(plan.get("refused", ""), project)
+        given |= missing
+        if missing or arguments:
+            plan = in_process(plan_of, checkout, script, given, arguments)
+        result.given = missing | ({"arguments": " ".join(arguments)} if arguments else {})
+        calls = bash_arguments(checkout, script, given, arguments) if script.endswith(".sh") else [[script]]
+        runs = RUN_NAME.findall(plan.get("refused", "")) if " times:" in plan.get("refused", "") else [script]
+        for place in (0, -1)[: min(2, len(runs))]:
+            planned_run = plan if runs == [script] else in_process(plan_of, checkout, runs[place], given, arguments)
+            wanted = (
+                in_process(wanted_of, checkout, calls[place], given)
+                if calls
+                else {"not derived": "bash starts no trainer"}
+            )
+            _judge(result, wanted, planned_run)
+            if result.outcome != "equal":
+                break
     return result
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Sequence) and not isinstance(one, str):
-        return isinstance(other, Sequence) and all(map(_equal, one, other))
-    if isinstance(one, int | float) and isinstance(other, int | float):
-        return abs(one - other) <= 1e-9 * max(abs(one), abs(other))
-    return bool(one == other)
+def _judge(result: FileResult, wanted: dict[str, Any], plan: dict[str, Any]) -> None:
+    """Set the outcome of a run."""
+    refused = plan.get("refused", "")
+    result.waits = plan.get("waits", [])
+    result.typos = re.findall(r"unknown key (\S+) \(\S+\) looks like a typo", refused)
+    if "values" not in wanted:
+        result.outcome, reason = next(iter(wanted.items()))
+        result.message = f"{reason}; Quintet: {refused[:600] or 'plans'}"
+    elif refused:
+        result.outcome, result.message = "refused", refused[:1500]
+    else:
+        result.compared = dict(wanted["values"])
+        if "algorithm.adv_estimator" in result.waits:  # an estimator of the fork, for which the plan has another one
+            result.compared = {name: value for name, value in result.compared.items() if "advantage" not in name}
+        found = planned(plan["native"], list(result.compared))
+        pairs = {name: (value, found[name]) for name, value in result.compared.items()}
+        result.different = {name: pair for name, pair in pairs.items() if not are_equal(*pair)}
+        result.outcome = "different" if result.different else "equal"
+        result.message = plan["release"]
 
 
 def main() -> None:
@@ -283,15 +322,27 @@ def main() -> None:
     parser.add_argument("checkouts", type=Path)
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="*", default=(), help="parts of PROJECT/PATH; other files are not compared")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    Experiment()  # imports what each process needs
     results = []
-    for git, script in choose(list(scripts(arguments.checkouts)), arguments.count, arguments.seed):
-        results.append(compare(git, script))
-        print(results[-1].outcome, results[-1].project, script, results[-1].different or results[-1].message)
+    chosen = choose(list(candidates(arguments.checkouts)), arguments.seed)
+    for git, script in chosen:
+        if arguments.only and not any(part in f"{git}/{script}" for part in arguments.only):
+            continue
+        if sum(result.outcome in DERIVED for result in results) == arguments.count:
+            break
+        results.append(compare(git, script, arguments.checkouts))
+        print(
+            results[-1].outcome, results[-1].project, script, results[-1].different or results[-1].message, flush=True
+        )
+    outcomes = Counter(result.outcome for result in results)
+    print(dict(outcomes))
     if arguments.out:
-        rows = [asdict(result) for result in results]
-        arguments.out.write_text(json.dumps({"seed": arguments.seed, "files": rows}, indent=1, default=str) + "\n")
+        rows = [{name: value for name, value in asdict(result).items() if value} for result in results]
+        table = {"seed": arguments.seed, "machine": machine(), "outcomes": outcomes, "files": rows}
+        arguments.out.write_text(json.dumps(table, indent=1, default=str) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any
 
 from quintet.cli.messages import warn
 from quintet.config.capabilities import Capability
+from quintet.config.dialects.composition.checkout import trainer_code
 from quintet.config.dialects.composition.default_files import default_names, trees_with_defaults
 from quintet.config.dialects.registry import DIALECTS, detect
 from quintet.config.dialects.release_tables import NO_EVIDENCE, ReleaseEvidence
@@ -73,7 +74,8 @@ def read_config_source(
     if release is not None and detected == NATIVE:
         message = f"--release {release}: {config or 'the configuration'} is of no other framework"
         raise ConfigError(message, key="--release", value=release, hint="leave it out")
-    evidence = ReleaseEvidence(script.module, named=release)
+    code = {} if script.checkout is None else trainer_code(script.module, script.checkout)
+    evidence = ReleaseEvidence(script.module, named=release, code=code, checkout=script.checkout)
     return ConfigSource(
         script.config,
         all_overrides,

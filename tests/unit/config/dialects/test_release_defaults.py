@@ -75,6 +75,12 @@ def test_early_files_without_a_kl_loss_have_no_kl_in_the_rewards(tmp_path: Path)
     assert newer.composed.experiment.algorithm.kl is None
 
 
+def test_early_releases_have_a_dual_clip(tmp_path: Path) -> None:
+    """verl has `clip_ratio_c`, and the bound, since 2025-04-02."""
+    assert default("verl", GRPO, "actor_rollout_ref.actor.clip_ratio_c", "0.3") is None
+    assert default("verl", GRPO, "actor_rollout_ref.actor.clip_ratio_c", "0.4") == 3.0
+
+
 @pytest.mark.parametrize(
     ("release", "prompts", "changes", "batches"),
     [

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 
-from quintet.config.dialects.composition.checkout import is_trainer_file, trainer_files
+from quintet.config.dialects.composition.checkout import is_trainer_file, package_directory, trainer_files
 from quintet.config.dialects.ragen.dialect import EARLY_ENV
 from quintet.config.dialects.registry import DIALECTS, FRAMEWORK_FILES, detect
-from quintet.config.dialects.releases import is_switch
+from quintet.config.dialects.releases import is_of_framework, is_switch
 from quintet.config.dialects.scripts.config_files import ConfigFiles
 from quintet.config.dialects.scripts.override_list import (
     as_overrides,
@@ -109,6 +109,8 @@ class RunScript:
     """Whether the configuration file is the framework's own, in a checkout."""
     trainer_files: tuple[Path, ...] = ()
     """Files that the trainer has in the checkout around the script."""
+    checkout: Path | None = None
+    """Directory with the trainer's package in the checkout around the script."""
 
     def with_overrides(self, overrides: Sequence[str]) -> list[str]:
         """Return the script's overrides and then those of the command line.
@@ -229,7 +231,8 @@ def _read_script(
     ]
     own = trainer_files(call.module, call.path or path, run_script.config)
     remarks = [*call.remarks, *remarks, *run_script.remarks]
-    return replace(run_script, remarks=tuple(remarks), conditions=call.conditions, trainer_files=own)
+    found = package_directory(call.module, call.path or path)
+    return replace(run_script, remarks=tuple(remarks), conditions=call.conditions, trainer_files=own, checkout=found)
 
 
 def _yaml_path_option(commands: Sequence[ScriptCommand]) -> Argument | None:
@@ -355,7 +358,7 @@ class _TrainerArguments:
         if (unknown := self.variables.find_unknown(word.text)) is not None:
             key = key_of(word.text)
             if key in NAMES:
-                self._add_name(word.text, source)
+                self._add_with_texts(word.text, source, "the name")
                 return
             reason = f"{unknown} ({unknown.place})"
             if "=" not in word.text or self.variables.find_unknown(key) is not None:
@@ -364,6 +367,9 @@ class _TrainerArguments:
             if is_unset and is_switch(DIALECTS[self.call.dialect], key):
                 self.overrides.append((f"{key}=false", source))
                 self.remarks.append(f"{source}: {reason}: {key} is empty for a shell, and false")
+                return
+            if not is_of_framework(DIALECTS[self.call.dialect], key):
+                self._add_with_texts(word.text, source, f"{key}, which only a fork can have,")
                 return
             self.missing.append(MissingValue(key, source, reason, unknown.variable))
         elif OVERRIDE.fullmatch(word.text):
@@ -376,14 +382,14 @@ class _TrainerArguments:
             hint = "the arguments of a trainer are key=value, --config-path and --config-name"
             raise script_error(source, f"{word.text!r} is not an override", hint, word.text)
 
-    def _add_name(self, text: str, source: str) -> None:
-        """Add a name with unknown parts, such as the time, which are replaced by their text in the script."""
+    def _add_with_texts(self, text: str, source: str, subject: str) -> None:
+        """Add an override with unknown parts, such as the time, which are replaced by their text in the script."""
         unknown = self.variables.find_unknown(text)
         while unknown is not None:
             shown = re.sub(r"\W+", "-", unknown.construct).strip("-")
             shown = shown if re.match(r"[A-Za-z]", shown) else f"argument-{shown}"
             text = MARKER.sub(shown, text, count=1)
-            self.remarks.append(f"{source}: {unknown} ({unknown.place}): the name has {shown} in its place")
+            self.remarks.append(f"{source}: {unknown} ({unknown.place}): {subject} has {shown} in its place")
             unknown = self.variables.find_unknown(text)
         self.overrides.append((text, source))
 

@@ -24,6 +24,8 @@ REWARD_WEIGHTS = "algorithm.gdpo_reward_weights"
 FILTER = "algorithm.filter_groups.enable"
 METRIC = "algorithm.filter_groups.metric"
 MAX_ROUNDS = "algorithm.filter_groups.max_num_gen_batches"
+NO_SIDE = (None, -1)
+"""Values of a side of the clip range for which `clip_ratio` counts: -1 is the default of forks."""
 METRICS = (None, "reward", "score", "seq_reward", "seq_final_reward", "acc")
 """Metrics of groups by their rewards; a user's reward function may have others."""
 UNLIMITED_ROUNDS = 10**6
@@ -129,11 +131,11 @@ def loss_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     elif _bypasses(values) and not bypasses:
         native.remarks.append(f"{values.describe(BYPASS_LOSS)} has no effect, because of {values.describe(MODE)}")
     choose(native, LOSS, loss, MODE, *([BYPASS_LOSS, BYPASS] if bypasses else []))
-    low, high = ((values[CLIP] if values[key] is None else values[key]) for key in (LOW, HIGH))
+    low, high = ((values[CLIP] if values[key] in NO_SIDE else values[key]) for key in (LOW, HIGH))
     dual = "max_ratio" if loss in MAX_RATIO_LOSSES else "clip_dual"
     options = {"clip_low": (low, (LOW, CLIP)), "clip_high": (high, (HIGH, CLIP)), dual: (values[DUAL], (DUAL,))}
     set_options(native, LOSS, options)
-    replaced = all(values.is_set(key) and values[key] not in (None, values[CLIP]) for key in (LOW, HIGH))
+    replaced = all(values.is_set(key) and values[key] not in (*NO_SIDE, values[CLIP]) for key in (LOW, HIGH))
     if replaced and values.is_set(CLIP):
         native.remarks.append(f"{values.describe(CLIP)} has no effect, because of {values.describe(LOW, HIGH)}")
     native.set("algorithm.drop_groups_without_signal", bool(values[FILTER]), FILTER)
