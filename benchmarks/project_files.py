@@ -48,6 +48,10 @@ FRAMEWORKS = ("RAGEN-AI+RAGEN", "RAGEN-AI+VAGEN", "RLinf+RLinf", "alibaba+ROLL",
 FRAMEWORKS += ("volcengine+verl", "verl-project+verl", "verl-project+verl-recipe", "JamesKrW+verl")
 MAX_PER_PROJECT = 4
 TIME_LIMIT = 600
+REFUSED_BY_CODE = {
+    "TIGER-AI-Lab/verl-tool/examples/train/mathcoder/train_1.5b.sh": "no module registers a reward manager mathcoder",
+}
+"""Files that Hydra composes and the project's code refuses when it runs, as was read there."""
 DERIVED = ("equal", "different", "refused")
 """Outcomes of files whose expected values are known; files are tried until there are as many as asked for."""
 RUN_NAME = re.compile(r"^  (\S+:\d+(?::\d+)?)  ", re.MULTILINE)
@@ -59,6 +63,8 @@ UNSET = re.compile(
 """Positional arguments, with the keys that they set, and variables that Quintet's message names."""
 NUMBERS = re.compile(r"size|gpu|node|num|len|batch|step|epoch|world|rank|token|bs|tp|turns|\.n$|\.lr$", re.IGNORECASE)
 """Names of variables and keys that are given a number; others are given a directory."""
+MAX_MISSING = 5
+"""Messages about missing values of a script that are followed."""
 NUMBER, DIRECTORY = "4", "data"
 ARGUMENTS = {
     "Alibaba-NLP/ZeroSearch": [
@@ -156,6 +162,7 @@ def choose(pairs: Sequence[tuple[Path, str]], seed: int) -> list[tuple[Path, str
 def unpack(git: Path, target: Path, commit: str = "HEAD") -> None:
     """Write the scripts, modules and YAML files of a repository; snapshots may lack other files."""
     lines = _git(git, "ls-tree", "-r", commit).splitlines()
+    links = {line.partition("\t")[2] for line in lines if line.startswith("120000")}
     entries = [(line.split()[2], line.partition("\t")[2]) for line in lines if line.split()[1] == "blob"]
     entries = [entry for entry in entries if entry[1].endswith((".sh", ".py", ".yaml", ".yml", ".json"))]
     command = ["git", f"--git-dir={git}", "cat-file", "--batch"]
@@ -169,8 +176,12 @@ def unpack(git: Path, target: Path, commit: str = "HEAD") -> None:
             continue
         file = target / path
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(stream.read(int(header[2])))
+        content = stream.read(int(header[2]))
         stream.read(1)
+        if path not in links:
+            file.write_bytes(content)
+        elif target.resolve() in (file.parent / os.fsdecode(content)).resolve().parents:
+            file.symlink_to(os.fsdecode(content))
     (target / "CHECKOUT").touch()
 
 
@@ -246,7 +257,7 @@ def _wanted_of_call(checkout: Path, call: Sequence[str]) -> dict[str, Any]:
 def _wanted_of_yaml(checkout: Path, path: str) -> dict[str, Any]:
     file = checkout / path
     if re.search(MARKS["ragen"], file.read_text(), re.MULTILINE):
-        return _wanted_of_call(checkout, ["train.py", f"--config-name={file.stem}", "hydra.searchpath=[]"])
+        return _wanted_of_call(checkout, ["train.py", f"--config-name={file.stem}"])
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(file.parent), version_base=None):
         config = compose(file.stem)
@@ -276,10 +287,15 @@ def compare(git: Path, script: str, checkouts: Path) -> FileResult:
         unpack_submodules(git, checkout, checkouts)
         given = directories(checkout, script)
         plan = in_process(plan_of, checkout, script, given, ())
-        missing, arguments = missing_values(plan.get("refused", ""), project)
+        missing: dict[str, str] = {}
+        arguments: list[str] = []
+        for _ in range(MAX_MISSING):
+            names, words = missing_values(plan.get("refused", ""), project)
+            if not (names or words):
+                break
+            missing, arguments = missing | names, words or arguments
+            plan = in_process(plan_of, checkout, script, given | missing, arguments)
         given |= missing
-        if missing or arguments:
-            plan = in_process(plan_of, checkout, script, given, arguments)
         result.given = missing | ({"arguments": " ".join(arguments)} if arguments else {})
         calls = bash_arguments(checkout, script, given, arguments) if script.endswith(".sh") else [[script]]
         runs = RUN_NAME.findall(plan.get("refused", "")) if " times:" in plan.get("refused", "") else [script]
@@ -304,6 +320,8 @@ def _judge(result: FileResult, wanted: dict[str, Any], plan: dict[str, Any]) -> 
     if "values" not in wanted:
         result.outcome, reason = next(iter(wanted.items()))
         result.message = f"{reason}; Quintet: {refused[:600] or 'plans'}"
+    elif reason := REFUSED_BY_CODE.get(f"{result.project}/{result.path}"):
+        result.outcome, result.message = "framework refuses", f"{reason}; Quintet: {refused[:600] or 'plans'}"
     elif refused:
         result.outcome, result.message = "refused", refused[:1500]
     else:

@@ -1,8 +1,8 @@
 """Values that the trainers of verl and VAGEN read from a composed configuration, from their own code at that release.
 
 The names are those of Quintet's native configuration, or words for values that it has at several places. A value is
-left out if the tree lacks its key: it is one of another release. Nothing of the code is executed: where releases or forks
-differ, the formulas look for the lines of the code that decide.
+left out if the tree lacks its key: it is one of another release. Nothing of the code is executed: where releases or
+forks differ, the formulas look for the lines of the code that decide.
 """
 
 from __future__ import annotations

@@ -61,10 +61,7 @@ ENTRIES: dict[str, dict[str, tuple[str, ...]]] = {
         },
         "dapo_trainer": ("recipe/dapo/config/dapo_trainer.yaml",),
     },
-    "vagen": {
-        "ppo_trainer": ("vagen/trainer/config/ppo_trainer.yaml",),
-        "vagen_multiturn": ("vagen/configs/vagen_multiturn.yaml",),
-    },
+    "vagen": {"ppo_trainer": ("vagen/trainer/config/ppo_trainer.yaml",)},
     "ragen": {"base": ("config/base.yaml",)},
     "roll": {
         "rlvr": ("RLVRConfig",),

@@ -89,6 +89,8 @@ class Dialect:
     configurations: tuple[tuple[tuple[str, ...], Mapping[str, Any]], ...] = ()
     """Names of the framework's own configurations in `defaults.json`, with keys of the files that are of one; null
     stands for any value. The first entry whose keys a file has counts."""
+    releases_of_scripts: bool = False
+    """Whether only scripts have the defaults of a release; files and lists have those of the reference document."""
     run_defaults: tuple[str, ...] = ()
     """Keys whose defaults follow from other keys of a file, and not from its release."""
     implied: tuple[Mapping[str, Any], ...] = ()
@@ -180,7 +182,7 @@ class Dialect:
         if tables is None or self.release is None:
             return False
         order = tables.releases()
-        return order.index(self.release.name) >= order.index(release)
+        return release in order and order.index(self.release.name) >= order.index(release)
 
     def with_references(self, *references: Reference) -> "Dialect":
         """Return the dialect with other references."""

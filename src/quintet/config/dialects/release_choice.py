@@ -62,6 +62,8 @@ def choose_release(
     """
     tables = load_release_tables(dialect.name)
     configurations = () if tables is None else dialect.configurations_of(tree)
+    if dialect.releases_of_scripts and not (evidence.module or evidence.named):
+        return None
     if tables is None or not configurations:
         if evidence.named is not None:
             message = f"--release {evidence.named}: no releases of this kind of run of {dialect.name} are recorded"

@@ -10,7 +10,7 @@ HYDRA_MAIN = re.compile(r"^@hydra\.main\(([^)]*)\)", re.MULTILINE)
 OPTION = re.compile(r"""config_(path|name)\s*=\s*["']([^"']+)["']""")
 COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
 TRAINER_IMPORT = re.compile(r"^\s*from ([\w.]+) import (?:\([^)]*Trainer|.*Trainer)", re.MULTILINE)
-TRAINING_LOOP = "def fit("
+TRAINING_LOOP, CHECKS = "def fit(", "def _validate_config("
 ACTOR, ALGORITHMS = "verl/workers/*actor/dp_actor.py", "core_algos.py"
 """Modules with the loss of verl's policy, in its package and beside its trainer."""
 MAX_PROGRAM = 1 << 20
@@ -46,31 +46,28 @@ def package_directory(module: str, script: Path) -> Path | None:
 
 
 def trainer_code(module: str, found: Path) -> Mapping[str, str]:
-    """Return the code, without comments, of the `trainer` that a module starts in the directory of its package, and of
-    the `objective` of its policy; without those that are not found."""
+    """Return the code, without comments, of the `trainer` that a module starts in the directory of its package, of the
+    module with its `checks` of a configuration, and of the `objective` of its policy; without those not found."""
     packages = (found, found / "verl")
-    trainer = _training_loop(found / _program(module), packages)
+    modules = [*_trainer_modules(found / _program(module), packages)]
+    trainer, checks = (next((each for each in modules if name in each[1]), None) for name in (TRAINING_LOOP, CHECKS))
+    code = {name: each[1] for name, each in (("trainer", trainer), ("checks", checks)) if each is not None}
     actor = next((file for package in packages for file in sorted(package.glob(ACTOR))), None)
-    algorithms = None if trainer is None else trainer.parent / ALGORITHMS
-    code = {} if trainer is None else {"trainer": _read_code(trainer)}
-    if actor is not None and algorithms is not None and algorithms.is_file():
-        code["objective"] = _read_code(actor) + _read_code(algorithms)
+    if actor is not None and trainer is not None and (trainer[0].parent / ALGORITHMS).is_file():
+        code["objective"] = _read_code(actor) + _read_code(trainer[0].parent / ALGORITHMS)
     return code
 
 
-def _training_loop(program: Path, packages: tuple[Path, ...]) -> Path | None:
-    """Return the module with the training loop of a program: its own, that of the trainer that it imports, or that of
-    the trainer's base class."""
+def _trainer_modules(program: Path, packages: tuple[Path, ...]) -> Iterator[tuple[Path, str]]:
+    """Yield a program, the modules from which it imports a trainer, those of its base class, and so on, with code."""
     files = [program]
     for file in files:
         code = _read_code(file)
-        if TRAINING_LOOP in code:
-            return file
+        yield file, code
         for name in TRAINER_IMPORT.findall(code)[: MAX_PARENTS - len(files)]:
             path = f"{name.strip('.').replace('.', '/')}.py"
             places = (file.parent,) if name.startswith(".") else packages
             files += [place / path for place in places if (place / path).is_file() and place / path not in files]
-    return None
 
 
 def _read_code(file: Path) -> str:

@@ -220,8 +220,9 @@ def _loss_from_native(foreign: ForeignBuilder) -> None:
     foreign.set(CLIP, low)
     foreign.set(LOW, low)
     foreign.set(HIGH, option_value(foreign, section, "clip_high", low))
-    dual = option_value(foreign, section, "clip_dual")
-    foreign.set(DUAL, option_value(foreign, section, "max_ratio", 3.0) if dual is None else dual)
+    dual = option_value(foreign, section, "max_ratio", option_value(foreign, section, "clip_dual"))
+    if dual is not None:
+        foreign.set(DUAL, dual)
 
 
 def _bypass_from_native(foreign: ForeignBuilder) -> None:
