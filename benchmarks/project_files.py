@@ -61,7 +61,9 @@ UNSET = re.compile(
     re.MULTILINE,
 )
 """Positional arguments, with the keys that they set, and variables that Quintet's message names."""
-NUMBERS = re.compile(r"size|gpu|node|num|len|batch|step|epoch|world|rank|token|bs|tp|turns|\.n$|\.lr$", re.IGNORECASE)
+NUMBERS = re.compile(
+    r"size|gpu|node|num|len|batch|step|epoch|world|rank|token|bs|tp|turns|coef|ratio|\.n$|\.lr$", re.IGNORECASE
+)
 """Names of variables and keys that are given a number; others are given a directory."""
 MAX_MISSING = 5
 """Messages about missing values of a script that are followed."""

@@ -65,6 +65,7 @@ def read_config_source(
     script = RunScript(None) if config is None else read_run_script(Path(config), arguments=arguments)
     if arguments is not None and not script.takes_arguments:
         raise _unused_arguments(config, arguments)
+    script = script.with_fork_values(overrides)
     for remark in () if quiet else script.remarks:
         warn(remark)
     all_overrides = tuple(script.with_overrides(overrides))
