@@ -185,7 +185,8 @@ def _steps(tree: Composed, code: TrainerCode) -> dict[str, Any]:
 def _mini_batches(tree: Composed, code: TrainerCode, devices: int, samples: Any) -> Any:
     """Return the optimizer steps of a pass over a step's data, from the sizes on one GPU in `fsdp_workers.py` and the
     split of `dp_actor.py`."""
-    if samples is MISSING or tree.get(f"{ACTOR}.strategy") not in ("fsdp", "fsdp2"):  # Megatron's sizes differ
+    has_prompts = isinstance(tree.get("data.train_batch_size"), int)
+    if samples is MISSING or not has_prompts or tree.get(f"{ACTOR}.strategy") not in ("fsdp", "fsdp2"):
         return MISSING
     replicas = devices // tree.get(f"{ACTOR}.ulysses_sequence_parallel_size", 1)
     mini = tree.get(f"{ACTOR}.ppo_mini_batch_size")

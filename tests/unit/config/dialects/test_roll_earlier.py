@@ -78,3 +78,8 @@ def test_newer_files_have_one_action_in_a_turn(tmp_path: Path) -> None:
     newer |= {"train_env_manager.num_groups_partition": [64], "val_env_manager.num_env_groups": 16}
     run = run_of(tmp_path, {**newer, "val_env_manager.num_groups_partition": [16], "enable_think": True})
     assert (run.rollout.max_actions_per_turn, run.rollout.max_turns, run.rollout.think) == (1, 5, False)
+
+
+def test_early_files_need_whole_passes_of_the_validation_environments(tmp_path: Path) -> None:
+    """ROLL asserts since July 2025 that `val_batch_size` is a multiple of the environments."""
+    assert run_of(tmp_path, {"val_batch_size": 40}).validation.episodes == 40
