@@ -54,6 +54,7 @@ REFUSED_BY_CODE = {
 """Files that Hydra composes and the project's code refuses when it runs, as was read there."""
 DERIVED = ("equal", "different", "refused")
 """Outcomes of files whose expected values are known; files are tried until there are as many as asked for."""
+OF_FORK = re.compile(r"waits: (key|value) of")
 RUN_NAME = re.compile(r"^  (\S+:\d+(?::\d+)?)  ", re.MULTILINE)
 """How Quintet's message names each run of a script with several."""
 UNSET = re.compile(
@@ -104,6 +105,7 @@ class FileResult:
     project: str
     commit: str
     path: str
+    dialect: str = ""
     outcome: str = ""
     message: str = ""
     given: dict[str, str] = field(default_factory=dict)
@@ -113,9 +115,11 @@ class FileResult:
     different: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     """Expected and planned value by name."""
     waits: list[str] = field(default_factory=list)
-    """Keys of the plan that this version, or only the fork's code, would honour."""
+    """Keys that wait for what this version lacks."""
+    fork_keys: list[str] = field(default_factory=list)
+    """Keys, and keys with values, that wait for the code of the fork."""
     typos: list[str] = field(default_factory=list)
-    """Keys that the project's own tree has, or that are added with `+`, and that Quintet calls typos."""
+    """Keys that Quintet calls typos."""
 
 
 def candidates(checkouts: Path) -> Iterator[tuple[Path, str]]:
@@ -231,8 +235,11 @@ def plan_of(checkout: Path, name: str, variables: dict[str, str], arguments: Seq
         except UserError as error:
             return {"refused": str(error)}
     native = inspected.composed.experiment.model_dump(mode="json")
-    waits = [problem.key for problem in inspected.unsupported if not problem.elsewhere]
-    return {"native": native, "waits": waits, "said": errors.getvalue(), "release": inspected.composed.release}
+    problems = [problem for problem in inspected.unsupported if not problem.elsewhere]
+    of_fork = [problem.key for problem in problems if OF_FORK.search(problem.message)]
+    waits = [problem.key for problem in problems if problem.key not in of_fork]
+    release = inspected.composed.release
+    return {"native": native, "waits": waits, "fork_keys": of_fork, "release": release, "dialect": inspected.dialect}
 
 
 def wanted_of(checkout: Path, call: Sequence[str], variables: dict[str, str]) -> dict[str, Any]:
@@ -317,7 +324,8 @@ def compare(git: Path, script: str, checkouts: Path) -> FileResult:
 def _judge(result: FileResult, wanted: dict[str, Any], plan: dict[str, Any]) -> None:
     """Set the outcome of a run."""
     refused = plan.get("refused", "")
-    result.waits = plan.get("waits", [])
+    result.dialect = plan.get("dialect", "")
+    result.waits, result.fork_keys = plan.get("waits", []), plan.get("fork_keys", [])
     result.typos = re.findall(r"unknown key (\S+) \(\S+\) looks like a typo", refused)
     if "values" not in wanted:
         result.outcome, reason = next(iter(wanted.items()))
@@ -328,7 +336,9 @@ def _judge(result: FileResult, wanted: dict[str, Any], plan: dict[str, Any]) -> 
         result.outcome, result.message = "refused", refused[:1500]
     else:
         result.compared = dict(wanted["values"])
-        if "algorithm.adv_estimator" in result.waits:  # an estimator of the fork, for which the plan has another one
+        if (
+            "algorithm.adv_estimator" in result.fork_keys
+        ):  # an estimator of the fork, for which the plan has another one
             result.compared = {name: value for name, value in result.compared.items() if "advantage" not in name}
         found = planned(plan["native"], list(result.compared))
         pairs = {name: (value, found[name]) for name, value in result.compared.items()}
@@ -358,10 +368,13 @@ def main() -> None:
             results[-1].outcome, results[-1].project, script, results[-1].different or results[-1].message, flush=True
         )
     outcomes = Counter(result.outcome for result in results)
-    print(dict(outcomes))
+    typos = sum(len(result.typos) for result in results)
+    unknown = typos + sum(len(result.fork_keys) for result in results)
+    print(dict(outcomes), f"{typos} of {unknown} unknown keys are called typos")
     if arguments.out:
         rows = [{name: value for name, value in asdict(result).items() if value} for result in results]
-        table = {"seed": arguments.seed, "machine": machine(), "outcomes": outcomes, "files": rows}
+        table = {"seed": arguments.seed, "machine": machine(), "outcomes": outcomes}
+        table |= {"unknown_keys": unknown, "called_typos": typos, "files": rows}
         arguments.out.write_text(json.dumps(table, indent=1, default=str) + "\n")
 
 
