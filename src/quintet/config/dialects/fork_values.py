@@ -22,10 +22,10 @@ def fork_value_problems(
 ) -> Iterator[ConfigProblem]:
     """Yield, of the illegal values, the names that the code of a checkout has: they wait for that code."""
     for problem in illegal:
-        spec = values.dialect.spec(problem.key)
-        is_choice = spec is not None and spec.value_type.choices and isinstance(problem.value, str)
-        module = _module_with(problem.value, checkout) if is_choice and checkout is not None else None
-        if module is not None:
+        spec, name = values.dialect.spec(problem.key), problem.value
+        if checkout is None or spec is None or not spec.value_type.choices or not isinstance(name, str):
+            continue
+        if (module := _module_with(name, checkout)) is not None:
             planned = format_value(replacement(values, problem.key))
             message = f"{values.describe(problem.key)} waits: value of this fork ({module}); planned as {planned}"
             yield replace(problem, message=message, remedy=f"set {problem.key} to {planned}")
