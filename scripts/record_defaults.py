@@ -127,7 +127,7 @@ def hydra_table(file: Path, override: str) -> Table:
     with initialize_config_dir(str(file.parent.absolute()), version_base=None):
         config = compose(file.stem, overrides)
     tree: Any = OmegaConf.to_container(config, resolve=False)
-    return {key: value for key, value in leaves(tree) if value != "???" and not key.startswith(f"{ENVIRONMENTS}.")}
+    return {key: value for key, value in leaves(tree) if not key.startswith(f"{ENVIRONMENTS}.")}
 
 
 class Dataclasses:

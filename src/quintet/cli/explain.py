@@ -105,7 +105,9 @@ def _print_foreign(key: str, merged: MergedConfig, dialect: Dialect, states: Map
     if spec is None and name not in merged.sources:
         return False
     print(f"{name} = {format_value(merged.value(name))}  ({_origin(merged, name)})")
-    if spec is not None:
+    if spec is None:
+        print(f"  state    {_state_here(name, states, 'no reference documents the key')}")
+    else:
         files = [file.name for file in dialect.references if any(other.key == spec.key for other in file.load())]
         _print_spec(dialect.name, next(iter(files), dialect.name), spec, _state_here(name, states, ""))
     return True

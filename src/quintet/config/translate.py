@@ -104,7 +104,7 @@ def _differing(values: Mapping[str, Any], base_tree: Mapping[str, Any], dialect:
 
 
 def _lost(ours: Experiment, theirs: Experiment) -> dict[str, tuple[Any, Any]]:
-    our_values, their_values = map(_described, (ours, theirs))
+    our_values, their_values = map(described_values, (ours, theirs))
     return {
         key: (value, their_values.get(key))
         for key, value in our_values.items()
@@ -112,7 +112,7 @@ def _lost(ours: Experiment, theirs: Experiment) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def _described(experiment: Experiment) -> dict[str, Any]:
+def described_values(experiment: Experiment) -> dict[str, Any]:
     """Return the values of a run, with the budgets of `training.micro_batch_tokens` written out."""
     values = flatten(experiment.model_dump(mode="json"))
     for key in [key for key in values if key.endswith("budget.tokens")]:

@@ -13,9 +13,8 @@ from corpus import EXAMPLES, NAMES, corpus
 
 from quintet.cli.configuration import InspectedConfig, inspect_config
 from quintet.config.dialects.registry import DIALECTS
-from quintet.config.dotted import flatten
 from quintet.config.plan.run_plan import plan_run
-from quintet.config.translate import translate
+from quintet.config.translate import described_values, translate
 from quintet.errors import ConfigError
 
 CORE = (
@@ -88,8 +87,8 @@ def test_what_another_framework_can_say_it_says(path: Path, dialect: str, tmp_pa
         return
     translation = translate(found.composed, DIALECTS[dialect])
     (tmp_path / "there.yaml").write_text(translation.text())
-    there = flatten(asked(tmp_path / "there.yaml", dialect).composed.experiment.model_dump(mode="json"))
-    here = flatten(found.composed.experiment.model_dump(mode="json"))
+    there = described_values(asked(tmp_path / "there.yaml", dialect).composed.experiment)
+    here = described_values(found.composed.experiment)
     assert {key for key in here if key not in there or there[key] != here[key]} == set(translation.lost)
     if found.composed.experiment.sft is None and found.composed.experiment.evaluation is None:
         fed = {native for row in translation.dialect.specs().values() for native in row.native}

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from quintet.config.dialects.ledger import KeySpec
-from quintet.config.dialects.release_tables import Table, stored_name
+from quintet.config.dialects.release_tables import MANDATORY, Table, stored_name
 
 REFERENCE = re.compile(r"\$\{(?:oc\.select:)?(\.*)([A-Za-z_][\w.]*)(?:,\s*([^${}]*))?\}")
 """Interpolation of another key: relative to its section if it begins with dots, perhaps with a default."""
@@ -29,7 +29,7 @@ def spec_of_release(spec: KeySpec, table: Table, documented: Mapping[str, str]) 
 def _defaults(spec: KeySpec, table: Table, documented: Mapping[str, str]) -> Iterator[Any]:
     """Yield the valid defaults of a key under its names."""
     for name in (stored_name(table, name) for name in (spec.key, *spec.aliases)):
-        if name not in table:
+        if table.get(name, MANDATORY) == MANDATORY:
             continue
         try:
             default = _resolve(table[name], name, table, documented, spec.key)
@@ -57,7 +57,7 @@ def _resolve(
         other = ".".join([*name.split(".")[: -len(dots)], other]) if dots else other
         if documented.get(other, key) != key:
             return f"${{{documented[other]}}}"
-        if other in table:
+        if table.get(other, MANDATORY) != MANDATORY:
             return _resolve(table[other], other, table, documented, key, depth - 1)
         if default is None:
             raise LookupError(other)

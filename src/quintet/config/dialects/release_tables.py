@@ -16,6 +16,8 @@ from quintet.config.dotted import sections_around
 
 ANY_NAME = "*"
 """Stands in a table for the name of a section that the user chooses."""
+MANDATORY = "???"
+"""Value of a key that a release has without a default."""
 Table = Mapping[str, Any]
 """Default values by dotted key; an empty section is a value."""
 

@@ -137,9 +137,10 @@ class ForeignSettings:
 
     def _overridden(self, spec: KeySpec) -> str:
         """Return from which other keys the native keys follow that a key sets in other runs."""
-        origins = dict.fromkeys(origin for native in spec.native for origin in self.native.origins_of(native))
-        natives = ", ".join(spec.native)
-        return f"{natives} follows from {', '.join(origins)}" if origins else f"the run has no {natives}"
+        by_native = (self.native.origins.get(native) or self.native.origins_of(native) for native in spec.native)
+        origins = dict.fromkeys(origin for origins in by_native for origin in origins)
+        natives, verb = " and ".join(spec.native), "follows" if len(spec.native) == 1 else "follow"
+        return f"{natives} {verb} from {' and '.join(origins)}" if origins else f"the run has no {natives}"
 
     def _engine_substitute(self, native: tuple[str, ...]) -> str | None:
         """Return what the engine that takes the place of the framework's does with an option."""

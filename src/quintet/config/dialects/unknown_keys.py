@@ -261,4 +261,4 @@ def _fork_problem(values: ForeignValues, key: UnknownKey) -> ConfigProblem:
     hint = f"without it: ~{key.key}"
     hint = f"{hint} (it may decide what is trained)" if _decides(key) else f"{hint} or --ignore-fork-keys"
     message = f"{values.describe(key.key)} waits: key of {place}{similar}"
-    return ConfigProblem(key.key, values[key.key], key.source, message, hint)
+    return ConfigProblem(key.key, values[key.key], key.source, message, hint, capability=Capability.FORK)

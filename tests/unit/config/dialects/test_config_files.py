@@ -26,7 +26,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout of a fork of verl 0.4.0, whose entropy coefficient is another."""
     directory = tmp_path / "fork/verl/trainer"
     (directory / "config").mkdir(parents=True)
-    (directory / "main_ppo.py").touch()
+    decorator = "@hydra.main(config_path='config', config_name='ppo_trainer', version_base=None)"
+    (directory / "main_ppo.py").write_text(f"{decorator}\ndef main(config): ...\n")
     tables = load_release_tables("verl")
     assert tables is not None
     changed = {"actor_rollout_ref.actor.entropy_coeff": 0.02}

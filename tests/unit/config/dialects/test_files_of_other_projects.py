@@ -142,8 +142,11 @@ def test_a_variable_that_is_not_set_is_named_with_how_to_set_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DATA_DIR", raising=False)
-    message = refusal(tmp_path / "run.sh", f"python3 -m verl.trainer.main_ppo {WORDS} data.val_files=$DATA_DIR/b\n")
-    assert "set the variable: DATA_DIR=… quintet plan …; or set it on the command line: data.val_files=…" in message
+    path = tmp_path / "run.sh"
+    message = refusal(path, f"python3 -m verl.trainer.main_ppo {WORDS} data.val_files=$DATA_DIR/b\n")
+    assert f"data.val_files ({path}:1): $DATA_DIR is set neither in the script nor in the environment" in message
+    assert "set it on the command line: data.val_files=…" in message
+    assert f"or in the environment: DATA_DIR=… quintet plan {path}" in message
 
 
 @pytest.mark.parametrize(
@@ -159,7 +162,8 @@ def test_a_script_that_ends_before_it_trains_says_under_which_condition(
     monkeypatch.delenv("MODEL_PATH", raising=False)
     path = tmp_path / "run.sh"
     message = refusal(path, f"{before}\npython3 -m verl.trainer.main_ppo {WORDS}\n")
-    assert f"the script ends here before it trains, because of the condition {condition}" in message
+    assert "the script ends here before it trains: " in message
+    assert condition in message
     assert f"MODEL_PATH=… quintet plan {path}" in message
 
 

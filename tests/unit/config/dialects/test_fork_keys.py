@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from quintet.cli.configuration import inspect_config, load_config
+from quintet.cli import explain
+from quintet.cli.configuration import inspect_config, load_config, states_of_run
+from quintet.config.key_states import State
 from quintet.errors import ConfigError
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -102,6 +104,19 @@ def test_unknown_keys_warn_leaves_out_every_unknown_key(tmp_path: Path) -> None:
     assert inspected.composed.experiment.training.groups_per_step == 32
 
 
+def test_a_key_of_a_fork_is_counted_as_waiting_and_explained_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkout(tmp_path)
+    config = script(tmp_path, f"{ROLLOUT}.n_agent=5")
+    states = {each.setting.key: each.state for each in states_of_run(config, [], None)}
+    assert states[f"{ROLLOUT}.n_agent"] is State.WAITS
+    explain.run([config, f"{ROLLOUT}.n_agent"], None, every=False, metrics=False, as_json=False)
+    shown = capsys.readouterr().out
+    assert f"{ROLLOUT}.n_agent = 5  ({config}:2)\n  state    waits for a capability: " in shown
+    assert "key of this fork" in shown
+
+
 def test_a_feature_of_a_fork_that_is_turned_off_does_not_wait(tmp_path: Path) -> None:
     checkout(tmp_path)
     config = script(tmp_path, "actor_rollout_ref.actor.state_masking=false retriever.url=null")
@@ -148,7 +163,8 @@ def test_a_key_on_the_command_line_that_does_not_exist_is_refused(tmp_path: Path
 def test_a_trainer_of_a_fork_with_verls_arguments_is_read_as_verl(
     tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its own file is the configuration, as `@hydra.main` says."""
+    """Its own file is the configuration, as `@hydra.main` says; its keys have the defaults that the authors chose,
+    except the one that the script sets."""
     monkeypatch.chdir(tmp_path)
     module = "zero_reasoner.main_azr_ppo"
     checkout(tmp_path / root, module)
@@ -159,7 +175,7 @@ def test_a_trainer_of_a_fork_with_verls_arguments_is_read_as_verl(
     assert inspected.dialect == "verl"
     experiment = inspected.composed.experiment
     assert (experiment.training.groups_per_step, experiment.training.samples_per_group) == (64, 4)
-    assert sorted(waiting("run.sh")) == sorted((*FORK_KEYS, f"{ROLLOUT}.n_val"))
+    assert sorted(waiting("run.sh")) == [f"{ROLLOUT}.n_agent"]
 
 
 def test_a_file_of_the_forks_own_trainer_has_no_typos(tmp_path: Path) -> None:

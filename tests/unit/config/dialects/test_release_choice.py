@@ -32,6 +32,7 @@ def chosen(keys: Mapping[str, Any], framework: str = "verl", **evidence: Any) ->
     ("keys", "release"),
     [
         (MODEL, "0.9.0"),
+        (MODEL | {"actor_rollout_ref.rollout.name": "vllm"}, "0.9.0"),  # `???` in verl's file, since 0.6
         (MODEL | {"actor_rollout_ref.actor.fsdp_config.grad_offload": False}, "0.2"),
         (MODEL | {"trainer.val_generations_to_log_to_wandb": 1}, "0.3.0"),
         (

@@ -675,6 +675,7 @@ def test_other_spellings_are_read_and_never_beside_the_documented_one(
     tmp_path: Path, plain: dict[str, Any], alias: str, value: Any, native: str, expected: Any
 ) -> None:
     rows = {name: row.key for row in _rows(plain) for name in row.aliases}
+    winners = {row.wins for row in _rows(plain)}
     if rows[alias] == "env.eval.total_num_envs":
         plain = changed(plain, {"env.eval": {"max_episode_steps": 80}})
         expected = value
@@ -683,6 +684,10 @@ def test_other_spellings_are_read_and_never_beside_the_documented_one(
     assert any(f"is read as {rows[alias]}" in remark for remark in found.composed.remarks)
     twice = converted(tmp_path, "rlinf", changed(plain, {alias: value, rows[alias]: value}))
     assert any("says the same" in remark for remark in twice.composed.remarks)
+    if rows[alias] in winners:
+        both = converted(tmp_path, "rlinf", changed(plain, {alias: value, rows[alias]: 2 * value}))
+        assert any(f"has no effect, because of {rows[alias]}" in remark for remark in both.composed.remarks)
+        return
     with pytest.raises(ConfigError, match=r"leave .* out"):
         converted(tmp_path, "rlinf", changed(plain, {alias: value, rows[alias]: "another"}))
 

@@ -181,6 +181,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "algorithm.kl_ctrl.target_kl": {"algorithm.kl_ctrl.type": "adaptive"},
     "trainer.resume_from_path": {"trainer.resume_mode": "resume_path"},
     f"{ACTOR}.ppo_max_token_len_per_gpu": DYNAMIC,
+    f"{ACTOR}.clip_ratio": dict.fromkeys((f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high")),
     f"{ACTOR}.ulysses_sequence_parallel_size": PACKED,
     f"{REF}.log_prob_micro_batch_size": IN_LOSS,
     f"{REF}.log_prob_micro_batch_size_per_gpu": IN_LOSS,
@@ -241,7 +242,7 @@ OF_EVALUATION: list[Row] = [
     ("custom_reward_function.name", "mine", None, "evaluation.function", "rules.py:mine"),
 ]
 OF_AN_SFT_RUN: list[Row] = [
-    ("data.prompt_dict_keys", ["question"], "question", "data.prompt_key", "prompt.question"),
+    ("data.prompt_dict_keys", ["question"], "question", "data.prompt_key", "question.question"),
     ("data.response_key", "answer", 1, "data.response_key", "answer"),
     ("data.response_dict_keys", ["text"], 1, "data.response_key", "answer.text"),
     ("data.multiturn.enable", True, 1, "data.messages_key", "messages"),

@@ -55,7 +55,9 @@ def test_a_teacher_alone_trains_the_policy(tmp_path: Path) -> None:
 
 @pytest.mark.proves("verl", f"{LOSS}.distillation_loss_coef")
 def test_the_divergence_is_added_to_the_policy_loss(tmp_path: Path) -> None:
-    keys = {f"{LOSS}.distillation_loss_coef": 0.5, "actor_rollout_ref.actor.clip_ratio": 0.4}
+    """Releases with distillation set `clip_ratio_low` and `clip_ratio_high`, which override `clip_ratio`."""
+    clips = {f"actor_rollout_ref.actor.{name}": 0.4 for name in ("clip_ratio_low", "clip_ratio_high")}
+    keys = {f"{LOSS}.distillation_loss_coef": 0.5, **clips}
     loss = run(tmp_path, keys).composed.experiment.algorithm.loss.model_dump()
     assert (loss["gradient"], loss["estimator"], loss["weight"]) == ("direct", "k3", 0.5)
     assert (loss["task"]["name"], loss["task"]["clip_low"], loss["task"]["clip_high"]) == ("ppo", 0.4, 0.4)

@@ -233,8 +233,10 @@ def test_a_clip_without_a_lower_bound_is_refused(tmp_path: Path) -> None:
     assert natively(found, "algorithm.loss.clip_low") == natively(found, "algorithm.loss.clip_high") == 1
 
 
-def test_sides_of_verls_own_file_hide_the_clip_and_that_is_told(tmp_path: Path) -> None:
-    sides = {f"{ACTOR}.clip_ratio_low": 0.2, f"{ACTOR}.clip_ratio_high": 0.2}
+@pytest.mark.parametrize("is_written", [True, False], ids=["in the file", "in the release"])
+def test_sides_hide_the_clip_and_the_plan_says_so(tmp_path: Path, is_written: bool) -> None:
+    """verl's own file sets both sides to 0.2, also for a file that leaves them out."""
+    sides = {f"{ACTOR}.clip_ratio_low": 0.2, f"{ACTOR}.clip_ratio_high": 0.2} if is_written else {}
     found = converted(tmp_path, "verl", changed(PPO, {f"{ACTOR}.clip_ratio": 0.3, **sides}))
     assert natively(found, "algorithm.loss.clip_high") == 0.2
     assert any("clip_ratio = 0.3" in remark and "no effect" in remark for remark in found.composed.remarks)

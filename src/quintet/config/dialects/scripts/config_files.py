@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from quintet.config.dialects.composition.checkout import trainer_file
-from quintet.config.dialects.registry import DIALECTS, FRAMEWORK_FILES
+from quintet.config.dialects.registry import DIALECTS
 from quintet.config.dialects.scripts.trainer_calls import TrainerCall
 
 YAML = (".yaml", ".yml")
@@ -49,18 +49,10 @@ class ConfigFiles:
         files = [Path(os.path.normpath(root / places / file)) for root in roots]
         return files if self.is_program else [*files, *self._own_files(file, directory or OWN_DIRECTORY)]
 
-    def is_frameworks(self, file: Path) -> bool:
-        """Whether a file is the framework's own, beside the trainer's module in a checkout."""
-        is_known = file.stem in FRAMEWORK_FILES or file.name == self.name(None)
-        return (
-            is_known
-            and not self.is_program
-            and any(file.resolve() == own.resolve() for own in self._own_files(file.name))
-        )
-
     def has_directory(self, directory: str) -> bool:
-        """Whether a directory that an option names exists, or is the one beside the module, without a checkout."""
-        if os.path.normpath(directory) == OWN_DIRECTORY and not self.is_program:
+        """Whether a directory that an option names exists, or is of the framework's checkout, which may not be here."""
+        is_own = os.path.normpath(directory) == OWN_DIRECTORY or self.module.split(".")[0] in PurePath(directory).parts
+        if is_own and not self.is_program:
             return True
         return any(file.parent.is_dir() for file in self.candidates("any", directory))
 

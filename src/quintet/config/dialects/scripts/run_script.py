@@ -245,10 +245,20 @@ def _read_script(
         f"{re.sub('^line ', f'{path}:', place)}: {reason}; the variables that it sets are not known"
         for place, reason in variables.unread.items()
     ]
-    own = trainer_files(call.module, call.path or path, run_script.config)
+    config = run_script.config
+    own = trainer_files(call.module, call.path or path, config)
+    is_frameworks_file = config in own and not call.module.endswith(".py")
+    if is_frameworks_file and config is not None and config.resolve() != own[0].resolve():
+        is_frameworks_file = config.stem in FRAMEWORK_FILES
     remarks = [*call.remarks, *remarks, *run_script.remarks]
-    found = package_directory(call.module, call.path or path)
-    return replace(run_script, remarks=tuple(remarks), conditions=call.conditions, trainer_files=own, checkout=found)
+    return replace(
+        run_script,
+        remarks=tuple(remarks),
+        conditions=call.conditions,
+        trainer_files=own,
+        is_frameworks_file=is_frameworks_file,
+        checkout=package_directory(call.module, call.path or path),
+    )
 
 
 def _yaml_path_option(commands: Sequence[ScriptCommand]) -> Argument | None:
@@ -337,11 +347,9 @@ class _TrainerArguments:
             if self.call.path is None and self.call.line < first <= last_line + 2
         )
         environment = self.call.exports
-        script = RunScript(
-            config, *overrides, self.call.dialect, tuple(self.missing), environment, (*remarks, *self.remarks)
-        )
-        is_frameworks_file = config is not None and self.files.is_frameworks(config)
-        return replace(script, module=self.call.module, is_frameworks_file=is_frameworks_file)
+        missing, module = tuple(self.missing), self.call.module
+        remarks = (*remarks, *self.remarks)
+        return RunScript(config, *overrides, self.call.dialect, missing, environment, remarks, module=module)
 
     def _over_file(self) -> RunScript:
         """Return the overrides of an evaluation over those of its file."""

@@ -73,8 +73,9 @@ def critic_to_native(values: ForeignValues, native: NativeBuilder) -> None:
         key = critic_key if values[critic_key] else shared_key
         native.set(target, values.native(key), key)
     native.set("critic.memory.remove_padding", _removes_padding(values), PADDING)
-    if values.is_set(PATH) and values[PATH] != values["actor_rollout_ref.model.path"]:
-        native.set("critic.path", values[PATH], PATH)
+    if values.is_set(PATH):
+        differs = values[PATH] != values["actor_rollout_ref.model.path"]
+        native.set("critic.path", values[PATH] if differs else None, PATH)
     policy_checkpointing = values["actor_rollout_ref.model.enable_gradient_checkpointing"]
     differs = values.is_set(CHECKPOINTING) and values[CHECKPOINTING] != policy_checkpointing
     native.set("critic.gradient_checkpointing", values[CHECKPOINTING] if differs else None, CHECKPOINTING)

@@ -131,13 +131,16 @@ def loss_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     elif _bypasses(values) and not bypasses:
         native.remarks.append(f"{values.describe(BYPASS_LOSS)} has no effect, because of {values.describe(MODE)}")
     choose(native, LOSS, loss, MODE, *([BYPASS_LOSS, BYPASS] if bypasses else []))
-    low, high = ((values[CLIP] if values[key] in NO_SIDE else values[key]) for key in (LOW, HIGH))
+    set_sides = [key for key in (LOW, HIGH) if values[key] not in (*NO_SIDE, values[CLIP])]
+    clips = {key: (values[key], (key,)) if key in set_sides else (values[CLIP], (key, CLIP)) for key in (LOW, HIGH)}
     dual = "max_ratio" if loss in MAX_RATIO_LOSSES else "clip_dual"
-    options = {"clip_low": (low, (LOW, CLIP)), "clip_high": (high, (HIGH, CLIP)), dual: (values[DUAL], (DUAL,))}
+    options = {"clip_low": clips[LOW], "clip_high": clips[HIGH], dual: (values[DUAL], (DUAL,))}
     set_options(native, LOSS, options)
-    replaced = all(values.is_set(key) and values[key] not in (*NO_SIDE, values[CLIP]) for key in (LOW, HIGH))
-    if replaced and values.is_set(CLIP):
-        native.remarks.append(f"{values.describe(CLIP)} has no effect, because of {values.describe(LOW, HIGH)}")
+    if len(set_sides) == len(clips) and values.is_set(CLIP):
+        sides = values.describe(*set_sides)
+        native.remarks.append(
+            f"{values.describe(CLIP)} has no effect, because of {sides}, which count unless they are null"
+        )
     native.set("algorithm.drop_groups_without_signal", bool(values[FILTER]), FILTER)
 
 
