@@ -356,26 +356,30 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     Experiment()  # imports what each process needs
-    results = []
-    chosen = choose(list(candidates(arguments.checkouts)), arguments.seed)
-    for git, script in chosen:
-        if arguments.only and not any(part in f"{git}/{script}" for part in arguments.only):
+    results: list[FileResult] = []
+    for git, path in choose(list(candidates(arguments.checkouts)), arguments.seed):
+        if arguments.only and not any(part in f"{git}/{path}" for part in arguments.only):
             continue
         if sum(result.outcome in DERIVED for result in results) == arguments.count:
             break
-        results.append(compare(git, script, arguments.checkouts))
-        print(
-            results[-1].outcome, results[-1].project, script, results[-1].different or results[-1].message, flush=True
-        )
-    outcomes = Counter(result.outcome for result in results)
+        results.append(compare(git, path, arguments.checkouts))
+        print(results[-1].outcome, results[-1].project, path, results[-1].different or results[-1].message, flush=True)
+        if arguments.out:
+            arguments.out.write_text(json.dumps(table(results, arguments.seed), indent=1, default=str) + "\n")
+
+
+def table(results: Sequence[FileResult], seed: int) -> dict[str, Any]:
+    """Return the results with their numbers."""
     typos = sum(len(result.typos) for result in results)
-    unknown = typos + sum(len(result.fork_keys) for result in results)
-    print(dict(outcomes), f"{typos} of {unknown} unknown keys are called typos")
-    if arguments.out:
-        rows = [{name: value for name, value in asdict(result).items() if value} for result in results]
-        table = {"seed": arguments.seed, "machine": machine(), "outcomes": outcomes}
-        table |= {"unknown_keys": unknown, "called_typos": typos, "files": rows}
-        arguments.out.write_text(json.dumps(table, indent=1, default=str) + "\n")
+    return {
+        "seed": seed,
+        "machine": machine(),
+        "outcomes": Counter(result.outcome for result in results),
+        "dialects": Counter(result.dialect for result in results if result.outcome in DERIVED),
+        "unknown_keys": typos + sum(len(result.fork_keys) for result in results),
+        "called_typos": typos,
+        "files": [{name: value for name, value in asdict(result).items() if value} for result in results],
+    }
 
 
 if __name__ == "__main__":
