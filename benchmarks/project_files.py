@@ -50,6 +50,7 @@ MAX_PER_PROJECT = 4
 TIME_LIMIT = 600
 REFUSED_BY_CODE = {
     "TIGER-AI-Lab/verl-tool/examples/train/mathcoder/train_1.5b.sh": "no module registers a reward manager mathcoder",
+    "nuoyanLyu/MultiGame-Reasoning/config/_22_MINT_test.yaml": "train.py asserts that a mini-batch is not larger",
 }
 """Files that Hydra composes and the project's code refuses when it runs, as was read there."""
 DERIVED = ("equal", "different", "refused")
@@ -354,15 +355,19 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", default=(), help="parts of PROJECT/PATH; other files are not compared")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--resume", action="store_true", help="keep the rows of --out that are equal")
     arguments = parser.parse_args()
     Experiment()  # imports what each process needs
     results: list[FileResult] = []
+    rows = json.loads(arguments.out.read_text())["files"] if arguments.resume else []
+    kept = {(row["project"], row["path"]): FileResult(**row) for row in rows if row["outcome"] == "equal"}
     for git, path in choose(list(candidates(arguments.checkouts)), arguments.seed):
         if arguments.only and not any(part in f"{git}/{path}" for part in arguments.only):
             continue
         if sum(result.outcome in DERIVED for result in results) == arguments.count:
             break
-        results.append(compare(git, path, arguments.checkouts))
+        project = git.parent.name.replace("+", "/")
+        results.append(kept.get((project, path)) or compare(git, path, arguments.checkouts))
         print(results[-1].outcome, results[-1].project, path, results[-1].different or results[-1].message, flush=True)
         if arguments.out:
             arguments.out.write_text(json.dumps(table(results, arguments.seed), indent=1, default=str) + "\n")

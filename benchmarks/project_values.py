@@ -42,7 +42,8 @@ class TrainerCode:
         trainer = next(_imported(checkout, program, r"\w*Trainer\b", "def fit("), None)
         if trainer is None:
             raise LookupError(f"{program.name} imports no trainer of the checkout")
-        workers = next(_imported(checkout, program, r"\w*RolloutRefWorker\b", "ppo_mini_batch_size"), None)
+        found = [*_imported(checkout, program, r"\w*RolloutRefWorker\b", "ppo_mini_batch_size")]
+        workers = next((path for path in found if "fsdp" in path.name), next(iter(found), None))
         actor = workers and next(_imported(checkout, workers, r"\w*PPOActor\b", "class DataParallelPPOActor("), None)
         texts = [_code(actor) if actor else ""]
         texts += [_code(trainer.parent / "core_algos.py") if (trainer.parent / "core_algos.py").exists() else ""]
@@ -109,7 +110,7 @@ def _objective(tree: Composed, code: TrainerCode) -> dict[str, Any]:
     loss_kl = bool(tree.get(f"{ACTOR}.use_kl_loss", False)) and (not code.actor or "use_kl_loss" in code.actor)
     in_reward = _has_reward_kl(tree, code, loss_kl=loss_kl)
     values = {
-        "kl in the rewards": tree.get("algorithm.kl_ctrl.kl_coef") if in_reward else None,
+        "kl in the rewards": (tree.get("algorithm.kl_ctrl.kl_coef") or None) if in_reward else None,
         "kl in the loss": tree.get(f"{ACTOR}.kl_loss_coef") if loss_kl else None,
         "algorithm.entropy_coefficient": tree.get(f"{ACTOR}.entropy_coeff", 0),
         "clip": _clip(tree, code),

@@ -10,7 +10,7 @@ from typing import Any
 
 from quintet.cli.messages import warn
 from quintet.config.capabilities import Capability
-from quintet.config.dialects.composition.checkout import trainer_code
+from quintet.config.dialects.composition.checkout import code_around, trainer_code
 from quintet.config.dialects.composition.default_files import default_names, trees_with_defaults
 from quintet.config.dialects.registry import DIALECTS, detect
 from quintet.config.dialects.release_tables import NO_EVIDENCE, ReleaseEvidence
@@ -76,6 +76,8 @@ def read_config_source(
         message = f"--release {release}: {config or 'the configuration'} is of no other framework"
         raise ConfigError(message, key="--release", value=release, hint="leave it out")
     code = {} if script.checkout is None else trainer_code(script.module, script.checkout)
+    if detected != NATIVE and script.config is not None:
+        code = {**code, **code_around(script.config, DIALECTS[detected].code_files)}
     evidence = ReleaseEvidence(script.module, named=release, code=code, checkout=script.checkout)
     return ConfigSource(
         script.config,

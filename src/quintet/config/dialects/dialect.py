@@ -96,6 +96,8 @@ class Dialect:
     implied: tuple[Mapping[str, Any], ...] = ()
     """Rules for keys that releases lack: `defaults` apply up to the release `until`, unless a key has its value in
     `unless`. Of a checkout whose `code` is known, they apply if it `has` a pattern and `lacks` a text."""
+    code_files: tuple[str, ...] = ()
+    """Modules of the framework with the defaults of its files."""
     planned_for_forks: Mapping[str, Any] = field(default_factory=dict)
     """Values with which a run is planned in place of one that only a fork has, where it is not the default."""
     release: ChosenRelease | None = None

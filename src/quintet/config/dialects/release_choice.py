@@ -68,7 +68,7 @@ def choose_release(
         if evidence.named is not None:
             message = f"--release {evidence.named}: no releases of this kind of run of {dialect.name} are recorded"
             raise ConfigError(message, key="--release", value=evidence.named, hint="leave it out")
-        return None
+        return _of_checkout(dialect, tree, evidence.code)
     releases = _named_releases(dialect.name, tables, configurations, evidence.named)
     releases = [name for name in releases if name in tables.modules.get(evidence.module, (name,))] or releases
     candidates = (
@@ -85,6 +85,17 @@ def choose_release(
     return ChosenRelease(dialect.name, candidate.release, reason, table, evidence.code)
 
 
+def _of_checkout(dialect: Dialect, tree: Mapping[str, Any], code: Mapping[str, str]) -> ChosenRelease | None:
+    """Return the defaults that the code of a checkout tells, of a framework whose releases are not recorded."""
+    rules = [rule for rule in dialect.implied if matches_code(rule["code"], code) and not _is_excluded(rule, tree, {})]
+    table = {key: value for rule in rules for key, value in rule["defaults"].items()}
+    return ChosenRelease(dialect.name, "of the checkout", "its code has other defaults", table, code) if table else None
+
+
+def _is_excluded(rule: Mapping[str, Any], tree: Mapping[str, Any], table: Table) -> bool:
+    return any(get_value(tree, key, table.get(key)) == value for key, value in rule["unless"].items())
+
+
 def _implied(
     dialect: Dialect,
     tables: ReleaseTables,
@@ -95,11 +106,10 @@ def _implied(
     """Yield the defaults of keys that a release lacks, as its code behaves; that of a checkout counts if known."""
     order = tables.releases()
     for rule in dialect.implied:
-        excluded = any(get_value(tree, key, candidate.table.get(key)) == value for key, value in rule["unless"].items())
         applies = matches_code(rule["code"], code)
         if applies is None:
             applies = order.index(candidate.release) >= order.index(rule["until"])
-        if applies and not excluded:
+        if applies and not _is_excluded(rule, tree, candidate.table):
             yield from rule["defaults"].items()
 
 

@@ -3,7 +3,7 @@ trainer's code, whose text tells what releases and forks do without a key for it
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 HYDRA_MAIN = re.compile(r"^@hydra\.main\(([^)]*)\)", re.MULTILINE)
@@ -56,6 +56,14 @@ def trainer_code(module: str, found: Path) -> Mapping[str, str]:
     if actor is not None and trainer is not None and (trainer[0].parent / ALGORITHMS).is_file():
         code["objective"] = _read_code(actor) + _read_code(trainer[0].parent / ALGORITHMS)
     return code
+
+
+def code_around(file: Path, names: Iterable[str]) -> Mapping[str, str]:
+    """Return the code, without comments, of the `defaults` in modules of the checkout around a file, if any."""
+    around = (Path(), *[*file.resolve().parents][:MAX_PARENTS])
+    modules = [next(filter(Path.is_file, (directory / name for directory in around)), None) for name in names]
+    code = "".join(_read_code(module) for module in modules if module is not None)
+    return {"defaults": code} if code else {}
 
 
 def _trainer_modules(program: Path, packages: tuple[Path, ...]) -> Iterator[tuple[Path, str]]:
