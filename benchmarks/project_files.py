@@ -252,7 +252,7 @@ def wanted_of(checkout: Path, call: Sequence[str], variables: dict[str, str]) ->
         return {"values": _wanted_of_yaml(checkout, call[0]) if len(call) == 1 else _wanted_of_call(checkout, call)}
     except (HydraException, OmegaConfBaseException) as error:
         return {"framework refuses": f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"}
-    except (LookupError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, SyntaxError) as error:
         return {"not derived": f"{type(error).__name__}: {error}"}
 
 
