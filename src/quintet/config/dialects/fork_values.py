@@ -22,18 +22,28 @@ def fork_value_problems(
 ) -> Iterator[ConfigProblem]:
     """Yield, of the illegal values, the names that the code of a checkout has: they wait for that code."""
     for problem in illegal:
-        spec, name = values.dialect.spec(problem.key), problem.value
-        if checkout is None or spec is None or not spec.value_type.choices or not isinstance(name, str):
-            continue
-        if (module := _module_with(name, checkout)) is not None:
+        names = _unknown_names(values, problem.key)
+        modules = [None if checkout is None else _module_with(name, checkout) for name in names]
+        if names and None not in modules:
             planned = format_value(replacement(values, problem.key))
-            message = f"{values.describe(problem.key)} waits: value of this fork ({module}); planned as {planned}"
+            message = f"{values.describe(problem.key)} waits: value of this fork ({modules[0]}); planned as {planned}"
             yield replace(problem, message=message, remedy=f"set {problem.key} to {planned}")
 
 
+def _unknown_names(values: ForeignValues, key: str) -> list[str]:
+    """Return the names in a value that are none of the choices of a key; empty if it has no choices or other values."""
+    spec, value = values.dialect.spec(key), values[key]
+    names = value if isinstance(value, list) else [value]
+    if spec is None or not spec.value_type.choices or not all(isinstance(name, str) for name in names):
+        return []
+    return [name for name in names if name not in spec.value_type.choices]
+
+
 def replacement(values: ForeignValues, key: str) -> Any:
-    """Return the value with which a run is planned in place of one of a fork."""
-    spec = values.dialect.spec(key)
+    """Return the value with which a run is planned in place of one of a fork: of a list, the names that are known."""
+    spec, value = values.dialect.spec(key), values[key]
+    if isinstance(value, list):
+        return [name for name in value if name not in _unknown_names(values, key)]
     default = None if spec is None else values.merged.interpolated(spec.default)
     return values.dialect.planned_for_forks.get(key, default)
 

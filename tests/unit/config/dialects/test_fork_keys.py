@@ -286,3 +286,11 @@ def test_an_unknown_value_of_a_key_of_a_fork_is_refused(tmp_path: Path) -> None:
     assert set(found) == {f"{ROLLOUT}.n_agent"}
     assert f"{ROLLOUT}.n = $" not in str(found)
     assert "set it on the command line" in refusal(script(tmp_path, f"{ROLLOUT}.n=$(hostname -i)"))
+
+
+def test_a_logger_of_a_fork_is_refused_or_takes_the_others_along(tmp_path: Path) -> None:
+    with_code(tmp_path, LOOP.format(call='if name == "board": ...'))
+    found = inspect_config(script(tmp_path, "trainer.logger=[console,board]"), [], None, "refuse")
+    waits = {each.key: each.message for each in found.unsupported if "waits: value of this fork" in each.message}
+    assert 'planned as ["console"]' in waits["trainer.logger"]
+    assert "trainer.logger" in refusal(script(tmp_path, "trainer.logger=[console,bord]"))
