@@ -10,6 +10,7 @@ from typing import Any
 
 from quintet.cli.messages import warn
 from quintet.config.capabilities import Capability
+from quintet.config.dialects.composition.checkout import code_around, trainer_code
 from quintet.config.dialects.composition.default_files import default_names, trees_with_defaults
 from quintet.config.dialects.registry import DIALECTS, detect
 from quintet.config.dialects.release_tables import NO_EVIDENCE, ReleaseEvidence
@@ -64,6 +65,7 @@ def read_config_source(
     script = RunScript(None) if config is None else read_run_script(Path(config), arguments=arguments)
     if arguments is not None and not script.takes_arguments:
         raise _unused_arguments(config, arguments)
+    script = script.with_fork_values(overrides)
     for remark in () if quiet else script.remarks:
         warn(remark)
     all_overrides = tuple(script.with_overrides(overrides))
@@ -73,7 +75,10 @@ def read_config_source(
     if release is not None and detected == NATIVE:
         message = f"--release {release}: {config or 'the configuration'} is of no other framework"
         raise ConfigError(message, key="--release", value=release, hint="leave it out")
-    evidence = ReleaseEvidence(script.module, named=release)
+    code = {} if script.checkout is None else trainer_code(script.module, script.checkout)
+    if detected != NATIVE and script.config is not None:
+        code = {**code, **code_around(script.config, DIALECTS[detected].code_files)}
+    evidence = ReleaseEvidence(script.module, named=release, code=code, checkout=script.checkout)
     return ConfigSource(
         script.config,
         all_overrides,

@@ -92,8 +92,12 @@ class Dialect:
     run_defaults: tuple[str, ...] = ()
     """Keys whose defaults follow from other keys of a file, and not from its release."""
     implied: tuple[Mapping[str, Any], ...] = ()
-    """Rules for keys that releases lack whose code has their effect: up to the release `until`, `defaults` apply unless
-    a key has its value in `unless`."""
+    """Rules for keys that releases lack: `defaults` apply up to the release `until`, unless a key has its value in
+    `unless`. Of a checkout whose `code` is known, they apply if it `has` a pattern and `lacks` a text."""
+    code_files: tuple[str, ...] = ()
+    """Modules of the framework with the defaults of its files."""
+    planned_for_forks: Mapping[str, Any] = field(default_factory=dict)
+    """Values with which a run is planned in place of one that only a fork has, where it is not the default."""
     release: ChosenRelease | None = None
     """The release whose defaults the references have."""
     _specs: dict[str, KeySpec] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -178,7 +182,7 @@ class Dialect:
         if tables is None or self.release is None:
             return False
         order = tables.releases()
-        return order.index(self.release.name) >= order.index(release)
+        return release in order and order.index(self.release.name) >= order.index(release)
 
     def with_references(self, *references: Reference) -> "Dialect":
         """Return the dialect with other references."""

@@ -24,6 +24,7 @@ from quintet.config.dialects.conversion import Adjustments, ForeignValues, Nativ
 from quintet.config.dialects.dialect import Dialect, UnknownKeyPolicy
 from quintet.config.dialects.engine_choice import ENGINE, adjust_engine
 from quintet.config.dialects.foreign_hints import foreign_problems, translate_hint
+from quintet.config.dialects.fork_values import fork_value_problems, without_fork_values
 from quintet.config.dialects.key_checks import (
     illegal_values,
     ineffective_keys,
@@ -109,12 +110,17 @@ def convert(
     """
     values, alias_remarks = merge_with_reference(config, dialect)
     keys = sort_keys(values, unknown_keys(values, dialect, config), unknown)
+    illegal = [*illegal_values(values)]
+    of_fork = {each.key: each for each in fork_value_problems(values, illegal, config.evidence.checkout)}
+    waiting = (*keys.waiting.values(), *of_fork.values())
     wrong = [
         *(ConfigProblem(key.key, None, key.source, f"unknown key {key}") for key in keys.refused),
-        *illegal_values(values),
+        *(problem for problem in illegal if problem.key not in of_fork),
         *model_config_problems(values),
     ]
-    raise_problems([*wrong, *((*unsupported_keys(values), *keys.waiting.values()) if to_run and wrong else ())])
+    raise_problems([*wrong, *((*unsupported_keys(values), *waiting) if to_run and wrong else ())])
+    if of_fork:
+        values = without_fork_values(values, of_fork)
     native = _to_native(values)
     sources = dict(native.provenance())
     try:
@@ -140,7 +146,7 @@ def convert(
         result.replaced_defaults.get(ENGINE, experiment.rollout.engine),
     )
     with_settings = replace(composed, settings=settings.all())
-    return replace(result, composed=with_settings, unsupported=(*result.unsupported, *keys.waiting.values()))
+    return replace(result, composed=with_settings, unsupported=(*result.unsupported, *waiting))
 
 
 def merge_with_reference(config: ForeignConfig, dialect: Dialect) -> tuple[ForeignValues, tuple[str, ...]]:

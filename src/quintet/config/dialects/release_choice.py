@@ -13,6 +13,7 @@ from quintet.config.dialects.release_tables import (
     Table,
     TableNames,
     load_release_tables,
+    matches_code,
 )
 from quintet.config.dotted import flatten, get_value
 from quintet.errors import ConfigError, nearest
@@ -78,18 +79,28 @@ def choose_release(
     values = {key: get_value(tree, key) for key in keys}
     candidate, reason = _closest(candidates, keys, values, evidence)
     reason = "named by --release" if evidence.named else reason
-    table = dict(candidate.table) | dict(_implied(dialect, tables, candidate, tree))
-    return ChosenRelease(dialect.name, candidate.release, reason, table)
+    table = dict(candidate.table) | dict(_implied(dialect, tables, candidate, tree, evidence.code))
+    return ChosenRelease(dialect.name, candidate.release, reason, table, evidence.code)
+
+
+def _is_excluded(rule: Mapping[str, Any], tree: Mapping[str, Any], table: Table) -> bool:
+    return any(get_value(tree, key, table.get(key)) == value for key, value in rule["unless"].items())
 
 
 def _implied(
-    dialect: Dialect, tables: ReleaseTables, candidate: _Candidate, tree: Mapping[str, Any]
+    dialect: Dialect,
+    tables: ReleaseTables,
+    candidate: _Candidate,
+    tree: Mapping[str, Any],
+    code: Mapping[str, str],
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the defaults of keys that a release lacks and whose effect its code has."""
+    """Yield the defaults of keys that a release lacks, as its code behaves; that of a checkout counts if known."""
     order = tables.releases()
     for rule in dialect.implied:
-        excluded = any(get_value(tree, key, candidate.table.get(key)) == value for key, value in rule["unless"].items())
-        if order.index(candidate.release) >= order.index(rule["until"]) and not excluded:
+        applies = matches_code(rule.get("code"), code)
+        if applies is None:
+            applies = order.index(candidate.release) >= order.index(rule["until"])
+        if applies and not _is_excluded(rule, tree, candidate.table):
             yield from rule["defaults"].items()
 
 

@@ -4,10 +4,12 @@
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from quintet.config.dotted import sections_around
@@ -87,6 +89,10 @@ class ReleaseEvidence:
     """Release that the user named."""
     own_keys: frozenset[str] = frozenset()
     """Keys that only the framework's own file in a checkout sets, which are its defaults."""
+    code: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Code of the trainer in the checkout around a script, by its part."""
+    checkout: Path | None = None
+    """Directory of the trainer's package."""
 
 
 NO_EVIDENCE = ReleaseEvidence()
@@ -100,9 +106,20 @@ class ChosenRelease:
     name: str
     reason: str
     table: Table = field(repr=False)
+    code: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Code of the trainer in the checkout around a script, by its part."""
 
     def __str__(self) -> str:
         return f"{self.framework} {self.name}: {self.reason}"
+
+
+def matches_code(rule: Mapping[str, str] | None, code: Mapping[str, str]) -> bool | None:
+    """Return whether the `part` of a trainer's code `has` a pattern and `lacks` a text; None without rule or code."""
+    text = code.get(rule["part"]) if rule else None
+    if rule is None or text is None:
+        return None
+    has, lacks = rule.get("has"), rule.get("lacks")
+    return (has is None or re.search(has, text) is not None) and (lacks is None or lacks not in text)
 
 
 def stored_name(table: Table, key: str) -> str:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from quintet.config.dialects.dialect import Dialect, key_files
 from quintet.config.dialects.ledger import KeySpec, key_file_text
 from quintet.config.dialects.value_types import BOOLEAN
+from quintet.config.dotted import sections_around
 
 _STRICT = ConfigDict(frozen=True, extra="forbid")
 
@@ -117,6 +118,12 @@ def documented_names(dialect: Dialect) -> frozenset[str]:
     """Return the keys of any run of a framework that a key file documents, with their aliases and those of its base."""
     names = frozenset(name for _, spec in all_keys(dialect) for name in (spec.key, *spec.aliases))
     return names if dialect.base is None else names | documented_names(dialect.base)
+
+
+def is_of_framework(dialect: Dialect, key: str) -> bool:
+    """Return whether a framework has a key in any release: by name, in a section of any keys, or as a section."""
+    names = documented_names(dialect) | dialect.known_keys()
+    return not names.isdisjoint((key, *sections_around(key))) or any(name.startswith(f"{key}.") for name in names)
 
 
 def is_switch(dialect: Dialect, key: str) -> bool:

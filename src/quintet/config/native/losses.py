@@ -8,7 +8,7 @@ from pydantic import Field, PositiveFloat
 
 from quintet.config.capabilities import Capability, Requires
 from quintet.config.native.registry_union import NamedSection, RegistryUnion, register
-from quintet.config.native.section import NonNegative, RunsCode, Share, UnitInterval
+from quintet.config.native.section import NonNegative, RunsCode, Share
 from quintet.registry import Registry
 
 DualClipBound = Annotated[float, Field(gt=1.0)] | None
@@ -37,8 +37,8 @@ class LossSection(NamedSection):
 class ClippedRatioSection(LossSection):
     """Base class of losses that clip the probability ratio."""
 
-    clip_low: UnitInterval = 0.2
-    """The probability ratio is clipped below 1 - clip_low."""
+    clip_low: PositiveFloat = 0.2
+    """The probability ratio is clipped below 1 - clip_low; from 1 on, it has no lower bound."""
     clip_high: PositiveFloat = 0.2
     """The probability ratio is clipped above 1 + clip_high."""
 
@@ -73,8 +73,8 @@ class DecoupledPpoLossConfig(ClippedRatioSection, name="decoupled_ppo"):
 class GspoLossConfig(LossSection, name="gspo"):
     """GSPO: a clipped ratio per response, the geometric mean of the ratios of its tokens."""
 
-    clip_low: UnitInterval = 3e-4
-    """The response's ratio is clipped below 1 - clip_low."""
+    clip_low: PositiveFloat = 3e-4
+    """The response's ratio is clipped below 1 - clip_low; from 1 on, it has no lower bound."""
     clip_high: PositiveFloat = 4e-4
     """The response's ratio is clipped above 1 + clip_high."""
 

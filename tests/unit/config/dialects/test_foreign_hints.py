@@ -359,8 +359,6 @@ NATIVELY_INVALID = {
     ("verl", "trainer.experiment_name=/"): "trainer.experiment_name = '/' (run.yaml): gives name = '/', which must be ",
     ("ragen", "training.temperature=11"): "training.temperature = 11 (run.yaml): must be a number > 0 and ≤ 10\n"
     "  training.temperature: Sampling temperature",
-    ("vagen", f"{A}.clip_ratio_low=2"): f"{A}.clip_ratio_low = 2 (run.yaml): gives algorithm.loss.clip_low = 2, which "
-    f"must be a number > 0 and < 1\n  {A}.clip_ratio_low: ",
     ("rlinf", "algorithm.sampling_params.min_new_tokens=2000"): "algorithm.sampling_params.min_new_tokens = 2000 "
     "(run.yaml) and algorithm.sampling_params.max_new_tokens = 1024 (reference): ",
     ("roll", "exp_name=/"): "exp_name = '/' (run.yaml): must be text that matches ",

@@ -201,3 +201,96 @@ def test_a_run_of_easyr1_is_recognised_for_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("python3 -m verl.trainer.main config=config.yaml worker.rollout.n=4\n")
     for name in ("config.yaml", "run.sh"):
         assert "configurations of EasyR1" in refusal(str(tmp_path / name))
+
+
+LOOP = "class RayTrainer:\n    def fit(self):\n        {call}\n"
+IMPORT = "from verl.trainer.ppo.ray_trainer import RayTrainer\n"
+
+
+def with_code(root: Path, loop: str, actor: str = "clip_ratio_c", algorithms: str = "") -> None:
+    """Add the modules of the trainer to a checkout."""
+    checkout(root)
+    main = root / "verl/trainer/main_ppo.py"
+    main.write_text(IMPORT + main.read_text())
+    texts = {"trainer/ppo/ray_trainer.py": loop, "workers/actor/dp_actor.py": actor}
+    for name, text in (texts | {"trainer/ppo/core_algos.py": algorithms}).items():
+        file = root / "verl" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+def algorithm(config: str) -> tuple[bool, float | None]:
+    """Return whether the plan subtracts KL from the rewards, and its bound for negative advantages."""
+    found = inspect_config(config, [], None, "refuse").composed.experiment.algorithm
+    return found.kl_in_reward is not None, getattr(found.loss, "clip_dual", None)
+
+
+@pytest.mark.parametrize(
+    ("call", "has_kl"),
+    [
+        ("batch = apply_kl_penalty(batch)", True),
+        ("# batch = apply_kl_penalty(batch)", False),
+        ("if self.config.algorithm.use_kl_in_reward: batch = apply_kl_penalty(batch)", False),
+    ],
+)
+def test_kl_in_the_rewards_is_planned_that_the_code_of_a_fork_lacks(tmp_path: Path, call: str, has_kl: bool) -> None:
+    with_code(tmp_path, LOOP.format(call=call))
+    assert algorithm(script(tmp_path, "algorithm.kl_ctrl.kl_coef=0.001"))[0] is has_kl
+
+
+@pytest.mark.parametrize(("actor", "bound"), [("clip_ratio_c = 3", 3.0), ("# clip_ratio_c", None), ("", None)])
+def test_a_dual_clip_is_planned_that_the_code_of_a_fork_lacks(tmp_path: Path, actor: str, bound: float | None) -> None:
+    with_code(tmp_path, LOOP.format(call="pass"), actor)
+    assert algorithm(script(tmp_path, ""))[1] == bound
+
+
+def test_a_mini_batch_is_refused_that_the_code_of_a_fork_does_not_check(tmp_path: Path) -> None:
+    key = "actor_rollout_ref.actor.ppo_mini_batch_size"
+    check = f"assert config.data.train_batch_size >= config.{key}"
+    method = "pass\n    def _validate_config(self): "
+    with_code(tmp_path, LOOP.format(call=f"{method}{check}"))
+    assert "ppo_mini_batch_size = 64" in refusal(script(tmp_path, ""), f"{key}=64")
+    (tmp_path / "verl/trainer/ppo/ray_trainer.py").write_text(LOOP.format(call=f"{method}..."))
+    plan = inspect_config(script(tmp_path, ""), [f"{key}=64"], None, "refuse")
+    assert plan.composed.experiment.training.mini_batches == 1
+
+
+MANAGER, ESTIMATOR = "reward_model.reward_manager", "algorithm.adv_estimator"
+
+
+def test_a_value_that_only_the_code_of_a_fork_has_is_refused(tmp_path: Path) -> None:
+    with_code(tmp_path, LOOP.format(call='if name == "searching": ...'), algorithms="GIGPO = 'gigpo'\n")
+    words = f"{MANAGER}=searching {ESTIMATOR}=gigpo"
+    found = inspect_config(script(tmp_path, words), [], None, "refuse")
+    waits = {each.key: each.message for each in found.unsupported if "waits: value of this fork" in each.message}
+    assert set(waits) == {MANAGER, ESTIMATOR}
+    assert "planned as 'naive'" in waits[MANAGER]
+    assert found.composed.experiment.algorithm.advantage.name == "grpo"  # without a critic
+
+
+def test_a_misspelt_value_waits_for_the_code_of_a_fork(tmp_path: Path) -> None:
+    with_code(tmp_path, LOOP.format(call='if name == "searching": ...'))
+    assert "must be one of naive" in refusal(script(tmp_path, f"{MANAGER}=serching"))
+
+
+def test_a_value_of_a_fork_is_trained_without_its_code(tmp_path: Path) -> None:
+    with_code(tmp_path, LOOP.format(call='if name == "searching": ...'))
+    with pytest.raises(ConfigError, match="waits: value of this fork"):
+        load_config(script(tmp_path, f"{MANAGER}=searching"), [], None, "refuse")
+
+
+def test_an_unknown_value_of_a_key_of_a_fork_is_refused(tmp_path: Path) -> None:
+    """What a program prints is not known, and no key of the framework follows from it."""
+    checkout(tmp_path)
+    found = waiting(script(tmp_path, f"{ROLLOUT}.n_agent=$(hostname -i)"))
+    assert set(found) == {f"{ROLLOUT}.n_agent"}
+    assert f"{ROLLOUT}.n = $" not in str(found)
+    assert "set it on the command line" in refusal(script(tmp_path, f"{ROLLOUT}.n=$(hostname -i)"))
+
+
+def test_a_logger_of_a_fork_is_refused_or_takes_the_others_along(tmp_path: Path) -> None:
+    with_code(tmp_path, LOOP.format(call='if name == "board": ...'))
+    found = inspect_config(script(tmp_path, "trainer.logger=[console,board]"), [], None, "refuse")
+    waits = {each.key: each.message for each in found.unsupported if "waits: value of this fork" in each.message}
+    assert 'planned as ["console"]' in waits["trainer.logger"]
+    assert "trainer.logger" in refusal(script(tmp_path, "trainer.logger=[console,bord]"))

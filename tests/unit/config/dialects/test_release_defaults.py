@@ -9,6 +9,7 @@ import pytest
 import yaml
 from foreign import converted, natively
 
+from quintet.cli.configuration import inspect_config
 from quintet.config.dialects.composition.foreign_config import compose_config, config_from_tree
 from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dialects.loader import convert, merge_with_reference
@@ -241,6 +242,12 @@ def test_early_files_without_a_kl_loss_have_no_kl_in_the_rewards(tmp_path: Path)
     assert newer.composed.experiment.algorithm.kl is None
 
 
+def test_early_releases_have_a_dual_clip(tmp_path: Path) -> None:
+    """verl has `clip_ratio_c`, and the bound, since 2025-04-02."""
+    assert default("verl", GRPO, "actor_rollout_ref.actor.clip_ratio_c", "0.3") is None
+    assert default("verl", GRPO, "actor_rollout_ref.actor.clip_ratio_c", "0.4") == 3.0
+
+
 @pytest.mark.parametrize(
     ("release", "prompts", "changes", "batches"),
     [
@@ -289,3 +296,15 @@ def test_null_under_the_documented_name_hides_the_value_under_the_releases_own()
 
 def test_a_default_of_another_type_replaces_the_documented_one() -> None:
     assert spec_of_release(spec("size", "int >= 1", 4), {"size": None}, {}).default == 4
+
+
+def test_a_script_of_vagen_has_the_defaults_of_its_reference_document(tmp_path: Path) -> None:
+    """`vagen/trainer/config/ppo_trainer.yaml` of 2025 has other values than VAGEN's page."""
+    (tmp_path / "env_config.yaml").write_text("env1: {env_name: frozenlake, train_size: 256, test_size: 8}\n")
+    script = tmp_path / "run.sh"
+    words = "data.train_batch_size=256 rollout_manager.max_turns=3 actor_rollout_ref.model.path=model"
+    script.write_text(f"python3 -m vagen.trainer.main_ppo {words} trainer.nnodes=1 trainer.n_gpus_per_node=8\n")
+    found = inspect_config(str(script), [], None, "refuse").composed.experiment
+    assert (found.rollout.temperature, found.rollout.top_p, found.algorithm.entropy_coefficient) == (1.0, 1.0, 0.001)
+    assert found.algorithm.loss.model_dump()["clip_dual"] is None
+    assert found.training.samples_per_group == 1

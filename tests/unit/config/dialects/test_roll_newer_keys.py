@@ -70,6 +70,7 @@ HONOURED: list[tuple[str, Any, str, Any, dict[str, Any]]] = [
     (f"{MODEL}adapter_name_or_path", "first", "policy.lora.path", "first", {**FSDP2, **LORA}),
     (f"{MODEL}freeze_module_prefix", "vision_model", "policy.vision.freeze", True, {}),
     (f"{ARGS}lr_scheduler_type", "cosine", "actor.optimizer.schedule", "cosine", {}),
+    (f"{ARGS}lr_scheduler_type", "cosine_with_min_lr", "actor.optimizer.schedule", "cosine", {}),
     (f"{ARGS}warmup_ratio", 0.1, "actor.optimizer.warmup_ratio", 0.1, {f"{ARGS}warmup_steps": 0}),
     (f"{ARGS}adam_beta1", 0.8, "actor.optimizer.betas", (0.8, 0.999), {}),
     (f"{ARGS}adam_beta2", 0.95, "actor.optimizer.betas", (0.9, 0.95), {}),

@@ -219,10 +219,18 @@ def test_every_loss_of_verl_is_chosen_by_its_name_with_its_own_options(tmp_path:
     assert {*mode.value_type.choices, "mine.py:loss"} == set(OF_LOSSES)
 
 
-def test_null_sides_follow_the_clip(tmp_path: Path) -> None:
-    sides = {f"{ACTOR}.clip_ratio_low": None, f"{ACTOR}.clip_ratio_high": None}
+@pytest.mark.parametrize("side", [None, -1])
+def test_sides_of_the_clip_without_a_value_do_not_follow_it(tmp_path: Path, side: int | None) -> None:
+    """The code of rllm, a fork, takes `clip_ratio` for a side of -1, as verl for null."""
+    sides = {f"{ACTOR}.clip_ratio_low": side, f"{ACTOR}.clip_ratio_high": side}
     found = converted(tmp_path, "verl", changed(PPO, {f"{ACTOR}.clip_ratio": 0.3, **sides}))
     assert natively(found, "algorithm.loss.clip_low") == natively(found, "algorithm.loss.clip_high") == 0.3
+
+
+def test_a_clip_without_a_lower_bound_is_refused(tmp_path: Path) -> None:
+    """Clip-Cov's scripts set both sides to 1: the ratio is between 0 and 2."""
+    found = converted(tmp_path, "verl", changed(PPO, {f"{ACTOR}.clip_ratio_low": 1, f"{ACTOR}.clip_ratio_high": 1}))
+    assert natively(found, "algorithm.loss.clip_low") == natively(found, "algorithm.loss.clip_high") == 1
 
 
 @pytest.mark.parametrize("is_written", [True, False], ids=["in the file", "in the release"])
@@ -242,7 +250,7 @@ FAULTS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({f"{GAP}.rollout_rs": "token_k2", f"{GAP}.rollout_rs_threshold": "0.5_2"}, ("token_k2 has only an upper bound",)),
     ({**DAPO, f"{BUFFER}.enable": True}, ("overlong_buffer_cfg.len = null",)),
     ({**OVERLONG, f"{BUFFER}.len": 1000}, ("overlong_buffer_cfg.len = 1000", "len=512")),
-    ({f"{ACTOR}.clip_ratio_low": 1.5}, ("clip_low = 1.5", "actor.clip_ratio_low: ")),
+    ({f"{ACTOR}.clip_ratio_low": -0.5}, ("clip_ratio_low = -0.5", "actor.clip_ratio_low: ")),
 ]
 
 

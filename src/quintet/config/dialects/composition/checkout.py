@@ -1,12 +1,18 @@
-"""The configuration file of a trainer in the checkout around a script, which `@hydra.main` in its module names."""
+"""The configuration file of a trainer in the checkout around a script, which `@hydra.main` in its module names, and the
+trainer's code, whose text tells what releases and forks do without a key for it. Nothing of it is executed."""
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 HYDRA_MAIN = re.compile(r"^@hydra\.main\(([^)]*)\)", re.MULTILINE)
 OPTION = re.compile(r"""config_(path|name)\s*=\s*["']([^"']+)["']""")
+COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
+TRAINER_IMPORT = re.compile(r"^\s*from ([\w.]+) import (?:\([^)]*Trainer|.*Trainer)", re.MULTILINE)
+TRAINING_LOOP, CHECKS = "def fit(", "def _validate_config("
+ACTOR, ALGORITHMS = "verl/workers/*actor/dp_actor.py", "core_algos.py"
+"""Modules with the loss of verl's policy, in its package and beside its trainer."""
 MAX_PROGRAM = 1 << 20
 """Bytes of a program that is searched."""
 MAX_PARENTS = 6
@@ -18,7 +24,7 @@ def trainer_file(module: str, script: Path) -> Path | None:
 
     `module` is that of `-m MODULE`, or a program `DIRECTORY/FILE.py`.
     """
-    program = module if module.endswith(".py") else f"{module.replace('.', '/')}.py"
+    program = _program(module)
     programs = (directory / program for directory in _directories(script, program))
     return next(filter(None, map(_default_file, programs)), None)
 
@@ -31,6 +37,56 @@ def trainer_files(module: str, script: Path, config: Path | None) -> tuple[Path,
         return ()
     is_beside = config is not None and config.resolve().parent == default.resolve().parent
     return (default, config) if config is not None and is_beside else (default,)
+
+
+def package_directory(module: str, script: Path) -> Path | None:
+    """Return the directory with the package of a trainer in the checkout around a script; None if there is none."""
+    program = _program(module)
+    return next((each for each in _directories(script, program) if (each / program).is_file()), None)
+
+
+def trainer_code(module: str, found: Path) -> Mapping[str, str]:
+    """Return the code, without comments, of the `trainer` that a module starts in the directory of its package, of the
+    module with its `checks` of a configuration, and of the `objective` of its policy; without those not found."""
+    packages = (found, found / "verl")
+    modules = [*_trainer_modules(found / _program(module), packages)]
+    trainer, checks = (next((each for each in modules if name in each[1]), None) for name in (TRAINING_LOOP, CHECKS))
+    code = {name: each[1] for name, each in (("trainer", trainer), ("checks", checks)) if each is not None}
+    actor = next((file for package in packages for file in sorted(package.glob(ACTOR))), None)
+    if actor is not None and trainer is not None and (trainer[0].parent / ALGORITHMS).is_file():
+        code["objective"] = _read_code(actor) + _read_code(trainer[0].parent / ALGORITHMS)
+    return code
+
+
+def code_around(file: Path, names: Iterable[str]) -> Mapping[str, str]:
+    """Return the code, without comments, of the `defaults` in modules of the checkout around a file, if any."""
+    around = (Path(), *[*file.resolve().parents][:MAX_PARENTS])
+    modules = [next(filter(Path.is_file, (directory / name for directory in around)), None) for name in names]
+    code = "".join(_read_code(module) for module in modules if module is not None)
+    return {"defaults": code} if code else {}
+
+
+def _trainer_modules(program: Path, packages: tuple[Path, ...]) -> Iterator[tuple[Path, str]]:
+    """Yield a program, the modules from which it imports a trainer, those of its base class, and so on, with code."""
+    files = [program]
+    for file in files:
+        code = _read_code(file)
+        yield file, code
+        for name in TRAINER_IMPORT.findall(code)[: MAX_PARENTS - len(files)]:
+            path = f"{name.strip('.').replace('.', '/')}.py"
+            places = (file.parent,) if name.startswith(".") else packages
+            files += [place / path for place in places if (place / path).is_file() and place / path not in files]
+
+
+def _read_code(file: Path) -> str:
+    if file.stat().st_size > MAX_PROGRAM:
+        return ""
+    return COMMENT.sub("", file.read_text(encoding="utf-8", errors="replace"))
+
+
+def _program(module: str) -> str:
+    """Return the path of a module; a program `DIRECTORY/FILE.py` is its own."""
+    return module if module.endswith(".py") else f"{module.replace('.', '/')}.py"
 
 
 def is_trainer_file(path: Path) -> bool:

@@ -76,6 +76,10 @@ def tags(values: ForeignValues) -> list[Tag]:
     ]
 
 
+FORMER_GROUPS = f"{VALIDATION}.env_groups"
+"""Key of the releases that take any number of validation episodes."""
+
+
 def env_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield the problems that ROLL refuses, too: groups that do not add up, and numbers of episodes."""
     for name in MANAGERS:
@@ -86,7 +90,8 @@ def env_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
         problem = f"must be a multiple of the {size} episodes of a group: {values.describe(GROUP_SIZE)}"
         yield values.nearest_problem(EPISODES, problem, nearest_multiple(values[EPISODES], size))
     envs = values[f"{VALIDATION}.num_env_groups"] * values[f"{VALIDATION}.group_size"]
-    if values.is_set(VALIDATION_EPISODES) and values[VALIDATION_EPISODES] >= 0 and values[VALIDATION_EPISODES] % envs:
+    is_checked = values.is_set(VALIDATION_EPISODES) and FORMER_GROUPS not in values.read_as
+    if is_checked and values[VALIDATION_EPISODES] >= 0 and values[VALIDATION_EPISODES] % envs:
         source = values.describe(f"{VALIDATION}.num_env_groups", f"{VALIDATION}.group_size")
         problem = f"must be a multiple of the {envs} validation environments: {source}"
         nearest = nearest_multiple(values[VALIDATION_EPISODES], envs)

@@ -145,7 +145,14 @@ def _cut(lines: Sequence[str], arguments: Sequence[str]) -> str | None:
     return "".join(f"{text}\n" for text in texts)
 
 
+def _field_counts(lines: Sequence[str], arguments: Sequence[str]) -> str | None:
+    """Return the output of `awk -F, '{print NF}'`, which counts the devices of `CUDA_VISIBLE_DEVICES`."""
+    matched = re.fullmatch(r"-F ?([^\s\\^$.|?*+()\[{]) \{ ?print NF ?\}", " ".join(arguments))
+    return matched and "".join(f"{line.count(matched[1]) + 1 if line else 0}\n" for line in lines)
+
+
 FILTERS: Mapping[str, Callable[[Sequence[str], Sequence[str]], str | None]] = {
+    "awk": _field_counts,
     "cut": _cut,
     "tr": _translated,
     "rev": lambda lines, arguments: None if arguments else "".join(f"{line[::-1]}\n" for line in lines),

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 
-from quintet.config.dialects.composition.checkout import is_trainer_file, trainer_files
+from quintet.config.dialects.composition.checkout import is_trainer_file, package_directory, trainer_files
 from quintet.config.dialects.ragen.dialect import EARLY_ENV
 from quintet.config.dialects.registry import DIALECTS, FRAMEWORK_FILES, detect
-from quintet.config.dialects.releases import is_switch
+from quintet.config.dialects.releases import is_of_framework, is_switch
 from quintet.config.dialects.scripts.config_files import ConfigFiles
 from quintet.config.dialects.scripts.override_list import (
     as_overrides,
@@ -79,6 +79,8 @@ class MissingValue:
     reason: str
     variable: str = ""
     """Variable of the environment that determines it."""
+    of_fork: str = ""
+    """For a key that the framework lacks: the override with the text of the script in place of what is not known."""
 
     def __str__(self) -> str:
         return f"{self.key} ({self.source}): {self.reason}"
@@ -109,6 +111,22 @@ class RunScript:
     """Whether the configuration file is the framework's own, in a checkout."""
     trainer_files: tuple[Path, ...] = ()
     """Files that the trainer has in the checkout around the script."""
+    checkout: Path | None = None
+    """Directory with the trainer's package in the checkout around the script."""
+
+    def with_fork_values(self, overrides: Sequence[str]) -> RunScript:
+        """Return the script with texts for unknown values of keys of a fork, from which no plan follows; those that the
+        command line sets are left out."""
+        overridden = set(map(key_of, overrides))
+        texts = [value for value in self.missing if value.of_fork and value.key not in overridden]
+        remarks = [f"{value}; its text is taken, since only a fork can have the key" for value in texts]
+        return replace(
+            self,
+            words=(*self.words, *(value.of_fork for value in texts)),
+            places=(*self.places, *(value.source for value in texts)),
+            missing=tuple(value for value in self.missing if not value.of_fork),
+            remarks=(*self.remarks, *remarks),
+        )
 
     def with_overrides(self, overrides: Sequence[str]) -> list[str]:
         """Return the script's overrides and then those of the command line.
@@ -239,6 +257,7 @@ def _read_script(
         conditions=call.conditions,
         trainer_files=own,
         is_frameworks_file=is_frameworks_file,
+        checkout=package_directory(call.module, call.path or path),
     )
 
 
@@ -373,7 +392,9 @@ class _TrainerArguments:
                 self.overrides.append((f"{key}=false", source))
                 self.remarks.append(f"{source}: {reason}: {key} is empty for a shell, and false")
                 return
-            self.missing.append(MissingValue(key, source, reason, unknown.variable))
+            is_known = is_of_framework(DIALECTS[self.call.dialect], key)
+            of_fork = "" if is_known else self._with_texts(word.text)
+            self.missing.append(MissingValue(key, source, reason, unknown.variable, of_fork))
         elif OVERRIDE.fullmatch(word.text):
             self.overrides.append((word.text, source))
         elif self.call.dialect == "ragen" and not self.env_file and (file := self._env_file(word.text)).is_file():
@@ -386,14 +407,19 @@ class _TrainerArguments:
 
     def _add_name(self, text: str, source: str) -> None:
         """Add a name with unknown parts, such as the time, which are replaced by their text in the script."""
-        unknown = self.variables.find_unknown(text)
-        while unknown is not None:
-            shown = re.sub(r"\W+", "-", unknown.construct).strip("-")
-            shown = shown if re.match(r"[A-Za-z]", shown) else f"argument-{shown}"
-            text = MARKER.sub(shown, text, count=1)
+        for matched in MARKER.finditer(text):
+            unknown, shown = self.variables.unknown_values[int(matched[1])], self._with_texts(matched[0])
             self.remarks.append(f"{source}: {unknown} ({unknown.place}): the name has {shown} in its place")
-            unknown = self.variables.find_unknown(text)
-        self.overrides.append((text, source))
+        self.overrides.append((self._with_texts(text), source))
+
+    def _with_texts(self, text: str) -> str:
+        """Return a text in which the text of the script stands for its unknown parts."""
+
+        def shown(matched: re.Match[str]) -> str:
+            name = re.sub(r"\W+", "-", self.variables.shown(matched[0])).strip("-")
+            return name if re.match(r"[A-Za-z]", name) else f"argument-{name}"
+
+        return MARKER.sub(shown, text)
 
     def _source(self, word: Argument) -> str:
         return f"{word.path}:{word.line}"

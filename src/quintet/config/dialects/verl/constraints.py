@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from quintet.config.dialects.algorithm_choice import ADVANTAGE, config_class
 from quintet.config.dialects.conversion import ForeignValues, NativeBuilder
+from quintet.config.dialects.release_tables import matches_code
 from quintet.config.dialects.verl.batches import ACTOR, REF, StepSize, batch_problems
 from quintet.config.dialects.verl.critic import DEFAULT_LEARNING_RATE, critic_problems
 from quintet.config.dialects.verl.dialect import TABLES
@@ -39,9 +40,12 @@ def step_size(values: ForeignValues) -> StepSize:
 
 def mini_batch_size_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield a problem if the release does not split the prompts of a step into mini-batches of this size."""
-    rules, until = TABLES["mini_batches"], values.dialect.is_until
-    is_split = values[f"{ACTOR}.strategy"] in ("fsdp", "fsdp2") and until(rules["remainder_until"])
-    takes_larger = values[f"{ACTOR}.use_dynamic_bsz"] or until(rules["larger_until"])
+    rules, until, release = TABLES["mini_batches"], values.dialect.is_until, values.dialect.release
+    code = {} if release is None else release.code
+    has_remainder = until(rules["remainder_until"]) or matches_code(rules["remainder_code"], code)
+    is_split = values[f"{ACTOR}.strategy"] in ("fsdp", "fsdp2") and has_remainder
+    is_larger_taken = until(rules["larger_until"]) or matches_code(rules["larger_code"], code)
+    takes_larger = values[f"{ACTOR}.use_dynamic_bsz"] or is_larger_taken
     if not is_split or (values[MINI_BATCH] > values[PROMPTS] and not takes_larger):
         prompts = f"prompts of a step, from {values.describe(PROMPTS)}"
         yield from values.divisor_problems(MINI_BATCH, values[PROMPTS], prompts)

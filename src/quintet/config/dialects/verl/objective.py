@@ -24,6 +24,8 @@ REWARD_WEIGHTS = "algorithm.gdpo_reward_weights"
 FILTER = "algorithm.filter_groups.enable"
 METRIC = "algorithm.filter_groups.metric"
 MAX_ROUNDS = "algorithm.filter_groups.max_num_gen_batches"
+NO_SIDE = (None, -1)
+"""Values of a side of the clip range for which `clip_ratio` counts: -1 is the default of forks."""
 METRICS = (None, "reward", "score", "seq_reward", "seq_final_reward", "acc")
 """Metrics of groups by their rewards; a user's reward function may have others."""
 UNLIMITED_ROUNDS = 10**6
@@ -129,7 +131,7 @@ def loss_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     elif _bypasses(values) and not bypasses:
         native.remarks.append(f"{values.describe(BYPASS_LOSS)} has no effect, because of {values.describe(MODE)}")
     choose(native, LOSS, loss, MODE, *([BYPASS_LOSS, BYPASS] if bypasses else []))
-    set_sides = [key for key in (LOW, HIGH) if values[key] not in (None, values[CLIP])]
+    set_sides = [key for key in (LOW, HIGH) if values[key] not in (*NO_SIDE, values[CLIP])]
     clips = {key: (values[key], (key,)) if key in set_sides else (values[CLIP], (key, CLIP)) for key in (LOW, HIGH)}
     dual = "max_ratio" if loss in MAX_RATIO_LOSSES else "clip_dual"
     options = {"clip_low": clips[LOW], "clip_high": clips[HIGH], dual: (values[DUAL], (DUAL,))}
@@ -221,8 +223,9 @@ def _loss_from_native(foreign: ForeignBuilder) -> None:
     foreign.set(CLIP, low)
     foreign.set(LOW, low)
     foreign.set(HIGH, option_value(foreign, section, "clip_high", low))
-    dual = option_value(foreign, section, "clip_dual")
-    foreign.set(DUAL, option_value(foreign, section, "max_ratio", 3.0) if dual is None else dual)
+    dual = option_value(foreign, section, "max_ratio", option_value(foreign, section, "clip_dual"))
+    if dual is not None:
+        foreign.set(DUAL, dual)
 
 
 def _bypass_from_native(foreign: ForeignBuilder) -> None:
