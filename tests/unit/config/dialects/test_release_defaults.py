@@ -126,6 +126,7 @@ def test_a_named_release_does_not_decide_the_defaults(release: str, key: str, va
         # config/base.yaml of a69f8a5, which has no filter and one clip ratio
         ("ragen", AGENTS, "2025-04-14", "actor_rollout_ref.rollout.rollout_filter_ratio", 1.0),
         ("ragen", AGENTS, "2025-04-14", "actor_rollout_ref.actor.clip_ratio_high", 0.2),
+        ("ragen", AGENTS, "2025-04-14", "actor_rollout_ref.actor.clip_ratio_c", None),
         ("ragen", AGENTS, "2025-04-14", "es_manager.val.env_groups", 128),
         # vagen/configs/vagen_multiturn.yaml of ed6b765
         ("vagen", LISTED, "26.2.5", "data.train_batch_size", 256),

@@ -275,6 +275,10 @@ def needed(plain: dict[str, Any], key: str) -> dict[str, Any]:
     return values
 
 
+KEYS_UNTIL_0_3 = ("reward_model.model.fsdp_config.min_num_params", "trainer.remove_previous_ckpt_in_save")
+"""Keys that only early releases have, whose loss has no dual clip."""
+
+
 @pytest.mark.proves("verl", *(row[0] for _, row in CASES), *(f"optim.{case[0]}" for case in OF_MEGATRON))
 @pytest.mark.parametrize(("plain", "row"), CASES, ids=NAMES)
 def test_a_key_reaches_the_run(tmp_path: Path, plain: dict[str, Any], row: Row) -> None:
@@ -284,7 +288,9 @@ def test_a_key_reaches_the_run(tmp_path: Path, plain: dict[str, Any], row: Row) 
     assert natively(found, native) == expected
     places = found.composed.provenance
     assert key in places.get(native, "") or key in places.get(native.rpartition(".")[0], "")
-    assert translated(found, "verl").lost == {}
+    # newer releases, whose names a translation has, cannot leave out the dual clip
+    lost = {"algorithm.loss.clip_dual": (None, 3.0)} if key in KEYS_UNTIL_0_3 else {}
+    assert translated(found, "verl").lost == lost
     with pytest.raises(ConfigError) as error:
         converted(tmp_path, "verl", changed(plain, {**others, key: illegal}))
     assert key in str(error.value)
