@@ -56,12 +56,17 @@ def address(runs: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def page() -> Iterator[Page]:
+def errors() -> list[str]:
+    """Errors of the page that its test does not expect: it removes the others."""
+    return []
+
+
+@pytest.fixture
+def page(errors: list[str]) -> Iterator[Page]:
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
         page = browser.new_page(viewport={"width": 1360, "height": 900})
         page.set_default_timeout(20_000)
-        errors: list[str] = []
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
         yield page
@@ -174,13 +179,18 @@ def test_the_trace_of_a_step_is_zoomed_searched_and_exported(
     assert colored(page) > 1_000
 
 
-def test_the_diagnosis_of_two_steps_and_of_no_run_is_not_that_all_is_well(address: str, page: Page) -> None:
+def test_the_diagnosis_of_two_steps_and_of_no_run_is_not_that_all_is_well(
+    address: str, page: Page, errors: list[str]
+) -> None:
     page.goto(f"{address}#findings?run=first")
     page.wait_for_selector("text=Not judged yet: first")
     assert page.locator("li", has_text="from 50 steps on: The reward does not rise").count()
     page.goto(f"{address}#findings?run=nowhere")
     page.wait_for_selector("text=This cannot be shown")
     assert page.locator(".failure").inner_text() == "no run is named nowhere; reload the page"
+    assert errors
+    assert all("404" in error for error in errors)
+    errors.clear()
 
 
 @pytest.mark.parametrize("scheme", ["dark", "light"])
