@@ -236,5 +236,6 @@ def test_the_weights_that_count_are_the_learners_or_without_training_the_engines
     assert run_of(tmp_path, evaluation).policy.path == "other/policy"
 
 
-def test_a_run_without_evaluations_may_have_no_epochs_of_them(tmp_path: Path) -> None:
-    assert run_of(tmp_path, {"algorithm.eval_rollout_epoch": -1}).validation.simulator.epochs == 1
+@pytest.mark.parametrize("epochs", [-1, 0])
+def test_a_run_without_evaluations_may_have_no_epochs_of_them(tmp_path: Path, epochs: int) -> None:
+    assert run_of(tmp_path, {"algorithm.eval_rollout_epoch": epochs}).validation.simulator.epochs == 1
