@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
 
-from quintet.config.dialects.scripts.run_script import RunScript, read_run_script
+from quintet.config.dialects.scripts.run_script import RunScript
+from quintet.config.dialects.scripts.run_script_reader import read_run_script
 from quintet.errors import ConfigError
 
 MODULE = "verl.trainer.main_ppo"

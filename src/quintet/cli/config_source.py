@@ -15,7 +15,8 @@ from quintet.config.dialects.composition.default_files import default_names, tre
 from quintet.config.dialects.registry import DIALECTS, detect
 from quintet.config.dialects.release_tables import NO_EVIDENCE, ReleaseEvidence
 from quintet.config.dialects.scripts.override_list import keys_as_tree
-from quintet.config.dialects.scripts.run_script import RunScript, read_run_script
+from quintet.config.dialects.scripts.run_script import RunScript
+from quintet.config.dialects.scripts.run_script_reader import read_run_script
 from quintet.config.dotted import has_key
 from quintet.errors import ConfigError, UnsupportedRunError, nearest
 

@@ -376,6 +376,6 @@ def test_a_pattern_of_a_script_is_matched_in_bounded_time(tmp_path: Path, condit
     script = tmp_path / "run.sh"
     start = "python3 -m verl.trainer.main_ppo data.train_batch_size=$BS"
     script.write_text(f"X={'a' * 2000}\nBS=1\n{condition} && BS=2\n{start}\n")
-    code = "import sys; from quintet.config.dialects.scripts.run_script import read_run_script as read; "
+    code = "import sys; from quintet.config.dialects.scripts.run_script_reader import read_run_script as read; "
     code += "from pathlib import Path; read(Path(sys.argv[1]))"
     subprocess.run([sys.executable, "-c", code, str(script)], timeout=30, check=True)

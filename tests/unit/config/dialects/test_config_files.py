@@ -14,7 +14,8 @@ from quintet.config.dialects.conversion import ForeignValues
 from quintet.config.dialects.loader import convert, merge_with_reference
 from quintet.config.dialects.registry import DIALECTS
 from quintet.config.dialects.release_tables import load_release_tables
-from quintet.config.dialects.scripts.run_script import RunScript, read_run_script
+from quintet.config.dialects.scripts.run_script import RunScript
+from quintet.config.dialects.scripts.run_script_reader import read_run_script
 from quintet.config.dotted import unflatten
 from quintet.errors import ConfigError
 

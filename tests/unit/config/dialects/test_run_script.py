@@ -12,7 +12,8 @@ import pytest
 from quintet.config.capabilities import Capability
 from quintet.config.dialects.composition.foreign_config import compose_config
 from quintet.config.dialects.scripts.compound_commands import read_commands
-from quintet.config.dialects.scripts.run_script import RunScript, read_run_script
+from quintet.config.dialects.scripts.run_script import RunScript
+from quintet.config.dialects.scripts.run_script_reader import read_run_script
 from quintet.config.dialects.scripts.variables import Variables
 from quintet.errors import ConfigError, MachineError, UnsupportedRunError
 
