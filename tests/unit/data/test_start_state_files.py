@@ -98,7 +98,6 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"env_name": "frozenlake", "env_config": LAKE}, "row 0: extra_info.seed = None"),
     ({"env_name": "frozenlake", "env_config": 3, "seed": 1}, "row 0: extra_info.env_config = 3"),
     ({"env_name": "frozenlake", "env_config": {"sise": 5}, "seed": 1}, "unknown key env1.env_config.sise"),
-    ({"env_name": "alfworld", "env_config": {"a": 1}, "seed": 1}, "env1"),
 ]
 
 

@@ -235,7 +235,11 @@ def test_what_a_run_has_already_is_not_suggested(tmp_path: Path) -> None:
         ),
         ("ragen", {}, "optimization.actor_lr"),
         ("ragen", {"actor_rollout_ref": {"actor": {"optim": {"lr": 2e-6}}}}, "actor_rollout_ref.actor.optim.lr"),
-        ("roll", {"pretrain": "model"}, "actor_train.training_args.learning_rate"),
+        (
+            "roll",
+            {"pretrain": "model", "num_return_sequences_in_group": 8},
+            "actor_train.training_args.learning_rate",
+        ),
         ("rlinf", {}, "actor.optim.lr"),
     ],
 )

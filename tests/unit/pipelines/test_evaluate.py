@@ -115,6 +115,7 @@ def test_results_lie_in_the_runs_directory_in_the_order_of_the_file() -> None:
         ".lock",
         "answers.jsonl",
         "evaluation.yaml",
+        "keys.json",
         "results.json",
     ]
 

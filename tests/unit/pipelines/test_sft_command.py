@@ -21,7 +21,10 @@ from quintet.errors import UserError
         (["sft.batch=1", "data.train_files=[nowhere.jsonl]"], ["nowhere.jsonl"]),
         (["sft.optimizer.kind=lion", "sft.episodes={}"], ["sft.optimizer.kind"]),
         (["sft.epoch=3"], ["sft.epochs"]),
-        (["sft.max_tokens=9", "data.train_files=[rows.jsonl]"], ["rows.jsonl, row 0 has", "sft.max_tokens = 9"]),
+        (
+            ["sft.max_tokens=9", "sft.batch=1", "data.train_files=[rows.jsonl]"],
+            ["rows.jsonl, row 0 has", "sft.max_tokens = 9"],
+        ),
     ],
 )
 def test_the_users_faults_name_the_key(

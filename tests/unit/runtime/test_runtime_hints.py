@@ -197,6 +197,8 @@ EXEMPT = (
         f"runtime/{function}": "another start of processes is the remedy"
         for function in (
             "engines/engine_group.py _revive_dead",
+            "engines/remote_engines.py _finish_first_build",
+            "judge_servers.py wait_until_ready",
             "http_service/server.py __init__",
             "env_service/worker_pool.py check_platform",
             "calls/code_check.py check",
