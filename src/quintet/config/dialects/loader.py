@@ -163,7 +163,7 @@ def merge_with_reference(config: ForeignConfig, dialect: Dialect) -> tuple[Forei
     release = choose_release(narrowed, config.plain(), as_written.leaves(), as_written.evidence)
     if release is not None:
         narrowed = narrowed.of_release(release)
-        config = config.without_defaults(release.table, narrowed.specs())
+        config = config.without_defaults(release.table, narrowed.specs(), narrowed.run_defaults)
     renamed, remarks = resolve_aliases(config, narrowed.specs(), narrowed.shared_sections)
     remarks += newer_remarks
     read_as: dict[str, tuple[str, ...]] = {}

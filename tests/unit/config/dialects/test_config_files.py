@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from quintet.config.dialects.composition.checkout import trainer_code
 from quintet.config.dialects.composition.foreign_config import compose_config
 from quintet.config.dialects.conversion import ForeignValues
 from quintet.config.dialects.loader import convert, merge_with_reference
@@ -113,3 +114,19 @@ def test_a_missing_config_path_is_ignored(tmp_path: Path, monkeypatch: pytest.Mo
         script(tmp_path, "--config-path /nowhere --config-name ppo_trainer.yaml")
     without_checkout: Any = script(tmp_path, "--config-path=config --config-name=ppo_trainer")
     assert without_checkout.config is None
+
+
+def test_the_training_backend_of_a_checkouts_file_counts_also_if_it_is_the_releases(checkout: Path) -> None:
+    """Its default follows from the run, so that of the release does not stand for it."""
+    tables = load_release_tables("verl")
+    assert tables is not None
+    table = tables.table("ppo_megatron_trainer", "0.3.0")
+    file = checkout / "verl/trainer/config/ppo_megatron_trainer.yaml"
+    file.write_text(yaml.safe_dump(unflatten(table)))
+    values = values_of(script(checkout, "--config-name ppo_megatron_trainer"))
+    assert values["actor_rollout_ref.actor.strategy"] == values["critic.strategy"] == "megatron"
+
+
+def test_a_trainer_that_a_checkout_lacks_has_no_code(tmp_path: Path) -> None:
+    (tmp_path / "verl/trainer").mkdir(parents=True)
+    assert trainer_code("verl.trainer.main_ppo", tmp_path) == {}

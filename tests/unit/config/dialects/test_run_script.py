@@ -512,6 +512,32 @@ def test_each_item_that_a_loop_may_take_at_a_position_that_is_not_known_is_a_run
     assert [value.key for value in second.missing] == ["kl"]
 
 
+def test_a_function_with_a_local_variable_of_the_same_name_does_not_hide_the_item(tmp_path: Path) -> None:
+    """RAGEN's sweeps take experiments from a queue like this."""
+    text = """\
+RUNS=(0.1 0.2)
+run() { local value="$1"; python -m verl.trainer.main_ppo actor.optim.lr="$value"; }
+work() {
+  exec {LOCK}>queue.lock
+  while true; do
+    local index
+    index=$(cat queue.txt)
+    if [ "$index" -lt 0 ]; then break; fi
+    local value="${RUNS[$index]}"
+    run "$value" || true
+  done
+  exec {LOCK}>&-
+}
+work &
+wait
+"""
+    lines = refusal(tmp_path, text).splitlines()[1:3]
+    assert [line.partition("  ")[2].partition("  ")[2] for line in lines] == [
+        "actor.optim.lr=0.1",
+        "actor.optim.lr=0.2",
+    ]
+
+
 def test_a_value_of_an_earlier_iteration_is_not_taken_for_a_known_one(tmp_path: Path) -> None:
     text = "N=1; while grep -q x y; do python -m verl.trainer.main_ppo data.seed=$N; N=2; done\n"
     assert "$N depends on the `while` at line 1" in refusal(tmp_path, text)

@@ -79,7 +79,7 @@ def _trainer_modules(program: Path, packages: tuple[Path, ...]) -> Iterator[tupl
 
 
 def _read_code(file: Path) -> str:
-    if file.stat().st_size > MAX_PROGRAM:
+    if not file.is_file() or file.stat().st_size > MAX_PROGRAM:
         return ""
     return COMMENT.sub("", file.read_text(encoding="utf-8", errors="replace"))
 

@@ -202,13 +202,16 @@ class ForeignConfig:
                 sources.setdefault(name, sources[origin])
         return replace(self, tree=OmegaConf.create(tree), sources=sources)
 
-    def without_defaults(self, defaults: Mapping[str, Any], documented: Collection[str]) -> "ForeignConfig":
+    def without_defaults(
+        self, defaults: Mapping[str, Any], documented: Collection[str], decisive: Collection[str]
+    ) -> "ForeignConfig":
         """Return the configuration of a checkout, in which keys with a default of the release do not count as set.
 
-        Of them, those that are documented are left out; others keep their values, to which values may refer.
+        Of them, those that are documented are left out; others keep their values, to which values may refer. `decisive`
+        keys, whose default is not that of the release, count as set.
         """
         tree = self.plain()
-        own = self.evidence.own_keys
+        own = self.evidence.own_keys.difference(decisive)
         same = {key for key in own if key in defaults and defaults[key] == get_value(tree, key)}
         kept = {name for key in self.leaves() if key not in same for name in (key, *sections_around(key))}
         for key in same & {*documented}:

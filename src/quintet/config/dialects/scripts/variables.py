@@ -296,7 +296,9 @@ class Variables:
         changed = self.changes(state.values)
         attributes = self.attributes
         touched = {
-            name for name in {*attributes, *state.attributes} if attributes.get(name) != state.attributes.get(name)
+            name
+            for name in {*attributes, *state.attributes}
+            if attributes.get(name, "") != state.attributes.get(name, "")
         }
         functions = {name for name in self.functions if self.functions[name] is not state.functions.get(name)}
         functions |= state.functions.keys() - self.functions.keys()

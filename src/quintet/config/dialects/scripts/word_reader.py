@@ -21,7 +21,9 @@ from quintet.config.dialects.scripts.text_reader import BLANKS, HERE_DOCUMENT_EN
 from quintet.config.dialects.scripts.variables import MARKER, MAX_LENGTH, Variables, array_of
 from quintet.config.dialects.scripts.word_splitting import SPLIT_POINTS, pathname_expansion, with_split_points
 
-REDIRECTION = re.compile(r"(?P<number>\d*)(?P<operator><<<|<<-?|&>>?|>>|>&|<&|>\||<>|[<>](?!\())")
+REDIRECTION = re.compile(
+    r"(?P<number>\d*|\{(?P<variable>[A-Za-z_]\w*)\})(?P<operator><<<|<<-?|&>>?|>>|>&|<&|>\||<>|[<>](?!\())"
+)
 COMMAND_END = re.compile(r"[\n;&|()#]|\Z")
 RAW_WORD = re.compile(rf"(?:{SKIPPED.pattern}|[^\s;&|()<>])*", re.DOTALL)
 LITERAL = re.compile(r"""[^\s;&|()<>\\'"`$~{}\]:=/]+|.""", re.DOTALL)
@@ -100,7 +102,9 @@ class WordReader(TextReader):
                 self.stdin, self.has_input_file, self.is_prompted = None, True, False
             else:
                 target = "" if WORD_END.match(self.text, self.position) else self.read_word(is_assignment=True).text
-                if "<" in operator:
+                if variable := redirection["variable"]:
+                    self.variables.forget([variable], "is the number of an open file", self.line)
+                elif "<" in operator:
                     self.stdin = f"{target}\n" if operator == "<<<" else "" if target == "/dev/null" else None
                     self.has_input_file, self.is_prompted = self.stdin is None, False
                 elif redirection["number"] in ("", "1"):
