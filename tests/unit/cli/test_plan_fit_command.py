@@ -49,9 +49,9 @@ def fitted(call: Call, capsys: pytest.CaptureFixture[str], *arguments: str) -> d
 def test_the_table_has_times_peaks_and_sizes_and_below_it_overrides_with_reasons(
     model: list[str], call: Call, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(*model, "--fit", "--device", "h100", "--devices", "8") == 0
+    assert call(*model, "name=lake", "--fit", "--device", "h100", "--devices", "8") == 0
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0] == "frozenlake  8 × 80.0 GiB, 72.0 GiB usable"
+    assert shown[0] == "lake  8 × 80.0 GiB, 72.0 GiB usable"
     assert "Proposals, step times estimated with the figures of h100" in shown
     assert any(line.split()[:6] == ["step", "peak", "actor", "engines"] for line in shown)
     (first,) = (line for line in shown if line.startswith("  1  placement.devices_per_node=8"))
