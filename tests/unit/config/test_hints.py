@@ -125,7 +125,6 @@ CASES = [
     ["validation=null"],
     ["checkpoint=null"],
     ["training.steps=1e3"],
-    ["name=2026"],
     # values of one section that contradict each other
     ["policy.path=DIRECTORY", "policy.preset=grid-1m"],
     ["policy.preset=null"],
