@@ -129,7 +129,7 @@ def test_simulators_leave_their_device_after_a_rollout_if_configured(
     monkeypatch: pytest.MonkeyPatch, *, offloads: bool
 ) -> None:
     offloaded: list[object] = []
-    monkeypatch.setattr(RobotEnvs, "offload", offloaded.append)
+    monkeypatch.setattr(RobotEnvs, "offload", lambda *envs: offloaded.append(envs))
     with started(experiment(placement={"offload_envs": offloads})) as runner:
         run(runner, request())
     assert len(offloaded) == offloads
