@@ -94,7 +94,7 @@ def executor(processes: UserExecutor) -> Iterator[UserExecutor]:
 
 def test_processes_of_users_have_the_configured_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[EnvProcessesConfig] = []
-    monkeypatch.setattr("quintet.tools.user_executor.SubprocessVectorEnv", lambda env, given: limits.append(given))
+    monkeypatch.setattr("quintet.tools.executor.SubprocessVectorEnv", lambda env, given: limits.append(given))
     config = {"max_processes": 3, "timeout_seconds": 7.0, "memory_gib": 2.0}
     UserExecutor(InteractionsConfig.model_validate({"users": {"gsm8k": {}}, **config}))
     (given,) = limits
