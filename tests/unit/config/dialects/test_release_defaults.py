@@ -309,3 +309,12 @@ def test_a_script_of_vagen_has_the_defaults_of_its_reference_document(tmp_path: 
     assert (found.rollout.temperature, found.rollout.top_p, found.algorithm.entropy_coefficient) == (1.0, 1.0, 0.001)
     assert found.algorithm.loss.model_dump()["clip_dual"] is None
     assert found.training.samples_per_group == 1
+
+
+def test_a_default_share_of_warm_up_contradicts_steps_that_a_file_of_roll_sets() -> None:
+    """Early releases warm up over 3 % of the steps; transformers reads that only without `warmup_steps`."""
+    keys = ROLL | {"num_return_sequences_in_group": 8, "actor_train.training_args.warmup_steps": 20}
+    config = config_from_tree(unflatten(keys))
+    object.__setattr__(config, "evidence", ReleaseEvidence(named="0.1.0"))
+    optimizer = convert(config, DIALECTS["roll"], to_plan=True).composed.experiment.actor.optimizer
+    assert (optimizer.warmup_steps, optimizer.warmup_ratio) == (20, 0.0)

@@ -58,6 +58,7 @@ from quintet.config.dotted import unflatten
 from quintet.config.native.experiment import Experiment
 from quintet.config.problems import ConfigProblem
 
+WARMUP_STEPS = "actor_train.training_args.warmup_steps"
 FILE = "actor_train.data_args.file_name"
 TEMPLATE = "actor_train.data_args.template"
 PROMPT = "actor_train.data_args.prompt"
@@ -116,6 +117,9 @@ def to_native(values: ForeignValues, native: NativeBuilder) -> None:
     algorithm_to_native(values, native, Worker(values, "critic").is_set)
     absent = _absent_sections(worker.name for worker in workers(values))
     native.set_from_keys(spec for spec in values.dialect.specs().values() if not spec.key.startswith(absent))
+    if values[WARMUP_STEPS]:
+        # transformers reads the share only if there are no steps
+        native.set("actor.optimizer.warmup_ratio", 0.0, WARMUP_STEPS)
     paths_to_native(values, native)
     if is_agentic(values):
         _engine_to_native(Worker(values, "actor_infer"), native)
