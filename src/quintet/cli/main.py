@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -375,6 +376,14 @@ def main() -> NoReturn:
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(141)
+    except OSError as error:
+        # a value that is taken for a path; which key it is of is not known here
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        print(
+            f"quintet: {str(error.filename)[:60]}…: the name of a file is too long; use a shorter one", file=sys.stderr
+        )
+        sys.exit(2)
     sys.exit(0)
 
 

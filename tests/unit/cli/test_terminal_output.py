@@ -48,6 +48,15 @@ def test_a_message_of_the_command_shows_a_sequence_instead_of_obeying_it(tmp_pat
     assert b"\x1b]" not in output
 
 
+def test_a_name_that_is_too_long_for_a_file_is_the_users_error(tmp_path: Path) -> None:
+    (tmp_path / "overrides.txt").write_text(f"rollout_manager.max_turns=3\ndata.train_files={'a' * 5000}\n")
+    command = [sys.executable, "-m", "quintet", "plan", "overrides.txt"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 2
+    assert "the name of a file is too long" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def _read(descriptor: int) -> bytes:
     """Return what the terminal shows next; nothing after its last program has ended."""
     try:
