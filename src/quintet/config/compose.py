@@ -52,7 +52,7 @@ def load_experiment(
     if not has_key(tree, "name"):
         experiment = experiment.model_copy(update={"name": default_run_name(experiment)})
     values = flatten(experiment.model_dump())
-    provenance = {key: source_of(key, sources) if _is_given(tree, key) else DEFAULT for key in values}
+    provenance = {key: source_of(key, sources) if _is_set_in_tree(tree, key) else DEFAULT for key in values}
     composed = ComposedConfig(experiment, provenance, tuple(dict.fromkeys(notes)), settings=settings)
     compute_batch_arithmetic(composed)
     return composed
@@ -77,7 +77,7 @@ def unread_remarks(composed: ComposedConfig) -> Iterator[str]:
             yield f"{describe_setting(setting.key, setting.value, setting.source)} has no effect: {reason}"
 
 
-def _is_given(tree: Mapping[str, Any], key: str) -> bool:
+def _is_set_in_tree(tree: Mapping[str, Any], key: str) -> bool:
     """Return whether the tree has a value for a dotted key, or for all of a section around it, which then is no
     mapping."""
     return has_key(tree, key) or any(

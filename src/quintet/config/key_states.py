@@ -13,7 +13,7 @@ from quintet.config.problems import ConfigProblem
 
 
 class State(StrEnum):
-    """What becomes of a key."""
+    """State of a key in a run."""
 
     HONOURED = "honoured"
     SUBSTITUTE = "honoured by a substitute"

@@ -129,7 +129,7 @@ def _load_custom_rows(config: DataConfig, names: Sequence[str], tokenizer: Any) 
 
 @dataclass(frozen=True, slots=True)
 class PromptSettings:
-    """What the prompts of a split follow from."""
+    """Settings that decide the prompts of a split."""
 
     config: DataConfig
     tokenizer: PreTrainedTokenizerFast

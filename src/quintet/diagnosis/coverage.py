@@ -32,7 +32,7 @@ class Coverage:
 
     @property
     def verdict(self) -> str:
-        """What is true of a run without findings."""
+        """Sentence about a run without findings."""
         if not self.judged:
             return "nothing could be judged: no metrics have been logged"
         if self.waiting:

@@ -39,7 +39,7 @@ class RuleSpec:
 
     @property
     def counts(self) -> str:
-        """What `min_values` counts."""
+        """Unit of `min_values`: steps or validations."""
         return "validations" if "validations" in self.limits else "steps"
 
 

@@ -160,7 +160,7 @@ def _num_parameters(directory: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Card:
-    """What the model card tells of the training."""
+    """Facts about the training in the model card."""
 
     record: TrainingRecord | None
     """None if the training is unknown."""

@@ -18,7 +18,7 @@ from quintet.config.dialects.release_tables import (
 from quintet.config.dotted import flatten, get_value
 from quintet.errors import ConfigError, nearest
 
-WHOLE_FILE = 0.6
+MIN_COPIED_SHARE = 0.6
 """Share of the keys of a release from which on a file counts as a copy of the release's own."""
 HINT = "--release names another"
 _OF_FILES = frozenset(key for tree in FRAMEWORK_FILES.values() for key in flatten(tree))
@@ -47,7 +47,7 @@ class _Candidate:
         return -lacking, sum(self.table.get(key) == value for key, value in values.items())
 
     def is_copied(self, values: Mapping[str, Any]) -> bool:
-        return sum(key in values for key in self.table) >= WHOLE_FILE * len(self.table)
+        return sum(key in values for key in self.table) >= MIN_COPIED_SHARE * len(self.table)
 
 
 def choose_release(
@@ -132,11 +132,11 @@ def _closest(
     all_candidates = [newest, *candidates]
     accepted = [frozenset(each.accepted(keys, evidence.added)) for each in all_candidates]
     known = frozenset[str]().union(*accepted)
-    most = max(map(len, accepted))
-    best = [each for each, has in zip(all_candidates, accepted, strict=True) if len(has) == most]
+    max_accepted = max(map(len, accepted))
+    best = [each for each, has in zip(all_candidates, accepted, strict=True) if len(has) == max_accepted]
     copied = [each for each in best if each.is_copied(values)]
     if copied:
         chosen = max(copied, key=lambda each: each.likeness(values))
         return chosen, f"the file is a copy of its own, or close to it; {HINT}"
-    share = "all keys" if most == len(known) else f"{most} of the {len(known)} keys"
+    share = "all keys" if max_accepted == len(known) else f"{max_accepted} of the {len(known)} keys"
     return best[0], f"the newest release that has {share} of the file; {HINT}"

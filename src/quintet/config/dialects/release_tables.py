@@ -79,7 +79,7 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 @dataclass(frozen=True, slots=True)
 class ReleaseEvidence:
-    """What is known of the release of a configuration besides its keys."""
+    """Evidence of the release of a configuration besides its keys."""
 
     module: str = ""
     """Module of the trainer that a script starts."""
@@ -87,7 +87,7 @@ class ReleaseEvidence:
     """Keys that `+key=value` adds: the release lacks them, or they are null in it."""
     named: str | None = None
     """Release that the user named."""
-    own_keys: frozenset[str] = frozenset()
+    trainer_file_keys: frozenset[str] = frozenset()
     """Keys that only the framework's own file in a checkout sets, which are its defaults."""
     code: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Code of the trainer in the checkout around a script, by its part."""

@@ -23,7 +23,7 @@ _NO_EFFECT = re.compile(r"Has no effect(?: here)?(?:[:,](?: since)?)? (.{12,})",
 
 @dataclass(frozen=True)
 class ForeignSettings:
-    """What follows from each key that the user set."""
+    """Keys that the user set, with the native keys that follow from each."""
 
     native: NativeBuilder
     left_out: Collection[str]

@@ -89,7 +89,7 @@ def unknown_keys(
         return UnknownKey(key, values.source(key), reason, values.dialect.name, suggestion, of_trainer.get(key, ""))
 
     # with the defaults of its own file, a fork does what its authors call its framework
-    by_default = frozenset() if written is None else written.evidence.own_keys
+    by_default = frozenset() if written is None else written.evidence.trainer_file_keys
     return [key for key in map(describe, keys) if not (key.reason is UnknownReason.FORK and key.key in by_default)]
 
 

@@ -211,12 +211,12 @@ class ForeignConfig:
         keys, whose default is not that of the release, count as set.
         """
         tree = self.plain()
-        own = self.evidence.own_keys.difference(decisive)
-        same = {key for key in own if key in defaults and defaults[key] == get_value(tree, key)}
-        kept = {name for key in self.leaves() if key not in same for name in (key, *sections_around(key))}
+        candidates = self.evidence.trainer_file_keys.difference(decisive)
+        same = {key for key in candidates if key in defaults and defaults[key] == get_value(tree, key)}
+        set_names = {name for key in self.leaves() if key not in same for name in (key, *sections_around(key))}
         for key in same & {*documented}:
             delete_value(tree, key)
-        sources = {key: source for key, source in self.sources.items() if key in kept}
+        sources = {key: source for key, source in self.sources.items() if key in set_names}
         return replace(self, tree=OmegaConf.create(tree), sources=sources)
 
     def plain(self) -> dict[str, Any]:
@@ -327,8 +327,10 @@ def compose_config(
     )
     if not is_frameworks_file:
         return config
-    own_keys = frozenset(config.leaves()) - {name for each in parsed for name, _ in nested_keys(each.key, each.value)}
-    return replace(config, evidence=replace(config.evidence, own_keys=own_keys))
+    trainer_file_keys = frozenset(config.leaves()) - {
+        name for each in parsed for name, _ in nested_keys(each.key, each.value)
+    }
+    return replace(config, evidence=replace(config.evidence, trainer_file_keys=trainer_file_keys))
 
 
 def _compose(path: Path | None, overrides: Sequence[ParsedOverride]) -> Composed:
