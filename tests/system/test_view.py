@@ -173,6 +173,15 @@ def test_the_trace_of_a_step_is_zoomed_searched_and_exported(
     page.keyboard.press("0")
     page.wait_for_function("() => !location.hash.includes('from=')")
 
+    page.goto(f"{address}#timeline?run=first&step=2&from=abc&find=before")
+    page.wait_for_selector(".longest tbody tr")
+    page.evaluate("requestAnimationFrame = () => 0")  # the wheel turns before the first frame
+    page.goto(f"{address}#timeline?run=first&step=2&find=frame")
+    page.wait_for_function("() => document.querySelector('[type=search]')?.value === 'frame'")
+    page.locator(".trace canvas").dispatch_event("wheel", {"deltaY": -1500, "offsetX": 400})
+    page.wait_for_function("() => location.hash.includes('from=')")
+    assert "NaN" not in page.url
+
     page.goto(exported.as_uri())
     page.wait_for_selector(".longest tbody tr")
     assert page.locator(".trace h2").inner_text() == "Trace of step 2: first"

@@ -17,7 +17,7 @@ export async function changesView(page) {
   }
   const steps = [...counted].sort((a, b) => a - b);
   if (steps.length < 2) return h("section", { class: "empty" }, h("h2", {}, "Fewer than two validations"), h("p", {}, "Comparison needs the episodes of two; validation.every_steps sets how often they are played."));
-  const [before, after] = [Number(page.get("before", steps[0])), Number(page.get("after", steps.at(-1)))];
+  const [before, after] = [page.number("before", steps[0]), page.number("after", steps.at(-1))];
   const summary = h("p", { class: "note" });
   const detail = h("div", { class: "detail" }, h("p", { class: "note" }, "Choose a start state."));
   const list = new VirtualList({

@@ -29,7 +29,7 @@ export async function chartsView(page) {
   }, { rootMargin: "200px" });
 
   const settings = () => ({
-    axis: page.get("axis", "steps"), smoothing: Number(page.get("smoothing", 0)), log: page.get("log", "") === "1",
+    axis: page.get("axis", "steps"), smoothing: page.number("smoothing", 0), log: page.get("log", "") === "1",
   });
   const data = {};
   const draw = (name) => drawChart(cards.get(name).plot, {

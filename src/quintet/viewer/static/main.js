@@ -34,6 +34,12 @@ class Page {
     return this.parameters.get(name) ?? fallback;
   }
 
+  /** Return a setting that is a number; `fallback` as well if the address has text that is none. */
+  number(name, fallback) {
+    const value = Number.parseFloat(this.get(name, fallback));
+    return Number.isFinite(value) ? value : fallback;
+  }
+
   /** Set a setting of this view without loading it again. */
   set(name, value) {
     if (value === "" || value === null) this.parameters.delete(name);

@@ -20,7 +20,7 @@ export async function timelineView(page) {
 async function phases(page, run, traces) {
   const { rows } = await get("timeline", { run, first: 0, count: 1 });
   const pages = Math.max(Math.ceil(rows / STEPS), 1);
-  const chosen = Math.min(Number(page.get("page", pages - 1)), pages - 1);
+  const chosen = Math.min(page.number("page", pages - 1), pages - 1);
   const { steps } = await get("timeline", { run, first: chosen * STEPS, count: STEPS });
   if (!steps.length) return h("section", { class: "empty" }, h("h2", {}, "No steps yet"));
   const longest = Math.max(...steps.map((step) => step.phase.seconds));

@@ -12,12 +12,12 @@ const HELP = "wheel or + and − zoom · drag or ← and → move · double clic
 /** Show one of the traces of a run; the step, its rank and the visible part are in the page's address. */
 export async function traceView(page, run, traces) {
   const steps = [...new Set(traces.map((trace) => trace.step))];
-  const step = Number(page.get("step", steps.at(-1)));
+  const step = page.number("step", steps.at(-1));
   const ranks = traces.filter((trace) => trace.step === step).map((trace) => trace.rank);
-  const rank = Number(page.get("rank", ranks[0] ?? 0));
+  const rank = page.number("rank", ranks[0] ?? 0);
   const go = (settings) => page.go("timeline", { from: "", to: "", ...settings });
   const data = await get("trace", { run, step, rank });
-  const chart = new TraceChart(data, { from: Number(page.get("from", 0)) * 1000, to: Number(page.get("to", data.duration / 1000)) * 1000, found: page.get("find", "") });
+  const chart = new TraceChart(data, { from: page.number("from", 0) * 1000, to: page.number("to", data.duration / 1000) * 1000, found: page.get("find", "") });
   const table = h("div", { class: "scroll" });
   chart.onchange = debounce(() => {
     const isWhole = chart.from === 0 && chart.to === data.duration;
@@ -81,7 +81,10 @@ class TraceChart {
   }
 
   listen() {
-    const on = (name, action, options) => this.canvas.addEventListener(name, action, options);
+    const on = (name, action, options) => this.canvas.addEventListener(name, (event) => {
+      if (!this.lanes) this.layout(); // an event before the first frame
+      action(event);
+    }, options);
     let grip = null;
     on("wheel", (event) => {
       event.preventDefault();
