@@ -22,6 +22,12 @@ from quintet.runtime.run_checkpoint import load_learners
 from quintet.training.checkpoint.async_save import WriteFiles
 
 
+@pytest.fixture(autouse=True)
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default of `output_dir` is relative: without the configured one, a run would write into the repository."""
+    monkeypatch.chdir(tmp_path)
+
+
 @contextmanager
 def opened(directory: Path, *overrides: str) -> Iterator[Run]:
     composed = load_experiment(None, (f"output_dir={directory}", "name=mine", *overrides))

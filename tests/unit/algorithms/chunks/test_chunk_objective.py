@@ -134,7 +134,7 @@ def test_actions_after_the_end_of_an_episode_have_no_gradient_with_rewards_of_ac
     assert gradient[batch.loss_mask].any(-1).float().mean() > 0.3
 
 
-def one_chunk() -> ChunkBatch:
+def single_chunk() -> ChunkBatch:
     """One chunk of two actions with three dimensions each, all of which are trained."""
     return ChunkBatch(
         inputs={},
@@ -152,7 +152,7 @@ def one_chunk() -> ChunkBatch:
 
 def chunk_metrics(**algorithm: Any) -> dict[str, float]:
     """Metrics of a chunk whose tokens have become twice as likely, with an entropy of 0.5 each, and a value of 0.9."""
-    objective, batch = ChunkObjective(experiment(kl=None, **algorithm)), one_chunk()
+    objective, batch = ChunkObjective(experiment(kl=None, **algorithm)), single_chunk()
     current = ActionStatistics(torch.full((1, 2, 3), math.log(2)), torch.full((1, 2, 3), 0.5), torch.full((1, 1), 0.9))
     _, metrics = objective.loss(current, batch, objective.normalizer(batch))
     return {name: float(value) for name, value in metrics.items()}
