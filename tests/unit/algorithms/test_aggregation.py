@@ -55,7 +55,8 @@ def test_the_default_scale_is_the_longest_episode() -> None:
     ],
 )
 def test_micro_batch_weights_match_the_other_frameworks(ways: str, mode: str, expected: list[float]) -> None:
-    aggregation = Aggregation(mode, micro_batch_weights=ways)  # type: ignore[arg-type]
+    config = AlgorithmConfig.model_validate({"aggregation": mode, "micro_batch_weights": ways})
+    aggregation = Aggregation.from_config(config, 100)
     mask, owner, part = torch.tensor([True, True, True, False]), torch.tensor([0, 1, 2, 2]), torch.tensor([0, 0, 1, 1])
     torch.testing.assert_close(aggregation.weights(mask, owner, part), torch.tensor([*expected, 0.0]))
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from quintet.algorithms.kl import KlControl, kl_estimate, penalize_rewards, token_divergence
-from quintet.config.native.algorithm import KlConfig
+from quintet.config.native.algorithm import AlgorithmConfig, KlConfig, RewardKlConfig
 
 NOW = torch.tensor([0.4, 0.1], dtype=torch.float64).log()
 REFERENCE = torch.tensor([0.2, 0.2], dtype=torch.float64).log()
@@ -80,9 +80,28 @@ def test_the_kl_penalty_applies_to_response_tokens_only(changes: dict[str, Any])
     assert rewards.tolist() == pytest.approx([1.0, 1.0 - 0.5 * cost])
 
 
-def test_the_adaptive_kl_coefficient_changes_by_at_most_a_fifth() -> None:
+def reward_control(*, beside_loss: bool, **options: Any) -> KlControl:
+    """The divergence in the rewards, either the only one or beside one in the loss."""
+    algorithm = (
+        AlgorithmConfig(kl=KlConfig(), reward_kl=RewardKlConfig(**options))
+        if beside_loss
+        else AlgorithmConfig(kl=KlConfig(apply_to="reward", **options))
+    )
+    assert algorithm.kl_in_reward is not None
+    return KlControl.from_config(algorithm.kl_in_reward)
+
+
+def test_a_penalty_beside_a_divergence_in_the_loss_has_its_own_estimator() -> None:
+    """log(2) for the first token and -log(2) for the second, whose absolute value counts."""
+    control = reward_control(beside_loss=True, estimator="abs", coefficient=1.0)
+    rewards = penalize_rewards(torch.zeros(2).double(), NOW, REFERENCE, torch.ones(2, dtype=torch.bool), control)
+    assert rewards.tolist() == pytest.approx([-X, -X])
+
+
+@pytest.mark.parametrize("beside_loss", [False, True])
+def test_the_adaptive_kl_coefficient_changes_by_at_most_a_fifth(*, beside_loss: bool) -> None:
     """Worked out by hand: β (1 + clip(KL / target - 1, ±0.2) n / horizon)."""
-    control = KlControl.from_config(KlConfig(apply_to="reward", coefficient=0.2, target=0.1, horizon=100))
+    control = reward_control(beside_loss=beside_loss, coefficient=0.2, target=0.1, horizon=100)
     control.observe(0.11, 10)
     assert control.coefficient == pytest.approx(0.2 * 1.01)
     control.observe(5.0, 10)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -347,3 +348,11 @@ def test_an_invalid_ground_truth_is_named_by_the_keys_of_the_users_format(monkey
             evaluate.evaluate_stored(load_config(config, options, None, "refuse"), Console())
         assert "answers.jsonl, row 0 has the ground truth 'four'" in error.value.message
         assert f"{key}=COLUMN" in str(error.value.hint)
+
+
+def test_the_configured_libraries_are_imported_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "registered_by_a_run.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="no stored responses"):
+        evaluate_stored(load_experiment(None, ["external_libs=[registered_by_a_run]"]), Console(file=io.StringIO()))
+    assert sys.modules.pop("registered_by_a_run")

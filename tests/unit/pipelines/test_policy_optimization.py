@@ -37,6 +37,12 @@ def test_the_order_of_episodes_has_its_own_seed(make_batch: Callable[..., Batch]
     assert orders[1] == _episodes(make_batch, "actor.shuffle=true", "actor.shuffle_seed=7", "seed=3")
 
 
+def test_the_order_of_episodes_follows_from_the_seed_of_the_run(make_batch: Callable[..., Batch]) -> None:
+    overrides = ("actor.shuffle=true", "training.mini_batches=4")
+    orders = [_episodes(make_batch, *overrides, f"seed={seed}") for seed in (4, 4, 0)]
+    assert orders[0] == orders[1] != orders[2]
+
+
 def _episodes(make_batch: Callable[..., Batch], *overrides: str) -> list[list[int]]:
     batch = make_batch([[1]] * 8, [[0.0]] * 8, group=[0, 0, 1, 1, 2, 2, 3, 3])
     config = load_experiment(None, [*OVERRIDES, *overrides]).experiment

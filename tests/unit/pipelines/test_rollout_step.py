@@ -14,8 +14,10 @@ from quintet.envs.mixed_env import build_start_states
 from quintet.envs.start_states import SeedStartStates, env_index, env_seed
 from quintet.errors import MachineError
 from quintet.pipelines.experience import collate_rollout
-from quintet.pipelines.rollout_step import Rollout, collect_rollouts
+from quintet.pipelines.rollout_step import Rollout, collect_rollouts, iter_rollouts
+from quintet.pipelines.timings import Timings
 from quintet.records import Failure, FinishReason, Outcome, Trajectory, Turn
+from quintet.rollout.background_rollout import BackgroundRollout
 from quintet.rollout.episode import Episode
 from quintet.rollout.sampling_params import SamplingParams
 
@@ -155,3 +157,29 @@ def test_replacement_groups_are_drawn_by_share() -> None:
     }
     of_b = sum(env_index(start) == 1 for start in drawn.values())
     assert abs(len(drawn) - 3 * of_b) < 3
+
+
+def test_start_states_repeat_after_the_configured_number() -> None:
+    starts = build_start_states(components(2, "training.start_states=2").config).take(6)
+    assert len(set(starts)) == len(set(starts[:2])) == 2
+
+
+class Parts(BackgroundRollout):
+    """A rollout whose parts are empty, and that notes their numbers of groups."""
+
+    def __init__(self) -> None:
+        self.groups: list[int] = []
+
+    def iter_parts(
+        self, step: int, sampling: SamplingParams, groups: int
+    ) -> Iterator[tuple[list[Trajectory], dict[str, float]]]:
+        while True:
+            self.groups.append(groups)
+            yield [], {}
+
+
+def test_a_pipelined_step_has_one_rollout_per_mini_batch() -> None:
+    table = components(2, "training.pipelined=true")
+    table.async_rollout = Parts()
+    assert len(list(iter_rollouts(table, 1, Timings()))) == 2
+    assert table.async_rollout.groups == [2, 2]

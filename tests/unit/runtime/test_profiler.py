@@ -131,6 +131,8 @@ def test_only_what_is_recorded_is_listed() -> None:
     assert [step for step in range(1, 7) if config.covers(step)] == [3, 5]
     assert [step for step in range(1, 7) if config.prepares(step)] == [2, 4]
     assert not any(ProfileConfig(steps=(3,)).prepares(step) for step in range(1, 4))
+    cold = ProfileConfig(steps=(3,), torch=TorchProfilerConfig(warmup=False))
+    assert not any(cold.prepares(step) for step in range(1, 4))
     assert ProfileConfig().covers(1)
 
 

@@ -281,3 +281,18 @@ def test_activations_leave_a_gpu_if_configured(monkeypatch: pytest.MonkeyPatch, 
     config = MemoryConfig(offload_activations=True, pin=pin)
     assert module_of_offload.activation_offloading(config, gpu, "actor")() == ("cpu", pin)
     assert module_of_offload.activation_offloading(MemoryConfig(pin=pin), gpu, "actor") is nullcontext
+
+
+def test_weights_and_optimizer_state_leave_a_gpu_if_configured() -> None:
+    """Another kind of device stands for a GPU; what is offloaded there is shown above."""
+    layer = nn.Linear(1, 1, device="meta")
+    chosen: dict[str, bool] = {}
+
+    class Chosen(Offload):
+        def __init__(self, module: nn.Module, **options: bool) -> None:
+            chosen.update(options)
+
+    for parameters, optimizer in ((True, False), (False, True)):
+        memory = MemoryConfig(offload_parameters=parameters, offload_optimizer=optimizer)
+        Chosen.from_config(memory, layer, "actor")
+        assert chosen == {"parameters": parameters, "optimizer": optimizer, "pin": False}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -131,6 +132,45 @@ def test_actions_after_the_end_of_an_episode_have_no_gradient_with_rewards_of_ac
     (gradient,) = torch.autograd.grad(loss, current.logprobs)
     assert not gradient[~batch.loss_mask].any()
     assert gradient[batch.loss_mask].any(-1).float().mean() > 0.3
+
+
+def single_chunk() -> ChunkBatch:
+    """One chunk of two actions with three dimensions each, all of which are trained."""
+    return ChunkBatch(
+        inputs={},
+        actions=torch.zeros(1, 2, 3),
+        logprobs=torch.zeros(1, 2, 3),
+        rewards=torch.zeros(1, 2),
+        dones=torch.zeros(1, 2, dtype=torch.bool),
+        loss_mask=torch.ones(1, 2, dtype=torch.bool),
+        group=torch.zeros(1, dtype=torch.long),
+        values=torch.zeros(1, 1),
+        advantages=torch.ones(1, 1),
+        returns=torch.ones(1, 1),
+    )
+
+
+def chunk_metrics(**algorithm: Any) -> dict[str, float]:
+    """Metrics of a chunk whose tokens have become twice as likely, with an entropy of 0.5 each, and a value of 0.9."""
+    objective, batch = ChunkObjective(experiment(kl=None, **algorithm)), single_chunk()
+    current = ActionStatistics(torch.full((1, 2, 3), math.log(2)), torch.full((1, 2, 3), 0.5), torch.full((1, 1), 0.9))
+    _, metrics = objective.loss(current, batch, objective.normalizer(batch))
+    return {name: float(value) for name, value in metrics.items()}
+
+
+@pytest.mark.parametrize(("level", "ratio"), [("token", 2), ("action", 2**3), ("chunk", 2**6)])
+def test_a_ratio_is_of_the_configured_unit(level: str, ratio: float) -> None:
+    assert chunk_metrics(level=level)["actor/ratio"] == pytest.approx(ratio)
+
+
+@pytest.mark.parametrize(("level", "entropy"), [("token", 0.5), ("action", 1.5), ("chunk", 3.0)])
+def test_an_entropy_is_of_the_configured_unit(level: str, entropy: float) -> None:
+    assert chunk_metrics(entropy_level=level)["actor/entropy"] == pytest.approx(entropy)
+
+
+def test_values_are_clipped_and_large_errors_count_linearly() -> None:
+    """The value 0.9 is clipped to 0.2, and the error is 0.8: by hand δ (|e| - δ / 2) with δ = 0.5."""
+    assert chunk_metrics()["critic/vf_loss"] == pytest.approx(0.5 * (0.8 - 0.25))
 
 
 def test_an_update_with_a_large_mean_ratio_is_skipped() -> None:

@@ -169,3 +169,11 @@ def test_an_engine_of_several_devices_in_one_process_needs_no_other_process(size
     words = ["rollout.engine=vllm", f"rollout.engine_options.tensor_parallel={size}"]
     placed = process_layout(load_experiment(None, words).experiment)
     assert placed.size == 1
+
+
+@pytest.mark.parametrize(("colocated", "on_actor"), [("true", True), ("false", False)])
+def test_engines_without_devices_of_their_own_use_those_of_the_actor_unless_configured(
+    colocated: str, *, on_actor: bool
+) -> None:
+    placed = layout("devices_per_node=2", "actor.devices=[0]", f"colocated={colocated}")
+    assert (placed.has_engine(0), placed.has_engine(1)) == (on_actor, True)

@@ -36,6 +36,14 @@ def test_a_setting_reaches_the_configuration_of_the_policy(vla: str, expected: t
     assert run_settings(robot_run(vla), is_mlp=False) == dict([expected])
 
 
+@pytest.mark.parametrize(
+    ("shared", "settings"), [("true", {"add_value_head": True, "value_type": "chunk_level"}), ("false", {})]
+)
+def test_the_policy_has_a_value_head_if_the_critic_shares_it(shared: str, settings: dict[str, Any]) -> None:
+    overrides = ("algorithm.advantage.name=gae", f"critic.shares_policy={shared}")
+    assert run_settings(robot_run("", *overrides), is_mlp=False) == settings
+
+
 def test_the_sizes_of_a_run_reach_an_mlp() -> None:
     vla = "action_dim: 5, action_chunk: 3, state_dim: 4, hidden_size: 16"
     expected = {"action_dim": 5, "num_action_chunks": 3, "obs_dim": 4, "hidden_dim": 16}

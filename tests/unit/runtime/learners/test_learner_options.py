@@ -184,6 +184,29 @@ def test_ligers_kernels_need_a_gpu(policy_directory: Path, monkeypatch: pytest.M
         build_test_learners(policy_directory, **sections).create_critic()
 
 
+@pytest.mark.parametrize("part", ["actor", "critic"])
+def test_the_configured_learner_gets_ligers_kernels(
+    policy_directory: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    keys: list[str] = []
+    monkeypatch.setattr(learner_builders, "apply_liger_kernels", lambda model, key: keys.append(key))
+    build_test_learners(policy_directory, **{part: {"memory": {"liger": True}}}).create_critic()
+    assert keys == [f"{part}.memory.liger"]
+
+
+@pytest.mark.parametrize(
+    ("contents", "files"),
+    [(["model"], {"model"}), (["optimizer"], {"optim"}), (["model", "optimizer", "extra"], {"model", "optim"})],
+)
+def test_a_checkpoint_has_the_configured_parts_of_the_actor(
+    policy_directory: Path, tmp_path: Path, contents: list[str], files: set[str]
+) -> None:
+    own = build_test_learners(policy_directory, checkpoint={"contents": contents})
+    own.actor.update(ragged_batch(), PolicyObjective(AlgorithmConfig()), "token-mean", 1e-3)
+    own.save(tmp_path)(tmp_path)
+    assert {path.name.partition("_")[0] for path in tmp_path.glob("actor/*")} == files
+
+
 @pytest.mark.proves("verl", "actor_rollout_ref.ref.fsdp_config.param_offload")
 def test_each_learner_is_moved_as_its_own_section_says(policy_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, tuple[Any, bool]] = {}

@@ -21,6 +21,7 @@ from quintet.runtime.controller import Controller
 from quintet.runtime.groups import LearnerGroup
 from quintet.runtime.learners.learner_backends import load_backend
 from quintet.runtime.learners.local_learners import LocalLearners
+from quintet.runtime.learners.megatron_backend import WriteAssignment
 from quintet.training.checkpoint.async_save import AsyncCheckpointer
 from quintet.training.parallel.process_group import RankGroup
 
@@ -199,3 +200,10 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(policy_directory: Path
     table.write_text(table.read_text().replace('"name": "model.norm.weight"', '"name": "model.other.weight"'))
     with pytest.raises(MachineError, match="does not fit the model"):
         learners.load_actor(tmp_path / "global_step_1", ("model",), {})
+
+
+@pytest.mark.parametrize(("distributed", "written"), [("true", [1, 3]), ("false", [])])
+def test_other_ranks_write_shards_of_a_checkpoint_if_configured(distributed: str, written: list[int]) -> None:
+    config = experiment(f"actor.megatron={{use_dist_ckpt: {distributed}}}")
+    assignment = WriteAssignment.from_config(config, RankGroup(1, 2))
+    assert [index for index in range(4) if assignment.writes(index)] == written

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ from megatron_steps import build_batch, experiment
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
+from quintet.config.native.learners import ParallelConfig
+from quintet.config.native.megatron import MegatronConfig
 from quintet.errors import ConfigError, MachineError
+from quintet.training.megatron import build
 from quintet.training.megatron.build import build_megatron_actor
 from quintet.training.megatron.conversion import (
     ModelDims,
@@ -25,6 +29,7 @@ from quintet.training.megatron.conversion import (
 )
 from quintet.training.megatron.hf_weights import HfWeights
 from quintet.training.megatron.shard_files import ConversionJob, MegatronWeights, convert, is_complete, shard_path
+from quintet.training.parallel.process_group import RankGroup
 
 SHAPE = ModelDims(num_heads=4, num_groups=2, head_dim=1, vocab_size=5)
 
@@ -166,3 +171,22 @@ def test_an_impossible_conversion_is_rejected(
 def test_the_converters_model_name_is_checked(models: Path) -> None:
     experiment_config = megatron(conversion={"model": "DeepSeek-R1-Distill-Qwen-1.5B"})
     assert torch.equal(scores(models / "qwen2", experiment_config), scores(models / "qwen2", {}))
+
+
+def test_weights_are_converted_as_configured(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[ConversionJob] = []
+    monkeypatch.setattr(build, "convert", jobs.append)
+    monkeypatch.setattr(build, "MegatronWeights", lambda directory, hf_config: directory)
+    monkeypatch.setattr(build.dist, "barrier", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    conversion = {"source": "hf", "target": str(tmp_path), "processes": 3, "devices": 2, "device_ranks": [3, 1, 0]}
+    options = MegatronConfig.model_validate(
+        {"conversion": {**conversion, "tensor_parallel": 2, "pipeline_parallel": 4}}
+    )
+    spec: Any = SimpleNamespace(
+        hf_config=AutoConfig.from_pretrained(models / "llama"),
+        parallel=ParallelConfig(),
+        ranks=SimpleNamespace(world=RankGroup()),
+    )
+    assert build._initial_weights(options, spec, models / "llama") == tmp_path
+    assert jobs == [ConversionJob(Path("hf"), tmp_path, tensor=2, pipeline=4, processes=3, devices=(3, 1))]

@@ -17,6 +17,7 @@ from transformers import AutoConfig
 from quintet.config.native.learners import OptimizerConfig, ParallelConfig
 from quintet.config.native.megatron import MegatronConfig
 from quintet.errors import ConfigError
+from quintet.training.megatron import model
 from quintet.training.megatron.options import ddp_config, optimizer_config, transformer_config
 
 HALF = torch.bfloat16
@@ -337,3 +338,36 @@ def test_dense_layers_in_a_mixture_are_rejected(changes: dict[str, Any]) -> None
     with pytest.raises(ConfigError, match="qwen3_moe with 1 dense layer among sparse ones") as refused:
         transformer({}, {}, "experts", **changes)
     assert refused.value.key == "policy.path"
+
+
+@pytest.mark.parametrize(
+    ("name", "on_gpu", "layers"),
+    [("te_gpt", False, "te"), ("local_gpt", True, "local"), (None, True, "te"), (None, False, "local")],
+)
+def test_layers_are_those_of_the_configured_implementation(
+    monkeypatch: pytest.MonkeyPatch, name: str | None, layers: str, *, on_gpu: bool
+) -> None:
+    class Chosen(Exception):
+        """Stops before the layers, which need Transformer Engine, are built."""
+
+    def choose(chosen: str) -> Any:
+        def build(*_: Any, **__: Any) -> None:
+            raise Chosen(chosen)
+
+        return build
+
+    monkeypatch.setattr(model, "get_gpt_layer_with_transformer_engine_spec", choose("te"))
+    monkeypatch.setattr(model, "get_gpt_layer_local_spec", choose("local"))
+    monkeypatch.setattr(model, "has_transformer_engine", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: on_gpu)
+    with pytest.raises(Chosen, match=layers):
+        model.block_spec(transformer({}), MegatronConfig(spec_name=name), None)
+
+
+def test_the_fused_rotary_kernel_is_used_if_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with Transformer Engine, which has the kernel."""
+    from megatron.core.models.common.embeddings import rope_utils
+
+    monkeypatch.setattr(rope_utils, "fused_apply_rotary_pos_emb", lambda *_: None)
+    assert transformer({"apply_rope_fusion": True}).apply_rope_fusion
+    assert not transformer({}).apply_rope_fusion
