@@ -14,10 +14,11 @@ from quintet.envs.mixed_env import build_start_states
 from quintet.envs.start_states import SeedStartStates, env_index, env_seed
 from quintet.errors import MachineError
 from quintet.pipelines.experience import collate_rollout
-from quintet.pipelines.rollout_step import Rollout, collect_rollouts
+from quintet.pipelines.rollout_step import Rollout, collect_rollouts, validate
 from quintet.records import Failure, FinishReason, Outcome, Trajectory, Turn
 from quintet.rollout.episode import Episode
 from quintet.rollout.sampling_params import SamplingParams
+from quintet.tracking.progress import NullProgress
 
 OVERRIDES = ["training.groups_per_step=4", "training.samples_per_group=2", "training.mini_batches=2"]
 
@@ -155,3 +156,16 @@ def test_replacement_groups_are_drawn_by_share() -> None:
     }
     of_b = sum(env_index(start) == 1 for start in drawn.values())
     assert abs(len(drawn) - 3 * of_b) < 3
+
+
+def test_a_validation_plays_each_held_out_start_as_often_as_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quintet.pipelines.rollout_step.store_validation_episodes", lambda *_: None)
+    table = components(2, "validation.sampling.samples=3")
+    run: Any = SimpleNamespace(config=table.config, progress=NullProgress())
+    table.tokenizer = None
+    validate(run, table, 1)
+    held_out = table.start_states.held_out()
+    (episodes,) = table.envs.rounds
+    assert [(episode.seed, episode.sample) for episode in episodes] == [
+        (start, sample) for start in held_out for sample in range(3)
+    ]

@@ -73,20 +73,33 @@ def test_each_env_has_its_own_rules_and_name(chat: ChatFormat) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "response", "plain", "replaced"),
+    ("rollout", "override", "response", "plain", "replaced"),
     [
-        ("think: false", "<answer>Right</answer>", (False, (), -0.1), (True, ("Right",), 0.0)),
-        ("max_actions_per_turn: 2", TWICE, (True, ("Right",), 0.0), (True, ("Right", "Right"), 0.0)),
-        ("action_separator: '|'", RIGHT.replace("Right", "Right | Up"), (False, (), -0.1), (True, ("Right",), 0.0)),
-        ("ignore_case: false", RIGHT.lower(), (True, ("Right",), 0.0), (False, (), -0.1)),
-        ("format_penalty: -0.5", "hm", (False, (), -0.1), (False, (), -0.5)),
+        ("think=false", "think: true", "<answer>Up</answer>", (True, ("Up",), 0.0), (False, (), -0.1)),
+        (
+            "max_actions_per_turn=1",
+            "max_actions_per_turn: 2",
+            RIGHT.replace("Right", "Up || Left || Up"),
+            (True, ("Up",), 0.0),
+            (True, ("Up", "Left"), 0.0),
+        ),
+        (
+            "action_separator=||",
+            "action_separator: '|'",
+            RIGHT.replace("Right", "Left | Up"),
+            (False, (), -0.1),
+            (True, ("Left",), 0.0),
+        ),
+        ("ignore_case=false", "ignore_case: true", RIGHT.lower(), (False, (), -0.1), (True, ("Right",), 0.0)),
+        ("format_penalty=-0.1", "format_penalty: -0.5", "hm", (False, (), -0.1), (False, (), -0.5)),
     ],
     ids=["think", "max_actions_per_turn", "action_separator", "ignore_case", "format_penalty"],
 )
 def test_an_entry_of_envs_replaces_keys_of_rollout(
-    chat: ChatFormat, override: str, response: str, plain: object, replaced: object
+    chat: ChatFormat, rollout: str, override: str, response: str, plain: object, replaced: object
 ) -> None:
-    config = load_experiment(None, ["envs.plain={}", f"envs.other={{{override}}}"]).experiment
+    overrides = [f"rollout.{rollout}", "envs.plain={}", f"envs.other={{{override}}}"]
+    config = load_experiment(None, overrides).experiment
     actual = play(chat, response, list(build_episode_rules(config)), [Corridor, Corridor])
     first = {name: episodes[0].turns[0] for name, episodes in actual.items()}
     turns = {name: (turn.valid_format, turn.actions, turn.reward) for name, turn in first.items()}
@@ -108,7 +121,8 @@ def test_an_entry_of_envs_may_demand_that_a_response_has_nothing_besides_thought
 )
 def test_an_episode_ends_at_the_limits_of_its_env(chat: ChatFormat, limit: str, outcome: Outcome) -> None:
     (rule,) = build_episode_rules(load_experiment(None, [f"env.{limit}"]).experiment)
-    loop = AgentLoop.with_rules(ScriptedEngine(chat, [RIGHT]), chat, LocalVectorEnv(Corridor), [rule])
+    engine = ScriptedEngine(chat, [RIGHT.replace("Right", "Up")])
+    loop = AgentLoop.with_rules(engine, chat, LocalVectorEnv(Corridor), [rule])
     (episode,) = loop.collect_rollouts([Episode(10, 0, 0)], GREEDY)
     assert episode.outcome is outcome
 

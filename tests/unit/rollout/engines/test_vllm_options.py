@@ -58,6 +58,7 @@ def setup(directory: Path, **options: Any) -> EngineSetup:
         ("load_format", "safetensors", {"load_format": "safetensors"}),
         ("max_model_tokens", 128, {"max_model_len": 128}),
         ("tensor_parallel", 2, {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}),
+        ("pipeline_parallel", 2, {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}),
         ("executor", "ray", {"distributed_executor_backend": "ray"}),
         ("log_statistics", True, {"disable_log_stats": False}),
         ("detokenize", True, {"skip_tokenizer_init": False}),
@@ -70,6 +71,12 @@ def test_an_option_reaches_vllm(policy_directory: Path, option: str, value: obje
     assert {name: passed[name] for name in theirs} == theirs
     before = engine_arguments(setup(policy_directory), GPU)
     assert any(before.get(name) != passed[name] for name in theirs)
+
+
+def test_steps_overlap_only_in_a_separate_process(policy_directory: Path) -> None:
+    """In this process, they would hide which weights sampled a token."""
+    passed = [engine_arguments(setup(policy_directory, separate_process=separate), GPU) for separate in (False, True)]
+    assert [arguments.get("async_scheduling") for arguments in passed] == [False, None]
 
 
 def test_default_options_are_left_to_vllm(policy_directory: Path) -> None:
