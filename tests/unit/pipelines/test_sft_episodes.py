@@ -79,10 +79,12 @@ def test_episodes_are_solved_once_and_anew_where_something_changed(tmp_path: Pat
     assert json.loads((shelf / "made_of.json").read_text())["episodes"]["seed"] == 5
 
 
-def test_no_solution_is_longer_than_the_configured_depth(tmp_path: Path) -> None:
+def test_no_solution_is_longer_than_the_configured_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     shallow = ("sft.episodes.max_depth=1", "sft.episodes.episodes=3", "sft.episodes.validation_episodes=1")
     train, _ = build_solved_episodes(experiment(tmp_path, *shallow), NullProgress())
     assert [train.rows[number]["extra_info"]["turn"] for number in range(len(train.rows))] == [0, 0, 0]
+    assert (tmp_path / "data/frozenlake/train.parquet").is_file()
 
 
 def test_episodes_are_solved_in_the_configured_number_of_processes(

@@ -58,12 +58,12 @@ def setup(directory: Path, **options: Any) -> EngineSetup:
         ("load_format", "safetensors", {"load_format": "safetensors"}),
         ("max_model_tokens", 128, {"max_model_len": 128}),
         ("tensor_parallel", 2, {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}),
-        ("pipeline_parallel", 2, {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}),
         ("executor", "ray", {"distributed_executor_backend": "ray"}),
         ("log_statistics", True, {"disable_log_stats": False}),
         ("detokenize", True, {"skip_tokenizer_init": False}),
         ("sleep_between_steps", True, {"enable_sleep_mode": True}),
         ("arguments", {"kv_cache_memory_bytes": 1}, {"kv_cache_memory_bytes": 1}),
+        ("pipeline_parallel", 2, {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}),
     ],
 )
 def test_an_option_reaches_vllm(policy_directory: Path, option: str, value: object, theirs: dict[str, object]) -> None:
