@@ -129,6 +129,13 @@ def test_only_the_nearest_objects_are_listed() -> None:
     assert first[0] == second[0]
 
 
+def test_only_objects_in_the_field_of_view_are_listed() -> None:
+    """The chair at 2.91 m is beside the direction of view, the bookshelf in it."""
+    shown = {fov: navigation(fov=fov).reset(0).text.partition("\nHuman")[0] for fov in (30, 100)}
+    assert shown[30] == "orange bookshelf ahead 3.41"
+    assert shown[100] == f"red chair ahead 2.91\n{shown[30]}"
+
+
 def test_pictures_follow_the_agent_and_the_map_is_a_second_one() -> None:
     env = navigation(render="vision", resolution=32, multiview=True)
     first = env.reset(3)

@@ -15,7 +15,7 @@ from quintet.config.native.envs import ENVS, FrozenLakeConfig, SokobanConfig
 from quintet.envs import frozenlake, grid
 from quintet.envs.factory import build_env
 from quintet.envs.frozenlake import FrozenLake, _generate_map, _is_solvable, _tiles
-from quintet.envs.sokoban import Sokoban, solve
+from quintet.envs.sokoban import Sokoban, _pushes, solve
 from quintet.envs.start_states import Split, layout_split, split_of, split_seed, start_state
 from quintet.errors import ConfigError
 from quintet.records import Step
@@ -129,12 +129,12 @@ def test_success_rate_decides_how_often_a_move_succeeds() -> None:
     assert 0.84 < moved / 300 < 0.96
 
 
-def test_the_env_ends_by_itself() -> None:
-    env = FrozenLake(FrozenLakeConfig(max_steps=3, floor_density=1.0))
-    env.reset(0)
-    env._position = (0, 0)
+@pytest.mark.parametrize("config", [FrozenLakeConfig(max_steps=3), SokobanConfig(max_steps=3)])
+def test_the_env_ends_by_itself(config: FrozenLakeConfig | SokobanConfig) -> None:
+    env = build_env(config)
+    env.reset(3)
     steps = [env.step("Up") for _ in range(3)]
-    assert [step.truncated or step.terminated for step in steps][-1]
+    assert [(step.truncated, step.terminated) for step in steps] == [(False, False), (False, False), (True, False)]
 
 
 @pytest.mark.parametrize("config", [FrozenLakeConfig(), SokobanConfig()])
@@ -244,6 +244,26 @@ def test_puzzles_have_solutions_of_the_length_that_is_asked_for() -> None:
     assert max(lengths) <= 6
     with pytest.raises(ConfigError, match="a shortest solution of at least 99 actions"):
         Sokoban(SokobanConfig(width=4, height=4, min_solution_steps=99)).reset(0)
+
+
+def test_a_room_has_the_configured_width_and_height() -> None:
+    rows = _start(SokobanConfig(width=8, height=5, observation="grid"), 3).splitlines()
+    assert [len(row.split()) for row in rows] == [8] * 5
+
+
+def test_a_lake_whose_cells_are_all_frozen_has_no_hole() -> None:
+    """With a density of 0.8, one of 4 lakes of 64 cells has holes but for a chance of 0.8^(4 × 62)."""
+    assert all("O" not in _start(FrozenLakeConfig(size=8, floor_density=1.0), seed) for seed in range(4))
+
+
+def test_pull_steps_and_pushes_decide_how_far_boxes_are_from_their_targets() -> None:
+    """One pull moves the box by one cell; by default boxes are one or two cells away."""
+
+    def distances(config: SokobanConfig) -> set[int]:
+        return {_pushes(parse_level(_start(config, seed))) for seed in range(6)}
+
+    assert distances(SokobanConfig(pull_steps=1)) == {1}
+    assert min(distances(SokobanConfig(min_solution_pushes=3))) == 3
 
 
 @pytest.mark.parametrize(("config", "reward"), [(FrozenLakeConfig(goal_reward=2.5), 2.5), (FrozenLakeConfig(), 1.0)])

@@ -101,6 +101,10 @@ def test_actions_have_names_and_numbers_and_drawings_keep_their_highlights() -> 
         GymnasiumEnv(GymnasiumConfig(actions=("Left", "Right")))
 
 
+def test_an_instruction_of_the_configuration_replaces_the_list_of_actions() -> None:
+    assert GymnasiumEnv(GymnasiumConfig(instruction="Cross the lake.")).instruction() == "Cross the lake."
+
+
 def test_a_task_is_solved_by_threshold_return_or_info(toys: None) -> None:
     way = ("1", "1", "2", "1", "2", "2")
     lake = {"kwargs": {"is_slippery": False}}
@@ -226,6 +230,7 @@ GAMES: list[tuple[dict[str, Any], str]] = [
     ({"id": "TicTacTo-v0"}, r"no such game\n.*did you mean TicTacToe-v0\?"),
     ({"id": "ConnectFour-v0"}, r"lists no legal moves.*\n.*such as TicTacToe-v0"),
     ({"id": "ThreePlayerTicTacToe-v0"}, r"cannot be started with 1 or 2 players.*\n.*one or two players"),
+    ({"id": "TicTacToe-v0", "players": 1}, r"cannot be started with 1 players.*\n.*one or two players"),
     ({"id": "GuessTheNumber-v0", "kwargs": {"sise": 3}}, r"cannot be built.*\n.*correct env\.kwargs"),
     ({"id": "Klondike-v0"}, r"TextArena cannot load it.*\n.*use another game"),
 ]

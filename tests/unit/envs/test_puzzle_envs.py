@@ -116,6 +116,11 @@ def test_the_expert_corrects_numbers_and_solves_the_puzzle(small: None) -> None:
         env.expert_action()
 
 
+def test_a_hard_sudoku_begins_with_more_empty_cells() -> None:
+    """0.6 × 16, rounded down."""
+    assert sum(row.count(0) for row in build_sudoku(difficulty="hard")._grid) == 9
+
+
 @pytest.mark.parametrize(
     ("size", "difficulty", "empty"), [(4, "easy", 6), (9, "medium", 40), (9, "hard", 48), (16, "easy", 102)]
 )
@@ -188,6 +193,12 @@ def test_the_game_ends_when_no_tile_can_move(tile: int, success: bool) -> None:
     assert "Possible moves: none" in step.observation.text
 
 
+def test_a_game_has_the_configured_number_of_cells() -> None:
+    env = Game2048(Game2048Config(size=3))
+    assert env.reset(0).text.count("Row") == 3
+    assert [len(row) for row in env._grid] == [3, 3, 3]
+
+
 def test_a_game_begins_with_two_tiles_of_two_or_four() -> None:
     tiles = []
     for seed in range(300):
@@ -256,6 +267,11 @@ def test_the_expert_solves_every_cube_and_only_then_it_pays() -> None:
                 break
         assert rewards == [0.0] * (len(rewards) - 1) + [1.0]
         assert step.info["success"]
+
+
+def test_a_cube_of_one_scrambling_turn_is_solved_by_one_turn() -> None:
+    env = cube(scramble_depth=1)
+    assert env.step(env.expert_action()).terminated
 
 
 def test_a_cube_is_given_up_after_its_turns() -> None:

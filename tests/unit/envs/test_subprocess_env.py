@@ -6,6 +6,7 @@ import math
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -20,6 +21,7 @@ import pytest
 
 from quintet.config.native.envs import CustomEnvConfig, EnvConfig, EnvProcessesConfig, FrozenLakeConfig, SokobanConfig
 from quintet.envs import validation
+from quintet.envs.env_process import EnvProcess
 from quintet.envs.factory import build_env, build_vector_env
 from quintet.envs.subprocess_env import SubprocessVectorEnv
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, EpisodeStarted, LocalVectorEnv, VectorEnv
@@ -267,6 +269,20 @@ def test_an_env_that_cannot_be_constructed_fails_every_episode(file: str, option
     played.close()
     failures = [answer.failure for answer in actual.values() if isinstance(answer, EpisodeFailed)]
     assert [(one.where, one.error_type) for one in failures] == [("start", error_type)] * 2
+
+
+def test_a_reset_and_a_step_have_their_own_time_limits() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        limits = EnvProcessesConfig(reset_timeout_seconds=7.0, step_timeout_seconds=3.0)
+        process = EnvProcess(0, ours, limits=limits)
+        process.start_episode(1, 5)
+        theirs.sendall(b'{"ready": true}\n')
+        ours.setblocking(False)
+        assert list(process.receive()) == []
+        assert (process.where, process.time_limit) == ("reset", 7.0)
+        process.step(["go"])
+        assert (process.where, process.time_limit) == ("step", 3.0)
 
 
 def test_a_hanging_env_is_killed_with_its_child_processes(file: str, tmp_path: Path) -> None:

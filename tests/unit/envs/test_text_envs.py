@@ -167,6 +167,15 @@ def test_the_reward_of_a_question_halves_with_each_wrong_answer(tmp_path: Path) 
     assert not questions[0] & questions[1]
 
 
+def test_questions_are_read_from_the_configured_columns_and_discounted_as_configured(tmp_path: Path) -> None:
+    file = tmp_path / "other.jsonl"
+    file.write_text("\n".join(json.dumps({"problem": f"{n} + {n}?", "solution": str(2 * n)}) for n in range(60)))
+    config = QuestionsConfig(path=str(file), question_key="problem", answer_key="solution", discount=0.25)
+    env = build_env(config)
+    right = str(2 * int(env.reset(TRAIN[0]).text.split()[0]))
+    assert [env.step(answer).reward for answer in ("wrong", right)] == [0.0, 0.25]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from quintet.algorithms.kl import KlControl
 from quintet.algorithms.shaping import shape_rewards
 from quintet.config.compose import load_experiment
 from quintet.config.native.algorithm import AlgorithmConfig, KlConfig, ShapingConfig
-from quintet.pipelines.experience import add_advantages, collate_rollout
+from quintet.pipelines.experience import add_advantages, add_log_probs, collate_rollout
 from quintet.pipelines.rollout_step import Rollout
 from quintet.records import Batch, FinishReason, Outcome, Trajectory, Turn
 from quintet.rollout.async_rollout import groups_with_signal
@@ -155,6 +156,16 @@ def test_a_penalty_beside_a_divergence_in_the_loss_has_its_own_coefficient() -> 
     assert actual["actor/reward_kl_penalty_coeff"] == 2.0
     # the divergence is twice the target: the coefficient grows by a fifth times six episodes of 10,000
     assert control.coefficient == pytest.approx(2.0 * (1.0 + 0.2 * 6 / 10000))
+
+
+@pytest.mark.parametrize(("recomputed", "log_prob"), [(True, -0.25), (False, 0.0)])
+def test_the_learners_log_probs_replace_the_engines_if_that_is_configured(recomputed: bool, log_prob: float) -> None:
+    scorer = SimpleNamespace(compute_log_probs=lambda batch: torch.full((12,), -0.25), dtype=torch.float32)
+    learners = SimpleNamespace(policy_scorer=lambda step: scorer, actor=SimpleNamespace(scorer=scorer))
+    config = load_experiment(None, [f"rollout.recompute_logprobs={recomputed}"]).experiment
+    components: Any = SimpleNamespace(config=config, learners=learners)
+    scored, _ = add_log_probs(components, EPISODES, 1)
+    assert scored.logprobs[scored.loss_mask].tolist() == [log_prob] * 6
 
 
 REJECTING = "algorithm.correction={level: null, reject: [{upper: 2.0}]}"

@@ -205,9 +205,11 @@ def test_an_interrupted_run_continues_with_the_same_responses(
 def test_a_finished_run_writes_its_file_again_without_engines(
     policy_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = generated(policy_directory)
+    column = "generation.response_key=answers"
+    expected = generated(policy_directory, column)
+    assert all(len(row["answers"]) == 2 for row in expected)
     monkeypatch.setattr(pipeline, "build_engines", None)
-    assert generated(policy_directory, "generation.output_path=other.jsonl") == expected
+    assert generated(policy_directory, "generation.output_path=other.jsonl", column) == expected
 
 
 def test_a_signal_is_an_interruption_that_says_how_to_continue(

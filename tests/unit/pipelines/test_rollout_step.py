@@ -14,12 +14,13 @@ from quintet.envs.mixed_env import build_start_states
 from quintet.envs.start_states import SeedStartStates, env_index, env_seed
 from quintet.errors import MachineError
 from quintet.pipelines.experience import collate_rollout
-from quintet.pipelines.rollout_step import Rollout, collect_rollouts, iter_rollouts
+from quintet.pipelines.rollout_step import Rollout, collect_rollouts, iter_rollouts, validate
 from quintet.pipelines.timings import Timings
 from quintet.records import Failure, FinishReason, Outcome, Trajectory, Turn
 from quintet.rollout.background_rollout import BackgroundRollout
 from quintet.rollout.episode import Episode
 from quintet.rollout.sampling_params import SamplingParams
+from quintet.tracking.progress import NullProgress
 
 OVERRIDES = ["training.groups_per_step=4", "training.samples_per_group=2", "training.mini_batches=2"]
 
@@ -183,3 +184,16 @@ def test_a_pipelined_step_has_one_rollout_per_mini_batch() -> None:
     table.async_rollout = Parts()
     assert len(list(iter_rollouts(table, 1, Timings()))) == 2
     assert table.async_rollout.groups == [2, 2]
+
+
+def test_a_validation_plays_each_held_out_start_as_often_as_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quintet.pipelines.rollout_step.store_validation_episodes", lambda *_: None)
+    table = components(2, "validation.sampling.samples=3")
+    run: Any = SimpleNamespace(config=table.config, progress=NullProgress())
+    table.tokenizer = None
+    validate(run, table, 1)
+    held_out = table.start_states.held_out()
+    (episodes,) = table.envs.rounds
+    assert [(episode.seed, episode.sample) for episode in episodes] == [
+        (start, sample) for start in held_out for sample in range(3)
+    ]

@@ -12,6 +12,7 @@ import pytest
 from quintet.config.compose import load_experiment
 from quintet.config.native.experiment import Experiment
 from quintet.envs.factory import build_env
+from quintet.envs.start_states import Split, split_seed
 from quintet.errors import ConfigError, MachineError
 from quintet.pipelines.sft.episodes import build_solved_episodes, validate_in_episodes
 from quintet.pipelines.sft.rows import RowEncoder
@@ -73,8 +74,28 @@ def test_episodes_are_solved_once_and_anew_where_something_changed(tmp_path: Pat
     before = {path.name: path.stat().st_mtime_ns for path in shelf.iterdir()}
     build_solved_episodes(experiment(tmp_path, "sft.episodes.processes=4", "sft.epochs=9"), NullProgress())
     assert {path.name: path.stat().st_mtime_ns for path in shelf.iterdir()} == before
-    build_solved_episodes(experiment(tmp_path, "sft.episodes.seed=5"), NullProgress())
+    train, _ = build_solved_episodes(experiment(tmp_path, "sft.episodes.seed=5"), NullProgress())
+    assert train.rows[0]["extra_info"]["index"] == split_seed(Split.DEMONSTRATION, 5)
     assert json.loads((shelf / "made_of.json").read_text())["episodes"]["seed"] == 5
+
+
+def test_no_solution_is_longer_than_the_configured_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shallow = ("sft.episodes.max_depth=1", "sft.episodes.episodes=3", "sft.episodes.validation_episodes=1")
+    train, _ = build_solved_episodes(experiment(tmp_path, *shallow), NullProgress())
+    assert [train.rows[number]["extra_info"]["turn"] for number in range(len(train.rows))] == [0, 0, 0]
+    assert (tmp_path / "data/frozenlake/train.parquet").is_file()
+
+
+def test_episodes_are_solved_in_the_configured_number_of_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(create: object, setup: object, processes: int) -> None:
+        raise InterruptedError(processes)
+
+    monkeypatch.setattr("quintet.data.demonstration_rows.WorkerPool", start)
+    with pytest.raises(InterruptedError, match="3"):
+        build_solved_episodes(experiment(tmp_path, "sft.episodes.processes=3"), NullProgress())
 
 
 def test_existing_rows_of_other_runs_are_not_overwritten(tmp_path: Path) -> None:

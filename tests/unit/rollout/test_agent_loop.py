@@ -373,8 +373,12 @@ def test_binary_reward_ignores_env_rewards_and_penalties(chat: ChatFormat, binar
 
 
 def test_long_observations_and_start_prompts_are_truncated(chat: ChatFormat) -> None:
-    whole, _, _ = Dialogue(chat, "Walk.", None).observe(" P _ _ G")
-    cut, _, _ = Dialogue(chat, "Walk.", None, max_observation=2).observe(" P _ _ G")
+    options: tuple[dict[str, object], ...] = ({}, {"max_observation_tokens": 2}, {"max_start_tokens": 5})
+    whole, cut, short = (play(chat, [RIGHT], **limits)[1].prompts[0] for limits in options)
     assert chat.decode(cut).count(" _") == chat.decode(whole).count(" _") - 1
-    short, new, _ = Dialogue(chat, "Walk.", None, max_start=5).observe(" P _ _ G")
-    assert short == new == whole[-5:]
+    assert short == whole[-5:]
+
+
+def test_a_prompt_has_as_many_observations_as_the_window(chat: ChatFormat) -> None:
+    _, engine = play(chat, ["hm", RIGHT, "mm"], window_size=2)
+    assert [chat.decode(prompt).count(" P") for prompt in engine.prompts] == [1, 2, 2, 2, 2]

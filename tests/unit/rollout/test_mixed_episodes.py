@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from test_agent_loop import GREEDY, RIGHT, Corridor, Script
 
+from quintet.config.compose import load_experiment
 from quintet.config.native.rollout import RolloutConfig
 from quintet.envs.mixed_env import MixedVectorEnv
 from quintet.envs.start_states import env_start
@@ -18,7 +19,7 @@ from quintet.records import Generation, Observation, Outcome, Trajectory
 from quintet.rollout.agent_loop import AgentLoop
 from quintet.rollout.chat.chat_format import ChatFormat
 from quintet.rollout.episode import Episode
-from quintet.rollout.episode_limits import EpisodeLimits, EpisodeRules
+from quintet.rollout.episode_limits import EpisodeLimits, EpisodeRules, build_episode_rules
 
 TWICE = "<think> go </think><answer> Right || Right </answer>"
 
@@ -69,6 +70,69 @@ def test_each_env_has_its_own_rules_and_name(chat: ChatFormat) -> None:
     assert {len(episode.turns) for episode in actual["quick"]} == {2}
     assert sorted(episode.seed for episode in actual["quick"]) == [21, 23, 25, 27], "the env's own seeds"
     assert {episode.env_type for episodes in actual.values() for episode in episodes} == {"corridor"}
+
+
+@pytest.mark.parametrize(
+    ("rollout", "override", "response", "plain", "replaced"),
+    [
+        ("think=false", "think: true", "<answer>Up</answer>", (True, ("Up",), 0.0), (False, (), -0.1)),
+        (
+            "max_actions_per_turn=1",
+            "max_actions_per_turn: 2",
+            RIGHT.replace("Right", "Up || Left || Up"),
+            (True, ("Up",), 0.0),
+            (True, ("Up", "Left"), 0.0),
+        ),
+        (
+            "action_separator=||",
+            "action_separator: '|'",
+            RIGHT.replace("Right", "Left | Up"),
+            (False, (), -0.1),
+            (True, ("Left",), 0.0),
+        ),
+        ("ignore_case=false", "ignore_case: true", RIGHT.lower(), (False, (), -0.1), (True, ("Right",), 0.0)),
+        ("format_penalty=-0.1", "format_penalty: -0.5", "hm", (False, (), -0.1), (False, (), -0.5)),
+    ],
+    ids=["think", "max_actions_per_turn", "action_separator", "ignore_case", "format_penalty"],
+)
+def test_an_entry_of_envs_replaces_keys_of_rollout(
+    chat: ChatFormat, rollout: str, override: str, response: str, plain: object, replaced: object
+) -> None:
+    overrides = [f"rollout.{rollout}", "envs.plain={}", f"envs.other={{{override}}}"]
+    config = load_experiment(None, overrides).experiment
+    actual = play(chat, response, list(build_episode_rules(config)), [Corridor, Corridor])
+    first = {name: episodes[0].turns[0] for name, episodes in actual.items()}
+    turns = {name: (turn.valid_format, turn.actions, turn.reward) for name, turn in first.items()}
+    assert turns == {"plain": plain, "other": replaced}
+
+
+def test_an_entry_of_envs_may_demand_that_a_response_has_nothing_besides_thoughts_and_answer(chat: ChatFormat) -> None:
+    """By default, thoughts with sections count wherever they are, and only make the response invalid."""
+    thought = "<think><observation>a</observation><reasoning>b</reasoning></think>"
+    options = ["envs.plain={}", "envs.other.response_format=strict", "rollout.thoughts=grounding"]
+    config = load_experiment(None, [*options, "rollout.max_prompt_tokens=2000"]).experiment
+    actual = play(chat, f"So: {thought}<answer>Right</answer>", list(build_episode_rules(config)), [Corridor] * 2)
+    actions = {name: episodes[0].turns[0].actions for name, episodes in actual.items()}
+    assert actions == {"plain": ("Right",), "other": ()}
+
+
+@pytest.mark.parametrize(
+    ("limit", "outcome"), [("max_actions=2", Outcome.MAX_ACTIONS), ("max_tokens=100", Outcome.MAX_TOKENS)]
+)
+def test_an_episode_ends_at_the_limits_of_its_env(chat: ChatFormat, limit: str, outcome: Outcome) -> None:
+    (rule,) = build_episode_rules(load_experiment(None, [f"env.{limit}"]).experiment)
+    engine = ScriptedEngine(chat, [RIGHT.replace("Right", "Up")])
+    loop = AgentLoop.with_rules(engine, chat, LocalVectorEnv(Corridor), [rule])
+    (episode,) = loop.collect_rollouts([Episode(10, 0, 0)], GREEDY)
+    assert episode.outcome is outcome
+
+
+def test_one_failure_of_four_ends_a_run_that_allows_none(chat: ChatFormat) -> None:
+    """The corridor of seed 13 cannot be reset."""
+    (rule,) = build_episode_rules(load_experiment(None, ["env.max_failed_share=0"]).experiment)
+    loop = AgentLoop.with_rules(ScriptedEngine(chat, [RIGHT]), chat, LocalVectorEnv(Corridor), [rule])
+    with pytest.raises(MachineError, match=r"1 of \d episodes failed"):
+        list(loop.collect_rollouts([Episode(10 + number, number, 0) for number in range(4)], GREEDY))
 
 
 def test_each_env_has_its_own_limits(chat: ChatFormat) -> None:

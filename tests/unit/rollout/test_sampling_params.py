@@ -44,8 +44,9 @@ def test_without_do_sample_decoding_is_greedy() -> None:
 
 def test_validation_has_its_own_sampling_and_the_stop_conditions_of_training() -> None:
     assert validation_sampling(experiment(*ENDS), 4) == SamplingParams(0.0, 0, 1.0, 0, **ENDED)
-    own = [f"validation.sampling.{word}" for word in ("do_sample=true", "temperature=0.6", "top_k=3", "min_p=0.2")]
-    assert validation_sampling(experiment(*own, *ENDS), 4) == SamplingParams(0.6, 3, 1.0, 4, min_p=0.2, **ENDED)
+    words = ("do_sample=true", "temperature=0.6", "top_k=3", "top_p=0.8", "min_p=0.2")
+    own = [f"validation.sampling.{word}" for word in words]
+    assert validation_sampling(experiment(*own, *ENDS), 4) == SamplingParams(0.6, 3, 0.8, 4, min_p=0.2, **ENDED)
     plain = experiment("validation.sampling.repetition_penalty=1.0", *ENDS)
     assert validation_sampling(plain, 4).repetition_penalty == 1.0
 
@@ -60,6 +61,14 @@ def test_a_request_has_all_sampling_parameters() -> None:
     assert SamplingParams(1.0, 0, 1.0, 0).request(7, (1,), 16, 5, (3, 4)).stop_token_ids == (3, 4)
     assert SamplingParams(1.0, 0, 1.0, 0, ignore_end=True).request(7, (1,), 16, 5, (3, 4)).stop_token_ids == ()
     assert sampling.request(7, (1,), 2, 5, ()).min_tokens == 2, "a reply can't be longer than its longest"
+
+
+def test_a_response_goes_on_after_its_end_token_if_that_is_configured() -> None:
+    ends = [
+        training_sampling(experiment(f"rollout.ignore_end={ignored}"), 4).request(7, (1,), 16, 5, (3, 4)).stop_token_ids
+        for ignored in ("false", "true")
+    ]
+    assert ends == [(3, 4), ()]
 
 
 def test_prompts_per_device_limits_concurrent_requests() -> None:

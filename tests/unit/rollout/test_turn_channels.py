@@ -216,6 +216,13 @@ def test_the_engines_are_not_stepped_while_the_queue_of_actions_is_full(chat: Ch
     assert {episode.outcome for episode in ended} == {Outcome.SUCCESS}
 
 
+def test_no_more_responses_are_taken_than_the_queue_of_actions_has_room_for(chat: ChatFormat) -> None:
+    queue, _ = with_turn_channels(experiment(4, 2, 8), SlotEngine(chat, 8, max_steps=1), SlowEnvs())
+    for number in range(4):
+        queue.add_request(Request(number, (1, 2), 8, seed=number))
+    assert [len(queue.step()), len(queue.step())] == [2, 2]
+
+
 def _moving(chat: ChatFormat, request: Request) -> Generation:
     tokens = (*chat.encode("<think> go </think><answer> Right </answer>"), chat.end_token_id)
     return Generation(request.id, tokens, (-0.5,) * len(tokens), FinishReason.STOP, 1)

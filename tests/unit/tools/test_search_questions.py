@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +126,20 @@ def test_what_the_env_needs_is_checked_before_the_run(questions: str, tmp_path: 
     with pytest.raises(ConfigError, match="does not exist"):
         env_factory(SearchQuestionsConfig(path=str(tmp_path / "none.parquet")))
     assert env_factory(SearchQuestionsConfig(path=questions))().instruction()
+
+
+def test_questions_and_answers_are_read_from_the_configured_columns(tmp_path: Path) -> None:
+    path = tmp_path / "other.jsonl"
+    rows = [{"asked": f"Which river flows through town {n}?", "right": "Loire"} for n in range(30)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    env = build_questions(str(path), question_key="asked", answer_key="right")
+    assert env.step("finish[Loire]").reward == 1.0
+
+
+def test_a_search_is_given_up_after_the_time_limit(questions: str) -> None:
+    def answer(_: Any) -> tuple[int, Any]:
+        time.sleep(0.5)
+        return 200, {"results": []}
+
+    with json_service(answer) as url, pytest.raises(EndpointError, match=r"within 0\.05 s"):
+        build_questions(questions, url=url, timeout_seconds=0.05).step("search[a]")

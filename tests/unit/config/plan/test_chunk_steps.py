@@ -22,4 +22,4 @@ def test_robots_passes_and_chunks_are_as_configured() -> None:
     assert steps("env.auto_reset=true", "env.max_steps=20", "env.steps_per_epoch=44").chunks == 11
     assert steps("env.epochs=2").robots == 8
     more = steps("env.environments=4", "env.epochs=4")
-    assert (more.robots, more.passes) == (4, 4)
+    assert (more.robots, more.passes, more.validation_robots) == (4, 4, 4)

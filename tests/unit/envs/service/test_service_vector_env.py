@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
@@ -16,7 +17,7 @@ from env_services import env_service, post, request
 
 from quintet.config.compose import load_experiment
 from quintet.envs.mixed_env import build_run_envs
-from quintet.envs.service import http_client
+from quintet.envs.service import http_client, vector_env
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, EpisodeStarted, VectorEnv
 from quintet.errors import ConfigError, MachineError
 from quintet.runtime.env_service.sessions import SessionLimits
@@ -213,6 +214,17 @@ def test_a_server_that_does_not_answer_is_lost_after_its_time_limit(silent: str)
         build(silent, timeout_seconds=0.5)
 
 
+def test_requests_have_the_configured_limits_and_the_token_of_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients: list[tuple[object, ...]] = []
+    monkeypatch.setenv("THE_TOKEN", "secret")
+    monkeypatch.setattr(vector_env, "ServiceClient", lambda *arguments: clients.append(arguments))
+    monkeypatch.setattr(vector_env, "ServiceHost", lambda *arguments: arguments)
+    monkeypatch.setattr(vector_env, "HostedVectorEnv", lambda hosts, wait, **_: SimpleNamespace(wait=wait, close=None))
+    envs = build("http://a:1", "http://b:2", timeout_seconds=7.0, max_retries=5, token_env="THE_TOKEN")
+    assert envs.wait.seconds == 7.0  # type: ignore[attr-defined]
+    assert clients == [("http://a:1", "secret", 7.0, 5), ("http://b:2", "secret", 7.0, 5)]
+
+
 def rewards(events: Sequence[EnvEvent]) -> dict[int, float]:
     sums = dict.fromkeys(range(EPISODES), 0.0)
     for event in events:
@@ -235,6 +247,7 @@ def test_vagens_protocol_has_the_same_states_and_rewards(expected: list[EnvEvent
             assert grid in event.observation.text
             assert event.instruction.startswith(other.instruction)
         elif isinstance(event, ActionsExecuted) and isinstance(other, ActionsExecuted):
+            assert len(event.steps) == 1
             assert event.steps[-1].terminated == other.steps[-1].terminated
             assert event.steps[-1].info["success"] == other.steps[-1].info["success"]
 

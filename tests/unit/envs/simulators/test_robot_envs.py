@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,10 @@ from scripted_simulator import REFERENCE
 
 from quintet.config.native.envs import SimulatorConfig
 from quintet.embodied_records import ChunkResult, RobotObservation
+from quintet.envs.simulators.remote_robots import RobotsInProcess
 from quintet.envs.simulators.robot_envs import RobotEnvs, build_robot_envs, share_sizes
 from quintet.envs.simulators.robot_messages import chunk_from_message
+from quintet.envs.simulators.robot_processes import StageRequest
 from quintet.envs.simulators.shared_arrays import SharedArrayReader, SharedArrayWriter
 from quintet.envs.validation import InvalidEnvOutputError
 from quintet.errors import ConfigError, MachineError
@@ -205,6 +208,16 @@ def test_a_simulator_that_cannot_be_built_is_an_error_of_the_user(tmp_path: Path
         robots(2, processes=2, options={"fault": "exit", "at": 0, "of": 1}) as envs,
     ):
         envs.reset(0, np.array([1, 1]))
+
+
+def test_a_reset_and_a_chunk_have_their_own_time_limits() -> None:
+    requests: list[StageRequest] = []
+    process = SimpleNamespace(failure=None, request=lambda request, message: requests.append(request))
+    config = SimulatorConfig(reset_timeout_seconds=7.0, chunk_timeout_seconds=3.0)
+    stage = RobotsInProcess(SimpleNamespace(running=lambda slot: process), 0, 0, config, 2)  # type: ignore[arg-type]
+    for call in ("reset", "step"):
+        stage.start(call, {})
+    assert [(request.where, request.seconds) for request in requests] == [("reset", 7.0), ("step", 3.0)]
 
 
 def test_robots_that_cannot_be_divided_into_stages_are_refused() -> None:

@@ -89,6 +89,21 @@ def test_invalid_code_is_explained_and_shown_as_a_white_picture() -> None:
         assert (step.reward, step.info["valid_format"]) == (0.0, False)
 
 
+def test_images_and_icons_have_the_configured_size_and_number_of_shapes() -> None:
+    """One icon of six has more than two shapes with a probability of 1 − (2 / 9)^6."""
+    played = env(max_shapes=9)
+    assert played.reset(0).images[0].shape == (48, 48, 3)
+    assert max(target_code(SvgConfig(max_shapes=9), seed).count("/>") for seed in range(6)) == 8
+
+
+def test_an_attempt_is_a_success_from_the_configured_score_on() -> None:
+    played = env(success_score=0.01)
+    played.reset(0)
+    step = played.step(BLANK)
+    assert step.reward == pytest.approx(0.7122, abs=1e-4)
+    assert (step.terminated, step.info["success"]) == (True, True)
+
+
 @pytest.mark.parametrize("fields", [{}, {"accumulate_scores": True}, {"code_weight": 5.0}])
 def test_the_expert_succeeds_in_its_first_turn(fields: dict[str, Any]) -> None:
     episode = run_episode(env(**fields), 7, 1)

@@ -44,6 +44,21 @@ def test_the_policy_has_a_value_head_if_the_critic_shares_it(shared: str, settin
     assert run_settings(robot_run("", *overrides), is_mlp=False) == settings
 
 
+def test_a_value_is_of_an_action_if_that_is_configured() -> None:
+    values = ("critic.shares_policy=true", "algorithm.advantage.name=gae")
+    settings = run_settings(robot_run("value_level: action", *values), is_mlp=False)
+    assert settings == {"add_value_head": True, "value_type": "action_level"}
+
+
+def test_the_gripper_of_a_published_policy_is_that_of_the_configured_robot() -> None:
+    grippers = []
+    for vla in ("", "policy_setup: widowx_bridge"):
+        model = OpenVlaConfig(text_config=LlamaConfig(vocab_size=64, hidden_size=8, num_attention_heads=2).to_dict())
+        apply_settings(model, robot_run(vla, "env.simulator=maniskill"), is_mlp=False, is_published=True)
+        grippers.append(model.gripper)
+    assert grippers == [None, "open_is_positive"]
+
+
 def test_the_sizes_of_a_run_reach_an_mlp() -> None:
     vla = "action_dim: 5, action_chunk: 3, state_dim: 4, hidden_size: 16"
     expected = {"action_dim": 5, "num_action_chunks": 3, "obs_dim": 4, "hidden_dim": 16}

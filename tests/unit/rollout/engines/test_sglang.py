@@ -436,6 +436,17 @@ def test_stop_strings_need_a_tokenizer_in_the_server(setup: EngineSetup, start: 
     assert run(engine, [request(0)])[0].finish_reason is FinishReason.LENGTH
 
 
+def test_new_weights_reach_a_server_through_the_configured_directory(
+    setup: EngineSetup, server: Server, tmp_path: Path
+) -> None:
+    options = with_options(setup, server_url=server.url, server_weights_dir=str(tmp_path))
+    engine = build_sglang_server_engine(options)
+    engine.load_weights(1, ModuleWeights(setup.model))
+    (loaded,) = [body for name, body in server.brain.calls if name == "update_weights_from_disk"]
+    assert Path(loaded["model_path"]).parent == tmp_path
+    engine.close()
+
+
 def test_api_keys_come_from_the_environment(
     setup: EngineSetup, start: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:

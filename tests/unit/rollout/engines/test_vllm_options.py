@@ -63,6 +63,7 @@ def setup(directory: Path, **options: Any) -> EngineSetup:
         ("detokenize", True, {"skip_tokenizer_init": False}),
         ("sleep_between_steps", True, {"enable_sleep_mode": True}),
         ("arguments", {"kv_cache_memory_bytes": 1}, {"kv_cache_memory_bytes": 1}),
+        ("pipeline_parallel", 2, {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"}),
     ],
 )
 def test_an_option_reaches_vllm(policy_directory: Path, option: str, value: object, theirs: dict[str, object]) -> None:
@@ -70,6 +71,12 @@ def test_an_option_reaches_vllm(policy_directory: Path, option: str, value: obje
     assert {name: passed[name] for name in theirs} == theirs
     before = engine_arguments(setup(policy_directory), GPU)
     assert any(before.get(name) != passed[name] for name in theirs)
+
+
+def test_steps_overlap_only_in_a_separate_process(policy_directory: Path) -> None:
+    """In this process, they would hide which weights sampled a token."""
+    passed = [engine_arguments(setup(policy_directory, separate_process=separate), GPU) for separate in (False, True)]
+    assert [arguments.get("async_scheduling") for arguments in passed] == [False, None]
 
 
 def test_default_options_are_left_to_vllm(policy_directory: Path) -> None:
