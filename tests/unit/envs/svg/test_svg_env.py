@@ -47,22 +47,6 @@ def test_an_episode_earns_the_score_of_its_last_valid_attempt() -> None:
     assert (last.terminated, last.info["success"], first.terminated) == (True, True, False)
 
 
-def test_a_success_needs_the_configured_share_of_the_score_of_the_target() -> None:
-    """A blank picture has more than a hundredth of it, and less than nine tenths."""
-    for share, success in ((0.01, True), (0.9, False)):
-        played = env(success_score=share)
-        played.reset(0)
-        step = played.step(BLANK)
-        assert (step.info["success"], step.terminated) == (success, success)
-
-
-def test_icons_have_the_configured_size_and_number_of_shapes() -> None:
-    played = env(max_shapes=16)
-    assert played.reset(0).images[0].shape == (48, 48, 3)
-    codes = [(played.reset(seed), played.expert_action())[1] for seed in range(5)]
-    assert codes == [icon_code(seed, 16) for seed in range(5)]
-
-
 def test_with_accumulated_scores_each_attempt_earns_its_score_and_the_episode_continues() -> None:
     played = env(accumulate_scores=True, pixel_weight=3.0, structural_weight=0.5)
     played.reset(0)

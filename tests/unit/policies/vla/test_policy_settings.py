@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from transformers import LlamaConfig
 
@@ -13,7 +12,6 @@ from quintet.config.native.experiment import Experiment
 from quintet.errors import ConfigError
 from quintet.policies.vla.openvla_config import OpenVlaConfig
 from quintet.policies.vla.policy_settings import apply_settings, run_settings
-from quintet.policies.vla.robot_actions import to_robot
 
 
 def robot_run(vla: str, *overrides: str) -> Experiment:
@@ -56,16 +54,6 @@ def test_biases_reach_the_language_model_and_other_sizes_than_those_of_the_weigh
     }.items():
         with pytest.raises(ConfigError, match=rf"policy\.vla\.{key} = .*, but the policy has"):
             apply_settings(model, robot_run(vla), is_mlp=False, is_published=False)
-
-
-@pytest.mark.parametrize(("robot", "gripper"), [("widowx_bridge", 1.0), ("panda-qpos", 0.9)])
-def test_a_published_policy_moves_the_gripper_of_the_configured_robot(robot: str, gripper: float) -> None:
-    language_model = LlamaConfig(vocab_size=64, hidden_size=8, num_attention_heads=2)
-    model: Any = OpenVlaConfig(text_config=language_model.to_dict())
-    run = robot_run(f"policy_setup: {robot}", "env.simulator=maniskill")
-    apply_settings(model, run, is_mlp=False, is_published=True)
-    actions = to_robot(np.array([[0.0] * 6 + [0.9]]), model.gripper, model.robot_dimensions)
-    assert actions[0, -1] == gripper
 
 
 def language_model_of(model: OpenVlaConfig) -> Any:
