@@ -151,7 +151,7 @@ def test_stored_responses_with_other_columns_and_a_custom_function() -> None:
 
 
 def test_statistics_are_those_that_the_configuration_names() -> None:
-    """pass@3 of 3 and of 1 right responses of 4: 1 and 3/4. The rows differ only where one is not right at all."""
+    """Three and one of four responses are right: pass@3 is 1 and 1 − C(3, 3) / C(4, 3) = 3/4."""
     actual = stored(ROWS, "evaluation.samples=[3]", "evaluation.confidence=0.5").sources["a/b"]
     assert {k: estimate.mean for k, estimate in actual.passed.items()} == {3: 0.875}
     usual = stored(ROWS).sources["a/b"].score

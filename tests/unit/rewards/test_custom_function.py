@@ -153,20 +153,17 @@ def test_dapo_takes_marks_of_the_end_off_and_a_penalty(tmp_path: Path) -> None:
     assert (actual.score, actual.reward_components) == (0.5, {"acc": 1.0, "overlong": -0.5})
 
 
-TIMED = """
-import time
-
-def judge(data_source, solution_str, ground_truth, extra_info):
-    return {"score": 1.0, "called": time.monotonic()}
-"""
-
-
 @pytest.mark.parametrize("workers", [1, 4])
 def test_rate_limited_spaces_calls(tmp_path: Path, workers: int) -> None:
-    judge = build_scorer(tmp_path, TIMED, manager="rate_limited", requests_per_minute=600, workers=workers)
-    actual = verdicts(judge, *["7"] * 6)
-    calls = sorted(verdict.reward_components["called"] for verdict in actual)
-    assert calls[-1] - calls[0] >= 4 * 0.1, "the first call may be late, the others are 0.1 s apart"
+    """120 calls per minute: the fourth is 1.5 s after the first."""
+    judge = build_scorer(tmp_path, FUNCTION_SOURCE, manager="rate_limited", requests_per_minute=120, workers=workers)
+    started = time.monotonic()
+    for number in range(4):
+        judge.submit(Response(number, question(), "7", 5))
+    actual = judge.drain()
+    assert time.monotonic() - started >= 1.5
+    judge.close()
+    assert sum(verdict.score for verdict in actual) == 4.0
 
 
 class Address(BaseHTTPRequestHandler):

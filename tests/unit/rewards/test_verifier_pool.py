@@ -153,7 +153,7 @@ def judge(data_source, solution_str, ground_truth, extra_info):
         return {"score": 1, "pid": os.getpid()}
     if solution_str == "meet":
         open(os.path.join(ground_truth, str(os.getpid())), "w").close()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 15
         while len(os.listdir(ground_truth)) < 3:
             if time.monotonic() > deadline:
                 return 0.0
