@@ -26,7 +26,6 @@ STORED_ANSWERS = Path(__file__).parents[2] / "examples/native/stored_answers.jso
 RECORDER = Path(__file__).parents[1] / "support/recorded_reads.py"
 ELSEWHERE = {
     "external_libs": "while the configuration is composed",
-    "data.kind": "while the configuration is composed",
     "checkpoint.load_contents": "when a run continues",
     "checkpoint.delete_after_load": "when a run continues",
     "rollout.tool_calls.max_result_chars": "when the policy calls a tool",

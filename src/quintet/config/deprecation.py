@@ -52,12 +52,13 @@ RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
     "algorithm.loss.name": {"outside": "custom"},
 }
 UNUSED_CHANNEL = {"name": None, "queue": None, "size": 0}
-REMOVED_KEYS: Mapping[str, Any] = {
-    **{f"placement.{name}.devices_per_worker": 1 for name in ("actor", "critic", "reference", "reward", "envs")},
-    **{f"placement.{name}.processes_per_device": 1 for name in ("actor", "critic", "reference", "reward")},
-    **{f"placement.{name}.channel": UNUSED_CHANNEL for name in ("actor", "critic", "reference", "reward")},
+REMOVED_KEYS: Mapping[str, tuple[Any, ...]] = {
+    **{f"placement.{name}.devices_per_worker": (1,) for name in ("actor", "critic", "reference", "reward", "envs")},
+    **{f"placement.{name}.processes_per_device": (1,) for name in ("actor", "critic", "reference", "reward")},
+    **{f"placement.{name}.channel": (UNUSED_CHANNEL,) for name in ("actor", "critic", "reference", "reward")},
+    "data.kind": ("prompts", "conversations"),
 }
-"""Keys that had no valid value but their default, which stored configurations contain."""
+"""Keys without effect, with the values that stored configurations contain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,9 @@ def current_key(key: str) -> str:
 def upgrade_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stored configuration with former keys and values replaced by today's, and without removed keys."""
     upgraded = upgrade(tree, {}).tree
-    for key, default in REMOVED_KEYS.items():
+    for key, values in REMOVED_KEYS.items():
         section, _, name = key.rpartition(".")
-        if get_value(upgraded, key) == default:
+        if get_value(upgraded, key) in values:
             del get_value(upgraded, section)[name]
     return upgraded
 

@@ -97,8 +97,9 @@ def test_a_stored_experiment_gets_present_names() -> None:
     assert set(flatten(upgrade_keys(yaml.safe_load(FORMER)))) == set(flatten(yaml.safe_load(PRESENT)))
 
 
-def test_stored_configurations_lose_keys_that_only_had_their_default() -> None:
+def test_stored_configurations_lose_keys_without_effect() -> None:
     component = {"devices_per_worker": 1, "processes_per_device": 1}
     stored = {"placement": {"actor": {**component, "devices": [0]}, "rollout": component, "envs": component}}
     expected = {"actor": {"devices": [0]}, "rollout": component, "envs": {"processes_per_device": 1}}
     assert upgrade_keys(stored)["placement"] == expected
+    assert upgrade_keys({"data": {"kind": "conversations", "seed": 3}}) == {"data": {"seed": 3}}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -73,6 +75,24 @@ def test_filtering_does_not_depend_on_the_number_of_workers(tmp_path: Path, monk
     assert [question.id for question in one] == [question.id for question in two]
 
 
+def test_as_many_processes_filter_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+
+    class Workers(nullcontext):  # type: ignore[type-arg]
+        def __init__(self, count: int, **_: Any) -> None:
+            super().__init__(self)
+            started.append(count)
+
+        def iter_lengths(self, count: int) -> Iterator[int]:
+            return iter(range(count))
+
+    monkeypatch.setattr(prompt_split, "MIN_ROWS_PER_WORKER", 1)
+    monkeypatch.setattr(prompt_split, "PromptWorkers", Workers)
+    path = rows(tmp_path / "a.jsonl", 9)
+    assert len(questions(path, limit=4, filter_long_prompts=True, filter_workers=3)) == 5
+    assert started == [3]
+
+
 def test_user_errors_in_workers_are_raised_in_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_split, "MIN_ROWS_PER_WORKER", 1)
     wrong = tmp_path / "wrong.jsonl"
@@ -108,6 +128,24 @@ def test_prompts_tokenized_by_workers_are_the_same(tmp_path: Path) -> None:
         there.close()
     assert there.prompt(5) == here.prompt(5)
     here.prepare([1, 2])
+
+
+def test_prepared_prompts_are_not_tokenized_by_the_main_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = rows(tmp_path / "a.jsonl", 4)
+    here, there = questions(path), questions(path, workers=1)
+    monkeypatch.setattr(there._source, "tokens", lambda _: pytest.fail("the main process has tokenized a prompt"))
+    try:
+        there.prepare([2])
+        assert there.prompt(2) == here.prompt(2)
+    finally:
+        there.close()
+
+
+def test_the_configured_template_renders_prompts(tmp_path: Path) -> None:
+    template = "{% for message in messages %}<{{ message.content }}>{% endfor %}"
+    assert tokenizer().decode(questions(rows(tmp_path / "a.jsonl", 3), template=template).prompt(2)) == "<a 2>"
 
 
 def test_some_rows_are_drawn_once(tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quintet.config.native.data import DataConfig
 from quintet.data import row_offsets, tables
 from quintet.data.chat_messages import ColumnarRow
 from quintet.data.data_files import cache_directory, resolve_files
-from quintet.data.prompt_source import open_rows
+from quintet.data.prompt_source import open_rows, open_split
 from quintet.errors import ConfigError, MachineError
 
 KEY = "data.train_files"
@@ -212,6 +213,18 @@ def test_a_large_parquet_file_is_mapped_and_not_read(tmp_path: Path, monkeypatch
     assert made.stat().st_mtime_ns == stamp
     write(tmp_path / "a.parquet", rows[:50])
     assert len(read(tmp_path / "a.parquet", cache=tmp_path / "cache")) == 50
+
+
+def test_copies_of_large_tables_are_in_the_configured_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    monkeypatch.setattr(tables, "MAX_EAGER_BYTES", 0)
+    write(tmp_path / "a.parquet", ROWS)
+    config = DataConfig(train_files=(f"{tmp_path}/a.parquet",), cache_dir=f"{tmp_path}/mine")
+    assert len(open_split(config, None, "train").rows) == len(ROWS)
+    assert len(list((tmp_path / "mine/tables").iterdir())) == 1
+    assert not (tmp_path / "user").exists()
 
 
 def test_an_unwritable_cache_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,9 +145,21 @@ def test_stored_responses_with_other_columns_and_a_custom_function() -> None:
     overrides = [f"evaluation.{key}={column}" for key, column in keys.items()]
     actual = stored(rows, *overrides, "evaluation.function=mine.py:score", "evaluation.samples=[1]")
     assert actual.sources["s"].score.mean == 1.0
+    assert lines(actual)[0]["question"] == "user: ?"
     judging = Judge.opened[0].config.reward
     assert judging is not None
     assert judging.function == "mine.py:score"
+
+
+def test_statistics_are_those_that_the_configuration_names() -> None:
+    """Three and one of four responses are right: pass@3 is 1 and 1 − C(3, 3) / C(4, 3) = 3/4."""
+    actual = stored(ROWS, "evaluation.samples=[3]", "evaluation.confidence=0.5").sources["a/b"]
+    assert {k: estimate.mean for k, estimate in actual.passed.items()} == {3: 0.875}
+    usual = stored(ROWS).sources["a/b"].score
+    assert None not in (actual.score.low, usual.low)
+    assert actual.score.high - actual.score.low < usual.high - usual.low
+    lenient = stored(ROWS, "evaluation.pass_threshold=0.0")
+    assert lenient.sources["a/b"].passed[1].mean == lenient.sources["c"].passed[1].mean == 1.0
 
 
 def test_a_custom_function_scores_stored_responses(monkeypatch: pytest.MonkeyPatch) -> None:

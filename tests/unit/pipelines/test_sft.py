@@ -32,6 +32,7 @@ from quintet.pipelines.sft.stage import SftStage, build_stage, with_schedule
 from quintet.policies import liger
 from quintet.policies.model_loading import load_tokenizer
 from quintet.runtime.controller import Controller
+from quintet.runtime.learners import learner_builders
 from quintet.tracking.progress import NullProgress
 from quintet.tracking.run_directory import RunDirectory
 from quintet.training.optim.lr_schedule import learning_rate
@@ -120,6 +121,39 @@ def test_passes_of_the_model_dont_change_the_result(tune: Run) -> None:
             torch.testing.assert_close(tensor, weights(other / "model")[name], atol=2e-4, rtol=1e-3)
         losses = [[line["train/loss"] for line in metrics(run)[1:]] for run in (whole, other)]
         assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("override", "calls"),
+    [("sft.epochs=1", 1), ("sft.sequences_per_pass=4", 2), ("sft.gradient_checkpointing=true", 2)],
+)
+def test_a_layer_is_computed_once_per_pass_and_again_if_its_activations_are_not_kept(
+    policy_directory: Path, override: str, calls: int
+) -> None:
+    """Six rows fit into one pass, or into two of at most four."""
+    config = load_experiment(None, [f"sft.path={policy_directory}", override]).experiment
+    tokenizer = load_tokenizer(policy_directory)
+    talk = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
+    rows = TokenizedConversations(map(ConversationFormat(tokenizer).encode, [Conversation(talk)] * 6))
+    stage = build_stage(config, policy_directory, tokenizer, Controller.in_process())
+    computed: list[object] = []
+    stage.learners.actor.model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: computed.append(None))
+    stage.update(rows.batch(range(6)), 1, 1)
+    assert len(computed) == calls
+
+
+def test_prompts_are_trained_on_if_configured(rows: tuple[str, str], policy_directory: Path) -> None:
+    def trained(*overrides: str) -> str:
+        config = load_experiment(None, [f"sft.path={policy_directory}", *rows, *COMMON, *overrides]).experiment
+        assert config.data is not None
+        tokenizer, split = load_tokenizer(policy_directory), open_split(config.data, None, "train")
+        batch = build_sft_dataset(config, tokenizer, split, split, NullProgress()).train.batch([0])
+        return str(tokenizer.decode(batch.tokens[batch.loss_mask]))
+
+    response = "<answer> Up </answer><|im_end|>"
+    assert trained() == response
+    # all tokens but the first, which nothing predicts
+    assert trained("sft.train_on_prompt=true") == f"user\nuser 0<|im_end|>\n<|im_start|>assistant\n{response}"
 
 
 def test_every_pass_sees_every_row_at_most_once_in_an_order_of_its_own(
@@ -277,7 +311,11 @@ def test_a_process_that_reads_rows_changes_nothing(tune: Run, monkeypatch: pytes
     alone = tune("data.max_steps=1", name="alone")
     monkeypatch.setattr(sft_rows, "MIN_ROWS_PER_WORKER", 20)
     monkeypatch.setattr(sft_rows, "ROWS_PER_REQUEST", 3)
+    pools: list[int] = []
+    pool = sft_rows.WorkerPool
+    monkeypatch.setattr(sft_rows, "WorkerPool", lambda *options: pools.append(options[2]) or pool(*options))
     together = tune("data.max_steps=1", "data.workers=4", name="together")
+    assert pools == [1], "the 6 held-out rows are too few for a process"
     assert equal(alone / "model", together / "model")
 
 
@@ -369,6 +407,14 @@ def test_liger_kernels_are_only_applied_on_a_gpu(monkeypatch: pytest.MonkeyPatch
     model = Model()
     liger.apply_liger_kernels(model, "sft.liger")
     assert liger_calls == [{"model": model, "fused_linear_cross_entropy": False, "cross_entropy": False}]
+
+
+def test_liger_kernels_are_applied_if_configured(policy_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    applied: list[tuple[object, str]] = []
+    monkeypatch.setattr(learner_builders, "apply_liger_kernels", lambda *arguments: applied.append(arguments))
+    config = load_experiment(None, [f"sft.path={policy_directory}", "sft.liger=true"]).experiment
+    stage = build_stage(config, policy_directory, load_tokenizer(policy_directory), Controller.in_process())
+    assert applied == [(stage.learners.actor.model, "sft.liger")]
 
 
 def test_reinforcement_begins_with_the_stages_model_which_is_made_once(

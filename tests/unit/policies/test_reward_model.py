@@ -3,6 +3,7 @@ to read."""
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Callable
@@ -46,6 +47,17 @@ QUESTION = PromptRow(0, "s", ({"role": "user", "content": "go to the goal"},))
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
     return tiny_models.train_tokenizer(400, [*answers(300), "user\ngo to the goal\nassistant\n"])
+
+
+OWN_CLASS = """
+from transformers import Qwen2ForSequenceClassification
+
+class Own(Qwen2ForSequenceClassification):
+    def forward(self, *arguments, **options):
+        outputs = super().forward(*arguments, **options)
+        outputs.logits = outputs.logits * 0 + 7
+        return outputs
+"""
 
 
 def config(tokenizer: Any, **options: Any) -> Qwen2Config:
@@ -123,7 +135,9 @@ def test_a_score_doesnt_depend_on_its_neighbours(trained: Path, tokenizer: Any, 
     assert scores == pytest.approx(scores_of_transformers(trained, Qwen2ForSequenceClassification, rows), abs=1e-5)
 
 
-def test_passes_keep_to_their_tokens(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Rows of each pass, and the tokens of the longest."""
     sizes: list[tuple[int, int]] = []
     forward = RewardModel._forward
 
@@ -132,10 +146,31 @@ def test_passes_keep_to_their_tokens(trained: Path, monkeypatch: pytest.MonkeyPa
         return forward(self, rows)
 
     monkeypatch.setattr(RewardModel, "_forward", spy)
+    return sizes
+
+
+def test_passes_keep_to_their_tokens(
+    trained: Path, passes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reward_model, "MAX_TOKENS_PER_PASS", 100)
     load(trained).score([QUESTION] * 20, answers(20))
-    assert len(sizes) > 2
-    assert all(rows * longest <= 100 for rows, longest in sizes)
+    assert len(passes) > 2
+    assert all(rows * longest <= 100 for rows, longest in passes)
+
+
+def test_passes_have_the_configured_number_of_sequences(trained: Path, passes: list[tuple[int, int]]) -> None:
+    load(trained, sequences_per_pass=8).score([QUESTION] * 20, answers(20))
+    assert [rows for rows, _ in passes] == [8, 8, 4]
+
+
+def test_code_of_the_directory_runs_only_if_it_is_trusted(tokenizer: Any, tmp_path: Path) -> None:
+    saved(tmp_path, Qwen2ForSequenceClassification(config(tokenizer)), tokenizer)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    settings["auto_map"] = {"AutoModelForSequenceClassification": "code.Own"}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    (tmp_path / "code.py").write_text(OWN_CLASS)
+    assert load(tmp_path, trust_remote_code=True).score([QUESTION], ["up"]) == [7.0]
+    assert load(tmp_path).score([QUESTION], ["up"]) != [7.0]
 
 
 def test_without_another_tokenizer_it_reads_what_the_policy_wrote(trained: Path, tokenizer: Any) -> None:
@@ -321,3 +356,10 @@ def test_weights_move_only_for_the_time_of_scoring(trained: Path, monkeypatch: p
     assert moves == ["meta", "cpu"]
     RewardModel(model, loaded._encoder, offload=False, device="meta")
     assert moves == ["meta", "cpu", "meta"]
+
+
+def test_offloaded_weights_are_in_host_memory_between_scores(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine whose GPU refuses all weights."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(Qwen2ForSequenceClassification, "to", lambda *_: pytest.fail("weights were moved"))
+    assert load(trained, offload_parameters=True).offloads

@@ -153,12 +153,17 @@ def test_dapo_takes_marks_of_the_end_off_and_a_penalty(tmp_path: Path) -> None:
     assert (actual.score, actual.reward_components) == (0.5, {"acc": 1.0, "overlong": -0.5})
 
 
-def test_rate_limited_spaces_calls(tmp_path: Path) -> None:
-    judge = build_scorer(tmp_path, FUNCTION_SOURCE, manager="rate_limited", requests_per_minute=600, workers=4)
+@pytest.mark.parametrize("workers", [1, 4])
+def test_rate_limited_spaces_calls(tmp_path: Path, workers: int) -> None:
+    """120 calls per minute: the fourth is 1.5 s after the first."""
+    judge = build_scorer(tmp_path, FUNCTION_SOURCE, manager="rate_limited", requests_per_minute=120, workers=workers)
     started = time.monotonic()
-    actual = verdicts(judge, *["7"] * 6)
-    assert time.monotonic() - started >= 5 * 0.1
-    assert sum(verdict.score for verdict in actual) == 6.0
+    for number in range(4):
+        judge.submit(Response(number, question(), "7", 5))
+    actual = judge.drain()
+    assert time.monotonic() - started >= 1.5
+    judge.close()
+    assert sum(verdict.score for verdict in actual) == 4.0
 
 
 class Address(BaseHTTPRequestHandler):

@@ -123,7 +123,7 @@ def test_a_slow_endpoint_costs_its_time_and_no_more() -> None:
     release = threading.Event()
 
     def reply(_: str) -> str:
-        release.wait(20)
+        release.wait(5)
         return "[[1]]"
 
     with endpoint(reply) as known:
@@ -147,10 +147,11 @@ def test_the_number_of_concurrent_requests_is_limited() -> None:
 
     def reply(_: str) -> str:
         barrier.wait(10)  # passes only where three requests are there at once
+        time.sleep(0.2)  # a fourth would come meanwhile
         return "[[1]]"
 
     with endpoint(reply) as known:
-        verdicts = judged(known, ["a"] * 9, concurrent=3)
+        verdicts = judged(known, ["a"] * 6, concurrent=3)
     assert all(verdict.failure is None for verdict in verdicts.values())
     assert known.most_together == 3
 
@@ -162,12 +163,20 @@ def test_a_judge_of_answers_is_read_by_its_verdict() -> None:
         "c": "<think>yes?</think>NO",
         "d": "no, yes",
         "e": "",
+        "f": "Yes. Score: 3",
     }
     with endpoint(lambda prompt: replies[prompt]) as known:
         verdicts = judged(known, list(replies), verdict="yes_no", prompt="{answer}")
-    assert [verdicts[i].reward_components["acc"] for i in range(5)] == [1.0, 0.0, 0.0, 0.0, 0.0]
-    failures = [verdicts[i].failure for i in range(5)]
-    assert [failure and failure.error_type for failure in failures] == [None, None, None, "NoVerdict", "NoVerdict"]
+    assert [verdicts[i].reward_components["acc"] for i in range(6)] == [1.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+    failures = [verdicts[i].failure for i in range(6)]
+    assert [failure and failure.error_type for failure in failures] == [
+        None,
+        None,
+        None,
+        "NoVerdict",
+        "NoVerdict",
+        None,
+    ]
 
 
 def test_a_reply_that_ends_within_its_thoughts_says_so() -> None:

@@ -197,6 +197,7 @@ def test_a_judge_extracts_the_relations_and_failures_cost_only_themselves(monkey
     kinds = [failure and failure.error_type for failure in failures]
     assert kinds == [None, None, "NoRelations", "Http500", "NoRelations"]
     assert "target, box" in known.seen[0]["messages"][0]["content"]
+    assert known.seen[0]["model"] == "judge"
 
 
 def test_a_prompt_of_the_users_gets_text_and_objects() -> None:

@@ -95,6 +95,20 @@ def test_rows_of_all_sources_are_scored_by_one_scorer(judge: PooledRewardScorer)
         ]
 
 
+def test_a_source_has_its_verifier_with_its_options_and_others_have_the_common_one() -> None:
+    """Under `strict`, a right letter without a box has -1; by default it would have 0.5."""
+    letters = {"kind": "crossthinkqa", "arguments": {"reward_type": "strict"}}
+    judge = build_verifier_scorer(
+        RewardConfig.model_validate({"kind": "exact", "verifiers": {"letters": letters}, "timeout_seconds": 60.0}), 100
+    )
+    text = "<think>It is hot.</think>The answer is B."
+    judge.submit(answer(0, text, "B", "letters"))
+    judge.submit(answer(1, text, "B", "others"))
+    scores = {verdict.id: verdict.score for verdict in judge.drain()}
+    judge.close()
+    assert scores == {0: -1.0, 1: 1.0}
+
+
 @pytest.mark.parametrize("judge", [60.0], indirect=True, ids=["patient"])
 def test_a_failing_verification_fails_only_its_response(judge: PooledRewardScorer) -> None:
     judge.submit(answer(1, "<answer>3</answer>", "3", "reasoning_gym/no_such_generator"))
@@ -137,6 +151,13 @@ def judge(data_source, solution_str, ground_truth, extra_info):
         sys.exit(3)
     if solution_str == "pid":
         return {"score": 1, "pid": os.getpid()}
+    if solution_str == "meet":
+        open(os.path.join(ground_truth, str(os.getpid())), "w").close()
+        deadline = time.monotonic() + 15
+        while len(os.listdir(ground_truth)) < 3:
+            if time.monotonic() > deadline:
+                return 0.0
+            time.sleep(0.01)
     return 1.0
 """
 
@@ -200,6 +221,16 @@ def test_naive_scores_in_one_process_and_prime_in_several(function: str) -> None
         pids = {verdict.reward_components["pid"] for verdict in judge.drain()}
         judge.close()
         assert 1 <= len(pids) <= most
+
+
+def test_as_many_responses_are_scored_at_once_as_there_are_workers(function: str, tmp_path: Path) -> None:
+    judge = build_scorer(function, workers=3, timeout_seconds=60.0)
+    (tmp_path / "pids").mkdir()
+    for number in range(3):
+        judge.submit(answer(number, "meet", str(tmp_path / "pids")))
+    verdicts = judge.drain()
+    judge.close()
+    assert [verdict.score for verdict in verdicts] == [1.0, 1.0, 1.0]
 
 
 def test_the_death_of_the_fork_server_fails_only_pending_responses(function: str) -> None:

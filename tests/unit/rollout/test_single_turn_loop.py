@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from quintet.config.native.data import RewardConfig
+from quintet.config.native.experiment import Experiment
 from quintet.config.native.rollout import RolloutConfig
 from quintet.errors import MachineError
 from quintet.policies.model_loading import load_tokenizer
@@ -27,6 +30,7 @@ from quintet.rollout.collate import collate
 from quintet.rollout.episode import Episode
 from quintet.rollout.sampling_params import SamplingParams
 from quintet.rollout.single_turn_loop import SingleTurnLoop
+from quintet.runtime import components
 
 GREEDY = SamplingParams(0.0, 0, 1.0, 0)
 
@@ -42,6 +46,9 @@ class Book:
 
     def images(self, number: int) -> tuple[ImageInput, ...]:
         return ()
+
+    def first_rows(self) -> list[PromptRow]:
+        return [self[2]]
 
 
 class Echo:
@@ -192,6 +199,27 @@ def test_a_scoring_failure_affects_only_its_own_response(policy_directory: Path)
     assert played[4].failure == Failure("reward", "Timeout", "10 s")
     assert not played[4].success
     assert played[2].success
+
+
+@pytest.mark.parametrize("share", [0.7, 0.6])
+def test_the_configuration_says_how_many_scores_may_fail(
+    policy_directory: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    monkeypatch.setattr(components, "build_reward_scorer", lambda *_: SlowScorer(("4", "6")))
+    tokenizer = load_tokenizer(policy_directory)
+    config = Experiment(reward=RewardConfig(function_arguments={}, max_failed_share=share))
+    model = SimpleNamespace(generation_config=None)
+    learners = SimpleNamespace(load_reward_model=None, actor=SimpleNamespace(model=model))
+    controller = SimpleNamespace(start_judge_servers=None)
+    asking = components._single_turn_loop(
+        config, Echo(tokenizer), tokenizer, learners, Book(), policy_directory, controller
+    )
+    played = asking.collect_rollouts([Episode(number, number, 0) for number in (2, 4, 6)], GREEDY)
+    if share > 2 / 3:
+        assert sum(t.reward for t in played) == 5.0 - 1.0 - 1.0
+    else:
+        with pytest.raises(MachineError, match="2 of 3 responses could not be scored"):
+            list(played)
 
 
 def test_too_many_scoring_failures_end_the_run(policy_directory: Path) -> None:

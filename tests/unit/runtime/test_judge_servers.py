@@ -3,6 +3,7 @@ devices than the configuration says."""
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -11,18 +12,25 @@ import urllib.error
 import urllib.request
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from quintet.config.native.data import JudgeConfig, JudgeServerConfig, RewardConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.placement import ComponentConfig, PlacementConfig
+from quintet.data.chat_templates import chat_template
 from quintet.errors import MachineError
 from quintet.records import PromptRow, Response
 from quintet.rewards.judge_server import JudgeServer
 from quintet.rewards.llm_judge import LlmJudge
+from quintet.rollout.engines.engine import EngineSetup
 from quintet.runtime.controller import Controller
 from quintet.runtime.judge_servers import JudgeServers, _devices_of, judge_server
+from quintet.runtime.serving import launched
+from quintet.runtime.serving.launch_settings import LaunchSettings
 
 ROW = PromptRow(0, "math", ({"role": "user", "content": "2 + 2 = ?"},), "4")
 
@@ -35,6 +43,50 @@ def run_with(server: JudgeServerConfig, placement: PlacementConfig | None = None
 
 def served(path: Path) -> Experiment:
     return run_with(JudgeServerConfig(path=str(path), dtype="float32", template="chatml", arguments={}))
+
+
+class EngineIsBuilt(Exception):
+    """Ends a server where it would build its engine."""
+
+
+def engine_of(server: JudgeServerConfig, monkeypatch: pytest.MonkeyPatch) -> tuple[str, EngineSetup, Any]:
+    """Return the name and the setup of the engine that the server of a run builds, and the tokenizer, without starting
+    them."""
+    started: list[tuple[str, EngineSetup]] = []
+    tokenizers: list[Any] = []
+
+    def start(settings: LaunchSettings, gpu: str | None) -> SimpleNamespace:
+        monkeypatch.setattr("sys.stdin", io.StringIO(settings.to_line().decode()))
+        with pytest.raises(EngineIsBuilt):
+            launched.main()
+        return SimpleNamespace(wait_until_ready=lambda _: "http://127.0.0.1:1/v1")
+
+    class Engines:
+        @staticmethod
+        def get(name: str) -> SimpleNamespace:
+            def build(setup: EngineSetup) -> None:
+                started.append((name, setup))
+                raise EngineIsBuilt
+
+            return SimpleNamespace(load=lambda: build)
+
+    monkeypatch.setattr(launched, "hide_memory", lambda: None)
+    monkeypatch.setattr("quintet.runtime.judge_servers.JudgeProcess", start)
+    monkeypatch.setattr("quintet.runtime.serving.build.ENGINES", Engines)
+    monkeypatch.setattr(
+        "quintet.runtime.serving.build.build_chat_tokenizer", lambda _, one, *__: tokenizers.append(one)
+    )
+    JudgeServers(run_with(server))
+    return *started[0], tokenizers[0]
+
+
+def test_the_engine_of_a_server_is_as_configured(policy_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"engine": "vllm", "memory_share": 0.25, "arguments": {"enforce_eager": True}, "max_model_tokens": 300}
+    settings = {"path": str(policy_directory), "dtype": "float32", "template": "none", **options}
+    name, setup, tokenizer = engine_of(JudgeServerConfig.model_validate(settings), monkeypatch)
+    assert (name, setup.directory, setup.dtype, setup.max_model_len) == ("vllm", policy_directory, torch.float32, 300)
+    assert (setup.options.memory_share, setup.options.arguments) == (0.25, {"enforce_eager": True})
+    assert tokenizer.chat_template == chat_template("none").text
 
 
 def judge_of(config: Experiment, servers: list[JudgeServer]) -> LlmJudge:

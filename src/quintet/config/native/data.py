@@ -33,10 +33,8 @@ class DomainConfig(Section):
 
 
 class DataConfig(Section):
-    """Prompts from files."""
+    """Prompts, or conversations to imitate, from files. Demonstrations of robots are `warm_start.files`."""
 
-    kind: Literal["prompts", "conversations"] = "prompts"
-    """Content of a row: a prompt, or a conversation to imitate. Demonstrations of robots are `warm_start.files`."""
     train_files: Texts = ()
     """Parquet, JSON, JSON Lines or CSV files; glob patterns such as `data/*.jsonl`, and fsspec URLs such as
     `hdfs://…`."""

@@ -21,6 +21,11 @@ def test_all_components_share_the_devices_of_a_run_without_placement() -> None:
     assert placed.standalone_ranks == ()
 
 
+def test_fine_tuning_has_the_devices_of_its_stage() -> None:
+    placed = process_layout(load_experiment(None, ["sft={episodes: {}, devices: 3}"]).experiment)
+    assert placed.devices == placed.learner_ranks == (0, 1, 2)
+
+
 def test_the_controller_has_a_device_of_the_actor_wherever_that_is() -> None:
     placed = layout("devices_per_node=4", "rollout.devices=[0,1]", "actor.devices=[2,3]")
     assert placed.devices == (2, 3, 0, 1)

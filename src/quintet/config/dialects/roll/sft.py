@@ -61,7 +61,6 @@ def _stage_to_native(worker: Worker, native: NativeBuilder, pretrained: str) -> 
     native.set("policy.preset", None, pretrained)
     native.set("policy.path", values[pretrained], pretrained)
     native.set("warm_start", None)
-    native.set("data.kind", "conversations")
     files = worker.key("data_args.file_name")
     native.set("data.train_files", as_list(values[files]), files)
     if values[VALIDATION_FILE] is not None:

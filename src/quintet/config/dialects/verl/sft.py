@@ -61,7 +61,6 @@ def sft_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.set_from_keys(values.dialect.specs().values())
     native.set("policy.preset", None, "model.partial_pretrain")
     native.set("sft.devices", max(num_gpus(values), _least_devices(values, native)), *GPUS)
-    native.set("data.kind", "conversations")
     native.apply((*RULES, *DATA_RULES, *COLUMN_RULES))
     _engine_to_native(values, native)
     _thinking_to_native(values, native)
