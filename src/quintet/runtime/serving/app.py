@@ -26,12 +26,14 @@ from quintet.runtime.serving.request_handler import PendingCompletion, RequestHa
 from quintet.runtime.serving.request_schema import (
     ChatBody,
     CompletionBody,
+    DetokenizeBody,
     GenerateBody,
     OpenAiBody,
     RewardBody,
+    TokenizeBody,
     parse,
 )
-from quintet.runtime.serving.responses import EventStream, completion_body, generate_body, load_status_body, models_body
+from quintet.runtime.serving.responses import EventStream, completion_body, generate_body, load_status_body, model_body
 
 CompletedBody = ChatBody | CompletionBody | GenerateBody
 Compute = Callable[[Callable[[], Any]], Awaitable[Any]]
@@ -44,6 +46,7 @@ engine's thread needs, too."""
 NUM_STREAM_UPDATES = 2
 """Number of streams whose next events are computed at the same time."""
 SESSION_HEADER = "x-quintet-session"
+MODEL_PATH = "/v1/models/"
 SESSION_PATH = re.compile(r"/sessions/([^/]+)(/.*)?")
 
 
@@ -68,20 +71,24 @@ class ServingApp:
             return
         request = Request(scope, receive)
         path = scope["path"].rstrip("/") or "/"
-        if path == "/health" and request.method == "GET":
-            await self._health()(scope, receive, send)
-            return
         session = request.headers.get(SESSION_HEADER, "")
         if match := SESSION_PATH.fullmatch(path):
             session, path = match[1], match[2] or "/session"
+        if path.startswith(MODEL_PATH):
+            session, path = path.removeprefix(MODEL_PATH), MODEL_PATH
         route = _ROUTES.get(path)
         is_hidden = path in _CONTROL_ROUTES and not self._handler.can_sleep
         if route is None or is_hidden or (path in _SESSION_ROUTES and not session):
             raise RequestError(f"unknown path {path}", status=404, code="not_found")
-        if request.method not in route:
+        if request.method == "OPTIONS":
+            methods = [*route, *(["HEAD"] if "GET" in route else []), "OPTIONS"]
+            await Response(None, 204, {"Allow": ", ".join(methods)})(scope, receive, send)
+            return
+        respond = route.get("GET" if request.method == "HEAD" else request.method)
+        if respond is None:
             raise RequestError(f"{path} supports only {' or '.join(route)}", status=405, code="method_not_allowed")
         try:
-            await (await route[request.method](self, request, session))(scope, receive, send)
+            await (await respond(self, request, session))(scope, receive, send)
         except (RequestError, ClientDisconnect):
             raise
         except Exception as error:  # a defect or a refused value must be a reply, not the end of the connection
@@ -101,7 +108,7 @@ class ServingApp:
                 del data
                 return_freed_memory()
 
-    def _health(self) -> Response:
+    async def _health(self, _: Request, __: str) -> Response:
         engine_error = self._handler.engine.error
         if engine_error is not None:
             message = f"the engine has died: {engine_error}"
@@ -109,7 +116,11 @@ class ServingApp:
         return json_response({"status": "ok"})
 
     async def _models(self, _: Request, __: str) -> Response:
-        return json_response(models_body(self._handler))
+        return json_response({"object": "list", "data": [model_body(self._handler)]})
+
+    async def _model(self, _: Request, name: str) -> Response:
+        self._handler.check_model(name)
+        return json_response(model_body(self._handler))
 
     async def _set_asleep(self, request: Request, _: str, *, asleep: bool) -> Response:
         def change(engine: Engine) -> None:
@@ -119,13 +130,13 @@ class ServingApp:
         return json_response({"asleep": asleep})
 
     async def _load(self, _: Request, __: str) -> Response:
-        return json_response(load_status_body(self._handler.engine))
+        return json_response(load_status_body(self._handler))
 
     async def _sessions(self, _: Request, __: str) -> Response:
-        return json_response({"sessions": self._handler.sessions()})
+        return json_response({"sessions": self._handler.sessions.counts()})
 
     async def _session(self, request: Request, session: str) -> ASGIApp:
-        client, exchanges = client_host(request), self._handler.session(session).exchanges
+        client, exchanges = client_host(request), self._handler.sessions.get(session).exchanges
 
         async def respond(_: Scope, __: Receive, send: Send) -> None:
             await _start(send, b"application/jsonl")
@@ -137,14 +148,22 @@ class ServingApp:
         return respond
 
     async def _end_session(self, _: Request, session: str) -> Response:
-        self._handler.end_session(session)
+        self._handler.sessions.remove(session)
         return json_response({"deleted": session})
 
     async def _reward(self, request: Request, session: str) -> Response:
         async with self._receive(request) as (data, compute):
             body = await compute(partial(parse, RewardBody, data))
-        self._handler.session(session).reward(body.reward)
+        self._handler.sessions.get(session).reward(body.reward)
         return json_response({"rewarded": session})
+
+    async def _tokenize(self, request: Request, _: str) -> Response:
+        async with self._receive(request) as (data, compute):
+            return json_response(await compute(lambda: self._handler.tokenize(parse(TokenizeBody, data))))
+
+    async def _detokenize(self, request: Request, _: str) -> Response:
+        async with self._receive(request) as (data, compute):
+            return json_response(await compute(lambda: self._handler.detokenize(parse(DetokenizeBody, data))))
 
     async def _complete(self, request: Request, session_name: str, *, kind: type[CompletedBody]) -> ASGIApp:
         """Submit a request to the engine."""
@@ -207,7 +226,6 @@ class ServingApp:
             stream = await self._turns.compute(
                 job.pending.client, partial(EventStream, self._handler, job), semaphore=self._streams
             )
-            await send_events(stream.first)
             while not job.pending.done:
                 await send_events(stream.update)
                 await updates.wait()
@@ -282,10 +300,14 @@ def _event(message: Mapping[str, Any]) -> bytes:
 
 Route = Mapping[str, Callable[[ServingApp, Request, str], Awaitable[ASGIApp]]]
 _ROUTES: Mapping[str, Route] = {
+    "/health": {"GET": ServingApp._health},
     "/v1/models": {"GET": ServingApp._models},
+    MODEL_PATH: {"GET": ServingApp._model},
     "/v1/chat/completions": {"POST": partial(ServingApp._complete, kind=ChatBody)},
     "/v1/completions": {"POST": partial(ServingApp._complete, kind=CompletionBody)},
     "/generate": {"POST": partial(ServingApp._complete, kind=GenerateBody)},
+    "/tokenize": {"POST": ServingApp._tokenize},
+    "/detokenize": {"POST": ServingApp._detokenize},
     "/load": {"GET": ServingApp._load},
     "/sessions": {"GET": ServingApp._sessions},
     "/session": {"GET": ServingApp._session, "DELETE": ServingApp._end_session},
