@@ -47,7 +47,10 @@ class RequestGuard:
         headers = Headers(scope=scope)
         try:
             if scope["path"].rstrip("/") not in self._open_paths:
-                self._address.authenticate(headers.get("authorization", ""), headers.get("host", ""))
+                # Anthropic's clients send the token in a header of its own
+                self._address.authenticate(
+                    headers.get("authorization") or headers.get("x-api-key", ""), headers.get("host", "")
+                )
             await self._app(scope, receive, send)
         except RequestError as error:
             response = json_response(self._error_body(error), error.status)

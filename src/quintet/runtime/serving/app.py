@@ -22,20 +22,25 @@ from quintet.runtime.http_service.request_error import RequestError
 from quintet.runtime.http_service.request_guard import RequestBodies, client_host, json_response
 from quintet.runtime.http_service.turns import FairSemaphore, Turns
 from quintet.runtime.memory import return_freed_memory
+from quintet.runtime.serving.messages_api.reply import MessagesError, read_messages
+from quintet.runtime.serving.messages_api.schema import MessagesBody
 from quintet.runtime.serving.request_handler import PendingCompletion, RequestHandler
 from quintet.runtime.serving.request_schema import (
     ChatBody,
+    CompletedBody,
     CompletionBody,
     DetokenizeBody,
     GenerateBody,
     OpenAiBody,
     RewardBody,
     TokenizeBody,
+    load_json,
     parse,
+    validate,
 )
-from quintet.runtime.serving.responses import EventStream, completion_body, generate_body, load_status_body, model_body
+from quintet.runtime.serving.responses import CompletionReply, Reply, load_status_body, model_body
+from quintet.runtime.serving.responses_api.reply import read_responses
 
-CompletedBody = ChatBody | CompletionBody | GenerateBody
 Compute = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Calls a function in another thread, and returns its result."""
 MAX_LARGE_BYTES_PER_CLIENT = 128 << 20
@@ -47,6 +52,7 @@ NUM_STREAM_UPDATES = 2
 """Number of streams whose next events are computed at the same time."""
 SESSION_HEADER = "x-quintet-session"
 MODEL_PATH = "/v1/models/"
+MESSAGES_PATH, COUNT_TOKENS_PATH = "/v1/messages", "/v1/messages/count_tokens"
 SESSION_PATH = re.compile(r"/sessions/([^/]+)(/.*)?")
 
 
@@ -89,7 +95,9 @@ class ServingApp:
             raise RequestError(f"{path} supports only {' or '.join(route)}", status=405, code="method_not_allowed")
         try:
             await (await respond(self, request, session))(scope, receive, send)
-        except (RequestError, ClientDisconnect):
+        except RequestError as error:
+            raise MessagesError.of(error) if path.startswith(MESSAGES_PATH) else error from error
+        except ClientDisconnect:
             raise
         except Exception as error:  # a defect or a refused value must be a reply, not the end of the connection
             raise _request_error(error) from error
@@ -161,57 +169,67 @@ class ServingApp:
         async with self._receive(request) as (data, compute):
             return json_response(await compute(lambda: self._handler.tokenize(parse(TokenizeBody, data))))
 
+    async def _count_tokens(self, request: Request, _: str) -> Response:
+        def count(data: bytes) -> int:
+            # a request has a limit, but not the question for its length
+            return len(self._handler.chat_tokens(validate(MessagesBody, {"max_tokens": 1} | load_json(data)).to_chat()))
+
+        async with self._receive(request) as (data, compute):
+            return json_response({"input_tokens": await compute(partial(count, data))})
+
     async def _detokenize(self, request: Request, _: str) -> Response:
         async with self._receive(request) as (data, compute):
             return json_response(await compute(lambda: self._handler.detokenize(parse(DetokenizeBody, data))))
 
-    async def _complete(self, request: Request, session_name: str, *, kind: type[CompletedBody]) -> ASGIApp:
+    async def _complete(self, request: Request, session_name: str, *, read: Callable[[bytes], Reply]) -> ASGIApp:
         """Submit a request to the engine."""
         updates, client, handler = _Updates(), client_host(request), self._handler
 
-        def submit(body: CompletedBody) -> PendingCompletion:
-            return handler.begin(body, session_name, client, updates.notify)
+        def submit(reply: Reply) -> PendingCompletion:
+            try:
+                return handler.begin(reply.body, session_name, client, updates.notify)
+            except RequestError as error:
+                raise reply.refusal(error) from error
 
-        def begin(data: bytes) -> PendingCompletion | CompletedBody:
-            body = parse(kind, data)
-            return body if handler.needs_compilation(body) else submit(body)
+        def begin(data: bytes) -> tuple[Reply, PendingCompletion | None]:
+            reply = read(data)
+            return reply, None if handler.needs_compilation(reply.body) else submit(reply)
 
         async with self._receive(request) as (data, compute):
-            job = await compute(partial(begin, data))
+            reply, job = await compute(partial(begin, data))
             del data
-            if not isinstance(job, PendingCompletion):
+            if job is None:
                 # takes up to seconds, in a process of its own: others need not wait for it
-                compilation = partial(handler.compile_format, job)
+                compilation = partial(handler.compile_format, reply.body)
                 grammar = await self._turns.compute(client, compilation, semaphore=self._compilations)
-                job = await compute(partial(submit, job))
+                job = await compute(partial(submit, reply))
                 del grammar  # held until the request holds it
-        return partial(self._respond, job, updates)
+        return partial(self._respond, reply, job, updates)
 
     async def _respond(
-        self, job: PendingCompletion, updates: _Updates, scope: Scope, receive: Receive, send: Send
+        self, reply: Reply, job: PendingCompletion, updates: _Updates, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Send the completion of a request, or abort it if the client disconnects."""
         watch = asyncio.create_task(updates.watch(receive))
         try:
             if isinstance(job.body, OpenAiBody) and job.body.stream:
-                await self._stream(job, updates, send)
+                await self._stream(reply, job, updates, send)
                 return
             while not job.pending.done:
                 await updates.wait()
-            body = await self._turns.compute(job.pending.client, lambda: self._response_body(job))
+            body = await self._turns.compute(job.pending.client, lambda: self._response_body(reply, job))
             await json_response(body)(scope, receive, send)
         finally:
             watch.cancel()
             self._handler.end(job)
 
-    def _response_body(self, job: PendingCompletion) -> Mapping[str, Any]:
+    def _response_body(self, reply: Reply, job: PendingCompletion) -> Mapping[str, Any]:
         finished = [generation for generation in job.pending.generations if generation is not None]
         choices = [self._handler.choice(job, index, generation) for index, generation in enumerate(finished)]
         self._handler.record(job, choices)
-        is_openai = isinstance(job.body, OpenAiBody)
-        return completion_body(self._handler, job, choices) if is_openai else generate_body(choices[0])
+        return reply.whole(self._handler, job, choices)
 
-    async def _stream(self, job: PendingCompletion, updates: _Updates, send: Send) -> None:
+    async def _stream(self, reply: Reply, job: PendingCompletion, updates: _Updates, send: Send) -> None:
         """Send server-sent events; an error is the last one."""
 
         async def send_events(events: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
@@ -224,7 +242,7 @@ class ServingApp:
         await _start(send, b"text/event-stream")
         try:
             stream = await self._turns.compute(
-                job.pending.client, partial(EventStream, self._handler, job), semaphore=self._streams
+                job.pending.client, partial(reply.stream, self._handler, job), semaphore=self._streams
             )
             while not job.pending.done:
                 await send_events(stream.update)
@@ -234,9 +252,9 @@ class ServingApp:
         except ClientDisconnect:
             raise
         except Exception as error:  # noqa: BLE001 - any error becomes the last event, and is logged
-            await send({"type": "http.response.body", "body": _event(_request_error(error).body())})
+            await send({"type": "http.response.body", "body": _event(reply.error(_request_error(error)))})
             return
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+        await send({"type": "http.response.body", "body": reply.stream_end})
 
 
 class _Updates:
@@ -295,7 +313,13 @@ async def _send_part(send: Send, data: bytes) -> None:
 
 
 def _event(message: Mapping[str, Any]) -> bytes:
-    return f"data: {json.dumps(message)}\n\n".encode()
+    """Return a server-sent event, with its type if it has one."""
+    kind = f"event: {message['type']}\n" if "type" in message else ""
+    return f"{kind}data: {json.dumps(message)}\n\n".encode()
+
+
+def _read_completion(data: bytes, *, kind: type[CompletedBody]) -> Reply:
+    return CompletionReply(parse(kind, data))
 
 
 Route = Mapping[str, Callable[[ServingApp, Request, str], Awaitable[ASGIApp]]]
@@ -303,9 +327,12 @@ _ROUTES: Mapping[str, Route] = {
     "/health": {"GET": ServingApp._health},
     "/v1/models": {"GET": ServingApp._models},
     MODEL_PATH: {"GET": ServingApp._model},
-    "/v1/chat/completions": {"POST": partial(ServingApp._complete, kind=ChatBody)},
-    "/v1/completions": {"POST": partial(ServingApp._complete, kind=CompletionBody)},
-    "/generate": {"POST": partial(ServingApp._complete, kind=GenerateBody)},
+    "/v1/chat/completions": {"POST": partial(ServingApp._complete, read=partial(_read_completion, kind=ChatBody))},
+    "/v1/completions": {"POST": partial(ServingApp._complete, read=partial(_read_completion, kind=CompletionBody))},
+    "/v1/responses": {"POST": partial(ServingApp._complete, read=read_responses)},
+    MESSAGES_PATH: {"POST": partial(ServingApp._complete, read=read_messages)},
+    COUNT_TOKENS_PATH: {"POST": ServingApp._count_tokens},
+    "/generate": {"POST": partial(ServingApp._complete, read=partial(_read_completion, kind=GenerateBody))},
     "/tokenize": {"POST": ServingApp._tokenize},
     "/detokenize": {"POST": ServingApp._detokenize},
     "/load": {"GET": ServingApp._load},

@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import repeat
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, PrivateAttr, Tag, ValidationInfo, model_validator
 
 from quintet.envs.env import IMAGE
 from quintet.records import StructuredOutput
@@ -37,6 +37,17 @@ class Part(BaseModel):
         return {
             name: value for name, value in fields.items() if value is not None and (not ignored or name not in ignored)
         }
+
+
+class RequestBody(Part):
+    """Base of bodies, which know their fields without an effect."""
+
+    _ignored: dict[str, None] = PrivateAttr(default_factory=dict)
+
+    @property
+    def ignored(self) -> dict[str, None]:
+        """Fields of the request that have no effect here, in their order."""
+        return self._ignored
 
 
 def note_ignored(info: ValidationInfo, names: Iterable[str]) -> None:

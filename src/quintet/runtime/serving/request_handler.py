@@ -27,6 +27,7 @@ from quintet.runtime.serving.request_costs import (
 from quintet.runtime.serving.request_schema import (
     Body,
     ChatBody,
+    CompletedBody,
     CompletionBody,
     DetokenizeBody,
     GenerateBody,
@@ -111,7 +112,7 @@ class RequestHandler:
 
     def begin(
         self,
-        body: ChatBody | CompletionBody | GenerateBody,
+        body: CompletedBody,
         session_name: str,
         client: str = "",
         notify: Callable[[], None] = lambda: None,
@@ -166,13 +167,21 @@ class RequestHandler:
         """
         self.check_model(body.model)
         if body.prompt is None:
-            prompt = self._chat_prompt(body, None)
+            tokens = self.chat_tokens(body)
         else:
             self._check_length(len(body.prompt), "prompt")
-            prompt = self._encoded(body.prompt, None, special=body.add_special_tokens, shown="")
-        tokens = self.tokenizer.with_placeholders(prompt.tokens)
+            tokens = self.tokenizer.encode(body.prompt, special=body.add_special_tokens)
         response = {"count": len(tokens), "max_model_len": self.engine.max_model_len, "tokens": tokens}
         return response | {"token_strs": [*map(self.tokenizer.token_text, tokens)] if body.return_token_strs else None}
+
+    def chat_tokens(self, body: ChatBody) -> tuple[int, ...]:
+        """Return the tokens of a chat's prompt.
+
+        Raises:
+            RequestError: see `begin`.
+        """
+        self.check_model(body.model)
+        return self.tokenizer.with_placeholders(self._chat_prompt(body, None).tokens)
 
     def detokenize(self, body: DetokenizeBody) -> dict[str, Any]:
         """Return the body of `/detokenize`.
@@ -240,7 +249,7 @@ class RequestHandler:
         with self._lock:
             return dict(self._ignored_fields)
 
-    def _prompts(self, body: ChatBody | CompletionBody | GenerateBody, session: Session | None) -> list[Prompt]:
+    def _prompts(self, body: CompletedBody, session: Session | None) -> list[Prompt]:
         if isinstance(body, ChatBody):
             self._check_length(sum(len(message.text) for message in body.messages), "messages")
             return [self._checked(self._chat_prompt(body, session), "messages")]

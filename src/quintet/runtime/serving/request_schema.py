@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, PrivateAttr, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from quintet.errors import nearest
 from quintet.records import StructuredOutput
@@ -20,6 +20,7 @@ from quintet.runtime.serving.body_parts import (
     Message,
     NamedTool,
     Part,
+    RequestBody,
     ResponseFormat,
     StreamOptions,
     StructuredOutputs,
@@ -50,7 +51,7 @@ P = TypeVar("P", str, Tokens)
 Prompts = Annotated[list[P], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
 
 
-class Body(Part):
+class Body(RequestBody):
     """Sampling parameters, under vLLM's names if OpenAI has none."""
 
     model: str | None = None
@@ -83,18 +84,12 @@ class Body(Part):
     """Ignore the model's end tokens."""
     seed: Annotated[int, Field(ge=-NUM_SEEDS, lt=NUM_SEEDS)] | None = None
     """Seed of sampling (default: random)."""
-    _ignored: dict[str, None] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
     def _check_max_tokens(self) -> Self:
         if self.max_tokens == 0 and not getattr(self, "echo", False):
             raise ValueError("max_tokens: 0 tokens only with echo")
         return self
-
-    @property
-    def ignored(self) -> dict[str, None]:
-        """Fields of the request that have no effect here, in their order."""
-        return self._ignored
 
     @property
     def sampling_seed(self) -> int | None:
@@ -293,6 +288,10 @@ class GenerateBody(Body):
     prompt_token_ids: Annotated[Tokens, Field(min_length=1)]
 
 
+CompletedBody = ChatBody | CompletionBody | GenerateBody
+"""Bodies that the engine completes."""
+
+
 class RewardBody(Part):
     """Body of `/sessions/<id>/reward`."""
 
@@ -341,7 +340,7 @@ def parse(kind: type[B], data: bytes) -> B:
     Raises:
         RequestError: it is not JSON, or a field is unknown, unsupported or invalid.
     """
-    return validate(kind, _load_json(data))
+    return validate(kind, load_json(data))
 
 
 def validate(kind: type[B], body: Mapping[str, Any]) -> B:
@@ -358,12 +357,17 @@ def validate(kind: type[B], body: Mapping[str, Any]) -> B:
         result = kind.model_validate(fields, context=ignored)
     except ValidationError as error:
         raise _validation_error(error, fields) from None
-    if isinstance(result, Body):
+    if isinstance(result, RequestBody):
         result.ignored.update(ignored)
     return result
 
 
-def _load_json(data: bytes) -> dict[str, Any]:
+def load_json(data: bytes) -> dict[str, Any]:
+    """Return the object in a body.
+
+    Raises:
+        RequestError: it is not JSON, not an object, or exceeds a limit.
+    """
     check_separators(data, MAX_SEPARATORS)
     try:
         body = json.loads(data, object_pairs_hook=_without_duplicates, parse_constant=_reject_constant)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from quintet.records import FinishReason
 from quintet.rollout.chat.tool_calls import (
@@ -16,9 +17,10 @@ from quintet.rollout.chat.tool_calls import (
 from quintet.rollout.engines.async_engine import PartialResponse
 from quintet.rollout.engines.stop_strings import borders
 from quintet.rollout.sessions import Prompt
+from quintet.runtime.http_service.request_error import RequestError
 from quintet.runtime.serving.logprob_format import LOWEST_LOGPROB, LogprobFormat, TextOffsets, joined_logprobs
 from quintet.runtime.serving.request_handler import CompletionChoice, PendingCompletion, RequestHandler
-from quintet.runtime.serving.request_schema import ChatBody, CompletionBody, OpenAiBody
+from quintet.runtime.serving.request_schema import ChatBody, CompletedBody, CompletionBody, OpenAiBody
 from quintet.runtime.serving.tokenization import ChatTokenizer, StreamingText
 
 FINISH_REASONS = {
@@ -99,6 +101,69 @@ def _head(handler: RequestHandler, job: PendingCompletion, kind: str) -> dict[st
 def _usage(job: PendingCompletion, written: int) -> dict[str, Any]:
     prompt = sum(len(prompt.tokens) for prompt in job.prompts)
     return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+
+
+class Reply(Protocol):
+    """How the response to a request is written."""
+
+    @property
+    def body(self) -> CompletedBody:
+        """What the engine is asked for."""
+
+    @property
+    def stream_end(self) -> bytes:
+        """Bytes behind the last event of a stream."""
+
+    def whole(
+        self, handler: RequestHandler, job: PendingCompletion, choices: Sequence[CompletionChoice]
+    ) -> Mapping[str, Any]:
+        """Return the body of a response that is not streamed."""
+
+    def stream(self, handler: RequestHandler, job: PendingCompletion) -> Stream:
+        """Return the events of a stream."""
+
+    def error(self, error: RequestError) -> Mapping[str, Any]:
+        """Return an error as the last event of a stream."""
+
+    def refusal(self, error: RequestError) -> RequestError:
+        """Return the error of a request with the names of its own fields."""
+
+
+class Stream(Protocol):
+    """Events of a streamed response."""
+
+    def update(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the new events.
+
+        Raises:
+            RequestError, EngineDeadError: see `RequestHandler.choice`.
+        """
+
+    def last(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the events after the last part, and record the completions in the session."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionReply:
+    """`Reply` in the form of OpenAI's completions, or of `/generate`."""
+
+    body: CompletedBody
+    stream_end = b"data: [DONE]\n\n"
+
+    def whole(
+        self, handler: RequestHandler, job: PendingCompletion, choices: Sequence[CompletionChoice]
+    ) -> Mapping[str, Any]:
+        is_openai = isinstance(job.body, OpenAiBody)
+        return completion_body(handler, job, choices) if is_openai else generate_body(choices[0])
+
+    def stream(self, handler: RequestHandler, job: PendingCompletion) -> EventStream:
+        return EventStream(handler, job)
+
+    def error(self, error: RequestError) -> Mapping[str, Any]:
+        return error.body()
+
+    def refusal(self, error: RequestError) -> RequestError:
+        return error
 
 
 class _ChoiceFormat:
