@@ -75,7 +75,7 @@ def test_the_texts_of_streams_are_computed_outside_of_the_event_loop(
         return update(text, tokens)
 
     monkeypatch.setattr(StreamingText, "update", recorded)
-    client.stream(COMPLETE, {"prompt": "a", "n": 4, "max_tokens": 8, "ignore_eos": True, "stop": ["ab", "zzz"]})
+    client.stream(COMPLETE, {"prompt": "a", "n": 4, "max_tokens": 200, "ignore_eos": True, "stop": ["zzz", "qqqq"]})
     assert threads == {"http"}, "the event loop is the thread http-server"
 
 
