@@ -24,6 +24,7 @@ from quintet.data.chat_messages import (
     parse_messages,
     parse_tools,
 )
+from quintet.data.row_forms import INSTRUCTION_COLUMN, messages_column, prompt_column
 from quintet.data.row_images import KEY as IMAGE_KEY
 from quintet.data.row_images import RowImage, image_error, row_images, with_placeholders
 from quintet.envs.env import IMAGE
@@ -110,13 +111,17 @@ class RowReader:
             return None
         return cell if isinstance(cell, list | tuple) else [] if cell is None or cell == "" else [cell]
 
+    def messages_column(self, row: Mapping[str, Any]) -> str | None:
+        """Return the column of the whole conversation, see `row_forms.messages_column`."""
+        return messages_column(self._config, row)
+
     def conversation(self, row: Mapping[str, Any], row_name: str) -> tuple[Message, ...]:
-        """Return all messages in the column `data.messages_key`, after the configured system message.
+        """Return all messages of a row with a whole conversation, after the configured system message.
 
         Raises:
             ConfigError: the column has no messages.
         """
-        cell = Cell("data.messages_key", str(self._config.messages_key), row_name)
+        cell = Cell("data.messages_key", str(self.messages_column(row)), row_name)
         value = lookup(row, cell.column)
         parsed = parse_json(value) if isinstance(value, str) else value
         if isinstance(parsed, str) or parsed is MISSING or parsed is None:
@@ -136,12 +141,12 @@ class RowReader:
         Raises:
             ConfigError: a column is missing, or has an unexpected type.
         """
-        config = self._config
-        key = "prompt_key" if config.messages_key is None else "messages_key"
-        column = config.prompt_key if config.messages_key is None else config.messages_key
+        messages_column = self.messages_column(row)
+        key = "prompt_key" if messages_column is None else "messages_key"
+        column = messages_column or prompt_column(self._config, row)
         cell = Cell(f"data.{key}", column, row_name)
         value = parsed = _column(row, column, cell.key, row_name)
-        if config.messages_key is not None and isinstance(value, str):
+        if messages_column is not None and isinstance(value, str):
             parsed = parse_json(value)
         if isinstance(parsed, str):
             parsed = [{"role": "user", "content": f"{parsed}{_alpaca_input(row, cell)}"}]
@@ -246,12 +251,12 @@ class RowReader:
         """Return the mapping in the column, or without this column all columns that are not used otherwise."""
         value = lookup(row, self._config.extra_key)
         if value is MISSING:
-            return {name: value for name, value in row.items() if name not in self._used_columns()}
+            return {name: value for name, value in row.items() if name not in self._used_columns(row)}
         return dict(_mapping(value) or {})
 
-    def _used_columns(self) -> set[str]:
+    def _used_columns(self, row: Mapping[str, Any]) -> set[str]:
         config = self._config
-        columns = (config.prompt_key, config.messages_key, config.image_key)
+        columns = (prompt_column(config, row), self.messages_column(row), config.image_key)
         keys = (*columns, config.source_key, config.truth_key, config.response_key)
         return {key.partition(".")[0] for key in keys if key is not None}
 
@@ -294,7 +299,7 @@ def _alpaca_input(row: Mapping[str, Any], cell: Cell) -> str:
     Raises:
         ConfigError: the row has earlier turns.
     """
-    if cell.column != "instruction":
+    if cell.column != INSTRUCTION_COLUMN:
         return ""
     history = row.get(HISTORY_COLUMN)
     if history is not None and not (isinstance(history, Sized) and len(history) == 0):

@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
+import openai
 import pytest
 from serving_clients import CONTEXT, Client, hf_engine, served
 from test_client_compatibility import TEMPLATE
 
 from quintet.policies.model_loading import load_tokenizer
 from quintet.runtime.serving.tokenization import ChatTokenizer
-
-openai = pytest.importorskip("openai")
-anthropic = pytest.importorskip("anthropic")
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 WAYS = {"type": "object", "properties": {"way": {"enum": ["left", "right"]}}, "required": ["way"]}

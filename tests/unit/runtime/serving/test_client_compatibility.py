@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import torch
 from serving_clients import CONTEXT, Client, hf_engine, served
@@ -117,7 +118,6 @@ def test_malformed_arguments_of_the_history_are_shown_as_they_are(caller: Client
 
 
 def test_a_message_dumped_by_openais_library_is_accepted(client: Client) -> None:
-    openai = pytest.importorskip("openai")
     with openai.OpenAI(base_url=f"{client.url}/v1", api_key="none") as library:
         first = library.chat.completions.create(model="tiny", messages=HELLO, max_tokens=4)
         history = [*HELLO, first.choices[0].message.model_dump(), {"role": "user", "content": "_ P G"}]
