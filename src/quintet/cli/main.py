@@ -359,6 +359,10 @@ def _keep_script_arguments() -> None:
         sys.argv.insert(sys.argv.index("--"), "--")
 
 
+NO_HOME = "Could not determine home directory."
+"""Python's message for a path with ~ of a user that has no home."""
+
+
 def main() -> NoReturn:
     """Run the command line, hidden from other programs; a user error ends with one message and exit status 2."""
     hide_memory()
@@ -376,6 +380,11 @@ def main() -> NoReturn:
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(141)
+    except RuntimeError as error:
+        if str(error) != NO_HOME:
+            raise
+        print(f"quintet: {error} Write paths without ~, or set the environment variable HOME.", file=sys.stderr)
+        sys.exit(2)
     except OSError as error:
         # a value that is taken for a path; which key it is of is not known here
         if error.errno != errno.ENAMETOOLONG:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import logging
 import os
 import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +21,11 @@ from quintet.config.native.experiment import Experiment
 from quintet.contained_files import check_entries, read_contained
 from quintet.errors import MachineError
 from quintet.tracking.atomic_files import open_unlinked, translate_os_errors, writable_hint, write_atomic
-from quintet.tracking.run_processes import RunProcesses
+from quintet.tracking.run_processes import RunProcesses, process_exists
+
+logger = logging.getLogger(__name__)
+NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
+"""Errors of file systems that have no locks."""
 
 EPISODE_FOLDERS = ("trajectories", "images", "pictures", "videos")
 FINAL_WEIGHTS = ("model", "lora_adapter")
@@ -210,7 +216,7 @@ class RunDirectory:
         with os.fdopen(descriptor, "w") as file:
             _acquire(file.fileno(), path)
             file.truncate(0)
-            file.write(str(os.getpid()))
+            file.write(f"{os.getpid()} {socket.gethostname()}")
             file.flush()
             yield
 
@@ -228,8 +234,30 @@ def _acquire(descriptor: int, path: Path) -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            pid = path.read_text().strip()
-            raise MachineError(
-                f"{path.parent} is in use by another run" + (f" (process {pid})" if pid else ""),
-                hint="wait for that run, stop it, or choose another `name` for this one",
-            ) from None
+            raise _in_use(path) from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            _check_owner(path)
+
+
+def _check_owner(path: Path) -> None:
+    """Check that the process in a lock file has ended, on file systems without locks (some NFS, FUSE and Lustre).
+
+    Raises:
+        MachineError: it runs on this machine.
+    """
+    logger.warning(
+        "%s is on a file system without locks: a second run of this name on another machine is not noticed", path.parent
+    )
+    pid, _, host = path.read_text(encoding="utf-8").partition(" ")
+    if pid.isdecimal() and int(pid) != os.getpid() and host == socket.gethostname() and process_exists(int(pid)):
+        raise _in_use(path)
+
+
+def _in_use(path: Path) -> MachineError:
+    pid = path.read_text(encoding="utf-8").partition(" ")[0]
+    return MachineError(
+        f"{path.parent} is in use by another run" + (f" (process {pid})" if pid else ""),
+        hint="wait for that run, stop it, or choose another `name` for this one",
+    )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import json
 import math
 import os
+import socket
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -370,6 +373,25 @@ def test_files_are_written_atomically(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_os_errors_become_machine_errors_with_their_cause(code: int, message: str) -> None:
     with pytest.raises(MachineError, match=message), translate_os_errors(Path("/x")):
         raise OSError(code, os.strerror(code))
+
+
+def test_a_file_system_without_locks_does_not_prevent_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    directory = RunDirectory(tmp_path)
+    with directory.lock():
+        assert "file system without locks" in caplog.text
+    with subprocess.Popen(["sleep", "60"]) as other:
+        (tmp_path / ".lock").write_text(f"{other.pid} {socket.gethostname()}")
+        with pytest.raises(MachineError, match=f"in use by another run .process {other.pid}"), directory.lock():
+            pass
+        other.kill()
+    with directory.lock():
+        pass
 
 
 def test_a_locked_run_directory_rejects_a_second_process(tmp_path: Path) -> None:
