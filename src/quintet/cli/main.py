@@ -33,7 +33,7 @@ from quintet.cli.options import (
     with_release,
 )
 from quintet.cli.ranks import silence_other_ranks
-from quintet.cli.terminal_output import show_control_characters
+from quintet.cli.terminal_output import replace_unencodable_characters, show_control_characters
 from quintet.errors import UserError
 from quintet.runtime.signals import exit_on_second_signal
 from quintet.sandbox.seccomp import hide_memory
@@ -366,6 +366,7 @@ NO_HOME = "Could not determine home directory."
 def main() -> NoReturn:
     """Run the command line, hidden from other programs; a user error ends with one message and exit status 2."""
     hide_memory()
+    replace_unencodable_characters()
     show_control_characters()
     _limit_openmp_spinning()
     _keep_script_arguments()

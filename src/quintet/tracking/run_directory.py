@@ -213,7 +213,7 @@ class RunDirectory:
         path = self.path / name
         with translate_os_errors(path):
             descriptor = open_unlinked(str(path), os.O_RDWR | os.O_CREAT)
-        with os.fdopen(descriptor, "w") as file:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             _acquire(file.fileno(), path)
             file.truncate(0)
             file.write(f"{os.getpid()} {socket.gethostname()}")

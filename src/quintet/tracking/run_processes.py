@@ -50,7 +50,10 @@ def process_namespace() -> str:
     """Return an identifier of the PID namespace: host, boot and container."""
     parts = [socket.gethostname()]
     with suppress(OSError):  # a system without /proc has no containers either
-        parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
+        parts += [
+            Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip(),
+            os.readlink("/proc/self/ns/pid"),
+        ]
     return " ".join(parts)
 
 

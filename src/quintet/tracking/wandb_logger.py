@@ -95,7 +95,9 @@ def _is_online() -> bool:
     if os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY"):
         return True
     netrc = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
-    return os.access(netrc, os.R_OK) and netrc.is_file() and "wandb" in netrc.read_text(errors="replace")
+    return (
+        os.access(netrc, os.R_OK) and netrc.is_file() and "wandb" in netrc.read_text(errors="replace", encoding="utf-8")
+    )
 
 
 def _run_id(directory: Path, *, new_run: bool) -> str:

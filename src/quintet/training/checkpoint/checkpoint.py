@@ -65,8 +65,8 @@ def finish_checkpoint(root: Path, step: int, state: dict[str, Any], *, keep: int
     """Turn the filled staging directory of a step into its checkpoint. Delete all but the newest `keep`, and `delete`
     in any case."""
     staging = staging_directory(root, step)
-    (staging / STATE_FILE).write_text(json.dumps({"step": step, **state}, indent=1, sort_keys=True))
-    (staging / MANIFEST_FILE).write_text(json.dumps(_manifest(staging), indent=1))
+    (staging / STATE_FILE).write_text(json.dumps({"step": step, **state}, indent=1, sort_keys=True), encoding="utf-8")
+    (staging / MANIFEST_FILE).write_text(json.dumps(_manifest(staging), indent=1), encoding="utf-8")
     final = move_into_place(root, staging, step)
     _write_latest_step(root, step)
     for old in _outdated(root, step, keep):
@@ -139,7 +139,7 @@ def open_checkpoint(directory: Path) -> Checkpoint:
 
 def read_checkpoint(directory: Path) -> Checkpoint:
     """Return a checkpoint that was verified before."""
-    state = json.loads((directory / STATE_FILE).read_text())
+    state = json.loads((directory / STATE_FILE).read_text(encoding="utf-8"))
     return Checkpoint(directory, int(state["step"]), state)
 
 

@@ -107,4 +107,6 @@ def _write_index(directory: Path, shards: Mapping[str, Mapping[str, Tensor]]) ->
     total = sum(tensor.numel() * tensor.element_size() for tensors in shards.values() for tensor in tensors.values())
     weight_map = {name: file for file, tensors in shards.items() for name in tensors}
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=1, sort_keys=True))
+    (directory / "model.safetensors.index.json").write_text(
+        json.dumps(index, indent=1, sort_keys=True), encoding="utf-8"
+    )
