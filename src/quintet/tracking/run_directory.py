@@ -20,6 +20,7 @@ from quintet.config.key_states import key_states
 from quintet.config.native.experiment import Experiment
 from quintet.contained_files import check_entries, read_contained
 from quintet.errors import MachineError
+from quintet.file_formats import check_format, format_fields
 from quintet.tracking.atomic_files import open_unlinked, translate_os_errors, writable_hint, write_atomic
 from quintet.tracking.run_processes import RunProcesses, process_exists
 
@@ -183,13 +184,16 @@ class RunDirectory:
 
     def write_state(self, status: Literal["running", "finished"], **details: Any) -> None:
         """Write the run state: `status` and further JSON values."""
-        self.write_text(self.state.name, json.dumps({"status": status, **details}, indent=2, sort_keys=True) + "\n")
+        self.write_text(
+            self.state.name,
+            json.dumps({"status": status, **format_fields(), **details}, indent=2, sort_keys=True) + "\n",
+        )
 
     def read_state(self) -> dict[str, Any]:
         """Return the state that `write_state` recorded, empty for a run that has not started.
 
         Raises:
-            MachineError: The file cannot be read or is not a run state.
+            MachineError: The file cannot be read, is not a run state, or has a newer format.
         """
         if not self.state.exists():
             return {}
@@ -201,6 +205,7 @@ class RunDirectory:
             state = None
         if not isinstance(state, dict):
             raise MachineError(f"{self.state} is not a run state", hint="remove the file, or choose another run `name`")
+        check_format(state, self.state)
         return state
 
     @contextmanager
