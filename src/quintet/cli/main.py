@@ -11,7 +11,7 @@ from typing import Annotated, Literal, NoReturn
 import typer
 
 from quintet import __version__
-from quintet.cli import check, data
+from quintet.cli import check, data, examples
 from quintet.cli.options import (
     Config,
     DialectName,
@@ -51,6 +51,7 @@ app = typer.Typer(
 
 app.add_typer(check.app, name="check")
 app.add_typer(data.app, name="data")
+app.add_typer(examples.app, name="examples")
 
 
 def _start(command: Literal["train", "sft", "generate"], source: ConfigSource, options: RunOptions) -> NoReturn:
