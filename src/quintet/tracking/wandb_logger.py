@@ -33,6 +33,8 @@ class WandbLogger:
             dir=str(context.files),
             id=_run_id(directory, new_run=context.resume_step is None),
             resume="allow",
+            config=dict(context.facts),
+            job_type=context.facts.get("run", {}).get("kind"),
             **self._options(),
         )
 
