@@ -23,10 +23,8 @@ def test_the_commit_is_that_of_the_working_directory(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
     assert working_commit() is None
-    for words in (
-        ["init", "-q"],
-        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "b"],
-    ):
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], [*author, "commit", "-q", "--allow-empty", "-m", "b"]):
         subprocess.run(["git", *words], check=True)
     head = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
     assert working_commit() == head
