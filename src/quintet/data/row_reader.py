@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence, Sized
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,7 +65,7 @@ class RowReader:
         ground_truth = self._truth(row, row_name)
         return PromptRow(
             id=number,
-            data_source=(self.domain(row) or "") if self._config.domains else self._source(row),
+            data_source=(self.domain(row, row_name) or "") if self._config.domains else self._source(row, row_name),
             messages=self.place_images(row, messages, row_name),
             ground_truth=ground_truth,
             extra=self._extra(row),
@@ -214,16 +215,15 @@ class RowReader:
             raise cell.error(f"contains {type(value).__name__}", "a response is text, or a list of chat messages")
         return self._parse(value, cell, row, columnar=True)
 
-    def domain(self, row: Mapping[str, Any]) -> str | None:
+    def domain(self, row: Mapping[str, Any], row_name: str = "a row") -> str | None:
         """Return the domain of a row, None if it belongs to none."""
-        name = lookup(row, self._config.domain_key)
-        if name is MISSING or name is None:
-            return self._config.domain_of(self._source(row))
-        return str(name) if str(name) in self._config.domains else None
+        name = _name(row, "data.domain_key", self._config.domain_key, row_name)
+        if not name:
+            return self._config.domain_of(self._source(row, row_name))
+        return name if name in self._config.domains else None
 
-    def _source(self, row: Mapping[str, Any]) -> str:
-        value = lookup(row, self._config.source_key)
-        return "" if value is MISSING or value is None else str(value)
+    def _source(self, row: Mapping[str, Any], row_name: str) -> str:
+        return _name(row, "data.source_key", self._config.source_key, row_name)
 
     def _agent_loop(self, row: Mapping[str, Any], row_name: str) -> str | None:
         key, column = "data.agent_loop_key", self._config.agent_loop_key
@@ -268,6 +268,21 @@ def lookup(row: Mapping[str, Any], column: str) -> Any:
     head, dot, rest = column.partition(".")
     mapping = _mapping(row.get(head)) if dot else None
     return MISSING if mapping is None else lookup(mapping, rest)
+
+
+def _name(row: Mapping[str, Any], key: str, column: str, row_name: str) -> str:
+    """Return a name in a column, which may be a whole number; empty if there is none.
+
+    Raises:
+        ConfigError: the column contains anything else.
+    """
+    value = lookup(row, column)
+    if value is MISSING or value is None:
+        return ""
+    if isinstance(value, str) or (isinstance(value, Integral) and not isinstance(value, bool)):
+        return str(value)
+    problem = f"contains {value!r:.40} in this column"
+    raise _invalid_column(key, column, row_name, problem, "a name is text; name another column")
 
 
 def _column(row: Mapping[str, Any], column: str, key: str, row_name: str) -> Any:
