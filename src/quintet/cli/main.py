@@ -6,6 +6,7 @@ import errno
 import importlib
 import os
 import sys
+import tempfile
 from typing import Annotated, Literal, NoReturn
 
 import typer
@@ -388,6 +389,10 @@ def main() -> NoReturn:
         print(f"quintet: {error} Write paths without ~, or set the environment variable HOME.", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            place = f"cannot write {error.filename or tempfile.gettempdir()}"
+            print(f"quintet: disk full: {place}; free some space, or set TMPDIR to another disk", file=sys.stderr)
+            sys.exit(2)
         # a value that is taken for a path; which key it is of is not known here
         if error.errno != errno.ENAMETOOLONG:
             raise

@@ -19,7 +19,7 @@ from rich.console import Console
 from quintet.config.compose import load_experiment
 from quintet.errors import MachineError
 from quintet.records import PROMPTS, FinishReason, Outcome, Trajectory, Turn
-from quintet.tracking.atomic_files import translate_os_errors, write_atomic
+from quintet.tracking.atomic_files import TEMPORARY_KEY, translate_os_errors, write_atomic
 from quintet.tracking.logger import LoggerContext
 from quintet.tracking.loggers import build_loggers, read_metrics, truncate
 from quintet.tracking.metrics import describe, markdown_table, without_timing
@@ -375,6 +375,16 @@ def test_files_are_written_atomically(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_os_errors_become_machine_errors_with_their_cause(code: int, message: str) -> None:
     with pytest.raises(MachineError, match=message), translate_os_errors(Path("/x")):
         raise OSError(code, os.strerror(code))
+
+
+def test_errors_of_libraries_that_name_the_os_error_in_a_message_are_read() -> None:
+    """tokenizers raises an Exception, safetensors an error of its own."""
+    full = pytest.raises(MachineError, match="disk full: cannot write /tmp")
+    with full as error, translate_os_errors("/tmp", TEMPORARY_KEY):
+        raise Exception("No space left on device (os error 28)")
+    assert "set TMPDIR to another disk" in str(error.value)
+    with pytest.raises(KeyError), translate_os_errors("/tmp"):
+        raise KeyError("a defect")
 
 
 def test_a_file_system_without_locks_does_not_prevent_a_run(

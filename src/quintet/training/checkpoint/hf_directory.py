@@ -10,11 +10,12 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from quintet.tracking.atomic_files import TEMPORARY_KEY, translate_os_errors
 from quintet.training.checkpoint.safetensors_files import write_tensors
 from quintet.training.checkpoint.shards import TensorLocation
 
@@ -75,7 +76,7 @@ class HfDirectory:
 
 def capture_files(save: Callable[[Path], object]) -> dict[str, bytes]:
     """Return the contents of the files that `save(directory)` writes, by relative path."""
-    with TemporaryDirectory() as directory:
+    with translate_os_errors(gettempdir(), TEMPORARY_KEY), TemporaryDirectory() as directory:
         save(Path(directory))
         paths = [path for path in Path(directory).rglob("*") if path.is_file()]
         return {str(path.relative_to(directory)): path.read_bytes() for path in paths}
